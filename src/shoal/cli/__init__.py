@@ -1,0 +1,126 @@
+"""The command line: find the command, let its module parse and act, turn errors into two lines and an exit code.
+
+Each command is one module here, named like the command, with `configure(parser)` and `run(args) -> int | None`. The
+table below is the only list of commands, so that `shoal --help` prints without importing any of them: argparse and this
+table cost a third of what a larger command-line library costs before it starts (docs/decisions/001-argparse.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from importlib import import_module
+
+COMMANDS: dict[str, dict[str, str]] = {
+    "start": {
+        "init": "write a first shoal.toml from what this cluster tells",
+        "demo": "run a small example on this machine, no Slurm needed",
+        "shell": "print the path of the bash functions that experiment scripts source",
+        "sandbox": "a real Slurm cluster on this machine: up, down, status",
+    },
+    "run": {
+        "plan": "show the runs, requests and scripts of an experiment; change nothing",
+        "submit": "submit an experiment script, or a folder of them, exactly once",
+        "run": "submit, then follow to the end",
+        "generate": "write a batch script from flags, for plain sbatch",
+        "resume": "continue a run from its newest checkpoint, in its own folder",
+        "cancel": "stop runs that are queued or running",
+    },
+    "look": {
+        "status": "what every run is doing",
+        "logs": "what a run printed",
+    },
+    "check": {
+        "clusters": "cluster profiles: list, show, detect, test",
+    },
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command line and return its exit code; never lets a traceback out unless --debug is given."""
+    words = sys.argv[1:] if argv is None else argv
+    debug = "--debug" in words or bool(os.environ.get("SHOAL_DEBUG"))
+    words = [word for word in words if word != "--debug"] if "--" not in words else _drop_before_dashes(words, "--debug")
+    if not words or words[0] in ("-h", "--help", "help"):
+        sys.stdout.write(_overview())
+        return 0
+    if words[0] == "--version":
+        from shoal import __version__
+
+        print(f"shoal {__version__}")
+        return 0
+    try:
+        return _dispatch(words)
+    except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted\n")
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone (`shoal status | head`): nothing more to say, and nothing went wrong.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if debug:
+            raise
+        return _report(error, as_json="--json" in words)
+
+
+def _dispatch(words: list[str]) -> int:
+    name = words[0]
+    if not any(name in group for group in COMMANDS.values()):
+        from shoal.errors import InputError
+
+        raise InputError(f"there is no command {name!r}{_near(name)}", hint="shoal --help")
+    module = import_module(f"shoal.cli.{name}")
+    parser = argparse.ArgumentParser(
+        prog=f"shoal {name}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.configure(parser)
+    args = parser.parse_args(words[1:])
+    return module.run(args) or 0
+
+
+def _overview() -> str:
+    lines = ["usage: shoal COMMAND ...", "", "Many ML training experiments, on Slurm clusters or on this machine.", ""]
+    for group, commands in COMMANDS.items():
+        lines.append(f"{group}:")
+        lines += [f"  {name:<10} {text}" for name, text in commands.items()]
+    lines += ["", "shoal COMMAND --help shows its flags and examples. Most commands take --json and -q.", ""]
+    return "\n".join(lines)
+
+
+def _report(error: Exception, *, as_json: bool) -> int:
+    from shoal.errors import ShoalError
+    from shoal.store.files import as_disk_error
+
+    if isinstance(error, OSError) and (disk := as_disk_error(error)) is not None:
+        error = disk
+    if not isinstance(error, ShoalError):
+        error = ShoalError(
+            f"shoal broke: {type(error).__name__}: {error}", hint="add --debug to the command for the traceback"
+        )
+    if as_json:
+        import json
+
+        document = {"code": type(error).__name__, "message": error.message, "hint": error.hint}
+        print(json.dumps({"schema": 1, "error": document}))
+    sys.stderr.write(f"error: {error.message}\n")
+    if error.hint:
+        sys.stderr.write(f"\nhint: {error.hint}\n")
+    return error.exit_code
+
+
+def _near(name: str) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, [command for group in COMMANDS.values() for command in group], n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _drop_before_dashes(words: list[str], flag: str) -> list[str]:
+    """Remove a flag of ours, but never one that stands after `--` and so belongs to the user's program."""
+    end = words.index("--")
+    return [word for word in words[:end] if word != flag] + words[end:]

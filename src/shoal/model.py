@@ -1,0 +1,112 @@
+"""The nouns that cross room borders, as frozen records.
+
+Run:        one (experiment, step, parameters, seed); `RunSpec` is what matters about it, `digest` makes it comparable
+Request:    portable resources, in no cluster's dialect
+State:      the words of `shoal status`; which of them are live and which have ended is data, here
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import msgspec
+
+from shoal.errors import InputError
+from shoal.units import format_memory, format_slurm_time, parse_duration_s, parse_memory_mb
+
+SCHEMA = 1
+
+
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Resources per node (`gpus`, `cpus`, `memory`), nodes, and time. None means: whatever the next layer says."""
+
+    nodes: int | None = None
+    gpus: int | None = None
+    gpu_type: str | None = None
+    cpus: int | None = None
+    memory: str | None = None
+    time: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("nodes", 1), ("gpus", 0), ("cpus", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InputError(f"a request cannot have {name} = {value}")
+        if self.gpu_type is not None and not (self.gpu_type.isascii() and self.gpu_type.replace("-", "_").isidentifier()
+                                              or self.gpu_type.isalnum()):
+            raise InputError(f"{self.gpu_type!r} is not the name of a GPU type")
+        # Canonical words, so that two spellings of one request compare equal.
+        if self.memory is not None:
+            msgspec.structs.force_setattr(self, "memory", format_memory(parse_memory_mb(self.memory)))
+        if self.time is not None:
+            msgspec.structs.force_setattr(self, "time", format_slurm_time(parse_duration_s(self.time)))
+
+    @property
+    def memory_mb(self) -> int | None:
+        return None if self.memory is None else parse_memory_mb(self.memory)
+
+    @property
+    def time_limit_s(self) -> int | None:
+        return None if self.time is None else parse_duration_s(self.time)
+
+    def over(self, base: Request) -> Request:
+        """This request on top of another: what this one leaves open comes from `base`."""
+        changes = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+        return msgspec.structs.replace(base, **changes)
+
+
+class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything that makes a run what it is. `request` and `flags` say where it runs and are not part of its identity.
+
+    `step` is the word in the script's name (pretrain1); `step_kind` is the step of shoal.toml that it calls (train).
+    `env` holds only what the experiment itself set; the rest of the environment is the machine's business.
+    `start_from` is the checkpoint, or the folder of a run, that the user named as input (posttrain, resume).
+    """
+
+    experiment: str
+    stem: str
+    order: int | None
+    step: str
+    step_kind: str
+    seed: int | None
+    argv: list[str]
+    cwd: str
+    output: str
+    params: dict[str, Any] = {}
+    env: dict[str, str] = {}
+    checkpoint: str | None = None
+    start_from: str | None = None
+    launch: str = "process"
+    title: str | None = None
+    request: Request = Request()
+    flags: list[str] = []
+    schema: int = SCHEMA
+
+    @property
+    def name(self) -> str:
+        return f"{self.experiment}/{self.stem}"
+
+    @property
+    def digest(self) -> str:
+        """Hash of what matters, not of resources: equal digests mean the same run asked for twice."""
+        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def identity(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "step_kind": self.step_kind,
+            "seed": self.seed,
+            "argv": self.argv,
+            "params": self.params,
+            "env": self.env,
+            "start_from": self.start_from,
+            "launch": self.launch,
+        }
+
+
+#: Live states: the run may still do something by itself. The others of STATES have ended, except new.
+LIVE = frozenset({"queued", "unknown", "pending", "running", "stuck"})
+ENDED = frozenset({"done", "failed", "oom", "timeout", "preempted", "node_fail", "cancelled", "lost"})
+STATES = ("new", *sorted(LIVE), *sorted(ENDED))

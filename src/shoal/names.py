@@ -1,0 +1,129 @@
+"""Identity: one name for the Slurm job, the output folder, the logs, the tracker run and the state folder.
+
+    experiments/001_example/000_pretrain1_0.sh
+                └experiment └stem: order 000, step pretrain1, seed 0
+
+A name holds only characters that Slurm, file systems and trackers leave alone. A real name with others is slugged: the
+bad characters become "-" and four characters of its hash are added, so two real names never meet in one slug.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import unicodedata
+from pathlib import Path
+from typing import NamedTuple
+
+from shoal.errors import InputError
+
+#: Slurm's accounting cuts job names at 255 bytes and W&B ids at 128 characters; token and hash have to fit as well.
+MAX_COMPONENT = 80
+MAX_NAME = 110
+TOKEN_LENGTH = 12
+
+_SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
+_STEM = re.compile(r"(?P<order>\d+)_(?P<step>.+?)(?:_(?P<seed>\d+))?", re.ASCII)
+_EXPERIMENT = re.compile(r"\d+_.+", re.ASCII)
+_TOKEN_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
+_JOB_TOKEN = re.compile(rf"\.([{_TOKEN_LETTERS}]{{{TOKEN_LENGTH}}})\Z", re.ASCII)
+
+_LAYOUT_HINT = "name it like experiments/001_example/000_pretrain_0.sh: number, name; number, step, seed"
+
+
+class ScriptName(NamedTuple):
+    """What the path of an experiment file says. `title` is the real name when it had to be slugged, else None."""
+
+    experiment: str
+    stem: str
+    order: int
+    step: str
+    seed: int | None
+    title: str | None
+
+
+def parse_script_path(path: Path, root: Path) -> ScriptName:
+    """Read experiment, order, step and seed from a path under `root`/experiments/; anything else is an InputError."""
+    try:
+        parts = path.absolute().relative_to((root / "experiments").absolute()).parts
+    except ValueError:
+        raise InputError(
+            f"{path} is not under {root / 'experiments'}",
+            hint=f"mkdir -p {root / 'experiments' / '001_example'}  # and move the script there",
+        ) from None
+    if len(parts) != 2:
+        raise InputError(f"{path} must be in a folder of its experiment", hint=_LAYOUT_HINT)
+    folder, stem = parts[0], Path(parts[1]).stem
+    for word in (folder, stem):
+        refuse_unprintable(word)
+    match = _STEM.fullmatch(stem)
+    if match is None or not _EXPERIMENT.fullmatch(folder):
+        raise InputError(f"{path} does not say experiment, step and seed", hint=_LAYOUT_HINT)
+    safe_experiment, safe_stem = slug(folder), slug(stem)
+    check_length(safe_experiment, safe_stem)
+    title = None if (safe_experiment, safe_stem) == (folder, stem) else f"{folder}/{stem}"
+    seed = match["seed"]
+    return ScriptName(
+        safe_experiment, safe_stem, int(match["order"]), match["step"], None if seed is None else int(seed), title
+    )
+
+
+def stem_with_seed(stem: str, seed: int) -> str:
+    """The stem of the same script under another seed: 000_train_0 -> 000_train_7; a stem without a seed gets one."""
+    match = _STEM.fullmatch(stem)
+    base = stem if match is None or match["seed"] is None else stem[: match.end("step")]
+    return f"{base}_{seed}"
+
+
+def slug(real: str) -> str:
+    """A name that Slurm, file systems and trackers leave alone; equal to `real` where that is possible."""
+    refuse_unprintable(real)
+    if _SAFE.fullmatch(real):
+        return real
+    plain = unicodedata.normalize("NFKD", real).encode("ascii", "ignore").decode()
+    kept = re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("-._") or "x"
+    return f"{kept}-{hashlib.sha256(real.encode('utf-8', 'surrogateescape')).hexdigest()[:4]}"
+
+
+def refuse_unprintable(word: str) -> None:
+    """Refuse what no slug can rescue: nothing at all, control characters, a leading dash, undecodable bytes."""
+    if not word or word in (".", ".."):
+        raise InputError(f"{word!r} is not a name")
+    if word.startswith("-"):
+        raise InputError(f"the name {word!r} begins with a dash, which programs take for an option")
+    if any(unicodedata.category(letter) in ("Cc", "Cs", "Cn") for letter in word):
+        raise InputError(f"the name {word!r} has characters that cannot be printed")
+
+
+def check_length(experiment: str, stem: str) -> None:
+    for word in (experiment, stem):
+        if len(word) > MAX_COMPONENT:
+            raise InputError(f"the name {word!r} has {len(word)} characters; {MAX_COMPONENT} are the limit")
+    if len(experiment) + 1 + len(stem) > MAX_NAME:
+        raise InputError(
+            f"{experiment}/{stem} has {len(experiment) + 1 + len(stem)} characters; {MAX_NAME} are the limit",
+            hint="shorten the experiment's folder name or the script's name",
+        )
+
+
+def new_token() -> str:
+    """A submission's token: random, short, and made of letters that nobody confuses."""
+    return "".join(secrets.choice(_TOKEN_LETTERS) for _ in range(TOKEN_LENGTH))
+
+
+def job_name(experiment: str, stem: str, token: str) -> str:
+    """The Slurm job name; the token at its end is how a job is recognised, because Slurm reuses job ids."""
+    return f"{experiment}.{stem}.{token}"
+
+
+def token_of_job(name: str) -> str | None:
+    """The token at the end of a Slurm job name, or None for a job that is not ours."""
+    match = _JOB_TOKEN.search(name)
+    return None if match is None else match[1]
+
+
+def tracker_id(project: str, name: str, revision: int) -> str:
+    """A W&B run id: the same over all attempts of a run, another for each time that it was started over."""
+    digest = hashlib.sha256(f"{project}\n{name}\n{revision}".encode()).hexdigest()[:8]
+    return f"{name.replace('/', '-')}-{digest}"
