@@ -1,0 +1,9 @@
+"""Slurm, in small parts that can be read one by one.
+
+commands.py      run one Slurm program: argument list, time limit, clean environment
+flags.py         sbatch flags as people write them -> a portable request, and what is left, verbatim
+options.py       request + flags + cluster profile -> the options that sbatch gets
+quoting.py       the one place where text becomes shell words or #SBATCH lines
+script.py        the text of a batch script: header, set-up part, launch part
+launch_lines.py  the launch part of a generated script: a plain process, or torchrun
+"""
