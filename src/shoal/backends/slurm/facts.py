@@ -1,0 +1,159 @@
+"""What this Slurm says about itself: its name, partitions, nodes, and the accounts of this user.
+
+Everything here may be absent: no programs, no controller, no accounting. A question without an answer is an empty fact
+and a sentence in `Facts.silent`, never an error. The answers are other people's text, so lines that do not have the
+expected shape are left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from shoal.backends.slurm.commands import run
+from shoal.errors import InputError, SchedulerError
+from shoal.units import parse_slurm_time_s
+
+TIMEOUT_S = 10.0
+
+_CONF_PATHS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
+_CLUSTER_NAME = re.compile(r"(?aim)^[ \t]*ClusterName[ \t]*=[ \t]*([A-Z0-9._-]+)")
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*", re.ASCII)
+_GPU = re.compile(r"(?:^|,)gpu(?::([A-Za-z0-9._-]+?))?:(\d+)(?=$|,|\()", re.ASCII)
+_NUMBER = re.compile(r"(\d+)\+?", re.ASCII)
+
+
+class Partition(msgspec.Struct, frozen=True, kw_only=True):
+    """One partition; numbers are the smallest over its nodes, so that a request made from them fits on any."""
+
+    name: str
+    is_default: bool
+    max_time_s: int | None
+    cpus_per_node: int
+    memory_per_node_mb: int
+    gpus_per_node: int = 0
+    gpu_types: tuple[str, ...] = ()
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    cluster: str | None = None
+    partitions: tuple[Partition, ...] = ()
+    accounts: tuple[str, ...] = ()
+    default_account: str | None = None
+    qos: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
+
+
+def cluster_name(environ: Mapping[str, str]) -> str | None:
+    """Slurm's ClusterName: from the text of slurm.conf, which costs nothing, else from the controller."""
+    asked = environ.get("SLURM_CONF")
+    for path in (asked,) if asked else _CONF_PATHS:
+        try:
+            text = Path(path).read_bytes().decode("utf-8", "replace")
+        except OSError:
+            continue
+        if (match := _CLUSTER_NAME.search(text)) is not None:
+            return match[1]
+    answer = _ask(["scontrol", "show", "config"], environ, [])
+    match = None if answer is None else _CLUSTER_NAME.search(answer)
+    return None if match is None else match[1]
+
+
+def gather(environ: Mapping[str, str], user: str) -> Facts:
+    """Ask sinfo, scontrol and sacctmgr, each with a time limit; what does not answer is named in `silent`."""
+    silent: list[str] = []
+    sinfo = _ask(["sinfo", "--noheader", "--exact", "--format=%R|%P|%l|%c|%m|%G"], environ, silent)
+    name = cluster_name(environ)
+    if name is None:
+        silent.append("scontrol: no ClusterName")
+    question = ["show", "user", user, "withassoc", "format=Account,DefaultAccount,QOS"]
+    sacctmgr = _ask(["sacctmgr", "--noheader", "--parsable2", *question], environ, silent)
+    accounts, default_account, qos = parse_associations(sacctmgr or "")
+    return Facts(
+        cluster=name,
+        partitions=parse_sinfo(sinfo or ""),
+        accounts=accounts,
+        default_account=default_account,
+        qos=qos,
+        silent=tuple(silent),
+    )
+
+
+def parse_sinfo(text: str) -> tuple[Partition, ...]:
+    """Partitions of `sinfo -h -e -o '%R|%P|%l|%c|%m|%G'`; one line for each kind of node in a partition."""
+    found: dict[str, Partition] = {}
+    for line in text.splitlines():
+        fields = line.split("|")
+        cpus, memory = (_NUMBER.fullmatch(field.strip()) for field in fields[3:5]) if len(fields) == 6 else (None, None)
+        if cpus is None or memory is None or not _WORD.fullmatch(fields[0].strip()):
+            continue
+        types, gpus = parse_gres(fields[5].strip())
+        one = Partition(
+            name=fields[0].strip(),
+            is_default=fields[1].strip().endswith("*"),
+            max_time_s=_time_s(fields[2].strip()),
+            cpus_per_node=int(cpus[1]),
+            memory_per_node_mb=int(memory[1]),
+            gpus_per_node=gpus,
+            gpu_types=types,
+        )
+        found[one.name] = _together(found[one.name], one) if one.name in found else one
+    return tuple(found.values())
+
+
+def parse_gres(text: str) -> tuple[tuple[str, ...], int]:
+    """GPU types and count of a node's gres, such as gpu:a100:4(S:0-1),tmpfs:1; a node without GPUs says (null)."""
+    pairs = _GPU.findall(text)
+    return tuple(dict.fromkeys(kind for kind, _ in pairs if kind)), sum(int(count) for _, count in pairs)
+
+
+def parse_associations(text: str) -> tuple[tuple[str, ...], str | None, tuple[str, ...]]:
+    """Accounts, default account and QOS of `sacctmgr show user NAME withassoc format=Account,DefaultAccount,QOS`."""
+    accounts: dict[str, None] = {}
+    qos: dict[str, None] = {}
+    default = None
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split("|")]
+        if len(fields) != 3 or not _WORD.fullmatch(fields[0]):
+            continue
+        accounts[fields[0]] = None
+        if _WORD.fullmatch(fields[1]):
+            default = fields[1]
+        qos.update((name, None) for name in fields[2].split(",") if _WORD.fullmatch(name))
+    return tuple(accounts), default, tuple(qos)
+
+
+def _together(a: Partition, b: Partition) -> Partition:
+    gpus = [kind.gpus_per_node for kind in (a, b) if kind.gpus_per_node]
+    return Partition(
+        name=a.name,
+        is_default=a.is_default,
+        max_time_s=a.max_time_s,
+        cpus_per_node=min(a.cpus_per_node, b.cpus_per_node),
+        memory_per_node_mb=min(a.memory_per_node_mb, b.memory_per_node_mb),
+        gpus_per_node=min(gpus, default=0),
+        gpu_types=tuple(dict.fromkeys((*a.gpu_types, *b.gpu_types))),
+    )
+
+
+def _time_s(word: str) -> int | None:
+    try:
+        return parse_slurm_time_s(word)
+    except InputError:
+        return None
+
+
+def _ask(argv: list[str], environ: Mapping[str, str], silent: list[str]) -> str | None:
+    try:
+        answer = run(argv, TIMEOUT_S, environ=environ)
+    except SchedulerError as error:
+        silent.append(f"{argv[0]}: {error.message}")
+        return None
+    if answer.returncode == 0:
+        return answer.stdout
+    last = (answer.stderr.strip().splitlines() or ["failed"])[-1]
+    silent.append(f"{argv[0]}: {last.removeprefix(argv[0] + ': ')}")
+    return None

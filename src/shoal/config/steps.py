@@ -1,0 +1,136 @@
+"""Steps: the kinds of work of a project, each declared once in shoal.toml and callable by its name in a script."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import msgspec
+
+from shoal.config.document import Table
+from shoal.errors import InputError
+from shoal.model import Request
+from shoal.names import MAX_COMPONENT, slug
+from shoal.units import parse_duration_s, parse_memory_mb
+
+LAUNCHES = ("process", "torchrun")
+
+_KEYS = ("command", "output", "checkpoint", "request", "launch", "requeue", "env")
+_REQUEST_KEYS = ("nodes", "gpus", "gpu_type", "cpus", "memory", "time")
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
+
+#: `compgen -k` and `compgen -b` of bash 5: a function of such a name would break every script that is sourced after it.
+_BASH = """
+if then else elif fi case esac for select while until do done in function time coproc
+alias bg bind break builtin caller cd command compgen complete compopt continue declare dirs disown echo enable eval
+exec exit export false fc fg getopts hash help history jobs kill let local logout mapfile popd printf pushd pwd read
+readarray readonly return set shift shopt source suspend test times trap true type typeset ulimit umask unalias unset
+wait
+"""
+#: Functions that shoal itself defines, and programs that the functions and the scripts around them call.
+_OURS = """
+resume shoal sbatch srun salloc scancel squeue scontrol sinfo sacct python python3 torchrun bash sh env mkdir rm cp mv
+ln ls cat date git module conda
+"""
+_BASH_WORDS, _OUR_WORDS = frozenset(_BASH.split()), frozenset(_OURS.split())
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of work: what to run, where its outputs go, how its checkpoints are called, what it asks for."""
+
+    name: str
+    command: tuple[str, ...]
+    output: str
+    checkpoint: str | None = None
+    request: Request = Request()
+    launch: str = "process"
+    requeue: bool = True
+    env: dict[str, str] = {}
+    origin: str = "default"
+
+
+def parse_step(name: str, values: Table) -> Step:
+    """One [steps.NAME] table; every mistake is an InputError with its line."""
+    check_step_name(name, place=values.place())
+    table = Table(values.document, values.key, values.values, _KEYS)
+    output = table.text("output") or name
+    if slug(output) != output or len(output) > MAX_COMPONENT:
+        raise table.error(("output",), f"{output!r} cannot be the name of a folder under outputs/", hint=slug(output))
+    return Step(
+        name=name,
+        command=_command(table),
+        output=output,
+        checkpoint=_checkpoint(table),
+        request=parse_request(table.table("request", _REQUEST_KEYS)),
+        launch=table.text("launch", LAUNCHES) or "process",
+        requeue=table.flag("requeue") is not False,
+        env=table.environment("env"),
+        origin=values.place(),
+    )
+
+
+def check_step_name(name: str, *, place: str | None = None) -> None:
+    """Refuse a name that bash cannot use for a function, or already uses for something else."""
+    if not _NAME.fullmatch(name) or len(name) > MAX_COMPONENT:
+        plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_0123456789") or "train"
+        raise InputError(
+            f"{name!r} cannot be a step, because steps are called as bash functions",
+            hint=f"letters, digits and _, such as [steps.{plain}]",
+            place=place,
+        )
+    if name in _BASH_WORDS or name in _OUR_WORDS or name.startswith("shoal_"):
+        owner = "bash" if name in _BASH_WORDS else "shoal or a program it calls"
+        raise InputError(
+            f"a step cannot be called {name!r}: the word belongs to {owner}",
+            hint=f"another name, such as [steps.run_{name}]",
+            place=place,
+        )
+
+
+def parse_request(table: Table) -> Request:
+    """The portable request in a table; words for time and memory carry their unit."""
+    time, memory = table.text("time"), table.text("memory")
+    if time is not None:
+        parse_duration_s(time, place=table.place("time"))
+    if memory is not None:
+        parse_memory_mb(memory, place=table.place("memory"))
+    try:
+        return Request(
+            nodes=table.integer("nodes", 1),
+            gpus=table.integer("gpus", 0),
+            gpu_type=table.text("gpu_type"),
+            cpus=table.integer("cpus", 1),
+            memory=memory,
+            time=time,
+        )
+    except InputError as error:
+        raise InputError(error.message, hint=error.hint, place=error.place or table.place()) from None
+
+
+def _command(table: Table) -> tuple[str, ...]:
+    if "command" not in table:
+        raise table.error((), f"step {table.key[-1]!r} has no command", hint='command = "python train.py"')
+    written = table.values["command"]
+    if isinstance(written, str):
+        if "\0" in written:
+            raise table.error(("command",), "the command has a NUL character")
+        try:
+            words = tuple(shlex.split(written))
+        except ValueError as error:
+            raise table.error(("command",), f"the command cannot be split into words: {str(error).lower()}") from None
+    elif isinstance(written, list):
+        words = table.strings("command") or ()
+    else:
+        raise table.error(("command",), "the command must be a string or a list of strings")
+    if not words or not words[0]:
+        raise table.error(("command",), "the command is empty", hint='command = "python train.py"')
+    return words
+
+
+def _checkpoint(table: Table) -> str | None:
+    pattern = table.text("checkpoint")
+    if pattern is not None and (pattern.startswith(("/", "~")) or ".." in pattern.split("/")):
+        raise table.error(
+            ("checkpoint",), f"{pattern!r} leaves the run's output folder", hint='checkpoint = "model_*.pth"'
+        )
+    return pattern
