@@ -1,0 +1,194 @@
+"""A sandbox as an object: up, down, look, and hurt it on purpose.
+
+`with Sandbox(SandboxSpec(name="mine")) as sandbox: sandbox.run("srun", "-N2", "hostname")`
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from shoal.errors import ShoalError
+from shoal.sandbox import machine, process
+from shoal.sandbox.bringup import bring_up
+from shoal.sandbox.daemons import Daemons, PortTakenError
+from shoal.sandbox.layout import Layout, SandboxState, default_home, locked, open_home
+from shoal.sandbox.process import Process
+from shoal.sandbox.spec import SandboxSpec
+from shoal.sandbox.teardown import tear_down
+
+_ATTEMPTS = 3
+_FOREIGN_PREFIXES = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_")
+
+
+class Sandbox:
+    """A real Slurm cluster of this user on this machine.
+
+    Daemons are named "munged", "slurmctld", "slurmdbd", "mariadbd", and a node's slurmd by the node's name. `home` is
+    the folder of all sandboxes (default: $SHOAL_SANDBOX_HOME, or one in the user's runtime folder).
+    """
+
+    def __init__(self, spec: SandboxSpec, *, home: Path | None = None) -> None:
+        self.spec = spec
+        self.layout = Layout(home or default_home(), spec.name)
+
+    def __enter__(self) -> Self:
+        self.up()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.down()
+
+    @property
+    def folder(self) -> Path:
+        return self.layout.folder
+
+    @property
+    def conf_path(self) -> Path:
+        return self.layout.conf
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return self.spec.node_names
+
+    def up(self, *, deadline_s: float = 60.0) -> bool:
+        """Start the cluster and wait until every node is idle; False when it was up already.
+
+        After any error nothing of it is left. What an earlier, killed `up` left is cleaned first. A sandbox of the
+        same name and another shape is refused, not replaced.
+        """
+        machine.check_programs(self.spec)
+        machine.check_rights(self.spec)
+        self.layout.check_length(self.nodes)
+        open_home(self.layout.home)
+        with locked(self.folder):
+            if self._is_up_already():
+                return False
+            tear_down(self.layout, keep_folder=True)
+            self._bring_up(deadline_s)
+        return True
+
+    def down(self) -> bool:
+        """Stop all that `up` started and remove its folder; False when there was nothing. Safe to repeat."""
+        if not self.folder.is_dir():
+            return False
+        with locked(self.folder):
+            tear_down(self.layout)
+        with contextlib.suppress(OSError):
+            self.layout.home.rmdir()  # only when this was the last sandbox
+        return True
+
+    def env(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
+        """`base` (default: this process's environment) made to speak to this cluster, without Slurm's own leftovers."""
+        source = os.environ if base is None else base
+        kept = {key: value for key, value in source.items() if not key.startswith(_FOREIGN_PREFIXES)}
+        return {**kept, "SLURM_CONF": str(self.conf_path)}
+
+    def run(
+        self, *argv: str, check: bool = True, timeout_s: float = 60.0, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a client command against the cluster; with `check` a bad exit code is an error with its stderr."""
+        done = subprocess.run(argv, env=self.env(), cwd=cwd, capture_output=True, text=True, timeout=timeout_s)
+        if check and done.returncode != 0:
+            raise ShoalError(f"{' '.join(argv)} ended with code {done.returncode}: {done.stderr.strip()}")
+        return done
+
+    def wait_idle(self, deadline_s: float = 60.0) -> None:
+        """Wait until every node is idle."""
+        self._daemons().wait_idle(deadline_s)
+
+    def pid(self, daemon: str) -> int:
+        """The pid of a daemon that runs now."""
+        return self._process(daemon).pid
+
+    def stop_daemon(self, daemon: str, deadline_s: float = 20.0) -> None:
+        """End a daemon as an administrator would, with SIGTERM; jobs of a node go on without its slurmd."""
+        self._end(daemon, signal.SIGTERM, deadline_s)
+
+    def start_daemon(self, daemon: str, deadline_s: float = 20.0) -> None:
+        """Start a daemon again with the state it left behind, and wait until it answers."""
+        self._daemons().start(daemon, deadline_s)
+
+    def kill(self, daemon: str, *, with_steps: bool = False, deadline_s: float = 20.0) -> None:
+        """SIGKILL a daemon; `with_steps` kills a node's running steps as well, as a power cut would."""
+        self._end(daemon, signal.SIGKILL, deadline_s)
+        if with_steps:
+            steps = process.steps_of(self.layout.log(daemon))
+            for step in steps:
+                process.send(step, signal.SIGKILL)
+            process.wait_gone(steps, deadline_s)
+
+    def freeze(self, daemon: str) -> None:
+        """SIGSTOP: the daemon is there and does not answer."""
+        process.send(self._process(daemon), signal.SIGSTOP)
+
+    def thaw(self, daemon: str) -> None:
+        process.send(self._process(daemon), signal.SIGCONT)
+
+    def _end(self, daemon: str, number: signal.Signals, deadline_s: float) -> None:
+        running = self._process(daemon)
+        process.send(running, number)
+        if process.wait_gone([running], deadline_s):
+            raise ShoalError(f"{daemon} of sandbox {self.spec.name!r} did not end within {deadline_s:.0f} s")
+
+    def _process(self, daemon: str) -> Process:
+        return self._daemons().running(daemon)
+
+    def _daemons(self) -> Daemons:
+        return Daemons(self._state(), self.layout)
+
+    def _state(self) -> SandboxState:
+        state = self.layout.load()
+        if state is None:
+            raise ShoalError(
+                f"there is no sandbox {self.spec.name!r}", hint=f"shoal sandbox up --name {self.spec.name}"
+            )
+        return state
+
+    def _is_up_already(self) -> bool:
+        state = self.layout.load()
+        if state is None or not state.is_up:
+            return False
+        dead = Daemons(state, self.layout).dead()
+        if len(dead) == len(Daemons(state, self.layout).names):
+            return False  # the machine was restarted, or all were killed: nothing to keep
+        if state.spec == self.spec and not dead:
+            return True
+        problem = f"without {', '.join(dead)}" if dead else "with another shape"
+        raise ShoalError(
+            f"sandbox {self.spec.name!r} is up already, {problem}",
+            hint=f"shoal sandbox down --name {self.spec.name}",
+        )
+
+    def _bring_up(self, deadline_s: float) -> None:
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                bring_up(self.spec, self.layout, deadline_s)
+                return
+            except PortTakenError:
+                tear_down(self.layout, keep_folder=attempt < _ATTEMPTS)
+                if attempt == _ATTEMPTS:
+                    raise
+            except BaseException:
+                tear_down(self.layout)
+                raise
+
+
+def load(name: str, *, home: Path | None = None) -> Sandbox | None:
+    """The sandbox of this name as it was started, or None."""
+    state = Layout(home or default_home(), name).load()
+    return Sandbox(state.spec, home=home) if state else None
+
+
+def names(home: Path | None = None) -> list[str]:
+    """Names of all sandboxes of this user, half-started ones included."""
+    folder = home or default_home()
+    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []

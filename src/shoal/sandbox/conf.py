@@ -1,0 +1,183 @@
+"""The text of every configuration file, as pure functions of the spec and the state.
+
+Choices that matter to tests: scheduling passes every second, three seconds between SIGTERM and SIGKILL, finished jobs
+forgotten after ten, a dead node noticed after twenty, and requeued jobs eligible again after about ten seconds.
+"""
+
+from __future__ import annotations
+
+from shoal.sandbox.layout import Layout, SandboxState
+from shoal.sandbox.spec import SandboxSpec
+from shoal.units import format_slurm_time
+
+# How long a launch credential holds, which is also how long a requeued job waits (AuthInfo in slurm.conf(5); Slurm's
+# own value is 120). Below 6 Slurm ignores it; too short, and a busy machine starts jobs too late to be believed.
+_CREDENTIAL_S = 10
+
+BRIDGE_HOST = 254
+"""The last number of the controller's address when nodes are hosts of their own."""
+
+
+def address(subnet: str, number: int) -> str:
+    """An address in "10.77.3": node i has number i, the controller BRIDGE_HOST."""
+    return f"{subnet}.{number}"
+
+
+def slurm_conf(state: SandboxState, layout: Layout, *, host: str, user: str) -> str:
+    """slurm.conf for this sandbox; `host` is this machine's name, `user` the one who runs all daemons."""
+    spec = state.spec
+    controller = address(state.subnet, BRIDGE_HOST) if state.subnet else "127.0.0.1"
+    values = {
+        "ClusterName": spec.name,
+        "SlurmctldHost": f"{host}({controller})",
+        "SlurmctldPort": str(state.ports.slurmctld),
+        "SlurmUser": user,
+        "SlurmdUser": user,
+        "AuthType": "auth/munge",
+        "AuthInfo": f"socket={layout.munge_socket},cred_expire={_CREDENTIAL_S}",
+        **_folders(layout),
+        **_behaviour(),
+        **_processes(state.cgroups),
+        **(_accounting(state, layout) if spec.accounting else _partition_preemption()),
+        "DefMemPerCPU": str(max(1, spec.memory_mb // spec.cpus)),
+    }
+    if not spec.hosts:
+        # A sandbox on a laptop is nobody else's business: listen on the loopback address alone.
+        values["CommunicationParameters"] = "NoCtldInAddrAny,NoInAddrAny"
+    if spec.gpus:
+        values["GresTypes"] = "gpu"
+    lines = [f"{key}={value}" for key, value in _overridden(values, spec.settings).items()]
+    return "\n".join([*lines, *_node_lines(state, host), *_partition_lines(spec)]) + "\n"
+
+
+def gres_conf(spec: SandboxSpec, layout: Layout) -> str:
+    if not spec.gpus:
+        return ""
+    devices = f"{layout.devices}/gpu[0-{spec.gpus - 1}]" if spec.gpus > 1 else f"{layout.devices}/gpu0"
+    return f"NodeName={','.join(spec.node_names)} Name=gpu Type={spec.gpu_type} File={devices}\n"
+
+
+def cgroup_conf(mountpoint: str = "/sys/fs/cgroup") -> str:
+    """cgroup v1 with memory limits that kill; CgroupAutomount=no, because mounts are the machine's, not ours."""
+    return (
+        f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={mountpoint}\nCgroupAutomount=no\n"
+        "ConstrainRAMSpace=yes\nConstrainSwapSpace=no\nAllowedRAMSpace=100\n"
+    )
+
+
+def slurmdbd_conf(state: SandboxState, layout: Layout, *, user: str) -> str:
+    """slurmdbd.conf; the database itself has no port, slurmdbd finds its socket through MYSQL_UNIX_PORT."""
+    values = {
+        "DbdHost": "localhost",
+        "DbdAddr": "127.0.0.1",
+        "DbdPort": str(state.ports.slurmdbd),
+        "SlurmUser": user,
+        "AuthType": "auth/munge",
+        "AuthInfo": f"socket={layout.munge_socket}",
+        "StorageType": "accounting_storage/mysql",
+        "StorageHost": "localhost",
+        "StorageUser": "root",
+        "StorageLoc": "slurm_acct_db",
+        "CommitDelay": "1",
+        "LogFile": str(layout.log("slurmdbd")),
+        "PidFile": str(layout.run / "slurmdbd.pid"),
+    }
+    return "".join(f"{key}={value}\n" for key, value in values.items())
+
+
+def hosts_file(state: SandboxState, *, host: str) -> str:
+    """What the nodes see as /etc/hosts when they are hosts of their own."""
+    assert state.subnet is not None  # noqa: S101 - only called for such nodes
+    lines = ["127.0.0.1 localhost", f"{address(state.subnet, BRIDGE_HOST)} {host}"]
+    lines += [f"{address(state.subnet, i)} {node}" for i, node in enumerate(state.spec.node_names, start=1)]
+    return "\n".join(lines) + "\n"
+
+
+def _folders(layout: Layout) -> dict[str, str]:
+    return {
+        "StateSaveLocation": str(layout.save),
+        "SlurmdSpoolDir": f"{layout.spool}/%n",
+        "SlurmctldPidFile": str(layout.run / "slurmctld.pid"),
+        "SlurmdPidFile": f"{layout.run}/%n.pid",
+        "SlurmctldLogFile": str(layout.log("slurmctld")),
+        "SlurmdLogFile": str(layout.log("%n")),
+    }
+
+
+def _behaviour() -> dict[str, str]:
+    return {
+        # Without it nodes that claim more CPUs than the machine has are INVAL.
+        "SlurmdParameters": "config_overrides",
+        "SelectType": "select/cons_tres",
+        "SelectTypeParameters": "CR_Core_Memory",
+        "SchedulerParameters": "defer,sched_interval=1,bf_interval=1,batch_sched_delay=0",
+        "EnforcePartLimits": "ALL",
+        "ReturnToService": "2",
+        "MaxArraySize": "2001",
+        "KillWait": "3",
+        "MinJobAge": "10",
+        "SlurmdTimeout": "20",
+        "MessageTimeout": "5",
+        "MpiDefault": "none",
+        "MailProg": "/bin/true",
+        "JobAcctGatherType": "jobacct_gather/linux",
+        "JobAcctGatherFrequency": "task=2",
+    }
+
+
+def _processes(cgroups: bool) -> dict[str, str]:
+    if cgroups:
+        return {"ProctrackType": "proctrack/cgroup", "TaskPlugin": "task/cgroup"}
+    return {"ProctrackType": "proctrack/linuxproc", "TaskPlugin": "task/none"}
+
+
+def _accounting(state: SandboxState, layout: Layout) -> dict[str, str]:
+    return {
+        "AccountingStorageType": "accounting_storage/slurmdbd",
+        "AccountingStorageHost": "127.0.0.1",
+        "AccountingStoragePort": str(state.ports.slurmdbd),
+        # slurmdbd refuses clients whose munge socket it was not told of here as well.
+        "AccountingStoragePass": str(layout.munge_socket),
+        "AccountingStorageEnforce": "associations,limits,qos",
+        "AccountingStorageTRES": "gres/gpu",
+        "PriorityType": "priority/multifactor",
+        "PriorityWeightQOS": "10000",
+        "PreemptType": "preempt/qos",
+        "PreemptMode": "REQUEUE",
+    }
+
+
+def _partition_preemption() -> dict[str, str]:
+    return {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"}
+
+
+def _overridden(values: dict[str, str], settings: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    spelling = {key.lower(): key for key in values}
+    return {**values, **{spelling.get(key.lower(), key): value for key, value in settings}}
+
+
+def _node_lines(state: SandboxState, host: str) -> list[str]:
+    spec = state.spec
+    size = f"CPUs={spec.cpus} RealMemory={spec.memory_mb}"
+    if spec.gpus:
+        size += f" Gres=gpu:{spec.gpu_type}:{spec.gpus}"
+    lines = []
+    for i, (node, port) in enumerate(zip(spec.node_names, state.ports.slurmd, strict=True), start=1):
+        place = (
+            f"NodeHostname={node} NodeAddr={address(state.subnet, i)}"
+            if state.subnet
+            else f"NodeHostname={host} NodeAddr=127.0.0.1"
+        )
+        lines.append(f"NodeName={node} {place} Port={port} {size}")
+    return lines
+
+
+def _partition_lines(spec: SandboxSpec) -> list[str]:
+    lines = []
+    for i, partition in enumerate(spec.partitions):
+        tier = 1 if spec.accounting else len(spec.partitions) - i
+        lines.append(
+            f"PartitionName={partition.name} Nodes=ALL Default={'NO' if i else 'YES'} State=UP "
+            f"MaxTime={format_slurm_time(partition.max_time_s)} PriorityTier={tier}"
+        )
+    return lines

@@ -1,0 +1,197 @@
+"""The daemons of one sandbox: how each is started, when it is ready, and which process it is."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from shoal.errors import ShoalError
+from shoal.sandbox import accounting, conf, hosts, machine, process
+from shoal.sandbox.layout import Layout, SandboxState, write_atomically
+from shoal.sandbox.process import MARK_VARIABLE, Process
+
+_TAIL_LINES = 12
+_POLL_S = 0.05
+_PORT_TAKEN = ("Address already in use", "Unable to bind")
+
+
+class DaemonError(ShoalError):
+    """A daemon ended or did not become ready; the message carries the end of its log."""
+
+
+class PortTakenError(DaemonError):
+    """Another program took the port between our look and the daemon's start."""
+
+
+class Daemons:
+    def __init__(self, state: SandboxState, layout: Layout) -> None:
+        self.state = state
+        self.layout = layout
+        self.user = machine.user_name()
+        self.controller = conf.address(state.subnet, conf.BRIDGE_HOST) if state.subnet else "127.0.0.1"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All daemons, in the order in which they start."""
+        database = ("mariadbd", "slurmdbd") if self.state.spec.accounting else ()
+        return ("munged", *database, "slurmctld", *self.state.spec.node_names)
+
+    def start(self, daemon: str, deadline_s: float) -> None:
+        """Start a daemon and wait until it answers."""
+        self.launch(daemon)
+        self.wait_ready(daemon, deadline_s)
+
+    def launch(self, daemon: str) -> None:
+        """Start a daemon, record it, and do not wait; a second one is refused."""
+        if self.find(daemon) is not None:
+            raise ShoalError(f"{daemon} runs already")
+        argv, output = self._argv(daemon), self.layout.output(daemon)
+        if self.state.spec.hosts and daemon in self.state.spec.node_names:
+            holder = self._holder(daemon)
+            outer = process.spawn(hosts.inside(holder, argv), env=self._env(), output=output)
+            started = hosts.child_named("slurmd", outer)
+        else:
+            started = process.spawn(argv, env=self._env(), output=output)
+        self._record(daemon, started)
+
+    def wait_ready(self, daemon: str, deadline_s: float) -> None:
+        self._wait(self._readiness(daemon), daemon, deadline_s, "did not answer")
+
+    def wait_idle(self, deadline_s: float) -> None:
+        """Wait until Slurm shows every node as idle."""
+        self._wait(self._all_idle, "slurmctld", deadline_s, "did not see all nodes idle")
+
+    def find(self, daemon: str) -> Process | None:
+        """The daemon's process if it lives."""
+        try:
+            known = msgspec.json.decode(self.layout.record(daemon).read_bytes(), type=Process)
+        except FileNotFoundError:
+            return None
+        return known if process.is_alive(known) else None
+
+    def running(self, daemon: str) -> Process:
+        if daemon not in self.names:
+            raise ShoalError(f"there is no daemon {daemon!r}", hint=f"the daemons are {', '.join(self.names)}")
+        found = self.find(daemon)
+        if found is None:
+            raise ShoalError(f"{daemon} of sandbox {self.state.spec.name!r} does not run")
+        return found
+
+    def dead(self) -> list[str]:
+        return [daemon for daemon in self.names if self.find(daemon) is None]
+
+    def node_states(self) -> dict[str, str]:
+        """Slurm's own word for each node, such as "idle" or "down*"; empty when the controller does not answer."""
+        if not machine.listening(self.controller, self.state.ports.slurmctld):
+            return {}  # sinfo would wait for it, for several seconds
+        env = {**os.environ, "SLURM_CONF": str(self.layout.conf)}
+        try:
+            done = subprocess.run(
+                ["sinfo", "-h", "-N", "-o", "%N|%t"], env=env, capture_output=True, text=True, timeout=10
+            )
+        except subprocess.TimeoutExpired:
+            return {}
+        rows = [line.split("|") for line in done.stdout.splitlines()]
+        return {row[0]: row[1].strip() for row in rows if len(row) == 2}
+
+    def failure(self, daemon: str, problem: str) -> DaemonError:
+        """The error for a daemon that did not do what it should, with the end of what it wrote."""
+        tail = tail_of(self.layout.output(daemon))
+        kind = PortTakenError if any(sign in tail for sign in _PORT_TAKEN) else DaemonError
+        return kind(f"{daemon} of sandbox {self.state.spec.name!r} {problem}; it wrote last:\n{tail}")
+
+    def make_host(self, number: int) -> None:
+        """Make a node's namespaces; its slurmd is started inside later, and again after a crash."""
+        holder = hosts.start(self.state, self.layout, number, self._env())
+        self._record(f"{self.state.spec.node_names[number - 1]}@host", holder)
+
+    def _holder(self, node: str) -> Process:
+        found = self.find(f"{node}@host")
+        if found is None:
+            raise ShoalError(f"the namespaces of {node} are gone")
+        return found
+
+    def _record(self, daemon: str, started: Process) -> None:
+        write_atomically(self.layout.record(daemon), msgspec.json.encode(started))
+
+    def _argv(self, daemon: str) -> list[str]:
+        layout = self.layout
+        if daemon == "munged":
+            # --force: munged dislikes that only we can enter the folder of its socket, which is what we want.
+            files = {"key-file": layout.munge_key, "socket": layout.munge_socket, "pid-file": layout.run / "munged.pid"}
+            files["seed-file"] = layout.run / "munge.seed"
+            paths = [f"--{key}={path}" for key, path in files.items()]
+            return [_path("munged"), "--foreground", "--force", "--num-threads=4", *paths]
+        if daemon == "mariadbd":
+            return accounting.mariadbd_argv(_path("mariadbd"), layout, self.user)
+        if daemon == "slurmdbd":
+            return [_path("slurmdbd"), "-D"]
+        if daemon == "slurmctld":
+            return [_path("slurmctld"), "-D", "-f", str(layout.conf)]
+        if daemon in self.state.spec.node_names:
+            return [_path("slurmd"), "-D", "-N", daemon, "-f", str(layout.conf)]
+        raise ShoalError(f"there is no daemon {daemon!r}", hint=f"the daemons are {', '.join(self.names)}")
+
+    def _env(self) -> dict[str, str]:
+        kept = {key: os.environ[key] for key in ("PATH", "HOME", "USER", "LANG", "TZ") if key in os.environ}
+        return {
+            **kept,
+            MARK_VARIABLE: self.state.mark,
+            "SLURM_CONF": str(self.layout.conf),
+            "MYSQL_UNIX_PORT": str(self.layout.database_socket),
+        }
+
+    def _readiness(self, daemon: str) -> Callable[[], bool]:
+        ports = self.state.ports
+        if daemon == "munged":
+            return lambda: _answers(self.layout.munge_socket)
+        if daemon == "mariadbd":
+            return lambda: _answers(self.layout.database_socket)
+        if daemon == "slurmdbd":
+            return lambda: machine.listening("127.0.0.1", ports.slurmdbd)
+        if daemon == "slurmctld":
+            return lambda: machine.listening(self.controller, ports.slurmctld)
+        number = self.state.spec.node_names.index(daemon)
+        host = conf.address(self.state.subnet, number + 1) if self.state.subnet else "127.0.0.1"
+        return lambda: machine.listening(host, ports.slurmd[number])
+
+    def _all_idle(self) -> bool:
+        for node in self.state.spec.node_names:
+            if self.find(node) is None:
+                raise self.failure(node, "ended")
+        states = self.node_states()
+        return len(states) == self.state.spec.nodes and set(states.values()) == {"idle"}
+
+    def _wait(self, condition: Callable[[], bool], daemon: str, deadline_s: float, problem: str) -> None:
+        end = time.monotonic() + deadline_s
+        while not condition():
+            if self.find(daemon) is None:
+                raise self.failure(daemon, "ended")
+            if time.monotonic() > end:
+                raise self.failure(daemon, f"{problem} within {deadline_s:.0f} s")
+            time.sleep(_POLL_S)
+
+
+def tail_of(path: Path) -> str:
+    """The last lines of a log, without the complaints that every sandbox has and that mean nothing."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return "  (nothing)"
+    telling = [line for line in lines if "pmix" not in line.lower() and "MPI:" not in line]
+    return "\n".join(f"  {line}" for line in telling[-_TAIL_LINES:]) or "  (nothing)"
+
+
+def _path(name: str) -> str:
+    return machine.program(name) or name
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0

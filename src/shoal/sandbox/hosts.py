@@ -1,0 +1,100 @@
+"""Nodes that look like hosts: own address, host name, processes and /etc/hosts, over a bridge in this machine.
+
+Each node is a set of namespaces held open by one sleeping process. When that process ends the kernel takes all of it
+back: the node's processes, its mounts and its end of the cable. Only the bridge has to be removed by name. Not used is
+`ip netns`: it leaves mounts behind, and what it starts sees a /sys that Slurm's cgroup plugin cannot work with.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Mapping
+
+from shoal.errors import ShoalError
+from shoal.sandbox import conf, process
+from shoal.sandbox.layout import Layout, SandboxState
+from shoal.sandbox.process import Process
+
+# SIGCHLD stays ignored through exec, so that the kernel buries the orphans that become children of this process.
+_HOLD = 'hostname "$1" && mount --bind "$2" /etc/hosts && trap "" CHLD && exec sleep infinity'
+_UNSHARE = ("unshare", "--net", "--uts", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc")
+_DEADLINE_S = 15.0
+
+
+def make_bridge(state: SandboxState) -> None:
+    """The switch between nodes, and the controller's address on it."""
+    bridge = _bridge(state)
+    _ip(
+        f"link add {bridge} type bridge",
+        f"addr add {conf.address(_subnet(state), conf.BRIDGE_HOST)}/24 dev {bridge}",
+        f"link set {bridge} up",
+    )
+
+
+def start(state: SandboxState, layout: Layout, number: int, env: Mapping[str, str]) -> Process:
+    """Make node `number` (from 1) and return the process that holds it open, the first of its pid namespace."""
+    node = state.spec.node_names[number - 1]
+    hold = ["sh", "-c", _HOLD, "sh", node, str(layout.hosts)]
+    outer = process.spawn([*_UNSHARE, *hold], env=env, output=layout.output(node))
+    holder = child_named("sleep", outer)
+    cable = _cable(state, number)
+    _ip(
+        f"link add {cable} type veth peer name eth0 netns {holder.pid}",
+        f"link set {cable} master {_bridge(state)} up",
+    )
+    _ip(
+        "link set lo up",
+        f"addr add {conf.address(_subnet(state), number)}/24 dev eth0",
+        "link set eth0 up",
+        f"route add default via {conf.address(_subnet(state), conf.BRIDGE_HOST)}",
+        inside=holder,
+    )
+    return holder
+
+
+def inside(holder: Process, argv: list[str]) -> list[str]:
+    """The command line that runs argv on that node; the program is a child of the process it starts."""
+    return ["nsenter", "--target", str(holder.pid), "--net", "--uts", "--pid", "--mount", "--", *argv]
+
+
+def child_named(name: str, parent: Process) -> Process:
+    """The child of `parent` once it runs `name`; until then it may still be a shell on its way there."""
+    end = time.monotonic() + _DEADLINE_S
+    while time.monotonic() < end and process.is_alive(parent):
+        for pid in process.children(parent.pid):
+            child = process.find(pid)
+            if child is not None and process.command_name(child) == name:
+                return child
+        time.sleep(0.01)
+    raise ShoalError(f"{name} did not start inside the node's namespaces", hint="run the command without --hosts")
+
+
+def remove(state: SandboxState) -> None:
+    """Take down the cables and the bridge; fine when they are gone or were never made."""
+    names = [_cable(state, number) for number in range(1, state.spec.nodes + 1)]
+    for name in [*names, _bridge(state)]:
+        subprocess.run(["ip", "link", "del", name], capture_output=True, timeout=20)
+
+
+def _ip(*commands: str, inside: Process | None = None) -> None:
+    prefix = ["nsenter", "--target", str(inside.pid), "--net", "--"] if inside else []
+    done = subprocess.run(
+        [*prefix, "ip", "-batch", "-"], input="\n".join(commands) + "\n", capture_output=True, text=True, timeout=20
+    )
+    if done.returncode != 0:
+        raise ShoalError(f"ip could not set up the nodes' network: {done.stderr.strip()}", hint="leave out --hosts")
+
+
+def _subnet(state: SandboxState) -> str:
+    if state.subnet is None:
+        raise ShoalError(f"the nodes of sandbox {state.spec.name!r} are not hosts of their own")
+    return state.subnet
+
+
+def _bridge(state: SandboxState) -> str:
+    return f"shb{state.mark[:8]}"  # names of interfaces end at 15 bytes
+
+
+def _cable(state: SandboxState, number: int) -> str:
+    return f"shv{state.mark[:8]}n{number}"

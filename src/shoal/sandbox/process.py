@@ -1,0 +1,182 @@
+"""Processes of a sandbox: start them, find them again, signal exactly them.
+
+A process is known by pid and start time, so that a reused pid is never mistaken for it, and signals go through a pidfd,
+so that it cannot be reused in between. What no record names (a killed `up`, a job's processes) is found by what only
+the sandbox's processes have: its mark in their environment, its log file open in slurmstepd, its SLURM_CONF in a job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from shoal.errors import ShoalError
+
+MARK_VARIABLE = "SHOAL_SANDBOX_MARK"
+_PROC = Path("/proc")
+
+
+class Process(msgspec.Struct, frozen=True):
+    """A process that cannot be confused with a later one of the same pid."""
+
+    pid: int
+    start_ticks: int
+
+
+def spawn(argv: Sequence[str], *, env: Mapping[str, str], output: Path) -> Process:
+    """Start a program in a session of its own, in /, its output appended to a file; it outlives the caller."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    pid = os.posix_spawn(
+        "/bin/sh",
+        ["sh", "-c", 'cd / && exec "$@"', "sh", *argv],
+        env,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(output), flags, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+        setsigdef=[signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGCHLD, signal.SIGHUP],
+        setsigmask=[],
+    )
+    process = find(pid)
+    if process is None:
+        raise ShoalError(f"{argv[0]} ended at once", hint=f"read {output}")
+    return process
+
+
+def find(pid: int) -> Process | None:
+    """The living process with this pid now, if any; one that only waits for its parent is not living."""
+    fields = _stat(pid)
+    return Process(pid, int(fields[19])) if fields and fields[0] not in "ZX" else None
+
+
+def is_alive(process: Process) -> bool:
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(process.pid, os.WNOHANG)  # it may be our own child, and dead
+    return find(process.pid) == process
+
+
+def is_frozen(process: Process) -> bool:
+    fields = _stat(process.pid)
+    return bool(fields) and fields[0] in "Tt"
+
+
+def command_name(process: Process) -> str:
+    return _read(process.pid, "comm").decode(errors="replace").strip()
+
+
+def send(process: Process, number: signal.Signals) -> bool:
+    """Signal this process and no other; False when it is gone."""
+    try:
+        handle = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if not is_alive(process):
+            return False
+        signal.pidfd_send_signal(handle, number)
+        return True
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(handle)
+
+
+def wait_gone(processes: Iterable[Process], deadline_s: float) -> list[Process]:
+    """Wait until all have ended; return those that have not by the deadline."""
+    end = time.monotonic() + deadline_s
+    left = [process for process in processes if is_alive(process)]
+    while left and (rest_s := end - time.monotonic()) > 0:
+        with contextlib.suppress(ProcessLookupError):
+            handle = os.pidfd_open(left[0].pid)
+            try:
+                select.select([handle], [], [], min(rest_s, 0.5))
+            finally:
+                os.close(handle)
+        left = [process for process in left if is_alive(process)]
+    return left
+
+
+def children(pid: int) -> list[int]:
+    """Direct children, by a walk over all processes: /proc/PID/task/*/children is not in every kernel."""
+    return [child for child, parent in _parents().items() if parent == pid]
+
+
+def of_sandbox(mark: str, folder: Path, conf: Path) -> list[Process]:
+    """Every process that belongs to the sandbox, its jobs and their children included; never the caller's own line."""
+    parents = _parents()
+    roots = {pid for pid in parents if _belongs(pid, mark, folder, conf)}
+    return _with_descendants(roots, parents)
+
+
+def steps_of(log: Path) -> list[Process]:
+    """The slurmstepd processes of one node, and all that runs under them."""
+    parents = _parents()
+    return _with_descendants({pid for pid in parents if _is_step(pid, log)}, parents)
+
+
+def _with_descendants(roots: set[int], parents: dict[int, int]) -> list[Process]:
+    own_line = set(_line(os.getpid(), parents))
+    found = []
+    for pid in parents:
+        if pid not in own_line and roots.intersection(_line(pid, parents)) and (process := find(pid)) is not None:
+            found.append(process)
+    return found
+
+
+def _belongs(pid: int, mark: str, folder: Path, conf: Path) -> bool:
+    environment = set(_read(pid, "environ").split(b"\0"))
+    if f"{MARK_VARIABLE}={mark}".encode() in environment:
+        return True
+    if b"SLURM_CONF=" + os.fsencode(conf) in environment:
+        # A shell that merely uses the sandbox has SLURM_CONF too; only what Slurm started has a job id.
+        return any(entry.startswith(b"SLURM_JOB_ID=") for entry in environment)
+    return _is_step(pid, folder)
+
+
+def _is_step(pid: int, path: Path) -> bool:
+    """slurmstepd writes its title over its environment, but it keeps its node's log file open."""
+    if _read(pid, "comm").strip() != b"slurmstepd":
+        return False
+    try:
+        for entry in os.scandir(_PROC / str(pid) / "fd"):
+            target = Path(os.readlink(entry.path))
+            if target == path or path in target.parents:
+                return True
+    except OSError:
+        return False
+    return False
+
+
+def _line(pid: int, parents: dict[int, int]) -> Iterator[int]:
+    """The process, its parent, and so on up."""
+    seen = set()
+    while pid > 1 and pid not in seen:
+        seen.add(pid)
+        yield pid
+        pid = parents.get(pid, 0)
+
+
+def _parents() -> dict[int, int]:
+    pids = (int(entry.name) for entry in os.scandir(_PROC) if entry.name.isdigit())
+    return {pid: int(fields[1]) for pid in pids if (fields := _stat(pid))}
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the third (state) on; the second may itself contain blanks and brackets."""
+    return _read(pid, "stat").decode(errors="replace").rpartition(")")[2].split()
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return (_PROC / str(pid) / name).read_bytes()
+    except OSError:
+        return b""
