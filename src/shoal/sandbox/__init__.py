@@ -4,6 +4,7 @@ spec      what it should look like          layout    where its files are, and i
 conf      the text of its configuration     machine   what this machine has and allows
 process   find and signal exactly its processes
 daemons   munged, slurmctld, slurmd ...     accounting   MariaDB and slurmdbd    hosts   nodes with an address
+status    what it does now
 bringup   start                             teardown  stop and clean             cluster the door: `Sandbox`
 """
 

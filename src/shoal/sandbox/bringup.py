@@ -29,7 +29,7 @@ def bring_up(spec: SandboxSpec, layout: Layout, deadline_s: float) -> None:
     if spec.accounting:
         _start_accounting(daemons, end)
     if spec.hosts:
-        hosts.make_bridge(state)
+        hosts.make_bridge(state, daemons.env())
         for number in range(1, spec.nodes + 1):
             daemons.make_host(number)
     daemons.start("slurmctld", end - time.monotonic())
@@ -47,7 +47,7 @@ def bring_up(spec: SandboxSpec, layout: Layout, deadline_s: float) -> None:
 def _reserve(spec: SandboxSpec, layout: Layout) -> SandboxState:
     """Choose ports and subnet while no other sandbox of this user does, and put the choice on record."""
     with locked(layout.home):
-        others = [found for entry in layout.home.iterdir() if (found := Layout(layout.home, entry.name).load())]
+        others = layout.others()
         taken_ports = {port for other in others for port in other.ports.all()}
         taken_subnets = {other.subnet for other in others if other.subnet}
         state = SandboxState(
@@ -87,8 +87,7 @@ def _start_accounting(daemons: Daemons, end: float) -> None:
 
 
 def _sacctmgr(daemons: Daemons, words: list[str], end: float) -> None:
-    env = {**os.environ, "SLURM_CONF": str(daemons.layout.conf)}
-    done = subprocess.run(["sacctmgr", "-i", "-Q", *words], env=env, capture_output=True, text=True, timeout=_left(end))
+    done = _command(daemons, ["sacctmgr", "-i", "-Q", *words], end)
     if done.returncode != 0:
         said = (done.stdout + done.stderr).strip()
         raise daemons.failure("slurmdbd", f"refused `sacctmgr {' '.join(words)}` ({said})")
@@ -96,13 +95,18 @@ def _sacctmgr(daemons: Daemons, words: list[str], end: float) -> None:
 
 def _install_database(daemons: Daemons, end: float) -> None:
     argv = accounting.install_argv(machine.program("mariadb-install-db") or "", daemons.layout, daemons.user)
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=_left(end))
+    done = _command(daemons, argv, end)
     if done.returncode != 0:
         raise ShoalError(f"mariadb-install-db failed: {(done.stdout + done.stderr).strip()[-500:]}")
 
 
-def _left(end: float) -> float:
-    return max(1.0, end - time.monotonic())
+def _command(daemons: Daemons, argv: list[str], end: float) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            argv, env=daemons.env(), capture_output=True, text=True, timeout=max(1.0, end - time.monotonic())
+        )
+    except subprocess.TimeoutExpired:
+        raise ShoalError(f"{Path(argv[0]).name} did not end in time", hint="allow more time: --deadline 180")
 
 
 def _as_up(state: SandboxState) -> SandboxState:

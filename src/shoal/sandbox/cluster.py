@@ -18,9 +18,10 @@ from shoal.errors import ShoalError
 from shoal.sandbox import machine, process
 from shoal.sandbox.bringup import bring_up
 from shoal.sandbox.daemons import Daemons, PortTakenError
-from shoal.sandbox.layout import Layout, SandboxState, default_home, locked, open_home
+from shoal.sandbox.layout import Layout, SandboxState, check_home, default_home, locked, open_home
 from shoal.sandbox.process import Process
 from shoal.sandbox.spec import SandboxSpec
+from shoal.sandbox.status import SandboxStatus, status_of
 from shoal.sandbox.teardown import tear_down
 
 _ATTEMPTS = 3
@@ -69,21 +70,24 @@ class Sandbox:
         machine.check_rights(self.spec)
         self.layout.check_length(self.nodes)
         open_home(self.layout.home)
-        with locked(self.folder):
-            if self._is_up_already():
-                return False
-            tear_down(self.layout, keep_folder=True)
-            self._bring_up(deadline_s)
+        try:
+            with locked(self.folder):
+                if self._is_up_already():
+                    return False
+                tear_down(self.layout, keep_folder=True)
+                self._bring_up(deadline_s)
+        finally:
+            self._remove_empty_home()
         return True
 
     def down(self) -> bool:
         """Stop all that `up` started and remove its folder; False when there was nothing. Safe to repeat."""
-        if not self.folder.is_dir():
+        check_home(self.layout.home)
+        if not self.folder.exists():
             return False
         with locked(self.folder):
             tear_down(self.layout)
-        with contextlib.suppress(OSError):
-            self.layout.home.rmdir()  # only when this was the last sandbox
+        self._remove_empty_home()
         return True
 
     def env(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -100,6 +104,10 @@ class Sandbox:
         if check and done.returncode != 0:
             raise ShoalError(f"{' '.join(argv)} ended with code {done.returncode}: {done.stderr.strip()}")
         return done
+
+    def status(self) -> SandboxStatus:
+        """Every daemon and node as it is now."""
+        return status_of(self._state(), self.layout)
 
     def wait_idle(self, deadline_s: float = 60.0) -> None:
         """Wait until every node is idle."""
@@ -168,6 +176,10 @@ class Sandbox:
             hint=f"shoal sandbox down --name {self.spec.name}",
         )
 
+    def _remove_empty_home(self) -> None:
+        with contextlib.suppress(OSError):
+            self.layout.home.rmdir()  # refused by the kernel while another sandbox is in it
+
     def _bring_up(self, deadline_s: float) -> None:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
@@ -184,6 +196,7 @@ class Sandbox:
 
 def load(name: str, *, home: Path | None = None) -> Sandbox | None:
     """The sandbox of this name as it was started, or None."""
+    check_home(home or default_home())
     state = Layout(home or default_home(), name).load()
     return Sandbox(state.spec, home=home) if state else None
 
@@ -191,4 +204,6 @@ def load(name: str, *, home: Path | None = None) -> Sandbox | None:
 def names(home: Path | None = None) -> list[str]:
     """Names of all sandboxes of this user, half-started ones included."""
     folder = home or default_home()
-    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+    check_home(folder)
+    entries = folder.iterdir() if folder.is_dir() else []
+    return sorted(entry.name for entry in entries if Layout(folder, entry.name).is_ours())

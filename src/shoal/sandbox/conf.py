@@ -78,7 +78,6 @@ def slurmdbd_conf(state: SandboxState, layout: Layout, *, user: str) -> str:
         "StorageHost": "localhost",
         "StorageUser": "root",
         "StorageLoc": "slurm_acct_db",
-        "CommitDelay": "1",
         "LogFile": str(layout.log("slurmdbd")),
         "PidFile": str(layout.run / "slurmdbd.pid"),
     }
@@ -110,7 +109,8 @@ def _behaviour() -> dict[str, str]:
         "SlurmdParameters": "config_overrides",
         "SelectType": "select/cons_tres",
         "SelectTypeParameters": "CR_Core_Memory",
-        "SchedulerParameters": "defer,sched_interval=1,bf_interval=1,batch_sched_delay=0",
+        # Not `defer`: an srun would wait for the next pass, 0.9 s instead of 0.05 s.
+        "SchedulerParameters": "sched_interval=1,bf_interval=1,batch_sched_delay=0",
         "EnforcePartLimits": "ALL",
         "ReturnToService": "2",
         "MaxArraySize": "2001",

@@ -54,10 +54,10 @@ class Daemons:
         argv, output = self._argv(daemon), self.layout.output(daemon)
         if self.state.spec.hosts and daemon in self.state.spec.node_names:
             holder = self._holder(daemon)
-            outer = process.spawn(hosts.inside(holder, argv), env=self._env(), output=output)
+            outer = process.spawn(hosts.inside(holder, argv), env=self.env(), output=output)
             started = hosts.child_named("slurmd", outer)
         else:
-            started = process.spawn(argv, env=self._env(), output=output)
+            started = process.spawn(argv, env=self.env(), output=output)
         self._record(daemon, started)
 
     def wait_ready(self, daemon: str, deadline_s: float) -> None:
@@ -108,7 +108,7 @@ class Daemons:
 
     def make_host(self, number: int) -> None:
         """Make a node's namespaces; its slurmd is started inside later, and again after a crash."""
-        holder = hosts.start(self.state, self.layout, number, self._env())
+        holder = hosts.start(self.state, self.layout, number, self.env())
         self._record(f"{self.state.spec.node_names[number - 1]}@host", holder)
 
     def _holder(self, node: str) -> Process:
@@ -138,7 +138,8 @@ class Daemons:
             return [_path("slurmd"), "-D", "-N", daemon, "-f", str(layout.conf)]
         raise ShoalError(f"there is no daemon {daemon!r}", hint=f"the daemons are {', '.join(self.names)}")
 
-    def _env(self) -> dict[str, str]:
+    def env(self) -> dict[str, str]:
+        """The environment of all that `up` starts; the mark lets `down` find it whatever happened in between."""
         kept = {key: os.environ[key] for key in ("PATH", "HOME", "USER", "LANG", "TZ") if key in os.environ}
         return {
             **kept,

@@ -22,13 +22,14 @@ _UNSHARE = ("unshare", "--net", "--uts", "--pid", "--fork", "--kill-child", "--m
 _DEADLINE_S = 15.0
 
 
-def make_bridge(state: SandboxState) -> None:
+def make_bridge(state: SandboxState, env: Mapping[str, str]) -> None:
     """The switch between nodes, and the controller's address on it."""
     bridge = _bridge(state)
     _ip(
         f"link add {bridge} type bridge",
         f"addr add {conf.address(_subnet(state), conf.BRIDGE_HOST)}/24 dev {bridge}",
         f"link set {bridge} up",
+        env=env,
     )
 
 
@@ -42,12 +43,14 @@ def start(state: SandboxState, layout: Layout, number: int, env: Mapping[str, st
     _ip(
         f"link add {cable} type veth peer name eth0 netns {holder.pid}",
         f"link set {cable} master {_bridge(state)} up",
+        env=env,
     )
     _ip(
         "link set lo up",
         f"addr add {conf.address(_subnet(state), number)}/24 dev eth0",
         "link set eth0 up",
         f"route add default via {conf.address(_subnet(state), conf.BRIDGE_HOST)}",
+        env=env,
         inside=holder,
     )
     return holder
@@ -77,11 +80,11 @@ def remove(state: SandboxState) -> None:
         subprocess.run(["ip", "link", "del", name], capture_output=True, timeout=20)
 
 
-def _ip(*commands: str, inside: Process | None = None) -> None:
+def _ip(*commands: str, env: Mapping[str, str], inside: Process | None = None) -> None:
     prefix = ["nsenter", "--target", str(inside.pid), "--net", "--"] if inside else []
-    done = subprocess.run(
-        [*prefix, "ip", "-batch", "-"], input="\n".join(commands) + "\n", capture_output=True, text=True, timeout=20
-    )
+    lines = "\n".join(commands) + "\n"
+    argv = [*prefix, "ip", "-batch", "-"]
+    done = subprocess.run(argv, input=lines, env=dict(env), capture_output=True, text=True, timeout=20)
     if done.returncode != 0:
         raise ShoalError(f"ip could not set up the nodes' network: {done.stderr.strip()}", hint="leave out --hosts")
 

@@ -90,6 +90,12 @@ class Layout:
                 hint=f"export {HOME_VARIABLE}=/tmp/sandboxes, or take a shorter --name",
             )
 
+    def is_ours(self) -> bool:
+        """Whether the folder is a sandbox's: it has a record, or is still as empty as a killed `up` leaves it."""
+        if self.folder.is_symlink() or not self.folder.is_dir():
+            return False
+        return self.state.exists() or all(entry.name.startswith(".sandbox.json.") for entry in self.folder.iterdir())
+
     def load(self) -> SandboxState | None:
         try:
             return msgspec.json.decode(self.state.read_bytes(), type=SandboxState)
@@ -100,6 +106,15 @@ class Layout:
                 f"{self.state} cannot be read ({error})",
                 hint=f"look for processes that use it, then rm -r {self.folder}",
             )
+
+    def others(self) -> list[SandboxState]:
+        """Records of the other sandboxes of this user that can be read."""
+        found = []
+        for entry in self.home.iterdir():
+            with contextlib.suppress(ShoalError, OSError):
+                if entry != self.folder and (state := Layout(self.home, entry.name).load()) is not None:
+                    found.append(state)
+        return found
 
     def save_state(self, state: SandboxState) -> None:
         write_atomically(self.state, msgspec.json.format(msgspec.json.encode(state), indent=2))
@@ -113,10 +128,18 @@ def default_home() -> Path:
 
 
 def open_home(home: Path) -> None:
-    """Make sure that `home` exists and that nobody else can write there; anyone could have made it first in /tmp."""
+    """Make sure that `home` exists and is private; in /tmp anyone could have made it first."""
     with contextlib.suppress(FileExistsError):
         home.mkdir(mode=0o700, parents=True)
-    found = home.lstat()
+    check_home(home)
+
+
+def check_home(home: Path) -> None:
+    """Refuse a folder in which somebody else could have put a record for us to act on; a missing one is fine."""
+    try:
+        found = home.lstat()
+    except FileNotFoundError:
+        return
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise ShoalError(
             f"{home} is not a private folder of this user", hint=f"export {HOME_VARIABLE}=<a folder of your own>"

@@ -21,6 +21,8 @@ _DEADLINE_S = 20.0
 
 def tear_down(layout: Layout, *, keep_folder: bool = False) -> None:
     """Undo everything that the record speaks of; `keep_folder` leaves an empty folder to start again in."""
+    if not layout.is_ours():
+        raise ShoalError(f"{layout.folder} is not the folder of a sandbox", hint="take another --name")
     state = layout.load()
     if state is not None:
         _end_processes(state, layout)
