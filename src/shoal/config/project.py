@@ -47,6 +47,15 @@ def load_project(root: Path, environ: Mapping[str, str]) -> Project:
     return _assemble(root, environ, steps, _cluster_values(top), root / TOML_NAME)
 
 
+def project_or_bare(start: Path, environ: Mapping[str, str]) -> Project:
+    """For commands that also work outside of projects: the project around a folder, or a bare one."""
+    try:
+        root = find_root(start)
+    except InputError:
+        return bare_project(start, environ)
+    return load_project(root, environ)
+
+
 def bare_project(root: Path, environ: Mapping[str, str]) -> Project:
     """A folder without a shoal.toml: no steps, and the user's own cluster profiles."""
     return _assemble(root, environ, {}, {}, None)

@@ -14,8 +14,10 @@ from pathlib import Path
 import msgspec
 
 from shoal.backends.slurm.commands import run
+from shoal.config.cluster import LOCAL
+from shoal.config.scaffold import Draft
 from shoal.errors import InputError, SchedulerError
-from shoal.units import parse_slurm_time_s
+from shoal.units import format_memory, format_slurm_time, parse_slurm_time_s
 
 TIMEOUT_S = 10.0
 
@@ -80,6 +82,54 @@ def gather(environ: Mapping[str, str], user: str) -> Facts:
         qos=qos,
         silent=tuple(silent),
     )
+
+
+def draft_profile(facts: Facts, host: str) -> Draft | None:
+    """A first profile from the facts, or None when there are no partitions. Numbers are kept where all nodes agree."""
+    if not facts.partitions:
+        return None
+    default = next((one for one in facts.partitions if one.is_default), facts.partitions[0])
+    with_gpus = [one for one in facts.partitions if one.gpus_per_node]
+    spellings = dict.fromkeys(kind for one in (default, *with_gpus) for kind in one.gpu_types)
+    portable = {kind.lower(): kind for kind in spellings}
+    by_type = {
+        name: next(one.name for one in (default, *with_gpus) if kind in one.gpu_types)
+        for name, kind in portable.items()
+        if name != "default"
+    }
+    partition = {**by_type, "default": default.name}
+    limits_s = [one.max_time_s for one in facts.partitions]
+    memory_mb = _agreed([one.memory_per_node_mb for one in with_gpus or [default]])
+    return Draft(
+        # "local" is this machine's own name in shoal.
+        name=facts.cluster if facts.cluster and facts.cluster != LOCAL else "mycluster",
+        match={"cluster": facts.cluster} if facts.cluster else {"host": host},
+        account=facts.default_account,
+        partition={"default": default.name} if set(partition.values()) == {default.name} else partition,
+        gpu_types={name: kind for name, kind in portable.items() if name != kind},
+        gpus_per_node=_agreed([one.gpus_per_node for one in with_gpus]),
+        cpus_per_node=_agreed([one.cpus_per_node for one in with_gpus or [default]]),
+        memory_per_node=None if not memory_mb else format_memory(memory_mb),
+        max_time=None if None in limits_s else format_slurm_time(max(limit for limit in limits_s if limit)),
+        comments=_comments(facts),
+    )
+
+
+def _agreed(numbers: list[int]) -> int | None:
+    return numbers[0] if len(set(numbers)) == 1 else None
+
+
+def _comments(facts: Facts) -> tuple[str, ...]:
+    lines = [
+        f"partition {one.name}: {one.cpus_per_node} CPUs, {format_memory(one.memory_per_node_mb)}"
+        + (f", {one.gpus_per_node} GPUs {' '.join(one.gpu_types)}".rstrip() if one.gpus_per_node else "")
+        for one in facts.partitions
+    ]
+    if len(facts.accounts) > 1:
+        lines.append(f"accounts of this user: {', '.join(facts.accounts)}")
+    if facts.qos:
+        lines.append(f"QOS of this user: {', '.join(facts.qos)}")
+    return tuple(lines)
 
 
 def parse_sinfo(text: str) -> tuple[Partition, ...]:

@@ -198,14 +198,14 @@ def _complete(
     share = _share(request, cluster, whole_nodes)
     if share is not None:
         part, of = share
-        words = "the whole node" if part == of else f"{part} of {of} GPUs"
+        words = "the whole node" if part == of else f"{part} of the node's {of} GPUs"
         if request.cpus is None and cluster.cpus_per_node and not {"cpus-per-task", "cpus-per-task derived"} & silenced:
             changes["cpus"] = max(1, cluster.cpus_per_node * part // of)
-            notes.append(f"{changes['cpus']} CPUs per node: {words} of {cluster.cpus_per_node}")
+            notes.append(f"{changes['cpus']} CPUs per node, for {words}")
         if request.memory is None and cluster.memory_per_node and not {"mem", "mem derived"} & silenced:
             whole_mb = parse_memory_mb(cluster.memory_per_node)
             changes["memory"] = format_memory(_round_down(whole_mb * part // of))
-            notes.append(f"{changes['memory']} of memory per node: {words} of {cluster.memory_per_node}")
+            notes.append(f"{changes['memory']} of memory per node, for {words}")
     if request.time is None and cluster.time is not None and "time" not in silenced:
         changes["time"] = cluster.time
         notes.append(f"time {cluster.time}: the default of {cluster.name}")

@@ -1,0 +1,186 @@
+"""`shoal generate`, decided: flags of a training launch in, the text of a batch script out. Nothing is written here."""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+import msgspec
+
+from shoal.backends.slurm.flags import parse_flags
+from shoal.backends.slurm.launch_lines import launch_lines
+from shoal.backends.slurm.options import Resolved, resolve
+from shoal.backends.slurm.quoting import refuse_line_breaks
+from shoal.backends.slurm.script import header, render_script, set_up
+from shoal.config.cluster import Cluster
+from shoal.config.project import Project
+from shoal.config.steps import Step
+from shoal.errors import InputError
+from shoal.model import Request
+from shoal.names import slug
+
+#: What the reference generator runs, and what it asks for when nobody says anything.
+DEFAULT_COMMAND = ("python", "./torchtitan/train.py")
+DEFAULT_REQUEST = Request(nodes=1, gpus=8, time="36:00:00")
+DEFAULT_MAIL_TYPE = "BEGIN,END,FAIL"
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """The flags of `shoal generate`, as they were written; None means not written."""
+
+    config_file: str | None = None
+    step: str | None = None
+    command: str | None = None
+    extra_args: str = ""
+    use_ddp: bool = False
+    replicas_per_node: int | None = None
+    nodes_per_replica: int | None = None
+    job_name: str | None = None
+    qos: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    nodes: str | None = None
+    gpus_per_node: str | None = None
+    cpus_per_node: str | None = None
+    mem: str | None = None
+    time: str | None = None
+    mail_user: str | None = None
+    mail_type: str | None = None
+    output: str | None = None
+    error: str | None = None
+
+
+class Generated(msgspec.Struct, frozen=True, kw_only=True):
+    """The script, and what is worth knowing about it. `log_folders` must exist before the job starts."""
+
+    script: str
+    job_name: str
+    resolved: Resolved
+    launch: str
+    command: tuple[str, ...]
+    log_folders: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def generate(wish: Wish, project: Project, cluster: Cluster) -> Generated:
+    """Decide header, set-up and launch. InputError for anything that could not work."""
+    step = None if wish.step is None else project.step(wish.step)
+    launch, notes = _launch(wish, step)
+    command = _command(wish, step)
+    real_name = wish.job_name or wish.step or _stem(wish.config_file) or "job"
+    name = slug(real_name)
+    resolved = _resolve(wish, step, project, cluster)
+    logs = [wish.output or f"{cluster.logs}.out", wish.error or f"{cluster.logs}.err"]
+    for flag, path in zip(("--output", "--error"), logs, strict=True):
+        _check_log(flag, path)
+    folders = tuple(dict.fromkeys(os.path.dirname(path) or "." for path in logs))
+    options = [
+        ("job-name", name),
+        *resolved.options,
+        ("output", logs[0]),
+        ("error", logs[1]),
+        # A requeued job starts the script again: without append it would wipe the log of the first time.
+        ("open-mode", "append"),
+        ("requeue", None),
+    ]
+    comments = [
+        f"Written by shoal generate for cluster {cluster.name}. Submit it with sbatch.",
+        *([f"The job's full name: {real_name}"] if name != real_name else []),
+        f"The log folder must exist before the job starts: {' '.join(shlex.quote(folder) for folder in folders)}",
+    ]
+    text = render_script(
+        header(options, comments),
+        set_up(resolved.cluster, step.env if step else None),
+        launch_lines(launch, command, resolved.request),
+    )
+    return Generated(
+        script=text,
+        job_name=name,
+        resolved=resolved,
+        launch=launch,
+        command=command,
+        log_folders=folders,
+        notes=(*notes, *resolved.notes, *([f"the job is called {name}"] if name != real_name else [])),
+    )
+
+
+def _launch(wish: Wish, step: Step | None) -> tuple[str, list[str]]:
+    replicas = [
+        flag
+        for flag, value in (
+            ("--num-ft-replicas-per-node", wish.replicas_per_node),
+            ("--nodes-per-replica", wish.nodes_per_replica),
+        )
+        if value is not None
+    ]
+    if wish.use_ddp:
+        return "torchrun", [f"{flag} says nothing with --use-ddp" for flag in replicas]
+    if replicas:
+        raise InputError(
+            "fault-tolerant replicas cannot be generated yet",
+            hint="--use-ddp launches torchrun; without both flags the program runs as it is",
+            place=replicas[0],
+        )
+    return (step.launch if step else "process"), []
+
+
+def _command(wish: Wish, step: Step | None) -> tuple[str, ...]:
+    """The program, its config file as --job.config_file, and the extra words, as overrides where there is a config."""
+    if wish.step is None and wish.config_file is None:
+        raise InputError("say what to train: --config-file CONFIG, or --step NAME of shoal.toml")
+    words = list(step.command if step else DEFAULT_COMMAND)
+    if wish.command is not None:
+        words = _split("--command", wish.command)
+        if not words:
+            raise InputError("the command is empty", place="--command")
+    extra = _split("--extra-args", wish.extra_args)
+    if wish.config_file is not None:
+        words += ["--job.config_file", wish.config_file]
+        extra = ["--cfg_options", *extra] if extra else []
+    return (*words, *extra)
+
+
+def _split(flag: str, text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise InputError(f"cannot be split into words: {str(error).lower()}: {text!r}", place=flag) from None
+
+
+def _resolve(wish: Wish, step: Step | None, project: Project, cluster: Cluster) -> Resolved:
+    """The written flags are sbatch's own, so they are read as sbatch reads them."""
+    default = step.request if step else DEFAULT_REQUEST
+    if step is None and cluster.time is not None:
+        default = msgspec.structs.replace(default, time=cluster.time)
+    mail_type = wish.mail_type or (DEFAULT_MAIL_TYPE if wish.mail_user and not cluster.mail_type else None)
+    written = {
+        "partition": wish.partition,
+        "account": wish.account,
+        "qos": wish.qos,
+        "nodes": wish.nodes,
+        "gpus-per-node": wish.gpus_per_node,
+        "cpus-per-task": wish.cpus_per_node,
+        "mem": wish.mem,
+        "time": wish.time,
+        "mail-user": wish.mail_user,
+        "mail-type": mail_type,
+    }
+    flags = parse_flags([f"--{name}={value}" for name, value in written.items() if value is not None])
+    return resolve(default, flags, cluster, project.clusters, whole_nodes=True)
+
+
+def _stem(path: str | None) -> str | None:
+    return None if path is None else os.path.splitext(os.path.basename(path))[0] or None
+
+
+def _check_log(flag: str, path: str) -> None:
+    """A path that Slurm would misread ends the job at once, without any log to say why."""
+    refuse_line_breaks(path, flag)
+    if path.startswith("~") or "$" in path or "\\" in path:
+        raise InputError(
+            f"{path!r} has ~, $ or a backslash, which Slurm does not expand in log paths",
+            hint=f'let the shell expand it: {flag} "$HOME/logs/%j.out"',
+            place=flag,
+        )
+    if not path.strip() or path.endswith("/"):
+        raise InputError(f"{path!r} is not a file", hint=f"{flag} logs/%j.out", place=flag)

@@ -1,0 +1,189 @@
+"""Cluster profiles: which there are, where each value came from, which one fits here, whether Slurm takes its words.
+
+    shoal clusters list
+    shoal clusters show NAME      every value and the file and line it came from
+    shoal clusters detect         what this machine's Slurm says, and the profile that is chosen here
+    shoal clusters test NAME      asks Slurm with sbatch --test-only; nothing is submitted
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shoal.config.cluster import Cluster
+    from shoal.config.project import Project
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("list", "show", "detect", "test"))
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a profile (default: the one that fits here)")
+    parser.add_argument("--json", action="store_true", help="one document instead of a table")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no notes")
+
+
+def run(args: argparse.Namespace) -> int:
+    from shoal.config.project import project_or_bare
+
+    project = project_or_bare(Path.cwd(), os.environ)
+    actions = {"list": listing, "show": show, "detect": detect, "test": test}
+    document, rows, notes = actions[args.action](project, args.name)
+    if args.json:
+        print(json.dumps({"schema": 1, **document}))
+    else:
+        sys.stdout.write(_table(rows))
+        sys.stderr.writelines(f"note: {note}\n" for note in notes if not args.quiet)
+    return 1 if document.get("ok") is False else 0
+
+
+Rows = Sequence[tuple[str, ...]]
+Answer = tuple[dict[str, Any], Rows, list[str]]
+
+
+def listing(project: Project, name: str | None) -> Answer:
+    """All profiles, and which one is chosen here."""
+    from shoal.backends.choose import choose_cluster, named_cluster
+    from shoal.config.cluster import LOCAL, UNNAMED
+
+    chosen = choose_cluster(project, None, os.environ)
+    names = [*project.clusters, *(built_in for built_in in (LOCAL, UNNAMED) if built_in not in project.clusters)]
+    found = [_summary(named_cluster(project, one), chosen) for one in names if name in (None, one)]
+    rows = [("NAME", "HERE", "MATCHES", "WRITTEN IN")]
+    rows += [(one["name"], "yes" if one["chosen"] else "", one["matches"], one["origin"]) for one in found]
+    return {"clusters": found}, rows, []
+
+
+def _summary(cluster: Cluster, chosen: Cluster) -> dict[str, Any]:
+    from shoal.config.cluster import UNNAMED
+
+    words = [f"cluster {cluster.match_cluster}" if cluster.match_cluster else ""]
+    words.append(f"host {cluster.match_host}" if cluster.match_host else "")
+    built_in = {True: "no sbatch, or inside a job"}.get(cluster.is_local) or (
+        "any other Slurm" if cluster.name == UNNAMED else f"cluster {cluster.name}"
+    )
+    origins = dict.fromkeys(sourced.origin.rsplit(":", 1)[0] for sourced in cluster.layer.values.values())
+    return {
+        "name": cluster.name,
+        "chosen": cluster.name == chosen.name,
+        "matches": ", ".join(word for word in words if word) or built_in,
+        "origin": ", ".join(origins) or "default",
+    }
+
+
+def show(project: Project, name: str | None) -> Answer:
+    """Every value of a profile with its origin, those that nobody wrote included."""
+    from shoal.backends.choose import choose_cluster, named_cluster
+
+    chosen = choose_cluster(project, None, os.environ)
+    cluster = chosen if name is None else named_cluster(project, name, "clusters show")
+    values = _values(cluster)
+    if cluster.name == chosen.name and not cluster.is_local:
+        from shoal.backends.slurm.facts import cluster_name
+
+        values["cluster_name"] = {"value": cluster_name(os.environ), "origin": "detected"}
+    rows = [("KEY", "VALUE", "FROM")]
+    rows += [(key, _shown(one["value"]), one["origin"]) for key, one in values.items()]
+    return {"name": cluster.name, "values": values}, rows, []
+
+
+def _values(cluster: Cluster) -> dict[str, dict[str, Any]]:
+    """Written values in the order of the profile's keys, defaults, presets, and what differs under each QOS."""
+    from shoal.config.cluster import CLUSTER_KEYS
+    from shoal.config.networks import NETWORKS
+
+    found: dict[str, dict[str, Any]] = {"name": {"value": cluster.name, "origin": "default"}}
+    if cluster.layer.values:
+        found["name"]["origin"] = next(iter(cluster.layer.values.values())).origin.rsplit(":", 1)[0]
+    for key in CLUSTER_KEYS:
+        written = {
+            name: {"value": sourced.value, "origin": sourced.origin}
+            for name, sourced in cluster.layer.values.items()
+            if name == key or name.startswith(f"{key}.")
+        }
+        default = getattr(cluster, key, None) or None
+        found.update(written or {key: {"value": default, "origin": "default"}})
+    if cluster.network:
+        preset = NETWORKS[cluster.network]
+        for name, value in {**preset.env, **preset.prepend}.items():
+            found.setdefault(f"env.{name}", {"value": value, "origin": f"network {cluster.network}"})
+    for qos, values in cluster.layer.qos.items():
+        found.update({f"qos.{qos}.{key}": {"value": one.value, "origin": one.origin} for key, one in values.items()})
+    return found
+
+
+def detect(project: Project, name: str | None) -> Answer:
+    """What this machine says, and the profile that follows from it."""
+    import getpass
+    import shutil
+    import socket
+
+    from msgspec import to_builtins
+
+    from shoal.backends.choose import choose_cluster
+    from shoal.backends.slurm.facts import Facts, gather
+    from shoal.units import format_memory
+
+    chosen = choose_cluster(project, None, os.environ)
+    facts = gather(os.environ, getpass.getuser()) if shutil.which("sinfo") else Facts(silent=("sinfo: not on PATH",))
+    rows = [("profile", chosen.name), ("host", socket.gethostname()), ("cluster", facts.cluster or "unknown")]
+    for one in facts.partitions:
+        gpus = f", {one.gpus_per_node} GPUs {' '.join(one.gpu_types)}".rstrip() if one.gpus_per_node else ""
+        node = f"{one.cpus_per_node} CPUs, {format_memory(one.memory_per_node_mb)}{gpus}"
+        rows.append(("partition", f"{one.name}{' (default)' if one.is_default else ''}: {node}"))
+    rows += [("account", account) for account in facts.accounts]
+    rows += [("qos", qos) for qos in facts.qos]
+    document = {"profile": chosen.name, "host": socket.gethostname(), "facts": to_builtins(facts)}
+    return document, rows, [f"no answer from {reason}" for reason in facts.silent]
+
+
+def test(project: Project, name: str | None) -> Answer:
+    """Ask Slurm whether it would take the profile's words: once plainly, once for each GPU type."""
+    from shoal.backends.choose import choose_cluster, named_cluster
+    from shoal.errors import InputError
+
+    chosen = choose_cluster(project, None, os.environ, inside_job=False)
+    cluster = chosen if name is None else named_cluster(project, name, "clusters test")
+    if cluster.is_local:
+        raise InputError("this machine has no scheduler to ask", hint="shoal clusters list")
+    results = [_try(project, cluster, kind) for kind in (None, *(key for key in cluster.partition if key != "default"))]
+    rows = [("ASKED", "RESULT", "SLURM SAYS")]
+    rows += [(" ".join(one["options"]), "ok" if one["ok"] else "refused", one["answer"]) for one in results]
+    notes = [f"the Slurm on this machine matches profile {chosen.name}"] if chosen.name != cluster.name else []
+    return {"name": cluster.name, "ok": all(one["ok"] for one in results), "tests": results}, rows, notes
+
+
+def _try(project: Project, cluster: Cluster, gpu_type: str | None) -> dict[str, Any]:
+    from shoal.backends.slurm.commands import run as run_program
+    from shoal.backends.slurm.flags import SbatchFlags
+    from shoal.backends.slurm.options import resolve
+    from shoal.errors import SchedulerError
+    from shoal.model import Request
+
+    request = Request(nodes=1, gpus=1 if gpu_type else None, gpu_type=gpu_type, time="1m")
+    options = resolve(request, SbatchFlags(), cluster, project.clusters).argv()
+    answer = run_program(["sbatch", "--test-only", *options], 30.0, stdin="#!/bin/bash\ntrue\n")
+    said = " ".join(answer.stderr.split()).removeprefix("sbatch: ").removeprefix("error: ")
+    if answer.returncode != 0 and ("ontact slurm controller" in said or "ocket timed out" in said):
+        raise SchedulerError(f"Slurm does not answer: {said}", hint="scontrol ping")
+    return {"options": options, "ok": answer.returncode == 0, "answer": said}
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    return "; ".join(value) if isinstance(value, tuple | list) else str(value)
+
+
+def _table(rows: Rows) -> str:
+    """Aligned on a terminal, tab-separated and complete elsewhere."""
+    if not sys.stdout.isatty():
+        return "".join("\t".join(row) + "\n" for row in rows)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n"
+                   for row in rows)  # fmt: skip
