@@ -25,6 +25,7 @@ from shoal.sandbox.status import SandboxStatus, status_of
 from shoal.sandbox.teardown import tear_down
 
 _ATTEMPTS = 3
+_FREEZE_DEADLINE_S = 5.0
 _FOREIGN_PREFIXES = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_")
 
 
@@ -136,7 +137,9 @@ class Sandbox:
 
     def freeze(self, daemon: str) -> None:
         """SIGSTOP: the daemon is there and does not answer."""
-        process.send(self._process(daemon), signal.SIGSTOP)
+        frozen = self._process(daemon)
+        process.send(frozen, signal.SIGSTOP)
+        process.wait_frozen(frozen, _FREEZE_DEADLINE_S)
 
     def thaw(self, daemon: str) -> None:
         process.send(self._process(daemon), signal.SIGCONT)

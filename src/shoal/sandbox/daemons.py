@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from shoal.errors import ShoalError
-from shoal.sandbox import accounting, conf, hosts, machine, process
+from shoal.sandbox import accounting, hosts, machine, process
 from shoal.sandbox.layout import Layout, SandboxState, write_atomically
 from shoal.sandbox.process import MARK_VARIABLE, Process
 
@@ -34,7 +34,6 @@ class Daemons:
         self.state = state
         self.layout = layout
         self.user = machine.user_name()
-        self.controller = conf.address(state.subnet, conf.BRIDGE_HOST) if state.subnet else "127.0.0.1"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -88,7 +87,7 @@ class Daemons:
 
     def node_states(self) -> dict[str, str]:
         """Slurm's own word for each node, such as "idle" or "down*"; empty when the controller does not answer."""
-        if not machine.listening(self.controller, self.state.ports.slurmctld):
+        if not self._listens("slurmctld"):
             return {}  # sinfo would wait for it, for several seconds
         env = {**os.environ, "SLURM_CONF": str(self.layout.conf)}
         try:
@@ -149,18 +148,17 @@ class Daemons:
         }
 
     def _readiness(self, daemon: str) -> Callable[[], bool]:
-        ports = self.state.ports
         if daemon == "munged":
             return lambda: _answers(self.layout.munge_socket)
         if daemon == "mariadbd":
             return lambda: _answers(self.layout.database_socket)
-        if daemon == "slurmdbd":
-            return lambda: machine.listening("127.0.0.1", ports.slurmdbd)
-        if daemon == "slurmctld":
-            return lambda: machine.listening(self.controller, ports.slurmctld)
-        number = self.state.spec.node_names.index(daemon)
-        host = conf.address(self.state.subnet, number + 1) if self.state.subnet else "127.0.0.1"
-        return lambda: machine.listening(host, ports.slurmd[number])
+        return lambda: self._listens(daemon)
+
+    def _listens(self, daemon: str) -> bool:
+        nodes = dict(zip(self.state.spec.node_names, self.state.ports.slurmd, strict=True))
+        ports = {"slurmctld": self.state.ports.slurmctld, "slurmdbd": self.state.ports.slurmdbd, **nodes}
+        found = self.find(daemon)
+        return found is not None and process.listens(found, ports[daemon])
 
     def _all_idle(self) -> bool:
         for node in self.state.spec.node_names:

@@ -117,12 +117,6 @@ def free_subnet(taken: Collection[str]) -> str:
     raise ShoalError(f"no free subnet in {_SUBNET_PREFIX}.0.0/16", hint="ip route")
 
 
-def listening(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1)
-        return probe.connect_ex((host, port)) == 0
-
-
 def user_name() -> str:
     """Who runs the daemons: the one who asks."""
     try:

@@ -21,6 +21,7 @@ from shoal.errors import ShoalError
 
 MARK_VARIABLE = "SHOAL_SANDBOX_MARK"
 _PROC = Path("/proc")
+_LISTEN = "0A"  # TCP_LISTEN in /proc/net/tcp
 
 
 class Process(msgspec.Struct, frozen=True):
@@ -67,6 +68,22 @@ def is_alive(process: Process) -> bool:
 def is_frozen(process: Process) -> bool:
     fields = _stat(process.pid)
     return bool(fields) and fields[0] in "Tt"
+
+
+def wait_frozen(process: Process, deadline_s: float) -> None:
+    """Wait until a SIGSTOP has reached every thread; it is sent in no time, but not obeyed in no time."""
+    end = time.monotonic() + deadline_s
+    while is_alive(process) and not is_frozen(process):
+        if time.monotonic() > end:
+            raise ShoalError(f"process {process.pid} did not stop within {deadline_s:.0f} s")
+        time.sleep(0.005)
+
+
+def listens(process: Process, port: int) -> bool:
+    """Whether this very process listens on the TCP port; somebody else's socket there does not count."""
+    rows = [line.split() for line in _read(process.pid, "net/tcp").decode().splitlines()[1:]]
+    inodes = {row[9] for row in rows if row[3] == _LISTEN and int(row[1].rpartition(":")[2], 16) == port}
+    return any(target in {f"socket:[{inode}]" for inode in inodes} for target in _open_files(process.pid))
 
 
 def command_name(process: Process) -> str:
@@ -146,14 +163,7 @@ def _is_step(pid: int, path: Path) -> bool:
     """slurmstepd writes its title over its environment, but it keeps its node's log file open."""
     if _read(pid, "comm").strip() != b"slurmstepd":
         return False
-    try:
-        for entry in os.scandir(_PROC / str(pid) / "fd"):
-            target = Path(os.readlink(entry.path))
-            if target == path or path in target.parents:
-                return True
-    except OSError:
-        return False
-    return False
+    return any(path in (target := Path(name), *target.parents) for name in _open_files(pid))
 
 
 def _line(pid: int, parents: dict[int, int]) -> Iterator[int]:
@@ -173,6 +183,16 @@ def _parents() -> dict[int, int]:
 def _stat(pid: int) -> list[str]:
     """Fields of /proc/PID/stat from the third (state) on; the second may itself contain blanks and brackets."""
     return _read(pid, "stat").decode(errors="replace").rpartition(")")[2].split()
+
+
+def _open_files(pid: int) -> list[str]:
+    """What the process has open, as the kernel names it; empty when it is gone or not ours to look at."""
+    found = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(_PROC / str(pid) / "fd"):
+            with contextlib.suppress(OSError):
+                found.append(os.readlink(entry.path))
+    return found
 
 
 def _read(pid: int, name: str) -> bytes:
