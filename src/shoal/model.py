@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -34,8 +35,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InputError(f"a request cannot have {name} = {value}")
-        if self.gpu_type is not None and not (self.gpu_type.isascii() and self.gpu_type.replace("-", "_").isidentifier()
-                                              or self.gpu_type.isalnum()):
+        if self.gpu_type is not None and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.gpu_type) is None:
             raise InputError(f"{self.gpu_type!r} is not the name of a GPU type")
         # Canonical words, so that two spellings of one request compare equal.
         if self.memory is not None:
@@ -61,8 +61,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything that makes a run what it is. `request` and `flags` say where it runs and are not part of its identity.
 
     `step` is the word in the script's name (pretrain1); `step_kind` is the step of shoal.toml that it calls (train).
+    `command` is the step's, whose {placeholders} the agent fills in; `args` are the user's and arrive as they are.
     `env` holds only what the experiment itself set; the rest of the environment is the machine's business.
-    `start_from` is the checkpoint, or the folder of a run, that the user named as input (posttrain, resume).
+    `start_from` is the checkpoint that the user named as input, as in post-training.
     """
 
     experiment: str
@@ -71,9 +72,10 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     step: str
     step_kind: str
     seed: int | None
-    argv: list[str]
+    command: list[str]
     cwd: str
     output: str
+    args: list[str] = []
     params: dict[str, Any] = {}
     env: dict[str, str] = {}
     checkpoint: str | None = None
@@ -82,6 +84,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     title: str | None = None
     request: Request = Request()
     flags: list[str] = []
+    revision: int = 1
+    tracker_id: str = ""
     schema: int = SCHEMA
 
     @property
@@ -98,7 +102,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             "name": self.name,
             "step_kind": self.step_kind,
             "seed": self.seed,
-            "argv": self.argv,
+            "command": self.command,
+            "args": self.args,
             "params": self.params,
             "env": self.env,
             "start_from": self.start_from,

@@ -17,7 +17,7 @@ def choose_cluster(
 ) -> Cluster:
     """The profile to use. "local" is this machine; "slurm" is the Slurm found here, with nothing known about it.
 
-    `on` (or SHOAL_ON) decides alone. Without it: no sbatch on PATH, or already inside a Slurm job, means local; else
+    `on` (or SHOAL_ON) decides alone. Without it: no Slurm here, or already inside a Slurm job, means local; else
     the profile that matches Slurm's ClusterName and this host; else "slurm". InputError when the name is unknown, or
     when two profiles match equally well.
     """
@@ -26,13 +26,25 @@ def choose_cluster(
         return named_cluster(project, asked, flag)
     if inside_job is None:
         inside_job = bool(environ.get("SLURM_JOB_ID"))
-    if inside_job or shutil.which("sbatch", path=environ.get("PATH")) is None:
+    if inside_job or not has_slurm(environ):
         return named_cluster(project, LOCAL)
     if any(name not in (LOCAL, UNNAMED) for name in project.clusters):
         from shoal.backends.slurm.facts import cluster_name
 
         return match_cluster(project, cluster_name(environ), socket.gethostname())
     return named_cluster(project, UNNAMED)
+
+
+def has_slurm(environ: Mapping[str, str]) -> bool:
+    """Whether there is a Slurm to talk to: its programs, and a configuration. A controller that is down still counts.
+
+    Programs without any configuration are a package that somebody installed, and no cluster.
+    """
+    if shutil.which("sbatch", path=environ.get("PATH")) is None:
+        return False
+    from shoal.backends.slurm.facts import cluster_name
+
+    return bool(environ.get("SLURM_CONF")) or cluster_name(environ) is not None
 
 
 def named_cluster(project: Project, name: str, flag: str = "--on") -> Cluster:

@@ -1,0 +1,166 @@
+"""One attempt: start the user's process, pass signals on, beat, stop when told to, write down how it ended."""
+
+import ctypes
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Callable, Dict, List, Optional
+
+from . import fence, files, layout, memory
+
+_FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
+#: Signals that ask the run to end. Leaving with code 0 after one of them is a polite stop, not a finished training.
+_STOPPING = ("SIGTERM", "SIGINT", "SIGHUP")
+_PR_SET_PDEATHSIG = 1
+
+
+class Attempt:
+    """The user's process and what surrounds it. `run()` returns the end record after writing it."""
+
+    def __init__(self, claim: fence.Claim, number: int, argv: List[str], env: Dict[str, str], cwd: str) -> None:
+        self.claim = claim
+        self.number = number
+        self.argv = argv
+        self.env = env
+        self.cwd = cwd
+        self.beat_s = float(env.get("SHOAL_BEAT_S") or 30)
+        self.grace_s = float(env.get("SHOAL_GRACE_S") or 30)
+        self.stopped_by: Optional[str] = None
+        self._child: Optional[subprocess.Popen[bytes]] = None
+        self._over = threading.Event()
+
+    def run(self, out: str, err: str, follow: bool) -> Dict[str, Any]:
+        """Run to the end with output appended to the two files; `follow` also copies it to our own output."""
+        began = time.time()
+        clock = time.monotonic()
+        kills_before = memory.oom_kills()
+        offsets = [(path, _size(path)) for path in (out, err)]
+        threads = [threading.Thread(target=self._heartbeat, daemon=True)]
+        if follow:
+            streams = (sys.stdout.buffer, sys.stderr.buffer)
+            threads += [
+                threading.Thread(target=_copy, args=(path, offset, stream, self._over), daemon=True)
+                for (path, offset), stream in zip(offsets, streams)
+            ]
+        with open(out, "ab", 0) as out_file, open(err, "ab", 0) as err_file:
+            code, problem = self._start_and_wait(out_file, err_file, threads)
+        self._over.set()
+        for thread in threads:
+            thread.join(5)
+        return {
+            "attempt": self.number,
+            "generation": self.claim.generation,
+            "revision": self.claim.revision,
+            "token": self.claim.token,
+            "output_dir": self.claim.output_dir,
+            "exit_code": code if code >= 0 else 128 - code,
+            "signal": signal.Signals(-code).name if code < 0 else None,
+            "stopped_by": self.stopped_by,
+            "oom": memory.oom_kills() > kills_before,
+            "problem": problem,
+            "began": began,
+            "ended": time.time(),
+            "duration_s": time.monotonic() - clock,
+        }
+
+    def _start_and_wait(self, out_file: Any, err_file: Any, threads: List[threading.Thread]) -> Any:
+        handlers = {name: getattr(signal, name) for name in _FORWARDED}
+        try:
+            self._child = subprocess.Popen(
+                self.argv,
+                env=self.env,
+                cwd=self.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=out_file,
+                stderr=err_file,
+                start_new_session=True,
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            )
+        except OSError as error:
+            missing = error.filename if error.filename not in (None, self.argv[0]) else self.argv[0]
+            problem = "cannot start %s: %s" % (missing, error.strerror)
+            err_file.write(("shoal: %s\n" % problem).encode("utf-8", "replace"))
+            for thread in threads[1:]:
+                thread.start()
+            return 127 if isinstance(error, FileNotFoundError) else 126, problem
+        for name, number in handlers.items():
+            signal.signal(number, self._forward(name))
+        for thread in threads:
+            thread.start()
+        return self._child.wait(), None
+
+    def _forward(self, name: str) -> Callable[..., None]:
+        def handler(number: int, frame: Any) -> None:
+            if name in _STOPPING:
+                self._stop(name, number)
+            else:
+                self._signal(number)
+
+        return handler
+
+    def _stop(self, why: str, number: int = signal.SIGTERM) -> None:
+        """Ask the user's processes to end; a second request, or the end of the grace time, does not ask."""
+        if self.stopped_by is not None:
+            self._signal(signal.SIGKILL)
+            return
+        self.stopped_by = why
+        self._signal(number)
+        timer = threading.Timer(self.grace_s, self._signal, (signal.SIGKILL,))
+        timer.daemon = True
+        timer.start()
+
+    def _signal(self, number: int) -> None:
+        if self._child is not None and self._child.returncode is None:
+            try:
+                os.killpg(self._child.pid, number)
+            except (ProcessLookupError, PermissionError):
+                pass
+
+    def _heartbeat(self) -> None:
+        """Say "alive" now and then, and look whether this attempt is still wanted."""
+        path = os.path.join(self.claim.run_dir, layout.attempt_file(self.number, "beat"))
+        while True:
+            try:
+                files.replace(path, files.to_json({"t": time.time(), "every_s": self.beat_s}), sync=False)
+                why = fence.superseded(self.claim, self.number)
+            except OSError:
+                why = None  # A full disk or a file server away for a minute must not end a training.
+            if why is not None and self.stopped_by is None:
+                self._stop(why)
+            if self._over.wait(self.beat_s * random.uniform(0.9, 1.1)):  # noqa: S311 (spreads load, not a secret)
+                return
+
+
+def _die_with_parent() -> None:
+    """In the child: ask the kernel to kill it when the agent is killed, so that `kill -9` leaves no orphan."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _copy(path: str, offset: int, stream: Any, over: threading.Event) -> None:
+    """Copy what is appended to a file to a stream until the attempt is over and all of it was copied."""
+    with open(path, "rb") as file:
+        file.seek(offset)
+        while True:
+            finished = over.is_set()
+            data = file.read(1 << 16)
+            if data:
+                try:
+                    stream.write(data)
+                    stream.flush()
+                except (OSError, ValueError):
+                    return
+            elif finished:
+                return
+            else:
+                over.wait(0.1)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0

@@ -1,0 +1,83 @@
+"""A person ran the saved script with plain `sbatch` or `bash`: give that job a generation of its own, if it may have one.
+
+shoal's own submissions are recognised by the token in the job's name, or in SHOAL_TOKEN on this machine. Anything else
+that executes the script is a person, who means "run this again" and must get either that or a sentence why not.
+"""
+
+import os
+import subprocess
+import time
+from typing import Any, Dict, Mapping, Optional
+
+from . import fence, files, layout, process
+
+
+class StillWanted(Exception):
+    """The run is queued, running or done: a second job for it would be one too many."""
+
+
+def is_ours(token: str, environ: Mapping[str, str]) -> bool:
+    return environ.get("SHOAL_TOKEN") == token or environ.get("SLURM_JOB_NAME", "").endswith("." + token)
+
+
+def claim_again(home: str, name: str, submission: Dict[str, Any], token: str, me: Dict[str, Any]) -> fence.Claim:
+    """Claim the next generation of the run for this very job, recording it as accepted; StillWanted if it is in use."""
+    run_dir = layout.run_dir(home, name)
+    names = layout.parse_names(files.names_in(run_dir))
+    last = fence.read_claim(run_dir, names.generation)
+    if last is None:
+        raise StillWanted("%s has no record in %s" % (name, home))
+    busy = _in_use(home, last, names)
+    if busy is not None:
+        raise StillWanted("%s %s; `shoal status` tells more" % (name, busy))
+    folder = layout.submission_dir(home, token)
+    os.makedirs(folder)
+    record = dict(submission, token=token, runs=[name], by_hand=True, t=time.time(), **process.this_process())
+    record["backend"] = "slurm" if me.get("job_id") else "local"
+    files.create_exclusive(os.path.join(folder, "submission.json"), files.to_json(record))
+    output_dir = os.path.join(os.path.dirname(last.output_dir), time.strftime("%Y%m%d_%H%M%S"))
+    claim = {
+        "token": token,
+        "revision": last.revision,
+        "output_dir": output_dir,
+        "log_dir": output_dir if last.log_dir == last.output_dir else last.log_dir,
+        "t": time.time(),
+    }
+    generation = names.generation + 1
+    path = os.path.join(run_dir, layout.submit_file(generation, "claim"))
+    won = output_dir != last.output_dir and files.create_exclusive(path, files.to_json(claim))
+    outcome = {"kind": "accepted", "job_id": me.get("job_id")} if won else {"kind": "void", "reason": "lost the race"}
+    files.create_exclusive(os.path.join(folder, "outcome.json"), files.to_json(outcome))
+    if not won:
+        raise StillWanted("%s was submitted by another command just now" % name)
+    _rename_job(me.get("job_id"), "%s.%s" % (name.replace("/", "."), token))
+    return fence.find_claim(run_dir, token)
+
+
+def _in_use(home: str, last: fence.Claim, names: layout.RunNames) -> Optional[str]:
+    """What the last generation is still doing, in words, or None if it has ended."""
+    if (done := fence.finished_attempt(last.run_dir, names, last.revision)) is not None:
+        return "is done already (attempt %d)" % done
+    outcome = files.read_json(os.path.join(layout.submission_dir(home, last.token), "outcome.json")) or {}
+    if outcome.get("kind") == "void" or names.has_submit(last.generation, "cancel"):
+        return None
+    start = files.read_json(os.path.join(last.run_dir, layout.attempt_file(names.attempt, "start"))) or {}
+    if start.get("generation") != last.generation:
+        return "is queued as job %s" % outcome.get("job_id", "of an unfinished submission")
+    if names.has_attempt(names.attempt, "end"):
+        return None
+    beat_path = os.path.join(last.run_dir, layout.attempt_file(names.attempt, "beat"))
+    beat = files.read_json(beat_path) or {"t": start.get("t", 0), "every_s": 60}
+    alive = process.is_alive(start)
+    if alive is None:
+        alive = time.time() - beat["t"] < 5 * beat["every_s"]
+    return "is running (attempt %d)" % names.attempt if alive else None
+
+
+def _rename_job(job_id: Optional[str], name: str) -> None:
+    """Put the token into the job's name, so that every view finds the job as it finds all others."""
+    if job_id:
+        try:
+            subprocess.run(["scontrol", "update", "JobId=" + job_id, "JobName=" + name], timeout=20, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            pass  # The run is recorded all the same; only Slurm's view of it stays without the token.

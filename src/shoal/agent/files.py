@@ -1,0 +1,133 @@
+"""Small files that many machines share without locks: written whole, exactly once, or not at all.
+
+Correct on NFS and Lustre as well as on a local disk: a name comes into being by link or rename of a finished and synced
+temporary file, so no reader ever sees half of one; who created a name first is decided by the file system.
+"""
+
+import errno
+import json
+import os
+import random
+from typing import Any, Dict, List, Optional, cast
+
+#: Errors of the disk, not of the program: full, over quota, read-only, failing hardware.
+DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+_NO_LINKS = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM, errno.ENOSYS, errno.EMLINK)
+
+
+def create_exclusive(path: str, data: bytes) -> bool:
+    """Create `path` with `data` unless it exists; True means that this call created it.
+
+    After True the content is on disk. After False `path` exists, with whatever its creator wrote. After an error
+    nothing of this call is left behind.
+    """
+    temp = _write_temp(path, data)
+    try:
+        try:
+            os.link(temp, path)
+            created = True
+        except FileExistsError:
+            # An NFS client that resends a LINK is told EEXIST about its own success: the link count tells the truth.
+            created = os.stat(temp).st_nlink == 2
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            created = _create_by_mkdir(temp, path)
+    finally:
+        _remove(temp)
+    if created:
+        _sync_folder(os.path.dirname(path))
+    return created
+
+
+def replace(path: str, data: bytes, sync: bool = True) -> None:
+    """Put `data` at `path` in one step; a reader sees the old content or the new, never a mix."""
+    temp = _write_temp(path, data, sync)
+    try:
+        os.rename(temp, path)
+    except BaseException:
+        _remove(temp)
+        raise
+    if sync:
+        _sync_folder(os.path.dirname(path))
+
+
+def read_json(path: str) -> Optional[Dict[str, Any]]:
+    """The record at `path`, or None if there is none (yet); a broken record raises ValueError that names the file."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        if error.errno == errno.ESTALE:
+            return None
+        raise
+    try:
+        record = json.loads(data)
+    except ValueError:
+        raise ValueError("%s is damaged: not a JSON record" % path)
+    if not isinstance(record, dict):
+        raise ValueError("%s is damaged: not a JSON object" % path)
+    return cast(Dict[str, Any], record)
+
+
+def to_json(record: Dict[str, Any]) -> bytes:
+    """A record as bytes. ASCII escapes keep arguments that are not valid UTF-8 intact (as lone surrogates)."""
+    return json.dumps(record, ensure_ascii=True, sort_keys=True).encode("ascii") + b"\n"
+
+
+def names_in(folder: str) -> List[str]:
+    """The names in a folder, empty if it is not there. A listing sees what a cached stat() on NFS may still deny."""
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _write_temp(path: str, data: bytes, sync: bool = True) -> str:
+    temp = "%s.tmp-%d-%08x" % (path, os.getpid(), random.getrandbits(32))
+    fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    try:
+        try:
+            rest = memoryview(data)
+            while rest:
+                # A nearly full disk takes a part and reports no error; the next call reports it.
+                rest = rest[os.write(fd, rest) :]
+            if sync:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+    except BaseException:
+        _remove(temp)
+        raise
+    return temp
+
+
+def _create_by_mkdir(temp: str, path: str) -> bool:
+    """Where hard links do not exist, making a folder is still exclusive; the winner renames its file into place."""
+    try:
+        os.mkdir(path + ".won")
+    except FileExistsError:
+        return False
+    os.rename(temp, path)
+    return True
+
+
+def _sync_folder(folder: str) -> None:
+    fd = os.open(folder or ".", os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        # Some network file systems refuse to sync a folder; they commit names on the server by themselves.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(fd)
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass

@@ -1,0 +1,99 @@
+"""Every file name under the state folder, in one place.
+
+.shoal/
+  project.json                      a random id of this project
+  agent/<hash>.pyz                  the agent, as one file; queued jobs keep the one they were submitted with
+  submissions/<token>/
+    submission.json                 intent, before anything is sent: who, when, which runs
+    script.sh                       the batch script, for people and for Slurm
+    sending                         from here on Slurm may know the job
+    outcome.json                    accepted with a job id, or void; the first writer decides
+    slurm-*.out                     what Slurm and the set-up lines printed
+  runs/<experiment>/<stem>/
+    spec.<r>.json                   what the run is; r counts the times it was started over
+    submit.<n>.claim                generation n belongs to the submission it names (written before sending)
+    submit.<n>.cancel               somebody asked to stop generation n
+    submit.<n>.owner                the job that works on generation n (written by the job)
+    submit.<n>.missing              Slurm answered and did not know the job; since when
+    submit.<n>.verdict<k>           Slurm's last word on attempt k's job, kept because Slurm forgets
+    attempt.<k>.start|beat|end      one try, written by the job; k is never used twice
+"""
+
+import os
+import re
+from typing import Dict, Iterable, List, NamedTuple
+
+_NUMBERED = re.compile(r"(spec|submit|attempt)\.(\d+)\.(\w+)\Z")
+
+
+def submissions_dir(home: str) -> str:
+    return os.path.join(home, "submissions")
+
+
+def submission_dir(home: str, token: str) -> str:
+    return os.path.join(home, "submissions", token)
+
+
+def runs_dir(home: str) -> str:
+    return os.path.join(home, "runs")
+
+
+def run_dir(home: str, name: str) -> str:
+    """State folder of a run; `name` is "experiment/stem", both already safe as file names."""
+    return os.path.join(home, "runs", *name.split("/"))
+
+
+def spec_file(revision: int) -> str:
+    return "spec.%d.json" % revision
+
+
+def submit_file(generation: int, kind: str) -> str:
+    return "submit.%d.%s" % (generation, kind)
+
+
+def verdict_kind(attempt: int) -> str:
+    """Slurm's word is about one time the job ran: after a requeue another attempt gets another verdict."""
+    return "verdict%d" % attempt
+
+
+def attempt_file(attempt: int, kind: str) -> str:
+    return "attempt.%d.%s" % (attempt, kind)
+
+
+class RunNames(NamedTuple):
+    """What a listing of a run's state folder says, before any file is opened: kind of file -> its numbers, sorted."""
+
+    specs: List[int]
+    submits: Dict[str, List[int]]
+    attempts: Dict[str, List[int]]
+
+    @property
+    def revision(self) -> int:
+        return self.specs[-1] if self.specs else 0
+
+    @property
+    def generation(self) -> int:
+        return self.submits["claim"][-1] if self.submits.get("claim") else 0
+
+    @property
+    def attempt(self) -> int:
+        return self.attempts["start"][-1] if self.attempts.get("start") else 0
+
+    def has_submit(self, generation: int, kind: str) -> bool:
+        return generation in self.submits.get(kind, ())
+
+    def has_attempt(self, attempt: int, kind: str) -> bool:
+        return attempt in self.attempts.get(kind, ())
+
+
+def parse_names(names: Iterable[str]) -> RunNames:
+    """Sort a listing into numbers; names that are not ours (temporary files, stray ones) are passed over."""
+    found: Dict[str, Dict[str, List[int]]] = {"spec": {}, "submit": {}, "attempt": {}}
+    for name in names:
+        match = _NUMBERED.match(name)
+        if match:
+            found[match.group(1)].setdefault(match.group(3), []).append(int(match.group(2)))
+    for kinds in found.values():
+        for numbers in kinds.values():
+            numbers.sort()
+    return RunNames(found["spec"].get("json", []), found["submit"], found["attempt"])

@@ -1,0 +1,171 @@
+"""The agent's course: who am I, may I run, which attempt is this, run it, write down how it ended.
+
+    agent SUBMISSION_DIR [--index I] [--set-up-exit CODE]
+
+Called by the batch script as its last command, so that Slurm's signals reach it and its exit code is the job's.
+"""
+
+import os
+import random
+import socket
+import sys
+import time
+from typing import Any, Dict, List, Optional
+
+from . import by_hand, checkpoints, environment, fence, files, layout, process
+from .attempt import Attempt
+
+_TOKEN_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
+
+
+def main(argv: List[str]) -> int:
+    """Exit code for Slurm: the program's own; 0 if the fence held; 1 if a person asked for a run that is in use."""
+    options = _parse(argv)
+    submission_dir = os.path.abspath(options["submission"])
+    home = os.path.dirname(os.path.dirname(submission_dir))
+    try:
+        submission = files.read_json(os.path.join(submission_dir, "submission.json"))
+        if submission is None:
+            raise fence.Fenced("there is no record of this submission in %s" % submission_dir)
+        name = submission["runs"][int(options["index"])]
+        claim, me = _admit(home, name, submission, submission_dir)
+        return _attempt(claim, me, int(options["set-up-exit"]))
+    except fence.Fenced as why:
+        print("shoal: nothing to do here: %s" % why, flush=True)
+        return 0
+    except by_hand.StillWanted as why:
+        print("shoal: not started: %s" % why, file=sys.stderr, flush=True)
+        return 1
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        print("shoal: the agent cannot go on: %s: %s" % (type(error).__name__, error), file=sys.stderr, flush=True)
+        return 74 if getattr(error, "errno", None) in files.DISK_ERRNOS else 1
+
+
+def _admit(home: str, name: str, submission: Dict[str, Any], submission_dir: str) -> Any:
+    """The claim this job may work on and its identity; Fenced or StillWanted if it may not."""
+    token = submission["token"]
+    job_id = os.environ.get("SLURM_JOB_ID")
+    if by_hand.is_ours(token, os.environ):
+        own_job = os.environ.get("SLURM_JOB_NAME", "").endswith("." + token)
+        me: Dict[str, Any] = {"job_id": job_id} if own_job else process.this_process()
+        claim = fence.find_claim(layout.run_dir(home, name), token)
+    else:
+        me = dict(process.this_process(), job_id=job_id)
+        fresh = "".join(random.SystemRandom().choice(_TOKEN_LETTERS) for _ in token)
+        claim = by_hand.claim_again(home, name, submission, fresh, me)
+        submission_dir = layout.submission_dir(home, fresh)
+    fence.take_ownership(claim, submission_dir, me)
+    return claim, me
+
+
+def _attempt(claim: fence.Claim, me: Dict[str, Any], set_up_exit: int) -> int:
+    spec = files.read_json(os.path.join(claim.run_dir, layout.spec_file(claim.revision)))
+    if spec is None:
+        raise ValueError("%s has no spec %d" % (claim.run_dir, claim.revision))
+    again = _has_earlier_attempt(claim)
+    os.makedirs(claim.output_dir, exist_ok=True)
+    os.makedirs(claim.log_dir, exist_ok=True)
+    resume_from = None
+    if spec.get("checkpoint") and (again or claim.resume):
+        resume_from = checkpoints.newest(claim.output_dir, spec["checkpoint"])
+    start = dict(
+        process.this_process(),
+        job_id=me.get("job_id"),
+        job_label=_job_label(),
+        t=time.time(),
+        output_dir=claim.output_dir,
+        log_dir=claim.log_dir,
+        resume_from=resume_from,
+    )
+    number = fence.begin_attempt(claim, start)
+    out, err = (os.path.join(claim.log_dir, "attempt-%d.%s" % (number, stream)) for stream in ("out", "err"))
+    _say("run %s/%s, attempt %d on %s" % (spec["experiment"], spec["stem"], number, socket.gethostname()))
+    if resume_from:
+        step = checkpoints.step_of(resume_from)
+        _say("continuing from %s%s" % (resume_from, "" if step is None else " (step %d)" % step))
+    _say("output in %s" % out)
+    end = _run(claim, number, spec, resume_from, out, err, set_up_exit)
+    end["job_id"] = me.get("job_id")
+    end["job_label"] = _job_label()
+    end["success"] = end["exit_code"] == 0 and not end["stopped_by"] and not end["oom"]
+    _write_end(claim, number, end)
+    _say("attempt %d ended with exit code %d after %.0f s" % (number, end["exit_code"], end["duration_s"]))
+    return int(end["exit_code"])
+
+
+def _run(
+    claim: fence.Claim,
+    number: int,
+    spec: Dict[str, Any],
+    resume_from: Optional[str],
+    out: str,
+    err: str,
+    set_up_exit: int,
+) -> Dict[str, Any]:
+    env = environment.for_run(spec, claim, number, resume_from, os.environ)
+    values = {
+        "run": env["SHOAL_RUN"],
+        "experiment": spec["experiment"],
+        "step": spec["step"],
+        "seed": env["SHOAL_SEED"],
+        "attempt": str(number),
+        "output_dir": claim.output_dir,
+        "resume_from": resume_from or "",
+        "start_from": env["SHOAL_START_FROM"],
+    }
+    argv = environment.complete(spec["command"], values) + spec.get("args", [])
+    problem = None
+    if set_up_exit != 0:
+        problem = "the cluster's set-up lines ended with exit code %d" % set_up_exit
+    elif claim.resume and not resume_from:
+        problem = "no checkpoint %s in %s to resume from" % (spec.get("checkpoint"), claim.output_dir)
+    if problem is not None:
+        argv = ["sh", "-c", 'echo "shoal: $1" >&2; exit "$2"', "sh", problem, str(set_up_exit or 2)]
+    follow = os.environ.get("SHOAL_FOLLOW", "0" if os.environ.get("SLURM_JOB_NAME", "").endswith(claim.token) else "1")
+    end = Attempt(claim, number, argv, env, spec["cwd"]).run(out, err, follow == "1")
+    if problem is not None:
+        end["problem"] = problem
+    return end
+
+
+def _has_earlier_attempt(claim: fence.Claim) -> bool:
+    """Whether an earlier attempt worked in this same output folder, as after a requeue."""
+    names = layout.parse_names(files.names_in(claim.run_dir))
+    starts = (
+        files.read_json(os.path.join(claim.run_dir, layout.attempt_file(k, "start")))
+        for k in names.attempts.get("start", [])
+    )
+    return any(start is not None and start.get("output_dir") == claim.output_dir for start in starts)
+
+
+def _write_end(claim: fence.Claim, number: int, end: Dict[str, Any]) -> None:
+    """Keep trying for a minute: a disk that is full now may have room in a moment, and this record is the result."""
+    path = os.path.join(claim.run_dir, layout.attempt_file(number, "end"))
+    deadline = time.monotonic() + float(os.environ.get("SHOAL_GRACE_S") or 60)
+    while True:
+        try:
+            files.create_exclusive(path, files.to_json(end))
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                print("shoal: cannot write %s: %s" % (path, error), file=sys.stderr, flush=True)
+                return
+            time.sleep(1)
+
+
+def _job_label() -> Optional[str]:
+    """The id that people type: 1234_5 for an array task, 1234 otherwise."""
+    array, index = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return "%s_%s" % (array, index) if array and index else os.environ.get("SLURM_JOB_ID")
+
+
+def _parse(argv: List[str]) -> Dict[str, str]:
+    options = {"submission": argv[0] if argv else ".", "index": "0", "set-up-exit": "0"}
+    for flag, value in zip(argv[1::2], argv[2::2]):
+        options[flag.lstrip("-")] = value
+    return options
+
+
+def _say(text: str) -> None:
+    if os.environ.get("SHOAL_FOLLOW") != "0":
+        print("shoal: %s" % text, file=sys.stderr, flush=True)

@@ -1,0 +1,54 @@
+"""The agent as one file: the modules of this folder in a zip that Python runs, named after its content."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import zipfile
+from pathlib import Path
+
+from . import files
+
+_MODULES = (
+    "__init__",
+    "files",
+    "layout",
+    "process",
+    "fence",
+    "checkpoints",
+    "memory",
+    "environment",
+    "attempt",
+    "by_hand",
+    "main",
+)
+_ENTRY = "import sys\nfrom shoal_agent.main import main\nsys.exit(main(sys.argv[1:]))\n"
+
+
+def ship(home: str) -> str:
+    """Path of the agent under the state folder, written there if it is not yet.
+
+    Named after its content: queued jobs keep the agent they were submitted with when shoal is upgraded meanwhile.
+    """
+    data = build()
+    folder = os.path.join(home, "agent")
+    path = os.path.join(folder, f"{hashlib.sha256(data).hexdigest()[:12]}.pyz")
+    if not os.path.exists(path):
+        os.makedirs(folder, exist_ok=True)
+        files.create_exclusive(path, data)
+    return path
+
+
+def build() -> bytes:
+    """The zip's bytes; the same for the same source, whenever and wherever it is built."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        _add(archive, "__main__.py", _ENTRY)
+        for module in _MODULES:
+            _add(archive, f"shoal_agent/{module}.py", Path(__file__).with_name(f"{module}.py").read_text("utf-8"))
+    return buffer.getvalue()
+
+
+def _add(archive: zipfile.ZipFile, name: str, text: str) -> None:
+    archive.writestr(zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0)), text)

@@ -1,0 +1,65 @@
+"""Stop runs that are queued or running. What they wrote stays; they can be resumed or submitted again.
+
+shoal cancel 000_pretrain_0
+shoal cancel 001_example --yes      every live run of an experiment
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from shoal.cli.options import add_output, home_here
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("which", nargs="+", metavar="RUN_OR_EXPERIMENT")
+    parser.add_argument("--yes", action="store_true", help="do not ask, even when it is several runs")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be cancelled, and stop")
+    add_output(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from shoal.submit import cancelling
+
+    home = home_here()
+    views = cancelling.live_among(home, args.which)
+    if args.dry_run or not views or (len(views) > 1 and not args.yes and not _agreed(len(views))):
+        cancelled = []
+    else:
+        cancelled = cancelling.cancel(home, views, os.environ)
+    _show(args, views, cancelled)
+    return 0
+
+
+def _agreed(count: int) -> bool:
+    from shoal.errors import InputError
+
+    if not sys.stdin.isatty():
+        raise InputError(f"this would cancel {count} runs", hint="add --yes to cancel them all")
+    return input(f"cancel {count} runs? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _show(args: argparse.Namespace, views: list, cancelled: list) -> None:  # type: ignore[type-arg]
+    from shoal.views.render import print_json
+
+    if args.json:
+        print_json(
+            {
+                "runs": [
+                    {"name": view.name, "state": view.state, "job_id": view.job_id, "cancelled": view.name in cancelled}
+                    for view in views
+                ]
+            }
+        )
+        return
+    for view in views:
+        word = "cancelled" if view.name in cancelled else "would cancel" if args.dry_run else "left alone"
+        print(view.name if args.quiet else f"{word} {view.name} ({view.state}{_job(view.job_id)})")
+    if not views and not args.quiet:
+        print("nothing to cancel: none of these runs is queued or running")
+
+
+def _job(job_id: str | None) -> str:
+    return f", job {job_id}" if job_id else ""

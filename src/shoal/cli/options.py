@@ -1,0 +1,40 @@
+"""Flags that several commands share, and the few steps that begin most of them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shoal.config.cluster import Cluster
+    from shoal.config.project import Project
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print names or nothing")
+
+
+def add_where(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--on", metavar="CLUSTER", help="a cluster profile, or local for this machine")
+
+
+def project_here() -> Project:
+    from shoal.config.project import find_project
+
+    return find_project(Path.cwd(), os.environ)
+
+
+def home_here() -> str:
+    """The state folder of this project, found without reading its configuration."""
+    from shoal.config.locate import find_root, home_of
+
+    return str(home_of(find_root(Path.cwd()), os.environ))
+
+
+def cluster_for(project: Project, on: str | None) -> Cluster:
+    from shoal.backends.choose import choose_cluster
+
+    return choose_cluster(project, on, os.environ, inside_job="SLURM_JOB_ID" in os.environ)

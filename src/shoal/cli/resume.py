@@ -1,0 +1,41 @@
+"""Continue a run from its newest checkpoint, in its own folder, under its own name. Refused when there is none.
+
+shoal resume 000_pretrain_0
+shoal resume outputs/training/001_example/000_pretrain_0/20261115_101500 -- --time=1-00:00:00
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from shoal.cli.options import add_output, add_where, cluster_for, project_here
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN_OR_DIR")
+    parser.add_argument("flags", nargs="*", metavar="-- SBATCH_FLAGS", help="ask for other resources than before")
+    add_where(parser)
+    parser.add_argument("--dry-run", action="store_true", help="show what it would continue from, and stop")
+    add_output(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from shoal.cli.submit import exit_code, teller
+    from shoal.plan.describe import resume
+    from shoal.submit.scripts import submit_asked
+
+    project = project_here()
+    say = teller(args)
+    asked = resume(args.run, project, args.flags)
+    with say:
+        results = submit_asked(
+            [asked],
+            project,
+            cluster_for(project, args.on),
+            os.environ,
+            tell=say,
+            follow=not args.quiet,
+            dry_run=args.dry_run,
+        )
+    return exit_code(results)

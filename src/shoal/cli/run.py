@@ -1,0 +1,42 @@
+"""Submit an experiment script, or a folder of them, and follow it to the end.
+
+  shoal run experiments/001_example/000_pretrain_0.sh
+
+Exit code 0 if every run is done, 4 if one failed. Ctrl-C stops the following; runs on Slurm go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from shoal.cli import submit
+from shoal.cli.options import cluster_for, project_here
+
+configure = submit.configure
+
+
+def run(args: argparse.Namespace) -> int:
+    from shoal.submit.scripts import submit_scripts
+    from shoal.views.watching import follow_to_end
+
+    project = project_here()
+    cluster = cluster_for(project, args.on)
+    if args.dry_run:
+        return submit.run(args)
+    say = submit.teller(args, next_steps=False)
+    with say:
+        results = submit_scripts(
+            args.file,
+            project,
+            cluster,
+            os.environ,
+            tell=say,
+            follow=not args.quiet,
+            seeds=args.seeds,
+            shape=args.shape,
+            again=args.again,
+        )
+        if cluster.is_local:
+            return submit.exit_code(results)
+        return follow_to_end(str(project.home), results, say, os.environ)

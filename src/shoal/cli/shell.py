@@ -1,0 +1,52 @@
+"""Print the path of the bash functions that an experiment script sources.
+
+  source "$(shoal shell)"      in experiments/001_example/000_pretrain_0.sh
+
+The functions are one for each step of shoal.toml, and resume. They take any sbatch flag, `--on CLUSTER`, `--again`,
+`--dry-run`, and after `--` arguments for the program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    # The sourced file itself calls these two; nobody types them.
+    parser.add_argument("--define", metavar="SCRIPT", help=argparse.SUPPRESS)
+    parser.add_argument("--call", metavar="STEP", help=argparse.SUPPRESS)
+    parser.add_argument("--script", help=argparse.SUPPRESS)
+    parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace) -> int | None:
+    if args.define is not None:
+        _define(Path(args.define))
+        return None
+    if args.call is not None:
+        return _call(args.call, args.script, args.words[1:])
+    print(Path(__file__).parent.parent / "shell" / "shoal.sh")
+    return None
+
+
+def _define(script: Path) -> None:
+    from shoal.config.project import find_project
+    from shoal.shell import definitions
+
+    print(definitions(script, find_project(script.absolute().parent, os.environ), os.environ))
+
+
+def _call(function: str, script: str, words: list[str]) -> int:
+    from shoal.plan.calls import BASE, COLLECT, Call, append, settings
+
+    env, secret = settings(os.environ, os.environ.get(BASE, ""))
+    seed = os.environ.get("SHOAL_SEED", "")
+    call = Call(function, words, os.path.abspath(script), int(seed) if seed.isdigit() else None, env)
+    if os.environ.get(COLLECT):
+        append(os.environ[COLLECT], call)
+        return 0
+    from shoal.cli.submit import submit_calls
+
+    return submit_calls([call], secret=secret)

@@ -1,0 +1,142 @@
+"""Submit an experiment script, or every script of a folder in order; on this machine they run here, one after another.
+
+  shoal submit experiments/001_example/000_pretrain_0.sh
+  shoal submit experiments/001_example --on local
+  shoal submit experiments/001_example/000_pretrain.sh --seeds 0-2
+
+A run that is queued, running or done is left alone: submitting twice is safe. One that failed is started again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shoal.cli.options import add_output, add_where, cluster_for, project_here
+
+if TYPE_CHECKING:
+    from shoal.plan.calls import Call
+    from shoal.store.fold import RunView
+    from shoal.submit.orders import Result
+
+#: A sweep of a thousand runs is a number, not a thousand lines.
+_MOST_LINES = 20
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", nargs="+", type=Path, help="an experiment script, or a folder of them")
+    add_where(parser)
+    parser.add_argument("--seeds", metavar="0-2,7", help="run each script once for each of these seeds")
+    parser.add_argument("--shape", choices=("auto", "job", "array"), default="auto", help="one job each, or an array")
+    parser.add_argument("--again", action="store_true", help="start over what is done; old results stay")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be submitted, and stop")
+    add_output(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from shoal.submit.scripts import submit_scripts
+
+    project = project_here()
+    cluster = cluster_for(project, args.on)
+    if args.dry_run:
+        from shoal.cli.plan import show_plan
+
+        return show_plan(args, project, cluster)
+    with teller(args) as say:
+        results = submit_scripts(
+            args.file,
+            project,
+            cluster,
+            os.environ,
+            tell=say,
+            follow=not args.quiet,
+            seeds=args.seeds,
+            shape=args.shape,
+            again=args.again,
+        )
+    return exit_code(results)
+
+
+def submit_calls(calls: Sequence[Call], *, secret: Sequence[str] = ()) -> int:
+    """One call of a step function in a script that a person runs with bash."""
+    from shoal.config.project import find_project
+    from shoal.submit.scripts import submit_described
+
+    project = find_project(Path(calls[0].script).parent, os.environ)
+    with teller(argparse.Namespace(json=False, quiet=False)) as say:
+        results = submit_described(calls, project, os.environ, secret=secret, tell=say)
+    return exit_code(results)
+
+
+def exit_code(results: Sequence[Result]) -> int:
+    """A single run on this machine lends its exit code; several are 0, or 4 if one failed, or 130 if interrupted."""
+    ran = [result for result in results if result.did == "ran"]
+    if any(result.state == "cancelled" for result in ran):
+        return 130
+    if len(ran) == 1:
+        return ran[0].exit_code or (0 if ran[0].state == "done" else 4)
+    return 4 if any(result.state != "done" for result in ran) else 0
+
+
+def teller(args: argparse.Namespace, *, next_steps: bool = True) -> Teller:
+    return Teller(as_json=args.json, quiet=args.quiet, next_steps=next_steps)
+
+
+class Teller:
+    """Prints each result as it comes; with --json, all of them at the end. A context, so that an error loses none."""
+
+    def __init__(self, *, as_json: bool, quiet: bool, next_steps: bool) -> None:
+        self.as_json = as_json
+        self.quiet = quiet
+        self.next_steps = next_steps
+        self.results: dict[str, dict[str, Any]] = {}
+
+    def __enter__(self) -> Teller:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self.as_json and kind is None:
+            from shoal.views.render import print_json
+
+            print_json({"runs": list(self.results.values())})
+        elif self.results and not self.quiet and not self.as_json:
+            self._summary()
+
+    def __call__(self, result: Result) -> None:
+        self.results[result.name] = result._asdict()
+        if self.as_json:
+            return
+        if self.quiet:
+            print(result.name, flush=True)
+        elif len(self.results) <= _MOST_LINES:
+            print(_line(result), flush=True)
+
+    def note(self, text: str) -> None:
+        if not self.quiet and not self.as_json:
+            sys.stderr.write(f"note: {text}\n")
+
+    def update(self, view: RunView) -> None:
+        """What a followed run came to, for --json."""
+        from shoal.views.status import as_record
+
+        self.results[view.name] = {**self.results.get(view.name, {}), **as_record(view)}
+
+    def _summary(self) -> None:
+        sent = [name for name, result in self.results.items() if result["did"] == "submitted"]
+        if len(self.results) > _MOST_LINES:
+            print(f"{len(self.results)} runs: {len(sent)} submitted, {len(self.results) - len(sent)} not")
+        if sent and self.next_steps:
+            print(f"next: shoal status {sent[0].split('/')[0]}   shoal logs {sent[0]} -f")
+
+
+def _line(result: Result) -> str:
+    if result.did == "submitted":
+        return f"submitted {result.name} as job {result.job_id}\n  output {result.output_dir}"
+    if result.did == "ran":
+        cause = f" ({result.reason})" if result.reason else ""
+        return f"{result.state} {result.name}{cause}\n  output {result.output_dir}"
+    return f"{result.did}: {result.name}: {result.reason}"

@@ -1,0 +1,80 @@
+"""Can any node of this cluster serve the request? Asked before submitting, because Slurm accepts some that never start.
+
+A time above the partition's limit, for one, is accepted and then waits for ever (measured on Slurm 22.05).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from shoal.backends.slurm.commands import run
+from shoal.backends.slurm.facts import TIMEOUT_S, Partition, parse_sinfo
+from shoal.backends.slurm.options import Resolved
+from shoal.errors import RefusedError, SchedulerError
+from shoal.units import format_memory, format_slurm_time
+
+
+def refuse_impossible(requests: Sequence[Resolved], environ: Mapping[str, str]) -> None:
+    """RefusedError with the nearest possible request if one of these can never start. A silent Slurm refuses nothing."""
+    try:
+        told = run(["sinfo", "--noheader", "--exact", "--format=%R|%P|%l|%c|%m|%G"], TIMEOUT_S, environ=environ)
+    except SchedulerError:
+        return
+    # One line for each kind of node: a request must fit on one kind, not on the best of each.
+    kinds = [kind for line in told.stdout.splitlines() for kind in parse_sinfo(line)]
+    if told.returncode == 0 and kinds:
+        for resolved in {resolved.options: resolved for resolved in requests}.values():
+            check(resolved, kinds)
+
+
+def check(resolved: Resolved, kinds: Sequence[Partition]) -> None:
+    """Pure part of the above."""
+    asked = resolved.get("partition")
+    wanted = asked.split(",") if asked else [kind.name for kind in kinds if kind.is_default]
+    known = list(dict.fromkeys(kind.name for kind in kinds))
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise RefusedError(
+            f"there is no partition {unknown[0]!r} here; there are {', '.join(known)}",
+            hint=f"--partition={known[0]}, or leave it out and let the cluster's profile choose",
+        )
+    candidates = [kind for kind in kinds if kind.name in wanted]
+    if candidates and not any(_fits(resolved, kind) for kind in candidates):
+        raise RefusedError(_why(resolved, candidates), hint=_nearest(resolved, candidates))
+
+
+def _fits(resolved: Resolved, kind: Partition) -> bool:
+    return not _excess(resolved, kind)
+
+
+def _excess(resolved: Resolved, kind: Partition) -> dict[str, tuple[str, str]]:
+    """What is too much for this kind of node: flag -> (asked, possible)."""
+    request = resolved.request
+    found = {}
+    if (request.gpus or 0) > kind.gpus_per_node:
+        found["gpus-per-node"] = (f"{request.gpus} GPUs", str(kind.gpus_per_node))
+    elif request.gpu_type and kind.gpu_types and _spelling(resolved) not in kind.gpu_types:
+        found["gres"] = (f"GPU type {_spelling(resolved)}", f"gpu:{kind.gpu_types[0]}:{request.gpus}")
+    if (request.cpus or 0) > kind.cpus_per_node:
+        found["cpus-per-task"] = (f"{request.cpus} CPUs", str(kind.cpus_per_node))
+    if (request.memory_mb or 0) > kind.memory_per_node_mb:
+        found["mem"] = (f"{request.memory} of memory", format_memory(kind.memory_per_node_mb))
+    if request.time_limit_s and kind.max_time_s and request.time_limit_s > kind.max_time_s:
+        found["time"] = (f"{request.time} of time", format_slurm_time(kind.max_time_s))
+    return found
+
+
+def _spelling(resolved: Resolved) -> str | None:
+    kind = resolved.request.gpu_type
+    return None if kind is None else resolved.cluster.gpu_types.get(kind, kind)
+
+
+def _why(resolved: Resolved, candidates: Sequence[Partition]) -> str:
+    closest = min(candidates, key=lambda kind: len(_excess(resolved, kind)))
+    parts = [f"{asked} (at most {most})" for asked, most in _excess(resolved, closest).values()]
+    return f"no node of partition {closest.name} can serve {' and '.join(parts)}"
+
+
+def _nearest(resolved: Resolved, candidates: Sequence[Partition]) -> str:
+    closest = min(candidates, key=lambda kind: len(_excess(resolved, kind)))
+    return " ".join(f"--{flag}={most}" for flag, (_, most) in _excess(resolved, closest).items())

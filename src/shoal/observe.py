@@ -1,0 +1,181 @@
+"""Look at runs: their folders and one snapshot of Slurm, folded; what is learnt about open questions is written down.
+
+Slurm is asked before the files of a live run are read for good: a job that has left its queue wrote its files first.
+Nothing here needs Slurm to answer, and a project whose runs have all ended asks nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from shoal.agent import files as raw_files
+from shoal.agent import layout, process
+from shoal.backends.slurm.facts import cluster_name
+from shoal.backends.slurm.query import Snapshot, sacct, squeue
+from shoal.model import LIVE
+from shoal.store import writing
+from shoal.store.fold import ENDED_WORDS, Evidence, JobRow, RunView, fold, verdict_of
+from shoal.store.listing import run_names
+from shoal.store.reading import Reader, RunFiles
+from shoal.store.records import Outcome, Verdict
+
+#: A lost request can still turn into a job for as long as munge accepts its credential: 300 s, and some skew.
+SUBMIT_GRACE_S = 330.0
+#: How long after its end a job that no longer shows anywhere is asked about.
+_FORGOTTEN_AFTER_S = 60.0
+
+
+class Observation(NamedTuple):
+    """The runs asked for, as they are. `slurm_problem` is set when Slurm was needed and did not answer."""
+
+    views: dict[str, RunView]
+    slurm_problem: str | None = None
+
+
+def observe(
+    home: str,
+    names: Iterable[str] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    clock: Callable[[], float] = time.time,
+) -> Observation:
+    """The state of the named runs, or of all runs. Answers found on the way are kept (verdicts, adopted jobs)."""
+    environ = os.environ if environ is None else environ
+    wanted = list(run_names(home) if names is None else names)
+    reader = Reader(home)
+    runs = {name: reader.run(name) for name in wanted}
+    to_ask = [name for name, files in runs.items() if _needs_slurm(files)]
+    if to_ask:
+        here = cluster_name(environ)
+        to_ask = [name for name in to_ask if _lives_in(runs[name], here)]
+    snapshot = Snapshot({})
+    if to_ask:
+        snapshot = squeue(environ)
+        fresh = Reader(home)
+        runs.update((name, fresh.run(name)) for name in to_ask)
+    rows = _find_rows(runs, to_ask, snapshot, environ)
+    now = clock()
+    grace_s = float(environ.get("SHOAL_SUBMIT_GRACE_S") or SUBMIT_GRACE_S)
+    settled = [
+        name for name, files in runs.items() if _settle_open(home, files, rows, snapshot, name in to_ask, now, grace_s)
+    ]
+    again = Reader(home)
+    runs.update((name, again.run(name)) for name in settled)
+    views = {}
+    for name, files in runs.items():
+        evidence = _evidence(files, rows.get(name), name in to_ask and snapshot.problem is None, now)
+        _keep(home, files, evidence)
+        views[name] = fold(files, evidence)
+    return Observation(views, snapshot.problem)
+
+
+def _needs_slurm(files: RunFiles) -> bool:
+    """Whether Slurm's word could change anything. An end record does not settle it: a requeued job has one as well."""
+    submission = files.origin.submission if files.origin else None
+    return submission is not None and submission.backend == "slurm" and files.verdict is None
+
+
+def _lives_in(files: RunFiles, here: str | None) -> bool:
+    """Whether the Slurm that we can ask is the one that has the job; another would say that it never heard of it."""
+    submission = files.origin.submission if files.origin else None
+    there = submission.slurm_cluster if submission else None
+    return here is None or there is None or here == there
+
+
+def _find_rows(
+    runs: Mapping[str, RunFiles], to_ask: list[str], snapshot: Snapshot, environ: Mapping[str, str]
+) -> dict[str, JobRow]:
+    """The newest row of each run that was asked about: from squeue, and for those it has forgotten from sacct."""
+    found: dict[str, JobRow] = {}
+    forgotten = []
+    for name in to_ask:
+        files = runs[name]
+        if files.claim is None or files.origin is None or files.origin.submission is None:
+            continue
+        row = snapshot.row(files.claim.token, files.claim.index, len(files.origin.submission.runs))
+        if row is not None:
+            found[name] = row
+        if row is None or row.word == "FAILED":
+            forgotten.append(files)  # Only sacct knows the steps, and so whether FAILED was lack of memory.
+    if not forgotten or snapshot.problem is not None:
+        return found
+    ids = [files.origin.outcome.job_id for files in forgotten if files.origin and files.origin.outcome]
+    complete = all(ids) and len(ids) == len(forgotten)
+    oldest = min(files.claim.t for files in forgotten if files.claim)
+    kept = Snapshot(sacct([i for i in ids if i] if complete else [], oldest, environ) or {})
+    for files in forgotten:
+        if files.claim and files.origin and files.origin.submission:
+            row = kept.row(files.claim.token, files.claim.index, len(files.origin.submission.runs))
+            if row is not None:
+                found[files.name] = row
+    return found
+
+
+def _settle_open(
+    home: str, files: RunFiles, rows: Mapping[str, JobRow], snapshot: Snapshot, asked: bool, now: float, grace_s: float
+) -> bool:
+    """Decide a submission that nobody acknowledged, if the evidence allows it; True if something was decided."""
+    if files.claim is None or files.origin is None or files.origin.outcome is not None:
+        return False
+    submission, token = files.origin.submission, files.claim.token
+    row = rows.get(files.name)
+    outcome = None
+    owner = raw_files.read_json(
+        os.path.join(layout.run_dir(home, files.name), layout.submit_file(files.generation, "owner"))
+    )
+    if row is not None:
+        outcome = Outcome(kind="accepted", job_id=row.array_job_id or row.job_id, adopted=True)
+    elif owner is not None:
+        outcome = Outcome(kind="accepted", job_id=owner.get("job_id"), adopted=True)
+    elif files.origin.sending:
+        if asked and snapshot.problem is None and now > files.claim.t + grace_s:
+            outcome = Outcome(kind="void", reason="Slurm never received the submission")
+    elif submission is None or not _claimer_may_go_on(submission, now, grace_s):
+        outcome = Outcome(kind="void", reason="the command ended before it sent anything")
+    if outcome is not None:
+        with contextlib.suppress(OSError):
+            writing.settle(home, token, outcome)
+            return True
+    return False
+
+
+def _claimer_may_go_on(submission: object, now: float, grace_s: float) -> bool:
+    alive = process.is_alive({key: getattr(submission, key) for key in ("host", "pid", "started")})
+    return alive if alive is not None else now < getattr(submission, "t", 0.0) + grace_s
+
+
+def _evidence(files: RunFiles, row: JobRow | None, asked: bool, now: float) -> Evidence:
+    submission = files.origin.submission if files.origin else None
+    if submission is None or submission.backend == "slurm":
+        return Evidence(asked, now, row)
+    begun = files.start is not None and files.start.generation == files.generation
+    witness = files.start if begun else submission
+    alive = process.is_alive({key: getattr(witness, key) for key in ("host", "pid", "started")})
+    return Evidence(True, now, None, alive)
+
+
+def _keep(home: str, files: RunFiles, evidence: Evidence) -> None:
+    """Write down what Slurm said last, and since when it says nothing; a folder we may not write in loses only that."""
+    claim, row = files.claim, evidence.row
+    if claim is None or not evidence.asked or evidence.alive is not None or files.generation == 0:
+        return
+    ended = files.end is not None and files.end.generation == files.generation
+    with contextlib.suppress(OSError):
+        if row is not None and row.word in ENDED_WORDS and files.verdict is None:
+            writing.keep_verdict(home, files, verdict_of(row))
+        elif row is None and ended and files.end is not None and evidence.now - files.end.ended > _FORGOTTEN_AFTER_S:
+            writing.keep_verdict(home, files, Verdict(word="FORGOTTEN"))
+        elif row is None and not ended and files.missing is None and _is_accepted(files):
+            writing.note_missing(home, files.name, files.generation, evidence.now)
+
+
+def _is_accepted(files: RunFiles) -> bool:
+    return files.origin is not None and files.origin.outcome is not None
+
+
+def live(views: Iterable[RunView]) -> list[RunView]:
+    return [view for view in views if view.state in LIVE]

@@ -1,0 +1,119 @@
+"""What an experiment script asks for: run it with its step functions set to collect, and read what they were called with.
+
+The script is ordinary bash and may do anything; only the functions from `source "$(shoal shell)"` are ours. What it
+exports between that line and the call is the experiment's configuration (`settings`), and becomes part of the run.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from shoal.errors import InputError
+from shoal.submit.secrecy import is_secret
+
+COLLECT = "SHOAL_COLLECT"
+BASE = "SHOAL_SHELL_BASE"
+#: The shell's own bookkeeping, and variables that say where a command runs rather than what it does.
+_NOT_SETTINGS = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "BASHOPTS", "SHELLOPTS", "LINES", "COLUMNS", "PATH"})
+_STAND_INS = (740113, 920371)
+
+
+class Call(NamedTuple):
+    """One call of a step function: `train --time=1:00:00 -- --lr 0.1` in a script, with the settings around it."""
+
+    function: str
+    words: list[str]
+    script: str
+    seed: int | None
+    env: dict[str, str]
+
+
+def fingerprint(environ: Mapping[str, str]) -> str:
+    """The environment as names and hashes of values: enough to see later what changed, nothing to give away."""
+    hashes = {name: _hash(value) for name, value in environ.items()}
+    return base64.b64encode(zlib.compress(json.dumps(hashes).encode())).decode()
+
+
+def settings(environ: Mapping[str, str], base: str) -> tuple[dict[str, str], list[str]]:
+    """What was exported since the fingerprint was taken, and the names of secrets among it, which are not kept."""
+    try:
+        hashes = json.loads(zlib.decompress(base64.b64decode(base)))
+    except (ValueError, zlib.error):
+        raise InputError('the script did not begin with: source "$(shoal shell)"') from None
+    changed = {
+        name: value
+        for name, value in environ.items()
+        if hashes.get(name) != _hash(value)
+        and name not in _NOT_SETTINGS
+        and not name.startswith(("SHOAL_", "SLURM_", "BASH_FUNC_"))
+    }
+    kept = {name: value for name, value in changed.items() if not is_secret(name)}
+    return kept, sorted(set(changed) - set(kept))
+
+
+def collect(script: Path, environ: Mapping[str, str], seeds: Sequence[int] | None = None) -> list[Call]:
+    """The calls of a script, once for each seed, in the order of the script and then of the seeds.
+
+    A script that passes its seed on unchanged is run twice however many seeds there are, with numbers that stand in
+    for them; one that computes with its seed is run for each.
+    """
+    if seeds is None or len(seeds) <= len(_STAND_INS):
+        once: Sequence[int | None] = [None] if seeds is None else seeds
+        return [call for seed in once for call in _run(script, environ, seed)]
+    first, second = (_run(script, environ, seed) for seed in _STAND_INS)
+    if [_with_seed(call, _STAND_INS[0], _STAND_INS[1]) for call in first] != second:
+        return [call for seed in seeds for call in _run(script, environ, seed)]
+    return [_with_seed(call, _STAND_INS[0], seed) for seed in seeds for call in first]
+
+
+def append(path: str, call: Call) -> None:
+    """Called by the step function of a collecting script: one line for one call."""
+    with Path(path).open("a") as file:
+        file.write(json.dumps(call._asdict()) + "\n")
+
+
+def _run(script: Path, environ: Mapping[str, str], seed: int | None) -> list[Call]:
+    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+        path = os.path.join(folder, "calls")
+        env = {
+            **environ,
+            COLLECT: path,
+            "PATH": f"{os.path.dirname(os.path.abspath(sys.argv[0]))}{os.pathsep}{environ.get('PATH', os.defpath)}",
+            "SHOAL_SEED": "" if seed is None else str(seed),
+        }
+        # Whatever the script prints is for people, and must not mix with what this command prints for programs.
+        done = subprocess.run(["bash", str(script)], env=env, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
+        lines = Path(path).read_text().splitlines() if os.path.exists(path) else []
+    if done.returncode != 0:
+        raise InputError(
+            f"{script} ended with exit code {done.returncode}", hint=f"bash -x {script}   # shows the failing line"
+        )
+    if not lines:
+        raise InputError(
+            f"{script} calls no step",
+            hint='a script sources the functions and calls one: source "$(shoal shell)"; train --time=1:00:00',
+        )
+    return [Call(**json.loads(line)) for line in lines]
+
+
+def _with_seed(call: Call, old: int, new: int) -> Call:
+    def swap(text: str) -> str:
+        return text.replace(str(old), str(new))
+
+    return call._replace(
+        seed=new, words=[swap(word) for word in call.words], env={name: swap(value) for name, value in call.env.items()}
+    )
+
+
+def _hash(value: str) -> str:
+    return hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()[:12]

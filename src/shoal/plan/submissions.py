@@ -1,0 +1,147 @@
+"""Runs laid over jobs: one each, or one array for many equal runs; and the text of the script that a job executes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from shoal import __version__
+from shoal.backends.slurm.flags import parse_flags
+from shoal.backends.slurm.options import Resolved, resolve
+from shoal.backends.slurm.quoting import escape_percent, shell_quote
+from shoal.backends.slurm.script import header, set_up
+from shoal.config.cluster import Cluster
+from shoal.config.project import Project
+from shoal.errors import InputError
+from shoal.model import Request, RunSpec
+from shoal.names import job_name
+
+SHAPES = ("auto", "job", "array")
+
+
+class PlannedRun(NamedTuple):
+    """A run to submit. `resume_in` is the output folder that it continues in, if it does."""
+
+    spec: RunSpec
+    resume_in: str | None = None
+
+
+class PlannedSubmission(NamedTuple):
+    """One job, or one array with a task for each run; all its runs ask for the same."""
+
+    runs: tuple[PlannedRun, ...]
+    shape: str
+    resolved: Resolved
+    requeue: bool
+
+    @property
+    def request(self) -> Request:
+        return self.resolved.request
+
+
+def lay_out(
+    runs: Sequence[PlannedRun],
+    project: Project,
+    cluster: Cluster,
+    *,
+    shape: str = "auto",
+    requeue: Mapping[str, bool] | None = None,
+) -> list[PlannedSubmission]:
+    """Group runs into submissions, in order. Equal neighbours share an array on Slurm, unless shape says otherwise."""
+    if shape == "array" and cluster.is_local:
+        raise InputError("an array is a Slurm job, and this machine is not Slurm", hint="leave --shape out")
+    groups: list[tuple[object, Resolved, bool, list[PlannedRun]]] = []
+    for run in runs:
+        resolved = resolve(run.spec.request, parse_flags(run.spec.flags), cluster, project.clusters)
+        again = resolved.requeue if resolved.requeue is not None else (requeue or {}).get(run.spec.step_kind, True)
+        key = (resolved.options, again, run.spec.step_kind)
+        may_join = shape != "job" and not cluster.is_local and groups and groups[-1][0] == key
+        if may_join:
+            groups[-1][3].append(run)
+        else:
+            groups.append((key, resolved, again, [run]))
+    return [
+        PlannedSubmission(tuple(group), "array" if len(group) > 1 else "job", resolved, again)
+        for _, resolved, again, group in groups
+    ]
+
+
+def name_of(planned: PlannedSubmission, token: str) -> str:
+    """The Slurm job name; an array is named after its first run."""
+    first = planned.runs[0].spec
+    return job_name(first.experiment, first.stem, token)
+
+
+def own_options(
+    planned: PlannedSubmission, folder: str, root: str, indices: Sequence[int]
+) -> list[tuple[str, str | None]]:
+    """What shoal itself asks of sbatch, beside the request."""
+    pattern = "slurm-%A_%a.out" if planned.shape == "array" else "slurm-%j.out"
+    options: list[tuple[str, str | None]] = [
+        ("output", f"{escape_percent(folder)}/{pattern}"),
+        ("open-mode", "append"),
+        ("chdir", root),
+        ("kill-on-invalid-dep", "yes"),
+        ("requeue" if planned.requeue else "no-requeue", None),
+    ]
+    if planned.shape == "array":
+        options.append(("array", ranges(indices)))
+    return options
+
+
+def script_text(
+    planned: PlannedSubmission, folder: str, agent: str, root: str, token: str, python: str = sys.executable
+) -> str:
+    """The batch script: header, the cluster's set-up, and the agent that runs the step.
+
+    The job name in the header has no token: whoever submits this file by hand means another run of it, and the agent
+    tells the two apart by the token.
+    """
+    first = planned.runs[0].spec
+    what = first.name if len(planned.runs) == 1 else f"{len(planned.runs)} runs, the first {first.name}"
+    comments = (
+        f"{what}; made by shoal {__version__} (submission {token}).",
+        "It does the same when run by hand: sbatch script.sh, or bash script.sh.",
+    )
+    options = [
+        ("job-name", f"{first.experiment}.{first.stem}"),
+        *planned.resolved.options,
+        *own_options(planned, folder, root, range(len(planned.runs))),
+    ]
+    # A single job inside somebody's array would find the array's index in its environment, and it is not ours.
+    index = '"${SLURM_ARRAY_TASK_ID:-0}"' if planned.shape == "array" else "0"
+    launch = "\n".join(
+        (
+            f"python={shell_quote(python)}",
+            '[ -x "$python" ] || python=python3',
+            "set_up",
+            f'exec "$python" -I {shell_quote(agent)} {shell_quote(folder)} \\',
+            f'    --index {index} --set-up-exit "$?"',
+        )
+    )
+    return f"{header(options, comments)}\n{set_up(planned.resolved.cluster)}\n{launch}\n"
+
+
+def ranges(indices: Sequence[int]) -> str:
+    """0,1,2,5 -> "0-2,5", as sbatch --array takes it."""
+    parts: list[list[int]] = []
+    for index in indices:
+        if parts and index == parts[-1][1] + 1:
+            parts[-1][1] = index
+        else:
+            parts.append([index, index])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
+def log_root(cluster: Cluster, root: str) -> str | None:
+    """The folder that the profile names for logs, or None: then logs stand in the run's output folder."""
+    if cluster.origin("logs") == "default":
+        return None
+    fixed = []
+    for part in cluster.logs.split("/"):
+        if "%" in part:
+            break
+        fixed.append(part)
+    return os.path.normpath(os.path.join(root, "/".join(fixed)))

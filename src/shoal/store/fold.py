@@ -1,0 +1,326 @@
+"""(files of a run, what Slurm says about its job) -> what the run is doing. Pure: the same evidence, the same answer.
+
+Order of belief: an end record with success; Slurm's row while the job is in its queue; the end record; Slurm's last
+word; and when nobody knows the job any more, how long that has been so. An unknown word never counts as an end.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from shoal.store.reading import RunFiles
+from shoal.store.records import End, Verdict
+
+#: Slurm's words for a job that is still in its hands -> ours.
+LIVE_WORDS = {
+    "PENDING": "pending",
+    "REQUEUED": "pending",
+    "REQUEUE_HOLD": "stuck",
+    "REQUEUE_FED": "pending",
+    "RESV_DEL_HOLD": "stuck",
+    "SPECIAL_EXIT": "stuck",
+    "CONFIGURING": "pending",
+    "RUNNING": "running",
+    "COMPLETING": "running",
+    "RESIZING": "running",
+    "SIGNALING": "running",
+    "STAGE_OUT": "running",
+    "SUSPENDED": "running",
+    "STOPPED": "running",
+}
+#: Slurm's words for a job that has ended -> ours.
+ENDED_WORDS = {
+    "COMPLETED": "done",
+    "FAILED": "failed",
+    "LAUNCH_FAILED": "failed",
+    "RECONFIG_FAIL": "failed",
+    "OUT_OF_MEMORY": "oom",
+    "TIMEOUT": "timeout",
+    "DEADLINE": "timeout",
+    "PREEMPTED": "preempted",
+    "NODE_FAIL": "node_fail",
+    "BOOT_FAIL": "node_fail",
+    "CANCELLED": "cancelled",
+    "REVOKED": "cancelled",
+}
+#: Reasons with which a pending job waits for ever, and what frees it.
+STUCK_REASONS = {
+    "launch failed requeued held": "scontrol release {job}",
+    "JobHoldMaxRequeue": "scontrol release {job}",
+    "JobHeldAdmin": "ask the cluster's administrators",
+    "JobHeldUser": "scontrol release {job}",
+    "DependencyNeverSatisfied": "shoal cancel {run}",
+    "PartitionTimeLimit": "shoal cancel {run}   # and ask for less time",
+    "PartitionNodeLimit": "shoal cancel {run}   # and ask for fewer nodes",
+    "PartitionDown": "sinfo   # the partition takes no jobs now",
+    "PartitionInactive": "sinfo   # the partition takes no jobs now",
+    "BadConstraints": "shoal cancel {run}   # no node can serve the request",
+    "AssocGrpCPUMinutesLimit": "sacctmgr show assoc user=$USER   # the account's budget is used up",
+    "InvalidAccount": "sacctmgr show assoc user=$USER",
+    "InvalidQOS": "sacctmgr show assoc user=$USER",
+}
+#: Seconds for which a job that Slurm no longer knows may still owe us files that a network file system hides.
+MISSING_GRACE_S = 60.0
+
+
+class JobRow(NamedTuple):
+    """One line of squeue or sacct about one of our jobs."""
+
+    job_id: str
+    word: str
+    name: str
+    task: int | None = None
+    array_job_id: str | None = None
+    node: str | None = None
+    reason: str | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    by: str | None = None
+    oom_step: bool = False
+
+    @property
+    def label(self) -> str:
+        return self.job_id if self.task is None else f"{self.array_job_id}_{self.task}"
+
+
+class Evidence(NamedTuple):
+    """What was learnt about a run outside its folder, at one moment.
+
+    `asked` says whether the place where the run lives answered: Slurm's queue, or this machine's process table. `alive`
+    is the latter's answer, None if it cannot know.
+    """
+
+    asked: bool
+    now: float
+    row: JobRow | None = None
+    alive: bool | None = None
+
+
+class RunView(msgspec.Struct, frozen=True, kw_only=True):
+    """One run as every view shows it. `claims` counts its generations, those given up included."""
+
+    name: str
+    state: str
+    attempt: int = 0
+    job_id: str | None = None
+    exit_code: int | None = None
+    cause: str | None = None
+    output_dir: str | None = None
+    log_dir: str | None = None
+    node: str | None = None
+    slurm_state: str | None = None
+    generation: int = 0
+    claims: int = 0
+    submitted: float | None = None
+    started: float | None = None
+    ended: float | None = None
+    resume_from: str | None = None
+    hint: str | None = None
+
+    @property
+    def experiment(self) -> str:
+        return self.name.partition("/")[0]
+
+
+def fold(files: RunFiles, evidence: Evidence) -> RunView:
+    return msgspec.structs.replace(_fold(files, evidence), claims=files.names.generation)
+
+
+def _fold(files: RunFiles, evidence: Evidence) -> RunView:
+    if files.damage is not None:
+        return RunView(name=files.name, state="unknown", cause=files.damage, generation=files.generation)
+    if files.end is not None and files.end.success and files.end.generation == files.generation:
+        return _after_success(files, files.end, evidence.row)
+    if files.claim is None or files.origin is None:
+        return RunView(name=files.name, state="new", cause=files.given_up)
+    view = _facts(files, evidence.row)
+    if files.origin.outcome is None and evidence.row is None and not _has_started(files):
+        return _not_acknowledged(files, view)
+    if evidence.row is not None and evidence.row.word not in ENDED_WORDS and not _has_ended(files, evidence.row):
+        return _in_slurm(files, evidence.row, view)
+    verdict = _verdict(files, evidence.row)
+    if files.end is not None and files.end.generation == files.generation:
+        return _after_end(files, files.end, verdict, view)
+    if verdict is not None:
+        return _by_slurm_alone(files, verdict, view)
+    return _nobody_says(files, evidence, view)
+
+
+def _facts(files: RunFiles, row: JobRow | None) -> dict[str, Any]:
+    """The fields that are the same in every state."""
+    claim, origin, start = files.claim, files.origin, files.start
+    assert claim is not None and origin is not None  # noqa: S101 (a fact of the caller, not input)
+    job = row.label if row is not None else (origin.outcome.job_id if origin.outcome else None)
+    if row is None and job is not None and origin.submission is not None and len(origin.submission.runs) > 1:
+        job = f"{job}_{claim.index}"
+    begun = start if _has_started(files) else None
+    return {
+        "name": files.name,
+        "attempt": files.names.attempt,
+        "job_id": job,
+        "output_dir": claim.output_dir,
+        "log_dir": claim.log_dir,
+        "generation": files.generation,
+        "submitted": claim.t,
+        "started": begun.t if begun else None,
+        "node": (row.node if row and row.node else None) or (begun.host if begun else None),
+        "slurm_state": row.word if row else (files.verdict.word if files.verdict else None),
+        "resume_from": begun.resume_from if begun else None,
+    }
+
+
+def _has_started(files: RunFiles) -> bool:
+    return files.start is not None and files.start.generation == files.generation
+
+
+def _has_ended(files: RunFiles, row: JobRow) -> bool:
+    """The agent wrote the end although Slurm still lists the job; a pending row means that it will come again."""
+    ended = files.end is not None and files.end.generation == files.generation
+    return ended and LIVE_WORDS.get(row.word) == "running"
+
+
+def _after_success(files: RunFiles, end: End, row: JobRow | None) -> RunView:
+    verdict = _verdict(files, row)
+    oom = verdict is not None and verdict.word == "OUT_OF_MEMORY"
+    cause = None
+    if oom:
+        cause = "exit code 0, but the kernel killed a process of it for lack of memory"
+    elif verdict is not None and verdict.word not in ("COMPLETED", "COMPLETING", "RUNNING"):
+        cause = f"finished well; Slurm later called the job {verdict.word}"
+    return RunView(
+        name=files.name,
+        state="oom" if oom else "done",
+        attempt=end.attempt,
+        job_id=end.job_label or end.job_id,
+        exit_code=end.exit_code,
+        cause=cause,
+        output_dir=end.output_dir,
+        generation=end.generation,
+        started=end.began,
+        ended=end.ended,
+        slurm_state=verdict.word if verdict else None,
+    )
+
+
+def _not_acknowledged(files: RunFiles, view: dict[str, Any]) -> RunView:
+    if files.cancelled:
+        return RunView(**view, state="cancelled", cause="cancelled before Slurm answered")
+    assert files.origin is not None  # noqa: S101
+    if files.origin.sending:
+        return RunView(**view, state="unknown", cause="Slurm's answer to the submission is not known yet")
+    return RunView(**view, state="queued", cause="claimed, not sent yet")
+
+
+def _in_slurm(files: RunFiles, row: JobRow, view: dict[str, Any]) -> RunView:
+    state = LIVE_WORDS.get(row.word)
+    if state is None:
+        return RunView(**view, state="unknown", cause=f"Slurm says {row.word}, a word that shoal does not know")
+    reason = row.reason if row.reason not in (None, "None", "") else None
+    hint = next((text for word, text in STUCK_REASONS.items() if reason and word in reason), None)
+    if state == "pending" and hint is not None:
+        state = "stuck"
+    if state in ("pending", "stuck") and files.end is not None:
+        reason = f"requeued after attempt {files.end.attempt}; {reason}" if reason else "requeued"
+    if files.cancelled:
+        reason = "cancel requested"
+    cause = reason if state != "running" or files.cancelled else None
+    return RunView(**view, state=state, cause=cause, hint=hint.format(job=row.label, run=files.name) if hint else None)
+
+
+def _verdict(files: RunFiles, row: JobRow | None) -> Verdict | None:
+    """Slurm's last word: the row in hand if it is one, else what was kept."""
+    if row is not None and row.word in ENDED_WORDS:
+        return verdict_of(row)
+    return files.verdict
+
+
+def verdict_of(row: JobRow) -> Verdict:
+    return Verdict(
+        word=row.word,
+        exit_code=row.exit_code,
+        signal=row.signal,
+        by=row.by,
+        node=row.node,
+        reason=row.reason,
+        oom_step=row.oom_step,
+    )
+
+
+def _after_end(files: RunFiles, end: End, verdict: Verdict | None, view: dict[str, Any]) -> RunView:
+    view = {**view, "ended": end.ended, "exit_code": end.exit_code, "attempt": end.attempt}
+    word = verdict.word if verdict else None
+    limit = files.origin.submission.time_limit_s if files.origin and files.origin.submission else None
+    if end.oom or word == "OUT_OF_MEMORY" or (verdict and verdict.oom_step):
+        return RunView(**view, state="oom", cause="out of memory: the kernel killed a process of the run")
+    if files.cancelled or end.stopped_by == "cancelled":
+        return RunView(**view, state="cancelled", cause="cancelled")
+    if end.stopped_by is None:
+        how = f"killed by {end.signal}" if end.signal else f"exit code {end.exit_code}"
+        return RunView(**view, state="failed", cause=end.problem or how)
+    if word in ENDED_WORDS and ENDED_WORDS[word] not in ("done", "failed"):
+        return RunView(**view, state=ENDED_WORDS[word], cause=_in_words(word, verdict))
+    if end.stopped_by == "superseded":
+        return RunView(**view, state="lost", cause="stopped itself because a newer attempt existed")
+    if limit is not None and end.duration_s > limit - 120:
+        return RunView(**view, state="timeout", cause="stopped at its time limit")
+    return RunView(**view, state="cancelled", cause=f"stopped by {end.stopped_by}")
+
+
+def _by_slurm_alone(files: RunFiles, verdict: Verdict, view: dict[str, Any]) -> RunView:
+    """The job ended without an end record: the agent was killed with it, or never ran."""
+    state = ENDED_WORDS.get(verdict.word, "unknown")
+    cause = _in_words(verdict.word, verdict)
+    if verdict.oom_step:
+        state, cause = "oom", "out of memory: the kernel killed a step of the job"
+    elif state in ("done", "failed") and not _has_started(files):
+        state, cause = "failed", f"the job ended before the run began ({cause}); see what Slurm printed"
+    elif state == "done":
+        state, cause = "lost", "Slurm says COMPLETED, but the agent left no end record"
+    if files.cancelled and state in ("failed", "lost"):
+        state, cause = "cancelled", "cancelled"
+    return RunView(**view, state=state, cause=cause, exit_code=verdict.exit_code)
+
+
+def _in_words(word: str, verdict: Verdict | None) -> str:
+    if word == "CANCELLED":
+        return f"cancelled by {verdict.by}" if verdict and verdict.by else "cancelled"
+    if word == "FAILED" and verdict is not None:
+        if (verdict.exit_code, verdict.signal) == (0, 53):
+            return "Slurm could not open the output file: its folder is missing or not writable"
+        return f"killed by signal {verdict.signal}" if verdict.signal else f"exit code {verdict.exit_code}"
+    node = f" ({verdict.node})" if verdict and verdict.node else ""
+    return {
+        "TIMEOUT": "stopped at its time limit",
+        "DEADLINE": "stopped at its deadline",
+        "OUT_OF_MEMORY": "out of memory: the kernel killed a process of the job",
+        "PREEMPTED": "preempted by another job",
+        "NODE_FAIL": f"the node failed{node}",
+        "BOOT_FAIL": f"the node did not boot{node}",
+        "COMPLETED": "exit code 0",
+    }.get(word, word)
+
+
+def _nobody_says(files: RunFiles, evidence: Evidence, view: dict[str, Any]) -> RunView:
+    """Accepted, no end record, and the place where it lives shows no such job or process."""
+    begun = _has_started(files)
+    if evidence.alive or (evidence.alive is None and evidence.asked and _beats(files, evidence.now)):
+        return RunView(**view, state="running" if begun else "queued")
+    if not evidence.asked:
+        silence = "Slurm does not answer; this is the last known state"
+        return RunView(**view, state="running" if begun else "pending", cause=silence)
+    if files.cancelled:
+        return RunView(**view, state="cancelled", cause="cancelled")
+    if evidence.alive is None and (files.missing is None or evidence.now - files.missing.since < MISSING_GRACE_S):
+        return RunView(
+            **view, state="unknown", cause="Slurm no longer knows the job; its last files may be on their way"
+        )
+    what = "the process is gone without a trace: killed" if evidence.alive is False else "Slurm lost the job"
+    return RunView(**view, state="lost", cause=what, hint=f"shoal submit experiments/{files.name}.sh")
+
+
+def _beats(files: RunFiles, now: float) -> bool:
+    """A heartbeat younger than three intervals: alive, whatever Slurm says. Clocks of two hosts may differ a little."""
+    fresh = files.beat is not None and now - files.beat.t < 3 * files.beat.every_s + 60
+    return fresh and _has_started(files) and not files.names.has_attempt(files.names.attempt, "end")

@@ -1,0 +1,135 @@
+"""Read a run's folder: one listing, then only the files that its state depends on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from shoal.agent import files, layout
+from shoal.agent.files import names_in
+from shoal.model import RunSpec
+from shoal.store import records
+from shoal.store.records import Beat, Claim, DamagedRecord, End, Missing, Outcome, Start, Submission, Verdict
+
+
+class SubmissionFiles(NamedTuple):
+    """A submission's folder. `sending` means that Slurm may know the job, whatever else is missing."""
+
+    submission: Submission | None
+    outcome: Outcome | None
+    sending: bool
+
+
+class RunFiles(NamedTuple):
+    """The files of a run that matter: those of its newest generation that was not given up, and its newest attempt.
+
+    `start`, `beat` and `end` are those of the newest attempt, whichever generation it belongs to.
+    """
+
+    name: str
+    names: layout.RunNames
+    generation: int = 0
+    claim: Claim | None = None
+    origin: SubmissionFiles | None = None
+    start: Start | None = None
+    beat: Beat | None = None
+    end: End | None = None
+    cancelled: bool = False
+    missing: Missing | None = None
+    verdict: Verdict | None = None
+    given_up: str | None = None
+    damage: str | None = None
+
+
+def read_submission(home: str, token: str) -> SubmissionFiles:
+    folder = layout.submission_dir(home, token)
+    names = names_in(folder)
+    return SubmissionFiles(
+        records.read(os.path.join(folder, "submission.json"), Submission),
+        records.read(os.path.join(folder, "outcome.json"), Outcome) if "outcome.json" in names else None,
+        "sending" in names,
+    )
+
+
+class Reader:
+    """Reads runs of one state folder and remembers submissions, which many runs of an array share."""
+
+    def __init__(self, home: str) -> None:
+        self.home = home
+        self._submissions: dict[str, SubmissionFiles] = {}
+
+    def run(self, name: str) -> RunFiles:
+        """The run's files; a damaged one is told in `damage` and hides only what it held."""
+        folder = layout.run_dir(self.home, name)
+        names = layout.parse_names(names_in(folder))
+        try:
+            return self._read(name, folder, names)
+        except DamagedRecord as damage:
+            return RunFiles(name, names, generation=names.generation, damage=str(damage))
+
+    def submission(self, token: str) -> SubmissionFiles:
+        if token not in self._submissions:
+            self._submissions[token] = read_submission(self.home, token)
+        return self._submissions[token]
+
+    def spec(self, name: str, revision: int | None = None) -> RunSpec | None:
+        """What the run is; None for a run that was never recorded."""
+        folder = layout.run_dir(self.home, name)
+        revision = revision or layout.parse_names(names_in(folder)).revision
+        return read_spec(os.path.join(folder, layout.spec_file(revision))) if revision else None
+
+    def _read(self, name: str, folder: str, names: layout.RunNames) -> RunFiles:
+        def path(number: int, kind: str, of: str = "submit") -> str:
+            return os.path.join(folder, f"{of}.{number}.{kind}")
+
+        def verdict(generation: int) -> Verdict | None:
+            kind = layout.verdict_kind(names.attempt)
+            return records.read(path(generation, kind), Verdict) if names.has_submit(generation, kind) else None
+
+        attempt, end = names.attempt, None
+        if names.has_attempt(attempt, "end"):
+            end = records.read(path(attempt, "end", "attempt"), End)
+        if end is not None and end.success and end.generation == names.generation:
+            return RunFiles(name, names, end.generation, end=end, verdict=verdict(end.generation))
+        generation, claim, origin, given_up = self._standing_claim(names, path)
+        start = records.read(path(attempt, "start", "attempt"), Start) if attempt else None
+        return RunFiles(
+            name,
+            names,
+            generation,
+            claim,
+            origin,
+            start,
+            records.read(path(attempt, "beat", "attempt"), Beat) if names.has_attempt(attempt, "beat") else None,
+            end,
+            names.has_submit(generation, "cancel"),
+            records.read(path(generation, "missing"), Missing) if names.has_submit(generation, "missing") else None,
+            verdict(generation),
+            given_up,
+        )
+
+    def _standing_claim(
+        self, names: layout.RunNames, path: Callable[[int, str], str]
+    ) -> tuple[int, Claim | None, SubmissionFiles | None, str | None]:
+        """The newest generation whose submission was not given up, and why a newer one was."""
+        given_up = None
+        for generation in reversed(names.submits.get("claim", [])):
+            claim = records.read(path(generation, "claim"), Claim)
+            if claim is None:
+                continue
+            origin = self.submission(claim.token)
+            if origin.outcome is None or origin.outcome.kind != "void":
+                return generation, claim, origin, given_up
+            given_up = given_up or origin.outcome.reason
+        return 0, None, None, given_up
+
+
+def read_spec(path: str) -> RunSpec | None:
+    try:
+        record = files.read_json(path)
+        return None if record is None else msgspec.convert(record, RunSpec)
+    except (ValueError, msgspec.ValidationError) as error:
+        raise DamagedRecord(f"{path} is damaged: {error}") from None

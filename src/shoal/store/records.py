@@ -1,0 +1,144 @@
+"""The small files of a run as typed records. Unknown fields are kept out of the way: a newer shoal may add some."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeVar
+
+import msgspec
+
+from shoal.agent import files
+
+T = TypeVar("T", bound="Record")
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all records; reading one with a newer schema than ours is refused by `read`."""
+
+    schema: int = 1
+
+
+class Submission(Record, frozen=True, kw_only=True):
+    """Intent: these runs, as one Slurm job (or array), or as processes on this machine."""
+
+    token: str
+    backend: str
+    cluster: str
+    slurm_cluster: str | None = None
+    job_name: str
+    runs: list[str]
+    t: float
+    host: str
+    pid: int
+    started: str | None
+    user: str = ""
+    by_hand: bool = False
+    time_limit_s: int | None = None
+
+
+class Outcome(Record, frozen=True, kw_only=True):
+    """What became of a submission: "accepted" with the job's id, or "void". The first one written holds."""
+
+    kind: str
+    job_id: str | None = None
+    reason: str | None = None
+    adopted: bool = False
+
+
+class Claim(Record, frozen=True, kw_only=True):
+    token: str
+    revision: int
+    output_dir: str
+    log_dir: str
+    index: int = 0
+    resume: bool = False
+    t: float = 0.0
+
+
+class Start(Record, frozen=True, kw_only=True):
+    attempt: int
+    generation: int
+    revision: int
+    token: str
+    host: str
+    pid: int
+    started: str | None
+    t: float
+    output_dir: str
+    log_dir: str
+    job_id: str | None = None
+    job_label: str | None = None
+    resume_from: str | None = None
+
+
+class End(Record, frozen=True, kw_only=True):
+    attempt: int
+    generation: int
+    revision: int
+    token: str
+    output_dir: str
+    exit_code: int
+    success: bool
+    began: float
+    ended: float
+    duration_s: float
+    signal: str | None = None
+    stopped_by: str | None = None
+    oom: bool = False
+    problem: str | None = None
+    job_id: str | None = None
+    job_label: str | None = None
+
+
+class Beat(Record, frozen=True, kw_only=True):
+    t: float
+    every_s: float
+
+
+class Verdict(Record, frozen=True, kw_only=True):
+    """Slurm's last word on a job, kept because Slurm forgets: its state word, exit code and reason."""
+
+    word: str
+    exit_code: int | None = None
+    signal: int | None = None
+    by: str | None = None
+    node: str | None = None
+    reason: str | None = None
+    oom_step: bool = False
+
+
+class Missing(Record, frozen=True, kw_only=True):
+    since: float
+
+
+class DamagedRecord(Exception):
+    """A file that cannot be understood; the message names it. The run it belongs to is shown as such, others go on."""
+
+
+def read(path: str, kind: type[T]) -> T | None:
+    """The record at `path`, or None if there is none yet."""
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 (ten thousand of these in one status)
+            data = file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        record = _decode(data, kind)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise DamagedRecord(f"{path} is damaged: {error}") from None
+    if record.schema > 1:
+        raise DamagedRecord(f"{path} was written by a newer shoal (schema {record.schema})")
+    return record
+
+
+def encode(record: Record) -> bytes:
+    return files.to_json(msgspec.to_builtins(record))
+
+
+def _decode(data: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        # Arguments that are not valid UTF-8 are stored as lone surrogates, which only Python's own reader accepts.
+        loose: Any = json.loads(data)
+        return msgspec.convert(loose, type=kind)

@@ -1,0 +1,113 @@
+"""Write a run's files: every one is created once, by link, and whoever comes first decides."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from shoal.agent import files, layout, process
+from shoal.errors import InputError
+from shoal.model import RunSpec
+from shoal.store import records
+from shoal.store.reading import RunFiles, read_spec
+from shoal.store.records import Claim, Missing, Outcome, Submission, Verdict
+
+#: Small durable writes wait for the disk, not for the processor; eight at a time is where ext4 and NFS stop gaining.
+_WRITERS = 8
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+def open_home(home: Path) -> str:
+    """Make the state folder if need be (private to the user, or as its owner has made it), and return it."""
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    mode = home.stat()
+    if mode.st_mode & 0o002:
+        raise InputError(f"anybody may write in {home}, so nothing in it can be trusted", hint=f"chmod o-w {home}")
+    for name in ("runs", "submissions"):
+        (home / name).mkdir(exist_ok=True)
+    return str(home)
+
+
+def project_id(home: str) -> str:
+    """A random id of this project, so that two people's runs of one repository differ in a shared tracker."""
+    path = os.path.join(home, "project.json")
+    record = files.read_json(path)
+    if record is None:
+        files.create_exclusive(path, files.to_json({"schema": 1, "id": secrets.token_hex(8)}))
+        record = files.read_json(path) or {}
+    return str(record.get("id", ""))
+
+
+def record_spec(home: str, spec: RunSpec) -> RunSpec:
+    """Keep what the run is, under its revision; a spec that stands there already must be the same run."""
+    folder = layout.run_dir(home, spec.name)
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, layout.spec_file(spec.revision))
+    if not files.create_exclusive(path, files.to_json(msgspec.to_builtins(spec))):
+        kept = read_spec(path)
+        if kept is None or kept.digest != spec.digest:
+            raise InputError(
+                f"another command has just described {spec.name} differently", hint=f"shoal status {spec.name}"
+            )
+        return kept
+    return spec
+
+
+def open_submission(home: str, submission: Submission, script: str) -> str:
+    """Write the intent and the script; nothing has been sent when this returns. Returns the folder."""
+    folder = layout.submission_dir(home, submission.token)
+    os.makedirs(folder)
+    files.create_exclusive(os.path.join(folder, "script.sh"), script.encode("utf-8", "surrogateescape"))
+    files.create_exclusive(os.path.join(folder, "submission.json"), records.encode(submission))
+    return folder
+
+
+def claim(home: str, name: str, generation: int, record: Claim) -> bool:
+    """Win a generation of a run, or learn that somebody else has."""
+    path = os.path.join(layout.run_dir(home, name), layout.submit_file(generation, "claim"))
+    return files.create_exclusive(path, records.encode(record))
+
+
+def mark_sending(home: str, token: str) -> None:
+    """From here on Slurm may know the job, whatever happens to this command."""
+    path = os.path.join(layout.submission_dir(home, token), "sending")
+    files.create_exclusive(path, files.to_json({"schema": 1, **process.this_process()}))
+
+
+def settle(home: str, token: str, outcome: Outcome) -> Outcome:
+    """Write what became of a submission and return what holds: the first outcome written, perhaps somebody else's."""
+    path = os.path.join(layout.submission_dir(home, token), "outcome.json")
+    if files.create_exclusive(path, records.encode(outcome)):
+        return outcome
+    return records.read(path, Outcome) or outcome
+
+
+def request_cancel(home: str, name: str, generation: int, record: dict[str, Any]) -> bool:
+    path = os.path.join(layout.run_dir(home, name), layout.submit_file(generation, "cancel"))
+    return files.create_exclusive(path, files.to_json({"schema": 1, **record}))
+
+
+def keep_verdict(home: str, run: RunFiles, verdict: Verdict) -> None:
+    kind = layout.verdict_kind(run.names.attempt)
+    path = os.path.join(layout.run_dir(home, run.name), layout.submit_file(run.generation, kind))
+    files.create_exclusive(path, records.encode(verdict))
+
+
+def note_missing(home: str, name: str, generation: int, now: float) -> None:
+    path = os.path.join(layout.run_dir(home, name), layout.submit_file(generation, "missing"))
+    files.create_exclusive(path, records.encode(Missing(since=now)))
+
+
+def in_parallel(work: Callable[[A], B], items: list[A]) -> list[B]:
+    """Apply `work` to each item, several at a time, in order; the first error is raised after all have been tried."""
+    if len(items) == 1:
+        return [work(items[0])]
+    with ThreadPoolExecutor(_WRITERS) as pool:
+        return list(pool.map(work, items))

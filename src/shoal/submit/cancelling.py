@@ -1,0 +1,67 @@
+"""Stop runs: the wish is written down first, then Slurm or the process is told. The agent obeys the file as well."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+
+from shoal.agent import process
+from shoal.backends.slurm.query import scancel, squeue
+from shoal.errors import SchedulerError
+from shoal.model import LIVE
+from shoal.observe import observe
+from shoal.store import writing
+from shoal.store.fold import ENDED_WORDS, RunView
+from shoal.store.reading import Reader
+from shoal.views.select import select_runs
+
+
+def live_among(home: str, which: Sequence[str]) -> list[RunView]:
+    views = observe(home, select_runs(home, which)).views
+    return [view for view in views.values() if view.state in LIVE]
+
+
+def cancel(home: str, views: Sequence[RunView], environ: Mapping[str, str]) -> list[str]:
+    """Cancel these runs and return their names.
+
+    After success each has its wish on disk, which the fence and the heartbeat obey, and its job is being ended. When
+    Slurm does not answer, SchedulerError: the wish stands, and a job that starts later ends itself at once.
+    """
+    reader = Reader(home)
+    jobs: dict[str, list[int]] = {}
+    for view in views:
+        writing.request_cancel(home, view.name, view.generation, {"t": time.time(), "user": os.environ.get("USER", "")})
+        files = reader.run(view.name)
+        submission = files.origin.submission if files.origin else None
+        if files.claim is None or submission is None:
+            continue
+        if submission.backend == "slurm":
+            jobs.setdefault(files.claim.token, []).append(files.claim.index if len(submission.runs) > 1 else -1)
+        elif files.start is not None and files.start.generation == files.generation:
+            _signal({"host": files.start.host, "pid": files.start.pid, "started": files.start.started})
+    if jobs:
+        _cancel_jobs(jobs, environ)
+    return [view.name for view in views]
+
+
+def _cancel_jobs(jobs: Mapping[str, Sequence[int]], environ: Mapping[str, str]) -> None:
+    """Cancel by id, but only ids that carry our token right now: ids are reused."""
+    snapshot = squeue(environ)
+    if snapshot.problem is not None:
+        raise SchedulerError(
+            f"Slurm does not answer: {snapshot.problem}", hint="the runs will end themselves as soon as they start"
+        )
+    ids = [
+        row.label
+        for token, indices in jobs.items()
+        for row in snapshot.rows.get(token, ())
+        if row.word not in ENDED_WORDS and (-1 in indices or row.task in indices)
+    ]
+    scancel(ids, environ)
+
+
+def _signal(identity: dict[str, object]) -> None:
+    if process.is_alive(identity):
+        os.kill(int(str(identity["pid"])), signal.SIGTERM)

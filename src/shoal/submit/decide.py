@@ -1,0 +1,69 @@
+"""(the run asked for, the run that is there) -> start it, leave it alone, or refuse. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from shoal.errors import InputError
+from shoal.model import LIVE, RunSpec
+from shoal.store.fold import RunView
+
+
+class Decision(NamedTuple):
+    """`start` with the revision to record, or a reason to leave the run alone."""
+
+    start: bool
+    revision: int
+    reason: str
+
+
+def decide(spec: RunSpec, kept: RunSpec | None, view: RunView, *, again: bool) -> Decision:
+    """What to do with a run that is asked for. `kept` is what was recorded under its name before, if anything.
+
+    The same run asked for twice is one run: in flight or done, it is left alone. One that failed starts again. Other
+    settings under the same name start a new revision, but never silently beside or over a result of the old ones.
+    """
+    revision = kept.revision if kept else 0
+    changed = [] if kept is None else differences(kept, spec)
+    if view.state in LIVE:
+        if again or changed:
+            what = "with other settings: " + "; ".join(changed) if changed else "already"
+            raise InputError(f"{spec.name} is {view.state} {what}", hint=f"shoal cancel {spec.name}")
+        return Decision(False, revision, f"{view.state} already" + (f" as job {view.job_id}" if view.job_id else ""))
+    if again:
+        return Decision(True, revision + 1, "started over")
+    if view.state == "done":
+        if changed:
+            raise InputError(
+                f"{spec.name} is done with other settings: {'; '.join(changed)}",
+                hint="add --again to start it over (the old results stay), or give the script a new number",
+            )
+        return Decision(False, revision, f"done already (attempt {view.attempt})")
+    if kept is None:
+        return Decision(True, 1, "new")
+    if changed:
+        return Decision(True, revision + 1, f"{view.state} before, settings changed")
+    return Decision(True, revision, "new" if view.state == "new" else f"{view.state} before")
+
+
+def differences(old: RunSpec, new: RunSpec) -> list[str]:
+    """What differs between two descriptions of one run, a phrase each, values cut short."""
+    before, after = old.identity(), new.identity()
+    found = []
+    for key in before:
+        if before[key] == after[key]:
+            continue
+        if isinstance(before[key], dict):
+            names = sorted({*before[key], *after[key]})
+            pairs = [(f"{name}", before[key].get(name), after[key].get(name)) for name in names]
+        else:
+            pairs = [(key, before[key], after[key])]
+        found += [f"{name} was {_short(a)}, now {_short(b)}" for name, a, b in pairs if a != b]
+    return found
+
+
+def _short(value: object) -> str:
+    if value is None:
+        return "not set"
+    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,26 @@
+"""Marked points of the transaction. With SHOAL_FAILPOINT=NAME the command kills itself there, as a crash would."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+POINTS = (
+    "before-spec",
+    "after-spec",
+    "before-submission",
+    "after-submission",
+    "between-claims",
+    "after-claims",
+    "before-sending",
+    "after-sending",
+    "after-sbatch",
+    "before-outcome",
+    "after-outcome",
+    "before-report",
+)
+
+
+def reach(point: str) -> None:
+    if os.environ.get("SHOAL_FAILPOINT") == point:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,40 @@
+"""This machine as an allocation: the run is a process, executed by the same script, followed to its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+
+from shoal.config.project import Project
+from shoal.store import writing
+from shoal.store.records import Outcome
+from shoal.submit.failpoints import reach
+from shoal.submit.transaction import Claimed
+
+
+def run_here(claimed: Claimed, project: Project, environ: Mapping[str, str], *, follow: bool) -> int:
+    """Execute the only run of a claimed submission and return its exit code; Ctrl-C and SIGTERM reach the run.
+
+    With `follow` its output appears on ours as well as in its log; it goes to standard error, because standard output
+    belongs to what the command itself reports.
+    """
+    home = str(project.home)
+    reach("before-sending")
+    writing.mark_sending(home, claimed.token)
+    reach("after-sending")
+    writing.settle(home, claimed.token, Outcome(kind="accepted"))
+    reach("after-outcome")
+    env = {**environ, "SHOAL_TOKEN": claimed.token, "SHOAL_FOLLOW": "1" if follow else "0"}
+    script = os.path.join(claimed.folder, "script.sh")
+    agent = subprocess.Popen(["bash", script], env=env, cwd=project.root, stdout=sys.stderr)
+    # The terminal sends Ctrl-C to the agent as well, which passes it on to the program; we only wait for both.
+    before = {name: signal.signal(name, signal.SIG_IGN) for name in (signal.SIGINT,)}
+    before[signal.SIGTERM] = signal.signal(signal.SIGTERM, lambda *_: agent.terminate())
+    try:
+        return agent.wait()
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)

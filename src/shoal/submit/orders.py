@@ -1,0 +1,166 @@
+"""Everything between "these runs are asked for" and "this is what became of them", for Slurm and for this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from shoal.config.cluster import Cluster
+from shoal.config.project import Project
+from shoal.doctor.request import refuse_impossible
+from shoal.errors import InputError, SchedulerError
+from shoal.observe import observe
+from shoal.plan.describe import Asked, refuse_doubles
+from shoal.plan.submissions import PlannedRun, PlannedSubmission, lay_out
+from shoal.store.fold import RunView
+from shoal.store.reading import Reader
+from shoal.submit import secrecy
+from shoal.submit.decide import Decision, decide
+from shoal.submit.here import run_here
+from shoal.submit.transaction import Claimed, Started, claim_runs, send
+
+
+class Result(NamedTuple):
+    """What became of one run that was asked for. `did`: submitted, ran, left alone, unclear, refused, would submit."""
+
+    name: str
+    did: str
+    state: str
+    reason: str = ""
+    job_id: str | None = None
+    output_dir: str | None = None
+    exit_code: int | None = None
+
+
+class Order(NamedTuple):
+    """Runs that were asked for, checked and laid out: what `plan` shows, and what `submit` carries out."""
+
+    submissions: list[PlannedSubmission]
+    left_alone: list[Result]
+    views: dict[str, RunView]
+    notes: list[str]
+
+
+def prepare(
+    asked: Sequence[Asked],
+    project: Project,
+    cluster: Cluster,
+    environ: Mapping[str, str],
+    *,
+    shape: str = "auto",
+    again: bool = False,
+) -> Order:
+    """Decide what each run needs and lay the ones to start over jobs. Reads everything, changes nothing."""
+    refuse_doubles(asked)
+    home = str(project.home)
+    names = [one.run.spec.name for one in asked]
+    views = observe(home, names, environ=environ).views
+    reader = Reader(home)
+    start: list[PlannedRun] = []
+    left: list[Result] = []
+    notes = [f"{one.run.spec.name} {one.note}" for one in asked if one.note]
+    for one in asked:
+        secrecy.refuse_leaks(one.run.spec, environ)
+        view = views[one.run.spec.name]
+        decision = _decide(one, reader, view, again or one.again)
+        if decision.start:
+            spec = msgspec.structs.replace(one.run.spec, revision=decision.revision)
+            start.append(one.run._replace(spec=spec))
+        else:
+            left.append(Result(view.name, "left alone", view.state, decision.reason, view.job_id, view.output_dir))
+    requeue = {step.name: step.requeue for step in project.steps.values()}
+    submissions = lay_out(start, project, cluster, shape=shape, requeue=requeue)
+    notes += dict.fromkeys(note for planned in submissions for note in planned.resolved.notes)
+    if submissions and not cluster.is_local:
+        refuse_impossible([planned.resolved for planned in submissions], environ)
+    return Order(submissions, left, views, notes)
+
+
+def _decide(one: Asked, reader: Reader, view: RunView, again: bool) -> Decision:
+    kept = reader.spec(one.run.spec.name)
+    if one.run.resume_in is not None and kept is not None:
+        if view.state == "done":
+            raise InputError(
+                f"{view.name} is done already (attempt {view.attempt}): there is nothing to resume",
+                hint=f"shoal submit experiments/{view.name}.sh --again",
+            )
+        decision = decide(one.run.spec, kept, view, again=False)
+        if not decision.start:
+            raise InputError(f"{view.name} is {decision.reason}", hint=f"shoal cancel {view.name}")
+        return decision
+    return decide(one.run.spec, kept, view, again=again)
+
+
+def carry_out(
+    order: Order,
+    project: Project,
+    cluster: Cluster,
+    environ: Mapping[str, str],
+    *,
+    follow: bool = True,
+    tell: Callable[[Result], None] = lambda result: None,
+    clock: Callable[[], float] = time.time,
+) -> list[Result]:
+    """Submit, or run here, everything in the order; `tell` hears of each run as soon as its fate is known."""
+    results: list[Result] = []
+
+    def note(result: Result) -> None:
+        results.append(result)
+        tell(result)
+
+    for left in order.left_alone:
+        note(left)
+    for planned in order.submissions:
+        backend = "local" if cluster.is_local else "slurm"
+        claimed = claim_runs(planned, order.views, project, backend=backend, environ=environ, clock=clock())
+        for index, run in enumerate(planned.runs):
+            if index not in set(claimed.indices):
+                note(Result(run.spec.name, "left alone", "queued", "another command has just claimed it"))
+        if not claimed.indices:
+            continue
+        if cluster.is_local:
+            note(_here(claimed, project, environ, follow))
+            if results[-1].exit_code in (130, 143):
+                break
+        else:
+            for started in send(claimed, project, environ):
+                note(_of_slurm(started))
+            _stop_if_silent(results, order)
+    return results
+
+
+def _here(claimed: Claimed, project: Project, environ: Mapping[str, str], follow: bool) -> Result:
+    name = claimed.planned.runs[0].spec.name
+    code = run_here(claimed, project, environ, follow=follow)
+    view = observe(str(project.home), [name], environ=environ).views[name]
+    exit_code = view.exit_code if view.exit_code is not None else code
+    if view.state == "cancelled":
+        exit_code = 130
+    return Result(name, "ran", view.state, view.cause or "", None, view.output_dir, exit_code)
+
+
+def _of_slurm(started: Started) -> Result:
+    did = {"pending": "submitted", "unknown": "unclear", "new": "refused"}[started.state]
+    return Result(started.name, did, started.state, started.message, started.job_id, started.output_dir)
+
+
+def _stop_if_silent(results: Sequence[Result], order: Order) -> None:
+    """A controller that does not answer will not answer the next hundred either; what was done stays done."""
+    last = results[-1]
+    if last.did == "unclear":
+        raise SchedulerError(
+            f"Slurm's answer to the submission of {last.name} is not known: {last.reason}",
+            hint="shoal status   # finds the job by its name, or says that there is none; nothing is submitted twice",
+        )
+    if last.did == "refused":
+        down = "connect failure" in last.reason or "cannot run" in last.reason or "configuration source" in last.reason
+        if down:
+            raise SchedulerError(
+                f"Slurm cannot be reached: {last.reason}", hint="scontrol ping   # is the controller up?"
+            )
+        raise InputError(
+            f"Slurm refused {last.name}: {last.reason}", hint="shoal plan FILE   # shows the exact request"
+        )

@@ -1,0 +1,193 @@
+"""Claim, send, settle: at whatever point this command dies, no run is lost and none runs twice.
+
+1. specs are recorded, and the intent with its script: nothing can be sent that is not on disk first (a full disk stops
+   here);
+2. each run's next generation is claimed by exclusive creation: of two commands one wins, the other leaves it alone;
+3. the mark "sending" is set, then sbatch is called once, with the token in the job's name;
+4. the answer becomes the outcome. An unclear answer stays open: the next look at the runs finds the job by its name, or
+   gives the submission up when it can no longer turn into a job. It is never sent again blindly.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from shoal.agent import process
+from shoal.agent.files import names_in
+from shoal.agent.shipping import ship
+from shoal.backends.slurm.facts import cluster_name
+from shoal.backends.slurm.query import scancel
+from shoal.backends.slurm.send import Answer, sbatch
+from shoal.config.project import Project
+from shoal.model import RunSpec
+from shoal.names import new_token, tracker_id
+from shoal.plan.submissions import PlannedRun, PlannedSubmission, log_root, name_of, own_options, script_text
+from shoal.store import writing
+from shoal.store.fold import RunView
+from shoal.store.records import Claim, Outcome, Submission
+from shoal.submit import secrecy
+from shoal.submit.failpoints import reach
+
+
+class Started(NamedTuple):
+    """One run that this command put under way, or tried to. `state` is pending, unknown, or new if Slurm refused it."""
+
+    name: str
+    state: str
+    job_id: str | None
+    output_dir: str
+    message: str = ""
+
+
+class Claimed(NamedTuple):
+    """A submission whose runs are ours: intent on disk, nothing sent yet. `indices` are the runs that we won."""
+
+    token: str
+    folder: str
+    script: str
+    planned: PlannedSubmission
+    indices: list[int]
+    outputs: dict[str, str]
+
+
+def claim_runs(
+    planned: PlannedSubmission,
+    views: Mapping[str, RunView],
+    project: Project,
+    *,
+    backend: str,
+    environ: Mapping[str, str],
+    clock: float,
+) -> Claimed:
+    """Record specs and intent, and claim every run; runs that another command won meanwhile are left out."""
+    root, home = str(project.root), writing.open_home(project.home)
+    reach("before-spec")
+    ids = writing.project_id(home)
+    specs = writing.in_parallel(lambda run: _record(home, ids, run), list(planned.runs))
+    reach("after-spec")
+    token, agent = new_token(), ship(home)
+    cluster = planned.resolved.cluster
+    submission = Submission(
+        token=token,
+        backend=backend,
+        cluster=cluster.name,
+        slurm_cluster=cluster_name(environ) if backend == "slurm" else None,
+        job_name=name_of(planned, token),
+        runs=[spec.name for spec in specs],
+        t=clock,
+        user=getpass.getuser(),
+        time_limit_s=planned.request.time_limit_s if backend == "slurm" else None,
+        **process.this_process(),
+    )
+    folder = os.path.join(home, "submissions", token)
+    script = script_text(planned, folder, agent, root, token)
+    reach("before-submission")
+    writing.open_submission(home, submission, script)
+    reach("after-submission")
+    logs = log_root(cluster, root)
+    stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(clock))
+    outputs = {}
+
+    def claim_one(index: int) -> bool:
+        spec, run = specs[index], planned.runs[index]
+        view = views[spec.name]
+        output = run.resume_in or _free_folder(root, spec, stamp, view)
+        outputs[spec.name] = output
+        record = Claim(
+            token=token,
+            index=index,
+            revision=spec.revision,
+            output_dir=output,
+            log_dir=output if logs is None else os.path.join(logs, spec.name, os.path.basename(output)),
+            resume=run.resume_in is not None,
+            t=clock,
+        )
+        # The next generation after those that were there when it was decided to start the run, and no later one:
+        # whoever claimed in between has decided the same, and must win.
+        won = writing.claim(home, spec.name, view.claims + 1, record)
+        reach("between-claims")
+        return won
+
+    won = writing.in_parallel(claim_one, list(range(len(specs))))
+    reach("after-claims")
+    indices = [index for index, ours in enumerate(won) if ours]
+    if not indices:
+        writing.settle(home, token, Outcome(kind="void", reason="another command claimed every run first"))
+    return Claimed(token, folder, script, planned, indices, outputs)
+
+
+def send(claimed: Claimed, project: Project, environ: Mapping[str, str]) -> list[Started]:
+    """Send a claimed submission to Slurm, once, and write down what came of it."""
+    home, planned = str(project.home), claimed.planned
+    if not claimed.indices:
+        return []
+    reach("before-sending")
+    writing.mark_sending(home, claimed.token)
+    reach("after-sending")
+    travelling, _ = secrecy.split({name: value for name, value in environ.items() if not name.startswith("SHOAL_")})
+    options = [
+        ("job-name", name_of(planned, claimed.token)),
+        *planned.resolved.options,
+        *own_options(planned, claimed.folder, str(project.root), claimed.indices),
+    ]
+    argv = [f"--{name}" if value is None else f"--{name}={value}" for name, value in options]
+    answer = sbatch(argv, claimed.script, travelling)
+    reach("after-sbatch")
+    outcome = _outcome_of(answer)
+    reach("before-outcome")
+    if outcome is not None:
+        held = writing.settle(home, claimed.token, outcome)
+        if held.kind == "void" and outcome.kind == "accepted" and outcome.job_id:
+            # Somebody gave this submission up while we were stopped: its job would only meet the fence.
+            scancel([outcome.job_id], environ)
+            outcome = held
+    reach("after-outcome")
+    return _report(claimed, answer, outcome)
+
+
+def _outcome_of(answer: Answer) -> Outcome | None:
+    if answer.kind == "accepted":
+        return Outcome(kind="accepted", job_id=answer.job_id)
+    if answer.kind in ("refused", "unreached"):
+        return Outcome(kind="void", reason=answer.message)
+    return None
+
+
+def _report(claimed: Claimed, answer: Answer, outcome: Outcome | None) -> list[Started]:
+    accepted = outcome is not None and outcome.kind == "accepted"
+    state = "pending" if accepted else ("unknown" if outcome is None else "new")
+    array = claimed.planned.shape == "array"
+    reach("before-report")
+    started = []
+    for index in claimed.indices:
+        name = claimed.planned.runs[index].spec.name
+        job = answer.job_id if accepted else None
+        label = f"{job}_{index}" if job and array else job
+        started.append(Started(name, state, label, claimed.outputs[name], answer.message))
+    return started
+
+
+def _record(home: str, project: str, run: PlannedRun) -> RunSpec:
+    spec = run.spec
+    named = msgspec.structs.replace(spec, tracker_id=tracker_id(project, spec.name, spec.revision))
+    return writing.record_spec(home, named)
+
+
+def _free_folder(root: str, spec: RunSpec, stamp: str, view: RunView) -> str:
+    """outputs/<kind>/<experiment>/<stem>/<stamp>, a second later for as long as that folder was used before."""
+    parent = os.path.join(root, "outputs", spec.output, spec.experiment, spec.stem)
+    used = {*names_in(parent), os.path.basename(view.output_dir or "")}
+    moment = time.mktime(time.strptime(stamp, "%Y%m%d_%H%M%S"))
+    while (name := time.strftime("%Y%m%d_%H%M%S", time.localtime(moment))) in used:
+        moment += 1
+    return os.path.join(parent, name)
+
+
+def refused(started: Sequence[Started]) -> list[Started]:
+    return [run for run in started if run.state == "new"]

@@ -1,0 +1,131 @@
+"""`shoal plan`: what would be submitted, with the scripts as they would be sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shoal.config.cluster import Cluster
+from shoal.config.project import Project
+from shoal.model import Request, RunSpec
+from shoal.plan.describe import Asked
+from shoal.plan.inputs import NotReadyError
+from shoal.plan.submissions import PlannedSubmission, script_text
+from shoal.submit.orders import Order
+from shoal.views.render import print_json, print_table
+
+
+def show(
+    order: Order,
+    asked: Sequence[Asked],
+    waiting: Sequence[tuple[Path, NotReadyError]],
+    project: Project,
+    cluster: Cluster,
+    *,
+    as_json: bool,
+    quiet: bool,
+    scripts: bool,
+) -> None:
+    if as_json:
+        print_json(document(order, asked, waiting, project, cluster))
+        return
+    starting = [run.spec.name for planned in order.submissions for run in planned.runs]
+    if quiet:
+        print("\n".join(starting))
+        return
+    where = "this machine" if cluster.is_local else f"cluster {cluster.name}"
+    print(f"{len(asked)} runs asked for; {len(starting)} to submit as {len(order.submissions)} jobs on {where}")
+    rows = [
+        (run.spec.name, planned.shape, _words(planned.request), planned.resolved.get("partition") or "-", "submit")
+        for planned in order.submissions
+        for run in planned.runs
+    ]
+    rows += [(left.name, "-", "-", "-", left.reason) for left in order.left_alone]
+    rows += [(path.stem, "-", "-", "-", f"waits: {error.message}") for path, error in waiting]
+    print_table(("RUN", "SHAPE", "REQUEST", "PARTITION", "WHAT"), rows, widest=4)
+    hours = sum(gpu_hours(planned) for planned in order.submissions)
+    if hours:
+        print(f"at most {hours:g} GPU-hours")
+    for note in order.notes:
+        print(f"note: {note}")
+    for planned in order.submissions if scripts else ():
+        print(f"\n{_script(planned, project)}", end="")
+
+
+def document(
+    order: Order,
+    asked: Sequence[Asked],
+    waiting: Sequence[tuple[Path, NotReadyError]],
+    project: Project,
+    cluster: Cluster,
+) -> dict[str, Any]:
+    requests = {run.spec.name: planned.request for planned in order.submissions for run in planned.runs}
+    left = {result.name: result.reason for result in order.left_alone}
+    return {
+        "cluster": cluster.name,
+        "runs": [
+            {**_run(one.run.spec, requests.get(one.run.spec.name)), "left_alone": left.get(one.run.spec.name)}
+            for one in asked
+        ],
+        "submissions": [
+            {
+                "shape": planned.shape,
+                "runs": [run.spec.name for run in planned.runs],
+                "options": planned.resolved.argv(),
+                "request": _request(planned.request),
+                "gpu_hours": gpu_hours(planned),
+                "script": _script(planned, project),
+            }
+            for planned in order.submissions
+        ],
+        "waiting": [{"file": str(path), "reason": error.message} for path, error in waiting],
+        "notes": order.notes,
+    }
+
+
+def gpu_hours(planned: PlannedSubmission) -> float:
+    """GPUs times the time limit: the most that it can cost."""
+    request = planned.request
+    return len(planned.runs) * (request.nodes or 1) * (request.gpus or 0) * (request.time_limit_s or 0) / 3600
+
+
+def _run(spec: RunSpec, request: Request | None) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "experiment": spec.experiment,
+        "step": spec.step,
+        "step_kind": spec.step_kind,
+        "seed": spec.seed,
+        "params": spec.params,
+        "request": _request(request or spec.request),
+        "command": spec.command,
+        "args": spec.args,
+        "env": spec.env,
+        "start_from": spec.start_from,
+        "digest": spec.digest,
+        "title": spec.title,
+    }
+
+
+def _request(request: Request) -> dict[str, Any]:
+    values = msgspec.structs.asdict(request)
+    return {**values, "memory_mb": request.memory_mb, "time_limit_s": request.time_limit_s}
+
+
+def _words(request: Request) -> str:
+    parts = [f"{request.nodes or 1} node" + ("s" if (request.nodes or 1) > 1 else "")]
+    if request.gpus:
+        parts.append(
+            f"{request.gpus} {request.gpu_type or 'GPU'}{'' if request.gpu_type or request.gpus == 1 else 's'}"
+        )
+    parts += [f"{request.cpus} CPUs"] if request.cpus else []
+    parts += [word for word in (request.memory, request.time) if word]
+    return " ".join(parts)
+
+
+def _script(planned: PlannedSubmission, project: Project) -> str:
+    folder = str(project.home / "submissions" / "TOKEN")
+    return script_text(planned, folder, str(project.home / "agent" / "agent.pyz"), str(project.root), "TOKEN")
