@@ -16,6 +16,7 @@ import unicodedata
 from pathlib import Path
 from typing import NamedTuple
 
+from shoal.agent.layout import TOKEN_LETTERS
 from shoal.errors import InputError
 
 #: Slurm's accounting cuts job names at 255 bytes and W&B ids at 128 characters; token and hash have to fit as well.
@@ -26,8 +27,7 @@ TOKEN_LENGTH = 12
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 _STEM = re.compile(r"(?P<order>\d+)_(?P<step>.+?)(?:_(?P<seed>\d+))?", re.ASCII)
 _EXPERIMENT = re.compile(r"\d+_.+", re.ASCII)
-_TOKEN_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
-_JOB_TOKEN = re.compile(rf"\.([{_TOKEN_LETTERS}]{{{TOKEN_LENGTH}}})\Z", re.ASCII)
+_JOB_TOKEN = re.compile(rf"\.([{TOKEN_LETTERS}]{{{TOKEN_LENGTH}}})\Z", re.ASCII)
 
 _LAYOUT_HINT = "name it like experiments/001_example/000_pretrain_0.sh: number, name; number, step, seed"
 
@@ -109,7 +109,7 @@ def check_length(experiment: str, stem: str) -> None:
 
 def new_token() -> str:
     """A submission's token: random, short, and made of letters that nobody confuses."""
-    return "".join(secrets.choice(_TOKEN_LETTERS) for _ in range(TOKEN_LENGTH))
+    return "".join(secrets.choice(TOKEN_LETTERS) for _ in range(TOKEN_LENGTH))
 
 
 def job_name(experiment: str, stem: str, token: str) -> str:

@@ -1,4 +1,4 @@
-"""A person ran the saved script with plain `sbatch` or `bash`: give that job a generation of its own, if it may have one.
+"""A person ran the saved script with plain `sbatch` or `bash`: give that job a generation of its own, if it may.
 
 shoal's own submissions are recognised by the token in the job's name, or in SHOAL_TOKEN on this machine. Anything else
 that executes the script is a person, who means "run this again" and must get either that or a sentence why not.

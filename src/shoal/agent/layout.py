@@ -23,6 +23,8 @@ import os
 import re
 from typing import Dict, Iterable, List, NamedTuple
 
+#: Letters of a submission's token: none that people confuse.
+TOKEN_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"  # noqa: S105
 _NUMBERED = re.compile(r"(spec|submit|attempt)\.(\d+)\.(\w+)\Z")
 
 

@@ -15,8 +15,6 @@ from typing import Any, Dict, List, Optional
 from . import by_hand, checkpoints, environment, fence, files, layout, process
 from .attempt import Attempt
 
-_TOKEN_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
-
 
 def main(argv: List[str]) -> int:
     """Exit code for Slurm: the program's own; 0 if the fence held; 1 if a person asked for a run that is in use."""
@@ -51,7 +49,7 @@ def _admit(home: str, name: str, submission: Dict[str, Any], submission_dir: str
         claim = fence.find_claim(layout.run_dir(home, name), token)
     else:
         me = dict(process.this_process(), job_id=job_id)
-        fresh = "".join(random.SystemRandom().choice(_TOKEN_LETTERS) for _ in token)
+        fresh = "".join(random.SystemRandom().choice(layout.TOKEN_LETTERS) for _ in token)
         claim = by_hand.claim_again(home, name, submission, fresh, me)
         submission_dir = layout.submission_dir(home, fresh)
     fence.take_ownership(claim, submission_dir, me)
@@ -87,6 +85,8 @@ def _attempt(claim: fence.Claim, me: Dict[str, Any], set_up_exit: int) -> int:
     end = _run(claim, number, spec, resume_from, out, err, set_up_exit)
     end["job_id"] = me.get("job_id")
     end["job_label"] = _job_label()
+    end["host"] = socket.gethostname()
+    end["log_dir"] = claim.log_dir
     end["success"] = end["exit_code"] == 0 and not end["stopped_by"] and not end["oom"]
     _write_end(claim, number, end)
     _say("attempt %d ended with exit code %d after %.0f s" % (number, end["exit_code"], end["duration_s"]))

@@ -15,7 +15,7 @@ from shoal.units import format_memory, format_slurm_time
 
 
 def refuse_impossible(requests: Sequence[Resolved], environ: Mapping[str, str]) -> None:
-    """RefusedError with the nearest possible request if one of these can never start. A silent Slurm refuses nothing."""
+    """RefusedError with the nearest possible request if one can never start. A silent Slurm refuses nothing."""
     try:
         told = run(["sinfo", "--noheader", "--exact", "--format=%R|%P|%l|%c|%m|%G"], TIMEOUT_S, environ=environ)
     except SchedulerError:

@@ -1,4 +1,4 @@
-"""What an experiment script asks for: run it with its step functions set to collect, and read what they were called with.
+"""What an experiment script asks for: run it with its step functions set to collect, and read how they were called.
 
 The script is ordinary bash and may do anything; only the functions from `source "$(shoal shell)"` are ours. What it
 exports between that line and the call is the experiment's configuration (`settings`), and becomes part of the run.

@@ -197,6 +197,8 @@ def _after_success(files: RunFiles, end: End, row: JobRow | None) -> RunView:
         exit_code=end.exit_code,
         cause=cause,
         output_dir=end.output_dir,
+        log_dir=end.log_dir,
+        node=end.host,
         generation=end.generation,
         started=end.began,
         ended=end.ended,

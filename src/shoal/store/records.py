@@ -82,6 +82,8 @@ class End(Record, frozen=True, kw_only=True):
     began: float
     ended: float
     duration_s: float
+    host: str | None = None
+    log_dir: str | None = None
     signal: str | None = None
     stopped_by: str | None = None
     oom: bool = False

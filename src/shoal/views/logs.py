@@ -1,4 +1,4 @@
-"""`shoal logs`: read the end of a file without reading the file; follow it while the run lives. Bytes pass as they are."""
+"""`shoal logs`: read the end of a file without reading the file; follow it while the run lives. Bytes stay bytes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from shoal.errors import InputError
 from shoal.model import LIVE
 from shoal.observe import observe
 from shoal.store import records
-from shoal.store.reading import Reader
-from shoal.store.records import Start
+from shoal.store.records import Claim, Start
 from shoal.views.render import print_json
 
 _BLOCK = 1 << 16
@@ -153,7 +152,9 @@ def _seek_last_lines(file: BinaryIO, lines: int) -> None:
 
 
 def _slurm_files(home: str, run: str) -> list[str]:
-    claim = Reader(home).run(run).claim
+    folder = layout.run_dir(home, run)
+    generation = layout.parse_names(names_in(folder)).generation
+    claim = records.read(os.path.join(folder, layout.submit_file(generation, "claim")), Claim)
     if claim is None:
         return []
     folder = layout.submission_dir(home, claim.token)

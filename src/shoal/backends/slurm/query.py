@@ -28,7 +28,7 @@ Rows = dict[str, list[JobRow]]
 
 
 class Snapshot(NamedTuple):
-    """What Slurm said at one moment. `problem` is set when it did not answer; then absence from `rows` means nothing."""
+    """What Slurm said at one moment. `problem`: it did not answer; then absence from `rows` says nothing."""
 
     rows: Rows
     problem: str | None = None

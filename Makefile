@@ -1,0 +1,56 @@
+# make demo   a small example on this machine, no Slurm needed
+# make test   everything: lint, types, unit tests, and the tests on a real Slurm that the sandbox starts
+# Both build .venv/ here; .venv/bin/shoal is then the command.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PACKAGES := slurm-wlm slurmdbd slurm-wlm-basic-plugins slurm-wlm-mysql-plugin munge mariadb-server iproute2
+
+.PHONY: demo test lint types unit slurm packages bench clean
+
+demo: $(VENV)/.installed
+	@$(BIN)/shoal demo
+
+test: lint types unit slurm
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check -q src tests benchmarks examples
+
+types: $(VENV)/.installed-test
+	$(BIN)/mypy
+
+# Fast failures first: no Slurm is needed for these.
+unit: $(VENV)/.installed-test
+	$(BIN)/pytest -q -m "not slurm"
+
+slurm: $(VENV)/.installed-test packages
+	$(BIN)/pytest -q -m slurm
+
+bench: $(VENV)/.installed-test packages
+	$(BIN)/python -m benchmarks
+
+# Slurm itself, for the sandbox: Debian's packages, where we may install them.
+packages:
+	@if command -v slurmctld slurmd slurmdbd munged mariadbd ip >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(PACKAGES); \
+	else \
+	    echo "error: the tests need Slurm's programs" >&2; \
+	    echo "hint: sudo apt-get install --no-install-recommends $(PACKAGES)" >&2; exit 1; \
+	fi
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml
+	$(BIN)/pip install -q --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[test]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
