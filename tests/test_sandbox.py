@@ -1,0 +1,466 @@
+"""The sandbox on the real thing: what `up` starts, what `down` leaves (nothing), and what both say when they cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import MakeSandbox, cancel_all, sandbox_name
+from shoal.errors import InputError, ShoalError
+from shoal.sandbox import Partition, Sandbox, SandboxSpec, machine, names, parse_partitions
+from shoal.sandbox.conf import slurm_conf
+from shoal.sandbox.layout import HOME_VARIABLE, Layout, Ports, SandboxState
+from shoal.sandbox.process import MARK_VARIABLE
+from waiting import wait_until
+
+CLI = [sys.executable, "-c", "import sys; from shoal.cli import main; sys.exit(main())", "sandbox"]
+
+
+def shoal_sandbox(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*CLI, *words], env={**os.environ, **env}, capture_output=True, text=True, timeout=120)
+
+
+def state_of(**spec: object) -> SandboxState:
+    ports = Ports(slurmctld=20001, slurmd=tuple(range(20003, 20067)), slurmdbd=20002)
+    made = SandboxSpec(**spec)  # type: ignore[arg-type]
+    return SandboxState(
+        mark="0" * 32,
+        spec=made,
+        ports=Ports(ports.slurmctld, ports.slurmd[: made.nodes], ports.slurmdbd),
+        cgroups=False,
+        subnet=None,
+    )
+
+
+def rendered(**spec: object) -> list[str]:
+    state = state_of(**spec)
+    return slurm_conf(state, Layout(Path("/h"), state.spec.name), host="here", user="me").splitlines()
+
+
+def traces_of(folder: Path, mark: str) -> list[str]:
+    """Everything on this machine that still speaks of the sandbox; found by other means than the sandbox uses."""
+    traces = [str(folder)] if folder.exists() else []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            words = (entry / "cmdline").read_bytes()
+            environment = (entry / "environ").read_bytes()
+            files = {os.readlink(file) for file in (entry / "fd").iterdir()}
+        except OSError:
+            continue
+        if f"{folder}/".encode() in words or mark.encode() in environment or any(str(folder) in f for f in files):
+            traces.append(f"process {entry.name}: {words!r}")
+    traces += [line for line in Path("/proc/self/mounts").read_text().splitlines() if str(folder) in line]
+    traces += [line for line in Path("/proc/net/unix").read_text().splitlines() if str(folder) in line]
+    traces += [name for _, name in socket.if_nameindex() if mark[:8] in name]
+    traces += [str(path) for path in Path("/sys/fs/cgroup").glob(f"*/slurm_{folder.name}-n*")]
+    return traces
+
+
+def mark_of(sandbox: Sandbox) -> str:
+    state = sandbox.layout.load()
+    assert state is not None
+    return state.mark
+
+
+def job_state(sandbox: Sandbox, job: str) -> str:
+    return sandbox.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%T").stdout.strip()
+
+
+# --- what is decided without starting anything
+
+
+@pytest.mark.parametrize("name", ["", "Upper", "1st", "a b", "a/b", "..", "a_b", "-x", "x-", "x" * 25, "ä", "a\nb"])
+def test_a_name_that_cannot_be_a_host_and_folder_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match="not a name"):
+        SandboxSpec(name=name)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"nodes": 0},
+        {"nodes": -1},
+        {"nodes": 65},
+        {"gpus": -1},
+        {"cpus": 0},
+        {"memory_mb": 1},
+        {"gpu_type": "a 100"},
+        {"partitions": ()},
+        {"partitions": (Partition("a"), Partition("A"))},
+        {"settings": (("NodeName", "x"),)},
+        {"settings": (("slurmctldport", "6817"),)},
+        {"settings": (("MinJobAge", "2\nInclude /etc/passwd"),)},
+        {"settings": (("Min Job", "2"),)},
+    ],
+)
+def test_a_shape_that_cannot_be_built_is_refused(spec: dict[str, object]) -> None:
+    with pytest.raises(InputError):
+        SandboxSpec(**spec)  # type: ignore[arg-type]
+
+
+def test_partitions_are_spelled_with_their_limits() -> None:
+    assert parse_partitions("gpu:12h, cpu") == (Partition("gpu", 43200), Partition("cpu", 259200))
+    for bad in ("", "a,,b", "a:", "a:7", "DEFAULT", "a b", "-a"):
+        with pytest.raises(InputError):
+            parse_partitions(bad)
+
+
+def test_the_first_partition_is_the_default_and_preempts_the_others() -> None:
+    lines = [line for line in rendered(partitions=parse_partitions("big:1d,small:1h")) if "PartitionName" in line]
+    assert "PartitionName=big Nodes=ALL Default=YES State=UP MaxTime=1-00:00:00 PriorityTier=2" in lines
+    assert "PartitionName=small Nodes=ALL Default=NO State=UP MaxTime=01:00:00 PriorityTier=1" in lines
+
+
+def test_a_setting_replaces_the_key_in_any_spelling() -> None:
+    lines = rendered(settings=(("minjobage", "2"), ("UnkillableStepTimeout", "7")))
+    assert [line for line in lines if line.lower().startswith("minjobage")] == ["MinJobAge=2"]
+    assert "UnkillableStepTimeout=7" in lines
+
+
+def test_a_folder_too_long_for_unix_sockets_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="too long") as refused:
+        Sandbox(SandboxSpec(), home=tmp_path / ("x" * 80)).layout.check_length(SandboxSpec().node_names)
+    assert HOME_VARIABLE in str(refused.value.hint)
+
+
+def test_missing_packages_are_one_sentence_and_the_command_that_installs_them(tmp_path: Path) -> None:
+    done = shoal_sandbox("up", "--accounting", PATH=str(tmp_path), **{HOME_VARIABLE: str(tmp_path / "h")})
+    assert done.returncode == 1
+    assert "slurmctld" in done.stderr and "Traceback" not in done.stderr
+    assert "apt-get install -y --no-install-recommends munge slurm-wlm slurmdbd" in done.stderr
+    assert not (tmp_path / "h").exists()
+
+
+def test_bad_flags_are_refused_with_exit_code_two() -> None:
+    for words in (["--name", "No"], ["--nodes", "0"], ["--nodes", "x"], ["--partitions", "a:b"], ["--set", "x"]):
+        done = shoal_sandbox("up", *words)
+        assert done.returncode == 2, done.stderr
+        assert "Traceback" not in done.stderr and not done.stdout
+
+
+def test_down_does_not_touch_a_folder_that_is_not_a_sandbox(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    precious = tmp_path / "thesis" / "chapter1.tex"
+    precious.parent.mkdir()
+    precious.write_text("years of work")
+    with pytest.raises(ShoalError, match="not the folder of a sandbox"):
+        Sandbox(SandboxSpec(name="thesis"), home=tmp_path).down()
+    assert precious.read_text() == "years of work"
+    assert names(tmp_path) == []
+
+
+def test_a_home_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(ShoalError, match="not a private folder"):
+        Sandbox(SandboxSpec(), home=tmp_path).down()
+
+
+def test_the_environment_for_clients_forgets_other_clusters() -> None:
+    sandbox = Sandbox(SandboxSpec(name="mine"))
+    env = sandbox.env({"SLURM_JOB_ID": "7", "SBATCH_PARTITION": "x", "SLURM_CONF": "/other", "HOME": "/h"})
+    assert env == {"HOME": "/h", "SLURM_CONF": str(sandbox.conf_path)}
+
+
+def test_a_port_that_nobody_may_use_is_never_chosen() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        ports = machine.free_ports(SandboxSpec(nodes=64), {port})
+    assert port not in ports.all() and len(set(ports.all())) == 66
+
+
+# --- the real thing
+
+
+@pytest.mark.slurm
+def test_srun_and_sbatch_run_on_the_nodes_and_see_their_gpus(cluster: Sandbox, tmp_path: Path) -> None:
+    seen = cluster.run("srun", "-N2", "--gres=gpu:2", "sh", "-c", 'echo "$SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"')
+    assert sorted(seen.stdout.split("\n")[:2]) == [f"{node} 0,1" for node in cluster.nodes[:2]]
+    log = tmp_path / "log"
+    cluster.run("sbatch", "--wait", "--gres=gpu:fake:3", "-o", str(log), "--wrap", "echo $CUDA_VISIBLE_DEVICES")
+    assert log.read_text() == "0,1,2\n"
+    refused = cluster.run("srun", "--gres=gpu:5", "true", check=False)
+    assert "Requested node configuration is not available" in refused.stderr
+
+
+@pytest.mark.slurm
+def test_up_status_and_down_from_the_command_line_leave_nothing() -> None:
+    name = sandbox_name("cli")
+    try:
+        up = shoal_sandbox("up", "-q", "--name", name, "--nodes", "2")
+        assert up.returncode == 0, up.stderr
+        assert up.stderr == "" and up.stdout.count("\n") == 1
+        word, _, conf = up.stdout.strip().partition("=")
+        folder = Path(shlex.split(conf)[0]).parent
+        assert word == "export SLURM_CONF"
+        again = shoal_sandbox("up", "--name", name, "--nodes", "2")
+        assert (again.returncode, again.stdout) == (0, up.stdout) and "already" in again.stderr
+        other = shoal_sandbox("up", "--name", name, "--nodes", "3")
+        assert other.returncode == 1 and f"shoal sandbox down --name {name}" in other.stderr
+        shown = json.loads(shoal_sandbox("status", "--name", name, "--json").stdout)["sandboxes"][0]
+        assert shown["state"] == "up" and {node["state"] for node in shown["nodes"]} == {"idle"}
+        assert f"{name}: up" in shoal_sandbox("status").stdout
+        mark = json.loads((folder / "sandbox.json").read_text())["mark"]
+        assert traces_of(folder, mark)
+    finally:
+        down = shoal_sandbox("down", "--name", name)
+    assert down.returncode == 0
+    assert traces_of(folder, mark) == []
+    again = shoal_sandbox("down", "--name", name)
+    assert (again.returncode, again.stderr) == (0, "nothing to stop\n")
+    assert shoal_sandbox("status", "--name", name).returncode == 1
+
+
+@pytest.mark.slurm
+def test_down_ends_running_jobs_and_what_they_left_in_the_background(make_sandbox: MakeSandbox, tmp_path: Path) -> None:
+    sandbox = make_sandbox("jobs", nodes=1)
+    pids = tmp_path / "pids"
+    script = f"setsid sh -c 'echo $$ >> {pids}; exec sleep 1000' & echo $$ >> {pids}; exec sleep 1000"
+    sandbox.run("sbatch", "-o", "/dev/null", "--wrap", script)
+    wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2, 20, "the job and its child run")
+    started = pids.read_text().split()
+    bystander = subprocess.Popen(["sleep", "1000"], env=sandbox.env())
+    try:
+        mark = mark_of(sandbox)
+        sandbox.down()
+        assert traces_of(sandbox.folder, mark) == []
+        assert not [pid for pid in started if Path(f"/proc/{pid}/cmdline").exists() and b"sleep" in _cmdline(pid)]
+        assert bystander.poll() is None, "a process that only has SLURM_CONF set is not the sandbox's to kill"
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def _cmdline(pid: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.mark.slurm
+def test_two_clusters_with_other_partitions_run_side_by_side(cluster: Sandbox, make_sandbox: MakeSandbox) -> None:
+    other = make_sandbox("other", nodes=2, gpus=2, gpu_type="a100", partitions=parse_partitions("a100:2h,cpu:30m"))
+    sinfo = ("sinfo", "-h", "-o", "%P %l")
+    assert other.run(*sinfo).stdout.split("\n")[:2] == ["a100* 2:00:00", "cpu 30:00"]
+    assert cluster.run(*sinfo).stdout.split("\n")[:2] == ["main* 3-00:00:00", "low 12:00:00"]
+    assert other.run("srun", "-p", "cpu", "--gres=gpu:a100:1", "printenv", "SLURM_CLUSTER_NAME").stdout.strip() == (
+        other.spec.name
+    )
+    assert cluster.run("srun", "-p", "cpu", "true", check=False).returncode != 0
+    refused = other.run("sbatch", "-p", "cpu", "-t", "31", "--wrap", "true", check=False)
+    assert "time limit" in refused.stderr
+    other.down()
+    assert cluster.run("srun", "true").returncode == 0
+
+
+@pytest.mark.slurm
+def test_a_job_that_takes_too_much_memory_is_killed(cluster: Sandbox) -> None:
+    if not machine.cgroups_usable():
+        pytest.skip("needs root and the memory controller of cgroup v1")
+    eat = shlex.join([sys.executable, "-c", "bytearray(400 << 20)"])
+    job = cluster.run("sbatch", "--parsable", "--mem=60", "-o", "/dev/null", "--wrap", eat).stdout.strip()
+    wait_until(lambda: job_state(cluster, job) == "OUT_OF_MEMORY", 30, "the job is out of memory")
+
+
+@pytest.mark.slurm
+def test_a_job_in_the_first_partition_preempts_one_in_the_second(quiet_cluster: Sandbox) -> None:
+    sbatch = ("sbatch", "--parsable", "--exclusive", "-N4", "-o", "/dev/null")
+    low = quiet_cluster.run(*sbatch, "-p", "low", "--requeue", "--wrap", "sleep 300").stdout.strip()
+    wait_until(lambda: job_state(quiet_cluster, low) == "RUNNING", 30, "the low job runs")
+    main = quiet_cluster.run(*sbatch, "--wrap", "sleep 300").stdout.strip()
+    wait_until(lambda: job_state(quiet_cluster, main) == "RUNNING", 30, "the main job runs")
+    assert job_state(quiet_cluster, low) == "PENDING"
+
+
+@pytest.mark.slurm
+def test_accounting_knows_finished_jobs_two_qos_and_limits(accounting_cluster: Sandbox) -> None:
+    cluster = accounting_cluster
+    job = cluster.run("sbatch", "--parsable", "--wait", "-o", "/dev/null", "--wrap", "true").stdout.strip()
+    sacct = ("sacct", "-X", "-n", "-P", "-j", job, "-o", "State,Account,QOS")
+    wait_until(lambda: cluster.run(*sacct).stdout == "COMPLETED|lab|normal\n", 30, "sacct knows the finished job")
+    assert set(cluster.run("sacctmgr", "-n", "-P", "show", "qos", "format=name").stdout.split()) == {"normal", "high"}
+    submit = ("sbatch", "-A", "small", "-o", "/dev/null", "--hold", "--wrap", "true")
+    codes = [cluster.run(*submit, check=False) for _ in range(6)]
+    assert [done.returncode for done in codes] == [0] * 5 + [1]
+    assert "AssocMaxSubmitJobLimit" in codes[-1].stderr
+    cancel_all(cluster)
+
+
+@pytest.mark.slurm
+def test_qos_high_preempts_normal_and_the_requeued_job_runs_again_soon(accounting_cluster: Sandbox) -> None:
+    cluster = accounting_cluster
+    sbatch = ("sbatch", "--parsable", "--exclusive", "-N2", "-o", "/dev/null")
+    normal = cluster.run(*sbatch, "--requeue", "--wrap", "sleep 300").stdout.strip()
+    wait_until(lambda: job_state(cluster, normal) == "RUNNING", 30, "the normal job runs")
+    high = cluster.run(*sbatch, "-q", "high", "--wrap", "sleep 1").stdout.strip()
+    wait_until(lambda: job_state(cluster, normal) == "PENDING", 30, "the normal job is preempted")
+    wait_until(lambda: job_state(cluster, high) == "COMPLETED", 30, "the high job is done")
+    # Slurm's own pause after a requeue is two minutes; the sandbox shortens it.
+    wait_until(lambda: job_state(cluster, normal) == "RUNNING", 40, "the normal job runs again")
+    cancel_all(cluster)
+
+
+@pytest.mark.slurm
+def test_nodes_that_are_hosts_have_names_and_addresses_and_reach_each_other(make_sandbox: MakeSandbox) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root may make namespaces")
+    first, second = make_sandbox("hosts", nodes=2, hosts=True), make_sandbox("hosts2", nodes=2, hosts=True)
+    for sandbox in (first, second):
+        assert sorted(sandbox.run("srun", "-N2", "hostname").stdout.split()) == list(sandbox.nodes)
+    ask = "import socket; print(*(socket.gethostbyname(n) for n in {names!r}))"
+    addresses = [
+        sandbox.run("srun", "-n1", sys.executable, "-c", ask.format(names=sandbox.nodes)).stdout.split()
+        for sandbox in (first, second)
+    ]
+    assert len({*addresses[0], *addresses[1]}) == 4
+    _talk(first)
+    marks = [mark_of(first), mark_of(second)]
+    first.down()
+    assert second.run("srun", "-N2", "true").returncode == 0
+    second.down()
+    assert traces_of(first.folder, marks[0]) == traces_of(second.folder, marks[1]) == []
+
+
+def _talk(sandbox: Sandbox) -> None:
+    """Node 1 listens on its own name, node 2 connects to it by that name."""
+    program = """
+import os, socket, time
+here, there = os.environ["SLURMD_NODENAME"], os.environ["SERVER"]
+if here == there:
+    with socket.create_server((here, 5000)) as server:
+        server.settimeout(20)
+        peer, _ = server.accept()
+        peer.sendall(socket.gethostname().encode())
+else:
+    end = time.monotonic() + 20
+    while True:
+        try:
+            print(here, "met", socket.create_connection((there, 5000), timeout=20).recv(99).decode())
+            break
+        except ConnectionRefusedError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.05)
+"""
+    argv = ["env", f"SERVER={sandbox.nodes[0]}", sys.executable, "-c", program]
+    assert sandbox.run("srun", "-N2", *argv).stdout.strip() == f"{sandbox.nodes[1]} met {sandbox.nodes[0]}"
+
+
+@pytest.mark.slurm
+def test_a_frozen_controller_is_shown_and_thaws(make_sandbox: MakeSandbox) -> None:
+    sandbox = make_sandbox("faults", nodes=1, settings=(("MessageTimeout", "2"),))
+    sandbox.freeze("slurmctld")
+    shown = sandbox.status()
+    assert shown.state == "degraded"
+    assert [daemon.state for daemon in shown.daemons if daemon.name == "slurmctld"] == ["frozen"]
+    assert "timed out" in sandbox.run("sbatch", "--wrap", "true", check=False).stderr
+    sandbox.thaw("slurmctld")
+    sandbox.run("srun", "true")
+    assert sandbox.status().state == "up"
+
+
+@pytest.mark.slurm
+def test_daemons_can_be_stopped_killed_and_started_again(make_sandbox: MakeSandbox) -> None:
+    sandbox = make_sandbox("faults", nodes=2)
+    job = sandbox.run("sbatch", "--parsable", "-w", sandbox.nodes[0], "-o", "/dev/null", "--wrap", "sleep 300").stdout
+    job = job.strip()
+    wait_until(lambda: job_state(sandbox, job) == "RUNNING", 20, "the job runs")
+    before = sandbox.pid("slurmctld")
+    sandbox.stop_daemon("slurmctld")
+    with pytest.raises(ShoalError, match="does not run"):
+        sandbox.pid("slurmctld")
+    with pytest.raises(ShoalError, match="without slurmctld"):
+        sandbox.up()
+    sandbox.start_daemon("slurmctld")
+    assert sandbox.pid("slurmctld") != before
+    sandbox.kill(sandbox.nodes[0])
+    sandbox.start_daemon(sandbox.nodes[0])
+    assert job_state(sandbox, job) == "RUNNING", "a job survives its slurmd"
+    sandbox.kill(sandbox.nodes[1], with_steps=True)
+    assert [daemon.name for daemon in sandbox.status().daemons if daemon.state == "dead"] == [sandbox.nodes[1]]
+    with pytest.raises(ShoalError, match="there is no daemon"):
+        sandbox.freeze("slurmdbd")
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize(
+    "moment", ["sandbox.json", "run/munged.json", "db/ibdata1", "run/slurmdbd.json", "run/slurmctld.json"]
+)
+def test_what_a_killed_up_left_is_cleaned_by_down(moment: str) -> None:
+    name = sandbox_name("killed")
+    sandbox = Sandbox(SandboxSpec(name=name))
+    hosts = ["--hosts"] if os.geteuid() == 0 else []
+    up = subprocess.Popen(
+        [*CLI, "up", "--name", name, "--nodes", "2", "--accounting", *hosts], stdout=subprocess.DEVNULL
+    )
+    try:
+        wait_until((sandbox.folder / moment).exists, 30, f"{moment} is there", poll_s=0.001)
+        up.send_signal(signal.SIGKILL)
+        up.wait()
+        mark = mark_of(sandbox)
+        assert shoal_sandbox("down", "--name", name).returncode == 0
+        assert traces_of(sandbox.folder, mark) == []
+    finally:
+        up.kill()
+        up.wait()
+        sandbox.down()
+
+
+@pytest.mark.slurm
+def test_up_starts_over_after_a_killed_up(make_sandbox: MakeSandbox) -> None:
+    name = sandbox_name("again")
+    folder = Sandbox(SandboxSpec(name=name)).folder
+    up = subprocess.Popen([*CLI, "up", "-q", "--name", name, "--nodes", "1"], stdout=subprocess.DEVNULL)
+    wait_until((folder / "run/munged.json").exists, 30, "munged runs", poll_s=0.001)
+    up.kill()
+    up.wait()
+    mark = json.loads((folder / "sandbox.json").read_text())["mark"]
+    sandbox = make_sandbox("again", nodes=1)
+    assert mark_of(sandbox) != mark
+    assert sandbox.run("srun", "true").returncode == 0
+    assert not [line for line in traces_of(folder, mark) if mark in line]
+
+
+@pytest.mark.slurm
+def test_a_failing_up_shows_the_daemon_s_last_words_and_leaves_nothing() -> None:
+    name = sandbox_name("fails")
+    done = shoal_sandbox("up", "--name", name, "--set", "SelectType=select/nonsense")
+    assert done.returncode == 1 and not done.stdout
+    assert "slurmctld" in done.stderr and "select/nonsense" in done.stderr and "Traceback" not in done.stderr
+    assert name not in names()
+
+
+@pytest.mark.slurm
+def test_a_port_that_another_program_took_meanwhile_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    choose, tries = machine.free_ports, []
+    sandbox = Sandbox(SandboxSpec(name=sandbox_name("ports"), nodes=1))
+    with socket.create_server(("127.0.0.1", 0)) as thief:
+
+        def stolen_once(spec: SandboxSpec, taken: set[int]) -> Ports:
+            ports = choose(spec, taken)
+            tries.append(ports)
+            first = len(tries) == 1
+            return Ports(thief.getsockname()[1], ports.slurmd, ports.slurmdbd) if first else ports
+
+        monkeypatch.setattr(machine, "free_ports", stolen_once)
+        try:
+            sandbox.up()
+            assert len(tries) == 2
+        finally:
+            sandbox.down()
+
+
+@pytest.mark.slurm
+def test_clients_do_not_carry_the_mark_of_the_daemons(cluster: Sandbox) -> None:
+    assert MARK_VARIABLE not in cluster.run("srun", "env").stdout
