@@ -16,8 +16,10 @@ from shoal.errors import InputError
 
 Key = tuple[str | int, ...]
 
-#: tomllib needs quadratic time for hostile input; no honest settings file is this large.
+#: tomllib needs quadratic time and memory for hostile input, above all for a key of many parts, which cannot span
+#: lines. No honest settings file is this large.
 MAX_BYTES = 256 * 1024
+MAX_LINE = 8192
 #: Keys are noted to this depth; ours have at most five parts.
 MAX_DEPTH = 12
 
@@ -184,6 +186,9 @@ def _kind(value: Any) -> str:
 
 
 def _parse(shown: str, text: str) -> dict[str, Any]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if len(line) > MAX_LINE:
+            raise InputError(f"a line of more than {MAX_LINE} characters is too long", place=f"{shown}:{number}")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

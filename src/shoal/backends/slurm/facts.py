@@ -99,7 +99,7 @@ def draft_profile(facts: Facts, host: str) -> Draft | None:
     }
     partition = {**by_type, "default": default.name}
     limits_s = [one.max_time_s for one in facts.partitions]
-    memory_mb = _agreed([one.memory_per_node_mb for one in with_gpus or [default]])
+    memory_mb = _agreed([one.memory_per_node_mb for one in with_gpus or [default]], facts, "memory_per_node_mb")
     return Draft(
         # "local" is this machine's own name in shoal.
         name=facts.cluster if facts.cluster and facts.cluster != LOCAL else "mycluster",
@@ -107,16 +107,18 @@ def draft_profile(facts: Facts, host: str) -> Draft | None:
         account=facts.default_account,
         partition={"default": default.name} if set(partition.values()) == {default.name} else partition,
         gpu_types={name: kind for name, kind in portable.items() if name != kind},
-        gpus_per_node=_agreed([one.gpus_per_node for one in with_gpus]),
-        cpus_per_node=_agreed([one.cpus_per_node for one in with_gpus or [default]]),
+        gpus_per_node=_agreed([one.gpus_per_node for one in with_gpus], facts, "gpus_per_node"),
+        cpus_per_node=_agreed([one.cpus_per_node for one in with_gpus or [default]], facts, "cpus_per_node"),
         memory_per_node=None if not memory_mb else format_memory(memory_mb),
         max_time=None if None in limits_s else format_slurm_time(max(limit for limit in limits_s if limit)),
         comments=_comments(facts),
     )
 
 
-def _agreed(numbers: list[int]) -> int | None:
-    return numbers[0] if len(set(numbers)) == 1 else None
+def _agreed(numbers: list[int], facts: Facts, field: str) -> int | None:
+    """The one number, unless some partition has larger nodes: as a limit it would refuse what those can serve."""
+    largest = max(getattr(one, field) for one in facts.partitions)
+    return largest if set(numbers) == {largest} else None
 
 
 def _comments(facts: Facts) -> tuple[str, ...]:

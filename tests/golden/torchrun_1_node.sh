@@ -1,0 +1,25 @@
+#!/bin/bash
+# a comment
+#SBATCH --job-name=000_pretrain1_0
+#SBATCH --partition="a b\#c"
+#SBATCH --requeue
+
+set -eo pipefail
+
+set_up() {
+    export FI_PROVIDER=efa
+    export FI_EFA_USE_DEVICE_RDMA=1
+    export NCCL_IB_DISABLE=1
+    export NCCL_SOCKET_IFNAME=ib0
+    export ODD='it'"'"'s $HOME
+and a line'
+    export LD_LIBRARY_PATH=/opt/amazon/efa/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    source env.sh
+    module load cuda
+}
+
+set_up
+set -u
+
+torchrun --standalone --nproc-per-node 4 \
+    -m my.train 'x='"'"'y'"'"''
