@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from shoal.errors import ShoalError
-from shoal.sandbox import Sandbox, SandboxSpec, load, names
+from shoal.sandbox import Sandbox, SandboxSpec, names
 from waiting import wait_until
 
 MakeSandbox = Callable[..., Sandbox]
@@ -100,5 +100,5 @@ def _up(sandbox: Sandbox) -> None:
 def _remove_leftovers() -> None:
     for name in names():
         session = re.fullmatch(r"t(\d+)-\w+", name)
-        if session and not os.path.exists(f"/proc/{session[1]}") and (left := load(name)) is not None:
-            left.down()
+        if session and not os.path.exists(f"/proc/{session[1]}"):
+            Sandbox(SandboxSpec(name=name)).down()

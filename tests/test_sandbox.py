@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -415,6 +416,35 @@ def test_what_a_killed_up_left_is_cleaned_by_down(moment: str) -> None:
         up.kill()
         up.wait()
         sandbox.down()
+
+
+@pytest.mark.slurm
+def test_a_terminated_up_cleans_after_itself() -> None:
+    sandbox = Sandbox(SandboxSpec(name=sandbox_name("ended")))
+    words = ["up", "-q", "--name", sandbox.spec.name, "--accounting", "--nodes", "1"]
+    up = subprocess.Popen([*CLI, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        wait_until(sandbox.layout.record("munged").exists, 30, "munged runs", poll_s=0.001)
+        mark = mark_of(sandbox)
+        up.terminate()
+        assert up.communicate()[1] == b"" and up.returncode == 143
+        assert traces_of(sandbox.folder, mark) == []
+    finally:
+        up.kill()
+        up.wait()
+        sandbox.down()
+
+
+@pytest.mark.slurm
+def test_the_same_name_in_another_home_is_refused_rather_than_shared(make_sandbox: MakeSandbox) -> None:
+    if not machine.cgroups_usable():
+        pytest.skip("only cgroups are named after the sandbox alone")
+    first = make_sandbox("twin", nodes=1)
+    home = Path(tempfile.mkdtemp())  # pytest's own folders are too long for unix sockets
+    with pytest.raises(ShoalError, match="another sandbox"):
+        Sandbox(first.spec, home=home).up()
+    assert first.run("srun", "true").returncode == 0
+    assert not home.exists()
 
 
 @pytest.mark.slurm

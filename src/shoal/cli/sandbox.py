@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 import sys
 import time
 
@@ -67,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _up(args: argparse.Namespace) -> int:
     begin = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a half-started sandbox is taken down
     sandbox = Sandbox(_spec(args))
     is_new = sandbox.up(deadline_s=args.deadline)
     if args.json:

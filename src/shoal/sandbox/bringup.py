@@ -46,6 +46,13 @@ def bring_up(spec: SandboxSpec, layout: Layout, deadline_s: float) -> None:
 
 def _reserve(spec: SandboxSpec, layout: Layout) -> SandboxState:
     """Choose ports and subnet while no other sandbox of this user does, and put the choice on record."""
+    cgroups = spec.cgroups != "off" and machine.cgroups_usable()
+    if cgroups and (strangers := machine.cgroups_of(spec.node_names)):
+        # Ours are gone by now. Sharing them would mix up job ids, and `down` would end somebody else's jobs.
+        raise ShoalError(
+            f"the cgroup {strangers[-1]} is there already, from another sandbox named {spec.name!r}",
+            hint="take another --name, or --cgroups off",
+        )
     with locked(layout.home):
         others = layout.others()
         taken_ports = {port for other in others for port in other.ports.all()}
@@ -54,7 +61,7 @@ def _reserve(spec: SandboxSpec, layout: Layout) -> SandboxState:
             mark=secrets.token_hex(16),
             spec=spec,
             ports=machine.free_ports(spec, taken_ports),
-            cgroups=spec.cgroups != "off" and machine.cgroups_usable(),
+            cgroups=cgroups,
             subnet=machine.free_subnet(taken_subnets) if spec.hosts else None,
         )
         layout.save_state(state)

@@ -137,7 +137,7 @@ def of_sandbox(mark: str, folder: Path, conf: Path) -> list[Process]:
 def steps_of(log: Path) -> list[Process]:
     """The slurmstepd processes of one node, and all that runs under them."""
     parents = _parents()
-    return _with_descendants({pid for pid in parents if _is_step(pid, log)}, parents)
+    return _with_descendants({pid for pid in parents if _is_titled(pid, log)}, parents)
 
 
 def _with_descendants(roots: set[int], parents: dict[int, int]) -> list[Process]:
@@ -156,12 +156,12 @@ def _belongs(pid: int, mark: str, folder: Path, conf: Path) -> bool:
     if b"SLURM_CONF=" + os.fsencode(conf) in environment:
         # A shell that merely uses the sandbox has SLURM_CONF too; only what Slurm started has a job id.
         return any(entry.startswith(b"SLURM_JOB_ID=") for entry in environment)
-    return _is_step(pid, folder)
+    return _is_titled(pid, folder)
 
 
-def _is_step(pid: int, path: Path) -> bool:
-    """slurmstepd writes its title over its environment, but it keeps its node's log file open."""
-    if _read(pid, "comm").strip() != b"slurmstepd":
+def _is_titled(pid: int, path: Path) -> bool:
+    """Whether it is one of those who write a title over their environment; their daemon's log file stays open."""
+    if _read(pid, "comm").strip() not in (b"slurmstepd", b"slurmscriptd"):
         return False
     return any(path in (target := Path(name), *target.parents) for name in _open_files(pid))
 
