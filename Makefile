@@ -15,8 +15,8 @@ demo: $(VENV)/.installed
 test: lint types unit slurm
 
 lint: $(VENV)/.installed-test
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check -q src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check -q src tests benchmarks
 
 types: $(VENV)/.installed-test
 	$(BIN)/mypy
@@ -33,7 +33,10 @@ bench: $(VENV)/.installed-test packages
 
 # Slurm itself, for the sandbox: Debian's packages, where we may install them.
 packages:
-	@if command -v slurmctld slurmd slurmdbd munged mariadbd ip >/dev/null; then :; \
+	@missing=; for program in slurmctld slurmd slurmdbd munged mariadbd ip; do \
+	    command -v $$program >/dev/null || missing=$$program; \
+	done; \
+	if [ -z "$$missing" ]; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(PACKAGES); \
 	else \

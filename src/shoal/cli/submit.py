@@ -134,9 +134,12 @@ class Teller:
 
 
 def _line(result: Result) -> str:
+    from shoal.views.render import shorter
+
+    output = f"\n  output {shorter(result.output_dir)}" if result.output_dir else ""
     if result.did == "submitted":
-        return f"submitted {result.name} as job {result.job_id}\n  output {result.output_dir}"
+        return f"submitted {result.name} as job {result.job_id}{output}"
     if result.did == "ran":
         cause = f" ({result.reason})" if result.reason else ""
-        return f"{result.state} {result.name}{cause}\n  output {result.output_dir}"
+        return f"{result.state} {result.name}{cause}{output}"
     return f"{result.did}: {result.name}: {result.reason}"

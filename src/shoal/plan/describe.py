@@ -150,4 +150,5 @@ def _source(word: str | None, project: Project, experiment: str, pattern: str | 
 
 def _with_step(checkpoint: str) -> str:
     step = checkpoints.step_of(checkpoint)
-    return checkpoint if step is None else f"{checkpoint} (step {step})"
+    shown = os.path.relpath(checkpoint)
+    return shown if step is None else f"{shown} (step {step})"

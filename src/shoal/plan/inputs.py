@@ -62,7 +62,13 @@ def find_checkpoint(home: str, root: Path, word: str, experiment: str, pattern: 
         return Found(str(path.absolute()), str(path.absolute().parent), None)
     if path.is_dir():
         return _in_folder(path.absolute(), pattern, word)
-    name = find_run(home, word, experiment)
+    script = root / "experiments" / (word if "/" in word else f"{experiment}/{word}")
+    try:
+        name = find_run(home, word, experiment)
+    except InputError:
+        if not script.with_name(f"{script.name}.sh").is_file():
+            raise
+        raise NotReadyError(f"{word} has not been submitted yet", hint=f"shoal submit {script}.sh") from None
     spec = Reader(home).spec(name)
     pattern = (spec.checkpoint if spec else None) or pattern
     if pattern is None:

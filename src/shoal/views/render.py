@@ -51,6 +51,12 @@ def state_word(state: str) -> str:
     return f"{state} {_LOOK.get(state, _BAD)[0]}".rstrip()
 
 
+def shorter(path: str) -> str:
+    """A path as a person would type it from here, where that is shorter."""
+    relative = os.path.relpath(path)
+    return relative if len(relative) < len(path) else path
+
+
 def paint_state(text: str, state: str) -> str:
     return _paint(text, _LOOK.get(state, _BAD)[1])
 

@@ -15,7 +15,7 @@ from shoal.model import STATES
 from shoal.observe import observe
 from shoal.store.fold import RunView
 from shoal.units import format_duration
-from shoal.views.render import paint_state, print_json, print_table, state_word
+from shoal.views.render import paint_state, print_json, print_table, shorter, state_word
 from shoal.views.select import parse_states, select_runs
 
 
@@ -85,7 +85,7 @@ def _row(view: RunView, now: float) -> tuple[str, ...]:
         view.job_id or "-",
         view.node or "-",
         _elapsed(view, now),
-        _shorter(view.output_dir) if view.output_dir else "-",
+        shorter(view.output_dir) if view.output_dir else "-",
     )
 
 
@@ -93,11 +93,6 @@ def _elapsed(view: RunView, now: float) -> str:
     if view.started is None:
         return "-"
     return format_duration(max(0.0, (view.ended or now) - view.started))
-
-
-def _shorter(path: str) -> str:
-    relative = os.path.relpath(path)
-    return relative if len(relative) < len(path) else path
 
 
 def progress_of(view: RunView) -> str | None:
