@@ -494,3 +494,11 @@ def test_a_port_that_another_program_took_meanwhile_is_replaced(monkeypatch: pyt
 @pytest.mark.slurm
 def test_clients_do_not_carry_the_mark_of_the_daemons(cluster: Sandbox) -> None:
     assert MARK_VARIABLE not in cluster.run("srun", "env").stdout
+
+
+@pytest.mark.slurm
+def test_the_python_example_in_the_page_works() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "sandbox.md").read_text()
+    example = page.partition("```python\n")[2].partition("```")[0].replace("mine", sandbox_name("docs"))
+    exec(compile(example, "docs/sandbox.md", "exec"), {})
+    assert sandbox_name("docs") not in names()
