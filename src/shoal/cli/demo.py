@@ -23,5 +23,5 @@ def run(args: argparse.Namespace) -> None:
     copy_project(target)
     play(target, print)
     print(
-        f"\nThe project is in {target}: look around with `cd {target}`, `shoal status --all`, `shoal logs 011_posttrain1_1`."
+        f"\nThe project is in {target}; look around there with `shoal status --all` and `shoal logs 011_posttrain1_1`."
     )

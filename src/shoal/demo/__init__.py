@@ -1,4 +1,4 @@
-"""`shoal demo`: the LEAD example in miniature, run for real on this machine. `project/` is the project that it copies."""
+"""`shoal demo`: the LEAD example in miniature, run for real on this machine; `project/` is what it copies."""
 
 from __future__ import annotations
 
