@@ -62,7 +62,8 @@ def script(cluster: Cluster, command: list[str]) -> str:
 
 def test_exports_arrive_unchanged_and_setup_lines_run_after_them(tmp_path: Path) -> None:
     cluster = Cluster(name="x", env={"ODD": "it's $HOME\nand"}, network="aws-efa", setup=('export TWICE="$ODD$ODD"',))
-    done = run(script(cluster, ["bash", "-c", 'printf "%s|" "$ODD" "$TWICE" "$FI_PROVIDER" "$LD_LIBRARY_PATH"']), tmp_path)
+    show = 'printf "%s|" "$ODD" "$TWICE" "$FI_PROVIDER" "$LD_LIBRARY_PATH"'
+    done = run(script(cluster, ["bash", "-c", show]), tmp_path)
     assert done.stdout.startswith("it's $HOME\nand|it's $HOME\nandit's $HOME\nand|efa|/opt/amazon/efa/lib")
 
 

@@ -1,8 +1,8 @@
 """The one place where text becomes shell words or #SBATCH lines.
 
 How sbatch reads a directive was tried on Slurm 22.05: blanks end a value unless it is in quotes, even after a
-backslash; inside double quotes a backslash takes the next character as it is; an unescaped # begins a comment, also
-inside quotes; nothing is expanded. So a value that is not plain stands in double quotes, with \\, " and # escaped.
+backslash; inside double quotes a backslash takes the next character as it is; # begins a comment unless it is in quotes
+or escaped; nothing is expanded. So a value that is not plain stands in double quotes, with \\, " and # escaped.
 """
 
 from __future__ import annotations
