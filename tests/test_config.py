@@ -67,7 +67,7 @@ def test_the_project_is_found_from_a_folder_below(tmp_path: Path) -> None:
     project(tmp_path, "")
     below = tmp_path / "experiments" / "001_a"
     below.mkdir(parents=True)
-    assert find_root(below) == tmp_path
+    assert find_root(below) == str(tmp_path)
 
 
 def test_no_shoal_toml_says_how_to_make_one(tmp_path: Path) -> None:
@@ -78,15 +78,15 @@ def test_no_shoal_toml_says_how_to_make_one(tmp_path: Path) -> None:
 
 
 def test_state_lives_in_the_project_unless_shoal_home_moves_it(tmp_path: Path) -> None:
-    assert home_of(tmp_path, {}) == tmp_path / ".shoal"
-    assert home_of(tmp_path, {"SHOAL_HOME": ""}) == tmp_path / ".shoal"
-    assert home_of(tmp_path, {"SHOAL_HOME": "/elsewhere"}) == Path("/elsewhere")
-    assert home_of(tmp_path, {"SHOAL_HOME": "state/x/../y"}) == tmp_path / "state" / "y"
+    assert home_of(tmp_path, {}) == str(tmp_path / ".shoal")
+    assert home_of(tmp_path, {"SHOAL_HOME": ""}) == str(tmp_path / ".shoal")
+    assert home_of(tmp_path, {"SHOAL_HOME": "/elsewhere"}) == "/elsewhere"
+    assert home_of(tmp_path, {"SHOAL_HOME": "state/x/../y"}) == str(tmp_path / "state" / "y")
 
 
 def test_the_user_config_follows_xdg_and_ignores_a_relative_path() -> None:
-    assert user_config_path({"XDG_CONFIG_HOME": "/x", "HOME": "/h"}) == Path("/x/shoal/config.toml")
-    assert user_config_path({"XDG_CONFIG_HOME": "x", "HOME": "/h"}) == Path("/h/.config/shoal/config.toml")
+    assert user_config_path({"XDG_CONFIG_HOME": "/x", "HOME": "/h"}) == "/x/shoal/config.toml"
+    assert user_config_path({"XDG_CONFIG_HOME": "x", "HOME": "/h"}) == "/h/.config/shoal/config.toml"
 
 
 def test_finding_the_project_imports_nothing_heavy() -> None:

@@ -41,7 +41,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command line and return its exit code; never lets a traceback out unless --debug is given."""
     words = sys.argv[1:] if argv is None else argv
     debug = "--debug" in words or bool(os.environ.get("SHOAL_DEBUG"))
-    words = [word for word in words if word != "--debug"] if "--" not in words else _drop_before_dashes(words, "--debug")
+    words = (
+        [word for word in words if word != "--debug"] if "--" not in words else _drop_before_dashes(words, "--debug")
+    )
     if not words or words[0] in ("-h", "--help", "help"):
         sys.stdout.write(_overview())
         return 0
@@ -75,7 +77,8 @@ def _dispatch(words: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog=f"shoal {name}",
         description=module.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        # A width of our own: to find the terminal's, argparse would import shutil and what that needs.
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, width=100),
         allow_abbrev=False,
     )
     module.configure(parser)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # typing itself takes longer to import than everything else here
 if TYPE_CHECKING:
     from shoal.config.cluster import Cluster
     from shoal.config.project import Project
@@ -22,6 +21,8 @@ def add_where(parser: argparse.ArgumentParser) -> None:
 
 
 def project_here() -> Project:
+    from pathlib import Path
+
     from shoal.config.project import find_project
 
     return find_project(Path.cwd(), os.environ)
@@ -31,7 +32,7 @@ def home_here() -> str:
     """The state folder of this project, found without reading its configuration."""
     from shoal.config.locate import find_root, home_of
 
-    return str(home_of(find_root(Path.cwd()), os.environ))
+    return home_of(find_root(os.getcwd()), os.environ)
 
 
 def cluster_for(project: Project, on: str | None) -> Cluster:

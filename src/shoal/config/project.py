@@ -36,7 +36,7 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
 
 def find_project(start: Path, environ: Mapping[str, str]) -> Project:
     """The project around a folder; an InputError when there is none, or when one of its files is wrong."""
-    return load_project(find_root(start), environ)
+    return load_project(Path(find_root(start)), environ)
 
 
 def load_project(root: Path, environ: Mapping[str, str]) -> Project:
@@ -50,7 +50,7 @@ def load_project(root: Path, environ: Mapping[str, str]) -> Project:
 def project_or_bare(start: Path, environ: Mapping[str, str]) -> Project:
     """For commands that also work outside of projects: the project around a folder, or a bare one."""
     try:
-        root = find_root(start)
+        root = Path(find_root(start))
     except InputError:
         return bare_project(start, environ)
     return load_project(root, environ)
@@ -64,13 +64,13 @@ def bare_project(root: Path, environ: Mapping[str, str]) -> Project:
 def _assemble(
     root: Path, environ: Mapping[str, str], steps: dict[str, Step], own: dict[str, Layer], toml: Path | None
 ) -> Project:
-    user_path = user_config_path(environ)
+    user_path = Path(user_config_path(environ))
     merged = _user_values(user_path, environ)
     for name, layer in own.items():
         merged[name] = layer.over(merged.get(name, Layer()))
     return Project(
         root=root,
-        home=home_of(root, environ),
+        home=Path(home_of(root, environ)),
         toml=toml,
         user_config=user_path,
         steps=steps,
