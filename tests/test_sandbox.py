@@ -365,7 +365,7 @@ def test_a_frozen_controller_is_shown_and_thaws(make_sandbox: MakeSandbox) -> No
     shown = sandbox.status()
     assert shown.state == "degraded"
     assert [daemon.state for daemon in shown.daemons if daemon.name == "slurmctld"] == ["frozen"]
-    assert "timed out" in sandbox.run("sbatch", "--wrap", "true", check=False).stderr
+    assert "timed out" in sandbox.run("sbatch", "-o", "/dev/null", "--wrap", "true", check=False).stderr
     sandbox.thaw("slurmctld")
     sandbox.run("srun", "true")
     assert sandbox.status().state == "up"
