@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from shoal.backends.choose import choose_cluster, match_cluster, named_cluster
 from shoal.backends.slurm.facts import cluster_name, parse_associations, parse_gres, parse_sinfo
+from shoal.backends.slurm.flags import parse_flags
 from shoal.cli import main
+from shoal.config.cluster import CLUSTER_KEYS
+from shoal.config.networks import NETWORKS
 from shoal.config.project import Project, find_project
 from shoal.errors import InputError
 from shoal.sandbox import Sandbox
@@ -196,3 +200,19 @@ def test_detect_and_test_ask_the_real_slurm(
     assert "invalid partition" in tests[2]["answer"].lower()
     assert "cluster_name" in show(capsys, "show")
     assert show(capsys, "test", "slurm").splitlines()[1].split("\t")[1] == "ok"
+
+
+PAGE = (Path(__file__).parents[1] / "docs/clusters.md").read_text()
+
+
+def test_the_page_about_clusters_names_every_key_and_its_profiles_load(tmp_path: Path) -> None:
+    for key in CLUSTER_KEYS:
+        assert f"`{key}`" in PAGE, key
+    for name in NETWORKS:
+        assert f"| `{name}` |" in PAGE
+    for block in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL):
+        (tmp_path / "shoal.toml").write_text(block)
+        assert find_project(tmp_path, {"HOME": str(tmp_path)}).clusters
+    for flag in re.findall(r"`(--[a-z-]+)`", PAGE.partition("Some flags belong to shoal")[2].partition("##")[0]):
+        with pytest.raises(InputError, match="belongs to shoal"):
+            parse_flags([flag, "x"])

@@ -265,3 +265,23 @@ def wait_for_end(cluster: Sandbox, job: str) -> str:
         return shown if any(f"JobState={state}" in shown for state in ("COMPLETED", "FAILED")) else ""
 
     return wait_until(ended, 60, f"job {job} ended")
+
+
+def test_the_page_about_generate_names_every_flag_and_its_example_works(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import argparse
+    import re
+    import shlex
+
+    from shoal.cli import generate as command
+
+    page = (Path(__file__).parents[1] / "docs/generate.md").read_text()
+    parser = argparse.ArgumentParser()
+    command.configure(parser)
+    for action in parser._actions:
+        flag = action.option_strings[-1]
+        assert flag in ("--help", "--quiet", "--force") or f"`{flag}" in page, flag
+    example = re.findall(r"shoal (generate (?:.*\\\n)*.*)", page)[0].replace("\\\n", "")
+    assert main(shlex.split(example)) == 0
+    assert "--nnodes 4" in (here / "muon.sh").read_text()

@@ -1,8 +1,8 @@
 """Request, flags and cluster profile become the options that sbatch gets. Nothing is read and nothing is asked here.
 
-What wins, from the weakest: the profile's values, the step's request, the profile under the chosen QOS (it only says
-what differs in the profile), the flags that a person wrote. A flag that is passed on word for word also silences what
-the profile would add beside it: after --mem-per-cpu there is no --mem.
+What wins, from the weakest: the profile, what it says under the chosen QOS, the step's request, the flags that a person
+wrote. A flag that is passed on word for word also silences what the profile would add beside it: after --mem-per-cpu
+there is no --mem.
 """
 
 from __future__ import annotations

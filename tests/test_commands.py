@@ -1,0 +1,39 @@
+"""Running Slurm's programs: the environment, the time limit, and what cannot be run."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.backends.slurm.commands import ProgramMissingError, TimedOutError, clean_environ, run
+from shoal.errors import InputError, SchedulerError
+
+
+def test_a_program_that_fails_is_an_answer_not_an_error() -> None:
+    done = run(["sh", "-c", "cat; echo bad >&2; exit 3"], 10, stdin="text é")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "text é", "bad\n")
+
+
+def test_bytes_that_are_not_text_do_not_break_the_answer() -> None:
+    assert run(["printf", r"a\377b"], 10).stdout == "a\ufffdb"
+
+
+def test_variables_that_are_options_in_disguise_are_taken_away() -> None:
+    dirty = {"SBATCH_PARTITION": "x", "SLURM_JOB_ID": "1", "SRUN_CPUS_PER_TASK": "2", "SQUEUE_STATES": "R",
+             "SLURM_TIME_FORMAT": "relative", "SLURM_CONF": "/c", "SLURM_JWT": "t", "HOME": "/h"}  # fmt: skip
+    assert clean_environ(dirty) == {"SLURM_CONF": "/c", "SLURM_JWT": "t", "HOME": "/h", "LC_ALL": "C"}
+
+
+def test_silence_is_told_apart_from_absence() -> None:
+    with pytest.raises(TimedOutError, match=r"did not answer within 0\.2 s"):
+        run(["sleep", "20"], 0.2)
+    with pytest.raises(ProgramMissingError, match="cannot run no-such-program") as caught:
+        run(["no-such-program"], 1)
+    assert isinstance(caught.value, SchedulerError) and caught.value.exit_code == 5
+    assert "--on local" in str(caught.value.hint)
+
+
+def test_arguments_that_no_program_can_receive_are_an_input_error() -> None:
+    with pytest.raises(InputError):
+        run(["echo", "a\0b"], 1)
+    with pytest.raises(InputError):
+        run(["echo", "x" * 10_000_000], 1)
