@@ -70,6 +70,17 @@ def test_exports_arrive_unchanged_and_setup_lines_run_after_them(tmp_path: Path)
 def test_a_failing_setup_line_ends_the_job_with_its_code(tmp_path: Path) -> None:
     done = run(script(Cluster(name="x", setup=("(exit 7)", "echo never")), ["echo", "never"]), tmp_path)
     assert (done.returncode, done.stdout) == (7, "")
+    last = run(script(Cluster(name="x", setup=("echo first", "(exit 9)")), ["echo", "never"]), tmp_path)
+    assert (last.returncode, last.stdout) == (9, "first\n")
+
+
+def test_what_fails_harmlessly_inside_a_sourced_file_does_not_end_the_job(tmp_path: Path) -> None:
+    (tmp_path / "env.sh").write_text("false\nact() { false; echo act; }\nact\nexport DONE=yes\n")
+    done = run(script(Cluster(name="x", setup=("source ./env.sh", "false || true")), ["printenv", "DONE"]), tmp_path)
+    assert (done.returncode, done.stdout) == (0, "act\nyes\n")
+    (tmp_path / "env.sh").write_text("return 5\n")
+    done = run(script(Cluster(name="x", setup=("source ./env.sh", "echo never")), ["echo", "never"]), tmp_path)
+    assert (done.returncode, done.stdout) == (5, "")
 
 
 def test_setup_lines_may_read_unset_variables_as_conda_does(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@
 #SBATCH --partition="a b\#c"
 #SBATCH --requeue
 
-set -eo pipefail
-
 set_up() {
     export FI_PROVIDER=efa
     export FI_EFA_USE_DEVICE_RDMA=1
@@ -14,11 +12,16 @@ set_up() {
     export ODD='it'"'"'s $HOME
 and a line'
     export LD_LIBRARY_PATH=/opt/amazon/efa/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    # The first line that fails ends the set-up.
+    trap 'failed=$?; [ "${FUNCNAME[0]}" != set_up ] || { trap - ERR; return "$failed"; }' ERR
     source env.sh
     module load cuda
+    trap - ERR
 }
 
 set_up
-set -u
+status=$?
+[ "$status" -eq 0 ] || exit "$status"
+set -euo pipefail
 
 python train.py '--name=a b'

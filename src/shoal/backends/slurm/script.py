@@ -16,6 +16,8 @@ from shoal.config.cluster import Cluster
 from shoal.errors import InputError
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+#: Not `set -e`: that would also judge every command inside a sourced activation script, and those fail harmlessly.
+_STOP = """trap 'failed=$?; [ "${FUNCNAME[0]}" != set_up ] || { trap - ERR; return "$failed"; }' ERR"""
 
 
 def header(options: Sequence[tuple[str, str | None]], comments: Sequence[str] = ()) -> str:
@@ -28,7 +30,11 @@ def header(options: Sequence[tuple[str, str | None]], comments: Sequence[str] = 
 
 
 def set_up(cluster: Cluster, env: Mapping[str, str] | None = None) -> str:
-    """The function `set_up`: exports of the profile, then of `env`, then the profile's own shell lines as they are."""
+    """The function `set_up`: exports of the profile, then of `env`, then the profile's own shell lines as they are.
+
+    It returns the exit code of the first of these lines that fails. Call it as a plain command: bash does not notice
+    failures inside of `if set_up` or `set_up || ...`.
+    """
     exports = {**cluster.environment(), **(env or {})}
     lines = [f"    export {_env_name(name)}={shell_quote(value)}" for name, value in exports.items()]
     lines += [
@@ -38,16 +44,20 @@ def set_up(cluster: Cluster, env: Mapping[str, str] | None = None) -> str:
     ]
     # Lines that only make sense together (a here-document, a quoted text over lines) must not be indented.
     indent = "    " if all(_stands_alone(line) for line in cluster.setup) else ""
-    lines += [f"{indent}{line}" if line.strip() else "" for line in cluster.setup]
+    if cluster.setup:
+        lines += ["    # The first line that fails ends the set-up.", f"    {_STOP}"]
+        lines += [f"{indent}{line}" if line.strip() else "" for line in cluster.setup]
+        lines.append("    trap - ERR")
     return "\n".join(["set_up() {", *(lines or ["    :"]), "}"]) + "\n"
 
 
 def render_script(head: str, setup: str, launch: str) -> str:
-    """The whole script. Any failing line ends it with that line's exit code; the launch line's is the job's.
+    """The whole script. A failing line ends it with that line's exit code; the last line's is the job's.
 
-    `set -u` begins after the set-up part, because activation scripts of conda and modules read unset variables.
+    `set -eu` begins after the set-up part, because activation scripts of conda and modules read unset variables.
     """
-    return f"{head}\nset -eo pipefail\n\n{setup}\nset_up\nset -u\n\n{launch.rstrip()}\n"
+    call = 'set_up\nstatus=$?\n[ "$status" -eq 0 ] || exit "$status"\nset -euo pipefail\n'
+    return f"{head}\n{setup}\n{call}\n{launch.rstrip()}\n"
 
 
 def _env_name(name: str) -> str:
