@@ -30,10 +30,16 @@ _FORGOTTEN_AFTER_S = 60.0
 
 
 class Observation(NamedTuple):
-    """The runs asked for, as they are. `slurm_problem` is set when Slurm was needed and did not answer."""
+    """The runs asked for, as they are. `slurm_problem` is set when Slurm was needed and did not answer; `slurm_t` is
+    when it last did, None if nobody had to ask."""
 
     views: dict[str, RunView]
     slurm_problem: str | None = None
+    slurm_t: float | None = None
+
+
+#: (environment, time of the newest claim) -> a snapshot taken after that claim. Views share one through a file.
+Ask = Callable[[Mapping[str, str], float], Snapshot]
 
 
 def observe(
@@ -42,35 +48,51 @@ def observe(
     *,
     environ: Mapping[str, str] | None = None,
     clock: Callable[[], float] = time.time,
+    ask: Ask | None = None,
 ) -> Observation:
     """The state of the named runs, or of all runs. Answers found on the way are kept (verdicts, adopted jobs)."""
     environ = os.environ if environ is None else environ
     wanted = list(run_names(home) if names is None else names)
-    reader = Reader(home)
-    runs = {name: reader.run(name) for name in wanted}
-    to_ask = [name for name, files in runs.items() if _needs_slurm(files)]
-    if to_ask:
-        here = cluster_name(environ)
-        to_ask = [name for name in to_ask if _lives_in(runs[name], here)]
-    snapshot = Snapshot({})
-    if to_ask:
-        snapshot = squeue(environ)
-        fresh = Reader(home)
-        runs.update((name, fresh.run(name)) for name in to_ask)
-    rows = _find_rows(runs, to_ask, snapshot, environ)
+    runs, asked, snapshot = _read(home, wanted, environ)
+    rows = _find_rows(runs, asked, snapshot, environ)
     now = clock()
     grace_s = float(environ.get("SHOAL_SUBMIT_GRACE_S") or SUBMIT_GRACE_S)
-    settled = [
-        name for name, files in runs.items() if _settle_open(home, files, rows, snapshot, name in to_ask, now, grace_s)
-    ]
-    again = Reader(home)
-    runs.update((name, again.run(name)) for name in settled)
+    reader = Reader(home)
     views = {}
     for name, files in runs.items():
-        evidence = _evidence(files, rows.get(name), name in to_ask and snapshot.problem is None, now)
+        answered = name in asked and snapshot.problem is None
+        if _settle_open(home, files, rows.get(name), answered, now, grace_s):
+            files = reader.run(name)
+        evidence = _evidence(files, rows.get(name), answered, now)
         _keep(home, files, evidence)
         views[name] = fold(files, evidence)
     return Observation(views, snapshot.problem)
+
+
+def _read(
+    home: str, names: Iterable[str], environ: Mapping[str, str]
+) -> tuple[dict[str, RunFiles], set[str], Snapshot]:
+    """The files of all runs, those that Slurm was asked about, and its answer.
+
+    Slurm is asked as soon as one run needs it; that run and all after it are read when the answer is there. Those read
+    before need none.
+    """
+    reader = Reader(home)
+    runs: dict[str, RunFiles] = {}
+    asked: set[str] = set()
+    snapshot: Snapshot | None = None
+    here = None
+    for name in names:
+        files = reader.run(name)
+        if _needs_slurm(files):
+            if snapshot is None:
+                here, snapshot = cluster_name(environ), squeue(environ)
+                reader = Reader(home)
+                files = reader.run(name)
+            if _lives_in(files, here):
+                asked.add(name)
+        runs[name] = files
+    return runs, asked, snapshot or Snapshot({})
 
 
 def _needs_slurm(files: RunFiles) -> bool:
@@ -87,12 +109,12 @@ def _lives_in(files: RunFiles, here: str | None) -> bool:
 
 
 def _find_rows(
-    runs: Mapping[str, RunFiles], to_ask: list[str], snapshot: Snapshot, environ: Mapping[str, str]
+    runs: Mapping[str, RunFiles], asked: Iterable[str], snapshot: Snapshot, environ: Mapping[str, str]
 ) -> dict[str, JobRow]:
     """The newest row of each run that was asked about: from squeue, and for those it has forgotten from sacct."""
     found: dict[str, JobRow] = {}
     forgotten = []
-    for name in to_ask:
+    for name in asked:
         files = runs[name]
         if files.claim is None or files.origin is None or files.origin.submission is None:
             continue
@@ -115,14 +137,11 @@ def _find_rows(
     return found
 
 
-def _settle_open(
-    home: str, files: RunFiles, rows: Mapping[str, JobRow], snapshot: Snapshot, asked: bool, now: float, grace_s: float
-) -> bool:
+def _settle_open(home: str, files: RunFiles, row: JobRow | None, answered: bool, now: float, grace_s: float) -> bool:
     """Decide a submission that nobody acknowledged, if the evidence allows it; True if something was decided."""
     if files.claim is None or files.origin is None or files.origin.outcome is not None:
         return False
     submission, token = files.origin.submission, files.claim.token
-    row = rows.get(files.name)
     outcome = None
     owner = raw_files.read_json(
         os.path.join(layout.run_dir(home, files.name), layout.submit_file(files.generation, "owner"))
@@ -132,7 +151,7 @@ def _settle_open(
     elif owner is not None:
         outcome = Outcome(kind="accepted", job_id=owner.get("job_id"), adopted=True)
     elif files.origin.sending:
-        if asked and snapshot.problem is None and now > files.claim.t + grace_s:
+        if answered and now > files.claim.t + grace_s:
             outcome = Outcome(kind="void", reason="Slurm never received the submission")
     elif submission is None or not _claimer_may_go_on(submission, now, grace_s):
         outcome = Outcome(kind="void", reason="the command ended before it sent anything")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from shoal.store.reading import RunFiles
-from shoal.store.records import End, Verdict
+from shoal.store.records import End, Submission, Verdict
 
 #: Slurm's words for a job that is still in its hands -> ours.
 LIVE_WORDS = {
@@ -118,6 +118,9 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     ended: float | None = None
     resume_from: str | None = None
     hint: str | None = None
+    time_limit_s: int | None = None
+    gpus: int | None = None
+    partition: str | None = None
 
     @property
     def experiment(self) -> str:
@@ -168,6 +171,17 @@ def _facts(files: RunFiles, row: JobRow | None) -> dict[str, Any]:
         "node": (row.node if row and row.node else None) or (begun.host if begun else None),
         "slurm_state": row.word if row else (files.verdict.word if files.verdict else None),
         "resume_from": begun.resume_from if begun else None,
+        **_asked(origin.submission),
+    }
+
+
+def _asked(submission: Submission | None) -> dict[str, Any]:
+    """Time limit, GPUs over all nodes, partition; a submission of an older shoal tells only the first."""
+    asked = submission.asked if submission else None
+    return {
+        "time_limit_s": submission.time_limit_s if submission else None,
+        "gpus": asked.nodes * asked.gpus if asked else None,
+        "partition": asked.partition if asked else None,
     }
 
 

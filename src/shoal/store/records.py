@@ -18,6 +18,17 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = 1
 
 
+class Asked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one run of a submission asked for, resolved: `gpus`, `cpus` and `memory_mb` are per node."""
+
+    nodes: int = 1
+    gpus: int = 0
+    gpu_type: str | None = None
+    cpus: int | None = None
+    memory_mb: int | None = None
+    partition: str | None = None
+
+
 class Submission(Record, frozen=True, kw_only=True):
     """Intent: these runs, as one Slurm job (or array), or as processes on this machine."""
 
@@ -34,6 +45,7 @@ class Submission(Record, frozen=True, kw_only=True):
     user: str = ""
     by_hand: bool = False
     time_limit_s: int | None = None
+    asked: Asked | None = None
 
 
 class Outcome(Record, frozen=True, kw_only=True):

@@ -30,7 +30,7 @@ from shoal.names import new_token, tracker_id
 from shoal.plan.submissions import PlannedRun, PlannedSubmission, log_root, name_of, own_options, script_text
 from shoal.store import writing
 from shoal.store.fold import RunView
-from shoal.store.records import Claim, Outcome, Submission
+from shoal.store.records import Asked, Claim, Outcome, Submission
 from shoal.submit import secrecy
 from shoal.submit.failpoints import reach
 
@@ -83,6 +83,7 @@ def claim_runs(
         t=clock,
         user=getpass.getuser(),
         time_limit_s=planned.request.time_limit_s if backend == "slurm" else None,
+        asked=_asked(planned),
         **process.this_process(),
     )
     folder = os.path.join(home, "submissions", token)
@@ -171,6 +172,18 @@ def _report(claimed: Claimed, answer: Answer, outcome: Outcome | None) -> list[S
         label = f"{job}_{index}" if job and array else job
         started.append(Started(name, state, label, claimed.outputs[name], answer.message))
     return started
+
+
+def _asked(planned: PlannedSubmission) -> Asked:
+    request = planned.request
+    return Asked(
+        nodes=request.nodes or 1,
+        gpus=request.gpus or 0,
+        gpu_type=request.gpu_type,
+        cpus=request.cpus,
+        memory_mb=request.memory_mb,
+        partition=planned.resolved.get("partition"),
+    )
 
 
 def _record(home: str, project: str, run: PlannedRun) -> RunSpec:

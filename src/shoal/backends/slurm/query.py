@@ -23,19 +23,20 @@ _SACCT_FIELDS = "JobID,JobIDRaw,State,ExitCode,NodeList,JobName"
 _CANCELLED_BY = re.compile(r"CANCELLED by (\S+)")
 _EXIT = re.compile(r"(\d+):(\d+)")
 
-#: token -> its rows; an array has one row per task.
-Rows = dict[str, list[JobRow]]
+#: (token, array index or None) -> its rows, the newest last.
+Rows = dict[tuple[str, int | None], list[JobRow]]
 
 
 class Snapshot(NamedTuple):
-    """What Slurm said at one moment. `problem`: it did not answer; then absence from `rows` says nothing."""
+    """What Slurm said at one moment, `t`. `problem`: it did not answer; then absence from `rows` says nothing."""
 
     rows: Rows
     problem: str | None = None
+    t: float | None = None
 
     def row(self, token: str, index: int, size: int) -> JobRow | None:
         """The newest row of one run: `index` of an array of `size`, or the only job of the token."""
-        rows = [row for row in self.rows.get(token, ()) if size == 1 or row.task == index]
+        rows = self.rows.get((token, index if size > 1 else None), [])
         live = [row for row in rows if row.word not in ENDED_WORDS]
         newest = live or rows
         return newest[-1] if newest else None
@@ -43,13 +44,14 @@ class Snapshot(NamedTuple):
 
 def squeue(environ: Mapping[str, str] | None = None) -> Snapshot:
     """Everything of ours that Slurm still has in memory: waiting, running, and ended less than MinJobAge ago."""
+    asked_at = time.time()
     try:
         done = run(["squeue", "--me", "-t", "all", "-r", "-h", "-o", _SQUEUE_FIELDS], QUERY_TIMEOUT_S, environ=environ)
     except SchedulerError as error:
         return Snapshot({}, error.message)
     if done.returncode != 0:
         return Snapshot({}, " ".join(done.stderr.split()) or f"squeue ended with code {done.returncode}")
-    return Snapshot(_by_token(parse_squeue(done.stdout)))
+    return Snapshot(_by_token(parse_squeue(done.stdout)), t=asked_at)
 
 
 def parse_squeue(text: str) -> list[JobRow]:
@@ -138,5 +140,5 @@ def _by_token(rows: Iterable[JobRow]) -> Rows:
     for row in rows:
         token = token_of_job(row.name)
         if token is not None:
-            found[token].append(row)
+            found[token, row.task].append(row)
     return dict(found)
