@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import InputError
+from shoal.secrecy import is_secret, where_to_put
 
 Key = tuple[str | int, ...]
 
@@ -25,7 +26,6 @@ MAX_DEPTH = 12
 
 _WHERE = re.compile(r"\(at (?:line (\d+), column (\d+)|end of document)\)")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_SECRET_WORDS = frozenset({"KEY", "APIKEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIALS"})
 
 
 class Document:
@@ -147,11 +147,11 @@ class Table:
         for variable, value in inner.values.items():
             if not _ENV_NAME.fullmatch(variable):
                 raise inner.error((variable,), f"{variable!r} is not the name of an environment variable")
-            if _SECRET_WORDS & set(variable.upper().split("_")):
+            if is_secret(variable):
                 raise inner.error(
                     (variable,),
                     f"{variable} looks like a secret, and what stands here is written into scripts",
-                    hint="keep it in a file of mode 0600 and let setup source that file",
+                    hint=where_to_put(variable),
                 )
             if isinstance(value, bool) or not isinstance(value, str | int | float):
                 raise inner.error((variable,), f"{variable} must be a string or a number, not {_kind(value)}")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shoal.errors import InputError
-from shoal.submit.secrecy import is_secret
+from shoal.secrecy import is_secret
 
 COLLECT = "SHOAL_COLLECT"
 BASE = "SHOAL_SHELL_BASE"

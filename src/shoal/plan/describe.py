@@ -53,7 +53,7 @@ def describe(call: Call, project: Project) -> Asked:
         asked = resume(words.source or named.stem, project, words.flags, named.experiment)
         return asked._replace(on=words.own.get("--on"), dry_run="--dry-run" in words.own)
     step = project.step(call.function)
-    parse_flags(words.flags)
+    parse_flags(words.flags, nodes=step.request.nodes)
     seed, stem = named.seed, named.stem
     if call.seed is not None and call.seed != seed:
         seed, stem = call.seed, stem_with_seed(stem, call.seed)

@@ -54,7 +54,9 @@ def lay_out(
         raise InputError("an array is a Slurm job, and this machine is not Slurm", hint="leave --shape out")
     groups: list[tuple[object, Resolved, bool, list[PlannedRun]]] = []
     for run in runs:
-        resolved = resolve(run.spec.request, parse_flags(run.spec.flags), cluster, project.clusters)
+        resolved = resolve(
+            run.spec.request, parse_flags(run.spec.flags, nodes=run.spec.request.nodes), cluster, project.clusters
+        )
         again = resolved.requeue if resolved.requeue is not None else (requeue or {}).get(run.spec.step_kind, True)
         key = (resolved.options, again, run.spec.step_kind)
         may_join = shape != "job" and not cluster.is_local and groups and groups[-1][0] == key

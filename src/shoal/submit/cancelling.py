@@ -30,7 +30,7 @@ def cancel(home: str, views: Sequence[RunView], environ: Mapping[str, str]) -> l
     Slurm does not answer, SchedulerError: the wish stands, and a job that starts later ends itself at once.
     """
     reader = Reader(home)
-    jobs: dict[str, list[int]] = {}
+    jobs: dict[str, list[int | None]] = {}
     for view in views:
         writing.request_cancel(home, view.name, view.generation, {"t": time.time(), "user": os.environ.get("USER", "")})
         files = reader.run(view.name)
@@ -38,7 +38,7 @@ def cancel(home: str, views: Sequence[RunView], environ: Mapping[str, str]) -> l
         if files.claim is None or submission is None:
             continue
         if submission.backend == "slurm":
-            jobs.setdefault(files.claim.token, []).append(files.claim.index if len(submission.runs) > 1 else -1)
+            jobs.setdefault(files.claim.token, []).append(files.claim.index if len(submission.runs) > 1 else None)
         elif files.start is not None and files.start.generation == files.generation:
             _signal({"host": files.start.host, "pid": files.start.pid, "started": files.start.started})
     if jobs:
@@ -46,7 +46,7 @@ def cancel(home: str, views: Sequence[RunView], environ: Mapping[str, str]) -> l
     return [view.name for view in views]
 
 
-def _cancel_jobs(jobs: Mapping[str, Sequence[int]], environ: Mapping[str, str]) -> None:
+def _cancel_jobs(jobs: Mapping[str, Sequence[int | None]], environ: Mapping[str, str]) -> None:
     """Cancel by id, but only ids that carry our token right now: ids are reused."""
     snapshot = squeue(environ)
     if snapshot.problem is not None:
@@ -56,8 +56,9 @@ def _cancel_jobs(jobs: Mapping[str, Sequence[int]], environ: Mapping[str, str]) 
     ids = [
         row.label
         for token, indices in jobs.items()
-        for row in snapshot.rows.get(token, ())
-        if row.word not in ENDED_WORDS and (-1 in indices or row.task in indices)
+        for index in indices
+        for row in snapshot.rows.get((token, index), ())
+        if row.word not in ENDED_WORDS
     ]
     scancel(ids, environ)
 

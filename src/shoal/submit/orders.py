@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from shoal import secrecy
 from shoal.config.cluster import Cluster
 from shoal.config.project import Project
 from shoal.doctor.request import refuse_impossible
@@ -17,7 +18,6 @@ from shoal.plan.describe import Asked, refuse_doubles
 from shoal.plan.submissions import PlannedRun, PlannedSubmission, lay_out
 from shoal.store.fold import RunView
 from shoal.store.reading import Reader
-from shoal.submit import secrecy
 from shoal.submit.decide import Decision, decide
 from shoal.submit.here import run_here
 from shoal.submit.transaction import Claimed, Started, claim_runs, send

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from shoal import secrecy
 from shoal.backends.choose import choose_cluster
 from shoal.config.cluster import Cluster
 from shoal.config.project import Project
@@ -15,7 +16,6 @@ from shoal.names import parse_script_path
 from shoal.plan.calls import Call, collect
 from shoal.plan.describe import Asked, describe
 from shoal.plan.inputs import NotReadyError
-from shoal.submit import secrecy
 from shoal.submit.orders import Result, carry_out, prepare
 
 _MOST_SEEDS = 1_000_000

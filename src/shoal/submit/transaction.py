@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from shoal import secrecy
 from shoal.agent import process
 from shoal.agent.files import names_in
 from shoal.agent.shipping import ship
@@ -31,7 +32,6 @@ from shoal.plan.submissions import PlannedRun, PlannedSubmission, log_root, name
 from shoal.store import writing
 from shoal.store.fold import RunView
 from shoal.store.records import Asked, Claim, Outcome, Submission
-from shoal.submit import secrecy
 from shoal.submit.failpoints import reach
 
 

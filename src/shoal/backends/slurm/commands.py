@@ -40,9 +40,16 @@ class Completed(NamedTuple):
 
 
 def run(
-    argv: Sequence[str], timeout_s: float, *, stdin: str | None = None, environ: Mapping[str, str] | None = None
+    argv: Sequence[str],
+    timeout_s: float,
+    *,
+    stdin: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    keep_locale: bool = False,
 ) -> Completed:
     """Run `argv` to its end and return what it said; `environ` is the caller's environment before cleaning.
+
+    `keep_locale` is for sbatch, whose environment becomes the job's.
 
     Raises ProgramMissingError when nothing was started, TimedOutError when it was started and stopped, and InputError
     when an argument cannot be passed to any program (a NUL in it, or too long).
@@ -54,7 +61,7 @@ def run(
             input=b"" if stdin is None else stdin.encode("utf-8", "surrogateescape"),
             capture_output=True,
             timeout=timeout_s,
-            env=clean_environ(os.environ if environ is None else environ),
+            env=clean_environ(os.environ if environ is None else environ, keep_locale=keep_locale),
             check=False,
         )
     except subprocess.TimeoutExpired:
@@ -71,8 +78,7 @@ def run(
     return Completed(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
 
 
-def clean_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without Slurm's option variables, and with messages in English."""
+def clean_environ(environ: Mapping[str, str], *, keep_locale: bool = False) -> dict[str, str]:
+    """The environment without Slurm's option variables, and with messages in English unless the locale is to stay."""
     kept = {name: value for name, value in environ.items() if name in _KEPT or not name.startswith(_OPTION_FAMILIES)}
-    kept["LC_ALL"] = "C"
-    return kept
+    return kept if keep_locale else {**kept, "LC_ALL": "C"}

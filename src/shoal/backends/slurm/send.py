@@ -41,7 +41,7 @@ def sbatch(options: Sequence[str], script: str, environ: Mapping[str, str]) -> A
     """Submit a script, given on standard input so that no file needs to be visible to anybody else yet."""
     argv = ["sbatch", "--parsable", *options]
     try:
-        done = run(argv, SBATCH_TIMEOUT_S, stdin=script, environ=environ)
+        done = run(argv, SBATCH_TIMEOUT_S, stdin=script, environ=environ, keep_locale=True)
     except TimedOutError as error:
         return Answer("unclear", message=error.message)
     except ProgramMissingError as error:
