@@ -29,11 +29,13 @@ def split(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     return kept, sorted(name for name, value in environ.items() if is_secret(name) and value)
 
 
-def refuse_leaks(spec: RunSpec, environ: Mapping[str, str]) -> None:
-    """Refuse a run whose arguments or settings contain the value of a secret variable of this environment."""
-    secrets = {value: name for name, value in environ.items() if is_secret(name) and len(value) >= _LEAST_LENGTH}
-    if not secrets:
-        return
+def secret_values(environ: Mapping[str, str]) -> dict[str, str]:
+    """The secrets of this environment, value -> name; values too short to be one are left out."""
+    return {value: name for name, value in environ.items() if len(value) >= _LEAST_LENGTH and is_secret(name)}
+
+
+def refuse_leaks(spec: RunSpec, secrets: Mapping[str, str]) -> None:
+    """Refuse a run whose arguments or settings contain one of these secrets (value -> name)."""
     places = [("an argument", word) for word in (*spec.command, *spec.args)]
     places += [(f"the variable {name}", value) for name, value in spec.env.items()]
     places += [("an sbatch flag", word) for word in spec.flags]

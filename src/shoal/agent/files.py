@@ -15,10 +15,11 @@ DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 _NO_LINKS = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM, errno.ENOSYS, errno.EMLINK)
 
 
-def create_exclusive(path: str, data: bytes) -> bool:
+def create_exclusive(path: str, data: bytes, sync_folder: bool = True) -> bool:
     """Create `path` with `data` unless it exists; True means that this call created it.
 
-    After True the content is on disk. After False `path` exists, with whatever its creator wrote. After an error
+    After True the content is on disk, and so is the name unless the caller will sync the folder with a later file.
+    After False `path` exists, with whatever its creator wrote. After an error
     nothing of this call is left behind.
     """
     temp = _write_temp(path, data)
@@ -35,7 +36,7 @@ def create_exclusive(path: str, data: bytes) -> bool:
             created = _create_by_mkdir(temp, path)
     finally:
         _remove(temp)
-    if created:
+    if created and sync_folder:
         _sync_folder(os.path.dirname(path))
     return created
 

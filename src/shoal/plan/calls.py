@@ -15,6 +15,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,7 +71,8 @@ def collect(script: Path, environ: Mapping[str, str], seeds: Sequence[int] | Non
     if seeds is None or len(seeds) <= len(_STAND_INS):
         once: Sequence[int | None] = [None] if seeds is None else seeds
         return [call for seed in once for call in _run(script, environ, seed)]
-    first, second = (_run(script, environ, seed) for seed in _STAND_INS)
+    with ThreadPoolExecutor(len(_STAND_INS)) as pool:
+        first, second = pool.map(lambda seed: _run(script, environ, seed), _STAND_INS)
     if [_with_seed(call, _STAND_INS[0], _STAND_INS[1]) for call in first] != second:
         return [call for seed in seeds for call in _run(script, environ, seed)]
     return [_with_seed(call, _STAND_INS[0], seed) for seed in seeds for call in first]

@@ -50,7 +50,8 @@ def record_spec(home: str, spec: RunSpec) -> RunSpec:
     folder = layout.run_dir(home, spec.name)
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, layout.spec_file(spec.revision))
-    if not files.create_exclusive(path, files.to_json(msgspec.to_builtins(spec))):
+    # The claim that follows in the same folder syncs the folder for both; a spec without a claim is worth nothing.
+    if not files.create_exclusive(path, files.to_json(msgspec.to_builtins(spec)), sync_folder=False):
         kept = read_spec(path)
         if kept is None or kept.digest != spec.digest:
             raise InputError(

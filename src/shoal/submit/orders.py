@@ -59,11 +59,12 @@ def prepare(
     names = [one.run.spec.name for one in asked]
     views = observe(home, names, environ=environ).views
     reader = Reader(home)
+    secrets = secrecy.secret_values(environ)
     start: list[PlannedRun] = []
     left: list[Result] = []
     notes = [f"{one.run.spec.name} {one.note}" for one in asked if one.note]
     for one in asked:
-        secrecy.refuse_leaks(one.run.spec, environ)
+        secrecy.refuse_leaks(one.run.spec, secrets)
         view = views[one.run.spec.name]
         decision = _decide(one, reader, view, again or one.again)
         if decision.start:
