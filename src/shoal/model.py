@@ -57,6 +57,37 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return msgspec.structs.replace(base, **changes)
 
 
+class LaunchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """How a launch mode is tuned; None means: its default (`agent/launch/geometry.DEFAULTS`).
+
+    `processes` are per node. `args` and `env` are given to each replica with {replica}, {replicas}, {lighthouse} filled
+    in; `options` go to the launcher's own command line (accelerate, deepspeed).
+    """
+
+    processes: int | None = None
+    max_restarts: int | None = None
+    interface: str | None = None
+    options: list[str] = []
+    replicas_per_node: int | None = None
+    nodes_per_replica: int | None = None
+    min_replicas: int | None = None
+    finish: int | None = None
+    restarts: int | None = None
+    run_restarts: int | None = None
+    backoff_s: float | None = None
+    hang_s: float | None = None
+    quorum_tick_ms: int | None = None
+    join_timeout_ms: int | None = None
+    heartbeat_timeout_ms: int | None = None
+    args: list[str] = []
+    env: dict[str, str] = {}
+
+    def record(self) -> dict[str, Any]:
+        """What was said, as the agent reads it."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found
+
+
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything that makes a run what it is. `request` and `flags` say where it runs and are not part of its identity.
 
@@ -81,6 +112,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     checkpoint: str | None = None
     start_from: str | None = None
     launch: str = "process"
+    launch_settings: LaunchSettings = LaunchSettings()
     title: str | None = None
     request: Request = Request()
     flags: list[str] = []
@@ -98,7 +130,10 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:16]
 
     def identity(self) -> dict[str, Any]:
+        # Settings join only where there are some, so that runs of before are still themselves.
+        settings = self.launch_settings.record()
         return {
+            **({"launch_settings": settings} if settings else {}),
             "name": self.name,
             "step_kind": self.step_kind,
             "seed": self.seed,

@@ -8,12 +8,11 @@ import shlex
 import msgspec
 
 from shoal.config.document import Table
+from shoal.config.launches import parse_launch
 from shoal.errors import InputError
-from shoal.model import Request
+from shoal.model import LaunchSettings, Request
 from shoal.names import MAX_COMPONENT, slug
 from shoal.units import parse_duration_s, parse_memory_mb
-
-LAUNCHES = ("process", "torchrun")
 
 _KEYS = ("command", "output", "checkpoint", "request", "launch", "requeue", "env")
 _REQUEST_KEYS = ("nodes", "gpus", "gpu_type", "cpus", "memory", "time")
@@ -44,6 +43,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str | None = None
     request: Request = Request()
     launch: str = "process"
+    launch_settings: LaunchSettings = LaunchSettings()
     requeue: bool = True
     env: dict[str, str] = {}
     origin: str = "default"
@@ -56,13 +56,15 @@ def parse_step(name: str, values: Table) -> Step:
     output = table.text("output") or name
     if slug(output) != output or len(output) > MAX_COMPONENT:
         raise table.error(("output",), f"{output!r} cannot be the name of a folder under outputs/", hint=slug(output))
+    launch, settings = parse_launch(table)
     return Step(
         name=name,
         command=_command(table),
         output=output,
         checkpoint=_checkpoint(table),
         request=parse_request(table.table("request", _REQUEST_KEYS)),
-        launch=table.text("launch", LAUNCHES) or "process",
+        launch=launch,
+        launch_settings=settings,
         requeue=table.flag("requeue") is not False,
         env=table.environment("env"),
         origin=values.place(),

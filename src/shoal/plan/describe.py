@@ -11,6 +11,7 @@ import msgspec
 
 from shoal.agent import checkpoints
 from shoal.backends.slurm.flags import parse_flags
+from shoal.config.launches import change_mode
 from shoal.config.project import Project
 from shoal.errors import InputError
 from shoal.model import RunSpec
@@ -59,6 +60,7 @@ def describe(call: Call, project: Project) -> Asked:
         seed, stem = call.seed, stem_with_seed(stem, call.seed)
         check_length(named.experiment, stem)
     found = _source(words.source, project, named.experiment, step.checkpoint)
+    launch, settings = change_mode(words.own.get("--launch", step.launch), step.launch, step.launch_settings)
     spec = RunSpec(
         experiment=named.experiment,
         stem=stem,
@@ -73,7 +75,8 @@ def describe(call: Call, project: Project) -> Asked:
         env={**step.env, **call.env},
         checkpoint=step.checkpoint,
         start_from=found.checkpoint if found else None,
-        launch=words.own.get("--launch", step.launch),
+        launch=launch,
+        launch_settings=settings,
         title=named.title,
         request=step.request,
         flags=words.flags,

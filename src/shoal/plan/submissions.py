@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from shoal import __version__
+from shoal.agent.launch.geometry import Geometry, describe
 from shoal.backends.slurm.flags import parse_flags
 from shoal.backends.slurm.options import Resolved, resolve
 from shoal.backends.slurm.quoting import escape_percent, shell_quote
@@ -55,10 +56,15 @@ def lay_out(
     groups: list[tuple[object, Resolved, bool, list[PlannedRun]]] = []
     for run in runs:
         resolved = resolve(
-            run.spec.request, parse_flags(run.spec.flags, nodes=run.spec.request.nodes), cluster, project.clusters
+            run.spec.request,
+            parse_flags(run.spec.flags, nodes=run.spec.request.nodes),
+            cluster,
+            project.clusters,
+            launch=run.spec.launch,
+            settings=run.spec.launch_settings,
         )
         again = resolved.requeue if resolved.requeue is not None else (requeue or {}).get(run.spec.step_kind, True)
-        key = (resolved.options, again, run.spec.step_kind)
+        key = (resolved.options, again, run.spec.step_kind, resolved.geometry)
         may_join = shape != "job" and not cluster.is_local and groups and groups[-1][0] == key
         if may_join:
             groups[-1][3].append(run)
@@ -116,6 +122,7 @@ def script_text(
     index = '"${SLURM_ARRAY_TASK_ID:-0}"' if planned.shape == "array" else "0"
     launch = "\n".join(
         (
+            *_shape(planned.resolved.geometry),
             f"python={shell_quote(python)}",
             '[ -x "$python" ] || python=python3',
             "set_up",
@@ -124,6 +131,17 @@ def script_text(
         )
     )
     return f"{header(options, comments)}\n{set_up(planned.resolved.cluster)}\n{launch}\n"
+
+
+def _shape(geometry: Geometry) -> list[str]:
+    """What the launcher needs to know and a job's own environment tells badly; for people it says what runs where."""
+    if geometry.mode == "process":
+        return []
+    cpus = "" if geometry.cpus is None else f" SHOAL_CPUS_PER_NODE={geometry.cpus}"
+    return [
+        f"# {describe(geometry)}",
+        f"export SHOAL_NODES={geometry.nodes} SHOAL_GPUS_PER_NODE={geometry.gpus}{cpus}",
+    ]
 
 
 def ranges(indices: Sequence[int]) -> str:

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 
 import msgspec
 
+from shoal.agent.launch.geometry import Geometry, GeometryError, compute, describe
 from shoal.backends.slurm.flags import SbatchFlags, option_name, parse_flags
 from shoal.config.cluster import UNNAMED, Cluster
 from shoal.errors import InputError
-from shoal.model import Request
+from shoal.model import LaunchSettings, Request
 from shoal.units import format_duration, format_memory, format_slurm_time, parse_duration_s, parse_memory_mb
 
 #: A verbatim flag on the left makes the options on the right wrong or doubtful.
@@ -44,6 +45,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     cluster: Cluster
     request: Request
     options: tuple[tuple[str, str | None], ...]
+    geometry: Geometry
     requeue: bool | None = None
     notes: tuple[str, ...] = ()
 
@@ -62,9 +64,12 @@ def resolve(
     profiles: Mapping[str, Cluster],
     *,
     whole_nodes: bool = False,
+    launch: str = "process",
+    settings: LaunchSettings | None = None,
 ) -> Resolved:
     """The options for one submission; InputError when the profile knows that they cannot be served.
 
+    Tasks and their CPUs follow from the launch; a flag that says otherwise about them is refused.
     `profiles` are all known clusters: a partition that another of them names is translated. `whole_nodes` takes the
     node's CPUs and memory where the profile does not say how many GPUs share them.
     """
@@ -77,13 +82,17 @@ def resolve(
     partition, wanted = _partition(flags.partition, wanted, cluster, profiles, notes)
     wanted = _complete(wanted, cluster, silenced, whole_nodes, notes)
     _check_limits(wanted, cluster, qos)
+    geometry = _geometry(launch, settings or LaunchSettings(), wanted, flags)
+    if launch != "process":
+        notes.append(describe(geometry))
+    cpus = geometry.cpus_per_task
     options: list[tuple[str, str | None]] = [
         ("partition", partition),
         ("account", flags.account or cluster.account),
         ("qos", qos),
         ("nodes", str(wanted.nodes)),
-        ("ntasks-per-node", "1"),
-        ("cpus-per-task", None if wanted.cpus is None else str(wanted.cpus)),
+        ("ntasks-per-node", str(geometry.tasks)),
+        ("cpus-per-task", None if cpus is None else str(cpus)),
         ("mem", wanted.memory),
         *_gpus(wanted, flags, cluster, silenced, notes),
         ("time", wanted.time),
@@ -91,15 +100,50 @@ def resolve(
         ("mail-user", cluster.mail_user),
         ("mail-type", cluster.mail_type),
     ]
-    kept = [(name, value) for name, value in options if value is not None and name not in silenced]
+    kept = [pair for pair in options if pair[1] is not None and pair[0] not in silenced]
+    if geometry.replicas and geometry.nodes > 1 and not any(option_name(flag) == "no-kill" for flag in flags.other):
+        kept.append(("no-kill", None))  # replicas outlive a node: without this Slurm ends the whole job with it
     verbatim = [_pair(flag) for flag in flags.other if option_name(flag) != "gres"]
     return Resolved(
         cluster=cluster,
         request=wanted,
+        geometry=geometry,
         options=tuple(kept + verbatim),
         requeue=flags.requeue,
         notes=tuple(notes),
     )
+
+
+def _geometry(launch: str, settings: LaunchSettings, wanted: Request, flags: SbatchFlags) -> Geometry:
+    """Tasks, ranks and replicas over the complete request; refuse flags that would give the launch another shape."""
+    try:
+        found = compute(launch, settings.record(), wanted.nodes or 1, wanted.gpus or 0, wanted.cpus)
+    except GeometryError as error:
+        raise InputError(error.message, hint=error.hint, place=f"launch {launch}") from None
+    if launch == "process":
+        return found
+    right = {"ntasks": found.tasks * found.nodes, "ntasks-per-node": found.tasks}
+    for flag in flags.other:
+        name, value = _pair(flag)
+        if name in right and value != str(right[name]):
+            raise InputError(
+                f"{flag} contradicts launch {launch}, which has {found.tasks} task{'s' if found.tasks > 1 else ''} on "
+                f"each of {found.nodes} node{'s' if found.nodes > 1 else ''}",
+                hint=f"leave --{name} out: shoal computes it",
+            )
+        if name in _TASK_FLAGS or (name == "nodes" and value is not None):
+            raise InputError(
+                f"{flag} leaves open what launch {launch} must know: nodes, and GPUs and tasks on each of them",
+                hint="--nodes=N --gpus-per-node=G",
+            )
+    return found
+
+
+#: Flags that spread tasks or GPUs in a way that no longer says how many each node has.
+_TASK_FLAGS = frozenset(
+    {"gpus", "gpus-per-task", "gpus-per-socket", "ntasks-per-gpu", "ntasks-per-core", "ntasks-per-socket",
+     "cpus-per-gpu", "tres-per-task", "gpu-bind", "overcommit"}
+)  # fmt: skip
 
 
 def _profile_flags(cluster: Cluster) -> SbatchFlags:
@@ -129,7 +173,9 @@ def _portable_type(request: Request, cluster: Cluster, profiles: Mapping[str, Cl
 def _partition(
     asked: str | None, request: Request, cluster: Cluster, profiles: Mapping[str, Cluster], notes: list[str]
 ) -> tuple[str | None, Request]:
-    """The partition: as asked, translated, by GPU type, or the default."""
+    """The partition: as asked, translated, by GPU type, or the default. This machine has none, whatever is asked."""
+    if cluster.is_local:
+        return asked, request
     if asked is not None:
         chosen = []
         for name in asked.split(","):
@@ -190,9 +236,7 @@ def _all_partitions(cluster: Cluster) -> dict[str, str]:
     return found
 
 
-def _complete(
-    request: Request, cluster: Cluster, silenced: set[str], whole_nodes: bool, notes: list[str]
-) -> Request:
+def _complete(request: Request, cluster: Cluster, silenced: set[str], whole_nodes: bool, notes: list[str]) -> Request:
     """Fill in what the profile knows: one node, its share of CPUs and memory, the default time."""
     changes: dict[str, int | str] = {"nodes": request.nodes or 1}
     share = _share(request, cluster, whole_nodes)
