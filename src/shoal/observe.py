@@ -10,7 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shoal.agent import files as raw_files
 from shoal.agent import layout, process
@@ -143,14 +143,12 @@ def _settle_open(home: str, files: RunFiles, row: JobRow | None, answered: bool,
         return False
     submission, token = files.origin.submission, files.claim.token
     outcome = None
-    owner = raw_files.read_json(
-        os.path.join(layout.run_dir(home, files.name), layout.submit_file(files.generation, "owner"))
-    )
+    owner = _owner(home, files)
     if row is not None:
         outcome = Outcome(kind="accepted", job_id=row.array_job_id or row.job_id, adopted=True)
     elif owner is not None:
-        outcome = Outcome(kind="accepted", job_id=owner.get("job_id"), adopted=True)
-    elif files.origin.sending:
+        outcome = Outcome(kind="accepted", job_id=owner.get("array_job_id") or owner.get("job_id"), adopted=True)
+    elif files.origin.sending and submission is not None and submission.backend == "slurm":
         if answered and now > files.claim.t + grace_s:
             outcome = Outcome(kind="void", reason="Slurm never received the submission")
     elif submission is None or not _claimer_may_go_on(submission, now, grace_s):
@@ -160,6 +158,14 @@ def _settle_open(home: str, files: RunFiles, row: JobRow | None, answered: bool,
             writing.settle(home, token, outcome)
             return True
     return False
+
+
+def _owner(home: str, files: RunFiles) -> dict[str, Any] | None:
+    path = os.path.join(layout.run_dir(home, files.name), layout.submit_file(files.generation, "owner"))
+    try:
+        return raw_files.read_json(path)
+    except (OSError, ValueError):
+        return {}  # Somebody owns the run, whoever it is.
 
 
 def _claimer_may_go_on(submission: object, now: float, grace_s: float) -> bool:
@@ -190,6 +196,8 @@ def _keep(home: str, files: RunFiles, evidence: Evidence) -> None:
             writing.keep_verdict(home, files, Verdict(word="FORGOTTEN"))
         elif row is None and not ended and files.missing is None and _is_accepted(files):
             writing.note_missing(home, files.name, files.generation, evidence.now)
+        elif row is not None and files.missing is not None:
+            writing.forget_missing(home, files.name, files.generation)
 
 
 def _is_accepted(files: RunFiles) -> bool:

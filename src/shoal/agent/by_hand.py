@@ -16,8 +16,25 @@ class StillWanted(Exception):
     """The run is queued, running or done: a second job for it would be one too many."""
 
 
-def is_ours(token: str, environ: Mapping[str, str]) -> bool:
-    return environ.get("SHOAL_TOKEN") == token or environ.get("SLURM_JOB_NAME", "").endswith("." + token)
+def token_of_this_job(home: str, name: str, token: str, environ: Mapping[str, str]) -> Optional[str]:
+    """The submission that this process belongs to, or None if a person has just started the script.
+
+    It is the script's own one, or, when Slurm starts a job again that was given its submission here, that one.
+    """
+    job_name = environ.get("SLURM_JOB_NAME", "")
+    if environ.get("SHOAL_TOKEN") == token or job_name.endswith("." + token):
+        return token
+    other = job_name.rpartition(".")[2]
+    if len(other) != len(token) or not set(other) <= set(layout.TOKEN_LETTERS):
+        return None
+    record = files.read_json(os.path.join(layout.submission_dir(home, other), "submission.json")) or {}
+    return other if record.get("by_hand") and name in record.get("runs", ()) else None
+
+
+def is_job_of_script(submission: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
+    """Whether Slurm runs the script as a job; `bash script.sh` in somebody's allocation is only a process in it."""
+    header = str(submission.get("job_name", "")).rpartition(".")[0]
+    return bool(environ.get("SLURM_JOB_ID")) and environ.get("SLURM_JOB_NAME") == header
 
 
 def claim_again(home: str, name: str, submission: Dict[str, Any], token: str, me: Dict[str, Any]) -> fence.Claim:
@@ -32,25 +49,27 @@ def claim_again(home: str, name: str, submission: Dict[str, Any], token: str, me
         raise StillWanted("%s %s; `shoal status` tells more" % (name, busy))
     folder = layout.submission_dir(home, token)
     os.makedirs(folder)
-    record = dict(submission, token=token, runs=[name], by_hand=True, t=time.time(), **process.this_process())
+    record = dict(submission, token=token, by_hand=True, t=time.time(), **process.this_process())
     record["backend"] = "slurm" if me.get("job_id") else "local"
+    record["runs"] = submission["runs"] if me.get("array_job_id") else [name]
     files.create_exclusive(os.path.join(folder, "submission.json"), files.to_json(record))
-    output_dir = os.path.join(os.path.dirname(last.output_dir), time.strftime("%Y%m%d_%H%M%S"))
+    output_dir = _free_folder(last.output_dir)
     claim = {
         "token": token,
+        "index": record["runs"].index(name),
         "revision": last.revision,
         "output_dir": output_dir,
         "log_dir": output_dir if last.log_dir == last.output_dir else last.log_dir,
         "t": time.time(),
     }
-    generation = names.generation + 1
-    path = os.path.join(run_dir, layout.submit_file(generation, "claim"))
-    won = output_dir != last.output_dir and files.create_exclusive(path, files.to_json(claim))
-    outcome = {"kind": "accepted", "job_id": me.get("job_id")} if won else {"kind": "void", "reason": "lost the race"}
+    path = os.path.join(run_dir, layout.submit_file(names.generation + 1, "claim"))
+    won = files.create_exclusive(path, files.to_json(claim))
+    job_id = me.get("array_job_id") or me.get("job_id")
+    outcome = {"kind": "accepted", "job_id": job_id} if won else {"kind": "void", "reason": "lost the race"}
     files.create_exclusive(os.path.join(folder, "outcome.json"), files.to_json(outcome))
     if not won:
         raise StillWanted("%s was submitted by another command just now" % name)
-    _rename_job(me.get("job_id"), "%s.%s" % (name.replace("/", "."), token))
+    _rename_job(me, "%s.%s" % (name.replace("/", "."), token))
     return fence.find_claim(run_dir, token)
 
 
@@ -61,6 +80,8 @@ def _in_use(home: str, last: fence.Claim, names: layout.RunNames) -> Optional[st
     outcome = files.read_json(os.path.join(layout.submission_dir(home, last.token), "outcome.json")) or {}
     if outcome.get("kind") == "void" or names.has_submit(last.generation, "cancel"):
         return None
+    if names.has_submit(last.generation, layout.verdict_kind(names.attempt)):
+        return None  # Slurm has said how the job ended, whether or not the run began.
     start = files.read_json(os.path.join(last.run_dir, layout.attempt_file(names.attempt, "start"))) or {}
     if start.get("generation") != last.generation:
         return "is queued as job %s" % outcome.get("job_id", "of an unfinished submission")
@@ -74,8 +95,21 @@ def _in_use(home: str, last: fence.Claim, names: layout.RunNames) -> Optional[st
     return "is running (attempt %d)" % names.attempt if alive else None
 
 
-def _rename_job(job_id: Optional[str], name: str) -> None:
-    """Put the token into the job's name, so that every view finds the job as it finds all others."""
+def _free_folder(last: str) -> str:
+    """A folder beside the last one, named after this second, or a later one if that name was used before."""
+    parent, moment = os.path.dirname(last), time.time()
+    used = set(files.names_in(parent)) | {os.path.basename(last)}
+    while (name := time.strftime("%Y%m%d_%H%M%S", time.localtime(moment))) in used:
+        moment += 1
+    return os.path.join(parent, name)
+
+
+def _rename_job(me: Mapping[str, Any], name: str) -> None:
+    """Put the token into the job's name, so that every view finds the job as it finds all others.
+
+    A task is named by its place in the array: by its own number Slurm would rename the whole array, if it is the last.
+    """
+    job_id = me.get("job_label") or me.get("job_id")
     if job_id:
         try:
             subprocess.run(["scontrol", "update", "JobId=" + job_id, "JobName=" + name], timeout=20, check=False)

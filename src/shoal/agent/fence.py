@@ -63,16 +63,28 @@ def take_ownership(claim: Claim, submission_dir: str, me: Dict[str, Any]) -> Non
         raise Fenced("the run was submitted again (generation %d)" % names.generation)
     if names.has_submit(claim.generation, "cancel"):
         raise Fenced("the run was cancelled")
-    outcome = files.read_json(os.path.join(submission_dir, "outcome.json"))
-    if outcome is not None and outcome.get("kind") == "void":
-        raise Fenced("the submission was given up: %s" % outcome.get("reason", "no reason kept"))
     if (done := finished_attempt(claim.run_dir, names, claim.revision)) is not None:
         raise Fenced("the run is done already (attempt %d)" % done)
+    _settle(submission_dir, me)
     owner_path = os.path.join(claim.run_dir, layout.submit_file(claim.generation, "owner"))
     if not files.create_exclusive(owner_path, files.to_json(me)):
         owner = files.read_json(owner_path) or {}
         if any(owner.get(key) != me.get(key) for key in ("job_id", "host", "pid", "started") if key in me):
             raise Fenced("generation %d belongs to %s" % (claim.generation, describe(owner)))
+
+
+def _settle(submission_dir: str, me: Dict[str, Any]) -> None:
+    """Accepted or given up? This job is the best witness, and whoever writes the outcome first decides: from here on
+    nobody can give the submission up while its job runs."""
+    path = os.path.join(submission_dir, "outcome.json")
+    outcome = files.read_json(path)
+    if outcome is None:
+        job_id = me.get("array_job_id") or me.get("job_id")
+        outcome = {"kind": "accepted", "job_id": job_id, "adopted": True}
+        if not files.create_exclusive(path, files.to_json(outcome)):
+            outcome = files.read_json(path) or outcome
+    if outcome.get("kind") == "void":
+        raise Fenced("the submission was given up: %s" % outcome.get("reason", "no reason kept"))
 
 
 def finished_attempt(run_dir: str, names: layout.RunNames, revision: int) -> Optional[int]:

@@ -99,8 +99,10 @@ def _write_temp(path: str, data: bytes, sync: bool = True) -> str:
                 os.fsync(fd)
         finally:
             os.close(fd)
-    except BaseException:
+    except BaseException as error:
         _remove(temp)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = path  # write() and fsync() know only a number, and people need a name.
         raise
     return temp
 

@@ -1,6 +1,6 @@
 """The agent's course: who am I, may I run, which attempt is this, run it, write down how it ended.
 
-    agent SUBMISSION_DIR [--index I] [--set-up-exit CODE]
+    agent SUBMISSION_DIR [--index I|all] [--set-up-exit CODE]
 
 Called by the batch script as its last command, so that Slurm's signals reach it and its exit code is the job's.
 """
@@ -25,35 +25,63 @@ def main(argv: List[str]) -> int:
         submission = files.read_json(os.path.join(submission_dir, "submission.json"))
         if submission is None:
             raise fence.Fenced("there is no record of this submission in %s" % submission_dir)
-        name = submission["runs"][int(options["index"])]
-        claim, me = _admit(home, name, submission, submission_dir)
-        return _attempt(claim, me, int(options["set-up-exit"]))
+        runs = submission["runs"]
+        if options["index"] != "all":
+            runs = [runs[int(options["index"])]]
+    except fence.Fenced as why:
+        print("shoal: nothing to do here: %s" % why, flush=True)
+        return 0
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        return _give_up(error)
+    # A person who runs an array's script with bash means all of it: one run after the other.
+    first_bad = 0
+    for name in runs:
+        code = _run_one(home, name, submission, int(options["set-up-exit"]))
+        first_bad = first_bad or code
+        if code > 128:
+            break
+    return first_bad
+
+
+def _run_one(home: str, name: str, submission: Dict[str, Any], set_up_exit: int) -> int:
+    try:
+        claim, me = _admit(home, name, submission)
+        return _attempt(claim, me, set_up_exit)
     except fence.Fenced as why:
         print("shoal: nothing to do here: %s" % why, flush=True)
         return 0
     except by_hand.StillWanted as why:
         print("shoal: not started: %s" % why, file=sys.stderr, flush=True)
         return 1
-    except (OSError, ValueError, KeyError, IndexError) as error:
-        print("shoal: the agent cannot go on: %s: %s" % (type(error).__name__, error), file=sys.stderr, flush=True)
-        return 74 if getattr(error, "errno", None) in files.DISK_ERRNOS else 1
+    except (OSError, ValueError, KeyError) as error:
+        return _give_up(error)
 
 
-def _admit(home: str, name: str, submission: Dict[str, Any], submission_dir: str) -> Any:
+def _give_up(error: Exception) -> int:
+    print("shoal: the agent cannot go on: %s: %s" % (type(error).__name__, error), file=sys.stderr, flush=True)
+    return 74 if getattr(error, "errno", None) in files.DISK_ERRNOS else 1
+
+
+def _admit(home: str, name: str, submission: Dict[str, Any]) -> Any:
     """The claim this job may work on and its identity; Fenced or StillWanted if it may not."""
-    token = submission["token"]
-    job_id = os.environ.get("SLURM_JOB_ID")
-    if by_hand.is_ours(token, os.environ):
+    token = by_hand.token_of_this_job(home, name, submission["token"], os.environ)
+    if token is not None:
         own_job = os.environ.get("SLURM_JOB_NAME", "").endswith("." + token)
-        me: Dict[str, Any] = {"job_id": job_id} if own_job else process.this_process()
+        me: Dict[str, Any] = _this_job() if own_job else process.this_process()
         claim = fence.find_claim(layout.run_dir(home, name), token)
     else:
-        me = dict(process.this_process(), job_id=job_id)
-        fresh = "".join(random.SystemRandom().choice(layout.TOKEN_LETTERS) for _ in token)
-        claim = by_hand.claim_again(home, name, submission, fresh, me)
-        submission_dir = layout.submission_dir(home, fresh)
-    fence.take_ownership(claim, submission_dir, me)
+        me = _this_job() if by_hand.is_job_of_script(submission, os.environ) else process.this_process()
+        token = "".join(random.SystemRandom().choice(layout.TOKEN_LETTERS) for _ in submission["token"])
+        claim = by_hand.claim_again(home, name, submission, token, me)
+    fence.take_ownership(claim, layout.submission_dir(home, token), me)
     return claim, me
+
+
+def _this_job() -> Dict[str, Any]:
+    """The Slurm job: its own number, that of its array, and the one that people type."""
+    job = {"job_id": os.environ.get("SLURM_JOB_ID"), "job_label": _job_label()}
+    array = os.environ.get("SLURM_ARRAY_JOB_ID")
+    return dict(job, array_job_id=array) if array else job
 
 
 def _attempt(claim: fence.Claim, me: Dict[str, Any], set_up_exit: int) -> int:

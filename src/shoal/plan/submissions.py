@@ -119,7 +119,7 @@ def script_text(
         *own_options(planned, folder, root, range(len(planned.runs))),
     ]
     # A single job inside somebody's array would find the array's index in its environment, and it is not ours.
-    index = '"${SLURM_ARRAY_TASK_ID:-0}"' if planned.shape == "array" else "0"
+    index = '"${SLURM_ARRAY_TASK_ID:-all}"' if planned.shape == "array" else "0"
     launch = "\n".join(
         (
             *_shape(planned.resolved.geometry),

@@ -190,9 +190,17 @@ def _has_started(files: RunFiles) -> bool:
 
 
 def _has_ended(files: RunFiles, row: JobRow) -> bool:
-    """The agent wrote the end although Slurm still lists the job; a pending row means that it will come again."""
-    ended = files.end is not None and files.end.generation == files.generation
-    return ended and LIVE_WORDS.get(row.word) == "running"
+    """The agent wrote the end although Slurm still lists the job; a pending row means that it will come again.
+
+    After a signal Slurm has not said yet which it will be: preempted, requeued, out of time or cancelled.
+    """
+    if files.end is None or files.end.generation != files.generation or LIVE_WORDS.get(row.word) != "running":
+        return False
+    return files.cancelled or not _was_signalled(files.end)
+
+
+def _was_signalled(end: End) -> bool:
+    return end.stopped_by is not None and end.stopped_by.startswith("SIG")
 
 
 def _after_success(files: RunFiles, end: End, row: JobRow | None) -> RunView:
@@ -242,6 +250,8 @@ def _in_slurm(files: RunFiles, row: JobRow, view: dict[str, Any]) -> RunView:
     if files.cancelled:
         reason = "cancel requested"
     cause = reason if state != "running" or files.cancelled else None
+    if state == "running" and files.end is not None and files.end.attempt == files.names.attempt:
+        cause = f"stopping after {files.end.stopped_by}"
     return RunView(**view, state=state, cause=cause, hint=hint.format(job=row.label, run=files.name) if hint else None)
 
 

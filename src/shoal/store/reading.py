@@ -64,11 +64,14 @@ class Reader:
     def run(self, name: str) -> RunFiles:
         """The run's files; a damaged one is told in `damage` and hides only what it held."""
         folder = layout.run_dir(self.home, name)
-        names = layout.parse_names(names_in(folder))
+        names = layout.parse_names(())
         try:
+            names = layout.parse_names(names_in(folder))
             return self._read(name, folder, names)
         except DamagedRecord as damage:
             return RunFiles(name, names, generation=names.generation, damage=str(damage))
+        except OSError as error:
+            return RunFiles(name, names, damage=f"{error.filename or folder} cannot be read: {error.strerror}")
 
     def submission(self, token: str) -> SubmissionFiles:
         if token not in self._submissions:
@@ -85,8 +88,8 @@ class Reader:
         def path(number: int, kind: str, of: str = "submit") -> str:
             return os.path.join(folder, f"{of}.{number}.{kind}")
 
-        def verdict(generation: int) -> Verdict | None:
-            kind = layout.verdict_kind(names.attempt)
+        def verdict(generation: int, attempt: int = names.attempt) -> Verdict | None:
+            kind = layout.verdict_kind(attempt)
             return records.read(path(generation, kind), Verdict) if names.has_submit(generation, kind) else None
 
         attempt, end = names.attempt, None
@@ -95,6 +98,12 @@ class Reader:
         if end is not None and end.success and end.generation == names.generation:
             return RunFiles(name, names, end.generation, end=end, verdict=verdict(end.generation))
         generation, claim, origin, given_up = self._standing_claim(names, path)
+        for number in reversed(names.attempts.get("end", ())) if claim is not None else ():
+            # The fence lets nobody repeat what ended well, so nothing that came later can have undone it.
+            earlier = end if number == attempt else records.read(path(number, "end", "attempt"), End)
+            if earlier is not None and earlier.success and claim is not None and earlier.revision == claim.revision:
+                kept = verdict(earlier.generation, earlier.attempt)
+                return RunFiles(name, names, earlier.generation, end=earlier, verdict=kept)
         start = records.read(path(attempt, "start", "attempt"), Start) if attempt else None
         return RunFiles(
             name,
@@ -130,6 +139,10 @@ class Reader:
 def read_spec(path: str) -> RunSpec | None:
     try:
         record = files.read_json(path)
-        return None if record is None else msgspec.convert(record, RunSpec)
+        spec = None if record is None else msgspec.convert(record, RunSpec)
     except (ValueError, msgspec.ValidationError) as error:
-        raise DamagedRecord(f"{path} is damaged: {error}") from None
+        what = str(error).removeprefix(f"{path} is damaged: ")
+        raise DamagedRecord(f"{path} is damaged: {what}") from None
+    if spec is not None:
+        records.refuse_newer(path, spec.schema)
+    return spec

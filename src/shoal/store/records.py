@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from shoal.agent import files
+from shoal.errors import InputError
 
 T = TypeVar("T", bound="Record")
 
@@ -125,8 +126,11 @@ class Missing(Record, frozen=True, kw_only=True):
     since: float
 
 
-class DamagedRecord(Exception):
+class DamagedRecord(InputError):
     """A file that cannot be understood; the message names it. The run it belongs to is shown as such, others go on."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, hint="restore that file from a snapshot or backup; other runs are not affected")
 
 
 def read(path: str, kind: type[T]) -> T | None:
@@ -136,13 +140,19 @@ def read(path: str, kind: type[T]) -> T | None:
             data = file.read()
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise DamagedRecord(f"{path} cannot be read: {(error.strerror or '').lower()}") from None
     try:
         record = _decode(data, kind)
     except (msgspec.MsgspecError, ValueError) as error:
         raise DamagedRecord(f"{path} is damaged: {error}") from None
-    if record.schema > 1:
-        raise DamagedRecord(f"{path} was written by a newer shoal (schema {record.schema})")
+    refuse_newer(path, record.schema)
     return record
+
+
+def refuse_newer(path: str, schema: int) -> None:
+    if schema > 1:
+        raise DamagedRecord(f"{path} was written by a newer shoal (schema {schema})")
 
 
 def encode(record: Record) -> bytes:

@@ -16,7 +16,7 @@ from shoal.errors import InputError
 from shoal.model import RunSpec
 from shoal.store import records
 from shoal.store.reading import RunFiles, read_spec
-from shoal.store.records import Claim, Missing, Outcome, Submission, Verdict
+from shoal.store.records import Claim, DamagedRecord, Missing, Outcome, Submission, Verdict
 
 #: Small durable writes wait for the disk, not for the processor; eight at a time is where ext4 and NFS stop gaining.
 _WRITERS = 8
@@ -38,10 +38,13 @@ def open_home(home: Path) -> str:
 def project_id(home: str) -> str:
     """A random id of this project, so that two people's runs of one repository differ in a shared tracker."""
     path = os.path.join(home, "project.json")
-    record = files.read_json(path)
-    if record is None:
-        files.create_exclusive(path, files.to_json({"schema": 1, "id": secrets.token_hex(8)}))
-        record = files.read_json(path) or {}
+    try:
+        record = files.read_json(path)
+        if record is None:
+            files.create_exclusive(path, files.to_json({"schema": 1, "id": secrets.token_hex(8)}))
+            record = files.read_json(path) or {}
+    except ValueError as damage:
+        raise DamagedRecord(str(damage)) from None
     return str(record.get("id", ""))
 
 
@@ -104,6 +107,11 @@ def keep_verdict(home: str, run: RunFiles, verdict: Verdict) -> None:
 def note_missing(home: str, name: str, generation: int, now: float) -> None:
     path = os.path.join(layout.run_dir(home, name), layout.submit_file(generation, "missing"))
     files.create_exclusive(path, records.encode(Missing(since=now)))
+
+
+def forget_missing(home: str, name: str, generation: int) -> None:
+    """Slurm shows the job again, as after a restart of its controller: the time without it is counted anew."""
+    os.unlink(os.path.join(layout.run_dir(home, name), layout.submit_file(generation, "missing")))
 
 
 def in_parallel(work: Callable[[A], B], items: list[A]) -> list[B]:

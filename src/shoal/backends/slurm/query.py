@@ -37,8 +37,10 @@ class Snapshot(NamedTuple):
     def row(self, token: str, index: int, size: int) -> JobRow | None:
         """The newest row of one run: `index` of an array of `size`, or the only job of the token."""
         rows = self.rows.get((token, index if size > 1 else None), [])
-        live = [row for row in rows if row.word not in ENDED_WORDS]
-        newest = live or rows
+        # A requeued job has one row in accounting for each time that it ran, and only its last one is about now.
+        last = list({row.job_id: row for row in rows}.values())
+        live = [row for row in last if row.word not in ENDED_WORDS]
+        newest = live or last
         return newest[-1] if newest else None
 
 
