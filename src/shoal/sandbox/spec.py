@@ -13,7 +13,7 @@ from shoal.units import parse_duration_s
 CgroupChoice = Literal["auto", "on", "off"]
 
 _NAME = re.compile(r"[a-z](?:[a-z0-9-]*[a-z0-9])?", re.ASCII)
-_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_-]*", re.ASCII)
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
 _KEY = re.compile(r"[A-Za-z][A-Za-z0-9]*", re.ASCII)
 _NAME_LIMIT = 24
 _DEFAULT_MAX_TIME_S = 3 * 86400

@@ -1,0 +1,102 @@
+"""The documentation cannot drift: links lead somewhere, commands exist, and whole pages are executed as they stand."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from shoal.cli import COMMANDS
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SHOAL = Path(sys.executable).with_name("shoal")
+_BLOCK = re.compile(r"^```(\w*) ?(.*?)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)[^)]*\)")
+
+
+def ids(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_links_lead_to_files_that_are_there(page: Path) -> None:
+    links = [link for link in _LINK.findall(page.read_text()) if "://" not in link]
+    missing = [link for link in links if not (page.parent / link).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_commands_in_code_blocks_exist(page: Path) -> None:
+    blocks = "\n".join(text for _, _, text in _BLOCK.findall(page.read_text()))
+    known = {name for group in COMMANDS.values() for name in group}
+    words = re.findall(r"^\s*(?:\$ )?(?:\.venv/bin/)?shoal ([a-z]+)", blocks, re.MULTILINE)
+    assert set(words) <= known
+
+
+def test_every_command_has_examples_in_its_help_and_its_line_in_the_overview() -> None:
+    for group in COMMANDS.values():
+        for name, line in group.items():
+            module = import_module(f"shoal.cli.{name}")
+            assert module.__doc__ and line
+            assert f"shoal {name}" in module.__doc__, f"shoal {name} --help shows no example"
+
+
+def test_the_readme_begins_with_the_two_commands_and_a_picture() -> None:
+    text = (ROOT / "README.md").read_text()
+    first = _BLOCK.search(text)
+    assert first is not None
+    assert "make demo" in first[3] and "make test" in first[3]
+    assert text.index("![") < text.index("\n## ")
+
+
+def runnable(page: Path, *, slurm: bool) -> str:
+    """The page as one bash script: files are written, blocks marked `run` are executed, others are only text."""
+    lines = ["set -e"]
+    for _, info, text in _BLOCK.findall(page.read_text()):
+        options = info.split()
+        name = next((word.removeprefix("file=") for word in options if word.startswith("file=")), None)
+        code = next((word.removeprefix("exit=") for word in options if word.startswith("exit=")), None)
+        if name:
+            lines.append(
+                f'mkdir -p "$TOP/{Path(name).parent}"\ncat > "$TOP/{name}" <<\'END_OF_FILE\'\n{text}END_OF_FILE'
+            )
+        elif "run" in options and (slurm or "slurm" not in options):
+            lines.append(text if code is None else f"set +e\n(\n{text})\n[ $? = {code} ] || exit 99\nset -e")
+    return "\n".join(lines)
+
+
+def execute(page: Path, folder: Path, *, sandboxes: str | None = None) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SHOAL_"))}
+    env = {**kept, "PATH": f"{SHOAL.parent}:{os.environ['PATH']}", "TOP": str(folder), "HOME": str(folder)}
+    if sandboxes is not None:
+        env["SHOAL_SANDBOX_HOME"] = sandboxes
+    script = runnable(page, slurm=sandboxes is not None)
+    return subprocess.run(
+        ["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.mark.parametrize("name", ["getting-started.md", "tutorial-lead.md"])
+def test_a_newcomer_can_follow_the_page_without_slurm(name: str, tmp_path: Path) -> None:
+    done = execute(ROOT / "docs" / name, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("name", ["getting-started.md", "tutorial-lead.md"])
+def test_a_newcomer_can_follow_the_page_to_slurm(name: str, tmp_path: Path) -> None:
+    page = ROOT / "docs" / name
+    # A short folder: the sandbox keeps Unix sockets in it, whose paths have a limit.
+    with tempfile.TemporaryDirectory(prefix="sb") as sandboxes:
+        done = execute(page, tmp_path, sandboxes=sandboxes)
+        stop = [str(SHOAL), "sandbox", "down", "--all"]
+        subprocess.run(stop, env={**os.environ, "SHOAL_SANDBOX_HOME": sandboxes}, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "submitted" in done.stdout
