@@ -1,0 +1,217 @@
+"""Pack a folder or a list into shards: parallel, in a folder beside the goal that takes its name when all is done.
+
+DST.packing/ holds the shards of a pack in progress. A killed pack leaves it, and the same command goes on with the
+shards that lack; DST itself comes into being whole, by one rename, or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from shoal import __version__
+from shoal.agent import files
+from shoal.data import manifest as manifests
+from shoal.data import squash
+from shoal.data.index import SUFFIX, open_index
+from shoal.data.manifest import Manifest, Shard
+from shoal.data.planning import Plan, Settings, make_plan
+from shoal.data.scan import scan
+from shoal.data.shards import FORMATS
+from shoal.data.writing import write_shards
+from shoal.errors import InputError, ShoalError
+
+Progress = Callable[[int, int], None]
+
+
+class Packed(NamedTuple):
+    """What a pack did. `reused` shards were there already, from a pack that did not end."""
+
+    path: str
+    manifest: Manifest
+    reused: int
+    seconds: float
+    notes: list[str]
+    existed: bool = False
+
+
+def prepare(source: str, settings: Settings) -> Plan:
+    """Look at the source and decide everything; refuses what cannot be packed unless told to leave it out."""
+    found = scan(source, group=settings.group, label=settings.label, path_column=settings.path_column)
+    if found.bad and not settings.skip_bad:
+        more = f" (and {len(found.bad) - 1} more)" if len(found.bad) > 1 else ""
+        raise InputError(f"cannot pack {found.bad[0]}{more}", hint="--skip-bad leaves such files out and lists them")
+    if not found.samples:
+        raise InputError(f"there is nothing to pack in {source}: {found.bad[0]}")
+    return make_plan(found, settings)
+
+
+def pack(
+    source: str,
+    goal: str,
+    settings: Settings = Settings(),  # noqa: B008 (immutable)
+    *,
+    workers: int | None = None,
+    overwrite: bool = False,
+    name: str | None = None,
+    progress: Progress = lambda done, total: None,
+) -> Packed:
+    """Pack `source` into the new folder `goal`. After an error or a kill `goal` is as it was before."""
+    began = time.monotonic()
+    goal = goal.rstrip("/") or goal
+    _refuse_nested(source, goal)
+    if settings.format not in FORMATS:
+        raise InputError(f"there is no format {settings.format!r}", hint=f"--format {'|'.join(FORMATS)}")
+    plan = prepare(source, settings)
+    if (there := _already(goal, plan, overwrite)) is not None:
+        return Packed(goal, there, 0, time.monotonic() - began, ["this very data set is there already"], True)
+    folder = goal + ".packing"
+    _begin(folder, plan, source)
+    if settings.format == "squashfs":
+        shards, reused, left_out = [squash.make(source, folder, workers)], 0, []
+    else:
+        done = finished_shards(folder, plan)
+        reused = len(done)
+        shards, left_out = write_shards(plan, folder, done, workers, progress)
+    result = _manifest(plan, source, name or os.path.basename(goal), shards, [*plan.scan.bad, *left_out])
+    _publish(folder, goal, result, overwrite)
+    return Packed(goal, result, reused, time.monotonic() - began, plan.scan.notes)
+
+
+def shard_name(number: int, format: str) -> str:
+    return f"shard-{number:06d}{FORMATS[format]}"
+
+
+def finished_shards(folder: str, plan: Plan) -> dict[int, Shard]:
+    """Shards that an earlier pack finished: the index is written last, and names the size of what it belongs to."""
+    done = {}
+    for number in range(plan.shards):
+        path = os.path.join(folder, shard_name(number, plan.settings.format))
+        try:
+            shard = read_shard(path)
+            if os.path.getsize(path) == shard.size:
+                done[number] = shard
+        except (FileNotFoundError, ShoalError):
+            continue
+    return done
+
+
+def read_shard(path: str) -> Shard:
+    """What a shard's index says about it."""
+    index = open_index(path + SUFFIX)
+    with open(path + SUFFIX, "rb") as file:
+        data = file.read()
+    return Shard(
+        name=index.shard["name"],
+        size=index.shard["size"],
+        samples=len(index),
+        crc32=index.shard["crc32"],
+        index_size=len(data),
+        index_crc32=f"{zlib.crc32(data):08x}",
+    )
+
+
+def _refuse_nested(source: str, goal: str) -> None:
+    inside, outside = os.path.realpath(goal), os.path.realpath(source)
+    if os.path.isdir(source) and (inside + "/").startswith(outside.rstrip("/") + "/"):
+        raise InputError(f"{goal} lies inside {source}, and would be packed into itself")
+
+
+def _already(goal: str, plan: Plan, overwrite: bool) -> Manifest | None:
+    """The data set at the goal if it is exactly the one asked for; anything else there is refused or replaced."""
+    if manifests.find(goal) is not None:
+        try:
+            there = manifests.load(goal)
+        except ShoalError:
+            if overwrite:
+                return None
+            raise
+        if there.source.get("digest") == plan.digest:
+            return there
+        if not overwrite:
+            raise InputError(
+                f"{goal} holds a data set that was packed from something else, or before the source changed",
+                hint="--overwrite replaces it when the new one is complete",
+            )
+    elif os.path.exists(goal) and (not os.path.isdir(goal) or os.listdir(goal)):
+        raise InputError(f"{goal} exists and is not a data set", hint="choose a folder that does not exist yet")
+    return None
+
+
+def _begin(folder: str, plan: Plan, source: str) -> None:
+    os.makedirs(folder, exist_ok=True)
+    note = os.path.join(folder, "plan.json")
+    record = files.to_json({"digest": plan.digest, "source": os.path.abspath(source)})
+    if files.create_exclusive(note, record):
+        return
+    before = files.read_json(note) or {}
+    if before.get("digest") != plan.digest:
+        if before.get("source") != os.path.abspath(source):
+            raise InputError(
+                f"{folder} holds an unfinished pack of {before.get('source')}", hint=f"rm -r {folder}   # forgets it"
+            )
+        raise InputError(
+            f"{source} or the settings changed since the pack in {folder} began",
+            hint=f"rm -r {folder}   # and begin again with what is there now",
+        )
+
+
+def _manifest(plan: Plan, source: str, name: str, shards: Sequence[Shard], left_out: list[str]) -> Manifest:
+    fields = sorted({field for sample in plan.scan.samples for field, _ in sample.files})
+    if plan.settings.format != "squashfs":
+        fields += ["cls"] if any(sample.label is not None for sample in plan.scan.samples) else []
+        fields += ["json"] if any(sample.row for sample in plan.scan.samples) else []
+    samples = sum(shard.samples for shard in shards)
+    provenance: dict[str, Any] = {
+        "path": os.path.abspath(source),
+        "digest": plan.digest,
+        "files": sum(len(sample.files) for sample in plan.scan.samples),
+        "bytes": plan.bytes,
+        "settings": plan.settings._asdict(),
+        "packed_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "packed_on": socket.gethostname(),
+        "python": ".".join(map(str, sys.version_info[:3])),
+    }
+    fields = list(dict.fromkeys(fields))
+    classes = plan.scan.classes
+    return Manifest(
+        version=manifests.VERSION,
+        name=name,
+        id=manifests.identify(list(shards), fields, classes),
+        format=plan.settings.format,
+        samples=samples,
+        bytes=plan.bytes,
+        shards=list(shards),
+        fields=fields,
+        classes=classes,
+        seed=plan.settings.seed,
+        source=provenance,
+        left_out=left_out,
+        tool=f"shoal {__version__}",
+    )
+
+
+def _publish(folder: str, goal: str, result: Manifest, overwrite: bool) -> None:
+    """Give the finished folder its name. Another pack of the same plan may have been faster: then it is there."""
+    wanted = {shard.name for shard in result.shards} | {shard.name + SUFFIX for shard in result.shards}
+    try:
+        files.replace(os.path.join(folder, manifests.NAME), manifests.encode(result))
+        for left in set(os.listdir(folder)) - wanted - {manifests.NAME}:
+            os.unlink(os.path.join(folder, left))
+        old = None
+        if overwrite and manifests.find(goal) is not None:
+            old = f"{goal}.old-{os.getpid()}"
+            os.rename(goal, old)
+        os.rename(folder, goal)
+    except FileNotFoundError:
+        if manifests.load(goal).source.get("digest") == result.source["digest"]:
+            return
+        raise
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,258 @@
+"""What there is to pack: a folder, or a list of files with fields, as samples with keys, labels and known sizes.
+
+Names need not be text: they are kept as Python keeps them (lone surrogates for bytes that are not UTF-8). A key is
+made safe for every tool that reads the shards; the name as it was stays in the index, and `unpack` restores it.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from shoal.errors import InputError
+
+#: Threads that ask for sizes: on network storage a stat is a round trip, and a million of them one by one take hours.
+_STAT_THREADS = 16
+_PATH_COLUMNS = ("path", "file", "filename", "file_name", "image")
+_LABEL_COLUMNS = ("label", "class", "cls")
+_LISTS = (".csv", ".tsv", ".jsonl", ".txt", ".list")
+
+
+class SourceFile(NamedTuple):
+    path: str
+    size: int
+    mtime_ns: int
+
+
+class SourceSample(NamedTuple):
+    """One sample to write: (field, file) pairs, a class number if there is one, and fields of a list's row."""
+
+    key: str
+    files: tuple[tuple[str, SourceFile], ...]
+    label: int | None = None
+    row: dict[str, Any] | None = None
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for _, file in self.files)
+
+
+class Scan(NamedTuple):
+    root: str
+    samples: list[SourceSample]
+    classes: list[str]
+    notes: list[str]
+    bad: list[str]
+
+
+def scan(source: str, *, group: str = "file", label: str = "auto", path_column: str | None = None) -> Scan:
+    """Look at a source without reading its files. `bad` names what cannot be packed, each with the reason."""
+    if os.path.isdir(source):
+        found = _scan_folder(source, group, label)
+    elif os.path.isfile(source) and source.lower().endswith(_LISTS):
+        found = _scan_list(source, label, path_column)
+    elif os.path.exists(source):
+        raise InputError(f"{source} is neither a folder nor a list", hint=f"a list ends in {', '.join(_LISTS)}")
+    else:
+        raise InputError(f"there is no {source}", hint="ls " + (os.path.dirname(source) or "."))
+    if not found.samples and not found.bad:
+        raise InputError(f"there is nothing to pack in {source}: no file in it")
+    return found
+
+
+def safe(text: str) -> str:
+    """A name for tar, shells and terminals: control characters, "%" and bytes that are not UTF-8 become %XX."""
+    if text.isascii() and text.isprintable() and "%" not in text:
+        return text
+    parts = []
+    for letter in text:
+        if letter == "%" or not letter.isprintable() or "\udc80" <= letter <= "\udcff":
+            parts += [f"%{byte:02X}" for byte in letter.encode("utf-8", "surrogateescape")]
+        else:
+            parts.append(letter)
+    return "".join(parts)
+
+
+def _scan_folder(root: str, group: str, label: str) -> Scan:
+    bad: list[str] = []
+    notes: list[str] = []
+    files = sorted(_with_sizes(root, _walk(root, bad, notes), bad))
+    if group not in ("file", "stem"):
+        raise InputError(f"samples are grouped by file or by stem, not by {group!r}", place="--group")
+    parents = {os.path.basename(os.path.dirname(file.path)) for file in files}
+    labelled = label == "folder" or (label == "auto" and "" not in parents and len(parents) > 1)
+    classes = sorted(parents) if labelled else []
+    number = {name: index for index, name in enumerate(classes)}
+    grouped = _by_file(files) if group == "file" else _by_stem(files)
+    samples = [
+        SourceSample(key, members, number[os.path.basename(os.path.dirname(members[0][1].path))] if labelled else None)
+        for key, members in grouped
+    ]
+    return Scan(root, samples, [safe(name) for name in classes], notes, bad)
+
+
+def _walk(root: str, bad: list[str], notes: list[str]) -> Iterator[str]:
+    """Relative paths of all files; links to folders are followed, but never into a folder that holds them."""
+    empty = 0
+    todo: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ())]
+    while todo:
+        folder, above = todo.pop()
+        try:
+            told = os.stat(os.path.join(root, folder) if folder else root)
+            here = (told.st_dev, told.st_ino)
+            if here in above:
+                notes.append(f"{safe(folder)} is a link to a folder above it and was not followed")
+                continue
+            with os.scandir(os.path.join(root, folder) if folder else root) as entries:
+                listed = list(entries)
+        except OSError as error:
+            bad.append(f"{safe(folder) or root}: {_reason(error)}")
+            continue
+        empty += not listed
+        for entry in listed:
+            path = f"{folder}/{entry.name}" if folder else entry.name
+            try:
+                is_folder = entry.is_dir()
+            except OSError as error:
+                bad.append(f"{safe(path)}: {_reason(error)}")
+                continue
+            if is_folder:
+                todo.append((path, (*above, here)))
+            else:
+                yield path
+    if empty:
+        notes.append(f"{empty} empty folder{'s' if empty > 1 else ''} left out")
+
+
+def _with_sizes(root: str, paths: Iterable[str], bad: list[str]) -> list[SourceFile]:
+    def look(path: str) -> SourceFile | str:
+        try:
+            told = os.stat(os.path.join(root, path))
+        except OSError as error:
+            return f"{safe(path)}: {_reason(error)}"
+        if not stat.S_ISREG(told.st_mode):
+            return f"{safe(path)}: not a file but a {_KIND.get(stat.S_IFMT(told.st_mode), 'device')}"
+        return SourceFile(path, told.st_size, told.st_mtime_ns)
+
+    found: list[SourceFile] = []
+    with ThreadPoolExecutor(_STAT_THREADS) as pool:
+        listed = list(paths)
+        chunks = [listed[i : i + 512] for i in range(0, len(listed), 512)]
+        for answers in pool.map(lambda chunk: [look(path) for path in chunk], chunks):
+            for answer in answers:
+                if isinstance(answer, str):
+                    bad.append(answer)
+                else:
+                    found.append(answer)
+    return found
+
+
+_KIND = {stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket", stat.S_IFDIR: "folder"}
+
+
+def _reason(error: OSError) -> str:
+    return "too many links in a circle" if error.errno == 40 else (error.strerror or "unreadable").lower()
+
+
+def _by_file(files: Iterable[SourceFile]) -> Iterator[tuple[str, tuple[tuple[str, SourceFile], ...]]]:
+    taken: set[str] = set()
+    for file in files:
+        stem, extension = os.path.splitext(file.path)
+        folder, slash, base = safe(stem).rpartition("/")
+        key = _unique(folder + slash + base.replace(".", "_"), taken)
+        yield key, ((_field(extension[1:]), file),)
+
+
+def _by_stem(files: Iterable[SourceFile]) -> list[tuple[str, tuple[tuple[str, SourceFile], ...]]]:
+    groups: dict[str, dict[str, SourceFile]] = {}
+    for file in files:
+        folder, slash, base = safe(file.path).rpartition("/")
+        stem, _, extension = base.lstrip(".").partition(".")
+        members = groups.setdefault(folder + slash + (stem or "_"), {})
+        field = _field(extension)
+        if field in members:
+            raise InputError(
+                f"{safe(members[field].path)} and {safe(file.path)} would be one field of one sample",
+                hint="--group file   # makes each file a sample of its own",
+            )
+        members[field] = file
+    return [(key, tuple(members.items())) for key, members in groups.items()]
+
+
+def _field(extension: str) -> str:
+    plain = safe(extension).lower()
+    return plain if plain and not plain.startswith(".") else "bin"
+
+
+def _unique(key: str, taken: set[str]) -> str:
+    """WebDataset joins neighbours with one key into one sample, so no two samples may share theirs."""
+    candidate, number = key, 2
+    while candidate in taken:
+        candidate, number = f"{key}~{number}", number + 1
+    taken.add(candidate)
+    return candidate
+
+
+def _scan_list(path: str, label: str, path_column: str | None) -> Scan:
+    root = os.path.dirname(os.path.abspath(path))
+    rows = list(_rows(path))
+    if not rows:
+        raise InputError(f"{path} lists nothing")
+    column = path_column or next((name for name in _PATH_COLUMNS if name in rows[0]), None)
+    if column is None or column not in rows[0]:
+        raise InputError(
+            f"{path} has no column {path_column or 'path'!r}, only {', '.join(map(repr, rows[0]))}",
+            hint=f"--path-column {next(iter(rows[0]))}",
+        )
+    if any(not isinstance(row.get(column), str) or not row[column] for row in rows):
+        raise InputError(f"{path} has a row without a value for {column!r}")
+    bad: list[str] = []
+    known = {file.path: file for file in _with_sizes(root, dict.fromkeys(row[column] for row in rows), bad)}
+    key_label = None if label == "none" else next((name for name in _LABEL_COLUMNS if name in rows[0]), None)
+    classes, numbers = _label_numbers([row.get(key_label) for row in rows]) if key_label else ([], [])
+    taken: set[str] = set()
+    samples = []
+    for index, row in enumerate(rows):
+        file = known.get(row[column])
+        if file is not None:
+            key, members = next(_by_file([file._replace(path=os.path.normpath(file.path).lstrip("./"))]))
+            rest = {name: value for name, value in row.items() if name not in (column, key_label)}
+            number = numbers[index] if key_label else None
+            samples.append(SourceSample(_unique(key, taken), ((members[0][0], file),), number, rest or None))
+    doubles = len(rows) - len({row[column] for row in rows})
+    notes = [f"{doubles} rows name a file that another row names too; each is a sample"] if doubles else []
+    return Scan(root, samples, classes, notes, bad)
+
+
+def _rows(path: str) -> Iterator[dict[str, Any]]:
+    ending = os.path.splitext(path)[1].lower()
+    try:
+        with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+            if ending in (".csv", ".tsv"):
+                yield from csv.DictReader(file, delimiter="\t" if ending == ".tsv" else ",")
+            elif ending == ".jsonl":
+                for number, line in enumerate(file, 1):
+                    if line.strip():
+                        row = json.loads(line)
+                        if not isinstance(row, dict):
+                            raise InputError("a line must be a JSON object", place=f"{path}:{number}")
+                        yield row
+            else:
+                yield from ({"path": line.rstrip("\r\n")} for line in file if line.strip())
+    except (csv.Error, ValueError) as error:
+        raise InputError(f"{path} cannot be read as {ending[1:]}: {error}") from None
+
+
+def _label_numbers(values: list[Any]) -> tuple[list[str], list[int | None]]:
+    """Numbers stay numbers; words become the position of the word among all words, sorted."""
+    try:
+        return [], [None if value in (None, "") else int(value) for value in values]
+    except (TypeError, ValueError):
+        words = sorted({str(value) for value in values if value not in (None, "")})
+        place = {word: index for index, word in enumerate(words)}
+        return [safe(word) for word in words], [place.get(str(value)) for value in values]

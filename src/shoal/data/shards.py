@@ -1,0 +1,163 @@
+"""Writing one shard: samples in, a file and its index out. Nothing under the final name until all of it is on disk."""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+import zlib
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from shoal.data import crc, needs, tar, tfrecord
+from shoal.data.index import INT64, NO_LABEL, RAW, SUFFIX, IndexBuilder, Member, Sample, write_index
+from shoal.data.manifest import Shard
+from shoal.errors import InputError
+
+FORMATS = {"tar": ".tar", "tfrecord": ".tfrecord", "squashfs": ".squashfs"}
+#: Pieces that wait for one system call; the kernel takes at most 1024.
+_PIECES = 256
+
+
+class Value(NamedTuple):
+    """A field to write. `path` is the file it came from, kept when the member's name does not tell."""
+
+    field: str
+    data: bytes
+    path: bytes = b""
+
+
+class ShardWriter:
+    """Writes `folder/name` as a temporary file; `finish` puts the shard and then its index in place.
+
+    The index comes last, so an index means a complete shard. Leaving the `with` block early leaves nothing behind.
+    """
+
+    def __init__(self, folder: str, name: str) -> None:
+        self.name = name
+        self.path = os.path.join(folder, name)
+        self._temp = f"{self.path}.tmp-{os.getpid()}-{random.getrandbits(32):08x}"  # noqa: S311 (a name, not a secret)
+        self._fd = os.open(self._temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self._waiting: list[bytes] = []
+        self._pieces: list[tuple[int, int]] = []
+        self.index = IndexBuilder()
+        self.at = 0
+        self.bytes = 0
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        try:
+            os.unlink(self._temp)
+        except FileNotFoundError:
+            pass
+
+    def add(self, key: str, values: Sequence[Value], label: int | None, mtime_s: int) -> None:
+        raise NotImplementedError
+
+    def finish(self, about: dict[str, Any] | None = None) -> Shard:
+        """Sync, rename, write the index; `about` is kept with it."""
+        self._flush()
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self.path) from None
+        os.close(self._fd)
+        self._fd = -1
+        checksum = f"{crc.combine(self._pieces):08x}"
+        os.rename(self._temp, self.path)
+        shard = {"name": self.name, "size": self.at, "crc32": checksum, "bytes": self.bytes, **(about or {})}
+        data = self.index.finish(shard)
+        write_index(self.path + SUFFIX, data)
+        return Shard(
+            name=self.name,
+            size=self.at,
+            samples=len(self.index),
+            crc32=checksum,
+            index_size=len(data),
+            index_crc32=f"{zlib.crc32(data):08x}",
+        )
+
+    def _put(self, piece: bytes, checksum: int | None = None) -> None:
+        self._waiting.append(piece)
+        self._pieces.append((zlib.crc32(piece) if checksum is None else checksum, len(piece)))
+        self.at += len(piece)
+        if len(self._waiting) >= _PIECES:
+            self._flush()
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        try:
+            while waiting:
+                done = os.writev(self._fd, waiting)
+                # A nearly full disk takes a part and reports no error; the next call reports it.
+                while waiting and done >= len(waiting[0]):
+                    done -= len(waiting.pop(0))
+                if waiting and done:
+                    waiting[0] = waiting[0][done:]
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self.path) from None
+
+
+class TarWriter(ShardWriter):
+    def __init__(self, folder: str, name: str) -> None:
+        super().__init__(folder, name)
+        self._glue = b""
+
+    def add(self, key: str, values: Sequence[Value], label: int | None, mtime_s: int) -> None:
+        text = key.encode("utf-8", "surrogateescape")
+        members = []
+        if label is not None and all(value.field != "cls" for value in values):
+            values = [*values, Value("cls", b"%d" % label)]
+        for value in values:
+            name = text + b"." + value.field.encode("utf-8", "surrogateescape")
+            self._put(self._glue + tar.header(name, len(value.data), mtime_s))
+            checksum = zlib.crc32(value.data)
+            path = value.path if value.path != name else b""
+            members.append(Member(value.field, self.at, len(value.data), checksum, path))
+            self._put(value.data, checksum)
+            self._glue = tar.padding(len(value.data))
+            self.bytes += len(value.data)
+        self.index.add(Sample(text, tuple(members), NO_LABEL if label is None else label))
+
+    def finish(self, about: dict[str, Any] | None = None) -> Shard:
+        self._put(self._glue + tar.END)
+        return super().finish(about)
+
+
+class TFRecordWriter(ShardWriter):
+    def __init__(self, folder: str, name: str) -> None:
+        super().__init__(folder, name)
+        self._crc32c = needs.crc32c()
+
+    def add(self, key: str, values: Sequence[Value], label: int | None, mtime_s: int) -> None:
+        pairs: list[tuple[str, bytes | int]] = [(value.field, value.data) for value in values]
+        if label is not None and all(value.field != "cls" for value in values):
+            pairs.append(("cls", label))
+        text = key.encode("utf-8", "surrogateescape")
+        data, offsets = tfrecord.example([*pairs, (tfrecord.KEY, text)])
+        self._put(tfrecord.head(len(data), self._crc32c))
+        paths = {value.field: value.path for value in values}
+        members = []
+        for (field, value), offset in zip(pairs, offsets, strict=False):
+            size = len(value) if isinstance(value, bytes) else len(tfrecord.varint(value))
+            checksum = zlib.crc32(memoryview(data)[offset : offset + size])
+            kind = RAW if isinstance(value, bytes) else INT64
+            members.append(Member(field, self.at + offset, size, checksum, paths.get(field, b""), kind))
+            self.bytes += size
+        self._put(data)
+        self._put(struct.pack("<I", tfrecord.masked(self._crc32c(data))))
+        self.index.add(Sample(text, tuple(members), NO_LABEL if label is None else label))
+
+
+def writer(format: str, folder: str, name: str) -> ShardWriter:
+    if format == "tar":
+        return TarWriter(folder, name)
+    if format == "tfrecord":
+        return TFRecordWriter(folder, name)
+    raise InputError(f"there is no format {format!r}", hint=f"--format {'|'.join(FORMATS)}", place="--format")
