@@ -95,6 +95,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `command` is the step's, whose {placeholders} the agent fills in; `args` are the user's and arrive as they are.
     `env` holds only what the experiment itself set; the rest of the environment is the machine's business.
     `start_from` is the checkpoint that the user named as input, as in post-training.
+    `sweep` is the base name of the sweep that the run belongs to; `derived` names the `params` that follow from others;
+    `cost` is its relative duration, for whoever packs.
     """
 
     experiment: str
@@ -116,6 +118,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     title: str | None = None
     request: Request = Request()
     flags: list[str] = []
+    sweep: str | None = None
+    derived: list[str] = []
+    cost: float | None = None
     revision: int = 1
     tracker_id: str = ""
     schema: int = SCHEMA

@@ -1,5 +1,6 @@
 """What the user's process finds in its environment, and how the step's command is completed."""
 
+import json
 import os
 import re
 import stat
@@ -8,7 +9,7 @@ from typing import Any, Dict, List, Mapping, Optional
 
 from . import fence
 
-_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+_PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.]*)\}")
 #: Between shoal's own processes; none of the program's business.
 _INTERNAL = ("SHOAL_TOKEN", "SHOAL_FOLLOW", "SHOAL_ON", "SHOAL_SHELL_BASE", "SHOAL_COLLECT")
 SECRETS_FILE = os.path.join("shoal", "secrets.env")
@@ -32,6 +33,7 @@ def for_run(
         SHOAL_OUTPUT_DIR=claim.output_dir,
         SHOAL_RESUME_FROM=resume_from or "",
         SHOAL_START_FROM=spec.get("start_from") or "",
+        SHOAL_PARAMS=json.dumps(spec.get("params") or {}, sort_keys=True),
         SHOAL_PROGRESS=os.path.join(claim.output_dir, "progress"),
         WANDB_RUN_ID=spec["tracker_id"],
         WANDB_NAME=name,
@@ -42,8 +44,15 @@ def for_run(
     return env
 
 
+def text_of(value: Any) -> str:
+    """A parameter's value as the program gets it: in a placeholder, in a flag, and in the run's name."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value) if isinstance(value, float) else str(value)
+
+
 def complete(words: List[str], values: Mapping[str, str]) -> List[str]:
-    """Fill {seed}, {output_dir} and the like into the words of a step's command; `{{` and `}}` stand for braces."""
+    """Fill {seed}, {lr}, {output_dir} and the like into the words of a command; `{{` and `}}` stand for braces."""
     return [_fill(word, values) for word in words]
 
 

@@ -131,16 +131,17 @@ def _run(
     set_up_exit: int,
 ) -> Dict[str, Any]:
     env = environment.for_run(spec, claim, number, resume_from, os.environ)
-    values = {
-        "run": env["SHOAL_RUN"],
-        "experiment": spec["experiment"],
-        "step": spec["step"],
-        "seed": env["SHOAL_SEED"],
-        "attempt": str(number),
-        "output_dir": claim.output_dir,
-        "resume_from": resume_from or "",
-        "start_from": env["SHOAL_START_FROM"],
-    }
+    values = {name: environment.text_of(value) for name, value in (spec.get("params") or {}).items()}
+    values.update(
+        run=env["SHOAL_RUN"],
+        experiment=spec["experiment"],
+        step=spec["step"],
+        seed=env["SHOAL_SEED"],
+        attempt=str(number),
+        output_dir=claim.output_dir,
+        resume_from=resume_from or "",
+        start_from=env["SHOAL_START_FROM"],
+    )
     argv = environment.complete(spec["command"], values) + spec.get("args", [])
     problem = None
     if set_up_exit != 0:

@@ -14,7 +14,9 @@ from shoal.model import LaunchSettings, Request
 from shoal.names import MAX_COMPONENT, slug
 from shoal.units import parse_duration_s, parse_memory_mb
 
-_KEYS = ("command", "output", "checkpoint", "request", "launch", "requeue", "env")
+_KEYS = ("command", "output", "checkpoint", "request", "launch", "requeue", "env", "params")
+#: How a swept parameter that the command does not mention is passed on.
+DEFAULT_PARAMS = "--{name}={value}"
 _REQUEST_KEYS = ("nodes", "gpus", "gpu_type", "cpus", "memory", "time")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
 
@@ -46,6 +48,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     launch_settings: LaunchSettings = LaunchSettings()
     requeue: bool = True
     env: dict[str, str] = {}
+    params: str = DEFAULT_PARAMS
     origin: str = "default"
 
 
@@ -67,6 +70,7 @@ def parse_step(name: str, values: Table) -> Step:
         launch_settings=settings,
         requeue=table.flag("requeue") is not False,
         env=table.environment("env"),
+        params=_params(table),
         origin=values.place(),
     )
 
@@ -127,6 +131,24 @@ def _command(table: Table) -> tuple[str, ...]:
     if not words or not words[0]:
         raise table.error(("command",), "the command is empty", hint='command = "python train.py"')
     return words
+
+
+def _params(table: Table) -> str:
+    """How parameters are passed that the command does not mention: words with {name} and {value}, or "none"."""
+    template = table.text("params")
+    if template is None:
+        return DEFAULT_PARAMS
+    if template == "none":
+        return ""
+    try:
+        words = shlex.split(template)
+    except ValueError:
+        words = []
+    if not any("{value}" in word for word in words):
+        raise table.error(
+            ("params",), f"{template!r} does not say how a parameter is passed", hint='params = "{name}={value}"'
+        )
+    return template
 
 
 def _checkpoint(table: Table) -> str | None:

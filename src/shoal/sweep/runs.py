@@ -1,0 +1,174 @@
+"""Points -> RunSpecs: the step's command with its placeholders, the flags for what it does not mention, the names."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import NamedTuple
+
+from shoal.agent.environment import complete, text_of
+from shoal.config.launches import change_mode
+from shoal.config.project import Project
+from shoal.config.steps import Step, check_step_name
+from shoal.errors import InputError
+from shoal.model import RunSpec
+from shoal.names import ScriptName
+from shoal.sweep.blocks import BUILT_IN, Block
+from shoal.sweep.expand import Point, count, expand
+from shoal.sweep.naming import Naming, drop_defaults, learn, stems
+from shoal.sweep.values import MOST_RUNS
+
+_PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.]*)\}", re.ASCII)
+_BRACES = re.compile(r"\{\{|\}\}")
+
+
+class Sweep(NamedTuple):
+    """Blocks whose runs share a base name: a TOML page is one block, a Python loop is many."""
+
+    named: ScriptName
+    blocks: tuple[Block, ...]
+
+
+class Expanded(NamedTuple):
+    """The runs of a sweep, and the naming that their names rest on."""
+
+    sweep: Sweep
+    specs: list[RunSpec]
+    naming: Naming
+
+
+def runs_of(sweep: Sweep, project: Project, kept: Naming | None) -> Expanded:
+    """Every run that the sweep describes. `kept` is what the names of its earlier runs rest on."""
+    total = sum(count(block) for block in sweep.blocks)
+    if total > MOST_RUNS:
+        raise InputError(f"this describes {total:,} runs; {MOST_RUNS:,} are the limit", place=sweep.blocks[-1].place)
+    defaults = {name: value for block in sweep.blocks for name, value in block.defaults.items()}
+    points: list[tuple[Block, Point]] = []
+    for block in sweep.blocks:
+        points += [(block, point) for point in drop_defaults(expand(_seeded(block, sweep.named)), block.defaults, kept)]
+    naming = learn([point for _, point in points], kept, defaults)
+    names = stems([point for _, point in points], sweep.named.stem, sweep.named.experiment, naming)
+    makers = {id(block): _Maker(sweep.named, block, project) for block in sweep.blocks}
+    specs = [makers[id(block)].spec(point, stem) for (block, point), stem in zip(points, names, strict=True)]
+    return Expanded(sweep, specs, naming)
+
+
+def _seeded(block: Block, named: ScriptName) -> Block:
+    """A file name that carries a seed gives it to a block that says nothing about seeds."""
+    return block._replace(seeds=(named.seed,)) if block.seeds is None and named.seed is not None else block
+
+
+class _Maker:
+    """Makes the runs of one block; what they have in common is worked out once."""
+
+    def __init__(self, named: ScriptName, block: Block, project: Project) -> None:
+        self.named, self.block, self.root = named, block, str(project.root)
+        self.step = _step(named, block, project)
+        self.command = list(block.command or self.step.command)
+        self.mentioned = set(_mentioned(self.command)) | set(_mentioned(block.args))
+        if block.launch is None:
+            self.launch, self.settings = self.step.launch, self.step.launch_settings
+        else:
+            mode, settings = block.launch
+            kept = change_mode(mode, self.step.launch, self.step.launch_settings)
+            self.launch, self.settings = (mode, settings) if settings is not None else kept
+        self._check_placeholders()
+
+    def spec(self, point: Point, stem: str) -> RunSpec:
+        values = {name: text_of(value) for name, value in point.values.items()}
+        missing = {name for name in self.mentioned if name in self.block.defaults and name not in values}
+        command = _without(self.command, missing, self.block.place)
+        seed = "" if point.seed is None else str(point.seed)
+        known = {**values, "seed": seed}
+        args = _filled(_without(self.block.args, missing, self.block.place), known)
+        appended = [
+            word
+            for name in sorted(values)
+            if name not in self.mentioned
+            for word in _passed(self.step.params, name, values[name])
+        ]
+        env = {**self.step.env, **{name: _filled([text], known)[0] for name, text in self.block.env.items()}}
+        return RunSpec(
+            experiment=self.named.experiment,
+            stem=stem,
+            order=self.named.order,
+            step=self.named.step,
+            step_kind=self.step.name,
+            seed=point.seed,
+            command=command,
+            args=[*args, *appended],
+            params=dict(sorted(point.values.items())),
+            cwd=self.root,
+            output=self.step.output,
+            env=env,
+            checkpoint=self.step.checkpoint,
+            launch=self.launch,
+            launch_settings=self.settings,
+            title=self.named.title,
+            request=point.request.over(self.step.request),
+            sweep=self.named.stem,
+            derived=sorted(point.derived),
+            cost=point.cost,
+        )
+
+    def _check_placeholders(self) -> None:
+        """A placeholder that nothing fills is a misspelt parameter, or braces that should have been doubled."""
+        block = self.block
+        known = {*block.params, *block.derived, *block.defaults, *BUILT_IN}
+        known |= {name for axis in block.axes for row in axis for name in row}
+        for name in sorted(self.mentioned - known):
+            near = get_close_matches(name, known, n=1)
+            raise InputError(
+                f"the command has {{{name}}}, and there is no such parameter"
+                + (f"; did you mean {{{near[0]}}}?" if near else ""),
+                hint=f"{{{{{name}}}}} stands for the braces themselves",
+                place=block.place,
+            )
+
+
+def _step(named: ScriptName, block: Block, project: Project) -> Step:
+    """The step of shoal.toml; a page that brings its own command needs none."""
+    name = block.step or named.step
+    if name not in project.steps and block.command is not None:
+        check_step_name(name, place=block.place)
+        return Step(name=name, command=block.command, output=name, origin=block.place)
+    try:
+        return project.step(name)
+    except InputError as error:
+        raise InputError(error.message, hint=error.hint, place=error.place or block.place) from None
+
+
+def _mentioned(words: Iterable[str]) -> list[str]:
+    return [name for word in words for name in _PLACEHOLDER.findall(_BRACES.sub("", word))]
+
+
+def _filled(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
+    return complete(list(words), values)
+
+
+def _without(words: Sequence[str], missing: set[str], place: str) -> list[str]:
+    """The words less those that pass a parameter at its default, and the flag in front of such a word."""
+    if not missing:
+        return list(words)
+    kept: list[str] = []
+    for word in words:
+        names = set(_mentioned([word]))
+        if not names & missing:
+            kept.append(word)
+            continue
+        if names - missing:
+            raise InputError(
+                f"{word!r} passes a parameter at its default together with others, so it cannot be left out",
+                hint="give it a word of its own",
+                place=place,
+            )
+        if word.startswith("{") and kept and kept[-1].startswith("-") and not _mentioned([kept[-1]]):
+            kept.pop()
+    return kept
+
+
+def _passed(template: str, name: str, value: str) -> list[str]:
+    """The words that pass a parameter which the command does not mention: --lr=0.1, lr=0.1, or none at all."""
+    return [word.replace("{name}", name).replace("{value}", value) for word in shlex.split(template)]
