@@ -10,6 +10,7 @@ bad characters become "-" and four characters of its hash are added, so two real
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import secrets
 import unicodedata
@@ -45,8 +46,10 @@ class ScriptName(NamedTuple):
 
 def parse_script_path(path: Path, root: Path) -> ScriptName:
     """Read experiment, order, step and seed from a path under `root`/experiments/; anything else is an InputError."""
+    # Through a link the same folder has two paths; the script itself may be a link to a shared one and keeps its name.
+    real = Path(os.path.realpath(path.parent)) / path.name
     try:
-        parts = path.absolute().relative_to((root / "experiments").absolute()).parts
+        parts = real.relative_to(os.path.realpath(root / "experiments")).parts
     except ValueError:
         raise InputError(
             f"{path} is not under {root / 'experiments'}",
