@@ -53,7 +53,7 @@ def observe(
     """The state of the named runs, or of all runs. Answers found on the way are kept (verdicts, adopted jobs)."""
     environ = os.environ if environ is None else environ
     wanted = list(run_names(home) if names is None else names)
-    runs, asked, snapshot = _read(home, wanted, environ)
+    runs, asked, snapshot = _read(home, wanted, environ, ask)
     rows = _find_rows(runs, asked, snapshot, environ)
     now = clock()
     grace_s = float(environ.get("SHOAL_SUBMIT_GRACE_S") or SUBMIT_GRACE_S)
@@ -66,16 +66,16 @@ def observe(
         evidence = _evidence(files, rows.get(name), answered, now)
         _keep(home, files, evidence)
         views[name] = fold(files, evidence)
-    return Observation(views, snapshot.problem)
+    return Observation(views, snapshot.problem, snapshot.t)
 
 
 def _read(
-    home: str, names: Iterable[str], environ: Mapping[str, str]
+    home: str, names: Iterable[str], environ: Mapping[str, str], ask: Ask | None
 ) -> tuple[dict[str, RunFiles], set[str], Snapshot]:
     """The files of all runs, those that Slurm was asked about, and its answer.
 
     Slurm is asked as soon as one run needs it; that run and all after it are read when the answer is there. Those read
-    before need none.
+    before need none. A shared answer may be older than the newest claim: then it is asked for again.
     """
     reader = Reader(home)
     runs: dict[str, RunFiles] = {}
@@ -86,12 +86,17 @@ def _read(
         files = reader.run(name)
         if _needs_slurm(files):
             if snapshot is None:
-                here, snapshot = cluster_name(environ), squeue(environ)
+                here, snapshot = cluster_name(environ), squeue(environ) if ask is None else ask(environ, 0.0)
                 reader = Reader(home)
                 files = reader.run(name)
             if _lives_in(files, here):
                 asked.add(name)
         runs[name] = files
+    newest = max((claim.t for name in asked if (claim := runs[name].claim) is not None), default=0.0)
+    if ask is not None and snapshot is not None and snapshot.problem is None and (snapshot.t or 0.0) <= newest:
+        snapshot = ask(environ, newest)
+        reader = Reader(home)
+        runs.update((name, reader.run(name)) for name in asked)
     return runs, asked, snapshot or Snapshot({})
 
 

@@ -29,7 +29,9 @@ COMMANDS: dict[str, dict[str, str]] = {
     },
     "look": {
         "status": "what every run is doing",
-        "logs": "what a run printed",
+        "why": "why a run waits, or what it died of",
+        "watch": "follow runs to their end, full-screen or line by line",
+        "logs": "what runs printed, and the errors among it",
     },
     "check": {
         "clusters": "cluster profiles: list, show, detect, test",

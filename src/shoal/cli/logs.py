@@ -1,7 +1,9 @@
-"""What a run printed: its newest attempt, or another one; with -f until the run ends.
+"""What runs printed: the newest attempt, or another one; with -f until they end.
 
 shoal logs 000_pretrain_0 -f
 shoal logs 001_example/000_pretrain_0 --attempt 1 --err
+shoal logs 001_example -n 3            the last lines of every run, with its name before each
+shoal logs --errors                    what went wrong, once for all runs with the same error
 shoal logs 000_pretrain_0 --path
 """
 
@@ -13,25 +15,46 @@ from shoal.cli.options import home_here
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
+    parser.add_argument("run", metavar="RUN", nargs="*", help="a run, several, an experiment, or a pattern")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the runs end")
     parser.add_argument("-n", "--lines", type=int, default=200, help="how many of the last lines (default 200; 0: all)")
     parser.add_argument("--err", action="store_true", help="standard error instead of standard output")
+    parser.add_argument("--both", action="store_true", help="standard output, then standard error")
     parser.add_argument("--attempt", type=int, help="this attempt instead of the newest")
+    parser.add_argument("--all", action="store_true", help="every attempt, oldest first")
+    parser.add_argument("--errors", action="store_true", help="errors of failed runs, equal ones together")
     parser.add_argument("--slurm", action="store_true", help="what Slurm and the cluster's set-up lines printed")
     parser.add_argument("--path", action="store_true", help="print the file's path instead of its content")
+    parser.add_argument("--pager", action="store_true", help="open it at its end in $PAGER")
+    parser.add_argument("--raw", action="store_true", help="as it was written: progress bars and escapes stay")
+    parser.add_argument("-q", "--quiet", action="store_true", help="with --errors: names only")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.plan.inputs import find_run
-    from shoal.views import logs
+    from shoal.errors import InputError
+    from shoal.views import faults, logs
+    from shoal.views.screen import screen_of
+    from shoal.views.select import select_runs
 
     home = home_here()
-    source = logs.find(home, find_run(home, args.run), attempt=args.attempt, err=args.err, slurm=args.slurm)
+    if args.errors:
+        return faults.show(
+            faults.gather(home, select_runs(home, args.run)), screen_of(), as_json=args.json, quiet=args.quiet
+        )
+    if not args.run:
+        raise InputError("which run?", hint="shoal logs RUN   # or shoal logs --errors for all that failed")
+    sources = [
+        logs.find(home, name, attempt=args.attempt, err=args.err, slurm=args.slurm, both=args.both, every=args.all)
+        for name in select_runs(home, args.run)
+    ]
     if args.json:
-        return logs.show_json(source, args.lines)
+        return logs.show_json(sources, args.lines)
+    paths = [path for source in sources for path in source.paths]
     if args.path:
-        print("\n".join(source.paths))
+        print("\n".join(paths))
         return 0
-    return logs.follow(home, source, args.lines) if args.follow else logs.show(source, args.lines)
+    if args.pager and paths:
+        return logs.page(paths)
+    form = logs.Form(args.lines, args.raw, screen_of().tty and not args.raw)
+    return logs.follow(home, sources, form) if args.follow else logs.show(sources, form)

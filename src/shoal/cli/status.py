@@ -1,8 +1,10 @@
 """What every run is doing: a line of counts, then the runs that are unfinished or failed.
 
-shoal status                       the whole project
-shoal status 001_example --all     one experiment, with the runs that are done
-shoal status --state failed,oom --json
+shoal status                            the whole project
+shoal status 001_example --all          one experiment, with the runs that are done
+shoal status last --tasks               the newest experiment, every run on a line of its own
+shoal status --state bad --since 2h     what went wrong lately
+shoal status -w --exit-status           until all is over
 """
 
 from __future__ import annotations
@@ -11,22 +13,68 @@ import argparse
 
 from shoal.cli.options import add_output, home_here
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from shoal.views.status import Filter
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("which", nargs="*", metavar="RUN_OR_EXPERIMENT", help="only these")
+    add_filters(parser)
+    parser.add_argument("-w", "--watch", action="store_true", help="go on until all runs have ended (as shoal watch)")
+    parser.add_argument("--exit-status", action="store_true", help="exit with 4 if a run did not end well")
+
+
+def add_filters(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "which", nargs="*", metavar="RUN_OR_EXPERIMENT", help="only these; `last` is the newest experiment"
+    )
     parser.add_argument("--all", action="store_true", help="show runs that are done as well")
-    parser.add_argument("--state", metavar="STATE,...", help="only runs in one of these states")
+    parser.add_argument("--tasks", action="store_true", help="a line for every run; nothing is folded")
+    parser.add_argument("--state", metavar="STATE,...", help="only these states; also: live, ended, bad")
+    parser.add_argument("--name", metavar="PATTERN", help="only names like this, as in 'lr*'")
+    parser.add_argument("--since", metavar="2h", help="only what was submitted, started or ended since, or is live")
+    parser.add_argument("--last", type=int, metavar="N", help="only the N submitted last")
+    parser.add_argument("--columns", metavar="+gpus,-node", help="add, remove or list columns; SHOAL_COLUMNS for good")
+    forms = parser.add_mutually_exclusive_group()
+    forms.add_argument(
+        "--plain", dest="tty", action="store_false", default=None, help="as in a pipe: tabs, nothing cut"
+    )
+    forms.add_argument("--tty", action="store_true", default=None, help="as on a terminal, also in a pipe")
     add_output(parser)
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> int:
     from shoal.store.listing import run_names
 
     home = home_here()
-    if not run_names(home) and not args.which and not args.json:
+    if not run_names(home) and not args.which and not args.json and not args.watch:
         print("no runs yet")
-        return
-    from shoal.views import status
+        return 0
+    if args.watch:
+        from shoal.cli.watch import watch
 
-    report = status.gather(home, args.which, args.state)
-    status.show(report, as_json=args.json, quiet=args.quiet, everything=args.all or bool(args.state))
+        return watch(args, home)
+    from shoal.views import status
+    from shoal.views.screen import screen_of
+
+    report = status.gather(home, filter_of(args))
+    everything = args.all or bool(args.state or args.last)
+    status.show(
+        report,
+        as_json=args.json,
+        quiet=args.quiet,
+        everything=everything,
+        tasks=args.tasks,
+        columns=args.columns,
+        screen=screen_of(force=args.tty),
+    )
+    from shoal.model import ENDED
+
+    bad = any(view.state in ENDED and view.state != "done" for view in report.views)
+    return 4 if args.exit_status and bad else 0
+
+
+def filter_of(args: argparse.Namespace) -> Filter:
+    from shoal.views.status import Filter
+
+    return Filter(args.which, args.state, args.name, args.since, args.last)

@@ -1,12 +1,16 @@
-"""`shoal logs`: read the end of a file without reading the file; follow it while the run lives. Bytes stay bytes."""
+"""`shoal logs`: the end of a file without reading the file; several runs with prefixes; on, while they live.
+
+In a pipe bytes stay bytes (only progress bars are collapsed, unless --raw); on a terminal nothing in a
+log can act on it.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Callable
-from typing import BinaryIO, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, BinaryIO, NamedTuple
 
 from shoal.agent import layout
 from shoal.agent.files import names_in
@@ -15,12 +19,15 @@ from shoal.model import LIVE
 from shoal.observe import observe
 from shoal.store import records
 from shoal.store.records import Claim, Start
-from shoal.views.render import print_json
+from shoal.views.polling import SharedSlurm
+from shoal.views.render import plain, print_json
+from shoal.views.tail import BLOCK, Collapser, seek_last_lines
+from shoal.views.terminal_text import Sieve
 
-_BLOCK = 1 << 16
-#: Files are looked at often, Slurm is asked seldom: ten people following must not be a load on the controller.
+#: Files are looked at often; Slurm through the answer that all watchers share.
 _LOOK_EVERY_S = 0.3
-_ASK_EVERY_S = 15.0
+_ASK_EVERY_S = 5.0
+_MOST_JSON = 16 << 20
 
 
 class Source(NamedTuple):
@@ -29,11 +36,28 @@ class Source(NamedTuple):
     run: str
     attempt: int
     paths: list[str]
-    err: bool
+    err: bool = False
 
 
-def find(home: str, run: str, *, attempt: int | None = None, err: bool = False, slurm: bool = False) -> Source:
-    """The log files of a run; InputError when that attempt never was."""
+class Form(NamedTuple):
+    """How to print: `raw` bytes as they are, and whether a terminal reads them."""
+
+    lines: int = 200
+    raw: bool = False
+    tty: bool = False
+
+
+def find(
+    home: str,
+    run: str,
+    *,
+    attempt: int | None = None,
+    err: bool = False,
+    slurm: bool = False,
+    both: bool = False,
+    every: bool = False,
+) -> Source:
+    """The log files of a run; InputError when that attempt never was. `every` takes all attempts, oldest first."""
     names = layout.parse_names(names_in(layout.run_dir(home, run)))
     number = names.attempt if attempt is None else attempt
     if slurm:
@@ -41,64 +65,153 @@ def find(home: str, run: str, *, attempt: int | None = None, err: bool = False, 
     if attempt is not None and not names.has_attempt(attempt, "start"):
         known = ", ".join(map(str, names.attempts.get("start", []))) or "none"
         raise InputError(f"{run} has no attempt {attempt}; it has {known}", hint=f"shoal logs {run}")
-    start = records.read(os.path.join(layout.run_dir(home, run), layout.attempt_file(number, "start")), Start)
-    if start is None:
-        return Source(run, 0, [], err)
-    return Source(run, number, [os.path.join(start.log_dir, f"attempt-{number}.{'err' if err else 'out'}")], err)
+    streams = ("out", "err") if both else ("err",) if err else ("out",)
+    paths = []
+    for one in names.attempts.get("start", []) if every else [number]:
+        start = records.read(os.path.join(layout.run_dir(home, run), layout.attempt_file(one, "start")), Start)
+        if start is not None:
+            paths += [os.path.join(start.log_dir, f"attempt-{one}.{stream}") for stream in streams]
+    return Source(run, number if paths else 0, paths, err)
 
 
-def show(source: Source, lines: int) -> int:
+def show(sources: Sequence[Source], form: Form, out: BinaryIO | None = None) -> int:
     """Print the last lines. A run that has not started is told so on standard error, and is no error."""
-    if not source.paths:
-        sys.stderr.write(f"{source.run} has not started yet; shoal logs {source.run} -f waits for it\n")
-    for path in source.paths:
-        _copy_tail(path, lines, sys.stdout.buffer)
+    out = out or sys.stdout.buffer
+    many = sum(len(source.paths) for source in sources) > 1
+    prefixed = len(sources) > 1
+    for source in sources:
+        if not source.paths:
+            sys.stderr.write(f"{source.run} has not started yet; shoal logs {source.run} -f waits for it\n")
+        for path in source.paths:
+            if many and not prefixed:
+                out.write(f"==> {plain(os.path.basename(path))} <==\n".encode())
+            prefix = f"{source.run} | ".encode() if prefixed else b""
+            try:
+                _copy_tail(path, form, prefix, out)
+            except FileNotFoundError:
+                sys.stderr.write(f"{path} is not there (yet)\n")
+    out.flush()
     return 0
 
 
-def show_json(source: Source, lines: int) -> int:
+def show_json(sources: Sequence[Source], lines: int) -> int:
+    found = [{"run": source.run, "attempt": source.attempt, "logs": _texts(source, lines)} for source in sources]
+    print_json({**found[0], "runs": found} if len(found) == 1 else {"runs": found})
+    return 0
+
+
+def _texts(source: Source, lines: int) -> list[dict[str, Any]]:
     parts = []
     for path in source.paths:
-        with open(path, "rb") as file:  # noqa: PTH123
-            _seek_last_lines(file, lines)
-            parts.append({"path": path, "text": file.read(16 << 20).decode("utf-8", "replace")})
-    print_json({"run": source.run, "attempt": source.attempt, "logs": parts})
-    return 0
+        try:
+            with open(path, "rb") as file:  # noqa: PTH123
+                start = seek_last_lines(file, lines, _MOST_JSON)
+                text = file.read(_MOST_JSON).decode("utf-8", "replace")
+        except FileNotFoundError:
+            start, text = 0, ""
+        parts.append({"path": path, "offset": start, "text": text})
+    return parts
+
+
+def page(paths: Sequence[str]) -> int:
+    """Hand the files to the person's pager, at their end; it reads only what it shows."""
+    import shlex
+    import subprocess
+
+    words = shlex.split(os.environ.get("PAGER") or "less")
+    extra = ["-R", "+G"] if os.path.basename(words[0]) == "less" else []
+    try:
+        return subprocess.run([*words, *extra, "--", *paths], check=False).returncode
+    except OSError as error:
+        raise InputError(f"cannot start the pager {words[0]}: {error.strerror}", hint="export PAGER=less") from None
 
 
 def follow(
     home: str,
-    source: Source,
-    lines: int,
+    source: Source | Sequence[Source],
+    lines: int | Form,
     *,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
-    """Print the last lines and then whatever comes, over attempts, until the run is no longer live.
+    """Print the last lines and then whatever comes, over attempts, until none of the runs is live.
 
-    Ctrl-C ends the following, never the run. Returns 0 if the run is done, 4 if it ended otherwise.
+    Ctrl-C ends the following, never a run. Returns 0 if all are done, 4 if one ended otherwise.
     """
-    told, asked_at, offsets = "", float("-inf"), dict.fromkeys(source.paths, -lines - 1)
-    state = "unknown"
+    sources = [source] if isinstance(source, Source) else list(source)
+    form = lines if isinstance(lines, Form) else Form(lines, raw=True)
+    pipes = {one.run: _Pipe(one, form, len(sources) > 1) for one in sources}
+    states = dict.fromkeys(pipes, "unknown")
+    told: dict[str, str] = {}
+    asked_at, ask = float("-inf"), SharedSlurm(home)
     try:
         while True:
-            if clock() - asked_at >= _ASK_EVERY_S or _has_ended(home, source.run):
-                state, asked_at = observe(home, [source.run]).views[source.run].state, clock()
-            ended = state not in LIVE
-            newest = find(home, source.run, err=source.err)
-            for path in newest.paths:
-                offsets[path] = _copy_new(path, offsets.get(path, 0))
-            if ended:
+            open_runs = [run for run, state in states.items() if state in LIVE]
+            if clock() - asked_at >= _ASK_EVERY_S or any(_has_ended(home, run) for run in open_runs):
+                views = observe(home, open_runs, ask=ask).views
+                states.update({run: view.state for run, view in views.items()})
+                asked_at = clock()
+            for run, pipe in pipes.items():
+                newest = find(home, run, err=pipe.source.err)
+                pipe.copy(newest.paths)
+                if run in open_runs and told.get(run) != states[run] and not newest.paths and states[run] in LIVE:
+                    sys.stderr.write(f"{run} is {states[run]}\n")
+                    told[run] = states[run]
+            if not any(state in LIVE for state in states.values()):
                 break
-            if state != told and not newest.paths:
-                sys.stderr.write(f"{source.run} is {state}\n")
-                told = state
             sleep(_LOOK_EVERY_S)
     except KeyboardInterrupt:
-        sys.stderr.write(f"\nstopped following; {source.run} goes on\n")
+        go = "goes" if len(pipes) == 1 else "go"
+        sys.stderr.write(f"\nstopped following; {' and '.join(list(pipes)[:3])} {go} on\n")
         return 130
-    sys.stderr.write(f"{source.run} is {state}\n")
-    return 0 if state == "done" else 4
+    for run, pipe in pipes.items():
+        pipe.finish()
+        sys.stderr.write(f"{run} is {states[run]}\n")
+    return 0 if all(state == "done" for state in states.values()) else 4
+
+
+class _Pipe:
+    """Copies what one run writes to our output: as it comes for a single run, in whole lines with a prefix for many."""
+
+    def __init__(self, source: Source, form: Form, prefixed: bool) -> None:
+        self.source, self.form = source, form
+        self._prefix = f"{source.run} | ".encode() if prefixed else b""
+        self._offsets: dict[str, int] = dict.fromkeys(source.paths, -1)
+        self._bars = Collapser() if prefixed and not form.raw else None
+        self._sieve = Sieve() if form.tty else None
+
+    def copy(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            try:
+                with open(path, "rb") as file:  # noqa: PTH123
+                    offset = self._offsets.get(path, 0)
+                    if offset < 0:
+                        seek_last_lines(file, self.form.lines)
+                    else:
+                        file.seek(offset)
+                    while block := file.read(BLOCK):
+                        self._write(block)
+                    sys.stdout.flush()
+                    self._offsets[path] = file.tell()
+            except FileNotFoundError:
+                continue
+
+    def finish(self) -> None:
+        rest = self._bars.flush() if self._bars else b""
+        self._emit(rest + b"\n" if rest else b"")
+        if self._sieve:
+            sys.stdout.buffer.write(self._sieve.flush())
+        sys.stdout.flush()
+
+    def _write(self, block: bytes) -> None:
+        self._emit(self._bars.feed(block) if self._bars else block)
+
+    def _emit(self, data: bytes) -> None:
+        if not data:
+            return
+        if self._sieve:
+            data = self._sieve.feed(data)
+        sys.stdout.buffer.write(_with_prefix(data, self._prefix) if self._prefix else data)
 
 
 def _has_ended(home: str, run: str) -> bool:
@@ -106,49 +219,34 @@ def _has_ended(home: str, run: str) -> bool:
     return names.has_attempt(names.attempt, "end")
 
 
-def _copy_new(path: str, offset: int) -> int:
-    """Print what stands behind `offset`; a negative one means the last -offset - 1 lines. Returns the new offset."""
-    try:
-        with open(path, "rb") as file:  # noqa: PTH123
-            if offset < 0:
-                _seek_last_lines(file, -offset - 1)
-            else:
-                file.seek(offset)
-            while block := file.read(_BLOCK):
-                sys.stdout.buffer.write(block)
-            sys.stdout.flush()
-            return file.tell()
-    except FileNotFoundError:
-        return offset
+def _copy_tail(path: str, form: Form, prefix: bytes, out: BinaryIO) -> None:
+    bars = None if form.raw else Collapser()
+    sieve = Sieve() if form.tty else None
+    with open(path, "rb") as file:  # noqa: PTH123
+        seek_last_lines(file, form.lines)
+        last = b"\n"
+        while block := file.read(BLOCK):
+            data = bars.feed(block) if bars else block
+            last = _print(data, prefix, sieve, out) or last
+        if bars and (rest := bars.flush()):
+            last = _print(rest, prefix, sieve, out) or last
+        if sieve:
+            out.write(sieve.flush())
+        if (form.tty or prefix) and not last.endswith(b"\n"):
+            out.write(b"\n")
 
 
-def _copy_tail(path: str, lines: int, out: BinaryIO) -> None:
-    try:
-        with open(path, "rb") as file:  # noqa: PTH123
-            _seek_last_lines(file, lines)
-            while block := file.read(_BLOCK):
-                out.write(block)
-        out.flush()
-    except FileNotFoundError:
-        sys.stderr.write(f"{path} is not there (yet)\n")
+def _print(data: bytes, prefix: bytes, sieve: Sieve | None, out: BinaryIO) -> bytes:
+    if sieve:
+        data = sieve.feed(data)
+    out.write(_with_prefix(data, prefix) if prefix else data)
+    return data[-1:]
 
 
-def _seek_last_lines(file: BinaryIO, lines: int) -> None:
-    """Place the file at the beginning of its last lines, reading backwards; 0 means all of it."""
-    end = position = file.seek(0, os.SEEK_END)
-    while position > 0 and lines > 0:
-        start = max(0, position - _BLOCK)
-        file.seek(start)
-        block = file.read(position - start)
-        # The line break at the very end closes the last line and begins none.
-        at = len(block) - 1 if position == end and block.endswith(b"\n") else len(block)
-        while lines > 0 and (at := block.rfind(b"\n", 0, at)) >= 0:
-            lines -= 1
-            if lines == 0:
-                file.seek(start + at + 1)
-                return
-        position = start
-    file.seek(0)
+def _with_prefix(data: bytes, prefix: bytes) -> bytes:
+    lines = data.split(b"\n")
+    tail = lines.pop()
+    return b"".join(prefix + line + b"\n" for line in lines) + (prefix + tail if tail else b"")
 
 
 def _slurm_files(home: str, run: str) -> list[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import sys
+import unicodedata
 from collections.abc import Sequence
 from typing import Any
+
+from shoal.views.screen import Screen, screen_of
 
 #: state -> (symbol, colour of the terminal's own sixteen). The word always comes first; neither of these is needed.
 _LOOK = {
@@ -22,33 +23,55 @@ _LOOK = {
     "preempted": ("-", "33"),
 }
 _BAD = ("x", "31")
+BAD_STATES = frozenset({"failed", "oom", "timeout", "node_fail", "lost"})
 
 
 def print_json(document: dict[str, Any]) -> None:
     """One document with its schema number; keys stay, more may come."""
+    import json
+
     sys.stdout.write(json.dumps({"schema": 1, **document}, indent=2 if sys.stdout.isatty() else None) + "\n")
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, widest: int | None = None) -> None:
+def print_table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    widest: int | None = None,
+    screen: Screen | None = None,
+) -> None:
     """Rows under a header. On a terminal columns line up and the `widest` one is cut to fit; off it nothing is cut."""
-    if not sys.stdout.isatty():
-        for row in [header, *rows]:
-            print("\t".join(_plain(cell) for cell in row))
-        return
-    cells = [[_plain(cell) for cell in row] for row in [header, *rows]]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    room = shutil.get_terminal_size().columns - sum(widths) - 2 * (len(widths) - 1)
+    sys.stdout.write("".join(f"{line}\n" for line in table_lines(header, rows, screen or screen_of(), widest=widest)))
+
+
+def table_lines(
+    header: Sequence[str], rows: Sequence[Sequence[str]], screen: Screen, *, widest: int | None = None
+) -> list[str]:
+    cells = [[plain(cell) for cell in row] for row in [header, *rows]]
+    if not screen.tty:
+        return ["\t".join(row) for row in cells]
+    widths = [max(cell_width(row[column]) for row in cells) for column in range(len(header))]
+    room = screen.width - sum(widths) - 2 * (len(widths) - 1)
     if widest is not None and room < 0:
         widths[widest] = max(12, widths[widest] + room)
+    lines = []
     for number, row in enumerate(cells):
-        parts = [_fit(cell, width) for cell, width in zip(row, widths, strict=True)]
-        line = "  ".join(parts).rstrip()
-        print(_paint(line, "1") if number == 0 else _paint_states(line, row))
+        line = "  ".join(fit(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        lines.append(screen.paint(line, "1") if number == 0 else _paint_state_in(line, row, screen))
+    return lines
 
 
 def state_word(state: str) -> str:
     """The state with its symbol, readable without colour."""
     return f"{state} {_LOOK.get(state, _BAD)[0]}".rstrip()
+
+
+def state_code(state: str) -> str:
+    return _LOOK.get(state, _BAD)[1]
+
+
+def paint_state(text: str, state: str, screen: Screen | None = None) -> str:
+    return (screen or screen_of()).paint(text, state_code(state))
 
 
 def shorter(path: str) -> str:
@@ -57,27 +80,52 @@ def shorter(path: str) -> str:
     return relative if len(relative) < len(path) else path
 
 
-def paint_state(text: str, state: str) -> str:
-    return _paint(text, _LOOK.get(state, _BAD)[1])
+def plain(text: str) -> str:
+    """One line that cannot act on a terminal: no control, escape or direction-changing character is left."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-def _paint_states(line: str, row: Sequence[str]) -> str:
-    for cell in row:
-        word = cell.split(" ")[0]
-        if word in _LOOK or word in ("failed", "oom", "timeout", "node_fail", "lost"):
-            return line.replace(cell, paint_state(cell, word), 1)
+def fit(cell: str, width: int) -> str:
+    """A cell padded or cut to a width of terminal columns."""
+    long = cell_width(cell)
+    if long <= width:
+        return cell + " " * (width - long)
+    kept, used = [], 0
+    for letter in cell:
+        used += cell_width(letter)
+        if used > width - 1:
+            break
+        kept.append(letter)
+    cut = "".join(kept) + "…"
+    return cut + " " * (width - cell_width(cut))
+
+
+def cell_width(text: str) -> int:
+    """Columns that a text takes: Chinese, Japanese and most emoji take two each, combining marks none."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(letter) else 2 if unicodedata.east_asian_width(letter) in "WF" else 1
+        for letter in text
+    )
+
+
+def plural(count: int, word: str) -> str:
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
+def bar(fraction: float, width: int = 10) -> str:
+    """[######----], always next to the number it draws."""
+    full = round(max(0.0, min(1.0, fraction)) * width)
+    return f"[{'#' * full}{'-' * (width - full)}]"
+
+
+def _paint_state_in(line: str, row: Sequence[str], screen: Screen) -> str:
+    if screen.colour:
+        for cell in row:
+            word = cell.split(" ")[0]
+            if word in _LOOK or word in BAD_STATES:
+                return line.replace(cell, screen.paint(cell, state_code(word)), 1)
     return line
-
-
-def _paint(text: str, code: str) -> str:
-    plain = code == "0" or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb" or not sys.stdout.isatty()
-    return text if plain else f"\x1b[{code}m{text}\x1b[0m"
-
-
-def _fit(cell: str, width: int) -> str:
-    return cell.ljust(width) if len(cell) <= width else f"{cell[: width - 1]}…"
-
-
-def _plain(cell: str) -> str:
-    """No control character of a name or a cause reaches the terminal."""
-    return "".join(letter if letter.isprintable() else " " for letter in cell)

@@ -1,38 +1,102 @@
-"""Which runs a person means: an experiment, a run, its stem alone, or a pattern with * in it."""
+"""Which runs a person means: an experiment, a run, its stem alone, a pattern, `last`, or numbers such as exp/3-7."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
+from shoal.agent import layout
 from shoal.errors import InputError
-from shoal.model import STATES
+from shoal.model import ENDED, LIVE, STATES
 from shoal.plan.inputs import find_run
+from shoal.store.fold import RunView
 from shoal.store.listing import run_names
+
+_NUMBERS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*", re.ASCII)
+#: Words that stand for several states.
+_GROUPS = {
+    "live": LIVE,
+    "active": LIVE,
+    "ended": ENDED,
+    "bad": frozenset({"failed", "oom", "timeout", "preempted", "node_fail", "lost"}),
+}
 
 
 def select_runs(home: str, words: Sequence[str]) -> list[str]:
-    """The names that words stand for, in order; all runs without words. InputError for a word that matches nothing."""
+    """The names that words stand for, in order; all runs without words. InputError for a word that matches nothing.
+
+    `last` is the experiment with the newest submission; `last:20` the twenty runs submitted last; `EXP/3-7,9` the runs
+    at these places (from 0) of an experiment's list.
+    """
     names = run_names(home)
     if not words:
         return names
     found: dict[str, None] = {}
     for word in words:
-        plain = word.removeprefix("experiments/").rstrip("/")
-        matches = [
-            name
-            for name in names
-            if plain in (name, name.split("/")[0]) or fnmatchcase(name, plain) or fnmatchcase(name.split("/")[1], plain)
-        ]
-        found.update(dict.fromkeys(matches or [find_run(home, word)]))
+        found.update(dict.fromkeys(_matches(home, names, word)))
     return list(found)
 
 
+def _matches(home: str, names: Sequence[str], word: str) -> list[str]:
+    wanted = word.removeprefix("experiments/").rstrip("/")
+    if wanted == "last" or re.fullmatch(r"last:\d+", wanted, re.ASCII):
+        return _newest(home, names, wanted)
+    matches = [
+        name
+        for name in names
+        if wanted in (name, name.split("/")[0]) or fnmatchcase(name, wanted) or fnmatchcase(name.split("/")[1], wanted)
+    ]
+    experiment, slash, numbers = wanted.partition("/")
+    if not matches and slash and _NUMBERS.fullmatch(numbers):
+        inside = [name for name in names if name.split("/")[0] == experiment]
+        matches = [inside[index] for index in _indices(numbers, len(inside))]
+    return matches or [find_run(home, word)]
+
+
+def _indices(text: str, size: int) -> Iterable[int]:
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        yield from range(int(first), min(int(last or first) + 1, size))
+
+
+def _newest(home: str, names: Sequence[str], word: str) -> list[str]:
+    """By the time of the newest claim, which is when a person submitted it."""
+    if not names:
+        raise InputError("there are no runs yet", hint="shoal submit experiments/001_example")
+    times = {name: _claimed_at(home, name) for name in names}
+    if word == "last":
+        experiment = max(names, key=lambda name: (times[name], name)).split("/")[0]
+        return [name for name in names if name.split("/")[0] == experiment]
+    count = int(word.partition(":")[2])
+    newest = set(sorted(names, key=lambda name: (times[name], name))[-count:] if count else ())
+    return [name for name in names if name in newest]
+
+
+def _claimed_at(home: str, name: str) -> float:
+    folder = layout.run_dir(home, name)
+    generation = layout.parse_names(os.listdir(folder)).generation
+    try:
+        return os.stat(os.path.join(folder, layout.submit_file(generation, "claim"))).st_mtime
+    except OSError:
+        return 0.0
+
+
 def parse_states(text: str | None) -> frozenset[str] | None:
+    """Comma-separated states, or the groups live, ended and bad."""
     if text is None:
         return None
-    states = [word.strip().lower() for word in text.split(",") if word.strip()]
-    for state in states:
-        if state not in STATES:
-            raise InputError(f"{state!r} is not a state", hint=f"one of {', '.join(STATES)}", place="--state")
-    return frozenset(states)
+    found: set[str] = set()
+    for state in (word.strip().lower() for word in text.split(",") if word.strip()):
+        if state not in STATES and state not in _GROUPS:
+            known = ", ".join((*STATES, *_GROUPS))
+            raise InputError(f"{state!r} is not a state", hint=f"one of {known}", place="--state")
+        found |= _GROUPS.get(state, {state})
+    return frozenset(found)
+
+
+def touched_since(view: RunView, since: float) -> bool:
+    """Whether anything happened to a run since a moment: submitted, started or ended; a live run always counts."""
+    moments = (view.submitted, view.started, view.ended)
+    return view.state in LIVE or any(moment is not None and moment >= since for moment in moments)

@@ -2,108 +2,259 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
-from shoal.model import STATES
-from shoal.observe import observe
+from shoal.model import LIVE
+from shoal.observe import Ask, observe
 from shoal.store.fold import RunView
-from shoal.units import format_duration
-from shoal.views.render import paint_state, print_json, print_table, shorter, state_word
-from shoal.views.select import parse_states, select_runs
+from shoal.units import format_duration, parse_duration_s
+from shoal.views.columns import Cell, Column, choose, fit_columns, iso
+from shoal.views.details import MOST_LOGS, Details, details_of, with_cause
+from shoal.views.family import Family, alike, families, family_key, tally
+from shoal.views.forecast import expected_end
+from shoal.views.render import (
+    BAD_STATES,
+    paint_state,
+    plain,
+    plural,
+    print_json,
+    state_code,
+    state_word,
+    table_lines,
+)
+from shoal.views.screen import Screen, screen_of
+from shoal.views.select import parse_states, select_runs, touched_since
+
+
+class Filter(NamedTuple):
+    """What a person wants to see: words for runs, states, a pattern, a span of time, the newest so many."""
+
+    which: Sequence[str] = ()
+    states: str | None = None
+    name: str | None = None
+    since: str | None = None
+    last: int | None = None
+
+    @property
+    def is_narrow(self) -> bool:
+        return bool(self.states or self.name or self.since or self.last)
 
 
 class Report(NamedTuple):
-    """What `status` found. `counts` is over all selected runs, `views` those in the wanted states."""
+    """What `status` found. `counts` is over all selected runs, `views` those that pass the filter."""
 
     views: list[RunView]
     counts: dict[str, int]
+    details: dict[str, Details]
+    gpus_busy: int
+    ends: float | None
     slurm_problem: str | None
+    slurm_t: float | None
     now: float
 
 
-def gather(home: str, which: Sequence[str] = (), states: str | None = None) -> Report:
-    wanted = parse_states(states)
-    found = observe(home, select_runs(home, which))
-    counts = Counter(view.state for view in found.views.values())
-    views = [view for view in found.views.values() if wanted is None or view.state in wanted]
-    return Report(views, {state: counts[state] for state in STATES if counts[state]}, found.slurm_problem, time.time())
+def gather(
+    home: str,
+    wanted: Filter | None = None,
+    *,
+    ask: Ask | None = None,
+    clock: Callable[[], float] = time.time,
+    look_into: bool = True,
+) -> Report:
+    """Look at the runs once. `look_into` also reads logs and samples of those that run or failed."""
+    wanted = wanted or Filter()
+    states = parse_states(wanted.states)
+    since = None if wanted.since is None else clock() - parse_duration_s(wanted.since, place="--since")
+    found = observe(home, select_runs(home, wanted.which), clock=clock, ask=ask)
+    now = clock()
+    everything = list(found.views.values())
+    views = [view for view in everything if _passes(view, wanted, states, since)]
+    if wanted.last is not None:
+        newest = sorted(views, key=lambda view: view.submitted or view.started or 0.0)[-wanted.last :]
+        kept = {view.name for view in newest} if wanted.last > 0 else set()
+        views = [view for view in views if view.name in kept]
+    details: dict[str, Details] = {}
+    if look_into:
+        interesting = [view for view in everything if view.state == "running" or view.state in BAD_STATES]
+        details = {view.name: details_of(home, view, now) for view in interesting[:MOST_LOGS]}
+        views = [with_cause(view, details[view.name].cause) if view.name in details else view for view in views]
+    fractions = {name: one.progress.fraction if one.progress else None for name, one in details.items()}
+    return Report(
+        views,
+        tally(everything),
+        details,
+        sum(view.gpus or 0 for view in everything if view.state == "running"),
+        expected_end(everything, fractions, now),
+        found.slurm_problem,
+        found.slurm_t,
+        now,
+    )
 
 
-def show(report: Report, *, as_json: bool, quiet: bool, everything: bool) -> None:
+def _passes(view: RunView, wanted: Filter, states: frozenset[str] | None, since: float | None) -> bool:
+    from fnmatch import fnmatchcase
+
+    if states is not None and view.state not in states:
+        return False
+    if wanted.name is not None and not any(
+        fnmatchcase(part, wanted.name) for part in (view.name, view.name.split("/")[1])
+    ):
+        return False
+    return since is None or touched_since(view, since)
+
+
+def show(
+    report: Report,
+    *,
+    as_json: bool = False,
+    quiet: bool = False,
+    everything: bool = False,
+    tasks: bool = False,
+    columns: str | None = None,
+    screen: Screen | None = None,
+) -> None:
     if as_json:
-        print_json(
-            {
-                "runs": [as_record(view) for view in report.views],
-                "counts": report.counts,
-                "slurm_problem": report.slurm_problem,
-            }
-        )
+        print_json(document(report))
         return
     shown = report.views if everything else [view for view in report.views if view.state != "done"]
     if quiet:
         for view in shown:
             print(view.name)
         return
-    _show_counts(report)
-    if shown:
-        rows = [_row(view, report.now) for view in shown]
-        print_table(("RUN", "STATE", "WHY", "TRY", "JOB", "NODE", "TIME", "OUTPUT"), rows, widest=7)
+    screen = screen or screen_of()
+    for line in lines_of(report, shown, screen, tasks=tasks, columns=columns):
+        print(line)
+    warn_about_slurm(report)
+
+
+def lines_of(
+    report: Report, shown: Sequence[RunView], screen: Screen, *, tasks: bool = False, columns: str | None = None
+) -> list[str]:
+    """The whole picture as lines: counts, table, what is hidden, hints."""
+    lines = [headline(report, screen)]
+    fold = screen.tty and not tasks
+    rows = families(shown) if fold else list(shown)
+    singles = [row for row in rows if isinstance(row, RunView)]
+    folded = [row for row in rows if isinstance(row, Family)]
+    totals: dict[str, list[RunView]] = {}
+    for view in report.views if folded else ():
+        totals.setdefault(family_key(view.name), []).append(view)
+    for family in folded:
+        lines += family_lines(family, tally(totals[family.key]), screen)
+    if singles:
+        lines += run_lines(singles, report, screen, choose(columns), fixed=columns is not None)
     hidden = len(report.views) - len(shown)
     if hidden:
-        print(f"{hidden} done {'is' if hidden == 1 else 'are'} hidden; shoal status --all shows them")
-    for hint in dict.fromkeys(view.hint for view in shown if view.hint):
-        print(f"hint: {hint}")
+        lines.append(
+            f"{hidden:,} done {'is' if hidden == 1 else 'are'} hidden; --all shows {'it' if hidden == 1 else 'them'}"
+        )
+    if folded:
+        lines.append("--tasks shows every run; shoal status RUN shows one")
+    lines += [f"hint: {hint}" for hint in dict.fromkeys(view.hint for view in shown if view.hint)]
+    failed = [view for view in shown if view.state in BAD_STATES]
+    if failed and screen.tty:
+        lines.append(f"hint: shoal why {failed[0].name}" + ("   shoal logs --errors" if len(failed) > 1 else ""))
+    return lines
 
 
-def as_record(view: RunView) -> dict[str, Any]:
-    """A run for --json: every field of the table and more; null where there is nothing."""
-    record: dict[str, Any] = msgspec.to_builtins(view)
-    return {**record, "experiment": view.experiment, "progress": progress_of(view)}
+def run_lines(
+    views: Sequence[RunView], report: Report, screen: Screen, columns: Sequence[Column], *, fixed: bool = False
+) -> list[str]:
+    """A table of single runs; on a narrow terminal less telling columns are left out, unless they were asked for."""
+    cells = [
+        [
+            column.text(Cell(view, report.details.get(view.name, Details()), report.now, screen.tty))
+            for column in columns
+        ]
+        for view in views
+    ]
+    kept, cells = fit_columns(columns, cells, screen, fixed)
+    widest = next((at for at, column in enumerate(kept) if column.name == "why"), None)
+    return table_lines([column.header for column in kept], cells, screen, widest=widest)
 
 
-def _show_counts(report: Report) -> None:
+def family_lines(family: Family, totals: Mapping[str, int], screen: Screen) -> list[str]:
+    """One kind of run: the tally of all its runs, and of those shown the failures by cause and what the rest awaits."""
+    counts = "  ".join(paint_state(f"{n:,} {state}", state, screen) for state, n in totals.items())
+    lines = [f"{screen.paint(plain(family.key), '1')}   {plural(sum(totals.values()), 'run')}   {counts}"]
+    ended_badly = [view for view in family.views if view.state in BAD_STATES or view.state == "stuck"]
+    for group in alike(ended_badly)[:4]:
+        word = screen.paint(state_word(group[0].state), state_code(group[0].state))
+        text = plain(f"{len(group):,} x {group[0].cause or 'no cause known'}  (as {group[0].name.split('/')[1]})")
+        room = max(20, screen.width - 4 - len(state_word(group[0].state)))
+        lines.append(f"  {word}  {text if len(text) <= room else text[: room - 1] + '…'}")
+    waiting = [view for view in family.views if view.state == "pending"]
+    for group in alike(waiting)[:2]:
+        lines.append(f"  {state_word('pending')}  {len(group):,} x {plain(group[0].cause or 'waits')}")
+    return lines
+
+
+def headline(report: Report, screen: Screen) -> str:
+    """Everything that a glance needs: counts, GPUs, expected end, age of what Slurm said."""
     total = sum(report.counts.values())
-    words = "  ".join(paint_state(f"{count} {state}", state) for state, count in report.counts.items())
-    print(f"{total} {'run' if total == 1 else 'runs'}   {words}")
+    experiments = {view.experiment for view in report.views}
+    name = f"{plain(next(iter(experiments)))}   " if len(experiments) == 1 else ""
+    many = f" in {len(experiments)} experiments" if len(experiments) > 1 else ""
+    words = "  ".join(paint_state(f"{count:,} {state}", state, screen) for state, count in report.counts.items())
+    parts = [f"{name}{plural(total, 'run')}{many}", words]
+    if report.gpus_busy:
+        parts.append(f"{plural(report.gpus_busy, 'GPU')} busy")
+    if any(state in report.counts for state in LIVE):
+        parts.append(_ends(report))
+    if report.slurm_t is not None:
+        age = max(0.0, report.now - report.slurm_t)
+        parts.append(f"(Slurm {format_duration(age)} ago)" if screen.tty else f"(Slurm at {iso(report.slurm_t)})")
+    return "   ".join(part for part in parts if part)
+
+
+def _ends(report: Report) -> str:
+    if report.ends is None:
+        return "end not known"
+    far = report.ends - report.now > 20 * 3600
+    return time.strftime("ends ~%a %H:%M" if far else "ends ~%H:%M", time.localtime(report.ends))
+
+
+def warn_about_slurm(report: Report) -> None:
     if report.slurm_problem:
-        sys.stderr.write(f"warning: Slurm does not answer, these are last known states: {report.slurm_problem}\n")
+        since = f" from {format_duration(max(0.0, report.now - report.slurm_t))} ago" if report.slurm_t else ""
+        sys.stderr.write(
+            f"warning: Slurm does not answer, these are last known states{since}: {plain(report.slurm_problem)}\n"
+        )
 
 
-def _row(view: RunView, now: float) -> tuple[str, ...]:
-    return (
-        view.name,
-        state_word(view.state),
-        view.cause or progress_of(view) or "",
-        str(view.attempt or "-"),
-        view.job_id or "-",
-        view.node or "-",
-        _elapsed(view, now),
-        shorter(view.output_dir) if view.output_dir else "-",
-    )
+def document(report: Report) -> dict[str, Any]:
+    """The JSON of status; also what the web page reads."""
+    return {
+        "runs": [as_record(view, report.details.get(view.name)) for view in report.views],
+        "counts": report.counts,
+        "gpus_busy": report.gpus_busy,
+        "expected_end": report.ends,
+        "time": report.now,
+        "slurm_problem": report.slurm_problem,
+        "slurm_time": report.slurm_t,
+    }
 
 
-def _elapsed(view: RunView, now: float) -> str:
-    if view.started is None:
-        return "-"
-    return format_duration(max(0.0, (view.ended or now) - view.started))
-
-
-def progress_of(view: RunView) -> str | None:
-    """The last line that the program wrote to $SHOAL_PROGRESS; only running runs have one worth showing."""
-    if view.state != "running" or view.output_dir is None:
-        return None
-    try:
-        with open(os.path.join(view.output_dir, "progress"), "rb") as file:  # noqa: PTH123
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - 4096))
-            lines = file.read().decode("utf-8", "replace").split("\n")
-    except OSError:
-        return None
-    return next((line.strip() for line in reversed(lines) if line.strip()), None)
+def as_record(view: RunView, details: Details | None = None) -> dict[str, Any]:
+    """A run for --json: every field of the table and more; null where there is nothing. Times are Unix seconds."""
+    details = details or Details()
+    record: dict[str, Any] = msgspec.to_builtins(view)
+    return {
+        **record,
+        "experiment": view.experiment,
+        "progress": details.progress.text if details.progress else None,
+        "progress_fraction": details.progress.fraction if details.progress else None,
+        "log_age_s": details.log_age_s,
+        "gpu_percent": details.gpu_percent,
+        "memory_mb": details.memory_mb,
+        "error_kind": details.cause.kind if details.cause else None,
+        "error_line": details.cause.line if details.cause else None,
+        "submitted_at": iso(view.submitted) if view.submitted else None,
+        "started_at": iso(view.started) if view.started else None,
+        "ended_at": iso(view.ended) if view.ended else None,
+    }

@@ -1,21 +1,33 @@
-"""Follow submitted runs to their end: one line per change, and the output itself when it is a single run."""
+"""Follow runs to their end: redraw on a terminal, one line per change off it, JSON lines with --json.
+
+Slurm is asked through one shared answer (polling.py); the run folders themselves are looked at more often, because that
+costs the controller nothing. Ctrl-C ends the watching, never a run.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from shoal.model import LIVE
+from shoal.model import ENDED, LIVE
 from shoal.observe import observe
 from shoal.store.fold import RunView
 from shoal.submit.orders import Result
-from shoal.views import logs
-from shoal.views.status import progress_of
+from shoal.views import logs, status
+from shoal.views.columns import iso
+from shoal.views.details import progress_of
+from shoal.views.polling import SharedSlurm
+from shoal.views.render import plain
+from shoal.views.screen import Screen, can_redraw, screen_of
+from shoal.views.status import Filter, Report
 
-#: Slurm is asked every two seconds at first and less often the longer it takes.
-_FIRST_POLL_S, _LAST_POLL_S = 1.0, 15.0
+#: Seconds between two looks at the files: this at least, and five times what a look costs.
+_LOOK_S = 2.0
+_STILL_HERE_S = 30.0
 
 
 class Heard(Protocol):
@@ -23,6 +35,139 @@ class Heard(Protocol):
     as_json: bool
 
     def update(self, view: RunView) -> None: ...
+
+
+class Manner(NamedTuple):
+    """How to watch: in which form, which runs the table shows, whether the exit code tells, whether to ring."""
+
+    as_json: bool = False
+    quiet: bool = False
+    everything: bool = False
+    tasks: bool = False
+    columns: str | None = None
+    exit_status: bool = False
+    bell: bool = False
+
+
+def watch(
+    home: str,
+    wanted: Filter,
+    manner: Manner,
+    screen: Screen,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.time,
+) -> int:
+    """Watch until no selected run is live. Returns 0, or with `exit_status` 4 if one did not end well; Ctrl-C 130."""
+    ask = SharedSlurm(home)
+    teller = _Redrawer(screen, manner) if can_redraw(screen, environ) and not manner.as_json else _Liner(screen, manner)
+    look_s = float(environ.get("SHOAL_LOOK_S") or _LOOK_S)
+    try:
+        while True:
+            begin = time.monotonic()
+            report = status.gather(home, wanted, ask=ask, clock=clock)
+            teller.tell(report)
+            if not any(view.state in LIVE for view in report.views):
+                break
+            sleep(max(look_s, 5 * (time.monotonic() - begin)))
+    except KeyboardInterrupt:
+        sys.stderr.write("\nstopped watching; the runs go on\n")
+        return 130
+    teller.end(report)
+    if manner.bell:
+        sys.stderr.write("\a")
+    bad = any(view.state in ENDED and view.state != "done" for view in report.views)
+    return 4 if manner.exit_status and bad else 0
+
+
+class _Liner:
+    """One line per change of state: for pipes, logs of CI, and people whose screen is read to them."""
+
+    def __init__(self, screen: Screen, manner: Manner) -> None:
+        self.screen, self.manner = screen, manner
+        self.seen: dict[str, tuple[str, int, str | None]] = {}
+        self.problem: str | None = None
+        self.told_at = 0.0
+
+    def tell(self, report: Report) -> None:
+        for view in report.views:
+            word = (view.state, view.attempt, view.cause if view.state != "running" else None)
+            if self.seen.get(view.name) != word:
+                first = view.name not in self.seen
+                self.seen[view.name] = word
+                if not (first and view.state == "done" and not self.manner.everything):
+                    self._change(view, report)
+        if report.slurm_problem != self.problem:
+            self.problem = report.slurm_problem
+            status.warn_about_slurm(report)
+        if self.screen.accessible and report.now - self.told_at >= _STILL_HERE_S and not self.manner.as_json:
+            self._print(f"{time.strftime('%H:%M:%S')} still working: {_counts(report)}", report.now)
+
+    def end(self, report: Report) -> None:
+        if self.manner.as_json:
+            document = {"schema": 1, "event": "end", "t": report.now, "counts": report.counts}
+            print(json.dumps(document), flush=True)
+        elif not self.manner.quiet:
+            self._print(f"{self._when(report.now)} all ended: {_counts(report)}", report.now)
+
+    def _change(self, view: RunView, report: Report) -> None:
+        if self.manner.as_json:
+            record = status.as_record(view, report.details.get(view.name))
+            print(json.dumps({"schema": 1, "event": "run", "t": report.now, **record}), flush=True)
+        elif self.manner.quiet:
+            self._print(view.name, report.now)
+        else:
+            cause = f" ({plain(view.cause)})" if view.cause else ""
+            self._print(f"{self._when(report.now)} {plain(view.name)} {view.state}{cause}", report.now)
+
+    def _when(self, now: float) -> str:
+        return time.strftime("%H:%M:%S", time.localtime(now)) if self.screen.tty else iso(now)
+
+    def _print(self, line: str, now: float) -> None:
+        self.told_at = now
+        print(line, flush=True)
+
+
+class _Redrawer:
+    """The table of `status`, drawn over itself; the last frame stays in the terminal, in full."""
+
+    def __init__(self, screen: Screen, manner: Manner) -> None:
+        self.manner = manner
+        self.drawn = 0
+
+    def tell(self, report: Report) -> None:
+        lines = self._lines(report)
+        room = max(5, _height() - 2)
+        if len(lines) > room:
+            lines = [*lines[: room - 1], f"... {len(lines) - room + 1} more lines; shoal status shows them"]
+        self._draw([*lines, "Ctrl-C stops watching; the runs go on"])
+
+    def end(self, report: Report) -> None:
+        self._draw(self._lines(report))
+        status.warn_about_slurm(report)
+
+    def _lines(self, report: Report) -> list[str]:
+        shown = [view for view in report.views if self.manner.everything or view.state != "done"]
+        lines = status.lines_of(report, shown, screen_of(), tasks=self.manner.tasks, columns=self.manner.columns)
+        return lines + ([f"Slurm does not answer: {plain(report.slurm_problem)}"] if report.slurm_problem else [])
+
+    def _draw(self, lines: Sequence[str]) -> None:
+        up = f"\x1b[{self.drawn}A\r\x1b[J" if self.drawn else ""
+        sys.stdout.write(up + "".join(f"{line}\n" for line in lines))
+        sys.stdout.flush()
+        self.drawn = len(lines)
+
+
+def _counts(report: Report) -> str:
+    return "  ".join(f"{count:,} {state}" for state, count in report.counts.items())
+
+
+def _height() -> int:
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).lines
+    except (OSError, ValueError):
+        return 24
 
 
 def follow_to_end(
@@ -40,20 +185,21 @@ def follow_to_end(
         say.update(observe(home, names, environ=environ).views[names[0]])
         return code
     seen: dict[str, str] = {}
-    poll_s = _FIRST_POLL_S
+    ask = SharedSlurm(home)
     try:
         while True:
-            views = observe(home, names, environ=environ).views
+            begin = time.monotonic()
+            views = observe(home, names, environ=environ, ask=ask).views
             for view in views.values():
-                word = f"{view.state} {progress_of(view) or view.cause or ''}".strip()
+                progress = progress_of(view)
+                word = f"{view.state} {(progress.text if progress else view.cause) or ''}".strip()
                 if seen.get(view.name) != word:
                     seen[view.name] = word
                     if not say.quiet and not say.as_json:
-                        print(f"{time.strftime('%H:%M:%S')} {view.name} {word}", flush=True)
+                        print(f"{time.strftime('%H:%M:%S')} {view.name} {plain(word)}", flush=True)
             if not any(view.state in LIVE for view in views.values()):
                 break
-            sleep(poll_s)
-            poll_s = min(poll_s * 1.3, _LAST_POLL_S)
+            sleep(max(float(environ.get("SHOAL_LOOK_S") or _LOOK_S) / 2, 5 * (time.monotonic() - begin)))
     except KeyboardInterrupt:
         sys.stderr.write("\nstopped following; the runs go on\n")
         return 130

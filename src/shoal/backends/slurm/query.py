@@ -53,7 +53,7 @@ def squeue(environ: Mapping[str, str] | None = None) -> Snapshot:
         return Snapshot({}, error.message)
     if done.returncode != 0:
         return Snapshot({}, " ".join(done.stderr.split()) or f"squeue ended with code {done.returncode}")
-    return Snapshot(_by_token(parse_squeue(done.stdout)), t=asked_at)
+    return Snapshot(by_token(parse_squeue(done.stdout)), t=asked_at)
 
 
 def parse_squeue(text: str) -> list[JobRow]:
@@ -91,7 +91,7 @@ def sacct(job_ids: Iterable[str], since: float, environ: Mapping[str, str] | Non
         done = run(argv, QUERY_TIMEOUT_S, environ=environ)
     except SchedulerError:
         return None
-    return _by_token(parse_sacct(done.stdout)) if done.returncode == 0 else None
+    return by_token(parse_sacct(done.stdout)) if done.returncode == 0 else None
 
 
 def parse_sacct(text: str) -> list[JobRow]:
@@ -137,7 +137,7 @@ def scancel(job_ids: Iterable[str], environ: Mapping[str, str] | None = None) ->
         raise SchedulerError(f"scancel failed: {said}", hint="scontrol ping  # is the controller up?")
 
 
-def _by_token(rows: Iterable[JobRow]) -> Rows:
+def by_token(rows: Iterable[JobRow]) -> Rows:
     found: Rows = defaultdict(list)
     for row in rows:
         token = token_of_job(row.name)

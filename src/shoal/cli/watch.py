@@ -1,0 +1,63 @@
+"""Watch runs until they have all ended: a full-screen view on a terminal, one line per change off it.
+
+shoal watch                          everything that is not over yet
+shoal watch 001_example --exit-status && shoal report 001_example
+shoal watch last --simple            the table of status, redrawn in place
+shoal watch --json                   one JSON line per change, for scripts
+
+The full-screen view needs the extra: pip install 'shoal[tui]'. Ctrl-C (or q) stops the watching, never a run. All
+watchers of a project together ask Slurm once every ten seconds; SHOAL_POLL_S changes that.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from shoal.cli.options import home_here
+from shoal.cli.status import add_filters, filter_of
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_filters(parser)
+    parser.add_argument("--exit-status", action="store_true", help="exit with 4 if a run did not end well")
+    parser.add_argument("--simple", action="store_true", help="the table of status, without the full-screen view")
+    parser.add_argument("--notify", action="store_true", help="ring the terminal's bell at the end")
+
+
+def run(args: argparse.Namespace) -> int:
+    home = home_here()
+    if not (args.simple or args.json or args.quiet or args.tty is False) and _full_screen_works():
+        from shoal.views.tui import run_app
+
+        return run_app(home, filter_of(args), everything=args.all)
+    return watch(args, home)
+
+
+def watch(args: argparse.Namespace, home: str) -> int:
+    """Also `shoal status -w`."""
+    from shoal.views.screen import screen_of
+    from shoal.views.watching import Manner, watch
+
+    manner = Manner(
+        args.json,
+        args.quiet,
+        args.all or bool(args.state or args.last),
+        args.tasks,
+        args.columns,
+        args.exit_status,
+        getattr(args, "notify", False),
+    )
+    return watch(home, filter_of(args), manner, screen_of(force=args.tty))
+
+
+def _full_screen_works() -> bool:
+    """A real terminal on both sides, nobody who needs plain lines, and the extra installed."""
+    import importlib.util
+    import os
+    import sys
+
+    from shoal.views.screen import can_redraw, screen_of
+
+    if not sys.stdin.isatty() or not can_redraw(screen_of(), os.environ):
+        return False
+    return importlib.util.find_spec("textual") is not None

@@ -1,0 +1,28 @@
+"""Why a run waits, or what it died of: the reason in a sentence, what it rests on, and the next command.
+
+shoal why 000_pretrain_0
+shoal why 001_example/000_pretrain_0 --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from shoal.cli.options import add_output, home_here
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN")
+    add_output(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from shoal.plan.inputs import find_run
+    from shoal.views import why
+    from shoal.views.screen import screen_of
+
+    home = home_here()
+    return why.show(
+        why.gather(home, find_run(home, args.run), os.environ), screen_of(), as_json=args.json, quiet=args.quiet
+    )

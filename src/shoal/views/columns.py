@@ -1,0 +1,153 @@
+"""The columns of `shoal status`: which there are, what stands in them, and which give way on a narrow terminal."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from shoal.errors import InputError
+from shoal.store.fold import RunView
+from shoal.units import format_duration
+from shoal.views.details import Details
+from shoal.views.render import cell_width, plain, shorter, state_word
+from shoal.views.screen import Screen
+
+
+class Cell(NamedTuple):
+    """What a column is computed from."""
+
+    view: RunView
+    details: Details
+    now: float
+    tty: bool
+
+
+class Column(NamedTuple):
+    """`key` is also the key of --json. `gives_way`: the higher, the sooner it is left out of a narrow terminal."""
+
+    name: str
+    header: str
+    key: str
+    text: Callable[[Cell], str]
+    gives_way: int = 0
+
+
+def _moment(seconds: float | None, cell: Cell) -> str:
+    """A short span for people, the moment itself for machines."""
+    if seconds is None:
+        return "-"
+    if cell.tty:
+        return f"{format_duration(seconds)} ago"
+    return iso(cell.now - seconds)
+
+
+def iso(moment: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))
+
+
+def _elapsed(cell: Cell) -> str:
+    view = cell.view
+    if view.started is None:
+        return "-"
+    spent = format_duration(max(0.0, (view.ended or cell.now) - view.started))
+    return f"{spent} / {format_duration(view.time_limit_s)}" if view.time_limit_s else spent
+
+
+def _why(cell: Cell) -> str:
+    if cell.view.cause:
+        known = cell.details.cause
+        # The exit code is the least telling part of a cause whose words are known, and space is scarce.
+        return cell.view.cause.partition(": ")[2] or cell.view.cause if known and cell.tty else cell.view.cause
+    return cell.details.progress.text if cell.details.progress else ""
+
+
+def _gpu(cell: Cell) -> str:
+    if cell.details.gpu_percent is not None:
+        return f"{cell.details.gpu_percent:.0f}%"
+    return "no data" if cell.view.state == "running" and cell.view.gpus else "-"
+
+
+def _log(cell: Cell) -> str:
+    return _moment(cell.details.log_age_s, cell)
+
+
+def _memory(cell: Cell) -> str:
+    return "-" if cell.details.memory_mb is None else f"{cell.details.memory_mb / 1024:.1f}G"
+
+
+COLUMNS = (
+    Column("run", "RUN", "name", lambda c: c.view.name),
+    Column("state", "STATE", "state", lambda c: state_word(c.view.state)),
+    Column("why", "WHY", "cause", _why),
+    Column("try", "TRY", "attempt", lambda c: str(c.view.attempt or "-"), 4),
+    Column("job", "JOB", "job_id", lambda c: c.view.job_id or "-", 5),
+    Column("node", "NODE", "node", lambda c: c.view.node or "-", 3),
+    Column("time", "TIME", "started", _elapsed, 1),
+    Column("gpus", "GPUS", "gpus", lambda c: "-" if c.view.gpus is None else str(c.view.gpus), 6),
+    Column("gpu", "GPU", "gpu_percent", _gpu, 2),
+    Column("memory", "MEMORY", "memory_mb", _memory, 7),
+    Column("log", "LOG", "log_age_s", _log, 6),
+    Column("partition", "PARTITION", "partition", lambda c: c.view.partition or "-", 8),
+    Column("slurm", "SLURM", "slurm_state", lambda c: c.view.slurm_state or "-", 9),
+    Column("exit", "EXIT", "exit_code", lambda c: "-" if c.view.exit_code is None else str(c.view.exit_code), 7),
+    Column("output", "OUTPUT", "output_dir", lambda c: shorter(c.view.output_dir) if c.view.output_dir else "-", 10),
+)
+BY_NAME = {column.name: column for column in COLUMNS}
+DEFAULT = ("run", "state", "why", "try", "job", "node", "time", "gpu", "log", "output")
+
+
+def choose(text: str | None, environ: Mapping[str, str] = os.environ) -> list[Column]:
+    """`name,name` replaces the usual columns, `+name,-name` adds to and removes from them.
+
+    SHOAL_COLUMNS says the same for good; what stands on the command line comes on top of it.
+    """
+    names = list(DEFAULT)
+    for said, place in ((environ.get("SHOAL_COLUMNS"), "SHOAL_COLUMNS"), (text, "--columns")):
+        names = _apply(names, said, place) if said else names
+    return [BY_NAME[name] for name in names]
+
+
+def _apply(names: Sequence[str], text: str, place: str) -> list[str]:
+    words = [word.strip().lower() for word in text.split(",") if word.strip()]
+    for word in words:
+        if word.lstrip("+-") not in BY_NAME:
+            raise InputError(
+                f"there is no column {word.lstrip('+-')!r}", hint=f"one of {', '.join(BY_NAME)}", place=place
+            )
+    if all(word[0] not in "+-" for word in words):
+        return list(dict.fromkeys(words))
+    chosen = list(names)
+    for word in words:
+        name = word.lstrip("+-")
+        chosen = [one for one in chosen if one != name]
+        if word[0] != "-":
+            chosen.append(name)
+    return chosen or list(names)
+
+
+def fit_columns(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], screen: Screen, fixed: bool
+) -> tuple[list[Column], list[list[str]]]:
+    """Leave out columns until the rest fits with some room for RUN and WHY; `fixed` ones were asked for."""
+    kept = list(range(len(columns)))
+    widths = [
+        max([cell_width(columns[at].header), *(cell_width(plain(row[at])) for row in rows)], default=0) for at in kept
+    ]
+    least = {"why": 20, "run": 16}
+
+    def needed() -> int:
+        sizes = (min(widths[at], least.get(columns[at].name, widths[at])) for at in kept)
+        return sum(sizes) + 2 * (len(kept) - 1)
+
+    while screen.tty and not fixed and needed() > screen.width:
+        worst = max(kept, key=lambda at: columns[at].gives_way)
+        if columns[worst].gives_way == 0:
+            break
+        kept.remove(worst)
+    # Columns in which nothing stands say nothing.
+    if screen.tty and not fixed and rows:
+        empty = [at for at in kept if columns[at].gives_way and all(row[at] in ("-", "") for row in rows)]
+        kept = [at for at in kept if at not in empty]
+    return [columns[at] for at in kept], [[row[at] for at in kept] for row in rows]

@@ -1,0 +1,165 @@
+"""Ask Slurm, on demand, about one pending job: its place in the queue, its expected start, and what would be sooner.
+
+At most six questions, only when a person asks `why`. `sbatch --test-only` asks the scheduler when a job like this one
+would start, and submits nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from shoal.backends.slurm.commands import run
+from shoal.errors import InputError, SchedulerError
+from shoal.units import format_slurm_time, parse_slurm_time_s
+
+_TIMEOUT_S = 20.0
+_FIELDS = "%r|%P|%Q|%S|%V|%l|%D|%C|%m|%b|%E"
+_TO_START = re.compile(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
+_GPUS = re.compile(r"(?:gres[:/])?gpu:(?:([A-Za-z][\w.-]*):)?(\d+)")
+_IN_HEADER = re.compile(r"#SBATCH --(gres|gpus-per-node|gpus)=(\S+)")
+
+
+class Waiting(NamedTuple):
+    """What squeue tells about one pending job."""
+
+    reason: str
+    partition: str
+    priority: int | None
+    start: float | None
+    submitted: float | None
+    time_limit_s: int | None
+    nodes: str
+    cpus: str
+    memory: str
+    tres: str
+    dependency: str
+
+
+class NodeCount(NamedTuple):
+    """Nodes of a partition by what they are doing."""
+
+    by_state: dict[str, int]
+    total: int
+
+
+class Sooner(NamedTuple):
+    """A change of the request, and when Slurm would start it."""
+
+    what: str
+    flag: str
+    start: float
+
+
+def ask_waiting(job: str, environ: Mapping[str, str]) -> Waiting | None:
+    """The job's row in the queue; None if it is not there or Slurm does not answer."""
+    text = _ask(["squeue", "-h", "--start", "-j", job, "-o", _FIELDS], environ) or ""
+    if not text.strip():
+        text = _ask(["squeue", "-h", "-j", job, "-o", _FIELDS], environ) or ""
+    fields = text.splitlines()[0].split("|") if text.strip() else []
+    if len(fields) < 11:
+        return None
+    # A reason may hold the separator; the ten fields behind it do not.
+    reason, rest = "|".join(fields[:-10]), fields[-10:]
+    partition, priority, start, submitted, limit, nodes, cpus, memory, tres, dependency = rest
+    return Waiting(
+        reason,
+        partition,
+        int(priority) if priority.isdigit() else None,
+        parse_time(start),
+        parse_time(submitted),
+        _limit(limit),
+        nodes,
+        cpus,
+        memory,
+        tres,
+        dependency if dependency not in ("(null)", "") else "",
+    )
+
+
+def ahead(waiting: Waiting, environ: Mapping[str, str]) -> int | None:
+    """How many pending jobs of its partition have a higher priority; None if Slurm does not tell."""
+    if waiting.priority is None:
+        return None
+    text = _ask(["squeue", "-h", "-r", "-t", "PD", "-p", waiting.partition, "-o", "%Q"], environ)
+    if text is None:
+        return None
+    return sum(1 for line in text.split() if line.isdigit() and int(line) > waiting.priority)
+
+
+def nodes_of(partition: str, environ: Mapping[str, str]) -> NodeCount | None:
+    text = _ask(["sinfo", "-h", "-p", partition, "-o", "%D|%T"], environ)
+    if text is None:
+        return None
+    counts: dict[str, int] = {}
+    for line in text.splitlines():
+        number, _, state = line.partition("|")
+        word = state.rstrip("*$~#!%@^-+") or "unknown"
+        if number.strip().isdigit():
+            counts[word] = counts.get(word, 0) + int(number)
+    return NodeCount(counts, sum(counts.values()))
+
+
+def test_start(script: str, extra: Iterable[str], environ: Mapping[str, str]) -> float | None:
+    """When Slurm would start this script if it were submitted now with these options on top."""
+    try:
+        done = run(["sbatch", "--test-only", *extra, script], _TIMEOUT_S, environ=environ)
+    except (SchedulerError, InputError):
+        return None
+    match = _TO_START.search(done.stderr)
+    return parse_time(match[1]) if match else None
+
+
+def smaller_requests(waiting: Waiting, header: str) -> list[tuple[str, str]]:
+    """(in words, sbatch flag) of requests that ask for less: half the time, half the GPUs. Pure."""
+    found = []
+    if waiting.time_limit_s and waiting.time_limit_s >= 1200:
+        half = waiting.time_limit_s // 2
+        found.append((f"half the time limit ({format_slurm_time(half)})", f"--time={format_slurm_time(half)}"))
+    gpus = _IN_HEADER.search(header)
+    if gpus is not None and (match := _GPUS.search(gpus[2]) or re.fullmatch(r"(?:([A-Za-z][\w.-]*):)?(\d+)", gpus[2])):
+        kind, number = match[1], int(match[2])
+        if number >= 2:
+            spelled = f"{kind}:{number // 2}" if kind else str(number // 2)
+            value = f"gpu:{spelled}" if gpus[1] == "gres" else spelled
+            found.append((f"{number // 2} instead of {number} GPUs", f"--{gpus[1]}={value}"))
+    return found
+
+
+def sooner(
+    script: str, header: str, waiting: Waiting, environ: Mapping[str, str], now: float
+) -> tuple[float | None, list[Sooner]]:
+    """(when this request would start, smaller requests that would start at least a minute earlier)."""
+    array = ["--array=0"] if "#SBATCH --array" in header else []
+    base = waiting.start or test_start(script, array, environ)
+    found = []
+    for words, flag in smaller_requests(waiting, header):
+        start = test_start(script, [*array, flag], environ)
+        if start is not None and (base is None or start < base - 60) and start > now - 86400:
+            found.append(Sooner(words, flag, start))
+    return base, found
+
+
+def parse_time(text: str) -> float | None:
+    """Slurm's local time, 2026-11-15T10:20:30; N/A and Unknown are None."""
+    try:
+        return time.mktime(time.strptime(text.strip(), "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return None
+
+
+def _limit(text: str) -> int | None:
+    try:
+        return parse_slurm_time_s(text)
+    except InputError:
+        return None
+
+
+def _ask(argv: list[str], environ: Mapping[str, str]) -> str | None:
+    try:
+        done = run(argv, _TIMEOUT_S, environ=environ)
+    except SchedulerError:
+        return None
+    return done.stdout if done.returncode == 0 else None

@@ -1,0 +1,160 @@
+"""One question to Slurm for everybody who watches: the last answer lies in a file, and one watcher at a time renews it.
+
+Ten people (or ten windows) that follow the same project cost the controller what one does. The file is written whole by
+rename; whoever creates `asking` asks, the others show what is there, with its age. A controller that does not answer
+is asked ever more seldom, by all of them together. Nothing here is needed: where the file cannot be written, each asks
+for itself, at the same interval.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from shoal.agent.files import replace
+from shoal.backends.slurm.query import QUERY_TIMEOUT_S, Snapshot, by_token, squeue
+from shoal.store.fold import JobRow
+
+#: Seconds between two questions to the controller by all watchers together, and the most after failures.
+INTERVAL_S = 10.0
+_LONGEST_S = 120.0
+#: An answer is only used for a run that was claimed this long before it: sbatch may take a moment to return.
+_CLAIM_MARGIN_S = 2.0
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """The file: rows, when Slurm was asked, and how often in a row it has not answered since."""
+
+    t: float
+    tried: float
+    conf: str
+    rows: list[JobRow]
+    problem: str | None = None
+    failures: int = 0
+    schema: int = 1
+
+
+class SharedSlurm:
+    """`ask` for observe(): a snapshot no older than `interval_s`, or the last one with what is wrong."""
+
+    def __init__(
+        self,
+        home: str,
+        interval_s: float | None = None,
+        *,
+        query: Callable[[Mapping[str, str]], Snapshot] = squeue,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.interval_s = interval_s if interval_s is not None else interval_from(os.environ)
+        self._folder = os.path.join(home, "cache")
+        self._path = os.path.join(self._folder, f"squeue-{os.getuid()}.json")
+        self._query, self._clock, self._sleep = query, clock, sleep
+        self._own: Answer | None = None
+
+    def __call__(self, environ: Mapping[str, str], newer_than: float) -> Snapshot:
+        known = self._read(environ)
+        if known is not None and not self._is_due(known, newer_than):
+            return _as_snapshot(known)
+        if self._begin_asking():
+            try:
+                return _as_snapshot(self._renew(environ, known))
+            finally:
+                self._end_asking()
+        # Somebody else is asking at this moment.
+        if known is not None and known.t > newer_than + _CLAIM_MARGIN_S:
+            return _as_snapshot(known)
+        return self._wait_for_other(environ, newer_than, known)
+
+    def _is_due(self, known: Answer, newer_than: float) -> bool:
+        pause = min(self.interval_s * 2**known.failures, max(_LONGEST_S, self.interval_s))
+        if self._clock() - known.tried >= pause or known.tried > self._clock() + 60:
+            return True
+        return known.problem is None and known.t <= newer_than + _CLAIM_MARGIN_S
+
+    def _renew(self, environ: Mapping[str, str], known: Answer | None) -> Answer:
+        now = self._clock()
+        snapshot = self._query(environ)
+        if snapshot.problem is None:
+            fresh = Answer(
+                t=snapshot.t or now,
+                tried=now,
+                conf=_conf(environ),
+                rows=[row for rows in snapshot.rows.values() for row in rows],
+            )
+        else:
+            fresh = Answer(
+                t=known.t if known else 0.0,
+                tried=now,
+                conf=_conf(environ),
+                rows=known.rows if known else [],
+                problem=snapshot.problem,
+                failures=min(8, known.failures + 1) if known else 1,
+            )
+        self._own = fresh
+        with contextlib.suppress(OSError):
+            replace(self._path, msgspec.json.encode(fresh), sync=False)
+        return fresh
+
+    def _wait_for_other(self, environ: Mapping[str, str], newer_than: float, known: Answer | None) -> Snapshot:
+        deadline = self._clock() + 5.0
+        while self._clock() < deadline:
+            self._sleep(0.1)
+            found = self._read(environ)
+            if found is not None and not self._is_due(found, newer_than):
+                return _as_snapshot(found)
+        return _as_snapshot(self._renew(environ, known))
+
+    def _read(self, environ: Mapping[str, str]) -> Answer | None:
+        """The shared answer, or our own where that is newer; None if there is none about this cluster."""
+        found = None
+        try:
+            with open(self._path, "rb") as file:  # noqa: PTH123
+                if os.fstat(file.fileno()).st_uid == os.getuid():
+                    found = msgspec.json.decode(file.read(), type=Answer)
+        except (OSError, msgspec.MsgspecError):
+            found = None
+        best = max((one for one in (found, self._own) if one is not None), key=lambda one: one.tried, default=None)
+        return best if best is not None and best.conf == _conf(environ) and best.schema == 1 else None
+
+    def _begin_asking(self) -> bool:
+        """Win the right to ask; a mark older than Slurm's longest answer was left by somebody who was killed."""
+        mark = f"{self._path}.asking"
+        for _ in range(2):
+            try:
+                os.makedirs(self._folder, mode=0o700, exist_ok=True)
+                os.close(os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0), 0o600))
+                return True
+            except FileExistsError:
+                with contextlib.suppress(OSError):
+                    if abs(time.time() - os.stat(mark).st_mtime) < QUERY_TIMEOUT_S + 10:
+                        return False
+                    os.unlink(mark)
+            except OSError:
+                return True  # A folder that is not ours to write in: ask for ourselves.
+        return False
+
+    def _end_asking(self) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(f"{self._path}.asking")
+
+
+def interval_from(environ: Mapping[str, str]) -> float:
+    """Seconds between questions: SHOAL_POLL_S, or ten; less than one is refused by taking one."""
+    try:
+        return max(1.0, float(environ.get("SHOAL_POLL_S") or INTERVAL_S))
+    except ValueError:
+        return INTERVAL_S
+
+
+def _as_snapshot(answer: Answer) -> Snapshot:
+    return Snapshot(by_token(answer.rows), answer.problem, answer.t or None)
+
+
+def _conf(environ: Mapping[str, str]) -> str:
+    """Which Slurm the answer is about."""
+    return environ.get("SLURM_CONF", "")

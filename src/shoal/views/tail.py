@@ -1,0 +1,99 @@
+r"""Read logs that may be 10 GB, hold NULs, broken UTF-8 or a bar of a million `\r`: from the end, in pieces."""
+
+from __future__ import annotations
+
+import os
+from typing import BinaryIO
+
+BLOCK = 1 << 16
+#: No single line is kept beyond this; a program that prints no line break must not fill our memory.
+LONGEST_LINE = 1 << 16
+
+
+def seek_last_lines(file: BinaryIO, lines: int, most: int = 1 << 40) -> int:
+    """Place the file at the beginning of its last lines, reading backwards at most `most` bytes; 0 means all of it."""
+    end = position = file.seek(0, os.SEEK_END)
+    floor = max(0, end - most)
+    while position > floor and lines > 0:
+        start = max(floor, position - BLOCK)
+        file.seek(start)
+        block = file.read(position - start)
+        # The line break at the very end closes the last line and begins none.
+        at = len(block) - 1 if position == end and block.endswith(b"\n") else len(block)
+        while lines > 0 and (at := block.rfind(b"\n", 0, at)) >= 0:
+            lines -= 1
+            if lines == 0:
+                return file.seek(start + at + 1)
+        position = start
+    return file.seek(floor)
+
+
+def collapse(data: bytes) -> bytes:
+    r"""Each line as a terminal would leave it: of parts separated by `\r`, the last that is not empty."""
+    if b"\r" not in data:
+        return data
+    return b"\n".join(_settled(line) for line in data.split(b"\n"))
+
+
+def _settled(line: bytes) -> bytes:
+    if b"\r" not in line:
+        return line
+    kept = line.rstrip(b"\r")
+    return kept[kept.rfind(b"\r") + 1 :]
+
+
+class Collapser:
+    r"""The same for a stream that comes in pieces: what follows the last `\r` of an unfinished line is held back."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Whole lines of what came so far."""
+        data = self._rest + data
+        at = data.rfind(b"\n") + 1
+        self._rest = _settled(data[at:])
+        if data[at:].endswith(b"\r"):
+            self._rest += b"\r"
+        if len(self._rest) > LONGEST_LINE:
+            out, self._rest = collapse(data[:at]) + self._rest, b""
+            return out
+        return collapse(data[:at])
+
+    def flush(self) -> bytes:
+        out, self._rest = _settled(self._rest), b""
+        return out
+
+
+def last_text(path: str, lines: int, most: int = 1 << 16) -> list[str]:
+    """The last lines of a file as text, of at most `most` bytes: decoded with replacement, bars collapsed, no NULs."""
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            seek_last_lines(file, lines, most)
+            data = file.read(most)
+    except OSError:
+        return []
+    text = collapse(data.replace(b"\0", b"")).decode("utf-8", "replace")
+    return text.split("\n")[:-1] if text.endswith("\n") else text.split("\n") if text else []
+
+
+def read_slice(path: str, offset: int, most: int = 1 << 20) -> tuple[bytes, int, int]:
+    """(bytes, where they begin, size of the file): from `offset`, or the last -offset bytes if that is negative."""
+    with open(path, "rb") as file:  # noqa: PTH123
+        size = file.seek(0, os.SEEK_END)
+        start = max(0, size + offset) if offset < 0 else min(offset, size)
+        file.seek(start)
+        return file.read(most), start, size
+
+
+def log_age_s(log_dir: str | None, attempt: int, now: float) -> float | None:
+    """Seconds since an attempt last wrote anything; None if it has written nothing."""
+    newest = None
+    for stream in ("out", "err"):
+        try:
+            found = os.stat(os.path.join(log_dir or "", f"attempt-{attempt}.{stream}"))
+        except OSError:
+            continue
+        if found.st_size:
+            newest = max(newest or 0.0, found.st_mtime)
+    return None if newest is None else max(0.0, now - newest)

@@ -1,0 +1,280 @@
+"""`shoal why RUN`: of one that waits the reason, evidence and estimate; of one that ended the post-mortem."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from shoal.agent import checkpoints, layout
+from shoal.model import RunSpec
+from shoal.observe import observe
+from shoal.store.fold import RunView
+from shoal.store.reading import Reader
+from shoal.store.records import Asked
+from shoal.units import format_duration, format_memory, format_slurm_time
+from shoal.views import estimate, usage
+from shoal.views.causes import WORDS, Cause
+from shoal.views.details import cause_in_log, details_of
+from shoal.views.faults import look
+from shoal.views.reasons import explain
+from shoal.views.render import plain, print_json, state_word
+from shoal.views.screen import Screen
+from shoal.views.terminal_text import harmless
+
+
+class Sooner(msgspec.Struct, frozen=True, kw_only=True):
+    what: str
+    flag: str
+    start: float
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a run is as it is. `headline` is one sentence, `evidence` what it rests on, `next` commands to paste."""
+
+    run: str
+    state: str
+    headline: str
+    evidence: list[str] = []
+    next: list[str] = []
+    kind: str | None = None
+    slurm_reason: str | None = None
+    start_estimate: float | None = None
+    estimate_note: str | None = None
+    sooner: list[Sooner] = []
+    log_lines: list[str] = []
+    log_path: str | None = None
+
+
+def gather(home: str, run: str, environ: Mapping[str, str], clock: Callable[[], float] = time.time) -> Explanation:
+    found = observe(home, [run], environ=environ, clock=clock)
+    view, now = found.views[run], clock()
+    if view.state in ("pending", "stuck"):
+        return _waiting(home, view, found.slurm_problem, environ, now)
+    reader = Reader(home)
+    spec = reader.spec(run)
+    if view.state == "running":
+        return _running(home, view, now)
+    if view.state == "done":
+        evidence = [_lasted(view)] if view.started else []
+        return Explanation(
+            run=run, state="done", headline=view.cause or "it is done; there is nothing to explain", evidence=evidence
+        )
+    if view.state in ("new", "queued", "unknown"):
+        return Explanation(
+            run=run,
+            state=view.state,
+            headline=view.cause or "it has not been submitted yet",
+            next=[f"shoal submit {_script(home, run)}"] if view.state == "new" else [f"shoal status {run}"],
+        )
+    return post_mortem(home, view, spec, _asked(home, reader, run))
+
+
+def _waiting(home: str, view: RunView, problem: str | None, environ: Mapping[str, str], now: float) -> Explanation:
+    if problem is not None or view.job_id is None:
+        headline = "it waits in Slurm's queue, and Slurm does not answer now"
+        return Explanation(
+            run=view.name, state=view.state, headline=headline, evidence=[problem or ""], next=["scontrol ping"]
+        )
+    waiting = estimate.ask_waiting(view.job_id, environ)
+    word = waiting.reason if waiting else (view.cause or "").rpartition("; ")[2] or None
+    reason = explain(word)
+    partition = waiting.partition if waiting else view.partition or "?"
+    waited = format_duration(max(0.0, now - ((waiting.submitted if waiting else None) or view.submitted or now)))
+    evidence = [f"waiting for {waited} in partition {plain(partition)} as job {view.job_id}"]
+    evidence += _queue_evidence(waiting, reason.moves, environ) if waiting else []
+    start, note = None, None
+    better: list[estimate.Sooner] = []
+    if waiting is not None and reason.moves:
+        script, header = _saved_script(home, view.name)
+        if reason.smaller and script is not None:
+            start, better = estimate.sooner(script, header, waiting, environ, now)
+        else:
+            start = waiting.start
+        note = None if start is not None else "Slurm gives no estimate of its start"
+    action = reason.action.format(run=view.name, job=view.job_id, partition=partition) if reason.action else None
+    return Explanation(
+        run=view.name,
+        state=view.state,
+        headline=reason.sentence,
+        evidence=evidence,
+        next=[action] if action else [],
+        kind=None,
+        slurm_reason=word,
+        start_estimate=start,
+        estimate_note=note,
+        sooner=[Sooner(what=one.what, flag=one.flag, start=one.start) for one in better],
+    )
+
+
+def _queue_evidence(waiting: estimate.Waiting, moves: bool, environ: Mapping[str, str]) -> list[str]:
+    asked = [f"{waiting.nodes} node(s)", f"{waiting.cpus} CPUs", f"{waiting.memory} memory"]
+    asked += [waiting.tres.replace("gres/", "").replace("gres:", "")] if waiting.tres not in ("N/A", "") else []
+    lines = [
+        f"it asks for {', '.join(asked)}"
+        + (f", {format_slurm_time(waiting.time_limit_s)}" if waiting.time_limit_s else "")
+    ]
+    if waiting.dependency:
+        lines.append(f"it depends on {plain(waiting.dependency)}")
+    if not moves:
+        return lines
+    count = estimate.ahead(waiting, environ)
+    if count is not None:
+        lines.append(
+            f"{count} pending job{'' if count == 1 else 's'} of the partition {'is' if count == 1 else 'are'} before it"
+        )
+    nodes = estimate.nodes_of(waiting.partition, environ)
+    if nodes is not None and nodes.total:
+        states = ", ".join(f"{number} {plain(state)}" for state, number in sorted(nodes.by_state.items()))
+        lines.append(f"nodes of {plain(waiting.partition)}: {states}")
+    return lines
+
+
+def _running(home: str, view: RunView, now: float) -> Explanation:
+    details = details_of(home, view, now)
+    evidence = [_lasted(view, now)]
+    evidence += [f"progress {details.progress.text}"] if details.progress else []
+    if details.log_age_s is not None:
+        evidence.append(f"it last printed something {format_duration(details.log_age_s)} ago")
+    if details.gpu_percent is not None:
+        evidence.append(f"its GPUs are at {details.gpu_percent:.0f} %")
+    elif view.gpus:
+        sample = usage.read(home, view.name, view.attempt)
+        evidence.append(f"GPU use: no data{f' ({plain(sample.gpu_problem)})' if sample and sample.gpu_problem else ''}")
+    quiet = details.log_age_s is not None and details.log_age_s > 1800
+    headline = "it runs, but has printed nothing for a while" if quiet else "it is running"
+    return Explanation(
+        run=view.name, state=view.state, headline=headline, evidence=evidence, next=[f"shoal logs {view.name} -f"]
+    )
+
+
+def post_mortem(home: str, view: RunView, spec: RunSpec | None, asked: Asked | None) -> Explanation:
+    """What a run that did not end well died of: the verdict, the end record and the end of its log together."""
+    fault = look(view)
+    cause = cause_in_log(view) if view.log_dir and view.attempt else None
+    kind = _kind(view, cause)
+    sample = usage.read(home, view.name, view.attempt) if view.attempt else None
+    evidence = [f"{state_word(view.state)}: {view.cause}"] if view.cause else []
+    evidence += [_lasted(view)] if view.started else []
+    if view.node:
+        evidence.append(f"on {view.node}" + (f", job {view.job_id}" if view.job_id else ""))
+    if sample is not None and sample.peak_memory_mb and asked is not None and asked.memory_mb:
+        evidence.append(f"it used up to {sample.peak_memory_mb / 1024:.1f} of {asked.memory_mb / 1024:g} GB of memory")
+    said = "" if cause is None or kind not in (cause.kind, "python") else f": {cause.line}"
+    headline = f"{WORDS[kind]}{said}" if kind in WORDS else view.cause or view.state
+    return Explanation(
+        run=view.name,
+        state=view.state,
+        headline=headline,
+        evidence=evidence,
+        next=_remedies(home, view, kind, spec, asked),
+        kind=kind,
+        slurm_reason=view.slurm_state,
+        log_lines=fault.window[-12:],
+        log_path=fault.path,
+    )
+
+
+def _kind(view: RunView, cause: Cause | None) -> str | None:
+    """Slurm's and the kernel's word comes before the log's: a run that was killed for memory may print anything."""
+    by_state = {"oom": "host_oom", "timeout": "time_limit", "preempted": "preempted", "node_fail": "node"}
+    if view.state in by_state:
+        return by_state[view.state]
+    return cause.kind if cause is not None and view.state in ("failed", "lost") else None
+
+
+def _remedies(home: str, view: RunView, kind: str | None, spec: RunSpec | None, asked: Asked | None) -> list[str]:
+    """Commands that work when pasted; a comment behind # says what to change first where no command can."""
+    again = f"shoal submit {_script(home, view.name)}"
+    newest = None
+    if spec is not None and spec.checkpoint and view.output_dir:
+        newest = checkpoints.newest(view.output_dir, spec.checkpoint)
+    resume = f"shoal resume {view.name}" if newest else None
+    if kind == "host_oom":
+        more = f"--mem={format_memory(asked.memory_mb * 2)}" if asked and asked.memory_mb else "--mem=MORE"
+        return [f"{resume} -- {more}" if resume else f"{again}   # with {more} in the script"]
+    if kind == "time_limit":
+        more = f"--time={format_slurm_time(view.time_limit_s * 2)}" if view.time_limit_s else "--time=LONGER"
+        return [f"{resume} -- {more}" if resume else f"{again}   # with {more}; nothing to resume from was saved"]
+    if kind in ("preempted", "node", "nccl", "gpu_error", "port"):
+        avoid = f" -- --exclude={view.node}" if kind in ("node", "gpu_error") and view.node and resume else ""
+        return [f"{resume}{avoid}" if resume else again]
+    if kind == "cuda_oom":
+        return [f"{resume or again}   # with a smaller batch, or GPUs with more memory"]
+    if kind == "disk":
+        return [f"df -h {view.output_dir or '.'}   # free some space, then: {resume or again}"]
+    if view.state == "cancelled":
+        return [resume or again]
+    return [f"shoal logs {view.name} --err", f"{resume or again}   # once it is fixed"]
+
+
+def _lasted(view: RunView, now: float | None = None) -> str:
+    end = view.ended or now
+    if view.started is None or end is None:
+        return "it never started"
+    limit = f" of {format_duration(view.time_limit_s)}" if view.time_limit_s else ""
+    return f"attempt {view.attempt}, {format_duration(max(0.0, end - view.started))}{limit} long"
+
+
+def _asked(home: str, reader: Reader, run: str) -> Asked | None:
+    origin = reader.run(run).origin
+    return origin.submission.asked if origin and origin.submission else None
+
+
+def _script(home: str, run: str) -> str:
+    """experiments/NAME.sh, or the folder where the run comes from a sweep file."""
+    root = os.path.dirname(home)
+    for suffix in (".sh", ".py", ".toml"):
+        path = os.path.join("experiments", f"{run}{suffix}")
+        if os.path.exists(os.path.join(root, path)):
+            return path
+    return os.path.join("experiments", run.split("/")[0])
+
+
+def _saved_script(home: str, run: str) -> tuple[str | None, str]:
+    claim = Reader(home).run(run).claim
+    if claim is None:
+        return None, ""
+    path = os.path.join(layout.submission_dir(home, claim.token), "script.sh")
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+            return path, file.read(1 << 16)
+    except OSError:
+        return None, ""
+
+
+def show(
+    told: Explanation, screen: Screen, *, as_json: bool = False, quiet: bool = False, now: float | None = None
+) -> int:
+    """Print it. Exit code 5 only when Slurm was needed and silent."""
+    if as_json:
+        print_json(msgspec.to_builtins(told))
+        return 0
+    if quiet:
+        print(plain(told.headline))
+        return 0
+    print(f"{screen.paint(plain(told.run), '1')} is {told.state}: {plain(told.headline)}")
+    for line in told.evidence:
+        print(f"  {plain(line)}")
+    moment = time.time() if now is None else now
+    if told.start_estimate is not None:
+        print(f"Slurm estimates its start at {_clock(told.start_estimate, moment)}")
+    elif told.estimate_note:
+        print(told.estimate_note)
+    for one in told.sooner:
+        print(f"with {one.what} it could start at {_clock(one.start, moment)}: {one.flag}")
+    if told.log_lines:
+        print(f"from {plain(told.log_path or 'its log')}:")
+        for line in told.log_lines:
+            print(f"    {harmless(line, colour=False)}")
+    for command in told.next:
+        print(f"hint: {command}")
+    return 0
+
+
+def _clock(moment: float, now: float) -> str:
+    away = moment - now
+    span = f"in {format_duration(away)}" if away > 0 else "now"
+    return f"{time.strftime('%a %H:%M' if away > 72000 else '%H:%M', time.localtime(moment))} ({span})"
