@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Optional
 
 from . import by_hand, checkpoints, environment, fence, files, layout, process
 from .attempt import Attempt
+from .launch import plan
 
 
 def main(argv: List[str]) -> int:
@@ -148,6 +149,11 @@ def _run(
         problem = "the cluster's set-up lines ended with exit code %d" % set_up_exit
     elif claim.resume and not resume_from:
         problem = "no checkpoint %s in %s to resume from" % (spec.get("checkpoint"), claim.output_dir)
+    if problem is None and spec.get("launch", "process") != "process":
+        here_only = "SHOAL_TOKEN" in os.environ
+        argv, problem = plan.prepare(spec, number, values, env, out, err, claim.output_dir, here_only)
+    else:
+        env = plan.for_process(env)
     if problem is not None:
         argv = ["sh", "-c", 'echo "shoal: $1" >&2; exit "$2"', "sh", problem, str(set_up_exit or 2)]
     follow = os.environ.get("SHOAL_FOLLOW", "0" if os.environ.get("SLURM_JOB_NAME", "").endswith(claim.token) else "1")

@@ -22,8 +22,38 @@ _MODULES = (
     "attempt",
     "by_hand",
     "main",
+    *(
+        f"launch/{name}"
+        for name in (
+            "__init__",
+            "geometry",
+            "family",
+            "unit",
+            "rank",
+            "network",
+            "words",
+            "failures",
+            "allocation",
+            "plan",
+            "node",
+            "steps",
+            "entry",
+        )
+    ),
 )
-_ENTRY = "import sys\nfrom shoal_agent.main import main\nsys.exit(main(sys.argv[1:]))\n"
+#: The launcher calls the same file again for its nodes and ranks, which load only what they need.
+_ENTRY = """import sys
+role = sys.argv[1] if len(sys.argv) > 2 else ""
+if role == "rank":
+    from shoal_agent.launch.rank import main
+elif role == "node":
+    from shoal_agent.launch.node import main
+elif role == "launch":
+    from shoal_agent.launch.entry import main
+else:
+    from shoal_agent.main import main
+sys.exit(main(sys.argv[2:] if role in ("rank", "node", "launch") else sys.argv[1:]))
+"""
 
 
 def ship(home: str) -> str:
@@ -42,11 +72,11 @@ def ship(home: str) -> str:
 
 def build() -> bytes:
     """The zip's bytes; the same for the same source, whenever and wherever it is built."""
-    buffer = io.BytesIO()
+    buffer, here = io.BytesIO(), Path(__file__).parent
     with zipfile.ZipFile(buffer, "w") as archive:
         _add(archive, "__main__.py", _ENTRY)
         for module in _MODULES:
-            _add(archive, f"shoal_agent/{module}.py", Path(__file__).with_name(f"{module}.py").read_text("utf-8"))
+            _add(archive, f"shoal_agent/{module}.py", (here / f"{module}.py").read_text("utf-8"))
     return buffer.getvalue()
 
 

@@ -1,0 +1,125 @@
+"""The launcher, one per job: `agent launch PLAN`. Its exit code is that of the rank that failed first."""
+
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any, Dict, List
+
+from .. import environment
+from . import failures, family, network, steps, words
+from .geometry import ELASTIC, Geometry
+from .node import Node
+from .plan import wrapper
+from .rank import BAD_GEOMETRY
+from .unit import Unit
+
+
+def main(argv: List[str]) -> int:
+    with open(argv[0]) as file:
+        plan = json.load(file)
+    family.say(plan["what"])
+    try:
+        if plan["geometry"]["mode"] == "replicas":
+            from .replicas import supervise
+
+            return supervise(plan, os.environ)
+        return run(plan)
+    except network.NoSuchInterface as error:
+        family.say(str(error))
+        return BAD_GEOMETRY
+
+
+def geometry_of(plan: Dict[str, Any]) -> Geometry:
+    return Geometry(**{"cpus": None, **{key: plan["geometry"].get(key) for key in Geometry._fields}})
+
+
+def run(plan: Dict[str, Any]) -> int:
+    """A run of one unit, to its end."""
+    geometry = geometry_of(plan)
+    needs_port = geometry.mode in ("srun", "deepspeed", "accelerate") or geometry.nodes > 1
+    port, mark = network.reserve_port(int(plan["job"])) if needs_port else (0, None)
+    argv = environment.complete(plan["command"], plan["values"]) + plan["args"]
+    one = unit_of(plan, geometry, argv, plan["nodes"], port, os.path.join(plan["folder"], ""))
+    begin = _size(plan["err"])
+    one.save()
+    if geometry.mode == "deepspeed":
+        with open(one.log + "hosts", "w") as file:
+            file.write(words.deepspeed_hosts(one))
+    if geometry.mode in ELASTIC and geometry.nodes == 1:
+        code = Node(one._replace(slurm=False), 0).run(os.environ)
+    elif plan["slurm"]:
+        code = _as_step(plan, geometry, one)
+    else:
+        code = _ranks_here(one)
+    if mark is not None:
+        mark.close()
+    if code != 0:
+        code = failures.true_code(code, plan["err"], begin) if geometry.mode in ELASTIC else code
+        for line in failures.last_words(one.log):
+            sys.stderr.write("shoal: %s\n" % line)
+    return code
+
+
+def unit_of(
+    plan: Dict[str, Any], geometry: Geometry, argv: List[str], nodes: List[str], port: int, log: str, name: str = ""
+) -> Unit:
+    """The unit of a run, or with `name` of one try of a replica."""
+    settings = plan["settings"]
+    replica = geometry.replicas > 0
+    others = [node for node in nodes if node != plan["nodes"][0]] or plan["nodes"][1:]
+    address = "127.0.0.1"
+    if plan["slurm"] and nodes[0] == plan["nodes"][0]:
+        address = network.reachable_address(others, settings.get("interface")) if others else address
+    elif plan["slurm"]:
+        address = nodes[0]
+    return Unit(
+        mode="torchrun" if replica else geometry.mode,
+        nodes=nodes,
+        processes=geometry.replica_processes if replica else geometry.processes,
+        gpus=geometry.replica_gpus if replica else geometry.gpus,
+        argv=argv,
+        cwd=plan["cwd"],
+        log=log,
+        id="-".join(part for part in (plan["id"], name) if part),
+        start=words.start_of(geometry.mode, argv),
+        wrapper=wrapper(),
+        slurm=plan["slurm"],
+        cpus=plan["cpus"],
+        address=address,
+        port=port,
+        max_restarts=settings["max_restarts"],
+        interface=settings.get("interface"),
+        options=settings.get("options", []),
+        container=plan["container"],
+    )
+
+
+def _as_step(plan: Dict[str, Any], geometry: Geometry, one: Unit) -> int:
+    tasks = geometry.tasks
+    cpus = None if plan["cpus"] is None else plan["cpus"] // tasks
+    argv = words.srun(geometry.nodes, tasks, cpus, name="shoal")
+    role = "rank" if geometry.mode == "srun" else "node"
+    step = steps.Step([*argv, *one.wrapper, role, one.path], one, dict(os.environ), plan["job"])
+    family.on_signals(step.pass_on, 5.0, time.monotonic)
+    return step.wait()
+
+
+def _ranks_here(one: Unit) -> int:
+    """One process per rank on this machine, with the variables that srun's tasks would have."""
+    ranks = steps.LocalRanks(one, dict(os.environ))
+    family.adopt_orphans()
+    family.on_signals(ranks.pass_on, 1.0, time.monotonic)
+    try:
+        return ranks.wait()
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, family.FORWARDED)
+        family.end_orphans()
+
+
+def _size(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0

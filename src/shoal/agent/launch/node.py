@@ -1,0 +1,149 @@
+"""One node of a unit: start the launcher of its ranks, hand signals to the ranks, leave nothing behind.
+
+On Slurm this is the step's task on that node; on one machine it runs inside the launcher itself.
+"""
+
+import glob
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from typing import Any, List, Mapping, Optional, Set
+
+from . import family, network, words
+from .rank import BAD_GEOMETRY
+from .unit import Unit, load, write
+
+_POLL_S = 0.1
+_SAME_WISH_S = 5.0
+
+
+def main(argv: List[str]) -> int:
+    unit = load(argv[0])
+    number = int(os.environ.get("SLURM_NODEID") or 0) if unit.slurm else 0
+    return Node(unit, number).run(os.environ)
+
+
+class Node:
+    """torchrun (or a launcher like it) on one node, and the way to its ranks."""
+
+    def __init__(self, unit: Unit, number: int) -> None:
+        self.unit = unit
+        self.number = number
+        self.began = time.time()
+        self.stopping: Optional[int] = None
+        self._child: Optional[subprocess.Popen[bytes]] = None
+        self._told: Set[int] = set()
+
+    def run(self, environ: Mapping[str, str]) -> int:
+        """The launcher's exit code, or that of the signal which ended it before any rank had begun."""
+        family.adopt_orphans()
+        env = self.environment(environ)
+        problem = network.check_interfaces(env)
+        if problem is not None:
+            family.say(problem)
+            return BAD_GEOMETRY
+        if self.unit.slurm:
+            self._note_step(environ)
+        argv = words.launcher(self.unit, self.number, self._local_address())
+        try:
+            self._child = subprocess.Popen(
+                argv, env=env, cwd=self.unit.cwd, start_new_session=True, preexec_fn=family.child_setup(deaf=True)
+            )
+        except OSError as error:
+            family.say("cannot start %s: %s" % (argv[0], error.strerror))
+            return 127 if isinstance(error, FileNotFoundError) else 126
+        family.on_signals(self.signal, _SAME_WISH_S, time.monotonic)
+        while True:
+            try:
+                code = self._child.wait(_POLL_S)
+                break
+            except subprocess.TimeoutExpired:
+                if self.stopping is not None:
+                    self._tell_ranks(self.stopping)  # also those that torchrun has started again meanwhile
+        family.end_orphans()
+        return 128 + self.stopping if code == -signal.SIGKILL and self.stopping else family.exit_code(code)
+
+    def environment(self, environ: Mapping[str, str]) -> "dict[str, str]":
+        """What torchrun and its ranks inherit: threads by the CPUs that each rank has, and the interface by name."""
+        env = dict(environ, **self.unit.env)
+        if not env.get("OMP_NUM_THREADS"):
+            here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            env["OMP_NUM_THREADS"] = str(max(1, min(here, self.unit.cpus or here) // self.unit.processes))
+        if self.unit.interface:
+            for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+                env.setdefault(name, self.unit.interface)
+        return env
+
+    def signal(self, number: int) -> None:
+        """Hand a signal to every rank of this node. Before there is one, a wish to stop ends the launcher itself."""
+        if number not in family.STOPPING:
+            self._told.clear()
+            self._tell_ranks(number)
+            return
+        self.stopping = number
+        self._told.clear()
+        if not self._tell_ranks(number) and self._child is not None:
+            self._child.kill()
+
+    def _tell_ranks(self, number: int) -> int:
+        """Signal the ranks of this node that have not had it yet; how many ranks there are."""
+        ranks = self._ranks()
+        for pid in ranks:
+            if pid not in self._told:
+                self._told.add(pid)
+                try:
+                    os.kill(pid, number)
+                except (ProcessLookupError, PermissionError):
+                    pass
+        return len(ranks)
+
+    def _ranks(self) -> List[int]:
+        """Pids of this node's ranks, as they noted them, unless the note is older than we are."""
+        found = []
+        for path in glob.glob(glob.escape(self.unit.log) + "rank-*.json"):
+            record = _read(path)
+            if record.get("host") == socket.gethostname() and record.get("pid"):
+                pid = int(record["pid"])
+                if _is_ours(pid):
+                    found.append(pid)
+        return found
+
+    def _local_address(self) -> Optional[str]:
+        if len(self.unit.nodes) == 1 and not self.unit.interface:
+            return None
+        peers = [self.unit.address, *self.unit.nodes]
+        if self.number == 0:
+            return self.unit.address
+        return network.reachable_address(peers, self.unit.interface)
+
+    def _note_step(self, environ: Mapping[str, str]) -> None:
+        """The step's number, by which the supervisor can end it."""
+        record = {"step": environ.get("SLURM_STEP_ID"), "host": socket.gethostname(), "pid": os.getpid()}
+        write("%snode-%d.json" % (self.unit.log, self.number), record)
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether that process descends from this one: a pid alone may be somebody else's by now."""
+    me, seen = os.getpid(), 0
+    while pid > 1 and seen < 8:
+        if pid == me:
+            return True
+        try:
+            with open("/proc/%d/stat" % pid, "rb") as file:
+                pid = int(file.read().rpartition(b")")[2].split()[1])
+        except (OSError, IndexError, ValueError):
+            return False
+        seen += 1
+    return pid == me
+
+
+def _read(path: str) -> "dict[str, Any]":
+    try:
+        with open(path) as file:
+            record = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}

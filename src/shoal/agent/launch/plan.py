@@ -1,0 +1,96 @@
+"""The agent's side of a launch: write down what is to be started, and name the launcher that starts it.
+
+The plan is a file beside the attempt's logs. It says nothing that is secret: the environment reaches the launcher as
+any process's does.
+"""
+
+import os
+import shutil
+import sys
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from . import allocation
+from .geometry import DEFAULTS, GeometryError, compute, describe, to_record
+from .unit import write
+
+
+def prepare(
+    spec: Mapping[str, Any],
+    attempt: int,
+    values: Mapping[str, str],
+    environ: Mapping[str, str],
+    out: str,
+    err: str,
+    output_dir: str,
+    here_only: bool,
+) -> Tuple[List[str], Optional[str]]:
+    """(the command that the attempt runs, None), or ([], why it cannot be launched here)."""
+    settings = {key: value for key, value in (spec.get("launch_settings") or {}).items() if value is not None}
+    nodes, gpus = (int(environ.get(name) or least) for name, least in (("SHOAL_NODES", 1), ("SHOAL_GPUS_PER_NODE", 0)))
+    told = environ.get("SHOAL_CPUS_PER_NODE")
+    try:
+        geometry = compute(spec["launch"], settings, nodes, gpus, int(told) if told else None)
+        found = allocation.find(geometry, environ, here_only)
+        if not found.slurm:
+            geometry = allocation.on_this_machine(geometry, environ)
+    except GeometryError as error:
+        return [], "%s: %s" % (error.message, error.hint)
+    except allocation.Mismatch as error:
+        return [], str(error)
+    program = spec["command"][0]
+    container = list(spec.get("container") or [])
+    if not container and "{" not in program and not _is_there(program, spec["cwd"], environ):
+        return [], "there is no program %s on %s" % (program, os.uname().nodename)
+    folder = os.path.join(os.path.dirname(out), "attempt-%d.launch" % attempt)
+    os.makedirs(folder, exist_ok=True)
+    record: Dict[str, Any] = {
+        "what": describe(geometry),
+        "geometry": to_record(geometry),
+        "settings": dict(DEFAULTS, **settings),
+        "slurm": found.slurm,
+        "job": found.job,
+        "nodes": found.nodes,
+        "cpus": found.cpus,
+        "memory_mb": found.memory_mb,
+        "id": "%s-%d" % (found.job, attempt),
+        "command": spec["command"],
+        "args": spec.get("args", []),
+        "values": dict(values),
+        "cwd": spec["cwd"],
+        "folder": folder,
+        "err": err,
+        "output_dir": output_dir,
+        "checkpoint": spec.get("checkpoint"),
+        "container": container,
+    }
+    path = os.path.join(folder, "plan.json")
+    write(path, record)
+    return [*wrapper(), "launch", path], None
+
+
+def wrapper() -> List[str]:
+    """How this very agent is called again, quickly: no site packages, no user settings."""
+    return [sys.executable, "-I", "-S", os.path.abspath(sys.argv[0])]
+
+
+def for_process(environ: Dict[str, str]) -> Dict[str, str]:
+    """The environment of a single program in a Slurm job, which is not one of srun's tasks.
+
+    Lightning takes SLURM_NTASKS for a promise that srun starts its ranks: with one task and eight GPUs it would train
+    one process on an eighth of the data and call it done (measured with 2.6). Without it, it starts its own.
+    """
+    env = dict(environ)
+    if env.get("SLURM_JOB_ID"):
+        for name in ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE"):
+            env.pop(name, None)
+        if env.get("SLURM_CPUS_PER_TASK"):
+            # srun does not take it from the job since 22.05; threads of BLAS would count the node's cores.
+            env.setdefault("SRUN_CPUS_PER_TASK", env["SLURM_CPUS_PER_TASK"])
+            env.setdefault("OMP_NUM_THREADS", env["SLURM_CPUS_PER_TASK"])
+    return env
+
+
+def _is_there(program: str, cwd: str, environ: Mapping[str, str]) -> bool:
+    if "/" in program:
+        return os.access(os.path.join(cwd, program), os.X_OK)
+    return shutil.which(program, path=environ.get("PATH")) is not None

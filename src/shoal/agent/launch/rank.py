@@ -1,0 +1,139 @@
+"""One rank: check what it was given, open its log, become the user's program.
+
+Started by torchrun, by srun (one task per GPU) or by the launcher on this machine. It ends by exec, so that signals and
+the exit code are the program's own.
+"""
+
+import os
+import signal
+import socket
+import sys
+from typing import Dict, List, Optional
+
+from . import family
+from .unit import Unit, load, write
+
+BAD_GEOMETRY = 78
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+
+
+def main(argv: List[str]) -> int:
+    unit = load(argv[0])
+    if not (unit.slurm and unit.mode == "srun"):
+        family.die_with_parent()  # a Slurm task is Slurm's to end
+    env = dict(os.environ)
+    env.update(variables(unit, env))
+    rank = int(env["RANK"])
+    restart = int(env.get("TORCHELASTIC_RESTART_COUNT") or 0)
+    if rank > 0:
+        _redirect(unit.rank_log(rank, restart))
+    cpus = _affinity()
+    problem = check(unit, env)
+    _record(unit, env, rank, cpus)
+    if problem is not None:
+        family.say(problem)
+        return BAD_GEOMETRY
+    if cpus < int(env["LOCAL_WORLD_SIZE"]) and unit.mode != "srun" and env["LOCAL_RANK"] == "0":
+        family.say("%s ranks share %d CPU%s here" % (env["LOCAL_WORLD_SIZE"], cpus, "" if cpus == 1 else "s"))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, family.FORWARDED)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)  # Python ignores them, and exec would hand that on
+    return become(unit.argv, env)
+
+
+def variables(unit: Unit, env: Dict[str, str]) -> Dict[str, str]:
+    """What a rank adds to its environment: under srun its place by Slurm's numbers; its share of threads."""
+    found = dict(unit.env)
+    if unit.mode == "srun" and unit.slurm:
+        found.update(
+            RANK=env["SLURM_PROCID"],
+            LOCAL_RANK=env["SLURM_LOCALID"],
+            NODE_RANK=env["SLURM_NODEID"],
+            GROUP_RANK=env["SLURM_NODEID"],
+            WORLD_SIZE=env["SLURM_NTASKS"],
+            LOCAL_WORLD_SIZE=str(unit.processes),
+            MASTER_ADDR=unit.address,
+            MASTER_PORT=str(unit.port),
+        )
+        if not env.get("OMP_NUM_THREADS"):
+            found["OMP_NUM_THREADS"] = str(_affinity())
+    found["PYTHONUNBUFFERED"] = "1"
+    return found
+
+
+def check(unit: Unit, env: Dict[str, str]) -> Optional[str]:
+    """Why this rank must not begin, or None. With fewer ranks or GPUs it would train on a part of them."""
+    world, local, here = (int(env[name]) for name in ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    if world != unit.world or here != unit.processes:
+        return "%d ranks were started, %d on this node, and the run asked for %d, %d on each node" % (
+            world,
+            here,
+            unit.world,
+            unit.processes,
+        )
+    seen = visible_gpus(env)
+    if unit.gpus and seen is not None and len(seen) < unit.gpus:
+        return "rank %s on %s sees %d GPU%s (%s), and the run asked for %d on each node" % (
+            env["RANK"],
+            socket.gethostname(),
+            len(seen),
+            "" if len(seen) == 1 else "s",
+            ",".join(seen) or "none",
+            unit.gpus,
+        )
+    if local >= here:
+        return "local rank %d is not below %d" % (local, here)
+    return None
+
+
+def visible_gpus(env: Dict[str, str]) -> Optional[List[str]]:
+    """The GPUs that the environment lets a process see; None if it says nothing about them."""
+    for name in _VISIBLE:
+        if name in env:
+            return [device for device in env[name].split(",") if device not in ("", "-1", "NoDevFiles")]
+    return None
+
+
+def become(argv: List[str], env: Dict[str, str]) -> int:
+    """Exec; returns an exit code only if that fails."""
+    try:
+        os.execvpe(argv[0], argv, env)  # noqa: S606
+    except OSError as error:
+        family.say("cannot start %s: %s" % (argv[0], error.strerror))
+        return 127 if isinstance(error, FileNotFoundError) else 126
+    return 126
+
+
+def _redirect(log: str) -> None:
+    for ending, stream in ((".out", 1), (".err", 2)):
+        fd = os.open(log + ending, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        os.dup2(fd, stream)
+        os.close(fd)
+
+
+def _affinity() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _record(unit: Unit, env: Dict[str, str], rank: int, cpus: int) -> None:
+    """Where this rank runs and what it sees, for people and for whoever has to signal it."""
+    seen = visible_gpus(env)
+    local = int(env["LOCAL_RANK"])
+    record = {
+        "rank": rank,
+        "local_rank": local,
+        "world_size": int(env["WORLD_SIZE"]),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "gpu": seen[local] if seen and local < len(seen) else None,
+        "gpus": seen,
+        "cpus": cpus,
+        "step": env.get("SLURM_STEP_ID") if unit.slurm else None,
+        "restart": int(env.get("TORCHELASTIC_RESTART_COUNT") or 0),
+    }
+    try:
+        write(unit.rank_record(rank), record)
+    except OSError as error:
+        sys.stderr.write("shoal: cannot note rank %d: %s\n" % (rank, error))

@@ -1,0 +1,132 @@
+"""Starting a unit's processes and reaching them: as a Slurm step, or as ranks on this machine."""
+
+import glob
+import json
+import os
+import signal
+import subprocess
+import time
+from typing import Any, Dict, List, Optional
+
+from . import family, words
+from .unit import Unit
+
+_SLURM_S = 20.0
+_END_S = 10.0
+
+
+class Step:
+    """A Slurm step, and the srun that waits for it. It is signalled by its number: srun makes SIGKILL of SIGTERM."""
+
+    def __init__(self, argv: List[str], unit: Unit, env: Dict[str, str], job: str, out: Any = None, err: Any = None):
+        self.unit = unit
+        self.job = job
+        self.process = subprocess.Popen(
+            argv,
+            env=words.step_environment(env),
+            cwd=unit.cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+            preexec_fn=family.child_setup(deaf=False),
+        )
+
+    def wait(self) -> int:
+        return family.exit_code(self.process.wait())
+
+    def pass_on(self, number: int) -> None:
+        """A signal that the agent got: also for the ranks, unless Slurm, ending the job, has told them itself."""
+        if not slurm_is_ending(self.job):
+            self.signal(number)
+
+    def signal(self, number: int) -> None:
+        """Signal the step's tasks; SIGKILL ends every process of the step on all its nodes."""
+        number_of_step = self._step_id()
+        if number_of_step is None:
+            if number in family.STOPPING or number == signal.SIGKILL:
+                self.process.terminate()  # nothing of the user runs yet
+            return
+        told = "%s.%s" % (self.job, number_of_step)
+        _slurm(["scancel", "--signal=%s" % signal.Signals(number).name[3:], told])
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+
+    def _step_id(self) -> Optional[str]:
+        """As a task of the step noted it."""
+        for pattern in ("node-*.json", "rank-*.json"):
+            for path in glob.glob(glob.escape(self.unit.log) + pattern):
+                try:
+                    with open(path) as file:
+                        step = json.load(file).get("step")
+                except (OSError, ValueError):
+                    continue
+                if step is not None:
+                    return str(step)
+        return None
+
+
+class LocalRanks:
+    """All ranks of a unit as processes of this machine; when one fails the others are ended, as srun would."""
+
+    def __init__(self, unit: Unit, env: Dict[str, str]) -> None:
+        self.unit = unit
+        self.ranks = [self._start(rank, env) for rank in range(unit.world)]
+
+    def _start(self, rank: int, env: Dict[str, str]) -> "subprocess.Popen[bytes]":
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        place = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "NODE_RANK": "0",
+            "GROUP_RANK": "0",
+            "WORLD_SIZE": str(self.unit.world),
+            "LOCAL_WORLD_SIZE": str(self.unit.world),
+            "MASTER_ADDR": self.unit.address,
+            "MASTER_PORT": str(self.unit.port),
+            "OMP_NUM_THREADS": env.get("OMP_NUM_THREADS") or str(max(1, cores // self.unit.world)),
+        }
+        return subprocess.Popen(
+            [*self.unit.wrapper, "rank", self.unit.path],
+            env=dict(env, **place),
+            cwd=self.unit.cwd,
+            start_new_session=True,
+            preexec_fn=family.child_setup(deaf=True),
+        )
+
+    def pass_on(self, number: int) -> None:
+        for rank in self.ranks:
+            if rank.poll() is None:
+                rank.send_signal(number)
+
+    def wait(self) -> int:
+        """0 when all ended well; else the exit code of the first that did not."""
+        first = 0
+        deadline: Optional[float] = None
+        while True:
+            codes = [rank.poll() for rank in self.ranks]
+            bad = [code for code in codes if code not in (None, 0)]
+            if bad and not first:
+                first = bad[0] or 0
+                deadline = time.monotonic() + _END_S
+                self.pass_on(signal.SIGTERM)
+            if None not in codes:
+                return family.exit_code(first)
+            if deadline is not None and time.monotonic() > deadline:
+                self.pass_on(signal.SIGKILL)
+            time.sleep(0.05)
+
+
+def slurm_is_ending(job: str) -> bool:
+    """Whether Slurm itself is ending the job (cancelled, out of time, preempted): then it signals every task of it."""
+    told = _slurm(["squeue", "--noheader", "--format=%T", "--jobs=%s" % job])
+    return told is not None and told.strip() not in ("", "RUNNING", "CONFIGURING", "SUSPENDED")
+
+
+def _slurm(argv: List[str]) -> Optional[str]:
+    try:
+        told = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=_SLURM_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return told.stdout.decode("utf-8", "replace") if told.returncode == 0 else None

@@ -1,0 +1,70 @@
+"""A unit: one group of ranks that is started together, as a small file that each of its nodes and ranks reads.
+
+A run is one unit; with replicas, every try of every replica is one. The file holds no environment of the user: that
+comes through the processes themselves, so that nothing secret is written down.
+"""
+
+import json
+import os
+from types import MappingProxyType
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+
+class Unit(NamedTuple):
+    """`processes`, `gpus` and `cpus` are per node. `log` begins the name of every file about the unit's ranks.
+
+    `port` 0 means that the ranks of one node find each other without help. `slurm`: it runs as a Slurm step.
+    """
+
+    mode: str
+    nodes: List[str]
+    processes: int
+    gpus: int
+    argv: List[str]
+    cwd: str
+    log: str
+    id: str
+    start: List[str]
+    wrapper: List[str]
+    slurm: bool = False
+    cpus: Optional[int] = None
+    address: str = "localhost"
+    port: int = 0
+    max_restarts: int = 0
+    interface: Optional[str] = None
+    options: Sequence[str] = ()
+    container: Sequence[str] = ()
+    env: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def world(self) -> int:
+        return len(self.nodes) * self.processes
+
+    @property
+    def path(self) -> str:
+        return self.log + "unit.json"
+
+    def rank_log(self, rank: int, restart: int = 0) -> str:
+        """Where a rank's output goes, without the ending; rank 0 writes to the run's own log instead."""
+        return "%srank-%d%s" % (self.log, rank, ".restart-%d" % restart if restart else "")
+
+    def rank_record(self, rank: int) -> str:
+        return "%srank-%d.json" % (self.log, rank)
+
+    def save(self) -> str:
+        os.makedirs(os.path.dirname(self.log), exist_ok=True)
+        write(self.path, dict(self._asdict(), env=dict(self.env)))
+        return self.path
+
+
+def load(path: str) -> Unit:
+    with open(path) as file:
+        return Unit(**json.load(file))
+
+
+def write(path: str, record: Dict[str, Any]) -> None:
+    """Whole or not at all; never synced, because it only matters while the job lives."""
+    temp = "%s.tmp-%d" % (path, os.getpid())
+    with open(temp, "w") as file:
+        json.dump(record, file, sort_keys=True)
+    os.rename(temp, path)
