@@ -38,7 +38,7 @@ class ScriptName(NamedTuple):
 
     experiment: str
     stem: str
-    order: int
+    order: int | None
     step: str
     seed: int | None
     title: str | None
@@ -70,6 +70,14 @@ def parse_script_path(path: Path, root: Path) -> ScriptName:
     return ScriptName(
         safe_experiment, safe_stem, int(match["order"]), match["step"], None if seed is None else int(seed), title
     )
+
+
+def parse_stem(stem: str) -> tuple[int | None, str, int | None]:
+    """Order, step and seed of a name that is no path: 000_train_0 says all three, plain train only the step."""
+    match = _STEM.fullmatch(stem)
+    if match is None:
+        return None, stem, None
+    return int(match["order"]), match["step"], None if match["seed"] is None else int(match["seed"])
 
 
 def stem_with_seed(stem: str, seed: int) -> str:

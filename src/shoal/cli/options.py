@@ -9,6 +9,7 @@ TYPE_CHECKING = False  # typing itself takes longer to import than everything el
 if TYPE_CHECKING:
     from shoal.config.cluster import Cluster
     from shoal.config.project import Project
+    from shoal.plan.doors import Wish
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +19,24 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 
 def add_where(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--on", metavar="CLUSTER", help="a cluster profile, or local for this machine")
+
+
+def add_sweep(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seeds", metavar="0-2,7", help="one run for each of these seeds")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUES",
+        help="sweep a parameter: lr=0.1,0.01 or depth=4:80:4",
+    )
+    parser.add_argument("--zip", action="append", default=[], metavar="A,B", help="let set parameters walk together")
+
+
+def wish_of(args: argparse.Namespace) -> Wish:
+    from shoal.plan.doors import Wish
+
+    return Wish(args.seeds, args.set, args.zip)
 
 
 def project_here() -> Project:

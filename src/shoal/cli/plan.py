@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli.options import add_output, add_where, cluster_for, project_here
+from shoal.cli.options import add_output, add_sweep, add_where, cluster_for, project_here, wish_of
 
 if TYPE_CHECKING:
     from shoal.config.cluster import Cluster
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", nargs="+", type=Path, help="an experiment script, or a folder of them")
+    parser.add_argument("file", nargs="+", type=Path, help="an experiment (.sh, .toml, .py), or a folder of them")
     add_where(parser)
-    parser.add_argument("--seeds", metavar="0-2,7", help="each script once for each of these seeds")
+    add_sweep(parser)
     parser.add_argument("--shape", choices=("auto", "job", "array"), default="auto", help="one job each, or an array")
     parser.add_argument("--again", action="store_true", help="as if runs that are done were to be started over")
     parser.add_argument("--script", action="store_true", help="print the batch scripts as well")
@@ -38,7 +38,7 @@ def show_plan(args: argparse.Namespace, project: Project, cluster: Cluster) -> i
     from shoal.submit.scripts import read_scripts
     from shoal.views import plan
 
-    asked, waiting = read_scripts(args.file, project, os.environ, args.seeds)
+    asked, waiting, _ = read_scripts(args.file, project, os.environ, wish_of(args))
     order = prepare(asked, project, cluster, os.environ, shape=args.shape, again=args.again)
     plan.show(
         order,

@@ -11,7 +11,7 @@ import argparse
 import os
 
 from shoal.cli import submit
-from shoal.cli.options import cluster_for, project_here
+from shoal.cli.options import cluster_for, project_here, wish_of
 
 configure = submit.configure
 
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
             os.environ,
             tell=say,
             follow=not args.quiet,
-            seeds=args.seeds,
+            wish=wish_of(args),
             shape=args.shape,
             again=args.again,
         )

@@ -3,6 +3,8 @@
   shoal submit experiments/001_example/000_pretrain_0.sh
   shoal submit experiments/001_example --on local
   shoal submit experiments/001_example/000_pretrain.sh --seeds 0-2
+  shoal submit experiments/002_depth/000_train.toml --set lr=0.1,0.01 --set depth=4:80:4
+  shoal submit experiments/003_muon/sweep.py
 
 A run that is queued, running or done is left alone: submitting twice is safe. One that failed is started again.
 """
@@ -16,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.options import add_output, add_where, cluster_for, project_here
+from shoal.cli.options import add_output, add_sweep, add_where, cluster_for, project_here, wish_of
 
 if TYPE_CHECKING:
     from shoal.plan.calls import Call
@@ -28,9 +30,9 @@ _MOST_LINES = 20
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", nargs="+", type=Path, help="an experiment script, or a folder of them")
+    parser.add_argument("file", nargs="+", type=Path, help="an experiment (.sh, .toml, .py), or a folder of them")
     add_where(parser)
-    parser.add_argument("--seeds", metavar="0-2,7", help="run each script once for each of these seeds")
+    add_sweep(parser)
     parser.add_argument("--shape", choices=("auto", "job", "array"), default="auto", help="one job each, or an array")
     parser.add_argument("--again", action="store_true", help="start over what is done; old results stay")
     parser.add_argument("--dry-run", action="store_true", help="show what would be submitted, and stop")
@@ -54,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
             os.environ,
             tell=say,
             follow=not args.quiet,
-            seeds=args.seeds,
+            wish=wish_of(args),
             shape=args.shape,
             again=args.again,
         )
@@ -70,6 +72,22 @@ def submit_calls(calls: Sequence[Call], *, secret: Sequence[str] = ()) -> int:
     with teller(argparse.Namespace(json=False, quiet=False)) as say:
         results = submit_described(calls, project, os.environ, secret=secret, tell=say)
     return exit_code(results)
+
+
+def submit_added(added: Sequence[dict[str, Any]], *, on: str | None, quiet: bool) -> list[Result]:
+    """What `Experiment.submit` does in a file that a person runs with python."""
+    from shoal.config.project import find_project
+    from shoal.plan.doors import keep, read_sweeps
+    from shoal.plan.python_file import sweeps_of
+    from shoal.submit.scripts import submit_asked, tell_secrets
+
+    project = find_project(Path(added[0]["place"].rpartition(":")[0]).absolute().parent, os.environ)
+    cluster = cluster_for(project, on)
+    asked, grown = read_sweeps(sweeps_of(added), project)
+    keep(str(project.home), grown)
+    with teller(argparse.Namespace(json=False, quiet=quiet)) as say:
+        tell_secrets(os.environ, cluster, say)
+        return submit_asked(asked, project, cluster, os.environ, tell=say, follow=not quiet)
 
 
 def exit_code(results: Sequence[Result]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from shoal import secrecy
 from shoal.backends.choose import choose_cluster
@@ -13,12 +13,11 @@ from shoal.config.cluster import Cluster
 from shoal.config.project import Project
 from shoal.errors import InputError
 from shoal.names import parse_script_path
-from shoal.plan.calls import Call, collect
+from shoal.plan.calls import Call
 from shoal.plan.describe import Asked, describe
+from shoal.plan.doors import SUFFIXES, Grown, Wish, keep, read_file
 from shoal.plan.inputs import NotReadyError
 from shoal.submit.orders import Result, carry_out, prepare
-
-_MOST_SEEDS = 1_000_000
 
 
 class Tell(Protocol):
@@ -33,51 +32,48 @@ def find_scripts(paths: Sequence[Path], project: Project) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(path.glob("*.sh")) or sorted(path.glob("*/*.sh"))
+            inside = _inside(path, "*") or _inside(path, "*/*")
             if not inside:
                 raise InputError(f"there is no experiment script in {path}", hint=f"ls {path}")
             found += inside
-        elif path.suffix != ".sh":
+        elif path.suffix not in SUFFIXES:
             raise InputError(
-                f"{path} is not an experiment script", hint="a bash script ending in .sh, or a folder of them"
+                f"{path} is not an experiment script", hint="a file ending in .sh, .toml or .py, or a folder of them"
             )
         elif not path.is_file():
             raise InputError(f"there is no file {path}", hint="ls experiments/*")
         else:
             found.append(path)
     for path in found:
-        parse_script_path(path, project.root)
+        if path.suffix != ".py":  # a Python file names its experiment itself
+            parse_script_path(path, project.root)
     return list(dict.fromkeys(found))
 
 
-def parse_seeds(text: str | None) -> list[int] | None:
-    """ "0-2,7" -> [0, 1, 2, 7]."""
-    if text is None:
-        return None
-    seeds: dict[int, None] = {}
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not (first.isascii() and first.isdigit() and (not dash or (last.isascii() and last.isdigit()))):
-            raise InputError(f"{text!r} is not a list of seeds", hint="--seeds 0-2, or --seeds 0,1,7", place="--seeds")
-        low, high = int(first), int(last) if dash else int(first)
-        if high < low or high - low >= _MOST_SEEDS:
-            raise InputError(f"{part!r} is not a range of seeds", hint="--seeds 0-2", place="--seeds")
-        seeds.update(dict.fromkeys(range(low, high + 1)))
-    return list(seeds)
+def _inside(folder: Path, pattern: str) -> list[Path]:
+    return sorted(path for suffix in SUFFIXES for path in folder.glob(pattern + suffix))
 
 
-def read_scripts(
-    paths: Sequence[Path], project: Project, environ: Mapping[str, str], seeds: str | None = None
-) -> tuple[list[Asked], list[tuple[Path, NotReadyError]]]:
-    """Everything that scripts ask for, and the scripts whose inputs do not exist yet; any other mistake is raised."""
-    asked: list[Asked] = []
-    waiting: list[tuple[Path, NotReadyError]] = []
+class Read(NamedTuple):
+    """Everything that files ask for, the files whose inputs do not exist yet, and what the names of sweeps rest on."""
+
+    asked: list[Asked]
+    waiting: list[tuple[Path, NotReadyError]]
+    grown: list[Grown]
+
+
+def read_scripts(paths: Sequence[Path], project: Project, environ: Mapping[str, str], wish: Wish | None = None) -> Read:
+    """Read every file; a mistake in any of them is raised."""
+    read = Read([], [], [])
     for path in find_scripts(paths, project):
         try:
-            asked += [describe(call, project) for call in collect(path, environ, parse_seeds(seeds))]
+            found = read_file(path, project, environ, wish or Wish())
         except NotReadyError as error:
-            waiting.append((path, error))
-    return asked, waiting
+            read.waiting.append((path, error))
+            continue
+        read.asked.extend(found.asked)
+        read.grown.extend(found.grown)
+    return read
 
 
 def submit_scripts(
@@ -88,7 +84,7 @@ def submit_scripts(
     *,
     tell: Tell,
     follow: bool,
-    seeds: str | None = None,
+    wish: Wish | None = None,
     shape: str = "auto",
     again: bool = False,
 ) -> list[Result]:
@@ -96,15 +92,16 @@ def submit_scripts(
 
     On this machine a script whose input does not exist yet is read once more when its turn comes.
     """
-    asked, waiting = read_scripts(paths, project, environ, seeds)
+    asked, waiting, grown = read_scripts(paths, project, environ, wish)
     tell_secrets(environ, cluster, tell)
     results: list[Result] = []
     late = dict(waiting)
     if cluster.is_local and late:
         for path in find_scripts(paths, project):
-            asked, still = read_scripts([path], project, environ, seeds)
+            asked, still, grown = read_scripts([path], project, environ, wish)
             if still:
                 raise still[0][1]
+            keep(str(project.home), grown)
             results += submit_asked(
                 asked, project, cluster, environ, tell=tell, follow=follow, shape=shape, again=again
             )
@@ -112,6 +109,7 @@ def submit_scripts(
                 break
         return results
     if asked:
+        keep(str(project.home), grown)
         results = submit_asked(asked, project, cluster, environ, tell=tell, follow=follow, shape=shape, again=again)
     if late:
         path, error = waiting[0]

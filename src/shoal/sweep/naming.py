@@ -100,10 +100,8 @@ def same(a: object, b: object) -> bool:
 
 
 def _plain(text: str) -> str:
-    """A value inside a name: what no file system minds is kept, a leading sign included."""
-    sign = "-" if text.startswith("-") else ""
-    rest = text.removeprefix("-")
-    return sign + (slug(rest) if rest else "")
+    """A value inside a name, where it may also begin with a sign or a dot: what no file system minds is kept."""
+    return slug(f"x{text}")[1:]
 
 
 def _fit(base: str, text: str, seed: int | None, experiment: str) -> str:

@@ -49,10 +49,15 @@ def runs_of(sweep: Sweep, project: Project, kept: Naming | None) -> Expanded:
     for block in sweep.blocks:
         points += [(block, point) for point in drop_defaults(expand(_seeded(block, sweep.named)), block.defaults, kept)]
     naming = learn([point for _, point in points], kept, defaults)
-    names = stems([point for _, point in points], sweep.named.stem, sweep.named.experiment, naming)
+    names = stems([point for _, point in points], base_of(sweep.named), sweep.named.experiment, naming)
     makers = {id(block): _Maker(sweep.named, block, project) for block in sweep.blocks}
     specs = [makers[id(block)].spec(point, stem) for (block, point), stem in zip(points, names, strict=True)]
     return Expanded(sweep, specs, naming)
+
+
+def base_of(named: ScriptName) -> str:
+    """The name that all runs of a sweep begin with: the file's, without the seed that it may carry."""
+    return named.stem if named.seed is None else named.stem.removesuffix(f"_{named.seed}")
 
 
 def _seeded(block: Block, named: ScriptName) -> Block:
@@ -64,10 +69,10 @@ class _Maker:
     """Makes the runs of one block; what they have in common is worked out once."""
 
     def __init__(self, named: ScriptName, block: Block, project: Project) -> None:
-        self.named, self.block, self.root = named, block, str(project.root)
+        self.named, self.block, self.root, self.base = named, block, str(project.root), base_of(named)
         self.step = _step(named, block, project)
         self.command = list(block.command or self.step.command)
-        self.mentioned = set(_mentioned(self.command)) | set(_mentioned(block.args))
+        self.mentioned = set(mentioned(self.command)) | set(mentioned(block.args))
         if block.launch is None:
             self.launch, self.settings = self.step.launch, self.step.launch_settings
         else:
@@ -87,7 +92,7 @@ class _Maker:
             word
             for name in sorted(values)
             if name not in self.mentioned
-            for word in _passed(self.step.params, name, values[name])
+            for word in passed(self.step.params, name, values[name])
         ]
         env = {**self.step.env, **{name: _filled([text], known)[0] for name, text in self.block.env.items()}}
         return RunSpec(
@@ -108,7 +113,7 @@ class _Maker:
             launch_settings=self.settings,
             title=self.named.title,
             request=point.request.over(self.step.request),
-            sweep=self.named.stem,
+            sweep=self.base,
             derived=sorted(point.derived),
             cost=point.cost,
         )
@@ -140,7 +145,7 @@ def _step(named: ScriptName, block: Block, project: Project) -> Step:
         raise InputError(error.message, hint=error.hint, place=error.place or block.place) from None
 
 
-def _mentioned(words: Iterable[str]) -> list[str]:
+def mentioned(words: Iterable[str]) -> list[str]:
     return [name for word in words for name in _PLACEHOLDER.findall(_BRACES.sub("", word))]
 
 
@@ -154,7 +159,7 @@ def _without(words: Sequence[str], missing: set[str], place: str) -> list[str]:
         return list(words)
     kept: list[str] = []
     for word in words:
-        names = set(_mentioned([word]))
+        names = set(mentioned([word]))
         if not names & missing:
             kept.append(word)
             continue
@@ -164,11 +169,11 @@ def _without(words: Sequence[str], missing: set[str], place: str) -> list[str]:
                 hint="give it a word of its own",
                 place=place,
             )
-        if word.startswith("{") and kept and kept[-1].startswith("-") and not _mentioned([kept[-1]]):
+        if word.startswith("{") and kept and kept[-1].startswith("-") and not mentioned([kept[-1]]):
             kept.pop()
     return kept
 
 
-def _passed(template: str, name: str, value: str) -> list[str]:
+def passed(template: str, name: str, value: str) -> list[str]:
     """The words that pass a parameter which the command does not mention: --lr=0.1, lr=0.1, or none at all."""
     return [word.replace("{name}", name).replace("{value}", value) for word in shlex.split(template)]

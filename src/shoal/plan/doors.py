@@ -1,0 +1,124 @@
+"""The doors: a bash script, a TOML page or a Python file, and the flags beside it, as runs that are asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from shoal.agent.environment import text_of
+from shoal.config.document import read_document
+from shoal.config.project import Project
+from shoal.errors import InputError
+from shoal.names import parse_script_path
+from shoal.plan.calls import collect
+from shoal.plan.describe import Asked, describe
+from shoal.plan.python_file import collect_blocks
+from shoal.plan.submissions import PlannedRun
+from shoal.sweep.blocks import Block, parse_block, with_flags
+from shoal.sweep.expand import expand
+from shoal.sweep.memory import keep_naming, read_naming
+from shoal.sweep.naming import Naming, learn, stems
+from shoal.sweep.runs import Sweep, base_of, mentioned, passed, runs_of
+from shoal.sweep.values import parse_seeds
+
+SUFFIXES = (".sh", ".toml", ".py")
+
+
+class Wish(NamedTuple):
+    """What flags add to a file: --seeds, --set and --zip."""
+
+    seeds: str | None = None
+    sets: Sequence[str] = ()
+    zips: Sequence[str] = ()
+
+    def flags(self) -> tuple[Sequence[str], Sequence[str], str | None]:
+        return self.sets, self.zips, self.seeds
+
+
+class Grown(NamedTuple):
+    """A sweep, and what the names of its runs rest on now; kept when it is submitted."""
+
+    experiment: str
+    base: str
+    number: int
+    naming: Naming
+
+
+class Reading(NamedTuple):
+    """What one file asks for."""
+
+    asked: list[Asked]
+    grown: list[Grown]
+
+
+def read_file(path: Path, project: Project, environ: Mapping[str, str], wish: Wish) -> Reading:
+    """The runs of one file. Changes nothing; what the names rest on is in `grown`."""
+    if path.suffix == ".toml":
+        block = parse_block(read_document(path, os.path.relpath(path)))
+        named = parse_script_path(path, project.root)
+        return read_sweeps([Sweep(named, (with_flags(block, *wish.flags()),))], project)
+    if path.suffix == ".py":
+        if wish.sets or wish.zips:
+            raise InputError(f"{path} sets its parameters itself", hint="--set belongs to TOML pages and bash scripts")
+        sweeps = [
+            sweep._replace(blocks=tuple(with_flags(block, *wish.flags()) for block in sweep.blocks))
+            for sweep in collect_blocks(path, environ)
+        ]
+        return read_sweeps(sweeps, project)
+    asked = [describe(call, project) for call in collect(path, environ, parse_seeds(wish.seeds))]
+    return _swept(asked, wish, project, path) if wish.sets else Reading(asked, [])
+
+
+def read_sweeps(sweeps: Sequence[Sweep], project: Project) -> Reading:
+    """The runs of sweeps, named after what is remembered of them."""
+    reading = Reading([], [])
+    for sweep in sweeps:
+        base = base_of(sweep.named)
+        number, kept = read_naming(str(project.home), sweep.named.experiment, base)
+        expanded = runs_of(sweep, project, kept)
+        reading.asked.extend(Asked(PlannedRun(spec)) for spec in expanded.specs)
+        reading.grown.append(Grown(sweep.named.experiment, base, number, expanded.naming))
+    return reading
+
+
+def keep(home: str, grown: Sequence[Grown]) -> None:
+    """Remember what the names of these sweeps rest on; called before the first of their runs is claimed."""
+    for one in grown:
+        keep_naming(home, one.experiment, one.base, one.number, one.naming)
+
+
+def _swept(asked: Sequence[Asked], wish: Wish, project: Project, path: Path) -> Reading:
+    """A bash script under --set: each call once for each point; {lr} in its arguments is filled in."""
+    named = parse_script_path(path, project.root)
+    base = base_of(named)
+    points = expand(with_flags(Block(os.path.relpath(path)), wish.sets, wish.zips))
+    number, kept = read_naming(str(project.home), named.experiment, base)
+    naming = learn(points, kept, {})
+    found = []
+    for one in asked:
+        spec = one.run.spec
+        at_seed = [point._replace(seed=spec.seed) for point in points]
+        for point, stem in zip(at_seed, stems(at_seed, base, named.experiment, naming), strict=True):
+            values = {name: text_of(value) for name, value in point.params.items()}
+            known = {*mentioned(spec.command), *mentioned(spec.args)}
+            template = project.step(spec.step_kind).params
+            extra = [
+                word for name in sorted(values) if name not in known for word in passed(template, name, values[name])
+            ]
+            args = [_with(word, values) for word in spec.args]
+            run = msgspec.structs.replace(
+                spec, stem=stem, params=dict(sorted(point.params.items())), args=[*args, *extra], sweep=base
+            )
+            found.append(one._replace(run=PlannedRun(run)))
+    return Reading(found, [Grown(named.experiment, base, number, naming)])
+
+
+def _with(word: str, values: Mapping[str, str]) -> str:
+    """Only the swept parameters: whatever else a script's arguments contain arrives as it is."""
+    for name, value in values.items():
+        word = word.replace(f"{{{name}}}", value)
+    return word

@@ -1,0 +1,65 @@
+"""A Python file that describes an experiment: run it with `Experiment.submit` set to collect, and read what it adds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import InputError
+from shoal.names import ScriptName, check_length, parse_stem, slug
+from shoal.plan.calls import COLLECT
+from shoal.sweep.blocks import Block, Given, parse_block
+from shoal.sweep.runs import Sweep
+
+Added = dict[str, Any]
+
+
+def collect_blocks(path: Path, environ: Mapping[str, str]) -> list[Sweep]:
+    """What a file adds before its last `exp.submit()`, in order; the file runs with this very Python."""
+    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+        told = os.path.join(folder, "blocks")
+        env = {**environ, COLLECT: told, "PYTHONDONTWRITEBYTECODE": "1"}
+        # Whatever the file prints is for people, and must not mix with what this command prints for programs.
+        done = subprocess.run(
+            [sys.executable, str(path)], env=env, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False
+        )
+        lines = Path(told).read_text().splitlines() if os.path.exists(told) else []
+    told_error = json.loads(lines[-1]) if lines else {}
+    if "error" in told_error:
+        raise InputError(told_error["error"], hint=told_error["hint"])
+    if done.returncode != 0:
+        raise InputError(f"{path} ended with exit code {done.returncode}", hint=f"python {path}   # shows where")
+    if not lines:
+        raise InputError(f"{path} submits nothing", hint="exp.submit()   # at its end")
+    return sweeps_of([json.loads(line) for line in lines])
+
+
+def append(path: str, added: Iterable[Added]) -> None:
+    """Called by `Experiment.submit` in a collecting file."""
+    with Path(path).open("a") as file:
+        for one in added:
+            file.write(json.dumps(one) + "\n")
+
+
+def sweeps_of(added: Iterable[Added]) -> list[Sweep]:
+    """Blocks with the same experiment and name are one sweep, so that a loop is named like a grid."""
+    found: dict[tuple[str, str], list[Block]] = {}
+    for one in added:
+        block = parse_block(Given(one["place"], one["values"]))
+        found.setdefault((one["experiment"], block.name or block.step or ""), []).append(block)
+    return [Sweep(named(experiment, stem), tuple(blocks)) for (experiment, stem), blocks in found.items()]
+
+
+def named(experiment: str, stem: str) -> ScriptName:
+    """Names that were not read from a path: 000_train says its order and step, plain train is only a step."""
+    order, step, seed = parse_stem(stem)
+    safe_experiment, safe_stem = slug(experiment), slug(stem)
+    check_length(safe_experiment, safe_stem)
+    title = None if (safe_experiment, safe_stem) == (experiment, stem) else f"{experiment}/{stem}"
+    return ScriptName(safe_experiment, safe_stem, order, step, seed, title)
