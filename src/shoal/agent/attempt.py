@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from . import fence, files, layout, memory
+from . import fence, files, layout, memory, usage
 
 _FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 #: Signals that ask the run to end. Leaving with code 0 after one of them is a polite stop, not a finished training.
@@ -39,7 +39,7 @@ class Attempt:
         clock = time.monotonic()
         kills_before = memory.oom_kills()
         offsets = [(path, _size(path)) for path in (out, err)]
-        threads = [threading.Thread(target=self._heartbeat, daemon=True)]
+        threads = [threading.Thread(target=work, daemon=True) for work in (self._heartbeat, self._sample)]
         if follow:
             streams = (sys.stdout.buffer, sys.stderr.buffer)
             threads += [
@@ -84,7 +84,7 @@ class Attempt:
             missing = error.filename if error.filename not in (None, self.argv[0]) else self.argv[0]
             problem = "cannot start %s: %s" % (missing, error.strerror)
             err_file.write(("shoal: %s\n" % problem).encode("utf-8", "replace"))
-            for thread in threads[1:]:
+            for thread in threads[1:]:  # all but the heartbeat; there is nothing to sample either
                 thread.start()
             return 127 if isinstance(error, FileNotFoundError) else 126, problem
         for name, number in handlers.items():
@@ -133,6 +133,11 @@ class Attempt:
                 self._stop(why)
             if self._over.wait(self.beat_s * random.uniform(0.9, 1.1)):  # noqa: S311 (spreads load, not a secret)
                 return
+
+    def _sample(self) -> None:
+        if self._child is not None:
+            path = os.path.join(self.claim.run_dir, layout.attempt_file(self.number, "use"))
+            usage.watch(path, self._child.pid, self.env, self._over)
 
 
 def _die_with_parent() -> None:

@@ -17,6 +17,7 @@
     submit.<n>.missing              Slurm answered and did not know the job; since when
     submit.<n>.verdict<k>           Slurm's last word on attempt k's job, kept because Slurm forgets
     attempt.<k>.start|beat|end      one try, written by the job; k is never used twice
+    attempt.<k>.use                 what it used: memory, processors, GPUs, over its time
 """
 
 import os

@@ -18,6 +18,8 @@ _MODULES = (
     "fence",
     "checkpoints",
     "memory",
+    "nvml",
+    "usage",
     "environment",
     "attempt",
     "by_hand",

@@ -10,7 +10,9 @@ from typing import NamedTuple
 from shoal.errors import InputError
 from shoal.store.fold import RunView
 from shoal.units import format_duration
+from shoal.views.causes import WORDS
 from shoal.views.details import Details
+from shoal.views.reasons import explain
 from shoal.views.render import cell_width, plain, shorter, state_word
 from shoal.views.screen import Screen
 
@@ -56,10 +58,16 @@ def _elapsed(cell: Cell) -> str:
 
 
 def _why(cell: Cell) -> str:
-    if cell.view.cause:
-        known = cell.details.cause
-        # The exit code is the least telling part of a cause whose words are known, and space is scarce.
-        return cell.view.cause.partition(": ")[2] or cell.view.cause if known and cell.tty else cell.view.cause
+    """For people the most telling words first, because space is scarce; for machines the cause as it is."""
+    cause, known = cell.view.cause, cell.details.cause
+    if cause and cell.tty and known and cell.view.state == "failed":
+        word = "" if known.kind in ("python", "shell", "crash", "import") else f"{WORDS[known.kind]}: "
+        return f"{word}{known.line}"
+    if cause and cell.tty and cell.view.state == "pending":
+        before, semicolon, word = cause.rpartition("; ")
+        return f"{before}{semicolon}{explain(word).sentence}"
+    if cause:
+        return cause
     return cell.details.progress.text if cell.details.progress else ""
 
 

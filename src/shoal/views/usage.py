@@ -22,8 +22,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt's samples. `points`: [seconds since start, CPUs in use, memory in MB, mean GPU %, its memory in MB]. The
-    last two are null where no GPU could be read, which `gpu_problem` explains."""
+    """An attempt's samples. `points`: [seconds since start, CPUs in use, memory in MB, mean GPU %, its memory in MB].
+    The last two are null where no GPU could be read, which `gpu_problem` explains."""
 
     every_s: float
     duration_s: float
