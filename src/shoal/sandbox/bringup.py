@@ -81,6 +81,9 @@ def _write_files(state: SandboxState, layout: Layout) -> None:
     if state.spec.hosts:
         _write_private(layout.hosts, conf.hosts_file(state, host=host).encode())
         layout.hosts.chmod(0o644)
+        # No name server is in reach of these nodes: the real one would be asked in vain, ten seconds for each question.
+        _write_private(layout.resolver, b"nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
+        layout.resolver.chmod(0o644)
     for number in range(state.spec.gpus):
         _make_device(layout.devices / f"gpu{number}")
 

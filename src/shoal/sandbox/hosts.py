@@ -17,7 +17,9 @@ from shoal.sandbox.layout import Layout, SandboxState
 from shoal.sandbox.process import Process
 
 # SIGCHLD stays ignored through exec, so that the kernel buries the orphans that become children of this process.
-_HOLD = 'hostname "$1" && mount --bind "$2" /etc/hosts && trap "" CHLD && exec sleep infinity'
+_HOLD = """hostname "$1" && mount --bind "$2" /etc/hosts &&
+{ [ ! -e /etc/resolv.conf ] || mount --bind "$3" /etc/resolv.conf; } &&
+trap "" CHLD && exec sleep infinity"""
 _UNSHARE = ("unshare", "--net", "--uts", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc")
 _DEADLINE_S = 15.0
 
@@ -36,7 +38,7 @@ def make_bridge(state: SandboxState, env: Mapping[str, str]) -> None:
 def start(state: SandboxState, layout: Layout, number: int, env: Mapping[str, str]) -> Process:
     """Make node `number` (from 1) and return the process that holds it open, the first of its pid namespace."""
     node = state.spec.node_names[number - 1]
-    hold = ["sh", "-c", _HOLD, "sh", node, str(layout.hosts)]
+    hold = ["sh", "-c", _HOLD, "sh", node, str(layout.hosts), str(layout.resolver)]
     outer = process.spawn([*_UNSHARE, *hold], env=env, output=layout.output(node))
     holder = child_named("sleep", outer)
     cable = _cable(state, number)

@@ -59,6 +59,7 @@ class Layout:
         self.database = self.folder / "db"
         self.database_socket = self.folder / "db.sock"
         self.hosts = self.folder / "hosts"
+        self.resolver = self.folder / "resolv.conf"
         self.devices = self.folder / "gpu"
         self.save = self.folder / "save"
         self.spool = self.folder / "spool"
