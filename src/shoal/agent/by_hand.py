@@ -19,16 +19,18 @@ class StillWanted(Exception):
 def token_of_this_job(home: str, name: str, token: str, environ: Mapping[str, str]) -> Optional[str]:
     """The submission that this process belongs to, or None if a person has just started the script.
 
-    It is the script's own one, or, when Slurm starts a job again that was given its submission here, that one.
+    It is the script's own one; or, when Slurm starts a job again that was given a generation here, the one of that. In
+    its environment such a job has the name that it was submitted with, so it is known by the generation's owner.
     """
-    job_name = environ.get("SLURM_JOB_NAME", "")
-    if environ.get("SHOAL_TOKEN") == token or job_name.endswith("." + token):
+    if environ.get("SHOAL_TOKEN") == token or environ.get("SLURM_JOB_NAME", "").endswith("." + token):
         return token
-    other = job_name.rpartition(".")[2]
-    if len(other) != len(token) or not set(other) <= set(layout.TOKEN_LETTERS):
+    run_dir, job_id = layout.run_dir(home, name), environ.get("SLURM_JOB_ID")
+    last = fence.read_claim(run_dir, layout.parse_names(files.names_in(run_dir)).generation)
+    if last is None or not job_id:
         return None
-    record = files.read_json(os.path.join(layout.submission_dir(home, other), "submission.json")) or {}
-    return other if record.get("by_hand") and name in record.get("runs", ()) else None
+    owner = files.read_json(os.path.join(run_dir, layout.submit_file(last.generation, "owner"))) or {}
+    record = files.read_json(os.path.join(layout.submission_dir(home, last.token), "submission.json")) or {}
+    return last.token if record.get("by_hand") and owner.get("job_id") == job_id else None
 
 
 def is_job_of_script(submission: Mapping[str, Any], environ: Mapping[str, str]) -> bool:

@@ -67,8 +67,7 @@ def _admit(home: str, name: str, submission: Dict[str, Any]) -> Any:
     """The claim this job may work on and its identity; Fenced or StillWanted if it may not."""
     token = by_hand.token_of_this_job(home, name, submission["token"], os.environ)
     if token is not None:
-        own_job = os.environ.get("SLURM_JOB_NAME", "").endswith("." + token)
-        me: Dict[str, Any] = _this_job() if own_job else process.this_process()
+        me: Dict[str, Any] = process.this_process() if os.environ.get("SHOAL_TOKEN") == token else _this_job()
         claim = fence.find_claim(layout.run_dir(home, name), token)
     else:
         me = _this_job() if by_hand.is_job_of_script(submission, os.environ) else process.this_process()
