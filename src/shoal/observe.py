@@ -7,6 +7,7 @@ Nothing here needs Slurm to answer, and a project whose runs have all ended asks
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +19,7 @@ from shoal.backends.slurm.facts import cluster_name
 from shoal.backends.slurm.query import Snapshot, sacct, squeue
 from shoal.model import LIVE
 from shoal.store import writing
-from shoal.store.fold import ENDED_WORDS, Evidence, JobRow, RunView, fold, verdict_of
+from shoal.store.fold import ENDED_WORDS, Evidence, JobRow, RunView, fold, verdict_of, was_signalled
 from shoal.store.listing import run_names
 from shoal.store.reading import Reader, RunFiles
 from shoal.store.records import Outcome, Verdict
@@ -59,9 +60,12 @@ def observe(
     grace_s = float(environ.get("SHOAL_SUBMIT_GRACE_S") or SUBMIT_GRACE_S)
     reader = Reader(home)
     views = {}
+    me = getpass.getuser()
     for name, files in runs.items():
-        answered = name in asked and snapshot.problem is None
-        if _settle_open(home, files, rows.get(name), answered, now, grace_s):
+        answered = name in asked and snapshot.problem is None and not _is_older_than_end(snapshot, files)
+        # Where Slurm hides other people's jobs, it says nothing about theirs.
+        answered = answered and (name in rows or _user_of(files) in (me, ""))
+        if _settle_open(home, files, rows.get(name), snapshot.t if answered else None, now, grace_s):
             files = reader.run(name)
         evidence = _evidence(files, rows.get(name), answered, now)
         _keep(home, files, evidence)
@@ -97,7 +101,25 @@ def _read(
         snapshot = ask(environ, newest)
         reader = Reader(home)
         runs.update((name, reader.run(name)) for name in asked)
+    others = {_user_of(runs[name]) for name in asked} - {getpass.getuser(), ""}
+    if others and ask is None and snapshot is not None and snapshot.problem is None:
+        theirs = squeue(environ, sorted(others))
+        snapshot = snapshot._replace(rows={**theirs.rows, **snapshot.rows})
     return runs, asked, snapshot or Snapshot({})
+
+
+def _user_of(files: RunFiles) -> str:
+    """Who submitted the run: several people may share a project."""
+    submission = files.origin.submission if files.origin else None
+    return submission.user if submission else ""
+
+
+def _is_older_than_end(snapshot: Snapshot, files: RunFiles) -> bool:
+    """Whether a shared answer shows the job as it was before the run ended by itself, and so says nothing any more."""
+    end = files.end
+    if end is None or end.generation != files.generation or snapshot.t is None or was_signalled(end):
+        return False
+    return end.ended > snapshot.t
 
 
 def _needs_slurm(files: RunFiles) -> bool:
@@ -123,6 +145,8 @@ def _find_rows(
         files = runs[name]
         if files.claim is None or files.origin is None or files.origin.submission is None:
             continue
+        if _is_older_than_end(snapshot, files):
+            continue
         row = snapshot.row(files.claim.token, files.claim.index, len(files.origin.submission.runs))
         if row is not None:
             found[name] = row
@@ -142,7 +166,9 @@ def _find_rows(
     return found
 
 
-def _settle_open(home: str, files: RunFiles, row: JobRow | None, answered: bool, now: float, grace_s: float) -> bool:
+def _settle_open(
+    home: str, files: RunFiles, row: JobRow | None, answered_at: float | None, now: float, grace_s: float
+) -> bool:
     """Decide a submission that nobody acknowledged, if the evidence allows it; True if something was decided."""
     if files.claim is None or files.origin is None or files.origin.outcome is not None:
         return False
@@ -154,7 +180,7 @@ def _settle_open(home: str, files: RunFiles, row: JobRow | None, answered: bool,
     elif owner is not None:
         outcome = Outcome(kind="accepted", job_id=owner.get("array_job_id") or owner.get("job_id"), adopted=True)
     elif files.origin.sending and submission is not None and submission.backend == "slurm":
-        if answered and now > files.claim.t + grace_s:
+        if answered_at is not None and answered_at > files.claim.t + grace_s:
             outcome = Outcome(kind="void", reason="Slurm never received the submission")
     elif submission is None or not _claimer_may_go_on(submission, now, grace_s):
         outcome = Outcome(kind="void", reason="the command ended before it sent anything")

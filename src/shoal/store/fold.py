@@ -196,10 +196,10 @@ def _has_ended(files: RunFiles, row: JobRow) -> bool:
     """
     if files.end is None or files.end.generation != files.generation or LIVE_WORDS.get(row.word) != "running":
         return False
-    return files.cancelled or not _was_signalled(files.end)
+    return files.cancelled or not was_signalled(files.end)
 
 
-def _was_signalled(end: End) -> bool:
+def was_signalled(end: End) -> bool:
     return end.stopped_by is not None and end.stopped_by.startswith("SIG")
 
 

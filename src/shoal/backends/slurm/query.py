@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.backends.slurm.commands import run
@@ -44,11 +44,15 @@ class Snapshot(NamedTuple):
         return newest[-1] if newest else None
 
 
-def squeue(environ: Mapping[str, str] | None = None) -> Snapshot:
-    """Everything of ours that Slurm still has in memory: waiting, running, and ended less than MinJobAge ago."""
+def squeue(environ: Mapping[str, str] | None = None, users: Sequence[str] = ()) -> Snapshot:
+    """Everything of ours that Slurm still has in memory: waiting, running, and ended less than MinJobAge ago.
+
+    With `users`, everything of theirs, as far as Slurm shows it.
+    """
     asked_at = time.time()
+    whose = ["-u", ",".join(users)] if users else ["--me"]
     try:
-        done = run(["squeue", "--me", "-t", "all", "-r", "-h", "-o", _SQUEUE_FIELDS], QUERY_TIMEOUT_S, environ=environ)
+        done = run(["squeue", *whose, "-t", "all", "-r", "-h", "-o", _SQUEUE_FIELDS], QUERY_TIMEOUT_S, environ=environ)
     except SchedulerError as error:
         return Snapshot({}, error.message)
     if done.returncode != 0:
