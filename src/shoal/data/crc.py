@@ -8,6 +8,7 @@ manifest keeps and every copy is compared with. One pass at 4 GB/s does both; an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from shoal.data import needs
 
@@ -36,7 +37,7 @@ def _x_to_8() -> int:
     return 1 << 23
 
 
-def _times(values: object, factor: int) -> object:
+def _times(values: Any, factor: int) -> Any:
     """Each value times the factor, modulo the polynomial: shift and add, one bit of the factor after the other."""
     np = needs.numpy()
     rest = np.asarray(values, dtype=np.uint32).copy()

@@ -176,7 +176,7 @@ def is_intact(index_bytes: bytes) -> bool:
     """Whether the bytes of an index are the ones that were written."""
     if len(index_bytes) < 20 or not index_bytes.startswith(_MAGIC):
         return False
-    return zlib.crc32(index_bytes[:-4]) == struct.unpack("<I", index_bytes[-4:])[0]
+    return zlib.crc32(index_bytes[:-4]) == int.from_bytes(index_bytes[-4:], "little")
 
 
 def _cut(blob: memoryview, ends: Sequence[int], number: int) -> bytes:

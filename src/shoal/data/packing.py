@@ -73,8 +73,9 @@ def pack(
         return Packed(goal, there, 0, time.monotonic() - began, ["this very data set is there already"], True)
     folder = goal + ".packing"
     _begin(folder, plan, source)
+    left_out: list[str] = []
     if settings.format == "squashfs":
-        shards, reused, left_out = [squash.make(source, folder, workers)], 0, []
+        shards, reused = [squash.make(source, folder, workers)], 0
     else:
         done = finished_shards(folder, plan)
         reused = len(done)

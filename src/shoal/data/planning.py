@@ -81,13 +81,13 @@ def _cut(sizes: list[int], settings: Settings) -> list[int]:
     total = sum(sizes)
     begin = 0
     if first and total > full:
-        filled = 0
+        filled = 0.0
         while begin < len(sizes) and filled < first:
             filled += sizes[begin]
             begin += 1
         if begin < len(sizes):
             bounds.append(begin)
-            total -= filled
+            total -= int(filled)
     # Equal shards rather than full ones and a rest: the last to arrive is never a straggler or a crumb.
     goal = total / max(1, -(-total // int(full)))
     filled, cut = 0.0, goal

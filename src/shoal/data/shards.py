@@ -21,7 +21,7 @@ _PIECES = 256
 
 
 class Value(NamedTuple):
-    """A field to write. `path` is the file it came from, kept when the member's name does not tell."""
+    """A field to write. `path` is the file it came from; what shoal adds, such as a class number, has none."""
 
     field: str
     data: bytes
@@ -37,7 +37,7 @@ class ShardWriter:
     def __init__(self, folder: str, name: str) -> None:
         self.name = name
         self.path = os.path.join(folder, name)
-        self._temp = f"{self.path}.tmp-{os.getpid()}-{random.getrandbits(32):08x}"  # noqa: S311 (a name, not a secret)
+        self._temp = f"{self.path}.tmp-{os.getpid()}-{random.getrandbits(32):08x}"
         self._fd = os.open(self._temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         self._waiting: list[bytes] = []
         self._pieces: list[tuple[int, int]] = []
@@ -118,8 +118,7 @@ class TarWriter(ShardWriter):
             name = text + b"." + value.field.encode("utf-8", "surrogateescape")
             self._put(self._glue + tar.header(name, len(value.data), mtime_s))
             checksum = zlib.crc32(value.data)
-            path = value.path if value.path != name else b""
-            members.append(Member(value.field, self.at, len(value.data), checksum, path))
+            members.append(Member(value.field, self.at, len(value.data), checksum, value.path))
             self._put(value.data, checksum)
             self._glue = tar.padding(len(value.data))
             self.bytes += len(value.data)

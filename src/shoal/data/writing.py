@@ -19,6 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from shoal.data.index import SUFFIX, open_index
 from shoal.data.manifest import Shard
 from shoal.data.planning import Plan
 from shoal.data.scan import SourceFile, SourceSample, safe
@@ -68,9 +69,7 @@ def write_one(plan: Plan, folder: str, number: int) -> Shard:
         for sample, contents in _contents(plan.scan.root, plan.samples(number)):
             if isinstance(contents, str):
                 if not plan.settings.skip_bad:
-                    raise InputError(
-                        f"cannot pack {contents}", hint="--skip-bad leaves such files out and lists them"
-                    )
+                    raise InputError(f"cannot pack {contents}", hint="--skip-bad leaves such files out and lists them")
                 bad.append(contents)
                 continue
             values = [
@@ -105,7 +104,7 @@ def _contents(root: str, samples: list[SourceSample]) -> Iterator[tuple[SourceSa
         contents: list[bytes] = []
         file = sample.files[0][1]
         try:
-            for _, file in sample.files:  # noqa: B007 (named in the errors below)
+            for _, file in sample.files:
                 contents.append(read_file(root, file))
             return contents
         except FileNotFoundError:
@@ -116,11 +115,13 @@ def _contents(root: str, samples: list[SourceSample]) -> Iterator[tuple[SourceSa
             return f"{safe(file.path)}: {error.message}"
 
     rest = iter(samples)
-    began, count = time.perf_counter(), 0
-    for sample in rest:
-        yield sample, read(sample)
-        count += 1
-        if count == 16 and (time.perf_counter() - began) / count > _SLOW_S:
+    slow_s = 0.0
+    for count, sample in enumerate(rest, 1):
+        began = time.perf_counter()
+        contents = read(sample)
+        slow_s += time.perf_counter() - began
+        yield sample, contents
+        if count == 16 and slow_s / count > _SLOW_S:
             break
     yield from _read_ahead(read, rest)
 
@@ -196,8 +197,7 @@ def _work(plan: Plan, folder: str, pipe: Connection, parent: int) -> None:
 
 
 def _left_out(folder: str, shards: list[Shard]) -> list[str]:
-    from shoal.data.index import SUFFIX, open_index
-
-    return [
-        text for shard in shards for text in open_index(os.path.join(folder, shard.name + SUFFIX)).shard.get("left_out", [])
-    ]
+    found: list[str] = []
+    for shard in shards:
+        found += open_index(os.path.join(folder, shard.name + SUFFIX)).shard.get("left_out", [])
+    return found

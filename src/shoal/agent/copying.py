@@ -1,0 +1,274 @@
+"""Copy files in order with several threads, checked while they pass, so that each is whole when its name appears.
+
+A file is cut into ranges, and all threads work on the front of the queue: the link is full and yet the first file is
+there first. Each range has its CRC; together they give the file's, which must be the manifest's. A finished range is
+noted beside the part file, so what a killed copy leaves is checked again from the local disk and not fetched again.
+"""
+
+import os
+import threading
+import zlib
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+
+RANGE = 8 << 20
+_POLYNOMIAL = 0xEDB88320
+
+
+class Item(NamedTuple):
+    """A file to copy; `crc32` is what its bytes must give, or None if nobody knows."""
+
+    name: str
+    size: int
+    crc32: Optional[str] = None
+    mtime_ns: Optional[int] = None
+
+
+class SourceChanged(Exception):
+    """The source is not what its manifest, or the first look at it, says."""
+
+
+class Stopped(Exception):
+    """Somebody asked the copy to end."""
+
+
+class Copier:
+    """Copies items from `source` to `goal` by way of `parts`, calling `arrived(item)` for each one in place."""
+
+    def __init__(self, source: str, goal: str, parts: str, threads: int, arrived: Callable[[Item], None]) -> None:
+        self.source = source
+        self.goal = goal
+        self.parts = parts
+        self.threads = threads
+        self.arrived = arrived
+        self.copied_bytes = 0
+        self.stop = threading.Event()
+        self._lock = threading.Lock()
+        self._error: Optional[BaseException] = None
+        self._open: Dict[int, "_Part"] = {}
+        self._taken = 0
+        self._next: Callable[[], Optional[Item]] = lambda: None
+
+    def run(self, next_item: Callable[[], Optional[Item]]) -> None:
+        """Copy what `next_item` gives, in that order, until it gives None. The first error stops all and is raised."""
+        self._next = next_item
+        workers = [threading.Thread(target=self._work, daemon=True) for _ in range(self.threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        for part in list(self._open.values()):
+            part.close()
+        if self._error is not None:
+            raise self._error
+
+    def _work(self) -> None:
+        buffer = memoryview(bytearray(RANGE))
+        try:
+            while not self.stop.is_set():
+                task = self._take()
+                if task is None:
+                    return
+                place, part, number = task
+                fetched = part.copy(number, buffer)
+                with self._lock:
+                    self.copied_bytes += fetched
+                    last = part.done()
+                if last:
+                    with self._lock:
+                        self._open.pop(place, None)
+                    part.finish()
+                    self.arrived(part.item)
+        except BaseException as error:
+            with self._lock:
+                self._error = self._error or error
+            self.stop.set()
+
+    def _take(self) -> "Optional[Tuple[int, _Part, int]]":
+        """The next range: of the earliest file that is begun and has one left, or of the next file."""
+        with self._lock:
+            for place in sorted(self._open):
+                number = self._open[place].next_range()
+                if number is not None:
+                    return place, self._open[place], number
+            item = self._next()
+            place, self._taken = self._taken, self._taken + 1
+        if item is None:
+            return None
+        # Opened without the lock: on network storage it is a round trip, and a folder has very many of them.
+        part = _Part(self.source, self.goal, self.parts, item)
+        part.next_range()
+        with self._lock:
+            self._open[place] = part
+        return place, part, 0
+
+
+class _Part:
+    """One file on its way: PARTS/NAME with a journal of the ranges that are in it."""
+
+    def __init__(self, source: str, goal: str, parts: str, item: Item) -> None:
+        self.item = item
+        self.final = os.path.join(goal, item.name)
+        self.path = os.path.join(parts, flat(item.name))
+        self.ranges = max(1, -(-item.size // RANGE))
+        self._crcs: List[Optional[int]] = [None] * self.ranges
+        self._given = 0
+        self._left = self.ranges
+        self._fresh = not os.path.exists(self.path)
+        self._in = os.open(os.path.join(source, item.name), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._seen = os.fstat(self._in)
+            self._compare()
+            self._out = _open_part(self.path)
+            self._kept = {} if self._fresh else _read_journal(self.path + ".done")
+            self._journal = None if item.size <= RANGE else open(self.path + ".done", "a")  # noqa: SIM115 (closed with the part)
+        except BaseException:
+            os.close(self._in)
+            raise
+
+    def next_range(self) -> Optional[int]:
+        if self._given >= self.ranges:
+            return None
+        self._given += 1
+        return self._given - 1
+
+    def copy(self, number: int, buffer: memoryview) -> int:
+        """Fetch one range, or find it intact on the local disk; returns the bytes that came from the source."""
+        start = number * RANGE
+        length = min(RANGE, self.item.size - start)
+        view = buffer[:length]
+        if number in self._kept and _read(self._out, view, start) == length:
+            self._crcs[number] = zlib.crc32(view)
+            if self._crcs[number] == self._kept[number]:
+                return 0
+        if _read(self._in, view, start) != length:
+            raise SourceChanged("%s is shorter than it should be" % self.item.name)
+        self._crcs[number] = zlib.crc32(view)
+        done = 0
+        while done < length:
+            try:
+                done += os.pwrite(self._out, view[done:], start + done)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, self.final) from None
+        if self._journal is not None:
+            self._journal.write("%d %08x\n" % (number, self._crcs[number] or 0))
+            self._journal.flush()
+        return length
+
+    def done(self) -> bool:
+        """Count a range that is in place; True for the last one of the file."""
+        self._left -= 1
+        return self._left == 0
+
+    def finish(self) -> None:
+        """Compare the whole with what it should be, then give it its name; a wrong one leaves nothing behind."""
+        try:
+            now = os.fstat(self._in)
+            if (now.st_size, now.st_mtime_ns) != (self._seen.st_size, self._seen.st_mtime_ns):
+                raise SourceChanged("%s changed while it was copied" % self.item.name)
+            lengths = [min(RANGE, self.item.size - k * RANGE) for k in range(self.ranges)]
+            whole = combine([(crc or 0, length) for crc, length in zip(self._crcs, lengths)])
+            if self.item.crc32 is not None and "%08x" % whole != self.item.crc32:
+                os.unlink(self.path)
+                raise SourceChanged("%s does not have the checksum of its manifest" % self.item.name)
+            os.ftruncate(self._out, self.item.size)
+            if self.item.mtime_ns is not None:
+                os.utime(self._out, ns=(self.item.mtime_ns, self.item.mtime_ns))
+            folder = os.path.dirname(self.final)
+            if not os.path.isdir(folder):
+                os.makedirs(folder, exist_ok=True)
+            os.rename(self.path, self.final)
+        finally:
+            self.close()
+            if self._journal is not None:
+                try:
+                    os.unlink(self.path + ".done")
+                except FileNotFoundError:
+                    pass
+
+    def close(self) -> None:
+        for name in ("_in", "_out"):
+            fd = getattr(self, name, -1)
+            if fd >= 0:
+                os.close(fd)
+                setattr(self, name, -1)
+        if self._journal is not None:
+            self._journal.close()
+
+    def _compare(self) -> None:
+        if self._seen.st_size != self.item.size:
+            raise SourceChanged(
+                "%s has %d bytes and should have %d" % (self.item.name, self._seen.st_size, self.item.size)
+            )
+        if self.item.crc32 is None and self.item.mtime_ns not in (None, self._seen.st_mtime_ns):
+            raise SourceChanged("%s changed since it was listed" % self.item.name)
+
+
+def flat(name: str) -> str:
+    """A name in one folder for a file that may lie deeper."""
+    return name.replace("/", "\\")
+
+
+def _open_part(path: str) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o644)
+    except PermissionError:
+        # What another user of a shared cache began and cannot finish.
+        os.unlink(path)
+        return os.open(path, flags, 0o644)
+
+
+def combine(pieces: List[Tuple[int, int]]) -> int:
+    """CRC-32 of pieces in a row, from the CRC and length of each."""
+    whole = 0
+    powers: Dict[int, int] = {}
+    for crc, length in pieces:
+        if length not in powers:
+            powers[length] = _power(length)
+        whole = _times(whole, powers[length]) ^ crc
+    return whole
+
+
+def _power(length: int) -> int:
+    """x^(8 length) modulo the polynomial, with the bits in the order of CRC-32 (the highest is x^0)."""
+    result, square = 1 << 31, 1 << 23
+    while length:
+        if length & 1:
+            result = _times(result, square)
+        square = _times(square, square)
+        length >>= 1
+    return result
+
+
+def _times(a: int, b: int) -> int:
+    total = 0
+    for bit in range(31, -1, -1):
+        if b >> bit & 1:
+            total ^= a
+        a = (a >> 1) ^ (_POLYNOMIAL if a & 1 else 0)
+    return total
+
+
+def _read(fd: int, view: memoryview, start: int) -> int:
+    done = 0
+    while done < len(view):
+        got = os.preadv(fd, [view[done:]], start + done)
+        if got == 0:
+            break
+        done += got
+    return done
+
+
+def _read_journal(path: str) -> Dict[int, int]:
+    try:
+        with open(path) as file:
+            pairs = [line.split() for line in file if line.endswith("\n")]
+    except FileNotFoundError:
+        return {}
+    kept: Dict[int, int] = {}
+    for pair in pairs:
+        try:
+            kept[int(pair[0])] = int(pair[1], 16)
+        except (ValueError, IndexError):
+            continue
+    return kept

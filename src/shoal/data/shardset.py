@@ -1,0 +1,221 @@
+"""The bytes of a data set's shards: which file, whether it is here yet, and many reads at once.
+
+While staging goes on, a shard that is not here yet is asked for and waited for; if nobody copies any more, it is read
+at the source. Files are opened per thread, so none is closed while another thread reads from it; a fork shares them
+safely, because every read names its place.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from shoal.agent import cache, files, staging
+from shoal.data import foreign
+from shoal.data import manifest as manifests
+from shoal.data.index import SUFFIX, ShardIndex, open_index
+from shoal.data.manifest import Manifest
+from shoal.errors import InputError, ShoalError
+
+_WAIT_S = 0.005
+#: How long nobody may hold the copier's lock before the source is read instead: a job that dies hands over at once.
+_HAND_OVER_S = 0.5
+_NOT_CACHED = (errno.EAGAIN,)
+#: Every how many reads the page cache is asked first, while all answers are yes.
+_PROBE_EVERY = 8
+
+
+class ShardSet:
+    """Shards of a data set by number. `staged` is the folder of a staging cache that this one is in, or None."""
+
+    def __init__(self, folder: str, manifest: Manifest, staged: str | None = None, source: str | None = None) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.staged = staged
+        self.source = source
+        self._indexes: dict[int, ShardIndex] = {}
+        self._local = threading.local()
+        self._most_files = max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+        self._probe = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")
+        self._cold = True
+        self._turn = 0
+
+    def __len__(self) -> int:
+        return len(self.manifest.shards)
+
+    def __getstate__(self) -> dict[str, object]:
+        """For workers that are spawned: paths travel, open files and maps do not."""
+        return {key: getattr(self, key) for key in ("folder", "manifest", "staged", "source")}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def index(self, shard: int) -> ShardIndex:
+        """A shard's index. It is small, and so read at the source if the shard is still on its way."""
+        if shard not in self._indexes:
+            name = self.manifest.shards[shard].name
+            index = None
+            for folder in (self.folder, self.source):
+                if folder is not None and self.manifest.shards[shard].index_size:
+                    try:
+                        index = open_index(os.path.join(folder, name + SUFFIX))
+                        break
+                    except FileNotFoundError:
+                        continue
+            if index is None:
+                index = foreign.index_for(self.path(shard))
+            if index.shard.get("size") != self.manifest.shards[shard].size:
+                raise ShoalError(f"{index.place} does not belong to {name}", hint=f"shoal data verify {self.folder}")
+            self._indexes[shard] = index
+        return self._indexes[shard]
+
+    def is_here(self, shard: int) -> bool:
+        return os.path.exists(os.path.join(self.folder, self.manifest.shards[shard].name))
+
+    def path(self, shard: int) -> str:
+        """Where a shard can be read, waiting for it if it is being staged."""
+        name = self.manifest.shards[shard].name
+        path = os.path.join(self.folder, name)
+        if os.path.exists(path):
+            return path
+        if self.staged is None:
+            raise ShoalError(f"{path} is missing", hint=f"shoal data verify {self.folder}")
+        return self._wait_for(name, path)
+
+    def _wait_for(self, name: str, path: str) -> str:
+        home, free_since = str(self.staged), None
+        want = os.path.join(home, staging.WANTS, name)
+        lock = os.path.join(os.path.dirname(os.path.dirname(home)), "locks", os.path.basename(home))
+        asked = False
+        while not os.path.exists(path):
+            if os.path.exists(os.path.join(home, staging.PROBLEM)):
+                with open(os.path.join(home, staging.PROBLEM), encoding="utf-8") as file:
+                    raise ShoalError(file.read(), hint=f"shoal data verify {self.source}")
+            if cache.busy(lock):
+                free_since = None
+            elif free_since is None:
+                free_since = time.monotonic()
+            elif time.monotonic() - free_since > _HAND_OVER_S:
+                return os.path.join(str(self.source), name)
+            if not asked:
+                asked = True
+                try:
+                    os.close(os.open(want, os.O_WRONLY | os.O_CREAT, 0o644))
+                except OSError:
+                    pass  # A wish only: without it the shard comes in its turn.
+            time.sleep(_WAIT_S)
+        return path
+
+    def open(self, shard: int) -> int:
+        """A descriptor of the shard, of this thread's; at most a quarter of what the process may open."""
+        try:
+            table: OrderedDict[int, int] = self._local.files
+        except AttributeError:
+            table = self._local.files = OrderedDict()
+        fd = table.get(shard)
+        if fd is None:
+            if len(table) >= self._most_files:
+                os.close(table.popitem(last=False)[1])
+            fd = table[shard] = os.open(self.path(shard), os.O_RDONLY | os.O_CLOEXEC)
+        return fd
+
+    def read(self, shards: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
+        """The bytes at many places. What is not in memory is asked for all at once, then everything is read.
+
+        Asking costs a system call, so while memory has everything only some places are asked about.
+        """
+        if len(set(shards)) > self._most_files:
+            half = len(shards) // 2
+            first = self.read(shards[:half], offsets[:half], sizes[:half])
+            return first + self.read(shards[half:], offsets[half:], sizes[half:])
+        fds = [self.open(shard) for shard in shards]
+        if self._probe:
+            self._ask(fds, offsets, sizes)
+        pread = os.pread
+        found = [pread(fd, size, offset) for fd, size, offset in zip(fds, sizes, offsets, strict=True)]
+        for place, data in enumerate(found):
+            if len(data) != sizes[place]:
+                found[place] = self._read_rest(shards[place], fds[place], data, sizes[place], offsets[place])
+        return found
+
+    def _ask(self, fds: list[int], offsets: Sequence[int], sizes: Sequence[int]) -> None:
+        step = 1 if self._cold else _PROBE_EVERY
+        self._turn = (self._turn + 1) % step
+        missed = self._missed(fds, offsets, sizes, self._turn, step)
+        if missed and step > 1:
+            missed = self._missed(fds, offsets, sizes, 0, 1)
+        self._cold = missed > 0
+
+    def _missed(self, fds: list[int], offsets: Sequence[int], sizes: Sequence[int], start: int, step: int) -> int:
+        missed, byte = 0, [bytearray(1)]
+        flag = os.RWF_NOWAIT
+        for place in range(start, len(fds), step):
+            fd, offset, size = fds[place], offsets[place], sizes[place]
+            try:
+                os.preadv(fd, byte, offset + max(0, size - 1), flag)
+            except BlockingIOError:
+                missed += 1
+                os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
+            except OSError:
+                # This file system cannot say (tmpfs, some network ones): plain reads, and the kernel's own read-ahead.
+                self._probe = False
+                return 0
+        return missed
+
+    def _read_rest(self, shard: int, fd: int, data: bytes, size: int, offset: int) -> bytes:
+        while data and len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
+            data += more
+        if len(data) != size:
+            raise ShoalError(
+                f"{os.path.join(self.folder, self.manifest.shards[shard].name)} is cut off: "
+                f"{size} bytes at {offset} are not there",
+                hint=f"shoal data verify {self.folder}",
+            )
+        return data
+
+    def will_need(self, shard: int) -> None:
+        """Tell the kernel that all of a shard is read soon, if it is here."""
+        if self.is_here(shard):
+            os.posix_fadvise(self.open(shard), 0, 0, os.POSIX_FADV_WILLNEED)
+
+
+def find_shards(path: str) -> ShardSet:
+    """The shards of a data set, of a staged one, or of a folder, file or pattern of shards made elsewhere."""
+    if not os.path.exists(path) and (source := _source_of(path)) is not None:
+        path = source
+    if os.path.basename(path) == manifests.NAME:
+        path = os.path.dirname(path) or "."
+    home = os.path.dirname(os.path.abspath(path))
+    about = (
+        files.read_json(os.path.join(home, staging.ABOUT))
+        if os.path.basename(os.path.abspath(path)) == "data"
+        else None
+    )
+    staged, source = (home, str(about["source"])) if about and "source" in about else (None, None)
+    if manifests.find(path) is not None:
+        manifest = manifests.load(path)
+        if manifest.format == "squashfs":
+            image = os.path.join(path, manifest.shards[0].name)
+            raise InputError(
+                f"{path} is a squashfs image, to be mounted and read as a folder", hint=f"squashfuse {image} /mnt/data"
+            )
+        return ShardSet(path, manifest, staged, source)
+    if not os.path.exists(path) and not any(letter in path for letter in "*?["):
+        raise InputError(f"there is no {path}", hint=f"ls {os.path.dirname(path) or '.'}")
+    folder, manifest = foreign.describe(path)
+    return ShardSet(folder, manifest)
+
+
+def _source_of(path: str) -> str | None:
+    """Where the data of a SHOAL_DATA_ variable came from, for a node on which nothing was staged."""
+    try:
+        sources: dict[str, str] = json.loads(os.environ.get("SHOAL_DATA_SOURCES") or "{}")
+    except ValueError:
+        return None
+    return sources.get(path)

@@ -1,0 +1,196 @@
+"""Samples in a shuffled order that is the same everywhere, split over ranks and workers, from any position on.
+
+The order of an epoch is a pure function of (data set, seed, epoch): shards in a permuted order, grouped into windows,
+the samples of a window permuted. Sample p of that order belongs to rank p mod world. So every sample is seen exactly
+once per epoch, a position is one number that holds for any number of ranks and workers, and nothing is replayed.
+
+Epoch 0 takes the shards as staging brings them, one at a time: it can begin when the first is there, and nothing is
+lost, since packing has shuffled them. The window of later epochs mixes several shards.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shoal.agent import listing
+from shoal.data import needs
+from shoal.data.order import Permutation
+from shoal.data.table import Table
+from shoal.errors import InputError
+
+if TYPE_CHECKING:
+    from shoal.data.reading import Dataset
+
+DEFAULT_WINDOW = 4
+#: Shards that somebody else wrote may be sorted by class, so more of them are mixed.
+DEFAULT_WINDOW_UNSHUFFLED = 16
+_BLOCK = 64
+
+
+class Window(NamedTuple):
+    """Shards that are mixed, and the place of their samples in the epoch: start ... end - 1."""
+
+    shards: tuple[int, ...]
+    start: int
+    end: int
+
+
+class Stream:
+    """An iterable over one rank's share of an epoch. Iterating again goes on with the next epoch.
+
+    seed       of the order; None keeps the order of packing
+    epoch      the first epoch to iterate
+    rank, world  this process among all; taken from RANK and WORLD_SIZE if not given
+    remainder  when the samples do not divide by the ranks: "keep" all (ranks differ by one), "drop" or "pad" (repeat)
+    window     how many shards are mixed
+    """
+
+    def __init__(
+        self,
+        data: Dataset,
+        *,
+        seed: int | None = 0,
+        epoch: int = 0,
+        rank: int | None = None,
+        world: int | None = None,
+        remainder: str = "keep",
+        window: int | None = None,
+    ) -> None:
+        self.data = data
+        self.seed = seed
+        self.epoch = epoch
+        self.rank = int(os.environ.get("RANK") or 0) if rank is None else rank
+        self.world = int(os.environ.get("WORLD_SIZE") or 1) if world is None else world
+        self.remainder = remainder
+        self.window = window
+        self.position = 0
+        self.rotation = _rotation(data) if seed is not None else 0
+        if not 0 <= self.rank < self.world:
+            raise InputError(f"rank {self.rank} of {self.world} ranks is not possible")
+        if remainder not in ("keep", "drop", "pad"):
+            raise InputError(f"the remainder is kept, dropped or padded, not {remainder!r}", hint='remainder="drop"')
+
+    def __len__(self) -> int:
+        """Samples of this rank in a whole epoch."""
+        total = self._total()
+        return max(0, -(-(total - self.rank) // self.world))
+
+    def __iter__(self) -> Iterator[Any]:
+        """This rank's samples from the current position to the end of the epoch."""
+        for block in self.blocks():
+            for sample, place in zip(block.samples, block.positions, strict=True):
+                # The position counts samples of all ranks: those behind it have been handed out by every rank.
+                self.position = place - self.rank + self.world
+                yield sample
+        self.next_epoch()
+
+    def next_epoch(self) -> None:
+        self.epoch += 1
+        self.position = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream is. It holds for every rank, and for any number of ranks that go on from here."""
+        return {
+            "epoch": self.epoch,
+            "position": self.position,
+            "seed": self.seed,
+            "rotation": self.rotation,
+            "data": self.data.manifest.id,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state.get("data") != self.data.manifest.id:
+            raise InputError(
+                f"the state belongs to data set {state.get('data')}, and this is {self.data.manifest.id}",
+                hint="continue with the data that the training began with",
+            )
+        self.epoch, self.position = int(state["epoch"]), int(state["position"])
+        self.seed, self.rotation = state["seed"], int(state["rotation"])
+
+    def windows(self) -> list[Window]:
+        """The epoch's windows in order."""
+        np = needs.numpy()
+        count, counts = len(self.data.shards), self.data.counts
+        if self.seed is None:
+            order, size = list(range(count)), 1
+        elif self.epoch == 0 and self.data.manifest.seed is not None:
+            units = listing.node_order([(str(number),) for number in range(count)], self.rotation)
+            order, size = [int(unit[0]) for unit in units], self.window or 1
+        else:
+            order = Permutation(count, self.seed, self.epoch, 1).at(np.arange(count)).tolist()
+            shuffled = self.data.manifest.seed is not None
+            size = self.window or (DEFAULT_WINDOW if shuffled else DEFAULT_WINDOW_UNSHUFFLED)
+        found, start = [], 0
+        for first in range(0, count, size):
+            shards = tuple(order[first : first + size])
+            end = start + sum(counts[shard] for shard in shards)
+            if end > start:
+                found.append(Window(shards, start, end))
+            start = end
+        return found
+
+    def blocks(self, worker: int = 0, workers: int = 1, block: int = _BLOCK) -> Iterator[Block]:
+        """This rank's samples in blocks, each read at once; a worker takes every `workers`-th of them.
+
+        With the block as large as a batch, batches come in the same order whatever the number of workers.
+        """
+        np = needs.numpy()
+        mine = self._positions()
+        windows = self.windows()
+        opened: tuple[int, Table] | None = None
+        for first in range(worker * block, len(mine), workers * block):
+            positions = mine[first : first + block]
+            samples: list[Any] = []
+            wrapped = np.asarray(positions, dtype=np.int64) % max(1, windows[-1].end)
+            begin = 0
+            while begin < len(wrapped):
+                which = _window_of(windows, int(wrapped[begin]))
+                if opened is None or opened[0] != which:
+                    opened = which, Table(self.data.shards, windows[which].shards)
+                    if which + 1 < len(windows):
+                        for shard in windows[which + 1].shards:
+                            self.data.shards.will_need(shard)
+                window = windows[which]
+                inside = (wrapped[begin:] >= window.start) & (wrapped[begin:] < window.end)
+                stop = begin + (len(inside) if inside.all() else int(np.argmin(inside)))
+                places = wrapped[begin:stop] - window.start
+                if self.seed is not None:
+                    places = Permutation(window.end - window.start, self.seed, self.epoch, 2, which).at(places)
+                samples += self.data.samples(opened[1], places)
+                begin = stop
+            yield Block(samples, list(positions))
+
+    def _total(self) -> int:
+        total = sum(self.data.counts)
+        if self.remainder == "drop":
+            return total - total % self.world
+        return total if self.remainder == "keep" else total + -total % self.world
+
+    def _positions(self) -> range:
+        """This rank's places in the epoch's order from the current position on; padding counts on from the start."""
+        first = self.position + (self.rank - self.position) % self.world
+        return range(first, self._total(), self.world)
+
+
+class Block(NamedTuple):
+    samples: list[Any]
+    positions: list[int]
+
+
+def _window_of(windows: list[Window], position: int) -> int:
+    low, high = 0, len(windows) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if position < windows[middle].end:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _rotation(data: Dataset) -> int:
+    """Where staging begins on this node, so that reading begins there too."""
+    return 0 if data.shards.staged is None else listing.rotation(os.environ, socket.gethostname())

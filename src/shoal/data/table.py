@@ -1,0 +1,115 @@
+"""Samples of several shards as one table: a number in, bytes out, with columns so that a batch is a few look-ups."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from shoal.data import needs, tfrecord
+from shoal.data.index import BYTES_LIST, FLOAT, INT64, NO_LABEL
+from shoal.data.shardset import ShardSet
+from shoal.errors import InputError, ShoalError
+
+KEY = "__key__"
+_DECODE: dict[str, Callable[[bytes], Any]] = {
+    INT64: tfrecord.int64_list,
+    FLOAT: tfrecord.float_list,
+    BYTES_LIST: tfrecord.bytes_list,
+}
+
+
+class Table:
+    """The samples of the given shards, in that order. `fields` of the table are all that occur in them."""
+
+    def __init__(self, shards: ShardSet, numbers: Sequence[int]) -> None:
+        np = needs.numpy()
+        self.shards = shards
+        self.numbers = list(numbers)
+        self.indexes = [shards.index(number) for number in self.numbers]
+        counts = [len(index) for index in self.indexes]
+        self.ends = np.cumsum(np.array([0, *counts], dtype=np.int64))
+        self.length = int(self.ends[-1])
+        self._place = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        self._number = np.array(self.numbers, dtype=np.int64)
+        self._offset = self._join("offset", np.int64)
+        self._size = self._join("size", np.int64)
+        self._crc = self._join("crc", np.uint32)
+        self._label = self._join("label", np.int64)
+        self.kinds: dict[str, str] = {}
+        for index in self.indexes:
+            self.kinds.update(zip(index.fields, index.kinds, strict=True))
+        self._rows: dict[str, Any] = {}
+
+    def _join(self, name: str, dtype: Any) -> Any:
+        np = needs.numpy()
+        parts = [index.columns[name].astype(dtype) for index in self.indexes]
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=dtype)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return tuple(self.kinds)
+
+    def rows(self, field: str) -> Any:
+        """The member that holds a field, for every sample; -1 where a sample has none."""
+        if field not in self._rows:
+            np = needs.numpy()
+            rows = np.full(self.length, -1, dtype=np.int64)
+            members = 0
+            for place, index in enumerate(self.indexes):
+                first, of = index.columns["first"].astype(np.int64), index.columns["field"]
+                if field in index.fields:
+                    hits = np.flatnonzero(of == index.fields.index(field))
+                    owner = np.searchsorted(first, hits, side="right") - 1
+                    rows[int(self.ends[place]) + owner] = hits + members
+                members += len(of)
+            self._rows[field] = rows
+        return self._rows[field]
+
+    def columns(self, numbers: Sequence[int], fields: Sequence[str], check: bool) -> list[list[Any]]:
+        """For each field the values of the samples, in their order. A class number costs no read: the index has it."""
+        np = needs.numpy()
+        wanted = np.asarray(numbers, dtype=np.int64)
+        shards = self._number[self._place[wanted]].tolist() if len(wanted) else []
+        return [self._column(wanted, shards, field, check) for field in fields]
+
+    def _column(self, wanted: Any, shards: list[int], field: str, check: bool) -> list[Any]:
+        if field == KEY:
+            return [self.key(number).decode("utf-8", "surrogateescape") for number in wanted.tolist()]
+        if field == "cls":
+            labels: list[Any] = self._label[wanted].tolist()
+            if NO_LABEL not in labels:
+                return labels
+        rows = self.rows(field)[wanted]
+        if (rows < 0).any():
+            return self._with_gaps(wanted, shards, field, rows, check)
+        offsets, sizes = self._offset[rows].tolist(), self._size[rows].tolist()
+        found: list[Any] = self.shards.read(shards, offsets, sizes)
+        if check:
+            self._check(found, rows, shards, offsets)
+        decode = _DECODE.get(self.kinds[field])
+        return [decode(data) for data in found] if decode is not None else found
+
+    def _with_gaps(self, wanted: Any, shards: list[int], field: str, rows: Any, check: bool) -> list[Any]:
+        """None for the samples that lack a field; an error if no sample of the table has it."""
+        if field not in self.kinds and self.length:
+            raise InputError(f"no sample has the field {field!r}, only {', '.join(map(repr, self.fields))}")
+        there = [place for place, row in enumerate(rows.tolist()) if row >= 0]
+        values = self._column(wanted[there], [shards[place] for place in there], field, check) if there else []
+        column: list[Any] = [None] * len(rows)
+        for place, value in zip(there, values, strict=True):
+            column[place] = value
+        return column
+
+    def _check(self, found: list[Any], rows: Any, shards: list[int], offsets: list[int]) -> None:
+        for data, crc, shard, offset in zip(found, self._crc[rows].tolist(), shards, offsets, strict=True):
+            if zlib.crc32(data) != crc and not self.shards.index(shard).shard.get("unchecked"):
+                name = self.shards.manifest.shards[shard].name
+                raise ShoalError(
+                    f"{name} is damaged: {len(data)} bytes at {offset} have a wrong checksum",
+                    hint=f"shoal data verify {self.shards.folder}",
+                )
+
+    def key(self, number: int) -> bytes:
+        place = int(self._place[number])
+        return self.indexes[place].key(number - int(self.ends[place]))
