@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from shoal.config.cluster import Cluster
     from shoal.config.project import Project
     from shoal.plan.doors import Wish
+    from shoal.submit.scripts import How
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +38,24 @@ def wish_of(args: argparse.Namespace) -> Wish:
     from shoal.plan.doors import Wish
 
     return Wish(args.seeds, args.set, args.zip)
+
+
+def add_how(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shape", choices=("auto", "job", "array"), default="auto", help="one job each, or an array")
+    parser.add_argument("--again", action="store_true", help="start over what is done; old results stay")
+    parser.add_argument("--at-once", type=_count, metavar="K", help="let at most K of these runs be under way together")
+
+
+def how_of(args: argparse.Namespace) -> How:
+    from shoal.submit.scripts import How
+
+    return How(args.shape, args.again, args.at_once)
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 10**6:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of runs")
+    return int(text)
 
 
 def project_here() -> Project:

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli.options import add_output, add_sweep, add_where, cluster_for, project_here, wish_of
+from shoal.cli.options import add_how, add_output, add_sweep, add_where, cluster_for, how_of, project_here, wish_of
 
 if TYPE_CHECKING:
     from shoal.config.cluster import Cluster
@@ -22,8 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="+", type=Path, help="an experiment (.sh, .toml, .py), or a folder of them")
     add_where(parser)
     add_sweep(parser)
-    parser.add_argument("--shape", choices=("auto", "job", "array"), default="auto", help="one job each, or an array")
-    parser.add_argument("--again", action="store_true", help="as if runs that are done were to be started over")
+    add_how(parser)
     parser.add_argument("--script", action="store_true", help="print the batch scripts as well")
     add_output(parser)
 
@@ -35,17 +34,21 @@ def run(args: argparse.Namespace) -> int:
 
 def show_plan(args: argparse.Namespace, project: Project, cluster: Cluster) -> int:
     from shoal.submit.orders import prepare
+    from shoal.submit.pruning import removed
     from shoal.submit.scripts import read_scripts
     from shoal.views import plan
 
-    asked, waiting, _ = read_scripts(args.file, project, os.environ, wish_of(args))
-    order = prepare(asked, project, cluster, os.environ, shape=args.shape, again=args.again)
+    asked, waiting, grown = read_scripts(args.file, project, os.environ, wish_of(args))
+    how = how_of(args)
+    order = prepare(asked, project, cluster, os.environ, shape=how.shape, again=how.again, at_once=how.at_once)
+    gone = removed(str(project.home), grown, [one.run.spec.name for one in asked], os.environ)
     plan.show(
         order,
         asked,
         waiting,
         project,
         cluster,
+        gone=gone,
         as_json=args.json,
         quiet=args.quiet,
         scripts=getattr(args, "script", False),

@@ -11,7 +11,7 @@ import argparse
 import os
 
 from shoal.cli import submit
-from shoal.cli.options import cluster_for, project_here, wish_of
+from shoal.cli.options import cluster_for, how_of, project_here, wish_of
 
 configure = submit.configure
 
@@ -34,8 +34,8 @@ def run(args: argparse.Namespace) -> int:
             tell=say,
             follow=not args.quiet,
             wish=wish_of(args),
-            shape=args.shape,
-            again=args.again,
+            how=how_of(args),
+            prune=args.prune,
         )
         if cluster.is_local:
             return submit.exit_code(results)

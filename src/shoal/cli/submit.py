@@ -14,11 +14,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.options import add_output, add_sweep, add_where, cluster_for, project_here, wish_of
+from shoal.cli.options import add_how, add_output, add_sweep, add_where, cluster_for, how_of, project_here, wish_of
 
 if TYPE_CHECKING:
     from shoal.plan.calls import Call
@@ -33,8 +34,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="+", type=Path, help="an experiment (.sh, .toml, .py), or a folder of them")
     add_where(parser)
     add_sweep(parser)
-    parser.add_argument("--shape", choices=("auto", "job", "array"), default="auto", help="one job each, or an array")
-    parser.add_argument("--again", action="store_true", help="start over what is done; old results stay")
+    add_how(parser)
+    parser.add_argument("--prune", action="store_true", help="cancel live runs that a sweep no longer describes")
     parser.add_argument("--dry-run", action="store_true", help="show what would be submitted, and stop")
     add_output(parser)
 
@@ -57,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
             tell=say,
             follow=not args.quiet,
             wish=wish_of(args),
-            shape=args.shape,
-            again=args.again,
+            how=how_of(args),
+            prune=args.prune,
         )
     return exit_code(results)
 
@@ -145,8 +146,9 @@ class Teller:
 
     def _summary(self) -> None:
         sent = [name for name, result in self.results.items() if result["did"] == "submitted"]
-        if len(self.results) > _MOST_LINES:
-            print(f"{len(self.results)} runs: {len(sent)} submitted, {len(self.results) - len(sent)} not")
+        if len(self.results) > 3:
+            kinds = Counter(result["did"] for result in self.results.values())
+            print(f"{len(self.results)} runs: {', '.join(f'{count} {did}' for did, count in kinds.items())}")
         if sent and self.next_steps:
             print(f"next: shoal status {sent[0].split('/')[0]}   shoal logs {sent[0]} -f")
 

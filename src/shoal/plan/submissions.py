@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from shoal import __version__
 from shoal.agent.launch.geometry import Geometry, describe
 from shoal.backends.slurm.flags import parse_flags
@@ -19,6 +21,8 @@ from shoal.errors import InputError
 from shoal.model import Request, RunSpec
 from shoal.names import job_name
 
+#: Slurm's own default of MaxArraySize is 1001, and the index 1000 is the last.
+LARGEST_ARRAY = 1001
 SHAPES = ("auto", "job", "array")
 
 
@@ -36,6 +40,7 @@ class PlannedSubmission(NamedTuple):
     shape: str
     resolved: Resolved
     requeue: bool
+    at_once: int | None = None
 
     @property
     def request(self) -> Request:
@@ -49,31 +54,42 @@ def lay_out(
     *,
     shape: str = "auto",
     requeue: Mapping[str, bool] | None = None,
+    at_once: int | None = None,
+    largest_array: int = LARGEST_ARRAY,
 ) -> list[PlannedSubmission]:
-    """Group runs into submissions, in order. Equal neighbours share an array on Slurm, unless shape says otherwise."""
+    """Group runs into submissions, in the order of their first runs. On Slurm equal runs share arrays of at most
+    `largest_array` tasks, unless shape says otherwise.
+    """
     if shape == "array" and cluster.is_local:
         raise InputError("an array is a Slurm job, and this machine is not Slurm", hint="leave --shape out")
-    groups: list[tuple[object, Resolved, bool, list[PlannedRun]]] = []
-    for run in runs:
-        resolved = resolve(
-            run.spec.request,
-            parse_flags(run.spec.flags, nodes=run.spec.request.nodes),
-            cluster,
-            project.clusters,
-            launch=run.spec.launch,
-            settings=run.spec.launch_settings,
-        )
+    known: dict[object, Resolved] = {}
+    groups: dict[object, tuple[Resolved, bool, list[PlannedRun]]] = {}
+    for number, run in enumerate(runs):
+        asks = _asks(run.spec)
+        if asks not in known:
+            known[asks] = resolve(
+                run.spec.request,
+                parse_flags(run.spec.flags, nodes=run.spec.request.nodes),
+                cluster,
+                project.clusters,
+                launch=run.spec.launch,
+                settings=run.spec.launch_settings,
+            )
+        resolved = known[asks]
         again = resolved.requeue if resolved.requeue is not None else (requeue or {}).get(run.spec.step_kind, True)
-        key = (resolved.options, again, run.spec.step_kind, resolved.geometry)
-        may_join = shape != "job" and not cluster.is_local and groups and groups[-1][0] == key
-        if may_join:
-            groups[-1][3].append(run)
-        else:
-            groups.append((key, resolved, again, [run]))
+        alone = shape == "job" or cluster.is_local
+        key = number if alone else (resolved.options, again, run.spec.step_kind, resolved.geometry)
+        groups.setdefault(key, (resolved, again, []))[2].append(run)
     return [
-        PlannedSubmission(tuple(group), "array" if len(group) > 1 else "job", resolved, again)
-        for _, resolved, again, group in groups
+        PlannedSubmission(tuple(part), "array" if len(part) > 1 else "job", resolved, again, at_once)
+        for resolved, again, group in groups.values()
+        for part in (group[i : i + largest_array] for i in range(0, len(group), largest_array))
     ]
+
+
+def _asks(spec: RunSpec) -> object:
+    """What the options of a run's job depend on; runs of a sweep mostly share it."""
+    return (spec.request, tuple(spec.flags), spec.launch, msgspec.json.encode(spec.launch_settings))
 
 
 def name_of(planned: PlannedSubmission, token: str) -> str:
@@ -95,7 +111,7 @@ def own_options(
         ("requeue" if planned.requeue else "no-requeue", None),
     ]
     if planned.shape == "array":
-        options.append(("array", ranges(indices)))
+        options.append(("array", ranges(indices) + (f"%{planned.at_once}" if planned.at_once else "")))
     return options
 
 

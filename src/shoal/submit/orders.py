@@ -9,13 +9,14 @@ from typing import NamedTuple
 import msgspec
 
 from shoal import secrecy
+from shoal.backends.slurm.facts import largest_array
 from shoal.config.cluster import Cluster
 from shoal.config.project import Project
 from shoal.doctor.request import refuse_impossible
 from shoal.errors import InputError, SchedulerError
 from shoal.observe import observe
 from shoal.plan.describe import Asked, refuse_doubles
-from shoal.plan.submissions import PlannedRun, PlannedSubmission, lay_out
+from shoal.plan.submissions import LARGEST_ARRAY, PlannedRun, PlannedSubmission, lay_out
 from shoal.store.fold import RunView
 from shoal.store.reading import Reader
 from shoal.submit.decide import Decision, decide
@@ -52,6 +53,7 @@ def prepare(
     *,
     shape: str = "auto",
     again: bool = False,
+    at_once: int | None = None,
 ) -> Order:
     """Decide what each run needs and lay the ones to start over jobs. Reads everything, changes nothing."""
     refuse_doubles(asked)
@@ -73,7 +75,10 @@ def prepare(
         else:
             left.append(Result(view.name, "left alone", view.state, decision.reason, view.job_id, view.output_dir))
     requeue = {step.name: step.requeue for step in project.steps.values()}
-    submissions = lay_out(start, project, cluster, shape=shape, requeue=requeue)
+    most = largest_array(environ) if len(start) > 1 and not cluster.is_local else None
+    submissions = lay_out(
+        start, project, cluster, shape=shape, requeue=requeue, at_once=at_once, largest_array=most or LARGEST_ARRAY
+    )
     notes += dict.fromkeys(note for planned in submissions for note in planned.resolved.notes)
     if submissions and not cluster.is_local:
         refuse_impossible([planned.resolved for planned in submissions], environ)
@@ -114,6 +119,7 @@ def carry_out(
 
     for left in order.left_alone:
         note(left)
+    before: str | None = None
     for planned in order.submissions:
         backend = "local" if cluster.is_local else "slurm"
         claimed = claim_runs(planned, order.views, project, backend=backend, environ=environ, clock=clock())
@@ -127,8 +133,11 @@ def carry_out(
             if results[-1].exit_code in (130, 143):
                 break
         else:
-            for started in send(claimed, project, environ):
+            # A limit on how many run at once holds over all arrays together: the next one waits for the last.
+            after = before if planned.at_once else None
+            for started in send(claimed, project, environ, after=after):
                 note(_of_slurm(started))
+                before = (started.job_id or "").partition("_")[0] or before
             _stop_if_silent(results, order)
     return results
 

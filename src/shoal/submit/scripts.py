@@ -17,7 +17,9 @@ from shoal.plan.calls import Call
 from shoal.plan.describe import Asked, describe
 from shoal.plan.doors import SUFFIXES, Grown, Wish, keep, read_file
 from shoal.plan.inputs import NotReadyError
+from shoal.submit.cancelling import cancel
 from shoal.submit.orders import Result, carry_out, prepare
+from shoal.submit.pruning import removed
 
 
 class Tell(Protocol):
@@ -54,6 +56,17 @@ def _inside(folder: Path, pattern: str) -> list[Path]:
     return sorted(path for suffix in SUFFIXES for path in folder.glob(pattern + suffix))
 
 
+class How(NamedTuple):
+    """How runs are submitted: their shape, whether done ones start over, and how many may run at once."""
+
+    shape: str = "auto"
+    again: bool = False
+    at_once: int | None = None
+
+
+DEFAULT = How()
+
+
 class Read(NamedTuple):
     """Everything that files ask for, the files whose inputs do not exist yet, and what the names of sweeps rest on."""
 
@@ -85,12 +98,13 @@ def submit_scripts(
     tell: Tell,
     follow: bool,
     wish: Wish | None = None,
-    shape: str = "auto",
-    again: bool = False,
+    how: How = DEFAULT,
+    prune: bool = False,
 ) -> list[Result]:
     """Submit scripts in order. All are read first, so that a mistake in the last one stops the first.
 
-    On this machine a script whose input does not exist yet is read once more when its turn comes.
+    On this machine a script whose input does not exist yet is read once more when its turn comes. With `prune`, live
+    runs that a sweep no longer describes are cancelled.
     """
     asked, waiting, grown = read_scripts(paths, project, environ, wish)
     tell_secrets(environ, cluster, tell)
@@ -102,21 +116,40 @@ def submit_scripts(
             if still:
                 raise still[0][1]
             keep(str(project.home), grown)
-            results += submit_asked(
-                asked, project, cluster, environ, tell=tell, follow=follow, shape=shape, again=again
-            )
+            results += submit_asked(asked, project, cluster, environ, tell=tell, follow=follow, how=how)
             if results[-1].did == "ran" and results[-1].state != "done":
                 break
         return results
     if asked:
         keep(str(project.home), grown)
-        results = submit_asked(asked, project, cluster, environ, tell=tell, follow=follow, shape=shape, again=again)
+        _prune(project, grown, asked, environ, tell, prune)
+        results = submit_asked(asked, project, cluster, environ, tell=tell, follow=follow, how=how)
     if late:
         path, error = waiting[0]
         raise NotReadyError(
             f"{path.name} waits: {error.message}", hint=f"shoal submit {os.path.relpath(path)}   # when it is there"
         )
     return results
+
+
+def _prune(
+    project: Project,
+    grown: Sequence[Grown],
+    asked: Sequence[Asked],
+    environ: Mapping[str, str],
+    tell: Tell,
+    prune: bool,
+) -> None:
+    """Say which live runs a sweep no longer has, and cancel them if that was asked for."""
+    home = str(project.home)
+    gone = removed(home, grown, [one.run.spec.name for one in asked], environ)
+    if prune and gone:
+        cancel(home, gone, environ)
+        for view in gone:
+            tell(Result(view.name, "cancelled", "cancelled", "no longer described", view.job_id, view.output_dir))
+    elif gone:
+        names = ", ".join(view.name for view in gone[:3]) + (" and others" if len(gone) > 3 else "")
+        tell.note(f"{len(gone)} live runs are no longer described ({names}); --prune cancels them")
 
 
 def submit_described(
@@ -151,12 +184,11 @@ def submit_asked(
     *,
     tell: Tell,
     follow: bool = True,
-    shape: str = "auto",
-    again: bool = False,
+    how: How = DEFAULT,
     dry_run: bool = False,
 ) -> list[Result]:
     """Check what is asked for and carry it out; with `dry_run`, say what would be done."""
-    order = prepare(asked, project, cluster, environ, shape=shape, again=again)
+    order = prepare(asked, project, cluster, environ, shape=how.shape, again=how.again, at_once=how.at_once)
     for note in order.notes:
         tell.note(note)
     if not dry_run:

@@ -123,8 +123,8 @@ def claim_runs(
     return Claimed(token, folder, script, planned, indices, outputs)
 
 
-def send(claimed: Claimed, project: Project, environ: Mapping[str, str]) -> list[Started]:
-    """Send a claimed submission to Slurm, once, and write down what came of it."""
+def send(claimed: Claimed, project: Project, environ: Mapping[str, str], *, after: str | None = None) -> list[Started]:
+    """Send a claimed submission to Slurm, once, and write down what came of it; `after` is a job that ends first."""
     home, planned = str(project.home), claimed.planned
     if not claimed.indices:
         return []
@@ -137,6 +137,8 @@ def send(claimed: Claimed, project: Project, environ: Mapping[str, str]) -> list
         *planned.resolved.options,
         *own_options(planned, claimed.folder, str(project.root), claimed.indices),
     ]
+    if after is not None:
+        options.append(("dependency", f"afterany:{after}"))
     argv = [f"--{name}" if value is None else f"--{name}={value}" for name, value in options]
     answer = sbatch(argv, claimed.script, travelling)
     reach("after-sbatch")

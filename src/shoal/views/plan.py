@@ -14,6 +14,7 @@ from shoal.model import Request, RunSpec
 from shoal.plan.describe import Asked
 from shoal.plan.inputs import NotReadyError
 from shoal.plan.submissions import PlannedSubmission, script_text
+from shoal.store.fold import RunView
 from shoal.submit.orders import Order
 from shoal.views.render import print_json, print_table
 
@@ -25,12 +26,14 @@ def show(
     project: Project,
     cluster: Cluster,
     *,
+    gone: Sequence[RunView] = (),
     as_json: bool,
     quiet: bool,
     scripts: bool,
 ) -> None:
     if as_json:
-        print_json(document(order, asked, waiting, project, cluster))
+        removed = [{"name": view.name, "state": view.state} for view in gone]
+        print_json({**document(order, asked, waiting, project, cluster), "removed": removed})
         return
     starting = [run.spec.name for planned in order.submissions for run in planned.runs]
     if quiet:
@@ -44,6 +47,7 @@ def show(
         for run in planned.runs
     ]
     rows += [(left.name, "-", "-", "-", left.reason) for left in order.left_alone]
+    rows += [(view.name, "-", "-", "-", f"{view.state}, no longer described; --prune cancels it") for view in gone]
     rows += [(path.stem, "-", "-", "-", f"waits: {error.message}") for path, error in waiting]
     print_table(("RUN", "SHAPE", "REQUEST", "PARTITION", "WHAT"), rows, widest=4)
     hours = sum(gpu_hours(planned) for planned in order.submissions)

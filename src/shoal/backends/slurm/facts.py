@@ -23,6 +23,7 @@ TIMEOUT_S = 10.0
 
 _CONF_PATHS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
 _CLUSTER_NAME = re.compile(r"(?aim)^[ \t]*ClusterName[ \t]*=[ \t]*([A-Z0-9._-]+)")
+_MAX_ARRAY = re.compile(r"(?am)^MaxArraySize\s*=\s*(\d+)")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*", re.ASCII)
 _GPU = re.compile(r"(?:^|,)gpu(?::([A-Za-z0-9._-]+?))?:(\d+)(?=$|,|\()", re.ASCII)
 _NUMBER = re.compile(r"(\d+)\+?", re.ASCII)
@@ -62,6 +63,13 @@ def cluster_name(environ: Mapping[str, str]) -> str | None:
     answer = _ask(["scontrol", "show", "config"], environ, [])
     match = None if answer is None else _CLUSTER_NAME.search(answer)
     return None if match is None else match[1]
+
+
+def largest_array(environ: Mapping[str, str]) -> int | None:
+    """How many tasks one array may have: MaxArraySize, as the controller says it; None if it does not answer."""
+    answer = _ask(["scontrol", "show", "config"], environ, [])
+    match = None if answer is None else _MAX_ARRAY.search(answer)
+    return None if match is None else int(match[1])
 
 
 def gather(environ: Mapping[str, str], user: str) -> Facts:
