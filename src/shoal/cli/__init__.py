@@ -32,8 +32,10 @@ COMMANDS: dict[str, dict[str, str]] = {
         "why": "why a run waits, or what it died of",
         "watch": "follow runs to their end, full-screen or line by line",
         "logs": "what runs printed, and the errors among it",
+        "report": "what an experiment cost, wasted and brought: text, HTML, CSV",
     },
     "check": {
+        "doctor": "check batch scripts before they cost a place in the queue",
         "clusters": "cluster profiles: list, show, detect, test",
     },
 }

@@ -94,6 +94,21 @@ class SbatchFlags(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(base, request=self.request.over(base.request), other=kept + self.other, **own)
 
 
+def known_options() -> dict[str, int]:
+    """Long name of every sbatch option -> 0 if it takes no value, 1 if it may, 2 if it does."""
+    return _TAKES
+
+
+def short_names() -> dict[str, str]:
+    """Letter -> long name."""
+    return _SHORT
+
+
+def long_name(written: str) -> str:
+    """The option that a written long name stands for: itself, or the only one that begins like it."""
+    return _full_name(written)
+
+
 def option_name(flag: str) -> str:
     """`--mem=4G` -> `mem`."""
     return flag.removeprefix("--").partition("=")[0]

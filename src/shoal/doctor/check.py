@@ -1,0 +1,185 @@
+"""Examine scripts: read them, ask the cluster once, apply the rules. The door of this room for commands."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from shoal.doctor import rules
+from shoal.doctor.cluster import ClusterFacts, ask_cluster, test_only
+from shoal.doctor.finding import ORDER, Facts, Files, Finding, apply_rules
+from shoal.doctor.geometry import read_geometry
+from shoal.doctor.nearest import applied, as_flags, closest, proposals
+from shoal.doctor.repair import repair
+from shoal.doctor.script import Script, read_script
+from shoal.doctor.surroundings import RealFiles
+from shoal.doctor.text import Text, decode, read_text
+from shoal.errors import DiskError, InputError
+
+__all__ = ["Examined", "Inputs", "examine_all", "examine_nothing", "examine_text", "find_files", "write_fixed"]
+_SUFFIXES = (".sh", ".slurm", ".sbatch", ".sub", ".batch", ".job", ".bash")
+_SKIPPED = frozenset({".git", ".venv", "node_modules", "__pycache__", ".shoal", "outputs"})
+
+
+class Inputs(NamedTuple):
+    """What a person tells about the training, for geometry and batch size."""
+
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    workers: int | None = None
+
+
+_NO_INPUTS = Inputs()
+
+
+class Examined(NamedTuple):
+    """One script, its findings, and how much of it could be read."""
+
+    script: Script
+    findings: list[Finding]
+    facts: Facts
+
+    @property
+    def worst(self) -> str | None:
+        return min((finding.severity for finding in self.findings), key=lambda word: ORDER[word], default=None)
+
+
+def find_files(paths: Sequence[Path]) -> list[Path]:
+    """The scripts that paths stand for: files as they are; of folders, what looks like a script for sbatch."""
+    found: dict[Path, None] = {}
+    for path in paths:
+        if path.is_dir():
+            inside = [one for one in _walk(path) if one.suffix in _SUFFIXES or _has_directives(one)]
+            if not inside:
+                raise InputError(f"there is no batch script in {path}", hint=f"ls {path}")
+            found.update(dict.fromkeys(inside))
+        elif path.exists() or path.is_symlink():
+            if not path.is_file():
+                raise InputError(f"{path} is not a file")
+            found[path] = None
+        else:
+            raise InputError(f"there is no file {path}", hint=f"ls {path.parent}")
+    return list(found)
+
+
+def _walk(folder: Path) -> list[Path]:
+    found: list[Path] = []
+    for root, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in _SKIPPED and not name.startswith("backup_"))
+        found += [Path(root) / name for name in sorted(files) if ".fixed." not in name]
+    return [path for path in found if path.is_file()]
+
+
+def _has_directives(path: Path) -> bool:
+    if path.suffix not in ("", ".txt", ".tpl"):
+        return False
+    try:
+        with path.open("rb") as file:
+            head = file.read(2048)
+    except OSError:
+        return False
+    return head.startswith(b"#!") and b"\n#SBATCH" in head
+
+
+def examine_all(
+    paths: Sequence[Path],
+    environ: Mapping[str, str],
+    *,
+    user: str = "",
+    ask: bool = True,
+    inputs: Inputs = _NO_INPUTS,
+    steps: frozenset[str] = frozenset(),
+) -> tuple[list[Examined], ClusterFacts | None]:
+    """Examine scripts, and with `ask` against the Slurm that answers here. DiskError for a file that cannot be read."""
+    cluster = ask_cluster(environ, user) if ask else None
+    examined = []
+    for path in paths:
+        try:
+            text = read_text(path)
+        except OSError as error:
+            raise DiskError(f"{path} cannot be read: {error.strerror or error}", hint=f"ls -l {path}") from None
+        examined.append(examine(text, path, cluster, environ, inputs=inputs, steps=steps))
+    return examined, cluster
+
+
+def examine(
+    text: Text,
+    path: Path,
+    cluster: ClusterFacts | None,
+    environ: Mapping[str, str],
+    *,
+    inputs: Inputs = _NO_INPUTS,
+    files: Files | None = None,
+    steps: frozenset[str] = frozenset(),
+) -> Examined:
+    """One script. With a cluster, Slurm itself is asked as well, and a refusal comes with what it would accept."""
+    rules.load()
+    script = read_script(text, str(path), steps=steps | {"train", "posttrain", "evaluate"})
+    facts = Facts(script, files or RealFiles(path), cluster, None, None, *inputs)
+    if cluster is not None and script.kind == "batch":
+        facts = _with_slurm(facts, cluster, environ)
+    return Examined(script, apply_rules(facts), facts)
+
+
+def examine_text(text: str, path: str, *, files: Files | None = None) -> list[Finding]:
+    """Findings on a script that is not on disk yet, without a cluster."""
+    return examine(decode(text.encode("utf-8", "surrogateescape")), Path(path), None, {}, files=files).findings
+
+
+def examine_nothing(inputs: Inputs) -> Facts:
+    """Facts without a script, for numbers by construction."""
+    path = Path("train.sh")
+    return Facts(read_script(decode(b""), str(path)), RealFiles(path), None, None, None, *inputs)
+
+
+def _with_slurm(facts: Facts, cluster: ClusterFacts, environ: Mapping[str, str]) -> Facts:
+    """Ask `sbatch --test-only`; where it or our own reading refuses, look for a request that both accept."""
+    script = facts.script
+    refusal = test_only(script.path, [], environ)
+    best = closest(script.geometry, script.options, cluster)
+    if refusal is None and best is not None and not best[1]:
+        return facts
+    nearest = None
+    for changes in proposals(script.geometry, script.options, cluster):
+        options = applied(script.options, changes)
+        fits = closest(read_geometry(options), options, cluster)
+        flags = as_flags(changes)
+        if fits is not None and not fits[1] and test_only(script.path, flags, environ) is None:
+            nearest = " ".join(flags)
+            break
+    return facts._replace(refusal=refusal, nearest=nearest)
+
+
+def write_fixed(examined: Examined) -> tuple[Path, list[Finding]] | None:
+    """Write NAME.fixed.sh beside a script and return it with what it corrects; None when nothing is mechanical.
+
+    It never overwrites: an older fixed file stays, and the new one gets a number.
+    """
+    script = examined.script
+    if script.text.encoding.startswith("utf-16"):
+        return None
+    lines, done = repair(script.text.lines, examined.findings)
+    if not done:
+        return None
+    old = Path(script.path)
+    for number in range(1, 1000):
+        path = old.with_name(f"{old.stem}.fixed{'' if number == 1 else f'-{number}'}{old.suffix or '.sh'}")
+        try:
+            with path.open("x", encoding="utf-8", newline="\n") as file:
+                file.write("\n".join(lines) + "\n")
+        except FileExistsError:
+            continue
+        path.chmod(old.stat().st_mode & 0o777)
+        return path, done
+    raise InputError(f"there are a thousand fixed versions of {old} already")
+
+
+def as_record(finding: Finding) -> dict[str, object]:
+    """A finding for machines."""
+    record = msgspec.to_builtins(finding)
+    edits = record.pop("edits")
+    return {**record, "fixable": bool(edits)}

@@ -1,0 +1,239 @@
+"""What the live Slurm says that a request must fit: partitions, kinds of node, limits, accounts, maintenance.
+
+Every question has a time limit, and everything may be missing; what does not answer is named in `silent`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import NamedTuple
+
+from shoal.backends.slurm.commands import run
+from shoal.backends.slurm.facts import TIMEOUT_S, parse_associations, parse_gres
+from shoal.doctor.directives import Option
+from shoal.errors import InputError, SchedulerError
+from shoal.units import parse_slurm_time_s
+
+_FIELD = re.compile(r"([A-Za-z][\w:/()]*)=(\S*)")
+_NUMBER = re.compile(r"(\d+)\+?", re.ASCII)
+
+
+class Kind(NamedTuple):
+    """One kind of node in one partition."""
+
+    partition: str
+    cpus: int
+    memory_mb: int
+    gpus: int
+    gpu_types: tuple[str, ...]
+    features: tuple[str, ...]
+    nodes: int
+
+
+class PartitionFacts(NamedTuple):
+    name: str
+    is_default: bool = False
+    is_up: bool = True
+    max_time_s: int | None = None
+    default_time_s: int | None = None
+    max_nodes: int | None = None
+    total_nodes: int = 0
+    allow_accounts: tuple[str, ...] = ()
+    deny_accounts: tuple[str, ...] = ()
+    allow_qos: tuple[str, ...] = ()
+    def_mem_per_cpu_mb: int | None = None
+    max_mem_per_node_mb: int | None = None
+    max_cpus_per_node: int | None = None
+    preempts: bool = False
+
+
+class Reservation(NamedTuple):
+    """A maintenance window; times in seconds since the epoch."""
+
+    name: str
+    start_s: float
+    end_s: float
+    whole_cluster: bool
+
+
+class ClusterFacts(NamedTuple):
+    version: tuple[int, int] | None = None
+    partitions: tuple[PartitionFacts, ...] = ()
+    all_kinds: tuple[Kind, ...] = ()
+    max_array_size: int | None = None
+    kill_wait_s: int | None = None
+    kills_invalid_dependencies: bool = False
+    accounts: tuple[str, ...] = ()
+    default_account: str | None = None
+    qos: tuple[str, ...] = ()
+    reservations: tuple[Reservation, ...] = ()
+    now_s: float = 0.0
+    silent: tuple[str, ...] = ()
+
+    def partition(self, name: str) -> PartitionFacts | None:
+        return next((one for one in self.partitions if one.name == name), None)
+
+    def chosen(self, options: Mapping[str, Option]) -> list[PartitionFacts]:
+        """The partitions that a request names and that exist, or the default one."""
+        asked = options.get("partition")
+        if asked is not None and asked.value:
+            names = asked.value.split(",")
+            return [one for one in self.partitions if one.name in names]
+        return [one for one in self.partitions if one.is_default]
+
+    def kinds(self, options: Mapping[str, Option]) -> list[Kind]:
+        names = {one.name for one in self.chosen(options)}
+        return [kind for kind in self.all_kinds if kind.partition in names]
+
+
+def ask_cluster(environ: Mapping[str, str], user: str, *, clock: float | None = None) -> ClusterFacts | None:
+    """The facts of the cluster that answers here; None when there is no Slurm."""
+    silent: list[str] = []
+    sinfo = _ask(["sinfo", "--noheader", "--exact", "--format=%R|%c|%m|%G|%f|%D"], environ, silent)
+    partitions = _ask(["scontrol", "--oneliner", "show", "partition"], environ, silent)
+    if not sinfo or not partitions:
+        return None
+    config = _ask(["scontrol", "show", "config"], environ, silent) or ""
+    reservations = _ask(["scontrol", "--oneliner", "show", "reservation"], environ, silent) or ""
+    question = ["show", "user", user, "withassoc", "format=Account,DefaultAccount,QOS"]
+    told = _ask(["sacctmgr", "--noheader", "--parsable2", *question], environ, silent) or ""
+    accounts, default_account, qos = parse_associations(told)
+    settings = parse_config(config)
+    return ClusterFacts(
+        version=_version(settings.get("SLURM_VERSION", "")),
+        partitions=tuple(parse_partitions(partitions, settings)),
+        all_kinds=tuple(parse_kinds(sinfo)),
+        max_array_size=_whole(settings.get("MaxArraySize", "")),
+        kill_wait_s=_whole(settings.get("KillWait", "").split(" ")[0]),
+        kills_invalid_dependencies="kill_invalid_depend" in settings.get("DependencyParameters", ""),
+        accounts=accounts,
+        default_account=default_account,
+        qos=qos,
+        reservations=tuple(parse_reservations(reservations)),
+        now_s=time.time() if clock is None else clock,
+        silent=tuple(silent),
+    )
+
+
+def test_only(path: str, flags: list[str], environ: Mapping[str, str]) -> str | None:
+    """What `sbatch --test-only` objects to, in one line; None when it would accept, or when Slurm does not answer."""
+    try:
+        answer = run(["sbatch", "--test-only", *flags, path], TIMEOUT_S, environ=environ)
+    except (SchedulerError, InputError):
+        return None
+    if answer.returncode == 0:
+        return None
+    lines = [line for line in (answer.stderr or answer.stdout).splitlines() if line.strip()]
+    said = [line.removeprefix("sbatch: ").removeprefix("error: ").removeprefix("fatal: ") for line in lines]
+    last = next(
+        (line for line in reversed(said) if line.startswith("allocation failure")), said[0] if said else "refused"
+    )
+    if re.search(
+        r"(?i)connect failure|unable to contact|configuration source|socket timed out|connection refused", last
+    ):
+        return None
+    return last.removeprefix("allocation failure: ").strip()
+
+
+def parse_config(text: str) -> dict[str, str]:
+    """KEY = VALUE lines of `scontrol show config`."""
+    pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def parse_partitions(text: str, settings: Mapping[str, str]) -> Iterator[PartitionFacts]:
+    """Partitions of `scontrol --oneliner show partition`; `settings` are the cluster's own defaults."""
+    for line in text.splitlines():
+        field = dict(_FIELD.findall(line))
+        if "PartitionName" not in field:
+            continue
+        each = _whole(field.get("DefMemPerCPU", "")) or _whole(settings.get("DefMemPerCPU", ""))
+        preempt = field.get("PreemptMode") or settings.get("PreemptMode", "")
+        lowest = field.get("PriorityTier", "1")
+        yield PartitionFacts(
+            name=field["PartitionName"],
+            is_default=field.get("Default") == "YES",
+            is_up=field.get("State", "UP") == "UP",
+            max_time_s=_time(field.get("MaxTime", "")),
+            default_time_s=_time(field.get("DefaultTime", "")),
+            max_nodes=_whole(field.get("MaxNodes", "")),
+            total_nodes=_whole(field.get("TotalNodes", "")) or 0,
+            allow_accounts=_list(field.get("AllowAccounts", "ALL")),
+            deny_accounts=_list(field.get("DenyAccounts", "")),
+            allow_qos=_list(field.get("AllowQos", "ALL")),
+            def_mem_per_cpu_mb=None if "DefMemPerNode" in field and field["DefMemPerNode"].isdigit() else each,
+            max_mem_per_node_mb=_whole(field.get("MaxMemPerNode", "")),
+            max_cpus_per_node=_whole(field.get("MaxCPUsPerNode", "")),
+            preempts="REQUEUE" in preempt
+            and "none" not in settings.get("PreemptType", "none")
+            and lowest in ("0", "1"),
+        )
+
+
+def parse_kinds(text: str) -> Iterator[Kind]:
+    """Kinds of node of `sinfo -h -e -o '%R|%c|%m|%G|%f|%D'`."""
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split("|")]
+        if len(fields) != 6:
+            continue
+        cpus, memory, nodes = _whole(fields[1]), _whole(fields[2]), _whole(fields[5])
+        if cpus is None or memory is None:
+            continue
+        types, gpus = parse_gres(fields[3])
+        features = () if fields[4] in ("(null)", "") else tuple(fields[4].split(","))
+        yield Kind(fields[0], cpus, memory, gpus, types, features, nodes or 1)
+
+
+def parse_reservations(text: str) -> Iterator[Reservation]:
+    """Maintenance windows of `scontrol --oneliner show reservation`; other reservations do not hold jobs back."""
+    for line in text.splitlines():
+        field = dict(_FIELD.findall(line))
+        flags = field.get("Flags", "")
+        if "ReservationName" not in field or "MAINT" not in flags:
+            continue
+        start, end = _moment(field.get("StartTime", "")), _moment(field.get("EndTime", ""))
+        if start is not None and end is not None:
+            yield Reservation(field["ReservationName"], start, end, "ALL_NODES" in flags or "SPEC_NODES" not in flags)
+
+
+def _moment(text: str) -> float | None:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
+
+
+def _version(text: str) -> tuple[int, int] | None:
+    match = re.match(r"(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _whole(text: str) -> int | None:
+    match = _NUMBER.fullmatch(text.strip())
+    return int(match[1]) if match else None
+
+
+def _time(text: str) -> int | None:
+    try:
+        return parse_slurm_time_s(text)
+    except InputError:
+        return None
+
+
+def _list(text: str) -> tuple[str, ...]:
+    return () if text in ("ALL", "", "(null)", "N/A") else tuple(text.split(","))
+
+
+def _ask(argv: list[str], environ: Mapping[str, str], silent: list[str]) -> str | None:
+    try:
+        answer = run(argv, TIMEOUT_S, environ=environ)
+    except SchedulerError as error:
+        silent.append(f"{argv[0]}: {error.message}")
+        return None
+    if answer.returncode == 0:
+        return answer.stdout
+    silent.append(f"{argv[0]}: {(answer.stderr.strip().splitlines() or ['failed'])[-1]}")
+    return None

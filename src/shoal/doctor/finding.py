@@ -1,0 +1,122 @@
+"""A finding, the rules that make findings, and what rules are given. A rule is a pure function over `Facts`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+import msgspec
+
+from shoal.doctor.script import Script
+
+if TYPE_CHECKING:
+    from shoal.doctor.cluster import ClusterFacts
+
+Severity = Literal["error", "warning", "hint"]
+ORDER: dict[str, int] = {"error": 0, "warning": 1, "hint": 2}
+
+
+class Edit(NamedTuple):
+    """A mechanical change. `how`: replace `old` by `new` in a line, drop the line, or put `new` in a place:
+
+    header (as a directive, behind the last one), body (before the first command), end, or top (as first line).
+    """
+
+    how: Literal["replace", "drop", "header", "body", "end", "top"]
+    line: int = 0
+    old: str = ""
+    new: str = ""
+
+
+class Hit(NamedTuple):
+    """What a rule saw: where, one sentence, what will happen, and what to do. A rule may lower its own severity."""
+
+    line: int
+    message: str
+    effect: str
+    fix: str
+    severity: Severity | None = None
+    edits: tuple[Edit, ...] = ()
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    code: str
+    severity: Severity
+    message: str
+    effect: str
+    fix: str
+    file: str
+    line: int
+    title: str = ""
+    edits: tuple[Edit, ...] = ()
+
+
+class Files(Protocol):
+    """What a rule may ask about the file system; a path is as written in the script."""
+
+    def folder_exists(self, path: str) -> bool | None:
+        """Whether it exists, or None when this machine cannot know."""
+
+    def text(self, path: str) -> str | None:
+        """The beginning of a small text file, or None."""
+
+
+class Facts(NamedTuple):
+    """One script, and the cluster where it would run if that is known. `refusal` is the answer of sbatch --test-only.
+
+    `nearest` is a request that this cluster accepts, as sbatch flags, when the script's own is refused. The last three
+    are what a person told us about the training.
+    """
+
+    script: Script
+    files: Files
+    cluster: ClusterFacts | None = None
+    refusal: str | None = None
+    nearest: str | None = None
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    workers: int | None = None
+
+
+class Rule(NamedTuple):
+    code: str
+    severity: Severity
+    title: str
+    check: Callable[[Facts], Iterable[Hit]]
+
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(
+    code: str, severity: Severity, title: str
+) -> Callable[[Callable[[Facts], Iterator[Hit]]], Callable[[Facts], Iterator[Hit]]]:
+    """Register a rule under its code; two rules cannot share one."""
+
+    def register(check: Callable[[Facts], Iterator[Hit]]) -> Callable[[Facts], Iterator[Hit]]:
+        if code in RULES:
+            raise ValueError(f"two rules are called {code}")
+        RULES[code] = Rule(code, severity, title, check)
+        return check
+
+    return register
+
+
+def apply_rules(facts: Facts) -> list[Finding]:
+    """All findings on one script, worst first, then by line."""
+    found: dict[tuple[str, int, str], Finding] = {}
+    for one in RULES.values():
+        for hit in one.check(facts):
+            finding = Finding(
+                code=one.code,
+                severity=hit.severity or one.severity,
+                message=hit.message,
+                effect=hit.effect,
+                fix=hit.fix,
+                file=facts.script.path,
+                line=hit.line,
+                title=one.title,
+                edits=hit.edits,
+            )
+            found.setdefault((finding.code, finding.line, finding.message), finding)
+    return sorted(found.values(), key=lambda finding: (ORDER[finding.severity], finding.line, finding.code))

@@ -1,0 +1,191 @@
+"""Where a request does not fit this cluster, and the nearest one that does. Pure: the caller asks Slurm for its word.
+
+A request is nearest when the fewest options change; another partition that takes it as it is counts as one change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from shoal.doctor.cluster import ClusterFacts, Kind, PartitionFacts
+from shoal.doctor.directives import Option
+from shoal.doctor.geometry import Geometry
+from shoal.units import format_memory, format_slurm_time
+
+Changes = dict[str, str]
+
+
+class Misfit(NamedTuple):
+    """One thing that a partition cannot give. `about`: time, gpus, type, cpus, memory, nodes, feature, partition ..."""
+
+    about: str
+    option: str
+    asked: str
+    most: str
+
+
+def misfits(geometry: Geometry, options: Mapping[str, Option], partition: PartitionFacts, kind: Kind) -> list[Misfit]:
+    """What is too much for this kind of node in this partition."""
+    found: list[Misfit] = []
+    time_s, most_s = geometry.time_s, partition.max_time_s
+    if time_s and most_s and time_s > most_s:
+        found.append(Misfit("time", "time", format_slurm_time(time_s), format_slurm_time(most_s)))
+    nodes = min(partition.max_nodes or partition.total_nodes, partition.total_nodes or 1)
+    if nodes and geometry.n > nodes:
+        found.append(Misfit("nodes", "nodes", str(geometry.n), str(nodes)))
+    found += _gpu_misfits(geometry, options, kind)
+    cpus, most_cpus = geometry.cpus_per_node, min(kind.cpus, partition.max_cpus_per_node or kind.cpus)
+    tasks = geometry.tasks_on_node
+    if (cpus or tasks) > most_cpus:
+        if tasks > most_cpus:
+            name = "ntasks-per-node" if geometry.tasks_per_node else "ntasks"
+            found.append(Misfit("tasks", name, str(tasks), str(most_cpus)))
+        if cpus:
+            found.append(Misfit("cpus", "cpus-per-task", str(geometry.cpus_per_task), str(max(1, most_cpus // tasks))))
+    memory, most_mb = geometry.memory_per_node_mb, min(kind.memory_mb, partition.max_mem_per_node_mb or kind.memory_mb)
+    if memory and memory > most_mb:
+        found.append(Misfit("memory", *_memory_option(geometry, options, most_mb)))
+    wanted = _features(options)
+    missing = [feature for feature in wanted if feature not in kind.features]
+    if missing:
+        found.append(Misfit("feature", "constraint", missing[0], ",".join(kind.features)))
+    return found
+
+
+def _gpu_misfits(geometry: Geometry, options: Mapping[str, Option], kind: Kind) -> list[Misfit]:
+    count = geometry.gpus_per_node
+    if not count:
+        return []
+    spelled = geometry.gpu_type
+    if spelled and spelled not in kind.gpu_types and kind.gpus:
+        right = next((one for one in kind.gpu_types if one.lower() == spelled.lower()), None)
+        most = f"{right or (kind.gpu_types[0] if kind.gpu_types else '')}"
+        return [Misfit("type", _gpu_option(options), spelled, most)] + (
+            [Misfit("gpus", _gpu_option(options), str(count), str(kind.gpus))] if count > kind.gpus else []
+        )
+    return [Misfit("gpus", _gpu_option(options), str(count), str(kind.gpus))] if count > kind.gpus else []
+
+
+def _gpu_option(options: Mapping[str, Option]) -> str:
+    return next((name for name in ("gres", "gpus-per-node", "gpus", "gpus-per-task") if name in options), "gres")
+
+
+def _memory_option(geometry: Geometry, options: Mapping[str, Option], most_mb: int) -> tuple[str, str, str]:
+    memory = geometry.memory_per_node_mb or 0
+    for name, share in (("mem-per-cpu", geometry.cpus_per_node or 1), ("mem-per-gpu", geometry.gpus_per_node or 1)):
+        if name in options:
+            return name, format_memory(memory), f"{most_mb // share}M"
+    return "mem", format_memory(memory), format_memory(most_mb)
+
+
+def _features(options: Mapping[str, Option]) -> list[str]:
+    """Features that all nodes must have; alternatives (|, counts) are left to Slurm."""
+    value = (options["constraint"].value if "constraint" in options else "") or ""
+    if not value or any(letter in value for letter in "|*[]()"):
+        return []
+    return [part.strip() for part in value.replace(",", "&").split("&") if part.strip()]
+
+
+def closest(
+    geometry: Geometry, options: Mapping[str, Option], cluster: ClusterFacts
+) -> tuple[Kind, list[Misfit]] | None:
+    """The kind of node, among those asked for, that the request misses by least."""
+    best: tuple[Kind, list[Misfit]] | None = None
+    for kind in cluster.kinds(options):
+        partition = cluster.partition(kind.partition)
+        if partition is None:
+            continue
+        found = misfits(geometry, options, partition, kind)
+        if best is None or len(found) < len(best[1]):
+            best = (kind, found)
+    return best
+
+
+def proposals(geometry: Geometry, options: Mapping[str, Option], cluster: ClusterFacts) -> list[Changes]:
+    """Changes that make the request fit, the smallest first; each still needs Slurm's own word."""
+    found: list[Changes] = []
+    base = _identity(options, cluster)
+    known = {one.name for one in cluster.chosen(options)}
+    for kind in sorted(cluster.all_kinds, key=lambda kind: kind.partition not in known):
+        partition = cluster.partition(kind.partition)
+        if partition is None or not partition.is_up:
+            continue
+        changes = dict(base)
+        if kind.partition not in known:
+            changes["partition"] = kind.partition
+        changes |= _changes(misfits(geometry, options, partition, kind), geometry, options, kind)
+        if not _may_enter(partition, changes, options, cluster):
+            continue
+        if (size := geometry.array_last) is not None and cluster.max_array_size and size >= cluster.max_array_size:
+            changes["array"] = f"0-{cluster.max_array_size - 1}"
+        if changes and changes not in found:
+            found.append(changes)
+    # A smaller request in the partition that was asked for comes before an equal number of changes elsewhere.
+    return sorted(found, key=lambda changes: (len(changes), "partition" in changes))[:8]
+
+
+def _changes(found: list[Misfit], geometry: Geometry, options: Mapping[str, Option], kind: Kind) -> Changes:
+    changes: Changes = {}
+    about = {misfit.about: misfit for misfit in found}
+    if "gpus" in about or "type" in about:
+        count = min(geometry.gpus_per_node or 1, kind.gpus) or 0
+        name = about["type"].most if "type" in about else (geometry.gpu_type or "")
+        changes |= _gpu_changes(count, name if name in kind.gpu_types else "", geometry, options)
+    for misfit in found:
+        if misfit.about == "feature":
+            changes["constraint"] = ""
+        elif misfit.about not in ("gpus", "type"):
+            changes[misfit.option] = misfit.most
+    if "tasks" in about and "cpus" not in about and (geometry.cpus_per_task or 1) > 1:
+        changes["cpus-per-task"] = "1"
+    return changes
+
+
+def _gpu_changes(count: int, kind: str, geometry: Geometry, options: Mapping[str, Option]) -> Changes:
+    typed = f"{kind}:{count}" if kind else str(count)
+    option = _gpu_option(options)
+    if option == "gres":
+        others = [
+            item
+            for item in ((options["gres"].value or "") if "gres" in options else "").split(",")
+            if "gpu" not in item
+        ]
+        items = ([f"gpu:{typed}"] if count else []) + [item for item in others if item]
+        return {"gres": ",".join(items) or "none"}
+    if option == "gpus-per-task":
+        return {"gpus-per-task": f"{kind}:1" if kind else "1", "ntasks-per-node": str(max(1, count))}
+    return {option: typed if option != "gpus" or geometry.n == 1 else str(count * geometry.n)}
+
+
+def _identity(options: Mapping[str, Option], cluster: ClusterFacts) -> Changes:
+    """Account and QOS that this user has."""
+    changes: Changes = {}
+    account = options.get("account")
+    if account is not None and cluster.accounts and account.value not in cluster.accounts:
+        changes["account"] = cluster.default_account or cluster.accounts[0]
+    qos = options.get("qos")
+    if qos is not None and cluster.qos and qos.value not in cluster.qos:
+        changes["qos"] = cluster.qos[0]
+    return changes
+
+
+def _may_enter(
+    partition: PartitionFacts, changes: Changes, options: Mapping[str, Option], cluster: ClusterFacts
+) -> bool:
+    account = changes.get("account") or (options["account"].value if "account" in options else cluster.default_account)
+    if partition.allow_accounts and account and account not in partition.allow_accounts:
+        return False
+    return not (partition.deny_accounts and account in partition.deny_accounts)
+
+
+def as_flags(changes: Changes) -> list[str]:
+    """Flags for sbatch; what must go is set to its neutral value."""
+    return [f"--{name}={value}" for name, value in changes.items()]
+
+
+def applied(options: Mapping[str, Option], changes: Changes) -> dict[str, Option]:
+    """The options with changes on top, as if they had been given on the command line."""
+    kept = {name: option for name, option in options.items() if changes.get(name) != ""}
+    new = {name: Option(name, value, 0, "") for name, value in changes.items() if value}
+    return {**kept, **new}

@@ -1,0 +1,195 @@
+"""What the Python program behind a script gives away about itself: read, never imported or run."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+MOST_BYTES = 400_000
+_RANK = re.compile(r"\brank\b|local_rank|is_main|main_process|is_master|global_zero|LOCAL_RANK|PROCID|rank_zero", re.I)
+_RESUME = re.compile(r"resume|ckpt_path|load_checkpoint|latest_checkpoint|restore|last\.ckpt|auto_resume", re.I)
+_FREE_PORT = re.compile(r"\b(?:find_free_port|get_free_port|free_port|get_open_port)\s*\(|bind\(\(\s*['\"]{2}\s*,\s*0")
+
+
+class PythonHints(NamedTuple):
+    """Facts of one file; a number is None when it is not written out. `unread` says why there are none."""
+
+    path: str = ""
+    imports: frozenset[str] = frozenset()
+    devices: int | None = None
+    num_nodes: int | None = None
+    trainer_line: int | None = None
+    strategy: str = ""
+    max_workers: int | None = None
+    cpu_count_line: int | None = None
+    set_device_line: int | None = None
+    wandb_line: int | None = None
+    signals: tuple[str, ...] = ()
+    spawns: bool = False
+    inits_group: bool = False
+    reads_slurm_rank: bool = False
+    free_port: bool = False
+    auto_requeue: bool = False
+    resumes: bool = False
+    unread: str = ""
+
+    @property
+    def is_lightning(self) -> bool:
+        return bool(self.imports & {"lightning", "pytorch_lightning", "lightning_fabric"})
+
+    @property
+    def is_jax(self) -> bool:
+        return "jax" in self.imports
+
+
+def find_program(program: str, module: str | None, folders: Sequence[Path]) -> Path | None:
+    """The file of a program or module, if it lies in one of the folders from which the script may run."""
+    if module:
+        program = module.replace(".", "/") + ".py"
+    if not program.endswith(".py") or "$" in program:
+        return None
+    for folder in folders:
+        path = folder / program
+        try:
+            if path.is_file():
+                return path
+        except OSError:
+            continue
+    return None
+
+
+def read_program(path: Path) -> PythonHints:
+    """Hints of a Python file; never fails."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            return PythonHints(path=str(path), unread="it is very long")
+        text = path.read_bytes().decode("utf-8", "replace")
+        with _Quiet():
+            tree = ast.parse(text)
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return PythonHints(path=str(path), unread=f"{type(error).__name__}: {error}")
+    return hints_of(tree, text, str(path))
+
+
+class _Quiet:
+    """Strange escapes in other people's files are not our news."""
+
+    def __enter__(self) -> None:
+        import warnings
+
+        self.context = warnings.catch_warnings()
+        self.context.__enter__()
+        warnings.simplefilter("ignore")
+
+    def __exit__(self, *details: object) -> None:
+        self.context.__exit__(None, None, None)
+
+
+def hints_of(tree: ast.Module, text: str, path: str) -> PythonHints:
+    """Pure part of the above."""
+    found = _Walk()
+    found.visit_all(tree)
+    return PythonHints(
+        path=path,
+        imports=frozenset(found.imports),
+        devices=found.devices,
+        num_nodes=found.num_nodes,
+        trainer_line=found.trainer_line,
+        strategy=found.strategy,
+        max_workers=max(found.workers, default=None),
+        cpu_count_line=found.cpu_count_line,
+        set_device_line=found.set_device_line,
+        wandb_line=found.wandb_line if not _RANK.search(text) else None,
+        signals=tuple(sorted(found.signals)),
+        spawns=found.spawns,
+        inits_group="init_process_group" in text,
+        reads_slurm_rank="SLURM_PROCID" in text or "SLURM_LOCALID" in text,
+        free_port=bool(_FREE_PORT.search(text)),
+        auto_requeue="auto_requeue=False" not in text and "SLURMEnvironment" in text,
+        resumes=bool(_RESUME.search(text)),
+    )
+
+
+class _Walk:
+    def __init__(self) -> None:
+        self.imports: set[str] = set()
+        self.signals: set[str] = set()
+        self.workers: list[int] = []
+        self.devices: int | None = None
+        self.num_nodes: int | None = None
+        self.trainer_line: int | None = None
+        self.strategy = ""
+        self.cpu_count_line: int | None = None
+        self.set_device_line: int | None = None
+        self.wandb_line: int | None = None
+        self.spawns = False
+
+    def visit_all(self, tree: ast.Module) -> None:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                self.imports |= {name.name.split(".")[0] for name in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                self.imports.add(node.module.split(".")[0])
+            elif isinstance(node, ast.Call):
+                self._call(node)
+
+    def _call(self, node: ast.Call) -> None:
+        name = _dotted(node.func)
+        last = name.rsplit(".", 1)[-1]
+        keywords = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
+        if last in ("Trainer", "Fabric"):
+            self.trainer_line = node.lineno
+            self.devices = _integer(keywords.get("devices")) or _integer(keywords.get("gpus"))
+            self.num_nodes = _integer(keywords.get("num_nodes"))
+            strategy = keywords.get("strategy")
+            self.strategy = str(strategy.value) if isinstance(strategy, ast.Constant) else ""
+            self.spawns = self.spawns or "spawn" in self.strategy
+        elif name in ("os.cpu_count", "multiprocessing.cpu_count", "mp.cpu_count", "cpu_count"):
+            self.cpu_count_line = self.cpu_count_line or node.lineno
+        elif last == "set_device" and node.args and "rank" in ast.unparse(node.args[0]).lower():
+            self.set_device_line = node.lineno
+        elif name == "wandb.init":
+            self.wandb_line = node.lineno
+        elif name == "signal.signal" and node.args:
+            self.signals.add(_dotted(node.args[0]).rsplit(".", 1)[-1])
+        elif last in ("spawn", "start_processes") and name.split(".")[0] in ("mp", "torch", "xmp", "multiprocessing"):
+            self.spawns = True
+        elif last == "add_argument":
+            self._argument(node, keywords)
+        if "num_workers" in keywords and (number := _integer(keywords["num_workers"])) is not None:
+            self.workers.append(number)
+
+    def _argument(self, node: ast.Call, keywords: dict[str, ast.expr]) -> None:
+        names = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+        if any(re.fullmatch(r"--?(?:num[_-]?)?workers", name) for name in names):
+            number = _integer(keywords.get("default"))
+            self.workers += [number] if number is not None else []
+
+
+def _dotted(node: ast.AST) -> str:
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join(reversed([*parts, node.id])) if isinstance(node, ast.Name) else parts[0] if parts else ""
+
+
+def _integer(node: ast.AST | None) -> int | None:
+    is_number = isinstance(node, ast.Constant) and type(node.value) is int and node.value >= 0
+    return node.value if is_number and isinstance(node, ast.Constant) and isinstance(node.value, int) else None
+
+
+def folders_of(script: Path, chdir: str | None, moves: Sequence[str]) -> Iterator[Path]:
+    """Where a script's relative paths may begin: its --chdir, where it goes, where we stand, where it lies."""
+    here = Path(os.curdir)
+    for base in (here, script.parent):
+        for move in (chdir, *moves):
+            if move and "$" not in move and "%" not in move:
+                yield base / os.path.expanduser(move)
+    yield here
+    yield script.parent
+    yield script.parent.parent

@@ -1,0 +1,86 @@
+"""Questions that several rules ask: how many tasks does a launch start on a node, and is its program Lightning?"""
+
+from __future__ import annotations
+
+import re
+
+from shoal.doctor.finding import Facts
+from shoal.doctor.launches import Launch, as_number
+from shoal.doctor.python_file import PythonHints
+from shoal.doctor.script import Script
+
+_LIGHTNING_ARGS = re.compile(
+    r"(?:^|[\s-])\+*trainer\.(?:devices|gpus|num_nodes|strategy|accelerator)\b|lightning|\bLightningCLI\b"
+)
+#: Words in a command that say that the program itself spreads over GPUs.
+_SPREADS = re.compile(
+    r"\b(?:vllm|ray|tensor[_-]parallel|device_map|data[_-]?parallel|spawn|submitit|mp_spawn|fsdp|ddp)\b", re.I
+)
+
+
+def is_native(launch: Launch) -> bool:
+    """One process for each task: srun starts Python itself."""
+    return launch.srun is not None and launch.launcher == "python"
+
+
+def step_nodes(launch: Launch, script: Script) -> int | None:
+    """Nodes of a launch: its srun's own, else the job's; None when only Slurm knows."""
+    if launch.srun is not None and "nodes" in launch.srun:
+        return as_number(launch.srun["nodes"], script.values)
+    return None if "nodes" in script.geometry.uncertain else script.geometry.n
+
+
+def step_tasks_per_node(launch: Launch, script: Script) -> int | None:
+    """Tasks on one node of the launch's step; None when it cannot be told."""
+    geometry, srun = script.geometry, launch.srun
+    if srun is None:
+        return 1
+    nodes = step_nodes(launch, script)
+    if "ntasks-per-node" in srun:
+        return as_number(srun["ntasks-per-node"], script.values)
+    if "ntasks" in srun:
+        tasks = as_number(srun["ntasks"], script.values)
+        if tasks is None or nodes is None:
+            # srun -n $SLURM_NNODES is one for each node.
+            return 1 if "NNODES" in (srun["ntasks"] or "") or "NUM_NODES" in (srun["ntasks"] or "") else None
+        return -(-tasks // nodes)
+    if {"ntasks", "ntasks-per-node"} & geometry.uncertain:
+        return None
+    return geometry.tasks_on_node
+
+
+def hints_of(facts: Facts, launch: Launch) -> PythonHints | None:
+    return facts.script.hints(launch)
+
+
+def lightning(facts: Facts, launch: Launch) -> tuple[bool, bool]:
+    """(it is Lightning, and that is certain): from the program's imports, or from the words of its command."""
+    hints = facts.script.hints(launch)
+    if hints is not None:
+        return hints.is_lightning, True
+    return bool(_LIGHTNING_ARGS.search(" ".join((launch.program, *launch.args)))), False
+
+
+def spreads_itself(facts: Facts, launch: Launch) -> bool:
+    """The program is known, or looks, to start its own processes on all GPUs it sees."""
+    hints = facts.script.hints(launch)
+    if hints is not None:
+        tools = {"ray", "vllm", "submitit", "transformers", "accelerate", "deepspeed", "jax", "tensorflow"}
+        return hints.spawns or bool(hints.imports & tools)
+    return bool(_SPREADS.search(launch.raw))
+
+
+def trainer_number(launch: Launch, name: str) -> int | None:
+    """A Lightning number in the command's words: trainer.devices=4, --trainer.devices 4, --devices=4."""
+    words = list(launch.args)
+    for index, word in enumerate(words):
+        key, equals, value = word.lstrip("+-").partition("=")
+        if key in (f"trainer.{name}", f"trainer.params.{name}", name):
+            text = value if equals else (words[index + 1] if index + 1 < len(words) and word.startswith("-") else "")
+            if text.isdigit():
+                return int(text)
+    return None
+
+
+def plural(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

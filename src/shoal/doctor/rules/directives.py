@@ -1,0 +1,313 @@
+"""D: is each #SBATCH line read by sbatch at all, and does it say what it seems to say?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from shoal.backends.slurm.flags import known_options
+from shoal.doctor.finding import Edit, Facts, Hit, rule
+from shoal.doctor.text import SLURM_MOST_BYTES
+
+_PATHS = ("output", "error", "chdir", "input")
+_NAMES = frozenset({"job-name", "comment", "mail-user", "wckey", "licenses"})
+_DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
+_SPACED = re.compile(r"(--?[A-Za-z][\w-]*)(?:\s+=\s*|\s*=\s+)(?=\S)")
+#: Removed or never part of sbatch, and what takes their place.
+_REPLACED = {"workdir": "chdir", "share": "oversubscribe", "cores": "cpus-per-task", "cpu_bind": "srun --cpu-bind",
+             "gpu": "gpus-per-node or gres=gpu:", "ntask": "ntasks", "cpus": "cpus-per-task", "memory": "mem",
+             "queue": "partition", "walltime": "time", "num-nodes": "nodes"}  # fmt: skip
+#: Options that site plugins add to sbatch (containers above all); unknown to Slurm itself and right where they exist.
+_PLUGINS = ("container-", "no-container-", "x11", "auks", "spank-", "tmpdir", "qos-", "multi-", "lustre", "private-")
+
+
+@rule("D01", "error", "a directive below the first command")
+def late(facts: Facts) -> Iterator[Hit]:
+    read = facts.script.directives.last()
+    for one in facts.script.directives.ignored:
+        if one.why != "late":
+            continue
+        first = facts.script.directives.first_command
+        known = one.options and all(
+            option.name in read and read[option.name].value == option.value for option in one.options
+        )
+        yield Hit(
+            one.line,
+            f"this directive stands below the first command (line {first}), so sbatch does not read it",
+            "it repeats what the header says" if known else "the job starts without what this line asks for",
+            "move it up, below the other #SBATCH lines",
+            "hint" if known else None,
+            (Edit("drop", one.line), *(() if known else (Edit("header", new=one.text.rstrip()),))),
+        )
+
+
+@rule("D02", "error", "a directive that is only a comment")
+def only_a_comment(facts: Facts) -> Iterator[Hit]:
+    given = {option.name for option in facts.script.directives.options}
+    for one in facts.script.directives.ignored:
+        if one.why == "late" or not one.options:
+            continue
+        if one.why == "disabled":
+            # Two #, or a blank, are also how people switch a line off; only a missing option makes it suspicious.
+            missing = [option.name for option in one.options if option.name not in given]
+            if not missing:
+                continue
+            said = "looks like a directive that was switched off, and nothing else sets --" + missing[0]
+            yield Hit(
+                one.line, f"this line {said}", "sbatch does not read it", "#SBATCH, with one # and no blank", "warning"
+            )
+            continue
+        fixed = "#SBATCH " + re.sub(r"^\s*#+\s*(?i:sbatch)\s*:?\s*", "", one.text).rstrip()
+        what = "is indented" if one.why == "indented" else "is not spelled #SBATCH"
+        yield Hit(
+            one.line,
+            f"this directive {what}, so sbatch takes it for a comment",
+            "the job starts without what this line asks for",
+            f"{fixed}   # at the beginning of the line",
+            None,
+            (Edit("drop", one.line), Edit("header", new=fixed)),
+        )
+
+
+@rule("D03", "error", "DOS line ends")
+def crlf(facts: Facts) -> Iterator[Hit]:
+    text = facts.script.text
+    if text.crlf and not text.encoding.startswith("utf-16"):
+        yield Hit(
+            text.first_crlf,
+            f"{text.crlf} line{'s end' if text.crlf > 1 else ' ends'} as on DOS (CR LF)",
+            "sbatch refuses the script: it contains DOS line breaks",
+            f"sed -i 's/\\r$//' {facts.script.path}",
+            None,
+            (Edit("replace", 0, "\r", ""),),
+        )
+
+
+@rule("D04", "error", "no shebang")
+def no_shebang(facts: Facts) -> Iterator[Hit]:
+    script = facts.script
+    if script.kind != "batch" or script.text.encoding.startswith("utf-16"):
+        return
+    lines = script.text.lines
+    if script.text.encoding == "utf-8-sig":
+        yield Hit(
+            1,
+            "the file begins with a byte order mark, so its first two bytes are not #!",
+            "sbatch refuses it: this does not look like a batch script",
+            f"sed -i '1s/^\\xEF\\xBB\\xBF//' {script.path}",
+            None,
+            (Edit("replace", 1, "\ufeff", ""),),
+        )
+    elif not lines[0].startswith("#!"):
+        other = next((number for number, line in enumerate(lines, start=1) if line.lstrip().startswith("#!")), None)
+        lower = () if other is None else (Edit("drop", other),)
+        yield Hit(
+            1,
+            "the first line is not a shebang" + (f"; it stands in line {other}" if other else ""),
+            "sbatch refuses it: this does not look like a batch script",
+            "#!/bin/bash   # as the very first line",
+            None,
+            (*lower, Edit("top", new=lines[other - 1].strip() if other else "#!/bin/bash")),
+        )
+
+
+@rule("D05", "error", "a shell variable in a directive")
+def variable(facts: Facts) -> Iterator[Hit]:
+    for option in facts.script.directives.options:
+        value = option.value or ""
+        if "$" not in value and "`" not in value:
+            continue
+        names_only = option.name in _NAMES
+        path = option.name in _PATHS
+        effect = (
+            "the job dies at once (0:53) and leaves no log"
+            if path
+            else "the words are used as they stand"
+            if names_only
+            else "sbatch refuses the value"
+        )
+        better = "%x, %j, %A and %a are Slurm's own names" if path or names_only else "the shell expands it there"
+        yield Hit(
+            option.line,
+            f"sbatch expands no shell variables: --{option.name}={value} is taken as it stands",
+            effect,
+            f'sbatch --{option.name}="{value}" {facts.script.path}   # {better}',
+            "warning" if names_only or option.name in ("export", "exclude", "nodelist") else None,
+        )
+
+
+@rule("D06", "error", "a tilde in a path of a directive")
+def tilde(facts: Facts) -> Iterator[Hit]:
+    for option in facts.script.directives.options:
+        if option.name in _PATHS and (option.value or "").startswith("~"):
+            yield Hit(
+                option.line,
+                f"sbatch does not expand ~ in --{option.name}={option.value}",
+                "the job dies at once (0:53), or writes into a folder that is called ~",
+                f"an absolute path, or one below the folder where sbatch is called: --{option.name}=logs/%j.out",
+            )
+
+
+@rule("D09", "error", "a directive that sbatch cannot split into options")
+def unreadable(facts: Facts) -> Iterator[Hit]:
+    for number in facts.script.directives.lines:
+        line = facts.script.text.lines[number - 1]
+        comment = line.find("#", 1)
+        spaced = _SPACED.search(line[:comment] if comment > 0 else line)
+        if spaced is not None:
+            yield Hit(
+                number,
+                f"{spaced[1]} has a blank beside its =",
+                "sbatch refuses the script: the value is read as '='",
+                f"{spaced[1]}=VALUE, without blanks",
+                None,
+                (Edit("replace", number, spaced[0], f"{spaced[1]}="),),
+            )
+    for stray in facts.script.directives.strays:
+        if stray.word[:1] in _DASHES and stray.word:
+            plain = "--" + stray.word.lstrip(_DASHES + "-")
+            yield Hit(
+                stray.line,
+                f"{stray.word!r} begins with a dash that is not the one on the keyboard",
+                "sbatch refuses the script",
+                plain,
+                None,
+                (Edit("replace", stray.line, stray.word, plain),),
+            )
+        elif not _SPACED.search(stray.text) and stray.word not in ("hetjob", "packjob"):
+            yield Hit(
+                stray.line,
+                f"{stray.word!r} belongs to no option",
+                "sbatch refuses the script, or reads it as part of the option before",
+                "one option per line, --name=value; a value with blanks in quotes",
+                "warning",
+            )
+
+
+@rule("D23", "hint", "a comment glued to a value")
+def glued_comment(facts: Facts) -> Iterator[Hit]:
+    for number in facts.script.directives.lines:
+        line = facts.script.text.lines[number - 1]
+        match = re.search(r"[^\s\\#\"']#", line[1:])
+        if match is not None:
+            place = match.start() + 2
+            yield Hit(
+                number,
+                "the comment begins without a blank behind the value",
+                "this Slurm cuts it off; site filters that read the script may not",
+                "a blank before #",
+                None,
+                (Edit("replace", number, line[place:], f" {line[place:]}"),),
+            )
+
+
+@rule("D25", "warning", "an option that sbatch does not know")
+def unknown(facts: Facts) -> Iterator[Hit]:
+    from difflib import get_close_matches
+
+    takes = known_options()
+    for option in facts.script.directives.options:
+        if option.name in takes or option.name.startswith(_PLUGINS):
+            continue
+        near = _REPLACED.get(option.name) or next(iter(get_close_matches(option.name, takes, n=1, cutoff=0.8)), None)
+        hint = f"did you mean --{near}?" if near else "sbatch --help   # lists what this Slurm and its plugins take"
+        if len([name for name in takes if name.startswith(option.name)]) > 1:
+            hint = f"write it in full, such as --{next(name for name in takes if name.startswith(option.name))}"
+        yield Hit(
+            option.line,
+            f"sbatch has no option --{option.name}, unless a plugin of the site adds it",
+            "sbatch refuses the script: unrecognized option",
+            hint,
+        )
+
+
+@rule("D26", "warning", "options that contradict each other")
+def contradiction(facts: Facts) -> Iterator[Hit]:
+    seen: dict[str, tuple[int, str | None]] = {}
+    for option in facts.script.directives.options:
+        before = seen.get(option.name)
+        if before is not None and before[1] != option.value and option.name not in ("dependency", "constraint"):
+            yield Hit(
+                option.line,
+                f"--{option.name} is given twice, {before[1]} in line {before[0]} and {option.value} here",
+                f"the later one counts: {option.value}",
+                "keep one of them",
+            )
+        seen[option.name] = (option.line, option.value)
+    options = facts.script.options
+    if "requeue" in options and "no-requeue" in options:
+        yield Hit(
+            options["no-requeue"].line, "--requeue and --no-requeue are both given", "the later one counts", "keep one"
+        )
+    if "gpus-per-task" in options and not {"gpus", "ntasks", "ntasks-per-node"} & set(options):
+        yield Hit(
+            options["gpus-per-task"].line,
+            "--gpus-per-task needs --ntasks or --gpus beside it",
+            "sbatch refuses it: invalid generic resource specification",
+            "--gpus-per-node=N, or add --ntasks=N",
+            "error",
+        )
+
+
+@rule("D30", "error", "a file that sbatch cannot take")
+def not_text(facts: Facts) -> Iterator[Hit]:
+    text, path = facts.script.text, facts.script.path
+    if text.encoding != "binary" and not any(line.strip() for line in text.lines):
+        yield Hit(1, "the file is empty", "sbatch refuses it: batch script is empty", "write a script into it")
+        return
+    if text.encoding.startswith("utf-16"):
+        yield Hit(
+            1,
+            "the file is text in UTF-16, in which every second byte is a NUL",
+            "sbatch refuses it: this does not look like a batch script",
+            f"iconv -f utf-16 -t utf-8 {path} > fixed.sh",
+        )
+    elif text.encoding == "binary":
+        yield Hit(
+            1, "the file is not text", "sbatch refuses it, or runs something unreadable", "name the script instead"
+        )
+    elif text.has_nul:
+        yield Hit(1, "the file has NUL characters", "Slurm refuses the script", f"tr -d '\\000' < {path} > fixed.sh")
+    if text.size > SLURM_MOST_BYTES:
+        yield Hit(
+            1,
+            f"the file has {text.size:,} bytes, and Slurm takes scripts of 4 MiB",
+            "sbatch refuses it: job script too large",
+            "put data beside the script, not into it",
+        )
+
+
+@rule("D31", "hint", "what could not be read")
+def not_understood(facts: Facts) -> Iterator[Hit]:
+    script = facts.script
+    for problem in script.problems:
+        yield Hit(
+            problem.line, problem.sentence, "bash stops there; nothing below it was checked", "close it", "warning"
+        )
+    if script.kind == "batch" and not script.is_shell:
+        yield Hit(
+            1,
+            f"the script is {script.language}, of which only the #SBATCH lines were checked",
+            "nothing is known about its commands",
+            "check its commands by eye",
+        )
+    if script.text.cut:
+        yield Hit(
+            1, "the file is very long; only its beginning was checked", "the rest is unknown", "shorten the script"
+        )
+    for option in script.directives.options:
+        if option.is_template:
+            yield Hit(
+                option.line,
+                f"--{option.name}={option.value} looks like a template that was not filled in",
+                "sbatch would take it as it stands",
+                "check the script that is made from this template",
+            )
+    for program, hints in script.python.items():
+        if hints.unread:
+            yield Hit(
+                next((one.line for one in script.launches if one.program == program), 1),
+                f"{program} could not be read as Python ({hints.unread.splitlines()[0][:80]})",
+                "what it needs is not known",
+                f"python -m py_compile {program}",
+            )

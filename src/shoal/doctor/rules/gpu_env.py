@@ -1,0 +1,236 @@
+"""X, G: variables and settings around GPUs, threads, trackers and secrets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from shoal.doctor.finding import Edit, Facts, Hit, rule
+from shoal.doctor.launches import Launch, as_number
+from shoal.doctor.rules.common import is_native, lightning, plural, step_tasks_per_node
+
+_LIST = re.compile(r"\d+(?:,\d+)*")
+_WORKERS = re.compile(r"(?:^|[._-])(?:num[_-]?)?workers\Z")
+_SECRET_NAME = re.compile(r"(?:API_?KEY|ACCESS_?KEY|SECRET|TOKEN|PASSWORD|PASSWD)(?:_|\Z)", re.IGNORECASE)
+_HARMLESS_NAME = re.compile(
+    r"TOKENIZER|MAX_TOKEN|NUM_TOKEN|TOKENS?_PER|KEY_?PATH|_FILE\Z|_DIR\Z|_PATH\Z", re.IGNORECASE
+)
+_SECRET_VALUE = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|AKIA[0-9A-Z]{16}"
+    r"|xox[abp]-[\w-]{10,}|glpat-[\w-]{15,})\b"
+)
+_LONG = re.compile(r"[A-Za-z0-9_\-+/=]{16,}\Z")
+
+
+@rule("X01", "warning", "CUDA_VISIBLE_DEVICES by hand")
+def visible_devices(facts: Facts) -> Iterator[Hit]:
+    script = facts.script
+    if script.kind != "batch" or not script.directives.options:
+        return
+    for export in script.exports:
+        if export.name != "CUDA_VISIBLE_DEVICES" or not _LIST.fullmatch(export.value):
+            continue
+        prefix = bool(export.command.words) and export.command.name not in ("export", "declare")
+        asked = script.geometry.gpus_per_node
+        many = len(export.value.split(","))
+        more = f", {many} of them where the job has {asked}" if asked and many > asked else ""
+        alone = script.text.lines[export.line - 1].strip() in (export.raw, f"export {export.raw}")
+        yield Hit(
+            export.line,
+            f"CUDA_VISIBLE_DEVICES is set to {export.value} by hand{more}",
+            "it overrides what Slurm gave: other jobs' GPUs, invalid device ordinals, or GPUs that stand idle",
+            "leave it out; Slurm sets it",
+            "hint" if prefix and not more else None,
+            (Edit("drop", export.line),) if alone and not prefix else (),
+        )
+
+
+@rule("X02", "warning", "a GPU mask carried into a container")
+def container_mask(facts: Facts) -> Iterator[Hit]:
+    script = facts.script
+    if not any(launch.in_container for launch in script.launches):
+        return
+    for export in script.exports:
+        carried = re.fullmatch(r"(?:SINGULARITYENV_|APPTAINERENV_)?(?:CUDA|NVIDIA)_VISIBLE_DEVICES", export.name)
+        if carried and _LIST.fullmatch(export.value):
+            yield Hit(
+                export.line,
+                f"{export.name}={export.value} is carried into the container",
+                "inside, the GPUs that Slurm gave are numbered from 0: No CUDA GPUs are available",
+                f"leave {export.name} out",
+            )
+
+
+@rule("X03", "warning", "threads that do not fit the CPUs of a task")
+def threads(facts: Facts) -> Iterator[Hit]:
+    script, cpus = facts.script, facts.script.geometry.cpus_per_task
+    exports = [export for export in script.exports if export.name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")]
+    for export in exports:
+        number = as_number(export.value, script.values)
+        if number and cpus and number > cpus:
+            yield Hit(
+                export.line,
+                f"{export.name}={number} is more than the {plural(cpus, 'CPU')} of a task",
+                "threads fight for CPUs, and everything gets slower",
+                f"export {export.name}=$SLURM_CPUS_PER_TASK",
+            )
+    native = next((launch for launch in script.work if is_native(launch)), None)
+    if (
+        not exports
+        and native is not None
+        and (step_tasks_per_node(native, script) or 1) > 1
+        and "OMP_NUM_THREADS" not in native.raw
+    ):
+        yield Hit(
+            native.line,
+            "OMP_NUM_THREADS is not set",
+            "each of the processes may start as many threads as the node has CPUs",
+            'export OMP_NUM_THREADS="${SLURM_CPUS_PER_TASK:-1}"',
+            "hint",
+        )
+
+
+def _world(facts: Facts, launch: Launch) -> int:
+    """Processes that a launch starts, as far as the script says; 1 when nothing says more."""
+    script, nodes = facts.script, facts.script.geometry.n
+    if launch.launcher == "torchrun":
+        each = as_number(launch.option("nproc-per-node"), script.values) or script.geometry.gpus_per_node or 1
+        return each * nodes
+    if launch.launcher in ("accelerate", "deepspeed"):
+        return (script.geometry.gpus_per_node or 1) * nodes
+    return (step_tasks_per_node(launch, script) or 1) * nodes if launch.srun is not None else 1
+
+
+@rule("X04", "warning", "a tracker started by every rank")
+def tracker(facts: Facts) -> Iterator[Hit]:
+    for launch in facts.script.work:
+        hints = facts.script.hints(launch)
+        if hints is None or hints.wandb_line is None or hints.is_lightning or _world(facts, launch) < 2:
+            continue
+        yield Hit(
+            launch.line,
+            f"{launch.program} calls wandb.init (line {hints.wandb_line}) without looking at its rank",
+            f"{_world(facts, launch)} runs appear in the tracker instead of one",
+            "if rank == 0: wandb.init(...)",
+        )
+
+
+@rule("X05", "hint", "another batch size than before")
+def effective_batch(facts: Facts) -> Iterator[Hit]:
+    size, rate = facts.batch_size, facts.learning_rate
+    if size is None and rate is None:
+        return
+    for launch in facts.script.work[:1]:
+        world = _world(facts, launch)
+        if world < 2:
+            continue
+        batch = f"{world} x {size} = {world * size}" if size else f"{world} times that of one process"
+        also = f"; the learning rate stays {rate:g}" if rate is not None else ""
+        yield Hit(
+            launch.line,
+            f"the effective batch size is {batch}{also}",
+            "fewer steps per epoch and another optimum: results are not comparable with those of one GPU",
+            f"a smaller batch per process, or a learning rate of {rate * world:g} (linear rule) with warm-up"
+            if rate is not None
+            else "state it with the results; adapt learning rate and warm-up",
+        )
+
+
+@rule("X06", "warning", "a job name that Lightning takes for an interactive job")
+def job_name(facts: Facts) -> Iterator[Hit]:
+    option = facts.script.options.get("job-name")
+    if option is None or option.value not in ("bash", "interactive"):
+        return
+    for launch in facts.script.work:
+        if lightning(facts, launch)[0] and launch.srun is not None:
+            yield Hit(
+                option.line,
+                f"Lightning does not look for Slurm in a job that is called {option.value}",
+                "each task trains on its own: copies instead of one distributed run",
+                "#SBATCH --job-name=train",
+            )
+            return
+
+
+@rule("X07", "warning", "a secret in the script")
+def secret(facts: Facts) -> Iterator[Hit]:
+    for export in facts.script.exports:
+        named = _SECRET_NAME.search(export.name) and not _HARMLESS_NAME.search(export.name)
+        value = export.value
+        if (named and _LONG.fullmatch(value) and "$" not in value and "/" not in value[:1]) or _SECRET_VALUE.search(
+            value
+        ):
+            yield Hit(
+                export.line,
+                f"{export.name} holds what looks like a secret",
+                "everybody who can read the script, its copies in Slurm or the repository can use it",
+                f"keep it in a file of your own: export {export.name}=$(cat ~/.config/{export.name.lower()})",
+            )
+    for command in facts.script.commands:
+        words = command.texts
+        login = words[:2] in (["wandb", "login"], ["huggingface-cli", "login"], ["hf", "auth"])
+        key = next((word for word in words[2:] if len(word) >= 20 and _LONG.fullmatch(word)), None)
+        if (login and key) or (not login and _SECRET_VALUE.search(" ".join(words[1:])) and command.name != "export"):
+            yield Hit(
+                command.line,
+                f"{' '.join(words[:2])} has what looks like a secret among its words",
+                "it is in the script, in Slurm's copy of it, and in the process list of the node",
+                "log in once on the login node; the key is then read from your home",
+            )
+
+
+@rule("X08", "hint", "a launcher that has a successor")
+def old_launcher(facts: Facts) -> Iterator[Hit]:
+    for launch in facts.script.launches:
+        if launch.options.get("by-module") == "torch.distributed.launch":
+            yield Hit(
+                launch.line,
+                "torch.distributed.launch is deprecated",
+                "it passes --local_rank as an argument, which newer programs do not take",
+                "torchrun ..., and LOCAL_RANK from the environment",
+            )
+
+
+@rule("G18", "warning", "more loader workers than CPUs")
+def workers(facts: Facts) -> Iterator[Hit]:
+    script, cpus = facts.script, facts.script.geometry.cpus_per_task
+    if not cpus:
+        return
+    for launch in script.work:
+        number = _workers(launch) or facts.workers
+        if number is None:
+            hints = script.hints(launch)
+            number = hints.max_workers if hints is not None else None
+        processes = max(1, _world(facts, launch) // script.geometry.n) if launch.is_distributed else 1
+        if number and number * processes > cpus:
+            total = f"{processes} x {number} = {number * processes}" if processes > 1 else str(number)
+            yield Hit(
+                launch.line,
+                f"{total} loader workers share the {plural(cpus, 'CPU')} of the task",
+                "the workers slow each other down, and may freeze or run out of memory",
+                f"{max(1, cpus // processes - 1)} workers per process, or --cpus-per-task={(number + 1) * processes}",
+            )
+
+
+def _workers(launch: Launch) -> int | None:
+    words = list(launch.args)
+    for index, word in enumerate(words):
+        key, equals, value = word.partition("=")
+        if _WORKERS.search(key.lower()):
+            text = value if equals else words[index + 1] if index + 1 < len(words) and word.startswith("-") else ""
+            if text.isdigit():
+                return int(text)
+    return None
+
+
+@rule("G19", "warning", "workers counted from the node's CPUs")
+def cpu_count(facts: Facts) -> Iterator[Hit]:
+    for launch in facts.script.work:
+        hints = facts.script.hints(launch)
+        if hints is not None and hints.cpu_count_line is not None:
+            yield Hit(
+                launch.line,
+                f"{launch.program} (line {hints.cpu_count_line}) counts the CPUs of the node, not those of the job",
+                "far too many workers on a shared node",
+                "len(os.sched_getaffinity(0))",
+            )

@@ -1,0 +1,235 @@
+"""N: ports, addresses and network settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from shoal.doctor.finding import Edit, Facts, Hit, rule
+from shoal.doctor.launches import Launch
+from shoal.doctor.rules.common import is_native, step_nodes, step_tasks_per_node
+from shoal.doctor.script import Export
+
+_PORT_NAMES = ("MASTER_PORT", "MAIN_PROCESS_PORT", "RDZV_PORT", "PORT", "LIGHTHOUSE_PORT", "MAIN_PORT")
+_EPHEMERAL = range(32768, 61000)
+_FROM_JOB = "$((20000 + SLURM_JOB_ID % 10000))"
+_LOCAL = re.compile(r"(?:localhost|127\.0\.0\.1|0\.0\.0\.0|::1)\Z")
+_RANDOM = re.compile(r"\$\{?RANDOM\b|shuf\s+-i|get_free_port|free_port|random\.randint")
+_RANGE = re.compile(
+    r"(\d{4,6})\s*[-+]\s*(\d{4,6})|RANDOM\s*%\s*(\d+)\s*\+\s*(\d+)|(\d+)\s*\+\s*\(?\s*\$?\{?RANDOM\}?\s*%\s*(\d+)"
+)
+_SLOW = {"NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "CUDA_LAUNCH_BLOCKING": "1",
+         "TORCH_DISTRIBUTED_DEBUG": "DETAIL", "NCCL_DEBUG": "INFO TRACE"}  # fmt: skip
+
+
+def _ports(facts: Facts) -> Iterator[tuple[int, str, str, Export | Launch]]:
+    """(line, what sets it, value) of every rendezvous port that is written in the script."""
+    for export in facts.script.exports:
+        if export.name in _PORT_NAMES and export.value:
+            yield export.line, export.name, export.value, export
+    for launch in facts.script.launches:
+        for name in ("master-port", "main-process-port", "rdzv-endpoint"):
+            value = launch.option(name)
+            if value:
+                port = value.rpartition(":")[2] if name == "rdzv-endpoint" else value
+                yield launch.line, f"--{name}", port, launch
+
+
+@rule("N01", "warning", "a fixed port")
+def fixed_port(facts: Facts) -> Iterator[Hit]:
+    if not facts.script.directives.options and facts.script.kind != "batch":
+        return
+    seen: set[str] = set()
+    for line, name, value, source in _ports(facts):
+        if not re.fullmatch(r"[1-9]\d{3,4}", value) or value in seen:
+            continue
+        seen.add(value)
+        edits: tuple[Edit, ...] = ()
+        if isinstance(source, Export) and f"{name}={value}" in source.raw:
+            edits = (Edit("replace", line, f"{name}={value}", f"{name}={_FROM_JOB}"),)
+        yield Hit(
+            line,
+            f"port {value} is the same for every job ({name})",
+            "two jobs on one node clash (EADDRINUSE), or the second joins the first",
+            f"export MASTER_PORT={_FROM_JOB}",
+            "hint" if "exclusive" in facts.script.options else None,
+            edits,
+        )
+
+
+@rule("N02", "warning", "a port that the system gives away")
+def ephemeral_port(facts: Facts) -> Iterator[Hit]:
+    for line, name, value, _ in _ports(facts):
+        top = _highest(value)
+        if top is not None and top in _EPHEMERAL:
+            yield Hit(
+                line,
+                f"{name} can lie in 32768-60999, from which the system takes ports for connections",
+                "now and then the port is taken already (EADDRINUSE)",
+                f"export MASTER_PORT={_FROM_JOB}",
+            )
+            return
+
+
+def _highest(value: str) -> int | None:
+    if value.isdigit():
+        return int(value)
+    match = _RANGE.search(value) if _RANDOM.search(value) else None
+    if match is None:
+        return None
+    if match[1]:
+        return max(int(match[1]), int(match[2]))
+    low, width = (match[4], match[3]) if match[3] else (match[5], match[6])
+    return int(low) + int(width) - 1
+
+
+@rule("N03", "error", "localhost as the address of several nodes")
+def localhost(facts: Facts) -> Iterator[Hit]:
+    script = facts.script
+    if script.geometry.n < 2:
+        return
+    for export in script.exports:
+        if export.name in ("MASTER_ADDR", "MAIN_PROCESS_IP", "RDZV_HOST") and _LOCAL.fullmatch(export.value):
+            yield Hit(
+                export.line,
+                f"{export.name}={export.value} is another machine on each of {script.geometry.n} nodes",
+                "each node waits for the others alone, for ever",
+                'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+            )
+    for launch in script.work:
+        if step_nodes(launch, script) in (None, 1) or launch.option("nnodes") == "1":
+            continue
+        for name in ("master-addr", "main-process-ip", "rdzv-endpoint"):
+            host = (
+                (launch.option(name) or "").rpartition(":")[0] if name == "rdzv-endpoint" else launch.option(name) or ""
+            )
+            if host and _LOCAL.fullmatch(host):
+                yield Hit(
+                    launch.line,
+                    f"--{name} {host} is another machine on each node",
+                    "each node waits for the others alone, for ever",
+                    '--rdzv-endpoint "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):$MASTER_PORT"',
+                )
+
+
+@rule("N04", "error", "a port that each process chooses for itself")
+def port_per_process(facts: Facts) -> Iterator[Hit]:
+    for step in facts.script.steps:
+        inner = [word for word in step.command.words if word.raw.startswith("'") or "\\$" in word.raw]
+        if any("PORT" in word.raw.upper() and _RANDOM.search(word.raw) for word in inner):
+            yield Hit(
+                step.line,
+                "each task draws its own port",
+                "the ranks look for each other at different ports, and hang",
+                f"export MASTER_PORT={_FROM_JOB}   # before srun",
+            )
+    for launch in facts.script.work:
+        hints = facts.script.hints(launch)
+        tasks = step_tasks_per_node(launch, facts.script) or 1
+        told = any(one.name == "MASTER_PORT" for one in facts.script.exports)
+        if hints is None or told or not is_native(launch) or tasks * facts.script.geometry.n < 2:
+            continue
+        if hints.free_port and hints.inits_group and not hints.spawns:
+            yield Hit(
+                launch.line,
+                f"{launch.program} looks for a free port in each of its processes",
+                "unless rank 0 tells the others, they look for each other at different ports, and hang",
+                f"export MASTER_PORT={_FROM_JOB}   # before srun",
+                "warning",
+            )
+
+
+@rule("N05", "warning", "the address of the node from hostname -i")
+def hostname_i(facts: Facts) -> Iterator[Hit]:
+    for command in facts.script.commands:
+        words = command.texts
+        at = next((index for index, word in enumerate(words) if word.rsplit("/", 1)[-1] == "hostname"), None)
+        if at is not None and any(
+            word in ("-i", "-I", "--ip-address", "--all-ip-addresses") for word in words[at + 1 :]
+        ):
+            yield Hit(
+                command.line,
+                "hostname -i may answer 127.0.1.1, or several addresses",
+                "other nodes cannot connect, or the address cannot be parsed",
+                'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+            )
+
+
+@rule("N06", "warning", "the name of a network interface")
+def interface(facts: Facts) -> Iterator[Hit]:
+    for export in facts.script.exports:
+        named = export.name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+        if named and export.value and export.value[0] not in "^$" and not export.value.startswith("=^"):
+            yield Hit(
+                export.line,
+                f"{export.name}={export.value} names an interface of one cluster",
+                "elsewhere: no socket interface found",
+                f"export {export.name}=^lo,docker0, or set it in the cluster's profile",
+                "hint",
+            )
+
+
+@rule("N07", "hint", "a setting for debugging, left in")
+def left_in(facts: Facts) -> Iterator[Hit]:
+    for export in facts.script.exports:
+        if export.value and export.value.upper() in _SLOW.get(export.name, "").split():
+            loud = export.name in ("NCCL_DEBUG", "TORCH_DISTRIBUTED_DEBUG")
+            yield Hit(
+                export.line,
+                f"{export.name}={export.value} is for finding faults",
+                "logs grow large" if loud else "training runs slower, often several times",
+                f"leave {export.name} out, unless this cluster needs it",
+            )
+
+
+@rule("N08", "warning", "one manager port for all replicas")
+def manager_port(facts: Facts) -> Iterator[Hit]:
+    for export in facts.script.exports:
+        if export.name == "TORCHFT_MANAGER_PORT" and export.value not in ("", "0"):
+            yield Hit(
+                export.line,
+                "TORCHFT_MANAGER_PORT is the same for all replicas",
+                "the second replica on a node dies: address already in use (os error 98)",
+                "unset TORCHFT_MANAGER_PORT",
+            )
+
+
+@rule("N11", "warning", "a launcher that needs ssh between nodes")
+def ssh_launcher(facts: Facts) -> Iterator[Hit]:
+    if facts.script.geometry.n < 2:
+        return
+    for command in facts.script.commands:
+        if command.name in ("pdsh", "clush", "parallel-ssh") or (command.name == "ssh" and "loop" in command.within):
+            yield Hit(
+                command.line,
+                f"{command.name} starts processes outside of Slurm's steps",
+                "many clusters allow no ssh between nodes; where they do, Slurm cannot signal or account for it",
+                "srun --ntasks-per-node=1 ...",
+            )
+    for launch in facts.script.launches:
+        if launch.launcher != "deepspeed" or launch.has("no-ssh") or launch.srun is not None:
+            continue
+        if launch.option("launcher") not in ("slurm", "openmpi", "mpich", "mvapich"):
+            yield Hit(
+                launch.line,
+                "deepspeed reaches other nodes with pdsh, by ssh",
+                "where there is no ssh between nodes it hangs or fails",
+                "srun --ntasks-per-node=1 torchrun ..., or deepspeed --launcher slurm",
+            )
+
+
+@rule("N12", "warning", "Ray with its usual ports on a shared node")
+def ray_ports(facts: Facts) -> Iterator[Hit]:
+    for command in facts.script.commands:
+        text = " ".join(command.texts)
+        if not re.search(r"\bray start\b", text) or "--head" not in text or "exclusive" in facts.script.options:
+            continue
+        port = re.search(r"--port[= ](\S+)", text)
+        if port is None or port[1].isdigit() or "--temp-dir" not in text:
+            missing = "--port" if port is None or port[1].isdigit() else "--temp-dir"
+            yield Hit(
+                command.line,
+                f"Ray's head has no {missing} of its own",
+                "on a shared node it clashes with another Ray, or joins it",
+                f"ray start --head --port={_FROM_JOB} --temp-dir=/tmp/ray-$SLURM_JOB_ID ...",
+            )

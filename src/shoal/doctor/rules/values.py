@@ -1,0 +1,231 @@
+"""D: values in the header that Slurm reads otherwise than people mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from shoal.doctor.finding import Edit, Facts, Hit, rule
+from shoal.doctor.rules.common import plural
+from shoal.units import format_duration
+
+_BARE = re.compile(r"\d+", re.ASCII)
+_MINUTES_SECONDS = re.compile(r"\d{1,3}:\d{1,2}", re.ASCII)
+_SMALL_MB = 2048
+
+
+@rule("D10", "warning", "a time that Slurm reads in minutes")
+def minutes(facts: Facts) -> Iterator[Hit]:
+    option = facts.script.options.get("time")
+    value = (option.value or "").strip() if option else ""
+    seconds = facts.script.geometry.time_s
+    if option is None or seconds is None:
+        return
+    # 60 and more are what people write who do mean minutes.
+    if (_BARE.fullmatch(value) and int(value) < 60 and int(value) != 30) or _MINUTES_SECONDS.fullmatch(value):
+        hours = int(value.split(":")[0])
+        meant = (
+            f"{hours // 24}-{hours % 24:02}:00:00"
+            if hours >= 24
+            else f"{hours:02}:{value.partition(':')[2] or '00':0>2}:00"
+        )
+        yield Hit(
+            option.line,
+            f"--time={value} is {format_duration(seconds)} for Slurm, which reads minutes (and minutes:seconds)",
+            f"the job is killed after {format_duration(seconds)}",
+            f"--time={meant} if hours were meant, --time={_clock(seconds)} if not",
+        )
+
+
+def _clock(seconds: int) -> str:
+    return f"{seconds // 3600:02}:{seconds % 3600 // 60:02}:{seconds % 60:02}"
+
+
+@rule("D14", "warning", "memory in megabytes by accident")
+def megabytes(facts: Facts) -> Iterator[Hit]:
+    for name in ("mem", "mem-per-cpu", "mem-per-gpu"):
+        option = facts.script.options.get(name)
+        value = (option.value or "").strip() if option else ""
+        if option is not None and _BARE.fullmatch(value) and 0 < int(value) < _SMALL_MB:
+            if name == "mem-per-cpu" and int(value) >= 500:
+                continue
+            yield Hit(
+                option.line,
+                f"--{name}={value} is {value} MB: without a unit Slurm counts megabytes",
+                "the job is killed for memory as soon as Python starts"
+                if int(value) < 512
+                else "the job may run out of memory",
+                f"--{name}={value}G",
+            )
+
+
+@rule("D15", "error", "two ways of asking for memory")
+def memory_twice(facts: Facts) -> Iterator[Hit]:
+    found = [
+        facts.script.options[name] for name in ("mem", "mem-per-cpu", "mem-per-gpu") if name in facts.script.options
+    ]
+    if len(found) > 1:
+        names = " and ".join(f"--{option.name}" for option in found)
+        yield Hit(
+            max(option.line for option in found),
+            f"{names} are both given",
+            "sbatch refuses the script: they are mutually exclusive",
+            f"keep one of them, such as --mem={facts.script.options['mem'].value}"
+            if "mem" in facts.script.options
+            else "keep one",
+        )
+
+
+@rule("D17", "warning", "whole nodes by --mem=0 or --exclusive")
+def whole_node(facts: Facts) -> Iterator[Hit]:
+    options, geometry = facts.script.options, facts.script.geometry
+    all_memory = "mem" in options and (options["mem"].value or "").strip() in ("0", "0G", "0M")
+    few = geometry.gpus_per_node is not None and geometry.gpus_per_node < 4
+    most = max((kind.gpus for kind in facts.cluster.kinds(options)), default=None) if facts.cluster else None
+    if most and geometry.gpus_per_node is not None:
+        few = geometry.gpus_per_node < most
+    if all_memory and few and "exclusive" not in options:
+        yield Hit(
+            options["mem"].line,
+            f"--mem=0 takes all memory of a node for {plural(geometry.gpus_per_node or 0, 'GPU')}",
+            "nobody else fits on the node, so the job waits for an empty one",
+            "--mem=64G, or what the program needs",
+        )
+    if "exclusive" in options and few and (options["exclusive"].value or "") in ("", "exclusive"):
+        yield Hit(
+            options["exclusive"].line,
+            f"--exclusive takes whole nodes, and {geometry.gpus_per_node} of their GPUs are asked for",
+            "the job waits for an empty node; the other GPUs stand idle, and memory is still the default",
+            "leave --exclusive out, or ask for all GPUs and --mem=0",
+        )
+
+
+@rule("D18", "warning", "no time limit")
+def no_time(facts: Facts) -> Iterator[Hit]:
+    script = facts.script
+    if script.kind != "batch" or not script.directives.options or "time" in script.options:
+        return
+    default = None
+    if facts.cluster is not None:
+        partitions = facts.cluster.chosen(script.options)
+        default = next((one.default_time_s for one in partitions if one.default_time_s), None)
+    yield Hit(
+        script.directives.lines[-1],
+        "there is no --time",
+        f"the partition's default holds: {format_duration(default)} here"
+        if default
+        else "the partition's default holds, which may be minutes, or days that keep the job from fitting into gaps",
+        "#SBATCH --time=1-00:00:00",
+    )
+
+
+@rule("D16", "warning", "no memory asked for")
+def no_memory(facts: Facts) -> Iterator[Hit]:
+    script, options = facts.script, facts.script.options
+    if script.kind != "batch" or not script.geometry.wants_gpus:
+        return
+    if {"mem", "mem-per-cpu", "mem-per-gpu", "exclusive"} & set(options):
+        return
+    line = script.directives.lines[-1] if script.directives.lines else 1
+    if facts.cluster is None:
+        yield Hit(
+            line,
+            "there is no --mem",
+            "the cluster's default holds, often a few GB for each CPU",
+            "#SBATCH --mem=64G",
+            "hint",
+        )
+        return
+    each = next((one.def_mem_per_cpu_mb for one in facts.cluster.chosen(options) if one.def_mem_per_cpu_mb), None)
+    if each:
+        cpus = script.geometry.cpus_per_node or 1
+        yield Hit(
+            line,
+            f"there is no --mem, and this cluster gives {each} MB for each CPU: {each * cpus} MB per node",
+            "the job is killed when it needs more" if each * cpus < 16000 else "that may or may not be enough",
+            "#SBATCH --mem=64G",
+            None if each * cpus < 16000 else "hint",
+        )
+
+
+@rule("D19", "warning", "array tasks that share a log")
+def shared_log(facts: Facts) -> Iterator[Hit]:
+    options = facts.script.options
+    if "array" not in options:
+        return
+    for name in ("output", "error"):
+        option = options.get(name)
+        value = option.value or "" if option else ""
+        if option is None or not value or value == "/dev/null" or not option.is_literal:
+            continue
+        if not re.search(r"%\d*[ajJbu]|%\d*A.*%\d*a", value):
+            root, dot, end = value.rpartition(".")
+            better = (
+                f"{root or value}_%A_%a{dot + end if root else ''}"
+                if "%A" not in value
+                else value.replace("%A", "%A_%a")
+            )
+            yield Hit(
+                option.line,
+                f"every task of the array writes to {value}",
+                "the tasks overwrite each other's log",
+                f"--{name}={better}",
+                None,
+                (Edit("replace", option.line, value, better),),
+            )
+
+
+@rule("D20", "hint", "an array without a throttle")
+def throttle(facts: Facts) -> Iterator[Hit]:
+    option, size = facts.script.options.get("array"), facts.script.geometry.array_size
+    if option is not None and size is not None and size > 20 and "%" not in (option.value or ""):
+        yield Hit(
+            option.line,
+            f"{size} array tasks may start at once",
+            "they use up the fair share and the limits of everybody in the account",
+            f"--array={option.value}%8",
+        )
+
+
+@rule("D22", "warning", "a dependency that may never come true")
+def dependency(facts: Facts) -> Iterator[Hit]:
+    options = facts.script.options
+    if facts.cluster is not None and facts.cluster.kills_invalid_dependencies:
+        return
+    option = options.get("dependency")
+    if option is not None and "afterok" in (option.value or "") and "kill-on-invalid-dep" not in options:
+        yield Hit(
+            option.line,
+            "the job waits with afterok for a job that may fail",
+            "if it does, this one stays in the queue for ever (DependencyNeverSatisfied)",
+            "#SBATCH --kill-on-invalid-dep=yes",
+            None,
+            (Edit("header", new="#SBATCH --kill-on-invalid-dep=yes"),),
+        )
+    for command in facts.script.commands:
+        text = " ".join(command.texts)
+        if command.name == "sbatch" and "afterok" in text and "kill-on-invalid-dep" not in text:
+            yield Hit(
+                command.line,
+                "this sbatch waits with afterok for a job that may fail",
+                "if it does, the new job stays in the queue for ever (DependencyNeverSatisfied)",
+                "sbatch --kill-on-invalid-dep=yes ...",
+                "hint",
+            )
+
+
+@rule("G20", "warning", "replicas that do not divide the GPUs")
+def uneven_replicas(facts: Facts) -> Iterator[Hit]:
+    total = facts.script.geometry.gpus_total
+    if not total:
+        return
+    for export in facts.script.exports:
+        if export.name in ("NUM_REPLICA_GROUPS", "NUM_REPLICAS", "GROUP_SIZE") and export.value.isdigit():
+            number = int(export.value)
+            if number > 0 and total % number:
+                yield Hit(
+                    export.line,
+                    f"{number} replicas cannot share {total} GPUs evenly",
+                    "some replicas get fewer GPUs, or GPUs stand idle",
+                    f"a number that divides {total}",
+                )

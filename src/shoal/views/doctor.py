@@ -1,0 +1,98 @@
+"""Findings and geometry, as people read them and as machines do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shoal.doctor.check import Examined, as_record
+from shoal.doctor.cluster import ClusterFacts
+from shoal.doctor.explain import Explained, table
+from shoal.doctor.finding import ORDER, Finding
+from shoal.views.render import print_json
+
+_COLOUR = {"error": "31", "warning": "33", "hint": "36"}
+
+
+def show_findings(
+    examined: Sequence[Examined], *, quiet: bool, fixed: Sequence[tuple[Path, list[Finding]]] = ()
+) -> None:
+    """file:line: severity CODE sentence; below it what will happen and what to do. Quiet: only the first line."""
+    for one in examined:
+        for finding in one.findings:
+            place = f"{finding.file}:{finding.line}"
+            print(f"{place}: {_paint(finding.severity)} {finding.code} {_plain(finding.message)}")
+            if not quiet:
+                print(f"    then  {_plain(finding.effect)}\n    fix   {_plain(finding.fix)}")
+    for path, done in fixed:
+        print(f"wrote {path} ({', '.join(dict.fromkeys(finding.code for finding in done))})")
+    if not quiet:
+        print(_summary(examined, fixed))
+
+
+def document(
+    examined: Sequence[Examined],
+    cluster: ClusterFacts | None,
+    explained: Sequence[tuple[str, Explained]] = (),
+    fixed: Sequence[tuple[Path, list[Finding]]] = (),
+) -> dict[str, Any]:
+    """What --json prints: all findings of all files, and per file what could be read."""
+    found = [as_record(finding) for one in examined for finding in one.findings]
+    files = [
+        {"file": one.script.path, "kind": one.script.kind, "language": one.script.language, "worst": one.worst,
+         "nearest": one.facts.nearest}
+        for one in examined
+    ]  # fmt: skip
+    result: dict[str, Any] = {"findings": found, "files": files, "cluster": cluster is not None}
+    if explained:
+        result["geometry"] = [{"file": file, **msgspec.to_builtins(one)} for file, one in explained]
+    if fixed:
+        result["fixed"] = [{"file": str(path), "codes": [finding.code for finding in done]} for path, done in fixed]
+    return result
+
+
+def show_document(value: dict[str, Any]) -> None:
+    print_json(value)
+
+
+def show_explained(explained: Sequence[tuple[str, Explained]]) -> None:
+    """One block of names and values for each launch."""
+    for file, one in explained:
+        print(f"{file}:{one.line}" if one.line else file)
+        for name, value in table(one):
+            print(f"  {name:<20} {_plain(value)}")
+        for line in one.header:
+            print(f"  {line}")
+        if one.command:
+            print(f"  {one.command}")
+        for note in one.notes:
+            print(f"  note: {_plain(note)}")
+
+
+def _summary(examined: Sequence[Examined], fixed: Sequence[tuple[Path, list[Finding]]]) -> str:
+    counts = dict.fromkeys(ORDER, 0)
+    for one in examined:
+        for finding in one.findings:
+            counts[finding.severity] += 1
+    files = f"{len(examined)} script{'s' if len(examined) != 1 else ''}"
+    if not any(counts.values()):
+        return f"{files}: nothing found"
+    said = ", ".join(f"{number} {word}{'s' if number != 1 else ''}" for word, number in counts.items() if number)
+    mechanical = any(finding.edits for one in examined for finding in one.findings) and not fixed
+    return f"{files}: {said}" + ("; --fix writes corrected copies" if mechanical else "")
+
+
+def _paint(severity: str) -> str:
+    import os
+
+    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb" or not sys.stdout.isatty()
+    return severity if plain else f"\x1b[{_COLOUR[severity]}m{severity}\x1b[0m"
+
+
+def _plain(text: str) -> str:
+    """No control character of a script reaches the terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
