@@ -1,0 +1,69 @@
+"""What an experiment cost, what was wasted, what failed and what came out.
+
+shoal report 001_example
+shoal report last --html report.html     one file, no network needed to read it
+shoal report 001_example --md >> notes.md
+shoal report --csv > attempts.csv        one line per attempt of every run
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from shoal.cli.options import add_output, home_here
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from shoal.views.report.gather import Report
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("which", nargs="*", metavar="EXPERIMENT", help="only these (default: every run)")
+    forms = parser.add_mutually_exclusive_group()
+    forms.add_argument("--html", metavar="FILE", help="write one self-contained HTML file; - is standard output")
+    forms.add_argument("--md", action="store_true", help="print Markdown")
+    forms.add_argument("--csv", action="store_true", help="print CSV, one line per attempt")
+    add_output(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from shoal.views.report.gather import document, gather
+
+    report = gather(home_here(), args.which)
+    if args.json:
+        from shoal.views.render import print_json
+
+        print_json(document(report))
+    elif args.html:
+        from shoal.views.report.page import page
+
+        _write(args.html, page(report), quiet=args.quiet)
+    elif args.md or args.csv:
+        from shoal.views.report import tables
+
+        print(tables.markdown(report) if args.md else tables.as_csv(report), end="")
+    else:
+        _print(report, quiet=args.quiet)
+    return 0
+
+
+def _write(path: str, text: str, *, quiet: bool) -> None:
+    import sys
+    from pathlib import Path
+
+    if path == "-":
+        sys.stdout.write(text)
+        return
+    Path(path).write_text(text, encoding="utf-8")
+    if not quiet:
+        print(f"wrote {path}")
+
+
+def _print(report: Report, *, quiet: bool) -> None:
+    from shoal.views.report import text
+    from shoal.views.screen import screen_of
+
+    if quiet:
+        print("\n".join(history.view.name for history in report.histories))
+        return
+    print("\n".join(text.lines_of(report, screen_of())))

@@ -1,0 +1,108 @@
+"""Hours: asked for, held, used, idle, lost; queue wait; failures by cause. Pure sums over attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
+
+from shoal.views.causes import WORDS
+from shoal.views.report.history import RunHistory, Try
+
+
+class Hours(NamedTuple):
+    """GPU-hours, or CPU-hours. `requested` is what the time limits allowed, `held` what passed while it was allocated,
+    `idle` the part of it in which samples saw nothing being done, `used` the rest; `lost` was held by attempts whose
+    work was thrown away. `sampled` is the part of `held` that was sampled at all."""
+
+    requested: float = 0.0
+    held: float = 0.0
+    used: float = 0.0
+    idle: float = 0.0
+    lost: float = 0.0
+    sampled: float = 0.0
+
+
+class Wait(NamedTuple):
+    median_s: float
+    longest_s: float
+    attempts: int
+
+
+class Failure(NamedTuple):
+    """Attempts that ended badly for the same reason."""
+
+    cause: str
+    times: int
+    gpu_hours: float
+    runs: list[str]
+
+
+def gpu_hours(tries: Sequence[Try]) -> Hours:
+    requested = held = idle = lost = sampled = 0.0
+    for one in tries:
+        here = one.gpus * one.hours
+        held += here
+        requested += one.gpus * max(one.hours, (one.time_limit_s or 0) / 3600)
+        lost += 0.0 if one.kept else here
+        if one.use is not None and one.use.gpus and here:
+            seen = sum(gpu.idle_s for gpu in one.use.gpus) / 3600
+            # Samples come from the first node; the others are taken to do the same.
+            idle += min(here, seen * one.gpus / len(one.use.gpus))
+            sampled += here
+    return Hours(requested, held, held - idle, idle, lost, sampled)
+
+
+def cpu_hours(tries: Sequence[Try]) -> Hours:
+    requested = held = used = lost = sampled = 0.0
+    for one in tries:
+        cpus = one.asked.nodes * (one.asked.cpus or 1)
+        here = cpus * one.hours
+        held += here
+        requested += cpus * max(one.hours, (one.time_limit_s or 0) / 3600)
+        lost += 0.0 if one.kept else here
+        if one.use is not None:
+            used += min(here, one.use.cpu_s * one.asked.nodes / 3600)
+            sampled += here
+    return Hours(requested, held, used, max(0.0, sampled - used), lost, sampled)
+
+
+def queue_wait(tries: Sequence[Try]) -> Wait | None:
+    """From submission to start; attempts that follow a requeue have waited for something else and do not count."""
+    waits = [max(0.0, one.begin - one.submitted) for one in tries if one.submitted is not None]
+    return Wait(median(waits), max(waits), len(waits)) if waits else None
+
+
+def makespan_s(tries: Sequence[Try]) -> float | None:
+    """From the first submission to the last end."""
+    if not tries:
+        return None
+    return max(one.end for one in tries) - min(one.submitted or one.begin for one in tries)
+
+
+def failures(histories: Sequence[RunHistory], causes: dict[str, str]) -> list[Failure]:
+    """Bad ends by cause, the costliest first. `causes` are the words found in the logs of runs that failed for good."""
+    groups: dict[str, list[Try]] = {}
+    for history in histories:
+        for one in history.tries:
+            if one.state in ("done", "running"):
+                continue
+            is_last = one is history.tries[-1]
+            word = causes.get(one.run) if is_last else None
+            groups.setdefault(word or _plain_cause(one.state), []).append(one)
+    found = [
+        Failure(cause, len(tries), sum(one.gpus * one.hours for one in tries), sorted({one.run for one in tries}))
+        for cause, tries in groups.items()
+    ]
+    return sorted(found, key=lambda one: (one.gpu_hours, one.times), reverse=True)
+
+
+def _plain_cause(state: str) -> str:
+    return {
+        "oom": WORDS["host_oom"],
+        "timeout": WORDS["time_limit"],
+        "preempted": WORDS["preempted"],
+        "node_fail": WORDS["node"],
+        "failed": "ended with an error",
+        "lost": "vanished without a trace",
+    }.get(state, state)

@@ -1,0 +1,166 @@
+"""All parts of a report as one record, and that record as the JSON document."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from shoal.observe import Ask, observe
+from shoal.store.reading import Reader
+from shoal.views.causes import WORDS
+from shoal.views.columns import iso
+from shoal.views.details import Details, details_of, with_cause
+from shoal.views.family import tally
+from shoal.views.report import account, efficiency, results, timeline
+from shoal.views.report.history import RunHistory, Try, read_history, read_metrics
+from shoal.views.select import select_runs
+from shoal.views.status import as_record
+
+
+class Report(NamedTuple):
+    title: str
+    now: float
+    histories: list[RunHistory]
+    counts: dict[str, int]
+    tries: list[Try]
+    gpu: account.Hours
+    cpu: account.Hours
+    wait: account.Wait | None
+    makespan_s: float | None
+    spreads: list[efficiency.Spread]
+    advice: list[efficiency.Advice]
+    lanes: list[timeline.Lane]
+    failures: list[account.Failure]
+    rows: list[results.Row]
+    metrics: dict[str, dict[str, float]]
+    details: dict[str, Details]
+    slurm_problem: str | None
+
+    @property
+    def retried(self) -> int:
+        return sum(1 for history in self.histories if len(history.tries) > 1)
+
+
+def gather(
+    home: str, which: Sequence[str], *, ask: Ask | None = None, clock: Callable[[], float] = time.time
+) -> Report:
+    """Look at the selected runs once and add everything up."""
+    names = select_runs(home, which)
+    found = observe(home, names, clock=clock, ask=ask)
+    now = clock()
+    reader = Reader(home)
+    details = {name: details_of(home, view, now) for name, view in found.views.items()}
+    views = {name: with_cause(view, details[name].cause) for name, view in found.views.items()}
+    histories = [read_history(home, view, reader, now) for view in views.values()]
+    tries = [one for history in histories for one in history.tries]
+    causes = {name: WORDS[one.cause.kind] for name, one in details.items() if one.cause is not None}
+    python = {name: one.cause.line for name, one in details.items() if one.cause and one.cause.kind == "python"}
+    metrics = {history.view.name: read_metrics(history.view.output_dir) for history in histories}
+    experiments = list(dict.fromkeys(view.experiment for view in views.values()))
+    return Report(
+        title=experiments[0] if len(experiments) == 1 else f"{len(experiments)} experiments",
+        now=now,
+        histories=histories,
+        counts=tally(list(views.values())),
+        tries=tries,
+        gpu=account.gpu_hours(tries),
+        cpu=account.cpu_hours(tries),
+        wait=account.queue_wait(tries),
+        makespan_s=account.makespan_s(tries),
+        spreads=efficiency.spreads(tries),
+        advice=efficiency.advise(tries),
+        lanes=timeline.lanes(tries),
+        failures=account.failures(histories, {**causes, **python}),
+        rows=results.over_seeds(histories, metrics),
+        metrics=metrics,
+        details=details,
+        slurm_problem=found.slurm_problem,
+    )
+
+
+def document(report: Report) -> dict[str, Any]:
+    """The JSON of a report: hours as numbers, times in Unix seconds and as text."""
+    return {
+        "title": report.title,
+        "time": report.now,
+        "counts": report.counts,
+        "retried": report.retried,
+        "gpu_hours": _hours(report.gpu),
+        "cpu_hours": _hours(report.cpu),
+        "queue_wait": report.wait._asdict() if report.wait else None,
+        "makespan_s": report.makespan_s,
+        "efficiency": [one._asdict() for one in report.spreads],
+        "advice": [one._asdict() for one in report.advice],
+        "timeline": [
+            {**bar._asdict(), "start_at": iso(bar.start), "end_at": iso(bar.end)}
+            for lane in report.lanes
+            for bar in lane.bars
+        ],
+        "lanes": [{"name": lane.name, "busy": lane.busy} for lane in report.lanes],
+        "failures": [one._asdict() for one in report.failures],
+        "results": [
+            {**row._asdict(), "metrics": {key: value._asdict() for key, value in row.metrics.items()}}
+            for row in report.rows
+        ],
+        "runs": [_run(report, history) for history in report.histories],
+        "slurm_problem": report.slurm_problem,
+    }
+
+
+def _hours(hours: account.Hours) -> dict[str, float]:
+    return {name: round(value, 6) for name, value in hours._asdict().items()}
+
+
+def _run(report: Report, history: RunHistory) -> dict[str, Any]:
+    spec, name = history.spec, history.view.name
+    return {
+        **as_record(history.view, report.details.get(name)),
+        "seed": spec.seed if spec else None,
+        "step": spec.step if spec else None,
+        "params": spec.params if spec else {},
+        "metrics": report.metrics.get(name, {}),
+        "attempts": [_attempt(one) for one in history.tries],
+    }
+
+
+def _attempt(one: Try) -> dict[str, Any]:
+    use = one.use
+    return {
+        "attempt": one.attempt,
+        "host": one.host,
+        "state": one.state,
+        "submitted": one.submitted,
+        "started": one.begin,
+        "ended": one.end,
+        "gpus": one.gpus,
+        "gpu_hours": round(one.gpus * one.hours, 6),
+        "time_limit_s": one.time_limit_s,
+        "asked": msgspec.to_builtins(one.asked),
+        "kept": one.kept,
+        "peak_memory_mb": use.peak_memory_mb if use else None,
+        "mean_cpus": use.mean_cpus if use else None,
+        "mean_gpu_percent": use.mean_gpu_percent if use else None,
+        "gpu_problem": use.gpu_problem if use else None,
+    }
+
+
+def metric_names(rows: Sequence[results.Row]) -> list[str]:
+    return list(dict.fromkeys(key for row in rows for key in row.metrics))
+
+
+def setting_names(rows: Sequence[results.Row]) -> list[str]:
+    return list(dict.fromkeys(key for row in rows for key in row.settings))
+
+
+def value_words(value: results.Value | None) -> str:
+    """0.912 ± 0.004, or the number alone for one seed."""
+    if value is None:
+        return "-"
+    return f"{value.mean:.4g}" if value.spread is None else f"{value.mean:.4g} ± {value.spread:.2g}"
+
+
+def hours_words(hours: account.Hours) -> Mapping[str, str]:
+    return {name: f"{value:.2f}" if value < 100 else f"{value:,.0f}" for name, value in hours._asdict().items()}

@@ -1,0 +1,143 @@
+"""Everything that a run's folder remembers: each attempt, what it asked for, how long it held that, how it ended."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+from shoal.agent import files, layout
+from shoal.agent.files import names_in
+from shoal.model import LIVE, RunSpec
+from shoal.store import records
+from shoal.store.fold import RunView
+from shoal.store.reading import Reader
+from shoal.store.records import Asked, Beat, Claim, DamagedRecord, End, Start
+from shoal.views import usage
+from shoal.views.usage import Usage
+
+
+class Try(NamedTuple):
+    """One attempt. `end` is when it ended, or was last known to live; `kept`: its work was not lost."""
+
+    run: str
+    attempt: int
+    host: str
+    submitted: float | None
+    begin: float
+    end: float
+    state: str
+    kept: bool
+    asked: Asked
+    time_limit_s: int | None
+    use: Usage | None
+    resumed: bool = False
+
+    @property
+    def gpus(self) -> int:
+        return self.asked.nodes * self.asked.gpus
+
+    @property
+    def hours(self) -> float:
+        return max(0.0, self.end - self.begin) / 3600
+
+
+class RunHistory(NamedTuple):
+    view: RunView
+    spec: RunSpec | None
+    tries: list[Try]
+
+
+def read_history(home: str, view: RunView, reader: Reader, now: float) -> RunHistory:
+    """All attempts of one run, oldest first; what is damaged is left out."""
+    folder = layout.run_dir(home, view.name)
+    names = layout.parse_names(names_in(folder))
+    try:
+        spec = reader.spec(view.name)
+    except DamagedRecord:
+        spec = None
+    tries: list[Try] = []
+    for number in names.attempts.get("start", []):
+        try:
+            found = _read_try(home, folder, names, view, reader, number, now)
+        except DamagedRecord:
+            continue
+        if found is not None:
+            tries.append(found)
+    return RunHistory(view, spec, _with_kept(tries))
+
+
+def _read_try(
+    home: str, folder: str, names: layout.RunNames, view: RunView, reader: Reader, number: int, now: float
+) -> Try | None:
+    start = records.read(os.path.join(folder, layout.attempt_file(number, "start")), Start)
+    if start is None:
+        return None
+    end = records.read(os.path.join(folder, layout.attempt_file(number, "end")), End)
+    beat = records.read(os.path.join(folder, layout.attempt_file(number, "beat")), Beat)
+    claim = records.read(os.path.join(folder, layout.submit_file(start.generation, "claim")), Claim)
+    submission = reader.submission(claim.token).submission if claim else None
+    is_last = number == names.attempt
+    if end is not None:
+        until, state = end.ended, "done" if end.success else (view.state if is_last else _word(end))
+    elif is_last and view.state in LIVE:
+        until, state = now, "running"
+    else:
+        until, state = (beat.t if beat else start.t), view.state if is_last else "lost"
+    first = not any(other < number for other in names.attempts.get("start", []))
+    asked = (submission.asked if submission else None) or Asked()
+    return Try(
+        view.name,
+        number,
+        start.host,
+        claim.t if claim and (first or start.resume_from is not None) else None,
+        start.t,
+        max(start.t, until),
+        state,
+        state == "done",
+        asked,
+        submission.time_limit_s if submission else None,
+        usage.read(home, view.name, number),
+        start.resume_from is not None,
+    )
+
+
+def _word(end: End) -> str:
+    return "oom" if end.oom else "cancelled" if end.stopped_by == "cancelled" else "failed"
+
+
+def _with_kept(tries: list[Try]) -> list[Try]:
+    """An attempt's work is kept if it succeeded or still runs, or if the next one went on from its checkpoint."""
+    found: list[Try] = []
+    for one in reversed(tries):
+        went_on = bool(found) and found[-1].resumed and found[-1].kept
+        found.append(one._replace(kept=one.state in ("done", "running") or went_on))
+    return found[::-1]
+
+
+def read_metrics(folder: str | None) -> dict[str, float]:
+    """Numbers that a run left in metrics.json, or in the last line of metrics.jsonl; nothing where there is neither."""
+    if not folder:
+        return {}
+    from shoal.views.tail import last_text
+
+    found: Any = None
+    try:
+        if os.path.getsize(os.path.join(folder, "metrics.json")) < 1 << 20:
+            found = files.read_json(os.path.join(folder, "metrics.json"))
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict):
+        import json
+
+        lines = [line for line in last_text(os.path.join(folder, "metrics.jsonl"), 3) if line.strip()]
+        try:
+            found = json.loads(lines[-1]) if lines else {}
+        except ValueError:
+            found = {}
+    if not isinstance(found, dict):
+        return {}
+    return {
+        str(key)[:60]: float(value)
+        for key, value in found.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and key not in ("t", "time", "timestamp")
+    }

@@ -1,0 +1,154 @@
+"""A report for a terminal: numbers first, bars next to them, advice as flags that can be pasted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from shoal.units import format_duration
+from shoal.views.render import bar, fit, paint_state, plain, plural, table_lines
+from shoal.views.report import timeline
+from shoal.views.report.efficiency import Spread
+from shoal.views.report.gather import Report, hours_words, metric_names, setting_names, value_words
+from shoal.views.screen import Screen
+
+_MOST_LANES = 24
+_SPARK = " ▁▂▃▄▅▆▇█"
+
+
+def lines_of(report: Report, screen: Screen) -> list[str]:
+    lines = _summary(report, screen)
+    for title, part in (
+        ("hours", _hours(report)),
+        ("efficiency", _efficiency(report, screen)),
+        ("next time", _advice(report)),
+        ("GPUs over time" if report.gpu.held else "runs over time", _timeline(report, screen)),
+        ("failures", _failures(report, screen)),
+        ("results", _results(report, screen)),
+    ):
+        if part:
+            lines += ["", screen.paint(title, "1"), *part]
+    return lines
+
+
+def _summary(report: Report, screen: Screen) -> list[str]:
+    total = sum(report.counts.values())
+    states = "  ".join(paint_state(f"{n:,} {state}", state, screen) for state, n in report.counts.items())
+    parts = [f"{screen.paint(plain(report.title), '1')}   {plural(total, 'run')}   {states}"]
+    if report.retried:
+        parts.append(f"{report.retried:,} tried more than once")
+    if report.makespan_s is not None:
+        parts.append(f"{format_duration(report.makespan_s)} from first submission to last end")
+    if report.wait is not None:
+        wait = report.wait
+        parts.append(
+            f"queue wait {format_duration(wait.median_s)} (median), {format_duration(wait.longest_s)} (longest)"
+        )
+    return ["   ".join(parts[:1]), *([f"  {', '.join(parts[1:])}"] if parts[1:] else [])]
+
+
+def _hours(report: Report) -> list[str]:
+    lines = []
+    for name, hours in (("GPU-hours", report.gpu), ("CPU-hours", report.cpu)):
+        if not hours.held:
+            continue
+        words = hours_words(hours)
+        seen = f"used {words['used']}   idle {words['idle']}" if hours.sampled else "used and idle: no data"
+        part = (
+            f", sampled in {hours.sampled / hours.held:.0%} of them" if 0 < hours.sampled < 0.995 * hours.held else ""
+        )
+        lines.append(
+            f"  {name}   requested {words['requested']}   held {words['held']}   {seen}"
+            f"   lost to failures {words['lost']}{part}"
+        )
+    return lines
+
+
+def _efficiency(report: Report, screen: Screen) -> list[str]:
+    if not report.spreads:
+        return []
+    rows = [
+        (one.name, f"{one.low:.0%}", f"{one.middle:.0%}", f"{one.high:.0%}", bar(one.middle), _histogram(one, screen))
+        for one in report.spreads
+    ]
+    lines = table_lines(("OF WHAT WAS ASKED", "LEAST", "MEDIAN", "MOST", "", "0-100%"), rows, screen)
+    if not any(one.name == "gpu" for one in report.spreads):
+        problem = next((one.use.gpu_problem for one in report.tries if one.use and one.use.gpu_problem), None)
+        lines.append(f"gpu: no data{f' ({plain(problem)})' if problem else ''}")
+    return [f"  {line}" for line in lines] if screen.tty else lines
+
+
+def _histogram(one: Spread, screen: Screen) -> str:
+    if not screen.unicode or screen.accessible or not screen.tty:
+        return ",".join(map(str, one.bins))
+    most = max(one.bins)
+    return "".join(_SPARK[0 if not count else 1 + round(7 * count / most)] for count in one.bins)
+
+
+def _advice(report: Report) -> list[str]:
+    return [f"  {one.sentence}" + (f"   next time: {one.flag}" if one.flag else "") for one in report.advice]
+
+
+def _timeline(report: Report, screen: Screen) -> list[str]:
+    if not report.lanes:
+        return []
+    begin, end = timeline.span(report.tries)
+    wide = min(28, max(len(lane.name) for lane in report.lanes))
+    width = max(20, min(100, screen.width - wide - 16))
+    lines = [
+        f"  {fit(plain(lane.name), wide)} |{timeline.draw(lane, begin, end, width)}|  {lane.busy:.0%} busy"
+        for lane in report.lanes[:_MOST_LANES]
+    ]
+    if len(report.lanes) > _MOST_LANES:
+        lines.append(f"  and {len(report.lanes) - _MOST_LANES} more; --html shows them all")
+    axis = f"{_clock(begin)}{_clock(end).rjust(width - len(_clock(begin)))}"
+    mean = sum(lane.busy for lane in report.lanes) / len(report.lanes)
+    return [
+        *lines,
+        f"  {' ' * wide}  {axis}",
+        f"  {mean:.0%} busy over all; # and = are attempts, x a bad end, . nothing",
+    ]
+
+
+def _clock(moment: float) -> str:
+    return time.strftime("%m-%d %H:%M", time.localtime(moment))
+
+
+def _failures(report: Report, screen: Screen) -> list[str]:
+    rows = [
+        (
+            plain(one.cause),
+            str(one.times),
+            f"{one.gpu_hours:.2f}",
+            ", ".join(one.runs[:3]) + ("…" if one.runs[3:] else ""),
+        )
+        for one in report.failures
+    ]
+    lines = table_lines(("CAUSE", "TIMES", "GPU-HOURS", "RUNS"), rows, screen, widest=0) if rows else []
+    return [f"  {line}" for line in lines] if screen.tty else lines
+
+
+def _results(report: Report, screen: Screen) -> list[str]:
+    header, rows = results_table(report)
+    lines = table_lines(header, rows, screen, widest=0) if rows else []
+    return [f"  {line}" for line in lines] if screen.tty else lines
+
+
+def results_table(report: Report) -> tuple[list[str], list[list[str]]]:
+    """(header, rows) of the results; also for Markdown, CSV and the page."""
+    settings, metrics = setting_names(report.rows), metric_names(report.rows)[:12]
+    header = ["RUN", *settings, "SEEDS", *metrics]
+    rows = [
+        [
+            plain(row.label),
+            *(plain(row.settings.get(key, "-")) for key in settings),
+            _seeds(row.seeds),
+            *(value_words(row.metrics.get(key)) for key in metrics),
+        ]
+        for row in report.rows
+    ]
+    return header, rows
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return ",".join(map(str, seeds)) or "-"

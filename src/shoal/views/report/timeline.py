@@ -1,0 +1,78 @@
+"""Attempts laid over the GPUs that they held, as a Gantt chart needs it: one lane per GPU, gaps are idle. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from shoal.views.report.history import Try
+
+
+class Bar(NamedTuple):
+    """One attempt on one lane."""
+
+    lane: str
+    run: str
+    attempt: int
+    start: float
+    end: float
+    state: str
+
+
+class Lane(NamedTuple):
+    name: str
+    bars: list[Bar]
+    busy: float
+
+
+def lanes(tries: Sequence[Try]) -> list[Lane]:
+    """One lane per GPU of a host (per place, where no GPU was asked for), filled in order of time.
+
+    Slurm does not tell which of a host's GPUs a run had, so the lowest ones that are free are taken; GPUs of further
+    nodes of a run are lanes of their own.
+    """
+    free: dict[str, list[float]] = {}
+    found: dict[str, list[Bar]] = {}
+    for one in sorted(tries, key=lambda one: (one.begin, one.run)):
+        for node in range(one.asked.nodes):
+            host = one.host if node == 0 else f"{one.host}+{node}"
+            ends = free.setdefault(host, [])
+            for _ in range(max(1, one.asked.gpus)):
+                at = next((place for place, end in enumerate(ends) if end <= one.begin + 1e-3), None)
+                if at is None:
+                    ends.append(0.0)
+                    at = len(ends) - 1
+                ends[at] = one.end
+                name = f"{host}:{at}"
+                found.setdefault(name, []).append(Bar(name, one.run, one.attempt, one.begin, one.end, one.state))
+    begin, end = span(tries)
+    length = max(1e-9, end - begin)
+    return [
+        Lane(name, bars, min(1.0, sum(bar.end - bar.start for bar in bars) / length))
+        for name, bars in sorted(found.items(), key=lambda item: _natural(item[0]))
+    ]
+
+
+def span(tries: Sequence[Try]) -> tuple[float, float]:
+    """From the first start to the last end."""
+    return (min(one.begin for one in tries), max(one.end for one in tries)) if tries else (0.0, 0.0)
+
+
+def draw(lane: Lane, begin: float, end: float, width: int) -> str:
+    """A lane as text: letters that change from bar to bar, x where it ended badly, dots where nothing ran."""
+    cells = ["."] * width
+    length = max(1e-9, end - begin)
+    for number, bar in enumerate(lane.bars):
+        first = int((bar.start - begin) / length * width)
+        last = max(first + 1, round((bar.end - begin) / length * width))
+        letter = "#="[number % 2]
+        for at in range(first, min(last, width)):
+            cells[at] = letter
+        if bar.state not in ("done", "running"):
+            cells[min(last, width) - 1] = "x"
+    return "".join(cells)
+
+
+def _natural(name: str) -> tuple[str, int]:
+    host, _, number = name.rpartition(":")
+    return host, int(number)
