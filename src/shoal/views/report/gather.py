@@ -13,7 +13,7 @@ from shoal.store.reading import Reader
 from shoal.views.causes import WORDS
 from shoal.views.columns import iso
 from shoal.views.details import Details, details_of, with_cause
-from shoal.views.family import tally
+from shoal.views.family import family_key, tally
 from shoal.views.report import account, efficiency, results, timeline
 from shoal.views.report.history import RunHistory, Try, read_history, read_metrics
 from shoal.views.select import select_runs
@@ -71,7 +71,7 @@ def gather(
         wait=account.queue_wait(tries),
         makespan_s=account.makespan_s(tries),
         spreads=efficiency.spreads(tries),
-        advice=efficiency.advise(tries),
+        advice=_advice(tries),
         lanes=timeline.lanes(tries),
         failures=account.failures(histories, {**causes, **python}),
         rows=results.over_seeds(histories, metrics),
@@ -79,6 +79,17 @@ def gather(
         details=details,
         slurm_problem=found.slurm_problem,
     )
+
+
+def _advice(tries: Sequence[Try]) -> list[efficiency.Advice]:
+    """For each kind of run by itself: what one kind needs says nothing about another."""
+    kinds: dict[str, list[Try]] = {}
+    for one in tries:
+        kinds.setdefault(family_key(one.run), []).append(one)
+    found = [(key, advice) for key, members in kinds.items() for advice in efficiency.advise(members)]
+    if len(kinds) == 1:
+        return [advice for _, advice in found]
+    return [advice._replace(sentence=f"{key}: {advice.sentence}") for key, advice in found]
 
 
 def document(report: Report) -> dict[str, Any]:

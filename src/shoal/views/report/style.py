@@ -11,7 +11,8 @@ main{max-width:980px;margin:0 auto;padding:32px 24px 64px}
 h1{margin:0 0 8px;font-size:28px;letter-spacing:-.02em}h2{margin:36px 0 12px;font-size:17px}
 h3{margin:0 0 8px;font-size:13px;color:var(--soft);font-weight:600}
 .sub,footer{color:var(--soft)}footer{margin-top:48px;font-size:13px}
-.chip{display:inline-block;padding:1px 9px;border-radius:10px;font-size:13px;border:1px solid currentColor;color:var(--bad)}
+.chip{display:inline-block;padding:1px 9px;border-radius:10px;
+font-size:13px;border:1px solid currentColor;color:var(--bad)}
 .chip.done{color:var(--done)}.chip.running{color:var(--running)}
 .chip.pending,.chip.queued,.chip.preempted{color:var(--wait)}
 .chip.unknown,.chip.stuck{color:var(--odd)}.chip.cancelled,.chip.new{color:var(--off)}

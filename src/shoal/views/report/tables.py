@@ -23,15 +23,15 @@ def markdown(report: Report) -> str:
     for name, hours in (("GPU-hours", report.gpu), ("CPU-hours", report.cpu)):
         words = hours_words(hours)
         if hours.held:
-            idle = words["idle"] if hours.sampled else "no data"
+            used, idle = (words[key] if hours.sampled else "no data" for key in ("used", "idle"))
             facts += [[f"{name} requested", words["requested"]], [f"{name} held", words["held"]]]
-            facts += [[f"{name} used", words["used"]], [f"{name} idle", idle], [f"{name} lost", words["lost"]]]
+            facts += [[f"{name} used", used], [f"{name} idle", idle], [f"{name} lost", words["lost"]]]
     parts.append(_table(["what", "how much"], facts))
     if report.advice:
         parts.append("## Next time")
         parts.append("\n".join(f"- {one.sentence}" + (f": `{one.flag}`" if one.flag else "") for one in report.advice))
     if report.failures:
-        rows = [[one.cause, str(one.count), f"{one.gpu_hours:.2f}"] for one in report.failures]
+        rows = [[one.cause, str(one.times), f"{one.gpu_hours:.2f}"] for one in report.failures]
         parts += ["## Failures", _table(["cause", "times", "GPU-hours"], rows)]
     header, rows = results_table(report)
     if rows:
@@ -67,7 +67,7 @@ def as_csv(report: Report) -> str:
         tail += [report.metrics.get(view.name, {}).get(key) for key in metrics]
         for one in history.tries:
             use = one.use
-            row = [
+            row: list[object] = [
                 view.name,
                 view.experiment,
                 spec.seed if spec else None,
