@@ -39,6 +39,9 @@ _MODULES = (
             "plan",
             "node",
             "steps",
+            "policy",
+            "lighthouse",
+            "replicas",
             "entry",
         )
     ),

@@ -68,12 +68,10 @@ def unit_of(
     """The unit of a run, or with `name` of one try of a replica."""
     settings = plan["settings"]
     replica = geometry.replicas > 0
-    others = [node for node in nodes if node != plan["nodes"][0]] or plan["nodes"][1:]
+    peers = plan["nodes"][1:]
     address = "127.0.0.1"
-    if plan["slurm"] and nodes[0] == plan["nodes"][0]:
-        address = network.reachable_address(others, settings.get("interface")) if others else address
-    elif plan["slurm"]:
-        address = nodes[0]
+    if plan["slurm"] and peers and port > 0:
+        address = network.reachable_address(peers, settings.get("interface"))
     return Unit(
         mode="torchrun" if replica else geometry.mode,
         nodes=nodes,
@@ -86,6 +84,7 @@ def unit_of(
         start=words.start_of(geometry.mode, argv),
         wrapper=wrapper(),
         slurm=plan["slurm"],
+        peers=plan["nodes"] if peers else [],
         cpus=plan["cpus"],
         address=address,
         port=port,

@@ -18,6 +18,7 @@ from .unit import Unit, load, write
 
 _POLL_S = 0.1
 _SAME_WISH_S = 5.0
+_MEET_S = 120.0
 
 
 def main(argv: List[str]) -> int:
@@ -32,10 +33,10 @@ class Node:
     def __init__(self, unit: Unit, number: int) -> None:
         self.unit = unit
         self.number = number
-        self.began = time.time()
         self.stopping: Optional[int] = None
         self._child: Optional[subprocess.Popen[bytes]] = None
         self._told: Set[int] = set()
+        self._mark: Any = None
 
     def run(self, environ: Mapping[str, str]) -> int:
         """The launcher's exit code, or that of the signal which ended it before any rank had begun."""
@@ -47,7 +48,10 @@ class Node:
             return BAD_GEOMETRY
         if self.unit.slurm:
             self._note_step(environ)
-        argv = words.launcher(self.unit, self.number, self._local_address())
+        address = self._local_address()
+        if self.unit.port < 0:
+            self._meet(address or socket.gethostname())
+        argv = words.launcher(self.unit, self.number, address)
         try:
             self._child = subprocess.Popen(
                 argv, env=env, cwd=self.unit.cwd, start_new_session=True, preexec_fn=family.child_setup(deaf=True)
@@ -112,12 +116,27 @@ class Node:
         return found
 
     def _local_address(self) -> Optional[str]:
-        if len(self.unit.nodes) == 1 and not self.unit.interface:
-            return None
-        peers = [self.unit.address, *self.unit.nodes]
+        """This node's address as the job's other nodes see it; None where there are none."""
+        if self.unit.interface:
+            return network.interface_address(self.unit.interface)
+        own = socket.gethostname().partition(".")[0]
+        others = [peer for peer in self.unit.peers if peer.partition(".")[0] != own]
+        return network.reachable_address(others, None) if others else None
+
+    def _meet(self, address: str) -> None:
+        """Agree on a rendezvous: the unit's first node reserves a port there and writes it down, the others read it."""
+        path = self.unit.log + "meet.json"
         if self.number == 0:
-            return self.unit.address
-        return network.reachable_address(peers, self.unit.interface)
+            port, self._mark = network.reserve_port(int(self.unit.id.partition("-")[0]))
+            write(path, {"address": address, "port": port})
+        deadline = time.monotonic() + _MEET_S
+        # A listing, because a file server's client may deny a new name for half a minute when asked for it alone.
+        while os.path.basename(path) not in os.listdir(os.path.dirname(path)):
+            if time.monotonic() > deadline:
+                raise TimeoutError("the first node of %s did not say where to meet" % self.unit.id)
+            time.sleep(0.05)
+        record = _read(path)
+        self.unit = self.unit._replace(address=record["address"], port=record["port"])
 
     def _note_step(self, environ: Mapping[str, str]) -> None:
         """The step's number, by which the supervisor can end it."""

@@ -50,9 +50,6 @@ class Step:
         told = "%s.%s" % (self.job, number_of_step)
         _slurm(["scancel", "--signal=%s" % signal.Signals(number).name[3:], told])
 
-    def kill(self) -> None:
-        self.signal(signal.SIGKILL)
-
     def _step_id(self) -> Optional[str]:
         """As a task of the step noted it."""
         for pattern in ("node-*.json", "rank-*.json"):
@@ -65,6 +62,26 @@ class Step:
                 if step is not None:
                     return str(step)
         return None
+
+
+class LocalNode:
+    """A unit on this machine: its node process, which hands signals on and takes everything with it when killed."""
+
+    def __init__(self, argv: List[str], unit: Unit, env: Dict[str, str], job: str, out: Any = None, err: Any = None):
+        self.process = subprocess.Popen(
+            argv,
+            env=env,
+            cwd=unit.cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+            preexec_fn=family.child_setup(deaf=False),
+        )
+
+    def signal(self, number: int) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
 
 
 class LocalRanks:

@@ -13,7 +13,8 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 class Unit(NamedTuple):
     """`processes`, `gpus` and `cpus` are per node. `log` begins the name of every file about the unit's ranks.
 
-    `port` 0 means that the ranks of one node find each other without help. `slurm`: it runs as a Slurm step.
+    `port` 0 means that the ranks of one node find each other without help, -1 that the unit's first node chooses one
+    and tells the others through a file. `peers` are the job's other nodes. `slurm`: it runs as a Slurm step.
     """
 
     mode: str
@@ -27,6 +28,7 @@ class Unit(NamedTuple):
     start: List[str]
     wrapper: List[str]
     slurm: bool = False
+    peers: Sequence[str] = ()
     cpus: Optional[int] = None
     address: str = "localhost"
     port: int = 0

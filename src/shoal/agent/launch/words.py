@@ -73,6 +73,8 @@ def torchrun(unit: Unit, node: int, local_address: Optional[str]) -> List[str]:
     words = list(unit.start)
     if len(unit.nodes) == 1 and unit.port == 0:
         words.append("--standalone")
+        # Else a replica's ranks would tell others an address by host name, which may be localhost.
+        words += ["--local-addr=%s" % local_address] if local_address else []
     else:
         words += [
             "--nnodes=%d" % len(unit.nodes),

@@ -1,0 +1,101 @@
+"""What becomes of replicas, decided from what happened to them. Pure: times come in, nothing is started here.
+
+A dead replica is started again while nobody has finished: after that its peers are gone, and it would train the whole
+run alone from the start (measured with torchft 0.2.0). It may come back a few times, each time a little later; one that
+has lived for an hour has earned its tries back.
+"""
+
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+
+_LONGEST_BACKOFF_S = 60.0
+#: How long a replica may be silent after enough others have finished: it waits for a quorum that cannot form any more.
+_LINGER_S = 120.0
+
+
+class Limits(NamedTuple):
+    replicas: int
+    min_replicas: int
+    finish: int
+    restarts: int
+    backoff_s: float
+    healthy_s: float
+    hang_s: float
+
+
+def limits(settings: Mapping[str, Any], replicas: int, min_replicas: int) -> Limits:
+    return Limits(
+        replicas,
+        min_replicas,
+        int(settings.get("finish") or min_replicas),
+        int(settings["restarts"]),
+        float(settings["backoff_s"]),
+        float(settings["healthy_s"]),
+        float(settings["hang_s"]),
+    )
+
+
+class Board:
+    """The state of every replica: running since, due at, finished, or given up with a code."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.tries = dict.fromkeys(range(limits.replicas), 0)
+        self.due: Dict[int, float] = dict.fromkeys(range(limits.replicas), 0.0)
+        self.since: Dict[int, float] = {}
+        self.progress: Dict[int, float] = {}
+        self.finished: List[int] = []
+        self.lost: Dict[int, int] = {}
+        self.first_code = 0
+        self._strikes = dict.fromkeys(range(limits.replicas), 0)
+
+    def to_start(self, now: float) -> List[int]:
+        return [number for number, at in sorted(self.due.items()) if at <= now]
+
+    def started(self, number: int, now: float) -> int:
+        """Note a start; which try of the replica this is."""
+        del self.due[number]
+        self.since[number] = self.progress[number] = now
+        self.tries[number] += 1
+        return self.tries[number]
+
+    def moved(self, number: int, now: float) -> None:
+        """The replica wrote something."""
+        self.progress[number] = now
+
+    def ended(self, number: int, code: int, now: float) -> Optional[float]:
+        """Note an end. Seconds until the replica is to be started again; None if it is not."""
+        lived = now - self.since.pop(number)
+        if code == 0:
+            self.finished.append(number)
+            for waiting in list(self.due):
+                self.lost[waiting] = self.first_code
+                del self.due[waiting]
+            return None
+        self.first_code = self.first_code or code
+        self._strikes[number] = 1 if lived >= self.limits.healthy_s else self._strikes[number] + 1
+        if self.finished or self._strikes[number] > self.limits.restarts:
+            self.lost[number] = code
+            return None
+        wait = min(_LONGEST_BACKOFF_S, self.limits.backoff_s * 2.0 ** (self._strikes[number] - 1))
+        self.due[number] = now + wait
+        return wait
+
+    def hanging(self, now: float) -> List[int]:
+        """Replicas that stand still while others move. When all stand still nobody can tell which one is to blame."""
+        enough = len(self.finished) >= self.limits.finish
+        allowed = min(self.limits.hang_s, _LINGER_S) if enough else self.limits.hang_s
+        still = [number for number in self.since if now - self.progress[number] > allowed]
+        others_move = self.finished or len(still) < len(self.since)
+        return still if others_move else []
+
+    def verdict(self) -> Optional[int]:
+        """The run's exit code once it is decided, else None: 0 when as many finished as were asked for.
+
+        Fewer replicas than a quorum, with none finished, can only wait for a time-out: that is the end as well.
+        """
+        alive = len(self.since) + len(self.due)
+        if not self.finished and alive < self.limits.min_replicas:
+            return self.first_code or 1
+        if alive:
+            return None
+        return 0 if len(self.finished) >= self.limits.finish else self.first_code or 1
