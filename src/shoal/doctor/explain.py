@@ -129,7 +129,7 @@ def _numbers(
             notes.append(f"{world} x {facts.batch_size} = {batch}: the batch of one optimizer step grows {world}-fold")
         if facts.learning_rate is not None:
             notes.append(
-                f"the learning rate {facts.learning_rate:g} was chosen for another batch size; the linear rule would give "
+                f"the learning rate {facts.learning_rate:g} was chosen for another batch size; the linear rule gives "
                 f"{facts.learning_rate * world:g}, with warm-up"
             )
         notes.append(f"{world} processes are not {world} times as fast: measure before counting on it")

@@ -14,7 +14,7 @@ _PORT_NAMES = ("MASTER_PORT", "MAIN_PROCESS_PORT", "RDZV_PORT", "PORT", "LIGHTHO
 _EPHEMERAL = range(32768, 61000)
 _FROM_JOB = "$((20000 + SLURM_JOB_ID % 10000))"
 _LOCAL = re.compile(r"(?:localhost|127\.0\.0\.1|0\.0\.0\.0|::1)\Z")
-_RANDOM = re.compile(r"\$\{?RANDOM\b|shuf\s+-i|get_free_port|free_port|random\.randint")
+_RANDOM = re.compile(r"\bRANDOM\b|shuf\s+-i|get_free_port|free_port|random\.randint")
 _RANGE = re.compile(
     r"(\d{4,6})\s*[-+]\s*(\d{4,6})|RANDOM\s*%\s*(\d+)\s*\+\s*(\d+)|(\d+)\s*\+\s*\(?\s*\$?\{?RANDOM\}?\s*%\s*(\d+)"
 )
