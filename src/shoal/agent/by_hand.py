@@ -71,7 +71,7 @@ def claim_again(home: str, name: str, submission: Dict[str, Any], token: str, me
     files.create_exclusive(os.path.join(folder, "outcome.json"), files.to_json(outcome))
     if not won:
         raise StillWanted("%s was submitted by another command just now" % name)
-    _rename_job(me, "%s.%s" % (name.replace("/", "."), token))
+    rename_job(me, "%s.%s" % (name.replace("/", "."), token))
     return fence.find_claim(run_dir, token)
 
 
@@ -106,7 +106,7 @@ def _free_folder(last: str) -> str:
     return os.path.join(parent, name)
 
 
-def _rename_job(me: Mapping[str, Any], name: str) -> None:
+def rename_job(me: Mapping[str, Any], name: str) -> None:
     """Put the token into the job's name, so that every view finds the job as it finds all others.
 
     A task is named by its place in the array: by its own number Slurm would rename the whole array, if it is the last.

@@ -65,7 +65,7 @@ def take_ownership(claim: Claim, submission_dir: str, me: Dict[str, Any]) -> Non
         raise Fenced("the run was cancelled")
     if (done := finished_attempt(claim.run_dir, names, claim.revision)) is not None:
         raise Fenced("the run is done already (attempt %d)" % done)
-    _settle(submission_dir, me)
+    settle(submission_dir, me)
     owner_path = os.path.join(claim.run_dir, layout.submit_file(claim.generation, "owner"))
     if not files.create_exclusive(owner_path, files.to_json(me)):
         owner = files.read_json(owner_path) or {}
@@ -73,7 +73,7 @@ def take_ownership(claim: Claim, submission_dir: str, me: Dict[str, Any]) -> Non
             raise Fenced("generation %d belongs to %s" % (claim.generation, describe(owner)))
 
 
-def _settle(submission_dir: str, me: Dict[str, Any]) -> None:
+def settle(submission_dir: str, me: Dict[str, Any]) -> None:
     """Accepted or given up? This job is the best witness, and whoever writes the outcome first decides: from here on
     nobody can give the submission up while its job runs."""
     path = os.path.join(submission_dir, "outcome.json")

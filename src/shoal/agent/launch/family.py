@@ -17,6 +17,11 @@ def die_with_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def hear_parent_die(number: int) -> None:
+    """Ask the kernel for a signal when the process that started this one is gone."""
+    _prctl(_PR_SET_PDEATHSIG, number)
+
+
 def adopt_orphans() -> None:
     """Become the parent of whatever our descendants leave behind, so that it can be found and ended."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)

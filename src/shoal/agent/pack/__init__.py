@@ -1,0 +1,16 @@
+"""The queue inside an allocation: one engine per node works through the runs of a submission.
+
+books.py     who holds which slot, GPU share and CPUs (pure)
+machine.py   what this node really has: GPUs by index or UUID, CPUs, the time until the allocation ends
+queue.py     the runs in order, and which of them to start next (pure)
+claims.py    the durable side of a run: may I, I begin, it ended; taken by exclusive creation like everything else
+children.py  a run's process: started, watched, signalled, and nothing of it left behind
+warm.py      a parent that has imported the heavy modules once; runs are forked from it
+engine.py    the loop: start what fits, reap what ended, stop when told to
+follow.py    a follow-up job for what the time limit left over
+entry.py     `agent pack SUBMISSION_DIR`: puts these together; several engines may share one queue
+
+An engine is the agent for all its runs: no interpreter is started for a run that is not its own. Several engines (the
+nodes of a job, the tasks of an array) pull from one queue without talking to each other; who works on a run is decided
+by who creates the start record of its next attempt.
+"""

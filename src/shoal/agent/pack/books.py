@@ -1,0 +1,99 @@
+"""Who holds which slot, GPU share and CPUs. Pure: no run is started here, and nothing is ever lent twice."""
+
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+#: A GPU in parts: 0.25 is 250,000. Whole numbers add up exactly, and a third three times fits on one GPU.
+WHOLE = 1000000
+
+
+class Need(NamedTuple):
+    """What one run takes: parts of a GPU (several whole ones, or a share of a single one) and CPUs."""
+
+    gpus: int = 0
+    cpus: int = 0
+
+
+class Holding(NamedTuple):
+    """What a run holds until it ends. `gpus` are places in the node's list; `share` is its part of each of them."""
+
+    slot: int
+    gpus: Tuple[int, ...] = ()
+    share: int = 0
+    cpus: Tuple[int, ...] = ()
+
+
+def parts(gpus: float) -> int:
+    """0.25 -> 250,000; ValueError for what no run can have."""
+    if gpus < 0 or gpus != gpus or gpus > 1024:
+        raise ValueError("a run cannot have %r GPUs" % gpus)
+    if gpus > 1 and gpus != int(gpus):
+        raise ValueError("a run has a share of one GPU or several whole ones, not %g" % gpus)
+    found = int(gpus * WHOLE + 1e-6)
+    if gpus > 0 and found < WHOLE // 1000:
+        raise ValueError("a thousandth of a GPU is the smallest share")
+    return found
+
+
+class Books:
+    """The books of one node: at most `slots` runs at a time, `gpus` devices, these CPUs.
+
+    `keep_whole` puts shares onto GPUs that are shared already, because runs that need whole ones are waiting; without
+    it shares go to the emptiest GPU, where they run fastest.
+    """
+
+    def __init__(self, slots: int, gpus: int, cpus: Sequence[int], keep_whole: bool = False) -> None:
+        self.slots = slots
+        self.keep_whole = keep_whole
+        self._free_slots = list(range(slots))
+        self._free_parts = [WHOLE] * gpus
+        self._free_cpus = sorted(cpus)
+        self._all_cpus = len(self._free_cpus)
+        self._held: Dict[int, Holding] = {}
+
+    @property
+    def held(self) -> List[Holding]:
+        return list(self._held.values())
+
+    def never(self, need: Need) -> Optional[str]:
+        """Why a run could not even run alone here, or None."""
+        if need.gpus > WHOLE * len(self._free_parts):
+            return "it needs %g GPUs and this node has %d" % (need.gpus / WHOLE, len(self._free_parts))
+        if need.cpus > self._all_cpus:
+            return "it needs %d CPUs and this node has %d" % (need.cpus, self._all_cpus)
+        return None
+
+    def take(self, need: Need) -> Optional[Holding]:
+        """Lend what a run needs, or None while it is not free."""
+        if not self._free_slots or len(self._free_cpus) < need.cpus:
+            return None
+        gpus = self._choose(need.gpus)
+        if gpus is None:
+            return None
+        share = 0 if not gpus else min(need.gpus, WHOLE)
+        for index in gpus:
+            self._free_parts[index] -= share
+        slot = self._free_slots.pop(0)
+        cpus, self._free_cpus = self._free_cpus[: need.cpus], self._free_cpus[need.cpus :]
+        self._held[slot] = Holding(slot, gpus, share, tuple(cpus))
+        return self._held[slot]
+
+    def give(self, holding: Holding) -> None:
+        """Take back what a run held; a holding that was not lent, or was given back before, is a mistake of ours."""
+        if self._held.pop(holding.slot, None) != holding:
+            raise ValueError("slot %d was not lent like this" % holding.slot)
+        self._free_slots = sorted([*self._free_slots, holding.slot])
+        self._free_cpus = sorted([*self._free_cpus, *holding.cpus])
+        for index in holding.gpus:
+            self._free_parts[index] += holding.share
+
+    def _choose(self, wanted: int) -> Optional[Tuple[int, ...]]:
+        if wanted == 0:
+            return ()
+        if wanted >= WHOLE:
+            empty = [index for index, free in enumerate(self._free_parts) if free == WHOLE]
+            return tuple(empty[: wanted // WHOLE]) if len(empty) >= wanted // WHOLE else None
+        fitting = [index for index, free in enumerate(self._free_parts) if free >= wanted]
+        if not fitting:
+            return None
+        sign = 1 if self.keep_whole else -1
+        return (min(fitting, key=lambda index: (sign * self._free_parts[index], index)),)

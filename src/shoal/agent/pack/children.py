@@ -1,0 +1,161 @@
+"""A run's process: started, watched, signalled, and nothing of it left behind.
+
+Each run is a session of its own and is killed by the kernel when the engine is (`setpriv --pdeathsig`, a program of
+a hundred kilobytes, costs half of what a fork of this interpreter does). What a run leaves behind when it ends, in its
+group or out of it, comes to the engine as its new parent and is ended before the run's GPU is lent again.
+"""
+
+import ctypes
+import errno
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+
+from ..launch import family
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Child:
+    """One process of ours. `poll` gives its return code as subprocess does, once it and its group are gone."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.code: Optional[int] = None
+
+    def poll(self) -> Optional[int]:
+        if self.code is None:
+            try:
+                # Looked at but not yet collected: until then nobody else can get this number for its group.
+                if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                    return None
+                self.signal(signal.SIGKILL)
+                status = os.waitpid(self.pid, 0)[1]
+            except ChildProcessError:
+                self.code = -signal.SIGKILL  # Somebody else collected it; how it ended is lost.
+                return self.code
+            self.code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        return self.code
+
+    def signal(self, number: int) -> None:
+        if self.code is None:
+            try:
+                os.killpg(self.pid, number)
+            except (ProcessLookupError, PermissionError):
+                pass
+
+
+class Starter:
+    """Starts runs' processes; knows how this machine lets a child die with its parent."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._prefix: List[str] = []
+        self._setup: Optional[Callable[[], Any]] = None
+        self._known: Dict[Tuple[str, str], str] = {}
+        if sys.platform != "linux":
+            return
+        setpriv = shutil.which("setpriv", path=environ.get("PATH", os.defpath))
+        if setpriv and _works([setpriv, "--pdeathsig", "KILL", "--", "/bin/true"]):
+            self._prefix = [setpriv, "--pdeathsig", "KILL", "--"]
+        else:
+            self._setup = functools.partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+    def start(
+        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, streams: Tuple[str, str], cpus: Sequence[int] = ()
+    ) -> Child:
+        """Start a program with its output appended to two files; OSError says what is missing."""
+        program = self._find(argv[0], env.get("PATH", os.defpath), cwd)
+        before = os.sched_getaffinity(0) if cpus else None
+        with open(streams[0], "ab", 0) as out, open(streams[1], "ab", 0) as err:
+            try:
+                if cpus:
+                    os.sched_setaffinity(0, cpus)
+                child = subprocess.Popen(
+                    [*self._prefix, program, *argv[1:]] if self._prefix else list(argv),
+                    executable=None if self._prefix else program,
+                    env=env,
+                    cwd=cwd,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    start_new_session=True,
+                    preexec_fn=self._setup,
+                )
+            finally:
+                if before is not None:
+                    os.sched_setaffinity(0, before)
+        child.returncode = 0  # We collect it ourselves; this keeps subprocess from doing so or complaining.
+        return Child(child.pid)
+
+    def _find(self, program: str, path: str, cwd: str) -> str:
+        if os.path.dirname(program):
+            found: Optional[str] = os.path.join(cwd, program)
+        else:
+            found = self._known.get((program, path)) or shutil.which(program, path=path)
+        if found is None or not os.path.exists(found):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), program)
+        if not os.access(found, os.X_OK) or os.path.isdir(found):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), program)
+        self._known[program, path] = found
+        return found
+
+
+def end_strangers(known: Iterable[int], running: Set[Tuple[str, str]]) -> None:
+    """End processes that came to us because the run that started them is over; (run, attempt) names those that are not.
+
+    Collects those that ended by themselves. A process whose environment does not say where it comes from is left for
+    the end of the engine.
+    """
+    ours = set(known)
+    for _ in range(5):  # A killed one may leave children of its own.
+        if not _end_strangers(ours, running):
+            return
+
+
+def _end_strangers(ours: Set[int], running: Set[Tuple[str, str]]) -> bool:
+    killed = False
+    for pid in _own_children():
+        if pid in ours:
+            continue
+        try:
+            if os.waitpid(pid, os.WNOHANG)[0] == pid:
+                continue
+            with open("/proc/%d/environ" % pid, "rb") as file:
+                words = file.read().decode("utf-8", "replace").split("\0")
+        except (ChildProcessError, OSError):
+            continue
+        found = dict(word.split("=", 1) for word in words if word.startswith(("SHOAL_RUN=", "SHOAL_ATTEMPT=")))
+        if len(found) == 2 and (found["SHOAL_RUN"], found["SHOAL_ATTEMPT"]) not in running:
+            try:
+                os.kill(pid, signal.SIGKILL)
+                killed = True
+                os.waitpid(pid, 0)
+            except (ProcessLookupError, PermissionError, ChildProcessError):
+                pass
+    return killed
+
+
+def _own_children() -> List[int]:
+    """Our children by one small file; where the kernel has none, strangers wait for the end of the engine."""
+    try:
+        with open("/proc/self/task/%d/children" % os.getpid()) as file:
+            return [int(word) for word in file.read().split()]
+    except (OSError, ValueError):
+        return []
+
+
+def end_everything() -> None:
+    """At the engine's own end: whatever still has us as its parent is killed and collected."""
+    family.end_orphans()
+
+
+def _works(argv: Sequence[str]) -> bool:
+    try:
+        done = subprocess.run(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0

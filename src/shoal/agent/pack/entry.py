@@ -1,0 +1,200 @@
+"""One engine, put together: which runs, on what, for how long. Called by the batch script as its last command.
+
+    agent pack SUBMISSION_DIR [--set-up-exit CODE] [--node yes]
+
+In a job of several nodes the first call starts one engine on each node (one step of srun) and waits for them.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from .. import by_hand, fence, files, process
+from ..launch import family
+from . import claims, follow, machine
+from .books import WHOLE, Books, Need
+from .children import Starter
+from .engine import Engine, Node, say
+from .queue import Item, Queue, Settings, read_queue
+
+_MOST_SLOTS = 4096
+
+
+def main(argv: List[str]) -> int:
+    """Exit code of the allocation; see Engine. 0 also if this job came too late and must not work."""
+    folder = os.path.abspath(argv[0])
+    options = dict(zip(argv[1::2], argv[2::2]))
+    environ = dict(os.environ)
+    try:
+        submission = files.read_json(os.path.join(folder, "submission.json"))
+        record = files.read_json(os.path.join(folder, "pack.json"))
+        if submission is None or record is None:
+            raise fence.Fenced("there is no record of this pack in %s" % folder)
+        me = _identify(submission, environ)
+        fence.settle(folder, me)
+        settings, items = read_queue(record, submission["runs"])
+    except fence.Fenced as why:
+        say("nothing to do here: %s" % why)
+        return 0
+    except (OSError, ValueError, KeyError) as error:
+        say("the pack cannot be read: %s" % error)
+        return 74 if getattr(error, "errno", None) in files.DISK_ERRNOS else 1
+    set_up = int(options.get("--set-up-exit") or 0)
+    if set_up:
+        say("the cluster's set-up lines ended with exit code %d; no run was started" % set_up)
+        return set_up
+    nodes = int(environ.get("SLURM_JOB_NUM_NODES") or 1) if me.get("job_id") else 1
+    if nodes > 1 and "--node" not in options:
+        return _spread(nodes, folder, me, environ)
+    return _work(folder, submission, settings, items, me, environ)
+
+
+def _identify(submission: Mapping[str, Any], environ: Dict[str, str]) -> Dict[str, Any]:
+    """Who we are. A person who runs the script by hand means: go on with what is left of this queue."""
+    local = environ.get("SHOAL_TOKEN") == submission["token"]
+    named = environ.get("SLURM_JOB_NAME", "").endswith("." + submission["token"])
+    own_job = not local and (named or by_hand.is_job_of_script(submission, environ))
+    me = claims.this_engine(environ, own_job)
+    if own_job and not named:
+        by_hand.rename_job(me, submission["job_name"])
+    if local and environ.get("SHOAL_PARENT"):
+        _end_with(int(environ["SHOAL_PARENT"]))
+    return me
+
+
+def _work(
+    folder: str,
+    submission: Mapping[str, Any],
+    settings: Settings,
+    items: List[Item],
+    me: Dict[str, Any],
+    environ: Dict[str, str],
+) -> int:
+    gpus, cpus = machine.gpus_here(environ), machine.cpus_here(environ)
+    if settings.gpus is not None:
+        gpus = gpus._replace(ids=gpus.ids[: settings.gpus])
+    if settings.cpus is not None:
+        cpus = cpus[: settings.cpus]
+    slots, items = lay_out(settings, items, len(gpus.ids), len(cpus))
+    whole = {item.need.gpus >= WHOLE for item in items if item.need.gpus}
+    books = Books(slots, len(gpus.ids), cpus, keep_whole=len(whole) > 1)
+    ends_at = machine.end_of_allocation(environ, bool(me.get("job_id")))
+    if settings.time_limit_s is not None:
+        ends_at = min(ends_at or float("inf"), time.time() + settings.time_limit_s)
+    home = os.path.dirname(os.path.dirname(folder))
+    node = Node(home, submission["token"], me, gpus, cpus, _for_runs(environ), ends_at)
+    queue, problems = _possible(items, books, gpus)
+    family.adopt_orphans()
+    note = dict(me, t=time.time(), slots=slots, gpus=gpus.ids, cpus=len(cpus), ends_at=ends_at)
+    _note(folder, "engine.%s.json" % me["engine"], note)
+    engine = Engine(queue, books, settings, node, _starter(settings, environ), _teller(environ))
+    engine.problems = problems
+    code = engine.run()
+    _note(folder, "engine.%s.end" % me["engine"], dict(me, t=time.time(), exit_code=code, counts=engine.counts))
+    if code == 124 or engine.stopping == "walltime":
+        job, what = follow.submit_follow_up(folder, submission["job_name"], me, settings.follow, environ)
+        say("%d runs are left over: %s" % (len(queue), "job %s continues" % job if job else what))
+    elif code in (0, 4) and not len(queue):
+        follow.cancel_waiting(me)
+    return code
+
+
+def lay_out(settings: Settings, items: List[Item], gpus: int, cpus: int) -> Tuple[int, List[Item]]:
+    """How many runs at a time, and what each takes where nothing was said: the GPUs are divided among the slots."""
+    slots = settings.slots
+    needs = [item.need.gpus for item in items if item.need.gpus > 0]
+    if slots is None:
+        if needs:
+            slots = gpus * WHOLE // min(needs)
+        elif gpus and any(item.need.gpus < 0 for item in items):
+            slots = gpus
+        else:
+            slots = cpus // max(1, min((item.need.cpus for item in items), default=1))
+    slots = max(1, min(slots, _MOST_SLOTS))
+    share = 0
+    if gpus:
+        share = WHOLE // -(-slots // gpus) if slots >= gpus else WHOLE * (gpus // slots)
+    return slots, [item if item.need.gpus >= 0 else item._replace(need=Need(share, item.need.cpus)) for item in items]
+
+
+def _possible(items: List[Item], books: Books, gpus: machine.Gpus) -> Tuple[Queue, Dict[int, str]]:
+    """The queue, with runs that this node can never hold turned into ones that fail at once, with a reason."""
+    problems: Dict[int, str] = {}
+    kept = []
+    for item in items:
+        why = books.never(item.need)
+        if why is None and gpus.mig and item.need.gpus > WHOLE:
+            why = "a process can use one MIG instance only, and it needs %d" % (item.need.gpus // WHOLE)
+        if why is not None:
+            problems[item.place] = why
+            item = item._replace(need=Need())
+        kept.append(item)
+    return Queue(kept), problems
+
+
+def _spread(nodes: int, folder: str, me: Dict[str, Any], environ: Dict[str, str]) -> int:
+    """One engine on each node of the job, as the tasks of one step; Slurm signals them itself when it ends the job."""
+    argv = [
+        "srun",
+        "--nodes=%d" % nodes,
+        "--ntasks=%d" % nodes,
+        "--ntasks-per-node=1",
+        "--job-name=pack",
+        "--input=none",
+        "--kill-on-bad-exit=0",  # an engine that ends with failed runs must not end the others
+        "--wait=0",
+        "--cpu-bind=none",
+    ]
+    cpus = _least_cpus(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+    argv += ["--cpus-per-task=%d" % cpus] if cpus else []
+    argv += [sys.executable, "-I", _this_file(), "pack", folder, "--node", "yes"]
+    step = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)
+
+    def pass_on(number: int, frame: object) -> None:
+        told = ["scancel", "--signal=%s" % signal.Signals(number).name[3:], str(me["job_id"])]
+        subprocess.run(told, timeout=30, check=False, stderr=subprocess.DEVNULL)
+
+    for number in family.FORWARDED:
+        signal.signal(number, pass_on)
+    return family.exit_code(step.wait())
+
+
+def _least_cpus(told: str) -> Optional[int]:
+    """4(x2),2 -> 2, as SLURM_JOB_CPUS_PER_NODE writes it."""
+    found = [int(number) for number in re.findall(r"(?:^|,)(\d+)", told)]
+    return min(found) if found else None
+
+
+def _this_file() -> str:
+    """The zip that we run from, or the package's folder when tests run it from source."""
+    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def _for_runs(environ: Mapping[str, str]) -> Dict[str, str]:
+    return {name: value for name, value in environ.items() if name != "SHOAL_PARENT"}
+
+
+def _starter(settings: Settings, environ: Mapping[str, str]) -> Any:
+    return Starter(environ)
+
+
+def _teller(environ: Mapping[str, str]) -> Any:
+    return say if environ.get("SHOAL_FOLLOW") != "0" else (lambda text: None)
+
+
+def _note(folder: str, name: str, record: Dict[str, Any]) -> None:
+    try:
+        files.create_exclusive(os.path.join(folder, name), files.to_json(record))
+    except OSError:
+        pass  # Only the timeline's frame; the runs themselves are recorded one by one.
+
+
+def _end_with(parent: int) -> None:
+    """Ask to be told when the command that started us is killed; if that has happened already, tell ourselves."""
+    family.hear_parent_die(signal.SIGTERM)
+    if os.getppid() != parent and process.started(parent) is None:
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,92 @@
+"""What this node really has for us: GPUs by index or UUID, CPUs, memory, and the time until the allocation ends."""
+
+import os
+import subprocess
+import time
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+#: Variables that say which GPUs a process may use, in the order in which they are believed.
+_NVIDIA, _ROCR, _HIP = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+class Gpus(NamedTuple):
+    """The GPUs that we were given: their ids as the variable spells them (index, UUID, MIG), and that variable."""
+
+    variable: str = _NVIDIA
+    ids: Sequence[str] = ()
+
+    @property
+    def mig(self) -> bool:
+        return any(name.startswith("MIG-") for name in self.ids)
+
+
+def gpus_here(environ: Mapping[str, str]) -> Gpus:
+    """From what Slurm or the user set; on a machine of our own, from the driver. A node's others are not ours."""
+    for variable in (_NVIDIA, _ROCR, _HIP):
+        if variable in environ:
+            ids = _listed(environ[variable])
+            if ids or variable == _NVIDIA:
+                return Gpus(variable, ids)
+    if environ.get("SLURM_JOB_ID"):
+        return Gpus()
+    return Gpus(_NVIDIA, _from_driver())
+
+
+def gpu_environment(gpus: Gpus, chosen: Sequence[int]) -> Dict[str, str]:
+    """The variables with which a run sees its GPUs and no others."""
+    names = [gpus.ids[index] for index in chosen]
+    if gpus.variable != _ROCR:
+        return {gpus.variable: ",".join(names)}
+    # The HIP layer counts within what the layer below shows it, and Ray and others want to see it set.
+    return {_ROCR: ",".join(names), _HIP: ",".join(str(number) for number in range(len(names)))}
+
+
+def thread_environment(threads: int, base: Mapping[str, str]) -> Dict[str, str]:
+    """As many threads as the run has CPUs, except where somebody has said otherwise."""
+    return {name: str(max(1, threads)) for name in _THREADS if name not in base}
+
+
+def cpus_here(environ: Mapping[str, str]) -> List[int]:
+    """The CPUs that this process may use, and no more of them than Slurm gave the job on this node."""
+    try:
+        cpus = sorted(os.sched_getaffinity(0))
+    except AttributeError:  # macOS
+        cpus = list(range(os.cpu_count() or 1))
+    told = environ.get("SLURM_CPUS_ON_NODE", "") if environ.get("SLURM_JOB_ID") else ""
+    return cpus[: int(told)] if told.isdigit() and int(told) > 0 else cpus
+
+
+def end_of_allocation(environ: Mapping[str, str], inside: bool) -> Optional[float]:
+    """When Slurm will end this job (Unix time), or None where nothing ends it. Newer Slurm tells in the environment."""
+    if not inside:
+        return None
+    told = environ.get("SLURM_JOB_END_TIME", "")
+    if told.isdigit():
+        return float(told)
+    argv = ["squeue", "-h", "-j", environ["SLURM_JOB_ID"], "-o", "%e"]
+    try:
+        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20, check=False)
+        return time.mktime(time.strptime(done.stdout.decode().split()[0], "%Y-%m-%dT%H:%M:%S"))
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
+        return None
+
+
+def _listed(text: str) -> List[str]:
+    """The ids in a variable. The CUDA library stops reading at the first that is none, such as -1 or NoDevFiles."""
+    found: List[str] = []
+    for word in text.split(","):
+        word = word.strip()
+        if not word or word == "NoDevFiles" or word.startswith("-"):
+            break
+        found.append(word)
+    return found
+
+
+def _from_driver() -> List[str]:
+    try:
+        argv = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return done.stdout.decode().split() if done.returncode == 0 else []

@@ -1,0 +1,110 @@
+"""The runs in the order in which they should start, and which of them starts next. Pure: clock and books come in."""
+
+import statistics
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+from .books import Books, Holding, Need
+
+#: An expectation is stretched by this before it is compared with the time left.
+SAFETY = 1.1
+
+
+class Item(NamedTuple):
+    """One run of the queue. `expect_s` is its expected duration; `cost` only compares it with the others."""
+
+    name: str
+    place: int
+    need: Need
+    cost: Optional[float] = None
+    expect_s: Optional[float] = None
+    limit_s: Optional[float] = None
+
+
+class Settings(NamedTuple):
+    """How the queue is worked through, as `pack.json` of the submission says."""
+
+    slots: Optional[int] = None
+    gpus: Optional[int] = None
+    cpus: Optional[int] = None
+    retries: int = 0
+    losses: int = 2
+    grace_s: float = 30.0
+    warn_s: float = 60.0
+    bind: bool = False
+    time_limit_s: Optional[float] = None
+    follow: int = 0
+    preload: Sequence[str] = ()
+    mps: bool = False
+    halving: Optional[Mapping[str, Any]] = None
+
+
+class Queue:
+    """Items that wait, in order. A run that other ones overtook too often is waited for, so that none starves."""
+
+    def __init__(self, items: List[Item]) -> None:
+        self.waiting = items
+        self._rates: List[float] = []
+        self._overtaken: Dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    def learn(self, item: Item, duration_s: float) -> None:
+        """A run has finished: what the others will take is now known better."""
+        if item.cost and item.cost > 0:
+            self._rates.append(duration_s / item.cost)
+
+    def expected_s(self, item: Item) -> Optional[float]:
+        """How long a run should take: what it was said to, or what its cost means by the runs that have finished."""
+        if item.expect_s is not None:
+            return item.expect_s
+        if item.cost and self._rates:
+            return item.cost * statistics.median(self._rates)
+        return None
+
+    def fits(self, item: Item, left_s: Optional[float]) -> bool:
+        """Whether a run that started now would end in time; one that nobody knows anything about may try."""
+        if left_s is None:
+            return True
+        expected = self.expected_s(item)
+        return left_s > 0 and (expected is None or expected * SAFETY <= left_s)
+
+    def next(self, books: Books, left_s: Optional[float]) -> "Optional[Choice]":
+        """The first run in order that fits into what is free and into the time left, with what it now holds."""
+        for position, item in enumerate(self.waiting):
+            if not self.fits(item, left_s):
+                continue
+            holding = books.take(item.need)
+            if holding is not None:
+                for passed in self.waiting[:position]:
+                    self._overtaken[passed.place] = self._overtaken.get(passed.place, 0) + 1
+                del self.waiting[position]
+                return Choice(item, holding)
+            if len(books.held) >= books.slots or self._overtaken.get(item.place, 0) >= 2 * books.slots:
+                return None
+        return None
+
+    def put_back(self, item: Item, last: bool = False) -> None:
+        self.waiting.insert(len(self.waiting) if last else 0, item)
+
+    def too_late(self, left_s: Optional[float]) -> List[Item]:
+        """What waits only because the allocation ends too soon for it."""
+        return [item for item in self.waiting if not self.fits(item, left_s)]
+
+
+class Choice(NamedTuple):
+    item: Item
+    holding: Holding
+
+
+def read_queue(record: Mapping[str, Any], names: Sequence[str]) -> "tuple[Settings, List[Item]]":
+    """`pack.json` and the submission's run names -> settings and items in order. ValueError if they do not agree."""
+    known = {key: value for key, value in record.get("settings", {}).items() if key in Settings._fields}
+    items = []
+    for row in record["queue"]:
+        index = int(row["index"])
+        if not 0 <= index < len(names):
+            raise ValueError("the queue names run %d of %d" % (index, len(names)))
+        need = Need(int(row.get("gpu_parts", -1)), int(row.get("cpus", 0)))
+        items.append(Item(names[index], index, need, row.get("cost"), row.get("expect_s"), row.get("limit_s")))
+    return Settings(**known), items
