@@ -52,6 +52,8 @@ def main() -> None:
         min_replica_size=int(os.environ["SHOAL_MIN_REPLICAS"]),
         replica_id=f"replica_{REPLICA}_",
         use_async_quorum=False,
+        # All begin with the same weights; else the first inner steps of all but one replica would be thrown away.
+        init_sync=False,
         timeout=timedelta(seconds=20),
         quorum_timeout=timedelta(seconds=60),
     )

@@ -1,0 +1,208 @@
+"""The exact command lines of every launcher, and what is read from what they print."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from shoal.agent.launch import failures, network, rank, words
+from shoal.agent.launch.unit import Unit
+
+
+def unit(**changed: object) -> Unit:
+    values: dict[str, object] = {
+        "mode": "torchrun",
+        "nodes": ["n1"],
+        "processes": 2,
+        "gpus": 2,
+        "argv": ["python", "train.py"],
+        "cwd": "/project",
+        "log": "/logs/",
+        "id": "12-1",
+        "start": ["torchrun"],
+        "wrapper": ["python3", "agent.pyz"],
+    }
+    return Unit(**{**values, **changed})  # type: ignore[arg-type]
+
+
+RANK = ["python3", "agent.pyz", "rank", "/logs/unit.json"]
+
+
+def test_torchrun_on_one_node_needs_no_port() -> None:
+    assert words.launcher(unit(), 0, None) == [
+        "torchrun", "--standalone", "--nproc-per-node=2", "--max-restarts=0", "--no-python", *RANK,
+    ]  # fmt: skip
+
+
+def test_torchrun_on_two_nodes_says_who_serves_the_rendezvous() -> None:
+    two = unit(nodes=["n1", "n2"], address="10.0.0.1", port=20012, max_restarts=3)
+    assert words.launcher(two, 1, "10.0.0.2") == [
+        "torchrun", "--nnodes=2", "--rdzv-id=12-1", "--rdzv-backend=c10d", "--rdzv-endpoint=10.0.0.1:20012",
+        "--rdzv-conf=is_host=0", "--local-addr=10.0.0.2", "--nproc-per-node=2", "--max-restarts=3", "--no-python",
+        *RANK,
+    ]  # fmt: skip
+    assert "--rdzv-conf=is_host=1" in words.launcher(two, 0, "10.0.0.1")
+
+
+def test_accelerate_is_told_its_machine() -> None:
+    two = unit(mode="accelerate", nodes=["n1", "n2"], address="10.0.0.1", port=20012, start=["accelerate", "launch"])
+    assert words.launcher(two, 1, None) == [
+        "accelerate", "launch", "--num_machines=2", "--num_processes=4", "--machine_rank=1", "--max_restarts=0",
+        "--mixed_precision=no", "--dynamo_backend=no", "--main_process_ip=10.0.0.1", "--main_process_port=20012",
+        "--multi_gpu", "--no_python", *RANK,
+    ]  # fmt: skip
+
+
+def test_the_user_s_accelerate_options_win() -> None:
+    one = unit(mode="accelerate", start=["accelerate", "launch"], options=["--mixed_precision=bf16"])
+    assert [word for word in words.launcher(one, 0, None) if "mixed" in word] == ["--mixed_precision=bf16"]
+
+
+def test_deepspeed_needs_no_ssh() -> None:
+    two = unit(mode="deepspeed", nodes=["n1", "n2"], address="10.0.0.1", port=20012, start=["deepspeed"])
+    assert words.launcher(two, 1, None) == [
+        "deepspeed", "--hostfile=/logs/hosts", "--no_ssh", "--node_rank=1", "--master_addr=10.0.0.1",
+        "--master_port=20012", "--no_python", *RANK,
+    ]  # fmt: skip
+    assert words.deepspeed_hosts(two) == "n1 slots=2\nn2 slots=2\n"
+
+
+def test_a_step_says_all_of_its_geometry() -> None:
+    assert words.srun(2, 4, 8, name="shoal") == [
+        "srun", "--kill-on-bad-exit=1", "--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--job-name=shoal",
+        "--input=none", "--cpus-per-task=8",
+    ]  # fmt: skip
+    assert words.share_of_node(2, 1000) == ["--exact", "--gres=gpu:2", "--mem=1000M"]
+    assert words.share_of_node(0, None) == ["--exact", "--gres=none"]
+
+
+def test_what_the_job_was_asked_for_does_not_mix_into_a_step() -> None:
+    env = {"SLURM_NTASKS": "1", "SLURM_GPUS_PER_NODE": "4", "SRUN_CPUS_PER_TASK": "3", "SLURM_JOB_ID": "7", "A": "b"}
+    assert words.step_environment(env) == {"SLURM_JOB_ID": "7", "A": "b"}
+
+
+@pytest.mark.parametrize(
+    ("command", "start"),
+    [
+        (["python", "train.py"], ["python", "-m", "torch.distributed.run"]),
+        (["/venv/bin/python3.11", "-m", "x"], ["/venv/bin/python3.11", "-m", "torch.distributed.run"]),
+        (["./train.sh"], ["torchrun"]),
+    ],
+)
+def test_torchrun_comes_from_the_environment_of_the_command(command: list[str], start: list[str]) -> None:
+    assert words.start_of("torchrun", command) == start
+
+
+def test_the_lighthouse_listens_on_a_port_of_its_own() -> None:
+    settings = {"quorum_tick_ms": 100, "join_timeout_ms": 60000, "heartbeat_timeout_ms": 5000}
+    assert words.lighthouse(["torchft_lighthouse"], settings, 3, "[::]") == [
+        "torchft_lighthouse", "--min_replicas=3", "--bind=[::]:0", "--quorum_tick_ms=100", "--join_timeout_ms=60000",
+        "--heartbeat_timeout_ms=5000",
+    ]  # fmt: skip
+
+
+# --- what a rank refuses ----------------------------------------------------------------------------------------------
+
+
+def environment(**changed: str) -> dict[str, str]:
+    return {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", **changed}
+
+
+def test_a_rank_that_fits_begins() -> None:
+    assert rank.check(unit(), environment(CUDA_VISIBLE_DEVICES="0,1")) is None
+    assert rank.check(unit(), environment()) is None, "nothing is known about GPUs"
+
+
+def test_one_gpu_out_of_two_is_refused() -> None:
+    problem = rank.check(unit(), environment(CUDA_VISIBLE_DEVICES="0"))
+    assert problem is not None
+    assert "sees 1 GPU (0), and the run asked for 2" in problem
+
+
+def test_fewer_ranks_than_asked_for_are_refused() -> None:
+    assert "1 ranks were started" in (rank.check(unit(), environment(WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")) or "")
+
+
+def test_a_task_of_srun_has_its_place_by_slurm_s_numbers() -> None:
+    slurm = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_NTASKS": "4"}
+    one = unit(mode="srun", slurm=True, nodes=["n1", "n2"], address="10.0.0.1", port=20012)
+    found = rank.variables(one, {**slurm, "OMP_NUM_THREADS": "5"})
+    assert {name: found[name] for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE")} == {
+        "RANK": "3", "LOCAL_RANK": "1", "NODE_RANK": "1", "WORLD_SIZE": "4",
+    }  # fmt: skip
+    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("10.0.0.1", "20012")
+    assert "OMP_NUM_THREADS" not in found, "the user's own number stays"
+
+
+# --- which rank failed first ------------------------------------------------------------------------------------------
+
+SUMMARY = """\
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-15_10:12:{second}
+  host      : {host}
+  rank      : {rank} (local_rank: 1)
+  exitcode  : {code} (pid: 9204)
+  error_file: <N/A>
+"""
+
+
+def cause(second: str, host: str, rank: int, code: int) -> str:
+    return SUMMARY.format(second=second, host=host, rank=rank, code=code)
+
+
+def test_the_first_failure_of_several_nodes_is_the_cause() -> None:
+    text = cause("24", "n1", 0, 1) + SUMMARY.format(second="23", host="n2", rank=3, code=7)
+    assert failures.first_failure(text) == failures.Failure("2026-11-15_10:12:23", "n2", 3, 7)
+
+
+def test_a_rank_that_was_told_to_end_is_not_the_cause() -> None:
+    text = cause("22", "n1", 0, -15) + SUMMARY.format(second="23", host="n2", rank=3, code=-9)
+    assert failures.first_failure(text) is not None
+    assert failures.first_failure(text).exit_code == 137  # type: ignore[union-attr]
+
+
+def test_no_summary_means_the_launcher_s_own_code(tmp_path: object) -> None:
+    assert failures.true_code(1, "/nowhere", 0) == 1
+    assert failures.true_code(-9, "/nowhere", 0) == 137
+
+
+# --- ports and interfaces ---------------------------------------------------------------------------------------------
+
+
+def test_two_launchers_of_one_host_never_get_the_same_port() -> None:
+    first, mark = network.reserve_port(77)
+    second, other = network.reserve_port(77)
+    assert first != second
+    assert 20000 <= first < 30000
+    for held in (mark, other):
+        assert held is not None
+        held.close()
+
+
+def test_a_port_that_somebody_listens_on_is_passed_over() -> None:
+    first, mark = network.reserve_port(4242)
+    assert mark is not None
+    mark.close()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", first))
+        taken.listen()
+        second, other = network.reserve_port(4242)
+    assert other is not None
+    other.close()
+    assert second != first
+
+
+def test_an_interface_that_is_not_there_is_named_with_those_that_are() -> None:
+    problem = network.check_interfaces({"NCCL_SOCKET_IFNAME": "ib7"})
+    assert problem is not None
+    assert "NCCL_SOCKET_IFNAME=ib7 names no interface" in problem
+    assert "lo" in problem
+    assert network.check_interfaces({"NCCL_SOCKET_IFNAME": "^docker", "GLOO_SOCKET_IFNAME": "lo"}) is None
+    with pytest.raises(network.NoSuchInterface):
+        network.interface_address("ib7")
+
+
+def test_the_address_of_an_interface() -> None:
+    assert network.interface_address("lo") == "127.0.0.1"
