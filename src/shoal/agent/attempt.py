@@ -50,7 +50,8 @@ class Attempt:
             code, problem = self._start_and_wait(out_file, err_file, threads)
         self._over.set()
         for thread in threads:
-            thread.join(5)
+            if thread.ident is not None:
+                thread.join(5)
         return {
             "attempt": self.number,
             "generation": self.claim.generation,
@@ -84,7 +85,7 @@ class Attempt:
             missing = error.filename if error.filename not in (None, self.argv[0]) else self.argv[0]
             problem = "cannot start %s: %s" % (missing, error.strerror)
             err_file.write(("shoal: %s\n" % problem).encode("utf-8", "replace"))
-            for thread in threads[1:]:  # all but the heartbeat; there is nothing to sample either
+            for thread in threads[2:]:  # all but the heartbeat; there is nothing to sample either
                 thread.start()
             return 127 if isinstance(error, FileNotFoundError) else 126, problem
         for name, number in handlers.items():

@@ -35,10 +35,11 @@ def run(args: argparse.Namespace) -> int:
 def show_plan(args: argparse.Namespace, project: Project, cluster: Cluster) -> int:
     from shoal.submit.orders import prepare
     from shoal.submit.pruning import removed
-    from shoal.submit.scripts import read_scripts
+    from shoal.submit.scripts import read_scripts, where
     from shoal.views import plan
 
     asked, waiting, grown = read_scripts(args.file, project, os.environ, wish_of(args))
+    cluster = where(asked, project, cluster, os.environ, args.on)
     how = how_of(args)
     order = prepare(asked, project, cluster, os.environ, shape=how.shape, again=how.again, at_once=how.at_once)
     gone = removed(str(project.home), grown, [one.run.spec.name for one in asked], os.environ)

@@ -36,7 +36,8 @@ def run(args: argparse.Namespace) -> int:
             wish=wish_of(args),
             how=how_of(args),
             prune=args.prune,
+            on=args.on,
         )
-        if cluster.is_local:
+        if cluster.is_local or all(result.did == "ran" for result in results):
             return submit.exit_code(results)
         return follow_to_end(str(project.home), results, say, os.environ)

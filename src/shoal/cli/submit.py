@@ -35,16 +35,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_where(parser)
     add_sweep(parser)
     add_how(parser)
+    parser.add_argument(
+        "--budget",
+        metavar="jobs=20,gpus=32",
+        help="what this project may hold on the cluster from now on; the rest waits",
+    )
     parser.add_argument("--prune", action="store_true", help="cancel live runs that a sweep no longer describes")
     parser.add_argument("--dry-run", action="store_true", help="show what would be submitted, and stop")
     add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    from shoal.submit.budget import set_limits
     from shoal.submit.scripts import submit_scripts
 
     project = project_here()
     cluster = cluster_for(project, args.on)
+    if args.budget and not args.dry_run:
+        set_limits(str(project.home), cluster, args.budget)
     if args.dry_run:
         from shoal.cli.plan import show_plan
 
@@ -60,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
             wish=wish_of(args),
             how=how_of(args),
             prune=args.prune,
+            on=args.on,
         )
     return exit_code(results)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -53,7 +54,12 @@ def find_scripts(paths: Sequence[Path], project: Project) -> list[Path]:
 
 
 def _inside(folder: Path, pattern: str) -> list[Path]:
-    return sorted(path for suffix in SUFFIXES for path in folder.glob(pattern + suffix))
+    return sorted((path for suffix in SUFFIXES for path in folder.glob(pattern + suffix)), key=_numbers_as_numbers)
+
+
+def _numbers_as_numbers(path: Path) -> list[str | int]:
+    """2_b comes before 10_a."""
+    return [int(word) if index % 2 else word for index, word in enumerate(re.split(r"([0-9]+)", str(path)))]
 
 
 class How(NamedTuple):
@@ -100,6 +106,7 @@ def submit_scripts(
     wish: Wish | None = None,
     how: How = DEFAULT,
     prune: bool = False,
+    on: str | None = None,
 ) -> list[Result]:
     """Submit scripts in order. All are read first, so that a mistake in the last one stops the first.
 
@@ -107,6 +114,7 @@ def submit_scripts(
     runs that a sweep no longer describes are cancelled.
     """
     asked, waiting, grown = read_scripts(paths, project, environ, wish)
+    cluster = where(asked, project, cluster, environ, on)
     tell_secrets(environ, cluster, tell)
     results: list[Result] = []
     late = dict(waiting)
@@ -130,6 +138,19 @@ def submit_scripts(
             f"{path.name} waits: {error.message}", hint=f"shoal submit {os.path.relpath(path)}   # when it is there"
         )
     return results
+
+
+def where(
+    asked: Sequence[Asked], project: Project, cluster: Cluster, environ: Mapping[str, str], on: str | None
+) -> Cluster:
+    """The cluster that the scripts themselves name, unless the command line named one (`on`) or they name none."""
+    named = {one.on for one in asked}
+    if on or named <= {None}:
+        return cluster
+    if len(named) > 1:
+        words = " and ".join(sorted(name or "no cluster" for name in named))
+        raise InputError(f"these scripts do not agree where to run: {words}", hint="choose for all of them: --on NAME")
+    return choose_cluster(project, named.pop(), environ)
 
 
 def _prune(
