@@ -104,8 +104,14 @@ class Stage:
         self.record["path"] = self.path
         return self.path
 
+    def wait_copied(self) -> None:
+        """Wait until everything can be read; bringing it safely to disk may still go on."""
+        while self._thread is not None and self._thread.is_alive() and not self._over:
+            with self.arrived:
+                self.arrived.wait(0.02)
+
     def join(self) -> None:
-        """Wait until everything is there."""
+        """Wait until everything is there, and on disk."""
         if self._thread is not None:
             self._thread.join()
 

@@ -38,6 +38,9 @@ COMMANDS: dict[str, dict[str, str]] = {
         "doctor": "check batch scripts before they cost a place in the queue",
         "clusters": "cluster profiles: list, show, detect, test",
     },
+    "data": {
+        "data": "few big files next to the GPU: pack, verify, info, unpack, stage, bench, advise",
+    },
 }
 
 

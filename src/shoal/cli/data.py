@@ -1,0 +1,265 @@
+"""Data next to the GPU: pack a data set into few big files, stage it once per node, check and measure it.
+
+shoal data pack images/ data/imagenet --dry-run     how many shards, and how long
+shoal data pack images/ data/imagenet               class folders, or a .csv/.jsonl/.txt list of files
+shoal data verify data/imagenet
+shoal data stage data/imagenet -- python train.py   in a job: SHOAL_DATA is the copy on this node
+shoal data bench --storage . --scratch /scratch     folder, tar and shards on your own storage
+shoal data advise data/imagenet -- python train.py  is the loader or the model the bottleneck?
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from shoal.cli.options import add_output
+
+_ACTIONS = "pack|verify|info|unpack|stage|bench|advise"
+
+
+class _UpToDashes(argparse.ArgumentParser):
+    """What stands behind `--` is the user's command, whatever it looks like; argparse itself mixes it with ours."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = list(args or [])
+        cut = words.index("--") if "--" in words else len(words)
+        found, rest = super().parse_known_args(words[:cut], namespace)
+        found.command = words[cut + 1 :]
+        return found, rest
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar=_ACTIONS, parser_class=_UpToDashes)
+    for name, text, set_up in (
+        ("pack", "turn a folder or list of files into shards", _configure_pack),
+        ("verify", "compare every shard with its checksum", _configure_verify),
+        ("info", "what is in a data set, or in shards made elsewhere", _configure_path),
+        ("unpack", "files again, as they were", _configure_unpack),
+        ("stage", "copy to node-local disk, once per node, and run a command with it", _configure_stage),
+        ("bench", "measure folder, tar and shards on your own storage", _configure_bench),
+        ("advise", "loader or model: which one waits for the other", _configure_advise),
+    ):
+        action = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
+        set_up(action)
+        add_output(action)
+
+
+def run(args: argparse.Namespace) -> int | None:
+    from shoal.data import needs
+    from shoal.errors import InputError
+
+    needs.numpy()
+    if args.command and args.action not in ("stage", "bench", "advise"):
+        raise InputError(f"shoal data {args.action} runs no command", place="--")
+    action: Callable[[argparse.Namespace], int | None] = globals()[f"_{args.action}"]
+    return action(args)
+
+
+def _configure_path(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", help="a data set's folder or manifest, or tar or TFRecord shards")
+
+
+def _configure_pack(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", help="a folder, or a list: .csv, .tsv, .jsonl with a column path, or .txt")
+    parser.add_argument("goal", help="the data set's folder, which comes into being when all is done")
+    parser.add_argument("--format", default="tar", choices=("tar", "tfrecord", "squashfs"), help="default: tar")
+    parser.add_argument("--shard-size", type=float, default=128, metavar="MB", help="default: 128")
+    parser.add_argument("--first-shard", type=float, default=8, metavar="MB", help="small, to start early (default: 8)")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of samples (default: 0)")
+    parser.add_argument("--no-shuffle", action="store_true", help="keep the order of names")
+    parser.add_argument(
+        "--group", default="file", choices=("file", "stem"), help="a sample is a file, or all of a stem"
+    )
+    parser.add_argument("--label", default="auto", choices=("auto", "folder", "none"), help="classes from folder names")
+    parser.add_argument("--path-column", metavar="NAME", help="the column of a list that names the file")
+    parser.add_argument("--skip-bad", action="store_true", help="leave unreadable files out and list them")
+    parser.add_argument("--overwrite", action="store_true", help="replace a data set when the new one is complete")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one per core)")
+    parser.add_argument("--name", help="the data set's name (default: the folder's)")
+    parser.add_argument("--dry-run", action="store_true", help="say how many shards and how long, write nothing")
+
+
+def _configure_verify(parser: argparse.ArgumentParser) -> None:
+    _configure_path(parser)
+    parser.add_argument("--quick", action="store_true", help="compare sizes only")
+
+
+def _configure_unpack(parser: argparse.ArgumentParser) -> None:
+    _configure_path(parser)
+    parser.add_argument("goal", help="a folder that does not exist yet")
+
+
+def _configure_stage(parser: argparse.ArgumentParser) -> None:
+    _configure_path(parser)
+    parser.add_argument(
+        "--scratch", metavar="FOLDER", help="node-local disk (default: $SHOAL_SCRATCH, $SLURM_TMPDIR, ...)"
+    )
+    parser.add_argument("--limit", metavar="SIZE", help="most that the cache may hold, such as 200G")
+    parser.add_argument("--wait", default="first", choices=("first", "all"), help="start at the first shard, or at all")
+    parser.add_argument("--threads", type=int, metavar="N", help="that copy (default: 4; 16 for small files)")
+    parser.epilog = "-- COMMAND runs with SHOAL_DATA and SHOAL_DATA_<NAME> set to the folder."
+
+
+def _configure_bench(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--storage", default=".", metavar="FOLDER", help="on the storage to measure (default: here)")
+    parser.add_argument("--scratch", metavar="FOLDER", help="node-local disk (default: $SHOAL_SCRATCH, $TMPDIR, /tmp)")
+    parser.add_argument("--files", type=int, default=1000, metavar="N", help="default: 1000")
+    parser.add_argument("--file-size", type=int, default=100, metavar="KB", help="default: 100")
+    parser.add_argument("--readers", default="1,4", metavar="N,M", help="how many at once (default: 1,4)")
+    parser.add_argument("--methods", default="folder,tar,shards", metavar="LIST")
+    parser.add_argument("--estimate", type=float, default=64, metavar="GB", help="size to estimate for (default: 64)")
+    parser.add_argument("--picture", metavar="FILE.svg", help="also draw it")
+    parser.add_argument("--slurm", action="store_true", help="readers are the tasks of a job array, started in step")
+    parser.epilog = "-- FLAGS are sbatch's, with --slurm: -- --partition=gpu --time=10"
+
+
+def _configure_advise(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", nargs="?", help="a data set, to measure how fast samples can be read")
+    parser.add_argument("--step-time", type=float, metavar="SECONDS", help="what the model takes for a batch")
+    parser.add_argument("--batch", type=int, default=64, metavar="N", help="samples in a batch (default: 64)")
+    parser.add_argument("--field", action="append", metavar="NAME", help="fields to read (default: all)")
+    parser.add_argument("--decode", metavar="MODULE:FUNCTION", help="what your loader does with a sample")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="that you run now (default: 1)")
+    parser.add_argument("--cores", type=int, metavar="N", help="for the loader (default: those of this job)")
+    parser.add_argument("--link", type=float, metavar="MB/S", help="speed of the way to the storage, as bench tells it")
+    parser.add_argument("--batches", type=int, default=40, metavar="N", help="to watch of the command (default: 40)")
+    parser.epilog = "-- COMMAND is a PyTorch training, which is watched for some batches and then ended."
+
+
+def _pack(args: argparse.Namespace) -> None:
+    from shoal.data.packing import pack
+    from shoal.data.planning import Settings
+    from shoal.views import data as views
+
+    settings = Settings(
+        format=args.format,
+        shard_mb=args.shard_size,
+        first_mb=args.first_shard,
+        seed=None if args.no_shuffle else args.seed,
+        group=args.group,
+        label=args.label,
+        path_column=args.path_column,
+        skip_bad=args.skip_bad,
+    )
+    if args.dry_run:
+        from shoal.data.estimating import estimate
+
+        return views.print_estimate(estimate(args.source, settings, workers=args.workers), args)
+    with _bar("packing", args) as progress:
+        packed = pack(
+            args.source,
+            args.goal,
+            settings,
+            workers=args.workers,
+            overwrite=args.overwrite,
+            name=args.name,
+            progress=progress,
+        )
+    return views.print_packed(packed, args)
+
+
+def _verify(args: argparse.Namespace) -> None:
+    from shoal.data.checking import verify
+    from shoal.views import data as views
+
+    with _bar("verifying", args) as progress:
+        verified = verify(args.path, quick=args.quick, progress=progress)
+    views.print_verified(verified, args)
+
+
+def _info(args: argparse.Namespace) -> None:
+    from shoal.data.checking import info
+    from shoal.views import data as views
+
+    views.print_info(info(args.path), args)
+
+
+def _unpack(args: argparse.Namespace) -> None:
+    from shoal.data.unpacking import unpack
+    from shoal.views import data as views
+
+    with _bar("unpacking", args) as progress:
+        unpacked = unpack(args.path, args.goal, progress=progress)
+    views.print_unpacked(unpacked, args)
+
+
+def _stage(args: argparse.Namespace) -> int:
+    from shoal.data.staged import stage_and_run
+    from shoal.views import data as views
+
+    environ = dict(os.environ)
+    environ.update({"SHOAL_SCRATCH": args.scratch} if args.scratch else {})
+    environ.update({"SHOAL_SCRATCH_LIMIT": args.limit} if args.limit else {})
+    code, record = stage_and_run(
+        args.path, args.command, environ, wait_all=args.wait == "all", threads=args.threads, quiet=args.quiet
+    )
+    views.print_staged(record, args, ran=bool(args.command))
+    return code
+
+
+def _bench(args: argparse.Namespace) -> None:
+    from shoal.data.bench_slurm import launcher
+    from shoal.data.benching import bench
+    from shoal.views import data as views
+
+    scratch = args.scratch or os.environ.get("SHOAL_SCRATCH") or os.environ.get("TMPDIR") or "/tmp"  # noqa: S108
+    result = bench(
+        os.path.abspath(args.storage),
+        os.path.abspath(scratch),
+        count=args.files,
+        kilobytes=args.file_size,
+        readers=views.parse_counts(args.readers),
+        methods=args.methods.split(","),
+        launch=launcher(args.command, os.environ) if args.slurm else None,
+        tell=lambda text: None if args.quiet else print(text, file=sys.stderr),
+    )
+    views.print_bench(result, args)
+
+
+def _advise(args: argparse.Namespace) -> None:
+    from shoal.data import advising
+    from shoal.data.staged import load_function
+    from shoal.errors import InputError
+    from shoal.views import data as views
+
+    delivery = None
+    if args.path is not None:
+        from shoal.data.reading import open_dataset
+
+        decode = load_function(args.decode) if args.decode else None
+        delivery = advising.measure_delivery(open_dataset(args.path, fields=args.field, transform=decode), args.batch)
+    if args.command:
+        times = advising.watch_script(args.command, args.batches)
+    elif args.step_time is not None and delivery is not None:
+        prep_s = args.batch / delivery.prep_per_s
+        times = advising.Times(args.step_time, prep_s, args.batch, args.workers, None, delivery.cpu_share)
+    else:
+        raise InputError(
+            "nothing says how fast the model is",
+            hint="shoal data advise -- python train.py   # or PATH --step-time 0.1",
+        )
+    views.print_advice(advising.advise(times, args.cores or _cores(), delivery, args.link), delivery, args)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def _bar(what: str, args: argparse.Namespace) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on a terminal; off it, and with -q, nothing."""
+    if args.quiet or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns: tuple[Any, ...] = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(what, *columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

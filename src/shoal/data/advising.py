@@ -1,0 +1,201 @@
+"""Is the loader or the model the bottleneck, and what would change it: three measured times and two formulas.
+
+wait   how long the training stands still for a batch        step   how long it works on one
+prep   how long one worker takes to make a batch
+
+With no worker a step costs step + prep; with w workers the slower side decides: max(step, prep / w). Workers beyond
+the cores do not help where making a batch is CPU work, so the formula counts at most the cores that are left.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from shoal.data.reading import Dataset
+from shoal.errors import InputError, ShoalError
+
+#: Batches at the beginning that tell of start-up rather than of the training.
+_WARM_UP = 3
+_LOADER_BOUND = 0.10
+
+
+class Times(NamedTuple):
+    """Seconds per batch. `cpu_share` is how much of prep is CPU work; the rest is waiting for storage."""
+
+    step_s: float
+    prep_s: float
+    batch: int
+    workers: int = 0
+    wait_s: float | None = None
+    cpu_share: float = 1.0
+
+
+class Delivery(NamedTuple):
+    """Samples per second that one process gets from the data set: bytes alone, and with the user's decoding."""
+
+    read_per_s: float
+    prep_per_s: float
+    mb_per_sample: float
+    cold: bool
+    cpu_share: float
+
+
+class Advice(NamedTuple):
+    """`bound`: loader or model. `predicted` maps workers to steps per second."""
+
+    times: Times
+    bound: str
+    stall: float
+    workers: int
+    predicted: dict[int, float]
+    sentences: list[str]
+
+
+def predict(times: Times, workers: int, cores: int) -> float:
+    """Steps per second with so many workers on so many cores."""
+    if workers == 0:
+        return 1.0 / (times.step_s + times.prep_s)
+    # The CPU part of making batches shares the cores; the waiting part overlaps without limit.
+    cpu_s = times.prep_s * times.cpu_share
+    return 1.0 / max(times.step_s, times.prep_s / workers, cpu_s / max(1, cores))
+
+
+def advise(times: Times, cores: int, delivery: Delivery | None = None, link_mb_per_s: float | None = None) -> Advice:
+    """The verdict and what to change, with numbers."""
+    if times.step_s < 0 or times.prep_s <= 0:
+        raise InputError("a step cannot take less than no time")
+    now = predict(times, times.workers, cores)
+    stall = times.wait_s / (times.wait_s + times.step_s) if times.wait_s is not None else 1 - now * times.step_s
+    stall = max(0.0, stall)
+    bound = "loader" if stall > _LOADER_BOUND else "model"
+    needed = max(1, math.ceil(times.prep_s / (0.95 * times.step_s))) if times.step_s else cores
+    counts = sorted({0, 1, 2, 4, 8, times.workers, min(needed, 64)})
+    predicted = {count: predict(times, count, cores) for count in counts if count <= max(cores, times.workers, 1)}
+    if times.cpu_share < 0.5:
+        predicted.update({count: predict(times, count, cores) for count in counts})
+    return Advice(
+        times, bound, stall, needed, predicted, _sentences(times, bound, needed, cores, delivery, link_mb_per_s)
+    )
+
+
+def _sentences(
+    times: Times, bound: str, needed: int, cores: int, delivery: Delivery | None, link_mb_per_s: float | None
+) -> list[str]:
+    said = []
+    best = predict(times, needed, cores)
+    if bound == "model":
+        said.append(f"the model is the bottleneck: a batch takes it {times.step_s * 1e3:.1f} ms")
+        if times.workers > needed + 1:
+            said.append(f"{needed} worker{'s' if needed > 1 else ''} would do; you run {times.workers}")
+    else:
+        said.append(
+            f"the loader is the bottleneck: a worker takes {times.prep_s * 1e3:.1f} ms for a batch, "
+            f"the model {times.step_s * 1e3:.1f} ms"
+        )
+        now = predict(times, times.workers, cores)
+        if best > 1.05 * now:
+            count = min(needed, cores) if times.cpu_share > 0.5 else needed
+            said.append(f"use {count} workers: {now:.2f} -> {predict(times, count, cores):.2f} steps/s")
+        if needed > cores and times.cpu_share > 0.5:
+            said.append(
+                f"{needed} workers would be needed and there are {cores} cores: ask for more CPUs per GPU, "
+                f"or decode less (smaller images, a faster decoder, decode once when packing)"
+            )
+    if times.cpu_share < 0.5:
+        waiting = f"{1 - times.cpu_share:.0%} of making a batch is waiting for storage"
+        said.append(f"{waiting}: pack into shards and stage them")
+    if delivery is not None:
+        said.append(
+            f"reading gives {delivery.read_per_s:,.0f} samples/s per process"
+            f" ({'cold' if delivery.cold else 'warm'} cache), with decoding {delivery.prep_per_s:,.0f}"
+        )
+        if link_mb_per_s is not None and delivery.mb_per_sample:
+            limit, wish = link_mb_per_s / delivery.mb_per_sample, times.batch / max(times.step_s, 1e-9)
+            verdict = "staging hides behind training" if limit >= wish else "the first epoch waits for the link"
+            said.append(f"the link brings {limit:,.0f} samples/s, the model takes {wish:,.0f}: {verdict}")
+    return said
+
+
+def measure_delivery(data: Dataset, batch: int, seconds: float = 2.0) -> Delivery:
+    """How fast one process gets samples in a random order, first without and then with the transform."""
+    import random
+
+    dice = random.Random(0)  # noqa: S311 (an order, not a secret)
+    numbers = list(range(len(data)))
+    dice.shuffle(numbers)
+    if not numbers:
+        raise InputError("there is no sample to measure with")
+    plain = Dataset(data.shards, fields=data.fields)
+    plain.__dict__["table"] = data.table
+    read = _rate(plain.batch, numbers, batch, seconds)
+    made = _rate(data.batch, numbers[len(numbers) // 2 :] + numbers[: len(numbers) // 2], batch, seconds)
+    size = data.manifest.bytes / max(1, data.manifest.samples) / 1e6
+    return Delivery(read[0], made[0], size, False, made[1])
+
+
+def _rate(
+    get: Callable[[Sequence[int]], list[Any]], numbers: list[int], batch: int, seconds: float
+) -> tuple[float, float]:
+    """(samples per second, share of CPU) of reading batches for so long."""
+    get(numbers[:batch])
+    began, cpu, count, place = time.perf_counter(), time.process_time(), 0, 0
+    while time.perf_counter() - began < seconds:
+        chosen = numbers[place : place + batch]
+        count += len(get(chosen))
+        place = place + batch if place + batch < len(numbers) else 0
+    wall = time.perf_counter() - began
+    return count / wall, min(1.0, (time.process_time() - cpu) / wall)
+
+
+def watch_script(argv: Sequence[str], batches: int = 40, patience_s: float = 600.0) -> Times:
+    """Run a training for some batches and take its times; the run is then ended, so let it write nowhere precious."""
+    probe = os.path.join(os.path.dirname(os.path.abspath(__file__)), "probe")
+    with tempfile.TemporaryDirectory(prefix="shoal-probe-") as folder:
+        path = os.pathsep.join(filter(None, [probe, os.environ.get("PYTHONPATH", "")]))
+        env = {**os.environ, "PYTHONPATH": path, "SHOAL_PROBE_DIR": folder, "SHOAL_PROBE_BATCHES": str(batches)}
+        try:
+            done = subprocess.run(
+                argv, env=env, stdin=subprocess.DEVNULL, stdout=sys.stderr, timeout=patience_s, check=False
+            )
+            code: int | None = done.returncode
+        except FileNotFoundError:
+            raise InputError(f"there is no program {argv[0]}", hint="shoal data advise -- python train.py") from None
+        except subprocess.TimeoutExpired:
+            code = None
+        records = [json.loads(line) for name in os.listdir(folder) for line in _lines(os.path.join(folder, name))]
+    times = summarize(records)
+    if times is None:
+        why = f"it ended with exit code {code}" if code else "it made too few batches with a torch DataLoader"
+        raise ShoalError(
+            f"the script could not be measured: {why}", hint="or give the time of a step: --step-time 0.12 --batch 256"
+        )
+    return times
+
+
+def summarize(records: list[dict[str, Any]]) -> Times | None:
+    """Times from what the probe wrote; None if there is too little."""
+    batches = [record for record in records if record["kind"] == "batch"][_WARM_UP:]
+    preps = [record for record in records if record["kind"] == "prep"][_WARM_UP:]
+    steps = [record["step_s"] for record in batches if record["step_s"] is not None]
+    if len(steps) < 3 or not preps:
+        return None
+    workers = int(batches[0]["workers"])
+    prep_s = statistics.fmean(record["s"] for record in preps)
+    cpu_s = statistics.fmean(record["cpu_s"] for record in preps)
+    wait_s = statistics.fmean(record["wait_s"] for record in batches)
+    step_s = statistics.fmean(steps)
+    return Times(step_s, prep_s, int(batches[0]["size"] or 1), workers, wait_s, min(1.0, cpu_s / prep_s))
+
+
+def _lines(path: str) -> list[str]:
+    with open(path) as file:
+        return [line for line in file if line.endswith("\n")]

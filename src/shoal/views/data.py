@@ -1,0 +1,207 @@
+"""What `shoal data` prints: one result, as a table for people or as one document with --json."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from shoal.errors import InputError, ShoalError
+from shoal.units import format_duration
+from shoal.views.render import print_json, print_table
+
+if TYPE_CHECKING:
+    from shoal.data.advising import Advice, Delivery
+    from shoal.data.benching import Bench
+    from shoal.data.checking import Verified
+    from shoal.data.estimating import Estimate
+    from shoal.data.packing import Packed
+    from shoal.data.unpacking import Unpacked
+
+
+def print_estimate(estimate: Estimate, args: argparse.Namespace) -> None:
+    if args.json:
+        return print_json({"dry_run": True, **estimate._asdict()})
+    classes = f" in {estimate.classes} classes" if estimate.classes else ""
+    print(f"{estimate.samples:,} samples{classes}, {estimate.files:,} files, {megabytes(estimate.bytes)}")
+    print(f"{estimate.shards} {'shard' if estimate.shards == 1 else 'shards'}, about {_seconds(estimate.seconds)}")
+    _notes(estimate.notes, estimate.left_out)
+    return None
+
+
+def print_packed(packed: Packed, args: argparse.Namespace) -> None:
+    manifest = packed.manifest
+    if args.json:
+        return print_json(
+            {
+                "path": packed.path,
+                "id": manifest.id,
+                "samples": manifest.samples,
+                "bytes": manifest.bytes,
+                "bytes_on_disk": manifest.size,
+                "shards": len(manifest.shards),
+                "reused_shards": packed.reused,
+                "seconds": round(packed.seconds, 3),
+                "existed": packed.existed,
+                "notes": packed.notes,
+                "left_out": manifest.left_out,
+            }
+        )
+    if args.quiet:
+        return print(packed.path)
+    if packed.existed:
+        return print(f"{packed.path} is up to date: nothing was packed")
+    again = f", {packed.reused} of them from an earlier try" if packed.reused else ""
+    shards = f"{len(manifest.shards)} shard{'' if len(manifest.shards) == 1 else 's'}"
+    print(f"{packed.path}: {manifest.samples:,} samples, {megabytes(manifest.bytes)} in {shards}{again}")
+    print(f"took {_seconds(packed.seconds)} ({manifest.bytes / max(packed.seconds, 1e-9) / 1e6:,.0f} MB/s)")
+    _notes(packed.notes, manifest.left_out)
+    return None
+
+
+def print_verified(verified: Verified, args: argparse.Namespace) -> None:
+    """Damage is an error: it goes to stderr as one sentence, after the table that names all of it."""
+    if args.json:
+        print_json({**verified._asdict(), "problems": [problem._asdict() for problem in verified.problems]})
+    elif not args.quiet:
+        if verified.problems:
+            print_table(("shard", "problem"), [(problem.shard, problem.message) for problem in verified.problems])
+        else:
+            shards = f"{verified.shards} shard{'' if verified.shards == 1 else 's'}"
+            print(f"{verified.path}: {shards}, {megabytes(verified.bytes)}: {verified.how} right")
+    if verified.problems:
+        first = verified.problems[0]
+        more = f" (and {len(verified.problems) - 1} more)" if len(verified.problems) > 1 else ""
+        raise ShoalError(
+            f"{verified.path} is damaged: {first.shard} {first.message}{more}",
+            hint="pack it again, or copy these shards again from where it was packed",
+        )
+
+
+def print_info(document: dict[str, Any], args: argparse.Namespace) -> None:
+    if args.json:
+        return print_json(document)
+    if args.quiet:
+        return print(document["id"] or document["path"])
+    rows = [
+        ("name", document["name"]),
+        ("path", document["path"]),
+        ("id", document["id"] or "none: made elsewhere"),
+        ("format", document["format"]),
+        ("samples", f"{document['samples']:,}"),
+        ("bytes", f"{megabytes(document['bytes'])} ({megabytes(document['bytes_on_disk'])} on disk)"),
+        ("shards", f"{document['shards']}, the largest {megabytes(document['largest_shard_bytes'])}"),
+        ("fields", ", ".join(document["fields"]) or "-"),
+        ("classes", str(document["classes"])),
+        ("order", "as it was" if document["seed"] is None else f"shuffled with seed {document['seed']}"),
+        ("source", str(document["source"].get("path", "-"))),
+        ("packed", str(document["source"].get("packed_at", "-"))),
+        ("left out", str(len(document["left_out"]))),
+    ]
+    return print_table(("what", "value"), rows)
+
+
+def print_unpacked(unpacked: Unpacked, args: argparse.Namespace) -> None:
+    if args.json:
+        return print_json(unpacked._asdict())
+    return print(
+        unpacked.path if args.quiet else f"{unpacked.path}: {unpacked.files:,} files, {megabytes(unpacked.bytes)}"
+    )
+
+
+def print_staged(record: dict[str, Any], args: argparse.Namespace, *, ran: bool) -> None:
+    if args.json:
+        return print_json(record)
+    if args.quiet:
+        return None if ran else print(record["path"])
+    return print(describe_staged(record) if not ran else f"shoal: {describe_staged(record)}")
+
+
+def describe_staged(record: dict[str, Any]) -> str:
+    """One sentence about a staging record, for logs and reports."""
+    path, copied = record.get("path", "-"), int(record.get("copied_bytes") or 0)
+    if record["how"] == "source":
+        return f"{record['name']} is read from the source, {record['source']}"
+    if record["how"] == "shared" and not copied:
+        return f"{record['name']} was here already: {path}"
+    seconds = float(record.get("seconds") or 0)
+    speed = f" ({copied / seconds / 1e6:,.0f} MB/s)" if seconds else ""
+    rest = int(record.get("left_at_source_bytes") or 0)
+    left = f", {megabytes(rest)} left at the source for lack of room" if rest else ""
+    return f"{record['name']}: {megabytes(copied)} copied in {_seconds(seconds)}{speed} to {path}{left}"
+
+
+def print_bench(bench: Bench, args: argparse.Namespace) -> None:
+    if args.picture:
+        from shoal.views.picture import bars
+
+        labels = [f"{row.method} x{row.readers}" for row in bench.rows]
+        values = [bench.estimate_s(row, args.estimate) / 60 for row in bench.rows]
+        with open(args.picture, "w", encoding="utf-8") as file:  # noqa: PTH123
+            file.write(bars(f"{args.estimate:g} GB to a node's disk, minutes", labels, values))
+    if args.json:
+        rows = [
+            {**row._asdict(), "mb_per_s": row.mb_per_s, "estimate_s": bench.estimate_s(row, args.estimate)}
+            for row in bench.rows
+        ]
+        return print_json({**bench._asdict(), "rows": rows, "estimate_gb": args.estimate})
+    print(f"{bench.files:,} files, {megabytes(bench.bytes)}, from {bench.storage} to {bench.scratch}")
+    print("cache: " + ("cold before every measurement" if bench.cold else "warm (the kernel would not forget)"))
+    header = ("method", "readers", "seconds", "MB/s each", "first sample s", f"{args.estimate:g} GB")
+    table = [
+        (
+            row.method,
+            str(row.readers),
+            f"{row.seconds:.2f}",
+            f"{row.mb_per_s:.0f}",
+            f"{row.first_s:.2f}",
+            format_duration(bench.estimate_s(row, args.estimate)),
+        )
+        for row in bench.rows
+    ]
+    return print_table(header, table)
+
+
+def print_advice(advice: Advice, delivery: Delivery | None, args: argparse.Namespace) -> None:
+    if args.json:
+        return print_json(
+            {
+                **advice._asdict(),
+                "times": advice.times._asdict(),
+                "predicted": {str(count): rate for count, rate in advice.predicted.items()},
+                "delivery": None if delivery is None else delivery._asdict(),
+            }
+        )
+    if args.quiet:
+        return print(advice.bound)
+    for sentence in advice.sentences:
+        print(sentence)
+    times = advice.times
+    rows = [
+        (str(count), f"{rate:.2f}", f"{rate * times.batch:,.0f}", "<- now" if count == times.workers else "")
+        for count, rate in sorted(advice.predicted.items())
+    ]
+    return print_table(("workers", "steps/s", "samples/s", ""), rows)
+
+
+def parse_counts(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise InputError(f"{text!r} is not a list of numbers", hint="--readers 1,8", place="--readers") from None
+
+
+def megabytes(size: float) -> str:
+    return f"{size / 1e9:,.2f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else format_duration(seconds)
+
+
+def _notes(notes: list[str], left_out: list[str]) -> None:
+    for note in notes:
+        print(f"note: {note}")
+    for text in left_out[:5]:
+        print(f"left out: {text}")
+    if len(left_out) > 5:
+        print(f"left out: and {len(left_out) - 5} more, all in the manifest")
