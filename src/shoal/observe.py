@@ -180,8 +180,10 @@ def _settle_open(
     elif owner is not None:
         outcome = Outcome(kind="accepted", job_id=owner.get("array_job_id") or owner.get("job_id"), adopted=True)
     elif files.origin.sending and submission is not None and submission.backend == "slurm":
-        if answered_at is not None and answered_at > files.claim.t + grace_s:
+        if answered_at is not None and answered_at > (files.origin.sent or files.claim.t) + grace_s:
             outcome = Outcome(kind="void", reason="Slurm never received the submission")
+    elif files.origin.waiting:
+        return False
     elif submission is None or not _claimer_may_go_on(submission, now, grace_s):
         outcome = Outcome(kind="void", reason="the command ended before it sent anything")
     if outcome is not None:

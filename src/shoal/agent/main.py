@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from . import by_hand, checkpoints, environment, fence, files, layout, process
+from . import admission, by_hand, checkpoints, environment, fence, files, layout, process
 from .attempt import Attempt
 from .launch import plan
 
@@ -41,6 +41,8 @@ def main(argv: List[str]) -> int:
         first_bad = first_bad or code
         if code > 128:
             break
+    if first_bad <= 128:
+        _let_next_in(home, submission)
     return first_bad
 
 
@@ -56,6 +58,21 @@ def _run_one(home: str, name: str, submission: Dict[str, Any], set_up_exit: int)
         return 1
     except (OSError, ValueError, KeyError) as error:
         return _give_up(error)
+
+
+def _let_next_in(home: str, submission: Dict[str, Any]) -> None:
+    """This job's room is free in a moment; a job that is being stopped may come again and has no time for this."""
+    queue, job = submission.get("queue"), os.environ.get("SLURM_JOB_ID")
+    if not queue or not job:
+        return
+    freed = {"jobs": 1, "nodes": int(submission.get("nodes", 1)), "gpus": int(submission.get("gpus", 0))}
+    try:
+        report = admission.admit(home, queue, ending=job, freed=freed, wait_s=60.0)
+    except (OSError, ValueError, KeyError) as error:
+        print("shoal: could not let the next run in: %s" % error, file=sys.stderr, flush=True)
+        return
+    for name in report.admitted:
+        print("shoal: let in %s; %d wait" % (name, report.waiting), flush=True)
 
 
 def _give_up(error: Exception) -> int:

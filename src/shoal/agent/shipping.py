@@ -23,6 +23,8 @@ _MODULES = (
     "environment",
     "attempt",
     "by_hand",
+    "sbatch",
+    "admission",
     "main",
     *(
         f"launch/{name}"

@@ -22,6 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from shoal.submit import cancelling
+    from shoal.submit.budget import admit_everywhere
 
     home = home_here()
     views = cancelling.live_among(home, args.which)
@@ -29,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
         cancelled = []
     else:
         cancelled = cancelling.cancel(home, views, os.environ)
+        admit_everywhere(home)
     _show(args, views, cancelled)
     return 0
 

@@ -234,7 +234,8 @@ def _not_acknowledged(files: RunFiles, view: dict[str, Any]) -> RunView:
     assert files.origin is not None  # noqa: S101
     if files.origin.sending:
         return RunView(**view, state="unknown", cause="Slurm's answer to the submission is not known yet")
-    return RunView(**view, state="queued", cause="claimed, not sent yet")
+    waits = "waits for room under the budget" if files.origin.waiting else "claimed, not sent yet"
+    return RunView(**view, state="queued", cause=waits)
 
 
 def _in_slurm(files: RunFiles, row: JobRow, view: dict[str, Any]) -> RunView:

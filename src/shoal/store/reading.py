@@ -16,11 +16,16 @@ from shoal.store.records import Beat, Claim, DamagedRecord, End, Missing, Outcom
 
 
 class SubmissionFiles(NamedTuple):
-    """A submission's folder. `sending` means that Slurm may know the job, whatever else is missing."""
+    """A submission's folder. `sending` means that Slurm may know the job, whatever else is missing.
+
+    `waiting` means that it waits for room under the budget, and is not abandoned; `sent` is when that ended, if it did.
+    """
 
     submission: Submission | None
     outcome: Outcome | None
     sending: bool
+    waiting: bool = False
+    sent: float | None = None
 
 
 class RunFiles(NamedTuple):
@@ -51,7 +56,14 @@ def read_submission(home: str, token: str) -> SubmissionFiles:
         records.read(os.path.join(folder, "submission.json"), Submission),
         records.read(os.path.join(folder, "outcome.json"), Outcome) if "outcome.json" in names else None,
         "sending" in names,
+        "waiting.json" in names and "sending" not in names,
+        _sent(folder) if "waiting.json" in names and "sending" in names else None,
     )
+
+
+def _sent(folder: str) -> float | None:
+    mark = files.read_json(os.path.join(folder, "sending")) or {}
+    return float(mark["t"]) if "t" in mark else None
 
 
 class Reader:

@@ -46,6 +46,9 @@ class Submission(Record, frozen=True, kw_only=True):
     user: str = ""
     by_hand: bool = False
     time_limit_s: int | None = None
+    queue: str | None = None
+    nodes: int = 1
+    gpus: int = 0
     asked: Asked | None = None
 
 

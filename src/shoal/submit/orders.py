@@ -19,6 +19,7 @@ from shoal.plan.describe import Asked, refuse_doubles
 from shoal.plan.submissions import LARGEST_ARRAY, PlannedRun, PlannedSubmission, lay_out
 from shoal.store.fold import RunView
 from shoal.store.reading import Reader
+from shoal.submit.budget import Gate, admit_everywhere, open_gate, park
 from shoal.submit.decide import Decision, decide
 from shoal.submit.here import run_here
 from shoal.submit.transaction import Claimed, Started, claim_runs, send
@@ -119,8 +120,37 @@ def carry_out(
 
     for left in order.left_alone:
         note(left)
+    home = str(project.home)
+    if not cluster.is_local:
+        admit_everywhere(home)
+    gate = open_gate(home, cluster) if order.submissions and not cluster.is_local else None
+    now, later = (order.submissions, []) if gate is None else gate.split(order.submissions)
+    try:
+        _send_all(now, order, project, cluster, environ, note, results, follow, clock)
+        for planned in later:
+            claimed = claim_runs(planned, order.views, project, backend="slurm", environ=environ, clock=clock())
+            if gate is not None and claimed.indices:
+                park(claimed, project, environ, gate.queue)
+            note(_parked(claimed, gate))
+    finally:
+        if gate is not None:
+            gate.close()
+    return results
+
+
+def _send_all(
+    submissions: Sequence[PlannedSubmission],
+    order: Order,
+    project: Project,
+    cluster: Cluster,
+    environ: Mapping[str, str],
+    note: Callable[[Result], None],
+    results: list[Result],
+    follow: bool,
+    clock: Callable[[], float],
+) -> None:
     before: str | None = None
-    for planned in order.submissions:
+    for planned in submissions:
         backend = "local" if cluster.is_local else "slurm"
         claimed = claim_runs(planned, order.views, project, backend=backend, environ=environ, clock=clock())
         for index, run in enumerate(planned.runs):
@@ -139,7 +169,14 @@ def carry_out(
                 note(_of_slurm(started))
                 before = (started.job_id or "").partition("_")[0] or before
             _stop_if_silent(results, order)
-    return results
+
+
+def _parked(claimed: Claimed, gate: Gate | None) -> Result:
+    name = claimed.planned.runs[0].spec.name
+    if gate is None or not claimed.indices:
+        return Result(name, "left alone", "queued", "another command has just claimed it")
+    budget = ", ".join(f"{number} {kind}" for kind, number in gate.most.items())
+    return Result(name, "waits", "queued", gate.closed or f"no room under {budget}", None, claimed.outputs[name])
 
 
 def _here(claimed: Claimed, project: Project, environ: Mapping[str, str], follow: bool) -> Result:

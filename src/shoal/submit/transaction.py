@@ -27,7 +27,7 @@ from shoal.backends.slurm.query import scancel
 from shoal.backends.slurm.send import Answer, sbatch
 from shoal.config.project import Project
 from shoal.model import RunSpec
-from shoal.names import new_token, tracker_id
+from shoal.names import new_token, slug, tracker_id
 from shoal.plan.submissions import PlannedRun, PlannedSubmission, log_root, name_of, own_options, script_text
 from shoal.store import writing
 from shoal.store.fold import RunView
@@ -83,6 +83,9 @@ def claim_runs(
         t=clock,
         user=getpass.getuser(),
         time_limit_s=planned.request.time_limit_s if backend == "slurm" else None,
+        queue=slug(cluster.name) if backend == "slurm" else None,
+        nodes=planned.request.nodes or 1,
+        gpus=(planned.request.nodes or 1) * (planned.request.gpus or 0),
         asked=_asked(planned),
         **process.this_process(),
     )

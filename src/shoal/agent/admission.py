@@ -1,0 +1,232 @@
+"""Let waiting runs in: what did not fit under the project's budget waits on disk, and whoever frees room sends it.
+
+    queue/<cluster>/limits.json       the budget: jobs, nodes, gpus; may be changed at any time
+    queue/<cluster>/<order>.<token>   a submission that waits, with what it needs; sent in this order
+    queue/<cluster>/turn.<n>          who is letting runs in just now; turn.<n>.end when they have finished
+
+Called by a job that ends and by shoal's own commands, so that nothing has to keep running anywhere. Room is what one
+squeue leaves of the budget. When squeue does not answer, nobody may conclude that nothing runs: a job that ends then
+hands over its own room and no more.
+"""
+
+import json
+import os
+import re
+import subprocess
+import time
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+from . import files, layout, process, sbatch
+
+_ENTRY = re.compile(r"(\d{20})\.([%s]+)\Z" % layout.TOKEN_LETTERS)
+_TURN = re.compile(r"turn\.(\d+)(\.end)?\Z")
+_TOKEN = re.compile(r"\.([%s]{12})\Z" % layout.TOKEN_LETTERS)
+_KINDS = ("jobs", "nodes", "gpus")
+#: Slurm's words for jobs that hold nothing any more. Every other word counts as running, also one we do not know.
+_OVER = (
+    "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY",
+    "REVOKED", "LAUNCH_FAILED",
+)  # fmt: skip
+_FOREIGN_TURN_S = 120.0
+
+Need = Dict[str, int]
+
+
+class Report(NamedTuple):
+    """What one round did: names let in, how many still wait, and why no more could be let in if squeue failed."""
+
+    admitted: List[str]
+    waiting: int
+    problem: Optional[str] = None
+
+
+def queue_dir(home: str, queue: str) -> str:
+    return os.path.join(home, "queue", queue)
+
+
+def entries(home: str, queue: str) -> List[Tuple[str, str]]:
+    """(file name, token) of the submissions that wait, the first first."""
+    found = [
+        (name, match.group(2))
+        for name in files.names_in(queue_dir(home, queue))
+        for match in [_ENTRY.match(name)]
+        if match
+    ]
+    return sorted(found)
+
+
+def limits(home: str, queue: str) -> Need:
+    record = files.read_json(os.path.join(queue_dir(home, queue), "limits.json")) or {}
+    return {kind: int(record[kind]) for kind in _KINDS if record.get(kind) is not None}
+
+
+def enqueue(home: str, queue: str, token: str, need: Need) -> None:
+    """Put a submission, whose folder is complete, at the end of the line."""
+    folder = queue_dir(home, queue)
+    os.makedirs(folder, exist_ok=True)
+    files.create_exclusive(os.path.join(folder, "%020d.%s" % (time.time_ns(), token)), files.to_json(dict(need)))
+
+
+def admit(
+    home: str, queue: str, ending: Optional[str] = None, freed: Optional[Need] = None, wait_s: float = 10.0
+) -> Report:
+    """Send the submissions that have room, in order. `ending` is a job that ends just now and `freed` what it held."""
+    if not entries(home, queue):
+        return Report([], 0)
+    turn = take_turn(home, queue, wait_s)
+    if turn is None:
+        return Report([], len(entries(home, queue)), "another command is letting runs in")
+    try:
+        most = limits(home, queue)
+        used, problem = usage(home, queue, ending)
+        if problem is not None:
+            used = {kind: most.get(kind, 0) - (freed or {}).get(kind, 0) for kind in _KINDS}
+            if not freed:
+                return Report([], len(entries(home, queue)), problem)
+        admitted: List[str] = []
+        for name, token in entries(home, queue):
+            need = files.read_json(os.path.join(queue_dir(home, queue), name)) or {}
+            if not fits(need, used, most):
+                break
+            admitted += _send(home, token)
+            _remove(os.path.join(queue_dir(home, queue), name))
+            used = {kind: used[kind] + int(need.get(kind, 0)) for kind in _KINDS}
+        return Report(admitted, len(entries(home, queue)), problem)
+    finally:
+        end_turn(home, queue, turn)
+
+
+def fits(need: Need, used: Need, most: Need) -> bool:
+    return all(used[kind] + int(need.get(kind, 0)) <= most[kind] for kind in _KINDS if kind in most)
+
+
+def usage(home: str, queue: str, ending: Optional[str] = None) -> Tuple[Need, Optional[str]]:
+    """What this project's jobs hold or wait for in Slurm, the ending one left out; or why squeue did not say."""
+    used = dict.fromkeys(_KINDS, 0)
+    try:
+        done = subprocess.run(
+            ["squeue", "--me", "-t", "all", "-r", "-h", "-o", "%A|%T|%j"],
+            env=sbatch.clean(os.environ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            timeout=30,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return used, "squeue: %s" % error
+    if done.returncode != 0:
+        return used, " ".join(done.stderr.decode("utf-8", "replace").split()) or "squeue failed"
+    needs: Dict[str, Need] = {}
+    for line in done.stdout.decode("utf-8", "replace").splitlines():
+        job_id, _, rest = line.partition("|")
+        word, _, name = rest.partition("|")
+        token = _TOKEN.search(name)
+        if token is None or word in _OVER or job_id == ending:
+            continue
+        if token.group(1) not in needs:
+            needs[token.group(1)] = _need_of(home, queue, token.group(1))
+        for kind in _KINDS:
+            used[kind] += needs[token.group(1)][kind]
+    return used, None
+
+
+def _need_of(home: str, queue: str, token: str) -> Need:
+    """What one run of a submission holds; nothing if the submission is another project's."""
+    submission = files.read_json(os.path.join(layout.submission_dir(home, token), "submission.json")) or {}
+    if submission.get("queue") != queue:
+        return dict.fromkeys(_KINDS, 0)
+    return {"jobs": 1, "nodes": int(submission.get("nodes", 1)), "gpus": int(submission.get("gpus", 0))}
+
+
+def _send(home: str, token: str) -> List[str]:
+    """Send one waiting submission, if nobody has and its run is still wanted. The first to mark it sends it."""
+    folder = layout.submission_dir(home, token)
+    submission = files.read_json(os.path.join(folder, "submission.json"))
+    waiting = files.read_json(os.path.join(folder, "waiting.json"))
+    if submission is None or waiting is None or not _still_wanted(home, submission["runs"][0], token):
+        return []
+    mark = dict(process.this_process(), schema=1, t=time.time())
+    if not files.create_exclusive(os.path.join(folder, "sending"), files.to_json(mark)):
+        return []
+    with open(os.path.join(folder, "script.sh"), "rb") as file:
+        script = file.read()
+    env = files.read_json(os.path.join(home, "environments", "%s.json" % waiting["environment"]))
+    answer = sbatch.send(waiting["argv"], script, env if env is not None else sbatch.clean(os.environ))
+    outcome: Optional[Dict[str, Any]] = None
+    if answer.kind == "accepted":
+        outcome = {"kind": "accepted", "job_id": answer.job_id}
+    elif answer.kind in ("refused", "unreached"):
+        outcome = {"kind": "void", "reason": answer.message}
+    if outcome is not None:
+        files.create_exclusive(os.path.join(folder, "outcome.json"), files.to_json(outcome))
+    return [submission["runs"][0]] if answer.kind == "accepted" else []
+
+
+def _still_wanted(home: str, name: str, token: str) -> bool:
+    run_dir = layout.run_dir(home, name)
+    names = layout.parse_names(files.names_in(run_dir))
+    if not names.generation or names.has_submit(names.generation, "cancel"):
+        return False
+    claim = files.read_json(os.path.join(run_dir, layout.submit_file(names.generation, "claim"))) or {}
+    return claim.get("token") == token
+
+
+def take_turn(home: str, queue: str, wait_s: float) -> Optional[int]:
+    """The number of our turn, or None if somebody else's does not end in time. A dead holder's turn is over."""
+    folder = queue_dir(home, queue)
+    os.makedirs(folder, exist_ok=True)
+    deadline = time.monotonic() + wait_s
+    while True:
+        turns = [match for name in files.names_in(folder) for match in [_TURN.match(name)] if match]
+        newest = max([int(match.group(1)) for match in turns], default=0)
+        ended = any(match.group(2) and int(match.group(1)) == newest for match in turns)
+        if newest == 0 or ended or not _is_held(os.path.join(folder, "turn.%d" % newest)):
+            mine = dict(process.this_process(), t=time.time())
+            if files.create_exclusive(os.path.join(folder, "turn.%d" % (newest + 1)), files.to_json(mine)):
+                return newest + 1
+            continue
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.1)
+
+
+def end_turn(home: str, queue: str, turn: int) -> None:
+    folder = queue_dir(home, queue)
+    try:
+        files.create_exclusive(os.path.join(folder, "turn.%d.end" % turn), b"{}\n")
+        for name in files.names_in(folder):
+            match = _TURN.match(name)
+            if match and int(match.group(1)) < turn:
+                _remove(os.path.join(folder, name))
+    except OSError:
+        pass  # The turn ends by itself when this process does.
+
+
+def _is_held(path: str) -> bool:
+    holder = files.read_json(path)
+    if holder is None:
+        return False
+    alive = process.is_alive(holder)
+    return alive if alive is not None else time.time() - float(holder.get("t", 0)) < _FOREIGN_TURN_S
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
+
+
+def keep_environment(home: str, env: Dict[str, str]) -> str:
+    """Keep an environment, which holds no secrets any more, for this user's eyes, once; returns its name."""
+    import hashlib
+
+    data = json.dumps(env, sort_keys=True).encode("utf-8", "surrogatepass")
+    name = hashlib.sha256(data).hexdigest()[:16]
+    folder = os.path.join(home, "environments")
+    path = os.path.join(folder, "%s.json" % name)
+    if not os.path.exists(path):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        files.create_exclusive(path, data + b"\n")
+        os.chmod(path, 0o600)
+    return name

@@ -1,0 +1,121 @@
+"""The budget of a project on a cluster: how many jobs, nodes and GPUs its runs may hold or wait for at once.
+
+What fits is sent; the rest is claimed like every other run, then waits on disk (state queued) until a job that ends, or
+the next command, finds room for it (agent/admission.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from shoal import secrecy
+from shoal.agent import admission, files
+from shoal.agent.admission import Need
+from shoal.backends.slurm.commands import clean_environ
+from shoal.config.cluster import Cluster
+from shoal.config.project import Project
+from shoal.errors import InputError, SchedulerError
+from shoal.names import slug
+from shoal.plan.submissions import PlannedSubmission, name_of, own_options
+from shoal.submit.transaction import Claimed
+
+_KINDS = ("jobs", "nodes", "gpus")
+
+
+class Gate(NamedTuple):
+    """Our turn at a queue: what it may hold, what it holds, and whether others wait in front."""
+
+    home: str
+    queue: str
+    turn: int
+    most: Need
+    used: Need
+    closed: str | None
+
+    def split(
+        self, submissions: Sequence[PlannedSubmission]
+    ) -> tuple[list[PlannedSubmission], list[PlannedSubmission]]:
+        """What has room now, as large arrays; and the rest, one run each, so that each can be let in by itself."""
+        now: list[PlannedSubmission] = []
+        later: list[PlannedSubmission] = []
+        used = dict(self.used)
+        for planned in submissions:
+            need, fitting = need_of(planned), 0
+            while (
+                self.closed is None
+                and not later
+                and fitting < len(planned.runs)
+                and admission.fits(need, used, self.most)
+            ):
+                used = {kind: used[kind] + need[kind] for kind in _KINDS}
+                fitting += 1
+            if fitting:
+                now.append(planned._replace(runs=planned.runs[:fitting], shape="array" if fitting > 1 else "job"))
+            later += [planned._replace(runs=(run,), shape="job") for run in planned.runs[fitting:]]
+        return now, later
+
+    def close(self) -> None:
+        admission.end_turn(self.home, self.queue, self.turn)
+
+
+def need_of(planned: PlannedSubmission) -> Need:
+    """What one run of a submission holds."""
+    nodes = planned.request.nodes or 1
+    return {"jobs": 1, "nodes": nodes, "gpus": nodes * (planned.request.gpus or 0)}
+
+
+def queue_of(cluster: Cluster) -> str:
+    return slug(cluster.name)
+
+
+def open_gate(home: str, cluster: Cluster) -> Gate | None:
+    """Take our turn and look at the room; None if there is no budget. Whoever waits already goes first."""
+    queue = queue_of(cluster)
+    most = admission.limits(home, queue)
+    if not most:
+        return None
+    turn = admission.take_turn(home, queue, 30.0)
+    if turn is None:
+        raise SchedulerError("another command is letting runs in and does not end", hint="try again in a minute")
+    used, problem = admission.usage(home, queue)
+    waiting = len(admission.entries(home, queue))
+    closed = problem or (f"{waiting} others wait in front" if waiting else None)
+    return Gate(home, queue, turn, most, used, closed)
+
+
+def park(claimed: Claimed, project: Project, environ: Mapping[str, str], queue: str) -> None:
+    """Let a claimed submission wait: how it is to be sent is written down, then it joins the line."""
+    home, planned = str(project.home), claimed.planned
+    kept, _ = secrecy.split({name: value for name, value in environ.items() if not name.startswith("SHOAL_")})
+    options = [
+        ("job-name", name_of(planned, claimed.token)),
+        *planned.resolved.options,
+        *own_options(planned, claimed.folder, str(project.root), claimed.indices),
+    ]
+    record = {
+        "schema": 1,
+        "argv": [f"--{name}" if value is None else f"--{name}={value}" for name, value in options],
+        "environment": admission.keep_environment(home, clean_environ(kept)),
+    }
+    files.create_exclusive(os.path.join(claimed.folder, "waiting.json"), files.to_json(record))
+    admission.enqueue(home, queue, claimed.token, need_of(planned))
+
+
+def set_limits(home: str, cluster: Cluster, text: str) -> None:
+    """--budget jobs=20,nodes=8,gpus=32, or none; it holds for every run of the project on this cluster from now on."""
+    found: dict[str, int] = {}
+    for part in text.split(",") if text != "none" else ():
+        kind, _, number = part.strip().partition("=")
+        if kind not in _KINDS or not (number.isascii() and number.isdigit() and 0 < int(number) < 10**7):
+            raise InputError(f"{text!r} is not a budget", hint="--budget jobs=20,nodes=8,gpus=32", place="--budget")
+        found[kind] = int(number)
+    folder = admission.queue_dir(home, queue_of(cluster))
+    os.makedirs(folder, exist_ok=True)
+    files.replace(os.path.join(folder, "limits.json"), files.to_json({"schema": 1, **found}))
+
+
+def admit_everywhere(home: str) -> list[admission.Report]:
+    """Let in what has room, on every cluster that has a line; costs one listing where there is none."""
+    return [admission.admit(home, queue, wait_s=0.0) for queue in files.names_in(os.path.join(home, "queue"))]

@@ -1,0 +1,114 @@
+"""A budget of jobs, nodes and GPUs: what does not fit waits on disk and is let in by whoever frees room."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import cancel_all
+from project import Project
+from shoal.agent import admission
+from shoal.sandbox import Sandbox
+from waiting import wait_until
+
+PAGE = """\
+step = "train"
+seeds = "0-5"
+args = ["wait=go{seed}"]
+[request]
+time = "5m"
+memory = "50M"
+gpus = 2
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, cluster: Sandbox) -> Iterator[Project]:
+    yield Project(tmp_path, cluster)
+    cancel_all(cluster)
+
+
+def page(project: Project, text: str = PAGE) -> Path:
+    return project.write("experiments/002_depth/000_train.toml", text)
+
+
+def states(project: Project) -> Counter[str]:
+    return Counter(run["state"] for run in project.status().values())
+
+
+def go(project: Project, *seeds: int) -> None:
+    for seed in seeds:
+        (project.root / f"go{seed}").touch()
+
+
+@pytest.mark.slurm
+def test_finishing_jobs_let_the_next_ones_in_and_the_budget_is_never_passed(project: Project) -> None:
+    told = project.shoal("submit", "--budget", "jobs=2", page(project))
+    assert "4 waits" in told.out or "waits" in told.out
+    wait_until(lambda: states(project) == {"running": 2, "queued": 4}, 60, "two run and four wait")
+    queued = [run for run in project.status().values() if run["state"] == "queued"]
+    assert all(run["cause"] == "waits for room under the budget" for run in queued)
+    go(project, 0)
+    project.wait("002_depth/000_train_0", "done")
+    wait_until(lambda: states(project) == {"done": 1, "running": 2, "queued": 3}, 60, "one was let in")
+    go(project, 1, 2, 3, 4, 5)
+    wait_until(lambda: states(project) == {"done": 6}, 120, "all are done", poll_s=0.5)
+    project.assert_ran_once(*project.status())
+    ends = [project.records(name, "attempt.*.end")[0] for name in project.status()]
+    for end in ends:
+        together = [other for other in ends if other["began"] <= end["began"] < other["ended"]]
+        assert len(together) <= 2
+
+
+@pytest.mark.slurm
+def test_a_budget_of_gpus_counts_what_each_run_holds_and_a_larger_one_lets_more_in(project: Project) -> None:
+    project.shoal("submit", "--budget", "gpus=5", page(project))
+    wait_until(lambda: states(project) == {"running": 2, "queued": 4}, 60, "two of two GPUs each run")
+    again = project.shoal("submit", "--budget", "gpus=8", "--json", page(project)).json["runs"]
+    assert {run["did"] for run in again} == {"left alone"}
+    wait_until(lambda: states(project) == {"running": 4, "queued": 2}, 60, "four run")
+    project.shoal("cancel", "002_depth/000_train_5", "002_depth/000_train_0", "--yes")
+    wait_until(lambda: states(project)["cancelled"] == 2, 60, "one running and one waiting run are cancelled")
+    go(project, *range(6))
+    wait_until(lambda: states(project) == {"done": 4, "cancelled": 2}, 120, "the rest is done", poll_s=0.5)
+
+
+@pytest.mark.slurm
+def test_a_squeue_that_fails_is_never_nothing_running(project: Project) -> None:
+    project.shoal("submit", "--budget", "jobs=1", page(project))
+    wait_until(lambda: states(project) == {"running": 1, "queued": 5}, 60, "one runs")
+    broken = project.root / "bin" / "squeue"
+    broken.parent.mkdir()
+    broken.write_text("#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact slurm controller' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    path = f"{broken.parent}{os.pathsep}{project.env['PATH']}"
+    more = page(project, PAGE.replace("0-5", "0-7"))
+    told = project.shoal("submit", "--json", more, PATH=path, code=None)
+    if told.code == 0:
+        assert {run["did"] for run in told.json["runs"]} <= {"left alone", "waits"}
+    assert len(project.jobs()) == 1
+
+
+def test_turns_are_taken_one_after_another_and_a_dead_holder_loses_its(tmp_path: Path) -> None:
+    home = str(tmp_path)
+    first = admission.take_turn(home, "q", 0.0)
+    assert first == 1
+    assert admission.take_turn(home, "q", 0.0) is None
+    admission.end_turn(home, "q", first)
+    second = admission.take_turn(home, "q", 0.0)
+    assert second == 2
+    holder = Path(admission.queue_dir(home, "q"), "turn.2")
+    holder.write_text(holder.read_text().replace(f'"pid": {os.getpid()}', '"pid": 4194399'))
+    assert admission.take_turn(home, "q", 0.0) == 3
+
+
+def test_room_is_what_every_limit_leaves() -> None:
+    need, used = {"jobs": 1, "nodes": 2, "gpus": 8}, {"jobs": 3, "nodes": 6, "gpus": 24}
+    assert admission.fits(need, used, {"jobs": 4})
+    assert admission.fits(need, used, {"nodes": 8, "gpus": 32})
+    assert not admission.fits(need, used, {"nodes": 8, "gpus": 31})
+    assert admission.fits(need, used, {})
