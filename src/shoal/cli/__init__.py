@@ -33,6 +33,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "watch": "follow runs to their end, full-screen or line by line",
         "logs": "what runs printed, and the errors among it",
         "report": "what an experiment cost, wasted and brought: text, HTML, CSV",
+        "ui": "a page in the browser: runs, live logs, metrics, reports",
     },
     "check": {
         "doctor": "check batch scripts before they cost a place in the queue",

@@ -188,10 +188,7 @@ def _kind(view: RunView, cause: Cause | None) -> str | None:
 def _remedies(home: str, view: RunView, kind: str | None, spec: RunSpec | None, asked: Asked | None) -> list[str]:
     """Commands that work when pasted; a comment behind # says what to change first where no command can."""
     again = f"shoal submit {_script(home, view.name)}"
-    newest = None
-    if spec is not None and spec.checkpoint and view.output_dir:
-        newest = checkpoints.newest(view.output_dir, spec.checkpoint)
-    resume = f"shoal resume {view.name}" if newest else None
+    resume = f"shoal resume {view.name}" if _checkpoint(view, spec) else None
     if kind == "host_oom":
         more = f"--mem={format_memory(asked.memory_mb * 2)}" if asked and asked.memory_mb else "--mem=MORE"
         return [f"{resume} -- {more}" if resume else f"{again}   # with {more} in the script"]
@@ -208,6 +205,19 @@ def _remedies(home: str, view: RunView, kind: str | None, spec: RunSpec | None, 
     if view.state == "cancelled":
         return [resume or again]
     return [f"shoal logs {view.name} --err", f"{resume or again}   # once it is fixed"]
+
+
+def restart_words(home: str, view: RunView) -> list[str]:
+    """The command that starts a run again: from its checkpoint if it has one."""
+    if _checkpoint(view, Reader(home).spec(view.name)):
+        return ["shoal", "resume", view.name]
+    return ["shoal", "submit", _script(home, view.name)]
+
+
+def _checkpoint(view: RunView, spec: RunSpec | None) -> str | None:
+    if spec is None or not spec.checkpoint or not view.output_dir:
+        return None
+    return checkpoints.newest(view.output_dir, spec.checkpoint)
 
 
 def _lasted(view: RunView, now: float | None = None) -> str:

@@ -1,0 +1,13 @@
+"""The full-screen view of `shoal watch` (extra `tui`): a list, a detail with tabs, a filter, and two actions."""
+
+from __future__ import annotations
+
+from shoal.views.status import Filter
+
+
+def run_app(home: str, wanted: Filter, *, everything: bool = False) -> int:
+    """Run it until the person quits. Needs a terminal; the caller has checked."""
+    from shoal.views.tui.app import WatchApp
+
+    WatchApp(home, wanted, everything=everything).run(mouse=True)
+    return 0

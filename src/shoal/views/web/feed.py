@@ -1,0 +1,247 @@
+"""What the page shows, as JSON: runs (only those that changed since the page last asked), logs, metrics, reports.
+
+Nothing is read while nobody asks, and never more often than every two seconds, however many pages are open; Slurm's
+part comes from the answer that all watchers share. A run is named by a short hash, so no URL holds a path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from shoal.agent import layout
+from shoal.agent.files import names_in
+from shoal.errors import InputError
+from shoal.observe import Ask
+from shoal.store.fold import RunView
+from shoal.store.reading import Reader
+from shoal.store.records import Claim, DamagedRecord
+from shoal.views import logs, status, usage, why
+from shoal.views.causes import strip_escapes
+from shoal.views.report.gather import gather as gather_report
+from shoal.views.report.page import page as report_page
+from shoal.views.tail import collapse, read_slice
+from shoal.views.terminal_text import harmless
+
+_LOOK_S = 2.0
+_SLICE = 1 << 20
+_MOST_POINTS = 600
+_FIELDS = (
+    "name", "experiment", "state", "cause", "attempt", "job_id", "node", "exit_code", "submitted", "started", "ended",
+    "time_limit_s", "gpus", "partition", "progress", "progress_fraction", "gpu_percent", "memory_mb", "error_kind",
+)  # fmt: skip
+
+
+class NotFound(InputError):
+    """The page asked for something that is not there."""
+
+
+def id_of(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:16]
+
+
+class Feed:
+    """One project, looked at on demand. Safe to use from several threads."""
+
+    def __init__(self, home: str, ask: Ask, clock: Callable[[], float] = time.time) -> None:
+        self.home = home
+        self._ask, self._clock = ask, clock
+        self._lock = threading.Lock()
+        self._looked_at = float("-inf")
+        self._version = 0
+        self._head: dict[str, Any] = {}
+        self._records: dict[str, tuple[int, dict[str, Any]]] = {}
+        self._names: dict[str, str] = {}
+        self._gone: dict[str, int] = {}
+
+    def runs(self, since: int = 0) -> dict[str, Any]:
+        """Counts, and every run that changed after version `since`; the page keeps the others."""
+        with self._lock:
+            if self._clock() - self._looked_at >= _LOOK_S:
+                self._look()
+                self._looked_at = self._clock()
+            fresh = since > self._version  # a page of an earlier server
+            since = 0 if fresh else since
+            changed = [record for version, record in self._records.values() if version > since]
+            gone = [one for one, version in self._gone.items() if version > since]
+            return {**self._head, "version": self._version, "complete": since == 0, "runs": changed, "gone": gone}
+
+    def name_of(self, run: str) -> str:
+        """The name behind a page's id; NotFound for anything else."""
+        if run not in self._names:
+            self.runs()
+        if run not in self._names:
+            raise NotFound("there is no such run")
+        return self._names[run]
+
+    def run(self, run: str) -> dict[str, Any]:
+        """One run in full: record, spec, script, attempts, events."""
+        name = self.name_of(run)
+        reader = Reader(self.home)
+        try:
+            spec = reader.spec(name)
+        except DamagedRecord:
+            spec = None
+        return {
+            "id": run,
+            "run": self._records[run][1],
+            "spec": msgspec.to_builtins(spec) if spec else None,
+            "script": self._script(name),
+            "attempts": layout.parse_names(names_in(layout.run_dir(self.home, name))).attempts.get("start", []),
+            "events": events(self.home, name),
+        }
+
+    def why(self, run: str) -> dict[str, Any]:
+        found: dict[str, Any] = msgspec.to_builtins(why.gather(self.home, self.name_of(run), os.environ))
+        return {**found, "log_lines": [harmless(line, colour=False) for line in found["log_lines"]]}
+
+    def log(self, run: str, stream: str, attempt: int | None, offset: int) -> dict[str, Any]:
+        """A slice of a log as harmless text, cut at a line's end where more may follow."""
+        if stream not in ("out", "err", "slurm"):
+            raise NotFound("there is no such log")
+        name = self.name_of(run)
+        source = logs.find(self.home, name, attempt=attempt, err=stream == "err", slurm=stream == "slurm")
+        if not source.paths:
+            return {"text": "", "offset": 0, "next": 0, "size": 0, "attempt": 0}
+        try:
+            data, start, size = read_slice(source.paths[-1], offset, _SLICE)
+        except FileNotFoundError:
+            return {"text": "", "offset": 0, "next": 0, "size": 0, "attempt": source.attempt}
+        if offset < 0 and start > 0:
+            data, start = data[data.find(b"\n") + 1 :], start + data.find(b"\n") + 1
+        if start + len(data) < size and b"\n" in data:
+            data = data[: data.rfind(b"\n") + 1]
+        text = strip_escapes(collapse(data.replace(b"\0", b"")).decode("utf-8", "replace"))
+        return {
+            "text": harmless(text, colour=False),
+            "offset": start,
+            "next": start + len(data),
+            "size": size,
+            "attempt": source.attempt,
+        }
+
+    def metrics(self, run: str) -> dict[str, Any]:
+        """Curves of metrics.jsonl in the output folder, and what the job sampled about itself."""
+        name = self.name_of(run)
+        record = self._records[run][1]
+        sample = usage.read(self.home, name, record["attempt"]) if record["attempt"] else None
+        return {
+            "series": read_series(self._views.get(name)),
+            "usage": msgspec.to_builtins(sample) if sample else None,
+        }
+
+    def report(self, experiment: str) -> str:
+        experiments = {record["experiment"] for _, record in self._records.values()}
+        if experiment and experiment not in experiments:
+            raise NotFound("there is no such experiment")
+        return report_page(gather_report(self.home, [experiment] if experiment else [], ask=self._ask))
+
+    def _look(self) -> None:
+        report = status.gather(self.home, ask=self._ask, clock=self._clock)
+        self._views = {view.name: view for view in report.views}
+        document = status.document(report)
+        version, changed = self._version + 1, False
+        seen = set()
+        for record in document.pop("runs"):
+            one = id_of(record["name"])
+            seen.add(one)
+            self._names[one] = record["name"]
+            slim = {"id": one, **{key: record[key] for key in _FIELDS}}
+            if self._records.get(one, (0, None))[1] != slim:
+                self._records[one] = (version, slim)
+                changed = True
+        for one in set(self._records) - seen:
+            del self._records[one]
+            self._names.pop(one, None)
+            self._gone[one] = version
+            changed = True
+        self._version = version if changed else self._version
+        self._head = {**document, "schema": 1}
+
+    def _script(self, name: str) -> str:
+        claim: Claim | None = Reader(self.home).run(name).claim
+        folder = layout.run_dir(self.home, name)
+        if claim is None:
+            from shoal.store import records
+
+            generation = layout.parse_names(names_in(folder)).generation
+            claim = records.read(os.path.join(folder, layout.submit_file(generation, "claim")), Claim)
+        if claim is None:
+            return ""
+        path = os.path.join(layout.submission_dir(self.home, claim.token), "script.sh")
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+                return harmless(file.read(1 << 18), colour=False)
+        except OSError:
+            return ""
+
+
+def events(home: str, name: str) -> list[dict[str, Any]]:
+    """What happened to a run, oldest first: the small files of its folder, by the time they were written."""
+    words = {
+        "claim": "submitted",
+        "cancel": "cancel asked for",
+        "owner": "job began",
+        "missing": "Slurm lost sight of it",
+    }
+    words |= {
+        "start": "attempt {n} started",
+        "end": "attempt {n} ended",
+        "use": "",
+        "beat": "",
+        "verdict": "Slurm's word kept",
+    }
+    folder = layout.run_dir(home, name)
+    found = []
+    for file in names_in(folder):
+        parts = file.split(".")
+        if len(parts) != 3 or parts[0] not in ("submit", "attempt"):
+            continue
+        text = words.get(parts[2].rstrip("0123456789"), "")
+        if text:
+            try:
+                moment = os.stat(os.path.join(folder, file)).st_mtime
+            except OSError:
+                continue
+            found.append({"t": moment, "what": text.format(n=parts[1]), "file": file})
+    return sorted(found, key=lambda event: (event["t"], event["file"]))
+
+
+def read_series(view: RunView | None) -> dict[str, list[list[float]]]:
+    """Metric -> [[step, value], ...] from the last megabytes of metrics.jsonl, thinned to what a plot can show."""
+    if view is None or view.output_dir is None:
+        return {}
+    try:
+        data, start, _ = read_slice(os.path.join(view.output_dir, "metrics.jsonl"), -4 * _SLICE, 4 * _SLICE)
+    except OSError:
+        return {}
+    found: dict[str, list[list[float]]] = {}
+    for number, line in enumerate(data.split(b"\n")[1 if start else 0 :]):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if not isinstance(record, dict):
+            continue
+        step: Any = record.get("step", record.get("epoch", number))
+        for key, value in record.items():
+            if key not in ("step", "epoch", "t", "time") and _is_finite(value) and _is_finite(step) and len(found) < 40:
+                found.setdefault(str(key)[:60], []).append([float(step), float(value)])
+    return {key: thin(points) for key, points in found.items()}
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+def thin(points: list[list[float]], most: int = _MOST_POINTS) -> list[list[float]]:
+    """Every k-th point, and always the last."""
+    step = -(-len(points) // most)
+    return points if step <= 1 else [*points[::step], points[-1]]

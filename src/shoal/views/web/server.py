@@ -1,0 +1,218 @@
+"""HTTP for `shoal ui`: loopback, one thread per request, time limits, and nothing without the cookie."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from shoal.errors import ShoalError
+from shoal.views.web import guard
+from shoal.views.web.feed import Feed, NotFound
+from shoal.views.web.guard import Guard
+
+_STATIC = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/app.js": ("app.js", "text/javascript; charset=utf-8"),
+    "/table.js": ("table.js", "text/javascript; charset=utf-8"),
+    "/detail.js": ("detail.js", "text/javascript; charset=utf-8"),
+    "/style.css": ("style.css", "text/css; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+_MOST_BODY = 1 << 16
+_MOST_AT_ONCE = 32
+_READ_TIMEOUT_S = 20.0
+
+#: names of the runs -> one line for the person
+Action = Callable[[list[str]], str]
+
+
+class Server(ThreadingHTTPServer):
+    """Listens on loopback at a free port. `actions` is empty unless the person allowed them."""
+
+    daemon_threads = True
+    allow_reuse_address = False
+    request_queue_size = 64
+
+    def __init__(self, feed: Feed, *, port: int = 0, actions: Mapping[str, Action] | None = None) -> None:
+        super().__init__(("127.0.0.1", port), Handler)
+        self.feed = feed
+        self.actions = dict(actions or {})
+        self.guard = Guard(self.server_address[1])
+        self.places = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        self.on_new_link: Callable[[str], None] = lambda link: None
+
+    @property
+    def link(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/?token={self.guard.token}"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """A client that holds many connections open gets no more threads than this."""
+        if not self.places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self.places.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away in the middle is everyday life; anything else is told in one line."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, ConnectionError | TimeoutError | socket.timeout):
+            sys.stderr.write(f"ui: {type(error).__name__}: {error}\n")
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+    server_version = "shoal"
+    sys_version = ""
+    protocol_version = "HTTP/1.1"
+    timeout = _READ_TIMEOUT_S
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        query = {key: values[-1] for key, values in parse_qs(url.query, max_num_fields=20).items()}
+        if not guard.host_is_ours(self.headers):
+            self._refuse(403, "this address is not the page's own")
+        elif url.path == "/" and "token" in query:
+            self._log_in(query["token"])
+        elif not self.server.guard.knows(self.headers):
+            self._refuse(403, "open the link that `shoal ui` printed in the terminal; each link works once")
+        elif url.path in _STATIC:
+            self._static(*_STATIC[url.path])
+        elif guard.is_foreign(self.headers):
+            self._refuse(403, "this is for the page itself")
+        elif url.path == "/report":
+            self._answer(lambda: self.server.feed.report(query.get("experiment", "")))
+        else:
+            self._api(url.path, query)
+
+    def do_POST(self) -> None:
+        length = self.headers.get("Content-Length", "")
+        if not guard.host_is_ours(self.headers) or not guard.comes_from_page(self.headers):
+            self._refuse(403, "only the page itself may do this")
+        elif not self.server.guard.knows(self.headers):
+            self._refuse(403, "open the link that `shoal ui` printed in the terminal")
+        elif not (length.isascii() and length.isdigit()) or int(length) > _MOST_BODY:
+            self._refuse(413, "that is too much")
+        elif self.headers.get("Content-Type", "") != "application/json":
+            self._refuse(415, "JSON is expected")
+        else:
+            self._act(urlsplit(self.path).path, self.rfile.read(int(length)))
+
+    def _log_in(self, token: str) -> None:
+        value = self.server.guard.redeem(token)
+        if value is None:
+            # A page that is logged in already may be reloaded with its old link.
+            if self.server.guard.knows(self.headers):
+                self._send(303, b"", "text/plain", {"Location": "/"})
+            else:
+                self._refuse(403, "this link was used before; the terminal shows the next one")
+            return
+        self.server.on_new_link(self.server.link)
+        self._send(303, b"", "text/plain", {"Location": "/", "Set-Cookie": self.server.guard.set_cookie(value)})
+
+    def _api(self, path: str, query: Mapping[str, str]) -> None:
+        feed, run = self.server.feed, query.get("run", "")
+        answers: dict[str, Callable[[], dict[str, Any]]] = {
+            "/api/runs": lambda: {
+                **feed.runs(_integer(query.get("since"), 0)),
+                "actions": sorted(self.server.actions),
+                "project": os.path.basename(os.path.dirname(feed.home)) or feed.home,
+            },
+            "/api/run": lambda: feed.run(run),
+            "/api/why": lambda: feed.why(run),
+            "/api/metrics": lambda: feed.metrics(run),
+            "/api/log": lambda: feed.log(
+                run,
+                query.get("stream", "out"),
+                _integer(query["attempt"], 0) if "attempt" in query else None,
+                _integer(query.get("offset"), -(1 << 16)),
+            ),
+        }
+        if path in answers:
+            self._answer(answers[path])
+        else:
+            self._refuse(404, "there is nothing here")
+
+    def _act(self, path: str, body: bytes) -> None:
+        name = path.removeprefix("/api/")
+        if name not in ("cancel", "retry"):
+            self._refuse(404, "there is nothing here")
+            return
+        if name not in self.server.actions:
+            self._refuse(403, "this page only looks; start it with shoal ui --allow-actions")
+            return
+
+        def act() -> dict[str, Any]:
+            wanted = json.loads(body)
+            ids = wanted.get("runs") if isinstance(wanted, dict) else None
+            if not isinstance(ids, list) or not ids or len(ids) > 5000 or not all(isinstance(one, str) for one in ids):
+                raise NotFound("which runs?")
+            return {"said": self.server.actions[name]([self.server.feed.name_of(one) for one in ids])}
+
+        self._answer(act)
+
+    def _answer(self, work: Callable[[], dict[str, Any] | str]) -> None:
+        try:
+            found = work()
+        except NotFound as error:
+            self._refuse(404, error.message)
+        except ShoalError as error:
+            self._refuse(409, error.message)
+        except ValueError:
+            self._refuse(400, "that is not understood")
+        else:
+            if isinstance(found, str):
+                policy = {"Content-Security-Policy": guard.REPORT_POLICY}
+                self._send(200, found.encode(), "text/html; charset=utf-8", policy)
+            else:
+                self._send(200, json.dumps(found, separators=(",", ":")).encode(), "application/json")
+
+    def _static(self, name: str, kind: str) -> None:
+        self._send(200, (Path(__file__).with_name("static") / name).read_bytes(), kind)
+
+    def _refuse(self, code: int, sentence: str) -> None:
+        self.close_connection = True
+        self._send(code, json.dumps({"error": sentence}).encode(), "application/json")
+
+    def _send(self, code: int, body: bytes, kind: str, extra: Mapping[str, str] | None = None) -> None:
+        headers = {**guard.HEADERS, "Content-Security-Policy": guard.POLICY, "Content-Type": kind, **(extra or {})}
+        if len(body) > 2000 and "gzip" in self.headers.get("Accept-Encoding", ""):
+            body = gzip.compress(body, 1)
+            headers["Content-Encoding"] = "gzip"
+        if self.close_connection:
+            headers["Connection"] = "close"
+        self.send_response(code)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Silent: a request line could hold a token."""
+
+
+def _integer(text: str | None, default: int) -> int:
+    try:
+        return int(text) if text is not None and len(text) < 20 else default
+    except ValueError:
+        return default

@@ -1,0 +1,63 @@
+"""Start the server, tell the person how to reach it, and stop on Ctrl-C."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+import sys
+from collections.abc import Mapping
+from functools import partial
+
+from shoal.errors import InputError
+from shoal.views import actions
+from shoal.views.polling import SharedSlurm
+from shoal.views.render import print_json
+from shoal.views.web.feed import Feed
+from shoal.views.web.server import Action, Server
+
+
+def serve(
+    home: str,
+    port: int,
+    *,
+    allow_actions: bool = False,
+    browser: bool = False,
+    as_json: bool = False,
+    quiet: bool = False,
+) -> int:
+    """Serve until Ctrl-C, which is the normal end: 0."""
+    allowed: Mapping[str, Action] = (
+        {"cancel": partial(actions.cancel, home), "retry": partial(actions.retry, home)} if allow_actions else {}
+    )
+    try:
+        server = Server(Feed(home, SharedSlurm(home)), port=port, actions=allowed)
+    except OSError as error:
+        raise InputError(
+            f"cannot listen on port {port}: {error.strerror}", hint="shoal ui   # takes a free port"
+        ) from None
+    tunnel = tunnel_line(server.server_address[1])
+    if as_json:
+        print_json({"link": server.link, "ssh": tunnel, "actions": sorted(allowed)})
+    elif quiet:
+        print(server.link)
+    else:
+        print(f"{server.link}\nfrom another machine, first: {tunnel}")
+        print("the link works once; " + ("it may act on runs; " if allow_actions else "") + "Ctrl-C ends the page")
+        server.on_new_link = lambda link: print(f"opened; for another browser: {link}", flush=True)
+    sys.stdout.flush()
+    if browser:
+        import webbrowser
+
+        webbrowser.open(server.link)
+    try:
+        server.serve_forever(poll_interval=0.2)
+    except KeyboardInterrupt:
+        sys.stderr.write("\nthe page is closed; the runs go on\n")
+    finally:
+        server.server_close()
+    return 0
+
+
+def tunnel_line(port: int) -> str:
+    """An ssh command for the person's own machine that brings the page there, under the same port."""
+    return f"ssh -N -L {port}:127.0.0.1:{port} {getpass.getuser()}@{socket.getfqdn()}"

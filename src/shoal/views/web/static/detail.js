@@ -1,0 +1,179 @@
+// One run: its log as it grows, its errors, curves, reasons, script and events.
+import {element, elapsed, span} from "./table.js";
+
+export const TABS = ["log", "errors", "metrics", "why", "script", "events"];
+const LOOK_MS = 2000;
+
+export class Detail {
+  constructor(root, get, act) {
+    this.root = root; this.get = get; this.act = act; this.tab = "log"; this.run = null; this.ticket = 0; this.stream = "out";
+    this.pane = root.querySelector("#pane"); this.tabs = root.querySelector("#tabs");
+    TABS.forEach(name => {
+      const button = element("button", "", name);
+      button.setAttribute("role", "tab");
+      button.addEventListener("click", () => this.show(name));
+      this.tabs.append(button);
+    });
+    root.querySelector("#close").addEventListener("click", () => this.close());
+  }
+
+  open(run, actions) {
+    const same = this.run && this.run.id === run.id;
+    this.run = run; this.root.hidden = false;
+    this.title(run, actions);
+    if (!same) { this.attempt = null; this.show(this.tab); }
+  }
+
+  title(run, actions) {
+    this.run = run;
+    this.root.querySelector("#run-name").textContent = run.name;
+    const line = this.root.querySelector("#run-line");
+    const time = run.started ? ` · ${span(elapsed(run))}` : "";
+    line.replaceChildren(element("b", run.state, run.state), element("span", "", `${run.cause ? " · " + run.cause : ""}${run.progress ? " · " + run.progress : ""}${time}`));
+    const live = ["queued", "unknown", "pending", "running", "stuck"].includes(run.state);
+    const wanted = actions.filter(name => name === "cancel" ? live : !live && run.state !== "done" && run.state !== "new");
+    this.root.querySelector("#acts").replaceChildren(...wanted.map(name => {
+      const button = element("button", name === "cancel" ? "danger" : "", name);
+      button.addEventListener("click", () => this.act(name, run));
+      return button;
+    }));
+  }
+
+  close() { this.root.hidden = true; this.run = null; this.ticket++; }
+
+  async show(name) {
+    this.tab = name;
+    const ticket = ++this.ticket;
+    [...this.tabs.children].forEach(button => button.setAttribute("aria-selected", button.textContent === name));
+    this.pane.replaceChildren(element("p", "dim", "…"));
+    try {
+      await this[name](ticket);
+    } catch (error) {
+      if (ticket === this.ticket) this.pane.replaceChildren(element("p", "failed", error.message));
+    }
+  }
+
+  async log(ticket) {
+    const run = this.run, info = await this.get("/api/run", {run: run.id});
+    if (ticket !== this.ticket) return;
+    const tools = element("div", "tools"), box = element("div", "log"), text = element("pre"), size = element("span");
+    ["out", "err", "slurm"].forEach(stream => {
+      const button = element("button", "", stream);
+      button.setAttribute("aria-pressed", stream === this.stream);
+      button.addEventListener("click", () => { this.stream = stream; this.show("log"); });
+      tools.append(button);
+    });
+    if (info.attempts.length > 1) {
+      const choice = element("select");
+      info.attempts.forEach(number => choice.append(new Option(`attempt ${number}`, number)));
+      choice.value = this.attempt || info.attempts[info.attempts.length - 1];
+      choice.addEventListener("change", () => { this.attempt = +choice.value; this.show("log"); });
+      tools.append(choice);
+    }
+    const earlier = element("button", "", "earlier");
+    tools.append(earlier, size); box.append(text);
+    this.pane.replaceChildren(tools, box);
+    let next = null, first = 0;
+    const query = offset => ({run: run.id, stream: this.stream, offset, ...(this.attempt ? {attempt: this.attempt} : {})});
+    earlier.addEventListener("click", async () => {
+      const from = Math.max(0, first - 262144), found = await this.get("/api/log", query(from));
+      const part = found.text.slice(0, Math.max(0, first - found.offset));
+      first = found.offset; text.prepend(part); earlier.hidden = first === 0;
+    });
+    while (ticket === this.ticket) {
+      const found = await this.get("/api/log", query(next === null ? -65536 : next));
+      if (ticket !== this.ticket) return;
+      const low = box.scrollHeight - box.scrollTop - box.clientHeight < 40 || next === null;
+      if (next === null) { first = found.offset; earlier.hidden = first === 0; }
+      if (found.text) {
+        text.append(found.text);
+        while (text.childNodes.length > 400) text.firstChild.remove();
+      }
+      if (next === null && !found.size) text.textContent = "nothing was printed yet";
+      else if (found.text && next === 0) text.textContent = found.text;
+      next = found.next;
+      size.textContent = `${(found.size / 1024).toFixed(found.size < 10240 ? 1 : 0)} KB`;
+      if (low) box.scrollTop = box.scrollHeight;
+      await new Promise(resolve => setTimeout(resolve, found.next < found.size ? 50 : LOOK_MS));
+    }
+  }
+
+  async errors(ticket) {
+    const found = await this.get("/api/why", {run: this.run.id});
+    if (ticket !== this.ticket) return;
+    if (!found.log_lines.length) { this.pane.replaceChildren(element("p", "dim", "no error was found in its log")); return; }
+    const box = element("div", "log"); box.append(element("pre", "", found.log_lines.join("\n")));
+    this.pane.replaceChildren(element("p", "say", found.headline), box);
+  }
+
+  async why(ticket) {
+    const found = await this.get("/api/why", {run: this.run.id});
+    if (ticket !== this.ticket) return;
+    const list = element("ul");
+    found.evidence.forEach(line => list.append(element("li", "", line)));
+    const parts = [element("p", "say", found.headline), list];
+    if (found.start_estimate) parts.push(element("p", "", `Slurm estimates its start at ${new Date(found.start_estimate * 1000).toLocaleString()}`));
+    else if (found.estimate_note) parts.push(element("p", "dim", found.estimate_note));
+    found.sooner.forEach(one => parts.push(element("p", "", `with ${one.what} it could start at ${new Date(one.start * 1000).toLocaleTimeString()}: ${one.flag}`)));
+    if (found.next.length) parts.push(element("p", "dim", "next"), ...found.next.map(text => element("code", "", text)));
+    this.pane.replaceChildren(...parts);
+  }
+
+  async metrics(ticket) {
+    while (ticket === this.ticket) {
+      const found = await this.get("/api/metrics", {run: this.run.id});
+      if (ticket !== this.ticket) return;
+      const plots = Object.entries(found.series).map(([name, points]) => plot(name, points, "step"));
+      if (found.usage && found.usage.points.length) {
+        const pick = at => found.usage.points.filter(point => point[at] !== null).map(point => [point[0], point[at]]);
+        [["CPUs in use", 1], ["memory, MB", 2], ["GPU, %", 3], ["GPU memory, MB", 4]].forEach(([name, at]) => {
+          const points = pick(at);
+          if (points.length) plots.push(plot(name, points, "s"));
+        });
+        if (!found.usage.gpus.length) plots.push(element("p", "dim", `GPU: no data${found.usage.gpu_problem ? ` (${found.usage.gpu_problem})` : ""}`));
+      }
+      if (!plots.length) plots.push(element("p", "dim", "no metrics.jsonl in its output folder, and no samples yet"));
+      this.pane.replaceChildren(...plots);
+      if (this.run.state !== "running") return;
+      await new Promise(resolve => setTimeout(resolve, 3 * LOOK_MS));
+    }
+  }
+
+  async script(ticket) {
+    const found = await this.get("/api/run", {run: this.run.id});
+    if (ticket !== this.ticket) return;
+    const box = element("div", "log"); box.append(element("pre", "", found.script || "no script"));
+    const facts = element("dl", "facts");
+    const spec = found.spec || {};
+    const rows = {command: (spec.command || []).concat(spec.args || []).join(" "), seed: spec.seed, ...(spec.params || {}), ...(spec.env || {})};
+    Object.entries(rows).forEach(([key, value]) => { if (value !== null && value !== undefined && value !== "") facts.append(element("dt", "", key), element("dd", "", String(value))); });
+    this.pane.replaceChildren(facts, element("p", "", ""), box);
+  }
+
+  async events(ticket) {
+    const found = await this.get("/api/run", {run: this.run.id});
+    if (ticket !== this.ticket) return;
+    const list = element("dl", "facts");
+    found.events.forEach(event => list.append(element("dt", "", new Date(event.t * 1000).toLocaleString()), element("dd", "", event.what)));
+    this.pane.replaceChildren(list);
+  }
+}
+
+function plot(name, points, unit) {
+  const figure = element("figure"), caption = element("figcaption");
+  const xs = points.map(point => point[0]), ys = points.map(point => point[1]);
+  const [x0, x1, y0, y1] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
+  const number = value => Number(value.toPrecision(4)).toLocaleString();
+  caption.append(element("b", "", name), element("span", "", `last ${number(ys[ys.length - 1])}   least ${number(y0)}   most ${number(y1)}`));
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  svg.setAttribute("class", "plot"); svg.setAttribute("viewBox", "0 0 600 150"); svg.setAttribute("preserveAspectRatio", "none");
+  svg.setAttribute("role", "img"); svg.setAttribute("aria-label", `${name} from ${number(ys[0])} to ${number(ys[ys.length - 1])}`);
+  const place = ([x, y]) => `${(8 + 584 * (x - x0) / (x1 - x0 || 1)).toFixed(1)},${(140 - 128 * (y - y0) / (y1 - y0 || 1)).toFixed(1)}`;
+  const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
+  path.setAttribute("d", points.length > 1 ? `M${points.map(place).join("L")}` : `M8,75L592,75`);
+  svg.append(path);
+  const under = element("figcaption");
+  under.append(element("span", "", `${number(x0)} ${unit}`), element("span", "", `${number(x1)} ${unit}`));
+  figure.append(caption, svg, under);
+  return figure;
+}
