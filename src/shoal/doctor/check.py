@@ -75,7 +75,7 @@ def _walk(folder: Path) -> list[Path]:
 
 
 def _has_directives(path: Path) -> bool:
-    if path.suffix not in ("", ".txt", ".tpl"):
+    if path.suffix not in ("", ".txt", ".tpl", ".py", ".csh", ".tcsh", ".pl", ".R", ".jl"):
         return False
     try:
         with path.open("rb") as file:

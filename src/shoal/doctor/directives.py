@@ -21,6 +21,11 @@ _TEMPLATE = re.compile(r"\{\{.*?\}\}|\{%|<[A-Za-z_][\w ]*>|@@\w+@@|%\(\w+\)s|\{[
 _HETJOB = re.compile(r"#SBATCH\s+(?:hetjob|packjob)\b")
 
 
+def is_template(text: str) -> bool:
+    """Whether a text has places that another program fills in, such as {{ name }} or <PARTITION>."""
+    return bool(_TEMPLATE.search(text))
+
+
 class Option(NamedTuple):
     """One option of a directive: its long name, value (None when it has none), line, and how it was written."""
 
@@ -31,7 +36,7 @@ class Option(NamedTuple):
 
     @property
     def is_template(self) -> bool:
-        return bool(_TEMPLATE.search(self.value or ""))
+        return is_template(self.value or "")
 
     @property
     def is_literal(self) -> bool:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from shoal.backends.slurm.flags import known_options
+from shoal.doctor.directives import is_template
 from shoal.doctor.finding import Edit, Facts, Hit, rule
 from shoal.doctor.text import SLURM_MOST_BYTES
 
@@ -174,7 +175,7 @@ def unreadable(facts: Facts) -> Iterator[Hit]:
                 None,
                 (Edit("replace", stray.line, stray.word, plain),),
             )
-        elif not _SPACED.search(stray.text) and stray.word not in ("hetjob", "packjob"):
+        elif not is_template(stray.text) and not _SPACED.search(stray.text) and stray.word not in ("hetjob", "packjob"):
             yield Hit(
                 stray.line,
                 f"{stray.word!r} belongs to no option",
@@ -295,11 +296,11 @@ def not_understood(facts: Facts) -> Iterator[Hit]:
         yield Hit(
             1, "the file is very long; only its beginning was checked", "the rest is unknown", "shorten the script"
         )
-    for option in script.directives.options:
-        if option.is_template:
+    for number in script.directives.lines:
+        if is_template(script.text.lines[number - 1]):
             yield Hit(
-                option.line,
-                f"--{option.name}={option.value} looks like a template that was not filled in",
+                number,
+                "this directive looks like a template that was not filled in",
                 "sbatch would take it as it stands",
                 "check the script that is made from this template",
             )

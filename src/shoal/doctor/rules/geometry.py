@@ -239,7 +239,9 @@ def other_nodes(facts: Facts) -> Iterator[Hit]:
     for launch in facts.script.work:
         option = {"torchrun": "nnodes", "accelerate": "num-machines", "deepspeed": "num-nodes"}.get(launch.launcher, "")
         asked = as_number(launch.option(option), facts.script.values) if option else None
-        nodes = step_nodes(launch, facts.script)
+        # A launch that names its own rank is one of several, each on its node.
+        one_of_many = launch.has("node-rank", "machine-rank")
+        nodes = facts.script.geometry.n if one_of_many else step_nodes(launch, facts.script)
         if asked is None or nodes is None or asked == nodes or "nodes range" in facts.script.geometry.uncertain:
             continue
         if launch.command.background or launch.command.within:

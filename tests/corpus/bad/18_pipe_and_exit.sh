@@ -1,0 +1,11 @@
+#!/bin/bash
+#SBATCH --gres=gpu:1
+#SBATCH --cpus-per-task=8
+#SBATCH --mem=32G
+#SBATCH --time=04:00:00
+#SBATCH --nodes=1
+
+source ~/.bashrc
+conda activate torch
+python train.py 2>&1 | tee train.log
+exit 0

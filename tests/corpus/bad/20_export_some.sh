@@ -1,0 +1,6 @@
+#!/bin/bash
+#SBATCH --export=DATA=/data,SEED=3
+#SBATCH --time=01:00:00
+#SBATCH --mem=4G
+
+python train.py

@@ -1,0 +1,6 @@
+#!/bin/bash
+#SBATCH --gres=gpu:1
+#SBATCH --exclusive
+#SBATCH --ntasks=2
+
+python train.py

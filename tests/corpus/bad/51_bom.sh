@@ -1,0 +1,4 @@
+﻿#!/bin/bash
+#SBATCH --time=01:00:00
+#SBATCH --mem=8G
+python train.py

@@ -1,0 +1,5 @@
+#!/bin/bash
+#SBATCH --time=01:00:00
+#SBATCH --mem=8G
+# Größe der Daten
+python train.py
