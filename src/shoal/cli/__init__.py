@@ -32,6 +32,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "why": "why a run waits, or what it died of",
         "watch": "follow runs to their end, full-screen or line by line",
         "logs": "what runs printed, and the errors among it",
+        "results": "metrics over seeds: mean, deviation, count, and who is missing",
         "report": "what an experiment cost, wasted and brought: text, HTML, CSV",
         "ui": "a page in the browser: runs, live logs, metrics, reports",
     },

@@ -1,0 +1,44 @@
+r"""What runs brought: parameters that vary, metrics over seeds as mean and standard deviation, and who is missing.
+
+  shoal results 002_depth
+  shoal results 002_depth --metric accuracy --sort accuracy --descending
+  shoal results 002_depth --format latex > table.tex
+
+Numbers come from metrics.json, metrics.jsonl, W&B's offline files and TensorBoard's events in a run's output folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from shoal.cli.options import home_here
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("which", nargs="*", metavar="RUN_OR_EXPERIMENT", help="only these")
+    parser.add_argument("--metric", action="append", default=[], help="only this metric; may be given again")
+    parser.add_argument("--sort", metavar="NAME", help="order by a metric or a parameter")
+    parser.add_argument("--descending", action="store_true", help="the largest first")
+    parser.add_argument("--partial", action="store_true", help="count runs that are not done as well")
+    parser.add_argument("--all-params", action="store_true", help="show parameters that do not vary, and derived ones")
+    parser.add_argument(
+        "--format", choices=("text", "csv", "json", "markdown", "latex"), default="text", help="text unless told"
+    )
+    parser.add_argument("--json", action="store_true", help="the same as --format json")
+
+
+def run(args: argparse.Namespace) -> None:
+    from shoal.results.table import tabulate
+    from shoal.views import results
+
+    runs, defaults = results.gather(home_here(), args.which, os.environ, partial=args.partial)
+    table = tabulate(
+        runs,
+        metrics=args.metric,
+        sort=args.sort,
+        descending=args.descending,
+        all_params=args.all_params,
+        defaults=defaults,
+    )
+    results.show(table, "json" if args.json else args.format)

@@ -1,0 +1,139 @@
+"""Two record formats, just far enough to read numbers from them: W&B's offline log and TensorBoard's event file.
+
+Both are files of framed protobuf messages that grow while a run writes them, so the end may be missing: whatever is
+whole is read and the rest is passed over. Neither library is needed, and neither could be imported in a second.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+#: LevelDB's log format, in which W&B frames its records: blocks of 32 KiB, after a header of 7 bytes.
+_BLOCK = 32 * 1024
+_WANDB_HEADER = 7
+_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+
+Field = tuple[int, int | bytes]
+
+
+def wandb_numbers(data: bytes) -> Iterator[tuple[str, Any]]:
+    """(key, value) of every logged and summary item of a run-*.wandb file, in order."""
+    for record in _leveldb(data):
+        for number, value in fields(record):
+            if number not in (2, 3) or not isinstance(value, bytes):
+                continue  # 2 is a history record, 3 a summary; both hold items as their field 1
+            for inner, item in fields(value):
+                if inner == 1 and isinstance(item, bytes):
+                    yield from _wandb_item(item)
+
+
+def tensorboard_numbers(data: bytes) -> Iterator[tuple[str, float]]:
+    """(tag, value) of every scalar in an event file, in order."""
+    at = 0
+    while at + 12 <= len(data):
+        (length,) = struct.unpack_from("<Q", data, at)
+        if at + 12 + length + 4 > len(data):
+            return
+        for number, value in fields(data[at + 12 : at + 12 + length]):
+            if number == 5 and isinstance(value, bytes):
+                for inner, one in fields(value):
+                    if inner == 1 and isinstance(one, bytes):
+                        yield from _tensorboard_value(one)
+        at += 12 + length + 4
+
+
+def fields(message: bytes) -> Iterator[Field]:
+    """The fields of a protobuf message: numbers as int (fixed-width ones as their bytes), the rest as bytes.
+
+    A message that breaks off ends the walk without a word.
+    """
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        kind = key & 7
+        if kind == 0:
+            value, at = _varint(message, at)
+            yield key >> 3, value
+            continue
+        if kind == 2:
+            length, at = _varint(message, at)
+        elif kind in (1, 5):
+            length = 8 if kind == 1 else 4
+        else:
+            return
+        if at + length > len(message):
+            return
+        yield key >> 3, message[at : at + length]
+        at += length
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(data) and shift < 70:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if not byte & 0x80:
+            break
+    return value, at
+
+
+def _leveldb(data: bytes) -> Iterator[bytes]:
+    parts: list[bytes] = []
+    at = _WANDB_HEADER
+    while at + 7 <= len(data):
+        left = _BLOCK - at % _BLOCK
+        if left < 7:
+            at += left
+            continue
+        length, kind = struct.unpack_from("<HB", data, at + 4)
+        if kind == 0 or at + 7 + length > len(data):
+            return
+        body = data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (_FULL, _FIRST):
+            parts = []
+        parts.append(body)
+        if kind in (_FULL, _LAST):
+            yield b"".join(parts)
+            parts = []
+
+
+def _wandb_item(item: bytes) -> Iterator[tuple[str, Any]]:
+    key, nested, text = "", [], b""
+    for number, value in fields(item):
+        if isinstance(value, bytes):
+            if number == 1:
+                key = value.decode("utf-8", "replace")
+            elif number == 2:
+                nested.append(value.decode("utf-8", "replace"))
+            elif number == 16:
+                text = value
+    try:
+        yield key or ".".join(nested), json.loads(text)
+    except ValueError:
+        return
+
+
+def _tensorboard_value(message: bytes) -> Iterator[tuple[str, float]]:
+    tag, number = "", None
+    for field, value in fields(message):
+        if field == 1 and isinstance(value, bytes):
+            tag = value.decode("utf-8", "replace")
+        elif field == 2 and isinstance(value, bytes) and len(value) == 4:
+            number = struct.unpack("<f", value)[0]
+        elif field == 8 and isinstance(value, bytes):
+            number = _tensor(value)
+    if tag and number is not None:
+        yield tag, number
+
+
+def _tensor(message: bytes) -> float | None:
+    """A scalar that TensorFlow 2 wrote as a tensor: 32 or 64 bits, as content or as a list of one."""
+    for field, value in fields(message):
+        if isinstance(value, bytes) and field in (4, 5, 6) and len(value) in (4, 8):
+            return float(struct.unpack("<f" if len(value) == 4 else "<d", value)[0])
+    return None

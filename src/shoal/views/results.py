@@ -1,0 +1,178 @@
+"""`shoal results`: the table of an experiment as text, CSV, Markdown, LaTeX or JSON."""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shoal.agent.environment import text_of
+from shoal.observe import observe
+from shoal.results.metrics import read_metrics
+from shoal.results.table import Group, Results, RunResult, Statistic
+from shoal.store.reading import Reader
+from shoal.store.writing import in_parallel
+from shoal.sweep.memory import read_naming
+from shoal.views.render import print_json, print_table
+from shoal.views.select import select_runs
+
+FORMATS = ("text", "csv", "json", "markdown", "latex")
+
+
+def gather(
+    home: str, which: Sequence[str], environ: Mapping[str, str], *, partial: bool
+) -> tuple[list[RunResult], dict[str, Any]]:
+    """The runs with their numbers, and the declared defaults of parameters that older runs lack."""
+    names = select_runs(home, which)
+    views = observe(home, names, environ=environ).views
+    reader = Reader(home)
+    defaults: dict[str, Any] = {}
+    sweeps = set()
+
+    def read(name: str) -> RunResult | None:
+        spec, view = reader.spec(name), views[name]
+        if spec is None:
+            return None
+        sweeps.add((spec.experiment, spec.sweep))
+        counts = view.output_dir is not None and (view.state == "done" or partial)
+        numbers = read_metrics(view.output_dir) if counts and view.output_dir else {}
+        return RunResult(name, spec.step, spec.seed, spec.params, spec.derived, view.state, numbers)
+
+    found = [run for run in in_parallel(read, names) if run is not None] if names else []
+    for experiment, base in sweeps:
+        if base:
+            naming = read_naming(home, experiment, base)[1]
+            defaults.update(naming.defaults if naming else {})
+    return found, defaults
+
+
+def show(results: Results, kind: str) -> None:
+    if kind == "json":
+        print_json(document(results))
+        return
+    header, rows = cells(results, plus_minus=" ± " if kind in ("text", "markdown") else None)
+    if kind == "csv":
+        writer = csv.writer(sys.stdout)
+        writer.writerows([header, *rows])
+    elif kind == "markdown":
+        print(_markdown(header, rows))
+    elif kind == "latex":
+        print(_latex(results))
+    else:
+        print_table(header, rows)
+
+
+def document(results: Results) -> dict[str, Any]:
+    return {
+        "params": results.params,
+        "metrics": results.metrics,
+        "groups": [
+            {
+                "name": group.name,
+                "step": group.step,
+                "params": dict(group.params),
+                "count": len(group.runs),
+                "missing": [{"name": run.name, "seed": run.seed, "state": run.state} for run in group.missing],
+                "metrics": {name: _statistic(one) for name, one in group.metrics.items()},
+            }
+            for group in results.groups
+        ],
+        "runs": [
+            {
+                "name": run.name,
+                "step": run.step,
+                "seed": run.seed,
+                "params": dict(run.params),
+                "state": run.state,
+                "metrics": {name: _finite(value) for name, value in run.numbers.items()},
+            }
+            for group in results.groups
+            for run in group.runs
+        ],
+    }
+
+
+def cells(results: Results, plus_minus: str | None) -> tuple[list[str], list[list[str]]]:
+    """Header and rows. With `plus_minus` mean and deviation share a cell, else they are columns of full precision."""
+    header = ["group", *results.params]
+    for name in results.metrics:
+        header += [name] if plus_minus else [name, f"{name} std"]
+    header += ["runs", "missing"]
+    rows = []
+    for group in results.groups:
+        row = [group.name, *(_param(group.params.get(name)) for name in results.params)]
+        for name in results.metrics:
+            one = group.metrics.get(name)
+            if plus_minus:
+                row.append(_short(one, plus_minus))
+            else:
+                row += ["", ""] if one is None else [repr(one.mean), "" if one.std is None else repr(one.std)]
+        rows.append([*row, f"{len(group.runs) - len(group.missing)}/{len(group.runs)}", _missing(group)])
+    return header, rows
+
+
+def _missing(group: Group) -> str:
+    """Who is missing, and why: seed 2 failed."""
+    return ", ".join(f"{'run' if run.seed is None else f'seed {run.seed}'} {_why(run)}" for run in group.missing)
+
+
+def _why(run: RunResult) -> str:
+    return "has no metrics" if run.state == "done" else run.state
+
+
+def _short(one: Statistic | None, plus_minus: str) -> str:
+    if one is None:
+        return "-"
+    return f"{one.mean:.4g}" if one.std is None else f"{one.mean:.4g}{plus_minus}{one.std:.2g}"
+
+
+def _param(value: Any) -> str:
+    return "-" if value is None else text_of(value)
+
+
+def _statistic(one: Statistic) -> dict[str, Any]:
+    values = {seed: _finite(value) for seed, value in one.values.items()}
+    return {"mean": _finite(one.mean), "std": _finite(one.std), "count": one.size, "values": values}
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no NaN."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+_LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+}
+
+
+def _latex(results: Results) -> str:
+    """A booktabs table: parameters and metrics alone, because a paper has no room for names."""
+
+    def escape(text: str) -> str:
+        return "".join(_LATEX.get(letter, letter) for letter in text)
+
+    def number(one: Statistic | None) -> str:
+        return "--" if one is None else "$" + _short(one, r" \pm ") + "$"
+
+    named = results.params or ["group"]
+    lines = [
+        r"\begin{tabular}{" + "l" * len(named) + "r" * (len(results.metrics) + 1) + "}",
+        r"\toprule",
+        " & ".join(escape(name) for name in (*named, *results.metrics, "n")) + r" \\",
+        r"\midrule",
+    ]
+    for group in results.groups:
+        first = [_param(group.params.get(name)) for name in results.params] or [group.name]
+        count = f"{len(group.runs) - len(group.missing)}/{len(group.runs)}"
+        row = [*map(escape, first), *(number(group.metrics.get(name)) for name in results.metrics), count]
+        lines.append(" & ".join(row) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
