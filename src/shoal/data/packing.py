@@ -6,6 +6,7 @@ shards that lack; DST itself comes into being whole, by one rename, or not at al
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -71,18 +72,34 @@ def pack(
     plan = prepare(source, settings)
     if (there := _already(goal, plan, overwrite)) is not None:
         return Packed(goal, there, 0, time.monotonic() - began, ["this very data set is there already"], True)
-    folder = goal + ".packing"
+    try:
+        result, reused = _write(plan, source, goal, name or os.path.basename(goal), workers, overwrite, progress)
+    except OSError as error:
+        # Another command packed the same and was faster: its data set has the name.
+        lost = error.errno in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST)
+        if not lost or (there := _already(goal, plan, overwrite)) is None:
+            raise
+        shutil.rmtree(goal + ".packing", ignore_errors=True)
+        return Packed(goal, there, 0, time.monotonic() - began, ["another command packed it meanwhile"], True)
+    return Packed(goal, result, reused, time.monotonic() - began, plan.scan.notes)
+
+
+def _write(
+    plan: Plan, source: str, goal: str, name: str, workers: int | None, overwrite: bool, progress: Progress
+) -> tuple[Manifest, int]:
+    """Write what lacks into the folder beside the goal, then give it the goal's name: (manifest, shards reused)."""
+    folder, left_out, reused = goal + ".packing", list(plan.scan.bad), 0
     _begin(folder, plan, source)
-    left_out: list[str] = []
-    if settings.format == "squashfs":
-        shards, reused = [squash.make(source, folder, workers)], 0
+    if plan.settings.format == "squashfs":
+        shards = [squash.make(source, folder, workers)]
     else:
         done = finished_shards(folder, plan)
         reused = len(done)
-        shards, left_out = write_shards(plan, folder, done, workers, progress)
-    result = _manifest(plan, source, name or os.path.basename(goal), shards, [*plan.scan.bad, *left_out])
+        shards, bad = write_shards(plan, folder, done, workers, progress)
+        left_out += bad
+    result = _manifest(plan, source, name, shards, left_out)
     _publish(folder, goal, result, overwrite)
-    return Packed(goal, result, reused, time.monotonic() - began, plan.scan.notes)
+    return result, reused
 
 
 def shard_name(number: int, format: str) -> str:
@@ -199,20 +216,15 @@ def _manifest(plan: Plan, source: str, name: str, shards: Sequence[Shard], left_
 
 
 def _publish(folder: str, goal: str, result: Manifest, overwrite: bool) -> None:
-    """Give the finished folder its name. Another pack of the same plan may have been faster: then it is there."""
+    """Give the finished folder its name, and free it of what killed or simultaneous packs left in it."""
+    files.replace(os.path.join(folder, manifests.NAME), manifests.encode(result))
+    old = None
+    if overwrite and manifests.find(goal) is not None:
+        old = f"{goal}.old-{os.getpid()}"
+        os.rename(goal, old)
+    os.rename(folder, goal)
     wanted = {shard.name for shard in result.shards} | {shard.name + SUFFIX for shard in result.shards}
-    try:
-        files.replace(os.path.join(folder, manifests.NAME), manifests.encode(result))
-        for left in set(os.listdir(folder)) - wanted - {manifests.NAME}:
-            os.unlink(os.path.join(folder, left))
-        old = None
-        if overwrite and manifests.find(goal) is not None:
-            old = f"{goal}.old-{os.getpid()}"
-            os.rename(goal, old)
-        os.rename(folder, goal)
-    except FileNotFoundError:
-        if manifests.load(goal).source.get("digest") == result.source["digest"]:
-            return
-        raise
+    for left in set(os.listdir(goal)) - wanted - {manifests.NAME}:
+        os.unlink(os.path.join(goal, left))
     if old is not None:
         shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,404 @@
+"""Packing: lists, iterators, odd names, bad files, changed sources, kills, full disks; and never half a data set."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shoal.data
+from data_sets import SHOAL, contents, make_folder
+from shoal.data.checking import info, verify
+from shoal.data.estimating import estimate
+from shoal.data.packing import finished_shards, prepare
+from shoal.data.planning import Settings, make_plan
+from shoal.data.scan import Scan, SourceFile, SourceSample
+from shoal.data.unpacking import unpack
+from shoal.errors import InputError, ShoalError
+from waiting import wait_until
+
+SMALL = Settings(shard_mb=0.05, first_mb=0.01)
+
+
+def write_pixels(root: Path) -> Path:
+    (root / "pictures").mkdir(parents=True)
+    for number in range(6):
+        (root / "pictures" / f"{number}.png").write_bytes(b"%d" % number)
+    return root
+
+
+def test_the_same_source_and_seed_give_the_same_bytes_with_any_number_of_workers(tmp_path: Path) -> None:
+    source = make_folder(tmp_path / "src")
+    ids = {
+        shoal.data.pack(str(source), str(tmp_path / name), SMALL, workers=workers).manifest.id
+        for name, workers in (("a", 1), ("b", 3))
+    }
+    assert len(ids) == 1
+    other = shoal.data.pack(str(source), str(tmp_path / "c"), SMALL._replace(seed=1)).manifest.id
+    assert other not in ids
+
+
+def test_the_order_is_mixed_over_classes_and_can_be_kept(tmp_path: Path) -> None:
+    source = make_folder(tmp_path / "src", 90, classes=3)
+    shoal.data.pack(str(source), str(tmp_path / "mixed"), SMALL)
+    shoal.data.pack(str(source), str(tmp_path / "kept"), SMALL._replace(seed=None))
+    mixed = shoal.data.open(str(tmp_path / "mixed"), fields=("cls",))
+    kept = shoal.data.open(str(tmp_path / "kept"), fields=("cls",))
+    assert [label for (label,) in kept] == sorted(label for (label,) in mixed)
+    assert {label for (label,) in mixed.batch(range(12))} == {0, 1, 2}
+
+
+@given(
+    st.lists(st.integers(0, 5_000_000), min_size=1, max_size=80),
+    st.floats(0.1, 10),
+    st.floats(0, 3),
+)
+def test_shards_hold_every_sample_once_and_are_about_equal(sizes: list[int], shard_mb: float, first_mb: float) -> None:
+    samples = [SourceSample(str(k), (("x", SourceFile(str(k), size, 0)),)) for k, size in enumerate(sizes)]
+    plan = make_plan(Scan("/", samples, [], [], []), Settings(shard_mb=shard_mb, first_mb=first_mb))
+    packed = [sample.key for shard in range(plan.shards) for sample in plan.samples(shard)]
+    assert sorted(packed) == sorted(sample.key for sample in samples)
+    assert all(plan.samples(shard) for shard in range(plan.shards))
+    largest = max(sizes) + 2048
+    for shard in range(plan.shards):
+        assert sum(sample.size for sample in plan.samples(shard)) <= shard_mb * 1e6 + largest
+
+
+def test_a_csv_gives_classes_and_fields(tmp_path: Path) -> None:
+    write_pixels(tmp_path)
+    with (tmp_path / "list.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["path", "label", "split", "note"])
+        writer.writerows([f"pictures/{k}.png", "cat" if k % 2 else "ant", "train", f"a,b\n{k}"] for k in range(6))
+    packed = shoal.data.pack(str(tmp_path / "list.csv"), str(tmp_path / "out"))
+    assert packed.manifest.classes == ["ant", "cat"]
+    data = shoal.data.open(str(tmp_path / "out"))
+    for sample in data:
+        number = int(sample["png"])
+        assert sample["cls"] == number % 2
+        assert json.loads(sample["json"]) == {"split": "train", "note": f"a,b\n{number}"}
+
+
+def test_jsonl_and_plain_lists_work_and_bad_ones_say_where(tmp_path: Path) -> None:
+    write_pixels(tmp_path)
+    rows = [json.dumps({"image": f"pictures/{k}.png", "label": k * 10, "box": [k, 2]}) for k in range(6)]
+    (tmp_path / "list.jsonl").write_text("\n".join(rows))
+    shoal.data.pack(str(tmp_path / "list.jsonl"), str(tmp_path / "a"))
+    assert {s["cls"]: json.loads(s["json"]) for s in shoal.data.open(str(tmp_path / "a"))} == {
+        k * 10: {"box": [k, 2]} for k in range(6)
+    }
+    (tmp_path / "list.txt").write_text("".join(f"pictures/{k}.png\n" for k in range(6)))
+    assert shoal.data.pack(str(tmp_path / "list.txt"), str(tmp_path / "b")).manifest.samples == 6
+    (tmp_path / "bad.csv").write_text("name,label\npictures/1.png,1\n")
+    with pytest.raises(InputError, match="no column 'path'") as caught:
+        shoal.data.pack(str(tmp_path / "bad.csv"), str(tmp_path / "c"))
+    assert caught.value.hint == "--path-column name"
+    (tmp_path / "bad.jsonl").write_text('{"path": "x"}\n{oops\n')
+    with pytest.raises(InputError, match="cannot be read as jsonl"):
+        shoal.data.pack(str(tmp_path / "bad.jsonl"), str(tmp_path / "c"))
+    assert not (tmp_path / "c").exists()
+
+
+def test_samples_of_several_files_are_grouped_by_stem(tmp_path: Path) -> None:
+    for number in range(4):
+        for field in ("jpg", "seg.png", "json"):
+            (tmp_path / "src").mkdir(exist_ok=True)
+            (tmp_path / "src" / f"{number}.{field}").write_bytes(f"{number}{field}".encode())
+    packed = shoal.data.pack(str(tmp_path / "src"), str(tmp_path / "out"), Settings(group="stem"))
+    assert packed.manifest.samples == 4
+    for sample in shoal.data.open(str(tmp_path / "out")):
+        key = sample.pop("__key__")
+        assert sample == {field: f"{key}{field}".encode() for field in ("jpg", "seg.png", "json")}
+
+
+def test_an_iterator_becomes_a_data_set(tmp_path: Path) -> None:
+    samples = ({"__key__": f"s{k}", "txt": f"héllo {k}", "cls": k % 4, "json": {"k": [k]}} for k in range(50))
+    made = shoal.data.pack_samples(samples, str(tmp_path / "out"), Settings(shard_mb=0.02, first_mb=0.005), buffer=10)
+    assert made.samples == 50
+    assert len(made.shards) > 1
+    found = {sample["__key__"]: sample for sample in shoal.data.open(str(tmp_path / "out"), check=True)}
+    assert len(found) == 50
+    assert found["s7"] == {"__key__": "s7", "txt": "héllo 7".encode(), "cls": 3, "json": b'{"k": [7]}'}
+    assert verify(str(tmp_path / "out")).problems == []
+
+
+def test_an_iterator_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    def broken() -> Iterator[dict[str, object]]:
+        yield {"txt": "one"}
+        raise RuntimeError("camera unplugged")
+
+    with pytest.raises(RuntimeError, match="camera"):
+        shoal.data.pack_samples(broken(), str(tmp_path / "out"))
+    with pytest.raises(InputError, match="two samples have the key 'a'"):
+        shoal.data.pack_samples([{"__key__": "a", "x": b""}, {"__key__": "a", "x": b""}], str(tmp_path / "out"))
+    with pytest.raises(InputError, match="no sample"):
+        shoal.data.pack_samples([], str(tmp_path / "out"))
+    assert os.listdir(tmp_path) == []
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(
+        st.binary(min_size=1, max_size=40).filter(
+            lambda n: b"/" not in n and b"\0" not in n and n not in (b".", b"..")
+        ),
+        min_size=1,
+        max_size=8,
+        unique=True,
+    ),
+    st.sampled_from(["tar", "tfrecord"]),
+)
+def test_any_name_that_a_disk_allows_survives_the_round_trip(
+    tmp_path_factory: pytest.TempPathFactory, names: list[bytes], format: str
+) -> None:
+    folder = tmp_path_factory.mktemp("names")
+    (folder / "src").mkdir()
+    for number, name in enumerate(names):
+        Path(os.fsdecode(os.path.join(os.fsencode(folder / "src"), name))).write_bytes(b"%d" % number)
+    packed = shoal.data.pack(str(folder / "src"), str(folder / "out"), Settings(format=format), workers=1)
+    assert packed.manifest.samples == len(names)
+    unpack(str(folder / "out"), str(folder / "back"))
+    assert contents(folder / "back") == contents(folder / "src")
+    assert len({sample["__key__"] for sample in shoal.data.open(str(folder / "out"))}) == len(names)
+
+
+def test_names_that_differ_only_in_what_a_key_drops_stay_samples_of_their_own(tmp_path: Path) -> None:
+    import webdataset
+
+    (tmp_path / "src").mkdir()
+    for name in ("a.jpg", "a.png", "a.1.jpg", "a_1.jpg", "a", "new\nline.jpg", ".hidden", "x" * 200 + ".jpg"):
+        (tmp_path / "src" / name).write_text(name)
+    packed = shoal.data.pack(str(tmp_path / "src"), str(tmp_path / "out"))
+    assert packed.manifest.samples == 8
+    shard = str(tmp_path / "out" / "shard-000000.tar")
+    found = list(webdataset.WebDataset([shard], shardshuffle=False))
+    assert len(found) == 8
+    assert not any("\n" in sample["__key__"] for sample in found)
+    unpack(str(tmp_path / "out"), str(tmp_path / "back"))
+    assert contents(tmp_path / "back") == contents(tmp_path / "src")
+
+
+def test_empty_files_are_kept_and_empty_folders_are_told(tmp_path: Path) -> None:
+    source = make_folder(tmp_path / "src", 6)
+    (source / "class0" / "nothing.jpg").write_bytes(b"")
+    (source / "bare").mkdir()
+    packed = shoal.data.pack(str(source), str(tmp_path / "out"))
+    assert packed.notes == ["1 empty folder left out"]
+    data = shoal.data.open(str(tmp_path / "out"), check=True)
+    assert {s["__key__"]: s["jpg"] for s in data}["class0/nothing"] == b""
+    unpack(str(tmp_path / "out"), str(tmp_path / "back"))
+    assert contents(tmp_path / "back") == contents(source)
+    with pytest.raises(InputError, match="nothing to pack"):
+        shoal.data.pack(str(source / "bare"), str(tmp_path / "none"))
+
+
+def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
+    source = make_folder(tmp_path / "src", 6)
+    (source / "class0" / "up").symlink_to(source)
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "away.jpg").write_bytes(b"far")
+    (source / "class1" / "linked.jpg").symlink_to(tmp_path / "far" / "away.jpg")
+    packed = shoal.data.pack(str(source), str(tmp_path / "out"))
+    assert packed.manifest.samples == 7
+    assert any("not followed" in note for note in packed.notes)
+
+
+@pytest.mark.parametrize("kind", ["dangling", "circle", "pipe"])
+def test_what_cannot_be_read_stops_the_pack_or_is_left_out_and_listed(tmp_path: Path, kind: str) -> None:
+    source = make_folder(tmp_path / "src", 6)
+    bad = source / "class0" / "bad.jpg"
+    if kind == "pipe":
+        os.mkfifo(bad)
+    else:
+        bad.symlink_to(bad if kind == "circle" else tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"cannot pack class0/bad\.jpg") as caught:
+        shoal.data.pack(str(source), str(tmp_path / "out"))
+    assert "--skip-bad" in str(caught.value.hint)
+    assert not (tmp_path / "out").exists()
+    packed = shoal.data.pack(str(source), str(tmp_path / "out"), Settings(skip_bad=True))
+    assert packed.manifest.samples == 6
+    assert [text.split(":")[0] for text in packed.manifest.left_out] == ["class0/bad.jpg"]
+
+
+@pytest.mark.parametrize("change", ["vanish", "grow", "unreadable"])
+def test_a_file_that_changes_between_the_look_and_the_read_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    from shoal.data import packing, writing
+
+    source = make_folder(tmp_path / "src", 12)
+    victim = source / "class1" / "img_00004.jpg"
+    begin = packing._begin
+
+    def meddle(*args: object) -> None:
+        begin(*args)  # type: ignore[arg-type]
+        if change == "vanish":
+            victim.unlink()
+        elif change == "grow":
+            victim.write_bytes(victim.read_bytes() + b"more")
+
+    monkeypatch.setattr(packing, "_begin", meddle)
+    if change == "unreadable":  # root may read everything, so the refusal is played here
+        plain = writing.read_file
+
+        def refuse(root: str, file: SourceFile) -> bytes:
+            if file.path.endswith("img_00004.jpg"):
+                raise PermissionError(13, "Permission denied")
+            return plain(root, file)
+
+        monkeypatch.setattr(writing, "read_file", refuse)
+    words = {"vanish": "vanished", "grow": "changed", "unreadable": "permission denied"}
+    with pytest.raises(InputError, match=rf"class1/img_00004\.jpg: .*{words[change]}"):
+        shoal.data.pack(str(source), str(tmp_path / "out"), SMALL)
+    assert not (tmp_path / "out").exists()
+    if change == "unreadable":
+        packed = shoal.data.pack(str(source), str(tmp_path / "out"), SMALL._replace(skip_bad=True))
+        assert packed.manifest.samples == 11
+        assert packed.manifest.left_out == ["class1/img_00004.jpg: permission denied"]
+        assert info(str(tmp_path / "out"))["left_out"] == packed.manifest.left_out
+
+
+def test_a_source_that_changed_since_an_unfinished_pack_is_not_mixed_into_it(tmp_path: Path) -> None:
+    source = make_folder(tmp_path / "src", 60)
+    _kill_pack_in_the_middle(source, tmp_path / "out")
+    (source / "class0" / "img_00000.jpg").write_bytes(b"another picture")
+    with pytest.raises(InputError, match=r"changed since the pack in .* began") as caught:
+        shoal.data.pack(str(source), str(tmp_path / "out"), SMALL)
+    assert str(caught.value.hint).startswith("rm -r ")
+    other = make_folder(tmp_path / "other", 5)
+    with pytest.raises(InputError, match="unfinished pack of"):
+        shoal.data.pack(str(other), str(tmp_path / "out"), SMALL)
+
+
+def test_packing_again_does_nothing_and_a_changed_source_needs_overwrite(tmp_path: Path) -> None:
+    source = make_folder(tmp_path / "src", 12)
+    first = shoal.data.pack(str(source), str(tmp_path / "out"))
+    again = shoal.data.pack(str(source), str(tmp_path / "out"))
+    assert again.existed and again.manifest == first.manifest
+    (source / "class0" / "new.jpg").write_bytes(b"new")
+    with pytest.raises(InputError, match="before the source changed"):
+        shoal.data.pack(str(source), str(tmp_path / "out"))
+    assert shoal.data.open(str(tmp_path / "out")).manifest == first.manifest
+    second = shoal.data.pack(str(source), str(tmp_path / "out"), overwrite=True)
+    assert second.manifest.samples == 13
+    assert sorted(os.listdir(tmp_path)) == ["out", "src"]
+
+
+def test_a_folder_that_is_no_data_set_is_never_replaced(tmp_path: Path) -> None:
+    source = make_folder(tmp_path / "src", 6)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    with pytest.raises(InputError, match="is not a data set"):
+        shoal.data.pack(str(source), str(tmp_path / "mine"), overwrite=True)
+    with pytest.raises(InputError, match="packed into itself"):
+        shoal.data.pack(str(source), str(source / "out"))
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
+
+
+def test_a_killed_pack_goes_on_where_it_was(tmp_path: Path) -> None:
+    source = make_folder(tmp_path / "src", 60)
+    kept = _kill_pack_in_the_middle(source, tmp_path / "out")
+    packed = shoal.data.pack(str(source), str(tmp_path / "out"), SMALL)
+    assert packed.reused == kept > 0
+    assert packed.manifest.id == shoal.data.pack(str(source), str(tmp_path / "fresh"), SMALL).manifest.id
+    assert verify(str(tmp_path / "out")).problems == []
+    assert not (tmp_path / "out.packing").exists()
+    assert not [name for name in os.listdir(tmp_path / "out") if ".tmp-" in name]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+def test_a_full_disk_is_one_sentence_and_the_pack_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    source = make_folder(tmp_path / "src", 60, size=20_000)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=800k", "tmpfs", str(disk)], check=True)
+    try:
+        argv = [*SHOAL, "data", "pack", str(source), str(disk / "out"), "--shard-size", "0.3"]
+        failed = subprocess.run(argv, capture_output=True, text=True, check=False)
+        assert failed.returncode == 74
+        assert "no space left" in failed.stderr
+        assert not (disk / "out").exists()
+        subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
+        done = subprocess.run([*argv, "--json"], capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout)["reused_shards"] > 0
+        assert verify(str(disk / "out")).problems == []
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_dry_run_counts_and_writes_nothing(tmp_path: Path) -> None:
+    source = make_folder(tmp_path / "src", 60)
+    told = estimate(str(source), SMALL)
+    packed = shoal.data.pack(str(source), str(tmp_path / "out"), SMALL)
+    assert (told.shards, told.samples, told.bytes) == (
+        len(packed.manifest.shards),
+        packed.manifest.samples,
+        packed.manifest.bytes,
+    )
+    assert told.seconds > 0
+
+
+def test_two_packs_of_one_source_at_once_make_one_data_set(tmp_path: Path) -> None:
+    source = make_folder(tmp_path / "src", 60)
+    argv = [*SHOAL, "data", "pack", str(source), str(tmp_path / "out"), "--shard-size", "0.05"]
+    both = [subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    errors = [pack.communicate()[1] for pack in both]
+    assert [pack.returncode for pack in both] == [0, 0], errors
+    assert verify(str(tmp_path / "out")).problems == []
+    assert sorted(os.listdir(tmp_path)) == ["out", "src"]
+
+
+_SLOW_PACK = """
+import sys, time
+from shoal.data import packing, writing
+from shoal.data.planning import Settings
+
+plain = writing.write_one
+
+def slow(plan, folder, number):
+    if number >= 3:
+        sys.stdout.write("three\\n"); sys.stdout.flush()
+        time.sleep(600)
+    return plain(plan, folder, number)
+
+writing.write_one = slow
+packing.pack(sys.argv[1], sys.argv[2], Settings(shard_mb=0.05, first_mb=0.01), workers=2)
+"""
+
+
+def _kill_pack_in_the_middle(source: Path, goal: Path) -> int:
+    """Kill -9 a pack that has finished some shards; returns how many, after checking that its children are gone."""
+    pack = subprocess.Popen([sys.executable, "-c", _SLOW_PACK, str(source), str(goal)], stdout=subprocess.PIPE)
+    assert pack.stdout is not None
+    try:
+        assert pack.stdout.readline().startswith(b"three")
+        plan = prepare(str(source), SMALL)
+        folder = str(goal) + ".packing"
+        wait_until(lambda: len(finished_shards(folder, plan)) >= 2, 20, "two shards are finished")
+        children = Path(f"/proc/{pack.pid}/task/{pack.pid}/children").read_text().split()
+        assert children
+    finally:
+        os.kill(pack.pid, signal.SIGKILL)
+        pack.wait()
+        pack.stdout.close()
+    wait_until(lambda: not any(_alive(child) for child in children), 20, "the pack's children died with it")
+    assert not goal.exists()
+    with pytest.raises(ShoalError):
+        shoal.data.open(str(goal))
+    return len(finished_shards(folder, plan))
+
+
+def _alive(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
