@@ -12,6 +12,7 @@ from shoal.doctor.text import SLURM_MOST_BYTES
 
 _PATHS = ("output", "error", "chdir", "input")
 _NAMES = frozenset({"job-name", "comment", "mail-user", "wckey", "licenses"})
+_NEEDED = frozenset({"time", "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "mem", "mem-per-cpu"})
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 _SPACED = re.compile(r"(--?[A-Za-z][\w-]*)(?:\s+=\s*|\s*=\s+)(?=\S)")
 #: Removed or never part of sbatch, and what takes their place.
@@ -163,6 +164,15 @@ def unreadable(facts: Facts) -> Iterator[Hit]:
                 f"{spaced[1]}=VALUE, without blanks",
                 None,
                 (Edit("replace", number, spaced[0], f"{spaced[1]}="),),
+            )
+    for option in facts.script.directives.options:
+        # --export= and --constraint= are ways to say "nothing"; a number cannot be nothing.
+        if option.value == "" and option.name in _NEEDED:
+            yield Hit(
+                option.line,
+                f"--{option.name} has no value",
+                "sbatch refuses the script",
+                f"--{option.name}=VALUE, or leave the line out",
             )
     for stray in facts.script.directives.strays:
         if stray.word[:1] in _DASHES and stray.word:
