@@ -102,15 +102,17 @@ def refuse_unprintable(word: str) -> None:
     if not word or word in (".", ".."):
         raise InputError(f"{word!r} is not a name")
     if word.startswith("-"):
-        raise InputError(f"the name {word!r} begins with a dash, which programs take for an option")
+        raise InputError(f"the name {word!r} begins with a dash, which programs take for an option", hint=_LAYOUT_HINT)
     if any(unicodedata.category(letter) in ("Cc", "Cs", "Cn") for letter in word):
-        raise InputError(f"the name {word!r} has characters that cannot be printed")
+        raise InputError(f"the name {word!r} has characters that cannot be printed", hint=_LAYOUT_HINT)
 
 
 def check_length(experiment: str, stem: str) -> None:
     for word in (experiment, stem):
         if len(word) > MAX_COMPONENT:
-            raise InputError(f"the name {word!r} has {len(word)} characters; {MAX_COMPONENT} are the limit")
+            raise InputError(
+                f"the name {word!r} has {len(word)} characters; {MAX_COMPONENT} are the limit", hint="shorten it"
+            )
     if len(experiment) + 1 + len(stem) > MAX_NAME:
         raise InputError(
             f"{experiment}/{stem} has {len(experiment) + 1 + len(stem)} characters; {MAX_NAME} are the limit",

@@ -110,7 +110,9 @@ def parse_request(table: Table) -> Request:
             time=time,
         )
     except InputError as error:
-        raise InputError(error.message, hint=error.hint, place=error.place or table.place()) from None
+        hint = error.hint or "request = { nodes = 1, gpus = 4, cpus = 32, memory = '64G', time = '3d' }"
+        message = error.message.removeprefix(f"{error.place}: ")
+        raise InputError(message, hint=hint, place=error.place or table.place()) from None
 
 
 def _command(table: Table) -> tuple[str, ...]:
@@ -123,7 +125,11 @@ def _command(table: Table) -> tuple[str, ...]:
         try:
             words = tuple(shlex.split(written))
         except ValueError as error:
-            raise table.error(("command",), f"the command cannot be split into words: {str(error).lower()}") from None
+            raise table.error(
+                ("command",),
+                f"the command cannot be split into words: {str(error).lower()}",
+                hint='a list is taken as it is: command = ["python", "train.py"]',
+            ) from None
     elif isinstance(written, list):
         words = table.strings("command") or ()
     else:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from shoal.agent import checkpoints
-from shoal.backends.slurm.flags import parse_flags
+from shoal.backends.slurm.flags import DASHES, parse_flags
 from shoal.config.launches import change_mode
 from shoal.config.project import Project
 from shoal.errors import InputError
@@ -130,13 +130,13 @@ def _split(call: Call) -> _Words:
         words, args = words[:cut], words[cut + 1 :]
     own: dict[str, str] = {}
     rest: list[str] = []
-    source = words.pop(0) if words and not words[0].startswith("-") else None
+    source = words.pop(0) if words and not words[0].startswith(("-", *DASHES)) else None
     while words:
         word = words.pop(0)
         flag, equals, value = word.partition("=")
         if flag in _VALUE_FLAGS:
             if not equals and not words:
-                raise InputError(f"{flag} needs a value", place=call.script)
+                raise InputError(f"{flag} needs a value", hint=f"{flag} NAME", place=call.script)
             own[flag] = value if equals else words.pop(0)
         elif word in _PLAIN_FLAGS:
             own[word] = ""

@@ -23,13 +23,20 @@ def decide(spec: RunSpec, kept: RunSpec | None, view: RunView, *, again: bool) -
     The same run asked for twice is one run: in flight or done, it is left alone. One that failed starts again. Other
     settings under the same name start a new revision, but never silently beside or over a result of the old ones.
     """
+    if kept is not None and kept.title != spec.title:
+        raise InputError(
+            f"{spec.title or spec.name!r} and {kept.title or kept.name!r} would both be called {spec.name}",
+            hint="rename one of the two scripts",
+        )
     revision = kept.revision if kept else 0
     changed = [] if kept is None else differences(kept, spec)
     if view.state in LIVE:
         if again or changed:
             what = "with other settings: " + "; ".join(changed) if changed else "already"
             raise InputError(f"{spec.name} is {view.state} {what}", hint=f"shoal cancel {spec.name}")
-        return Decision(False, revision, f"{view.state} already" + (f" as job {view.job_id}" if view.job_id else ""))
+        job = f" as job {view.job_id}" if view.job_id else ""
+        why = f": {view.cause}" if view.state in ("unknown", "stuck") and view.cause else ""
+        return Decision(False, revision, f"{view.state} already{job}{why}")
     if again:
         return Decision(True, revision + 1, "started over")
     if view.state == "done":

@@ -65,7 +65,7 @@ _OWNED = {
     "version": ("it prints instead of submitting", "sbatch --version"),
     "quiet": ("the answer of sbatch must be readable", "leave it out"),
 }
-_DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
+DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 _COUNT = re.compile(r"\d{1,6}", re.ASCII)
 _UNKNOWN = re.compile(r"[A-Za-z][A-Za-z0-9_-]*", re.ASCII)
 _TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
@@ -190,7 +190,7 @@ def _full_name(written: str) -> str:
 
 
 def _stray(word: str) -> InputError:
-    if word[:1] in _DASHES and word:
+    if word[:1] in DASHES and word:
         return InputError(f"{word!r} begins with a dash that is not the one on the keyboard", hint="retype it with --")
     if word == ":":
         return InputError("shoal does not submit heterogeneous jobs, which ':' would begin")
@@ -236,7 +236,7 @@ def _portable(name: str, value: str, nodes: int | None, portable: dict[str, int 
         return _gres(value, portable)
     elif name == "gpus-per-node" or (name == "gpus" and (nodes or 1) == 1):
         if (gpu := _gpu(value)) is None:
-            raise InputError(f"{value!r} is not a number of GPUs, such as 4 or a100:4", place=f"--{name}")
+            raise InputError(f"{value!r} is not a number of GPUs, such as 4 or a100:4", hint=f"--{name}=4", place=f"--{name}")
         portable.update(gpu)
     else:
         return value
@@ -250,7 +250,7 @@ def _gres(value: str, portable: dict[str, int | str]) -> str:
     if len(gpus) != 1:
         return value
     if (gpu := _gpu(gpus[0][4:] or "1")) is None:
-        raise InputError(f"{gpus[0]!r} is not a GPU request, such as gpu:4 or gpu:a100:4", place="--gres")
+        raise InputError(f"{gpus[0]!r} is not a GPU request, such as gpu:4 or gpu:a100:4", hint="--gres=gpu:4", place="--gres")
     portable.update(gpu)
     return ",".join(item for item in items if item != gpus[0])
 
@@ -267,5 +267,5 @@ def _gpu(text: str) -> dict[str, int | str] | None:
 
 def _count(name: str, text: str, least: int) -> int:
     if not _COUNT.fullmatch(text) or int(text) < least:
-        raise InputError(f"{text!r} is not a whole number from {least} upwards", place=f"--{name}")
+        raise InputError(f"{text!r} is not a whole number from {least} upwards", hint=f"--{name}=4", place=f"--{name}")
     return int(text)

@@ -61,4 +61,4 @@ def escape_percent(path: str) -> str:
 def refuse_line_breaks(value: str, what: str) -> None:
     """A line break in a header line would begin a line of its own: another option, or code."""
     if any(letter in value for letter in "\n\r\0"):
-        raise InputError(f"{what} cannot have line breaks or NUL characters: {value!r}")
+        raise InputError(f"{what} cannot have line breaks or NUL characters: {value!r}", hint="write it in one line")
