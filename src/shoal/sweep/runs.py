@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +14,7 @@ from shoal.config.launches import change_mode
 from shoal.config.project import Project
 from shoal.config.steps import Step, check_step_name
 from shoal.errors import InputError
-from shoal.model import RunSpec
+from shoal.model import Request, RunSpec
 from shoal.names import ScriptName
 from shoal.sweep.blocks import BUILT_IN, Block
 from shoal.sweep.expand import Point, count, expand
@@ -79,6 +80,7 @@ class _Maker:
             mode, settings = block.launch
             kept = change_mode(mode, self.step.launch, self.step.launch_settings)
             self.launch, self.settings = (mode, settings) if settings is not None else kept
+        self._requests: dict[Request, Request] = {}
         self._check_placeholders()
 
     def spec(self, point: Point, stem: str) -> RunSpec:
@@ -112,11 +114,17 @@ class _Maker:
             launch=self.launch,
             launch_settings=self.settings,
             title=self.named.title,
-            request=point.request.over(self.step.request),
+            request=self._request(point.request),
             sweep=self.base,
             derived=sorted(point.derived),
             cost=point.cost,
         )
+
+    def _request(self, asked: Request) -> Request:
+        """The point's request over the step's; equal ones are merged once."""
+        if asked not in self._requests:
+            self._requests[asked] = asked.over(self.step.request)
+        return self._requests[asked]
 
     def _check_placeholders(self) -> None:
         """A placeholder that nothing fills is a misspelt parameter, or braces that should have been doubled."""
@@ -176,4 +184,9 @@ def _without(words: Sequence[str], missing: set[str], place: str) -> list[str]:
 
 def passed(template: str, name: str, value: str) -> list[str]:
     """The words that pass a parameter which the command does not mention: --lr=0.1, lr=0.1, or none at all."""
-    return [word.replace("{name}", name).replace("{value}", value) for word in shlex.split(template)]
+    return [word.replace("{name}", name).replace("{value}", value) for word in _split(template)]
+
+
+@functools.cache
+def _split(template: str) -> tuple[str, ...]:
+    return tuple(shlex.split(template))
