@@ -7,7 +7,6 @@ part comes from the answer that all watchers share. A run is named by a short ha
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import threading
 import time
@@ -20,11 +19,12 @@ from shoal.agent import layout
 from shoal.agent.files import names_in
 from shoal.errors import InputError
 from shoal.observe import Ask
-from shoal.store.fold import RunView
 from shoal.store.reading import Reader
 from shoal.store.records import Claim, DamagedRecord
 from shoal.views import logs, status, usage, why
 from shoal.views.causes import strip_escapes
+from shoal.views.curves import read_series
+from shoal.views.events import events
 from shoal.views.report.gather import gather as gather_report
 from shoal.views.report.page import page as report_page
 from shoal.views.tail import collapse, read_slice
@@ -32,7 +32,6 @@ from shoal.views.terminal_text import harmless
 
 _LOOK_S = 2.0
 _SLICE = 1 << 20
-_MOST_POINTS = 600
 _FIELDS = (
     "name", "experiment", "state", "cause", "attempt", "job_id", "node", "exit_code", "submitted", "started", "ended",
     "time_limit_s", "gpus", "partition", "progress", "progress_fraction", "gpu_percent", "memory_mb", "error_kind",
@@ -181,67 +180,3 @@ class Feed:
                 return harmless(file.read(1 << 18), colour=False)
         except OSError:
             return ""
-
-
-def events(home: str, name: str) -> list[dict[str, Any]]:
-    """What happened to a run, oldest first: the small files of its folder, by the time they were written."""
-    words = {
-        "claim": "submitted",
-        "cancel": "cancel asked for",
-        "owner": "job began",
-        "missing": "Slurm lost sight of it",
-    }
-    words |= {
-        "start": "attempt {n} started",
-        "end": "attempt {n} ended",
-        "use": "",
-        "beat": "",
-        "verdict": "Slurm's word kept",
-    }
-    folder = layout.run_dir(home, name)
-    found = []
-    for file in names_in(folder):
-        parts = file.split(".")
-        if len(parts) != 3 or parts[0] not in ("submit", "attempt"):
-            continue
-        text = words.get(parts[2].rstrip("0123456789"), "")
-        if text:
-            try:
-                moment = os.stat(os.path.join(folder, file)).st_mtime
-            except OSError:
-                continue
-            found.append({"t": moment, "what": text.format(n=parts[1]), "file": file})
-    return sorted(found, key=lambda event: (event["t"], event["file"]))
-
-
-def read_series(view: RunView | None) -> dict[str, list[list[float]]]:
-    """Metric -> [[step, value], ...] from the last megabytes of metrics.jsonl, thinned to what a plot can show."""
-    if view is None or view.output_dir is None:
-        return {}
-    try:
-        data, start, _ = read_slice(os.path.join(view.output_dir, "metrics.jsonl"), -4 * _SLICE, 4 * _SLICE)
-    except OSError:
-        return {}
-    found: dict[str, list[list[float]]] = {}
-    for number, line in enumerate(data.split(b"\n")[1 if start else 0 :]):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if not isinstance(record, dict):
-            continue
-        step: Any = record.get("step", record.get("epoch", number))
-        for key, value in record.items():
-            if key not in ("step", "epoch", "t", "time") and _is_finite(value) and _is_finite(step) and len(found) < 40:
-                found.setdefault(str(key)[:60], []).append([float(step), float(value)])
-    return {key: thin(points) for key, points in found.items()}
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-
-
-def thin(points: list[list[float]], most: int = _MOST_POINTS) -> list[list[float]]:
-    """Every k-th point, and always the last."""
-    step = -(-len(points) // most)
-    return points if step <= 1 else [*points[::step], points[-1]]

@@ -1,0 +1,139 @@
+"""What became of a pack: the runs, the slots against time, and in numbers what was used and what was idle."""
+
+from __future__ import annotations
+
+import csv as csv_format
+import io
+import os
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from shoal.agent.files import replace
+from shoal.pack.drawing import as_svg, as_text
+from shoal.pack.order import Job
+from shoal.pack.simulate import lower_bound
+from shoal.pack.timeline import Timeline, read_timeline
+from shoal.submit.orders import Result
+from shoal.submit.packing import Packed
+from shoal.views.render import plural, print_json, print_table, state_word
+from shoal.views.screen import screen_of
+
+#: More rows than this on a terminal help nobody; then only what did not end well is listed.
+_MOST_ROWS = 40
+
+
+def show(packed: Packed, *, as_json: bool, quiet: bool, csv: Path | None, svg: Path | None) -> None:
+    """Print what became of a pack, or what would; write the files that were asked for."""
+    if packed.dry_run:
+        _show_plan(packed, as_json=as_json, quiet=quiet)
+        return
+    timeline = read_timeline(packed.home, packed.names, time.time())
+    if csv is not None:
+        replace(str(csv), as_csv(packed, timeline).encode())
+    if svg is not None:
+        replace(str(svg), as_svg(timeline, packed.names[0].partition("/")[0]).encode())
+    if as_json:
+        print_json({"runs": [_record(result, timeline) for result in packed.results], **timeline.record()})
+    elif quiet:
+        sys.stdout.write("".join(f"{result.name}\n" for result in packed.results))
+    elif packed.local:
+        _show_runs(packed, timeline)
+    else:
+        _show_submitted(packed)
+
+
+def as_csv(packed: Packed, timeline: Timeline) -> str:
+    """One row for each run: name, state, exit code, attempts, when and where it ran."""
+    text = io.StringIO()
+    writer = csv_format.writer(text)
+    writer.writerow(["name", "state", "exit_code", "attempt", "start", "end", "duration_s", "lane", "output_dir"])
+    for result in packed.results:
+        one = _record(result, timeline)
+        row = [one["name"], one["state"], one["exit_code"], one["attempt"], one["start"], one["end"]]
+        writer.writerow([*row, one["duration_s"], one["lane"], one["output_dir"]])
+    return text.getvalue()
+
+
+def _record(result: Result, timeline: Timeline) -> dict[str, Any]:
+    bar = next((bar for bar in reversed(timeline.bars) if bar.run == result.name), None)
+    return {
+        **result._asdict(),
+        "attempt": bar.attempt if bar else 0,
+        "start": bar.start if bar else None,
+        "end": bar.end if bar else None,
+        "duration_s": round(bar.end - bar.start, 3) if bar else None,
+        "lane": bar.lane if bar else None,
+    }
+
+
+def _show_runs(packed: Packed, timeline: Timeline) -> None:
+    screen = screen_of()
+    results = packed.results
+    counts = Counter(result.state for result in results)
+    shown = results if len(results) <= _MOST_ROWS or not screen.tty else [r for r in results if r.state != "done"]
+    rows = []
+    for result in shown[: _MOST_ROWS if screen.tty else None]:
+        one = _record(result, timeline)
+        length = "" if one["duration_s"] is None else f"{one['duration_s']:.1f} s"
+        where = (one["lane"] or "").rpartition(":")[2]
+        rows.append([result.name, state_word(result.state), length, where, result.reason])
+    if rows:
+        print_table(["run", "state", "took", "slot", "cause"], rows, widest=0)
+    if timeline.bars:
+        if screen.tty:
+            sys.stdout.write("\n" + "".join(f"{line}\n" for line in as_text(timeline, screen.width)))
+        sys.stdout.write(summary(timeline) + "\n")
+    words = ", ".join(f"{count} {state}" for state, count in counts.most_common())
+    sys.stdout.write(f"{plural(len(results), 'run')}: {words}\n")
+    if set(counts) - {"done"}:
+        sys.stdout.write("the same command again continues with what is not done\n")
+
+
+def summary(timeline: Timeline) -> str:
+    """Makespan against what no schedule can beat, and idle time, both measured."""
+    lanes = len(timeline.lanes)
+    lengths = [Job(at, expect_s=bar.end - bar.start) for at, bar in enumerate(timeline.bars)]
+    bound = lower_bound(lengths, slots=lanes) if all(bar.share >= 1 for bar in timeline.bars) else None
+    ratio = f" ({timeline.makespan_s / bound:.2f} of the least possible)" if bound else ""
+    idle = timeline.idle_s / max(1e-9, lanes * timeline.makespan_s)
+    return (
+        f"{timeline.makespan_s:.1f} s{ratio} on {plural(lanes, 'slot')}: "
+        f"{timeline.busy_s:.1f} slot-seconds used, {timeline.idle_s:.1f} idle ({idle:.1%})"
+    )
+
+
+def _show_submitted(packed: Packed) -> None:
+    jobs = list(dict.fromkeys(result.job_id for result in packed.results if result.job_id))
+    did = Counter(result.did for result in packed.results)
+    told = ", ".join(f"{count} {word}" for word, count in did.items())
+    sys.stdout.write(f"{plural(len(packed.results), 'run')}: {told}{f'; job {jobs[0]}' if jobs else ''}\n")
+    sys.stdout.write(f"next: shoal status {packed.names[0].partition('/')[0]}\n")
+
+
+def _show_plan(packed: Packed, *, as_json: bool, quiet: bool) -> None:
+    planned = packed.planned
+    pack = planned.pack if planned is not None else None
+    jobs = pack.jobs if pack is not None else ()
+    order = [planned.runs[job.place].spec.name for job in jobs] if planned is not None else []
+    if as_json:
+        request = None if planned is None else dict(planned.resolved.options)
+        record = {"order": order, "source": pack.source if pack else "", "request": request}
+        print_json({"runs": [{"name": name} for name in packed.names], "pack": record})
+        return
+    if quiet:
+        sys.stdout.write("".join(f"{name}\n" for name in order))
+        return
+    for result in packed.results:
+        sys.stdout.write(f"{result.did}: {result.name}: {result.reason}\n")
+    if pack is not None and planned is not None:
+        rows = [
+            [name, "" if job.cost is None else f"{job.cost:g}", "" if job.expect_s is None else f"{job.expect_s:.1f} s"]
+            for name, job in zip(order, jobs, strict=True)
+        ]
+        print_table(["run, in starting order", "cost", "expected"], rows, widest=0)
+        sys.stdout.write(f"{plural(len(jobs), 'run')}, ordered by {pack.source}\n")
+        if not packed.local:
+            sys.stdout.write(" ".join(["sbatch", *planned.resolved.argv()]) + os.linesep)

@@ -1,0 +1,274 @@
+"""The application: a headline, the list, the detail with its tabs, a filter, confirmation before anything is done."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual import work
+from textual.app import App, ComposeResult
+from textual.binding import Binding
+from textual.containers import Horizontal, Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Footer, Input, RichLog, Static
+
+from shoal.errors import ShoalError
+from shoal.model import LIVE
+from shoal.store.fold import RunView
+from shoal.views import actions, logs, status
+from shoal.views.details import Details
+from shoal.views.polling import SharedSlurm
+from shoal.views.render import plain
+from shoal.views.screen import Screen
+from shoal.views.status import Filter, Report
+from shoal.views.tui.detail import TABS, text_of, title_of
+from shoal.views.tui.runlist import Line, RunList, lay_out
+
+_LOOK_S = 2.0
+_HELP = """j k, arrows   move            1-5, tab   log, errors, metrics, script, events
+Enter         fold, unfold    /          filter: words, or state:failed
+a             done runs too   Esc        clear the filter
+c             cancel          r          retry (resume or submit again)
+o             open the log    p          copy the log's path
+q             quit; the runs go on"""
+
+
+class Ask(ModalScreen[bool]):
+    """A question that names what would be done; only y says yes."""
+
+    BINDINGS: ClassVar = [Binding("y", "answer(True)", "yes"), Binding("n,escape,enter,q", "answer(False)", "no")]
+
+    def __init__(self, question: str) -> None:
+        super().__init__()
+        self.question = question
+
+    def compose(self) -> ComposeResult:
+        yield Static(f"{self.question}\n\ny  yes      n  no", id="question", markup=False)
+
+    def action_answer(self, answer: bool) -> None:
+        self.dismiss(answer)
+
+
+class Help(ModalScreen[None]):
+    BINDINGS: ClassVar = [Binding("escape,q,question_mark,enter", "dismiss", "close")]
+
+    def compose(self) -> ComposeResult:
+        yield Static(_HELP, id="question", markup=False)
+
+
+class WatchApp(App[int]):
+    """`report` is what was last seen; a thread renews it, the keys never wait for it."""
+
+    CSS = """
+    #headline { height: 1; text-style: bold; }
+    #list { width: 44%; border-right: solid $primary; scrollbar-size-vertical: 1; }
+    #detail { width: 1fr; }
+    #title, #tabs { height: 1; padding: 0 1; }
+    #text { padding: 0 1; scrollbar-size-vertical: 1; overflow-x: hidden; }
+    #filter { display: none; height: 1; border: none; padding: 0; }
+    #filter.on { display: block; }
+    Ask, Help { align: center middle; }
+    #question { width: auto; max-width: 76; height: auto; border: solid $primary; padding: 1 2; background: $surface; }
+    """
+    ENABLE_COMMAND_PALETTE = False
+    TITLE = "shoal watch"
+    BINDINGS: ClassVar = [
+        Binding("q", "quit", "quit"),
+        Binding("slash", "filter", "filter"),
+        Binding("enter", "unfold", "unfold", priority=False),
+        Binding("a", "everything", "all"),
+        Binding("c", "cancel", "cancel"),
+        Binding("r", "retry", "retry"),
+        Binding("o", "page", "open log"),
+        Binding("p", "copy", "copy path", show=False),
+        Binding("question_mark", "help", "help"),
+        Binding("escape", "clear", "", show=False),
+        Binding("tab", "next_tab", "", show=False, priority=True),
+        *(Binding(str(number + 1), f"tab({number})", "", show=False) for number in range(len(TABS))),
+    ]
+
+    def __init__(self, home: str, wanted: Filter, *, everything: bool = False, look_s: float = _LOOK_S) -> None:
+        super().__init__()
+        self.home, self.wanted, self.everything, self.look_s = home, wanted, everything, look_s
+        self.report: Report | None = None
+        self.tab = 0
+        self.unfolded: frozenset[str] = frozenset()
+        self._ask = SharedSlurm(home)
+        self._shown: tuple[str, int, tuple[str, ...]] | None = None
+
+    def compose(self) -> ComposeResult:
+        yield Static("looking ...", id="headline", markup=False)
+        with Horizontal():
+            yield RunList(id="list")
+            with Vertical(id="detail"):
+                yield Static("", id="title", markup=False)
+                yield Static("", id="tabs", markup=False)
+                yield RichLog(id="text", wrap=True, max_lines=2000, min_width=1)
+        yield Input(placeholder="filter: words, state:failed", id="filter")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self.query_one("#text").can_focus = False
+        self.query_one(RunList).focus()
+        self._look()
+        self.set_interval(self.look_s, self._look)
+
+    @work(thread=True, exclusive=True, exit_on_error=False)
+    def _look(self) -> None:
+        report = status.gather(self.home, self.wanted, ask=self._ask)
+        self.call_from_thread(self.put, report)
+
+    def put(self, report: Report) -> None:
+        """Show what was found; also the door for tests."""
+        self.report = report
+        plain_screen = Screen(tty=True, width=self.size.width)
+        text = status.headline(report, plain_screen)
+        problem = f"  SLURM DOES NOT ANSWER: {plain(report.slurm_problem)}" if report.slurm_problem else ""
+        self.query_one("#headline", Static).update(text + problem)
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        views = self.report.views if self.report else []
+        words = self.query_one("#filter", Input).value.lower().split()
+        shown = [view for view in views if (self.everything or view.state != "done" or words) and _passes(view, words)]
+        self.query_one(RunList).put(lay_out(shown, self.unfolded))
+
+    def on_run_list_moved(self, event: RunList.Moved) -> None:
+        self._show(event.line)
+
+    def _show(self, line: Line | None) -> None:
+        title, tabs = self.query_one("#title", Static), self.query_one("#tabs", Static)
+        tabs.update("".join(f"[{name}]" if at == self.tab else f" {name} " for at, name in enumerate(TABS)))
+        if line is None or self.report is None:
+            title.update("no runs to show; a shows those that are done")
+            self._put_text("", ())
+            return
+        if len(line.views) > 1:
+            title.update(plain(f"{line.key}: {line.word}"))
+            causes = dict.fromkeys(view.cause for view in line.views if view.cause)
+            self._put_text(line.key, tuple([f"{len(line.views)} runs; Enter unfolds", "", *causes][:200]))
+            return
+        view = line.views[0]
+        details = self.report.details.get(view.name, Details())
+        title.update(title_of(view, details, time.time()))
+        width = self.query_one("#text").size.width
+        self._put_text(view.name, tuple(text_of(TABS[self.tab], self.home, view, details, width)))
+
+    def _put_text(self, key: str, lines: Sequence[str]) -> None:
+        shown = (key, self.tab, tuple(lines))
+        if shown == self._shown:
+            return
+        before, self._shown = self._shown, shown
+        text = self.query_one("#text", RichLog)
+        same = before is not None and before[:2] == shown[:2] and before[2] == shown[2][: len(before[2])]
+        if not same:
+            text.clear()
+        fresh = shown[2][len(before[2]) :] if same and before is not None else shown[2]
+        for line in fresh:
+            text.write(line, scroll_end=TABS[self.tab] == "log")
+
+    def action_tab(self, number: int) -> None:
+        self.tab = number
+        self._show(self.query_one(RunList).current)
+
+    def action_next_tab(self) -> None:
+        self.action_tab((self.tab + 1) % len(TABS))
+
+    def action_filter(self) -> None:
+        box = self.query_one("#filter", Input)
+        box.add_class("on")
+        box.focus()
+
+    def on_input_changed(self) -> None:
+        self._lay_out()
+
+    def on_input_submitted(self) -> None:
+        self.query_one(RunList).focus()
+
+    def action_clear(self) -> None:
+        box = self.query_one("#filter", Input)
+        box.value = ""
+        box.remove_class("on")
+        self.query_one(RunList).focus()
+
+    def action_everything(self) -> None:
+        self.everything = not self.everything
+        self._lay_out()
+
+    def action_unfold(self) -> None:
+        line = self.query_one(RunList).current
+        if line is not None and len(line.views) > 1:
+            self.unfolded = self.unfolded ^ {line.key}
+            self._lay_out()
+
+    def action_help(self) -> None:
+        self.push_screen(Help())
+
+    def action_cancel(self) -> None:
+        views = [view for view in self._chosen() if view.state in LIVE]
+        if not views:
+            self.notify("nothing to cancel here: none of it is queued or running", markup=False)
+            return
+        self._confirm("cancel", views)
+
+    def action_retry(self) -> None:
+        views = [view for view in self._chosen() if view.state not in LIVE and view.state not in ("done", "new")]
+        if not views:
+            self.notify("nothing to retry here: nothing of it has ended badly", markup=False)
+            return
+        self._confirm("retry", views)
+
+    def _confirm(self, what: str, views: Sequence[RunView]) -> None:
+        names = [view.name for view in views]
+        many = plain(names[0]) if len(names) == 1 else f"{len(names)} runs, from {plain(names[0])}"
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._act(what, names)
+
+        self.push_screen(Ask(f"{what} {many}?"), answered)
+
+    @work(thread=True, exit_on_error=False)
+    def _act(self, what: str, names: Sequence[str]) -> None:
+        try:
+            said = (actions.cancel if what == "cancel" else actions.retry)(self.home, names)
+        except (ShoalError, OSError) as error:
+            said = f"{what} failed: {error}"
+        self.call_from_thread(self.notify, plain(said), markup=False)
+
+    def action_page(self) -> None:
+        """The log in the person's pager, with the view out of the way meanwhile."""
+        view = next(iter(self._chosen()), None)
+        if view is None or not view.log_dir or not view.attempt:
+            self.notify("it has no log yet", markup=False)
+            return
+        with self.suspend():
+            logs.page([os.path.join(view.log_dir, f"attempt-{view.attempt}.out")])
+        self.refresh()
+
+    def action_copy(self) -> None:
+        view = next(iter(self._chosen()), None)
+        if view is not None and view.log_dir:
+            path = os.path.join(view.log_dir, f"attempt-{view.attempt}.out")
+            self.copy_to_clipboard(path)
+            self.notify(plain(path), markup=False)
+
+    def _chosen(self) -> list[RunView]:
+        line = self.query_one(RunList).current
+        return line.views if line is not None else []
+
+
+def _passes(view: RunView, words: Sequence[str]) -> bool:
+    """Words are searched in name, state, cause, node and job; state:failed asks for that alone. Never an error."""
+    text = f"{view.name} {view.state} {view.cause or ''} {view.node or ''} {view.job_id or ''}".lower()
+    for word in words:
+        key, colon, value = word.partition(":")
+        fields = {"state": view.state, "node": view.node, "job": view.job_id, "name": view.name, "part": view.partition}
+        if colon and key in fields:
+            if not any(one in (fields[key] or "").lower() for one in value.split(",")):
+                return False
+        elif word not in text:
+            return False
+    return True

@@ -1,0 +1,108 @@
+"""What the right half shows about a run: log, errors, metrics, script, events. Text only; reads the ends of files."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from shoal.agent import layout
+from shoal.store.fold import RunView
+from shoal.store.reading import Reader
+from shoal.store.records import DamagedRecord
+from shoal.units import format_duration
+from shoal.views import usage
+from shoal.views.curves import read_series
+from shoal.views.details import Details
+from shoal.views.events import events
+from shoal.views.faults import look
+from shoal.views.render import bar, plain
+from shoal.views.report.history import read_metrics
+from shoal.views.tail import last_text
+from shoal.views.terminal_text import harmless
+
+TABS = ("log", "errors", "metrics", "script", "events")
+_SPARK = "▁▂▃▄▅▆▇█"
+
+
+def text_of(tab: str, home: str, view: RunView, details: Details, width: int = 60) -> list[str]:
+    """The lines of one tab, harmless for a terminal."""
+    found = {"log": _log, "errors": _errors, "metrics": _metrics, "script": _script, "events": _events}[tab]
+    return [harmless(line.expandtabs(4), colour=False) for line in found(home, view, details, width)]
+
+
+def _log(home: str, view: RunView, details: Details, width: int) -> list[str]:
+    if not view.log_dir or not view.attempt:
+        return ["it has not started yet"]
+    lines = last_text(os.path.join(view.log_dir, f"attempt-{view.attempt}.out"), 400)
+    errors = last_text(os.path.join(view.log_dir, f"attempt-{view.attempt}.err"), 40)
+    if not lines and not errors:
+        return ["nothing was printed yet"]
+    return [*lines, *(["--- standard error ---", *errors] if errors else [])]
+
+
+def _errors(home: str, view: RunView, details: Details, width: int) -> list[str]:
+    fault = look(view)
+    return [fault.line, "", *fault.window] if fault.window else [view.cause or "no error was found in its log"]
+
+
+def _metrics(home: str, view: RunView, details: Details, width: int) -> list[str]:
+    lines = []
+    sample = usage.read(home, view.name, view.attempt) if view.attempt else None
+    if details.progress is not None:
+        part = details.progress.fraction
+        lines.append(f"progress {details.progress.text}" + (f" {bar(part, 20)}" if part is not None else ""))
+    if sample is not None:
+        latest = sample.latest()
+        lines.append(f"memory   {sample.peak_memory_mb:.0f} MB at most, {sample.cpu_s:.0f} CPU seconds")
+        for gpu in sample.gpus:
+            lines.append(
+                f"GPU {gpu.mean_percent:.0f}% {bar(gpu.mean_percent / 100)} {gpu.peak_memory_mb:.0f} MB  {gpu.name}"
+            )
+        if not sample.gpus:
+            lines.append(f"GPU      no data{f' ({sample.gpu_problem})' if sample.gpu_problem else ''}")
+        if latest is not None:
+            lines.append(f"CPUs     {sparkline([point[1] for point in sample.points], width - 20)} {latest.cpus:.1f}")
+    for name, points in read_series(view).items():
+        values = [value for _, value in points]
+        lines.append(f"{plain(name)[:14]:<14} {sparkline(values, width - 30)} {values[-1]:.4g}")
+    lines += [f"{plain(name)} {value:.5g}" for name, value in read_metrics(view.output_dir).items()]
+    return lines or ["no data"]
+
+
+def _script(home: str, view: RunView, details: Details, width: int) -> list[str]:
+    reader = Reader(home)
+    try:
+        spec = reader.spec(view.name)
+        claim = reader.run(view.name).claim
+    except DamagedRecord as damage:
+        return [str(damage)]
+    lines = [f"output {view.output_dir or '-'}", f"log    {view.log_dir or '-'}"]
+    if spec is not None:
+        lines += [f"command {' '.join([*spec.command, *spec.args])}"]
+        lines += [f"{key} = {value}" for key, value in {**spec.params, **spec.env}.items()]
+    if claim is not None:
+        lines += ["", *last_text(os.path.join(layout.submission_dir(home, claim.token), "script.sh"), 0)]
+    return lines
+
+
+def _events(home: str, view: RunView, details: Details, width: int) -> list[str]:
+    return [
+        f"{time.strftime('%m-%d %H:%M:%S', time.localtime(one['t']))}  {one['what']}" for one in events(home, view.name)
+    ]
+
+
+def title_of(view: RunView, details: Details, now: float) -> str:
+    parts = [view.state, view.cause or (details.progress.text if details.progress else "")]
+    if view.started is not None:
+        parts.append(format_duration(max(0.0, (view.ended or now) - view.started)))
+    if view.job_id:
+        parts.append(f"job {view.job_id}")
+    return plain("  ".join(part for part in parts if part))
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """The last values as little bars; the number itself stands beside it."""
+    shown = values[-max(8, width) :]
+    low, high = min(shown, default=0.0), max(shown, default=0.0)
+    scale = 7 / (high - low) if high > low else 0.0
+    return "".join(_SPARK[int((value - low) * scale)] for value in shown)

@@ -1,0 +1,148 @@
+"""Run folders as jobs leave them, written directly: every state, any number, without Slurm and without waiting.
+
+`MadeUp(folder)` is a project whose runs "ran on this machine"; the views see what they would see after real runs. Real
+runs, on a real Slurm, are in the tests marked slurm.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from shoal.agent import layout, process
+
+NOW = 1_800_000_000.0
+HOST = socket.gethostname()
+
+
+class MadeUp:
+    def __init__(self, folder: Path, now: float = NOW) -> None:
+        self.root = folder
+        self.home = str(folder / ".shoal")
+        self.now = now
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "shoal.toml").write_text('[steps.train]\ncommand = "true"\n')
+        os.makedirs(os.path.join(self.home, "runs"))
+
+    def run(
+        self,
+        name: str,
+        state: str = "done",
+        *,
+        out: bytes = b"",
+        err: bytes = b"",
+        gpus: int = 2,
+        began: float = -3600,
+        lasted: float = 1800,
+        attempt: int = 1,
+        limit: int | None = 7200,
+        use: dict[str, Any] | None = None,
+        metrics: dict[str, float] | None = None,
+        params: dict[str, Any] | None = None,
+        progress: str | None = None,
+        backend: str = "local",
+        job_id: str | None = None,
+        end: dict[str, Any] | None = None,
+    ) -> Path:
+        """One run with one attempt in a given state; returns its output folder."""
+        folder = Path(layout.run_dir(self.home, name))
+        folder.mkdir(parents=True, exist_ok=True)
+        output = self.root / "outputs" / name
+        output.mkdir(parents=True, exist_ok=True)
+        token = f"tok{abs(hash(name)) % 10**9:09d}"
+        experiment, stem = name.split("/")
+        seed = stem.rsplit("_", 1)[-1]
+        self._put(folder / "spec.1.json", {
+            "experiment": experiment, "stem": stem, "order": 0, "step": "train", "step_kind": "train",
+            "seed": int(seed) if seed.isdigit() else None, "command": ["true"], "cwd": str(self.root),
+            "output": "training", "params": params or {}, "tracker_id": "x",
+        })  # fmt: skip
+        began_at = self.now + began
+        if state == "new":
+            return output
+        self._put(folder / "submit.1.claim", {
+            "token": token, "revision": 1, "output_dir": str(output), "log_dir": str(output), "t": began_at - 60,
+        })  # fmt: skip
+        submission = Path(layout.submission_dir(self.home, token))
+        submission.mkdir(parents=True, exist_ok=True)
+        me = process.this_process()
+        self._put(submission / "submission.json", {
+            "token": token, "backend": backend, "cluster": "local", "job_name": f"{experiment}.{stem}.{token}",
+            "runs": [name], "t": began_at - 60, "time_limit_s": limit, **me,
+            "asked": {"nodes": 1, "gpus": gpus, "cpus": 8, "memory_mb": 64000, "partition": "gpu"},
+        })  # fmt: skip
+        (submission / "script.sh").write_text("#!/bin/bash\n#SBATCH --gres=gpu:2\ntrue\n")
+        self._put(submission / "outcome.json", {"kind": "accepted", "job_id": job_id})
+        if state == "pending":
+            return output
+        start = {
+            "attempt": attempt, "generation": 1, "revision": 1, "token": token, "t": began_at,
+            "output_dir": str(output), "log_dir": str(output), "job_id": job_id, **me,
+        }  # fmt: skip
+        self._put(folder / f"attempt.{attempt}.start", start)
+        (output / f"attempt-{attempt}.out").write_bytes(out)
+        (output / f"attempt-{attempt}.err").write_bytes(err)
+        if progress is not None:
+            (output / "progress").write_text(progress)
+        if metrics is not None:
+            (output / "metrics.json").write_text(json.dumps(metrics))
+        if use is not None:
+            self._put(folder / f"attempt.{attempt}.use", use)
+        if state == "running":
+            self._put(folder / f"attempt.{attempt}.beat", {"t": self.now, "every_s": 30})
+            return output
+        self._put(folder / f"attempt.{attempt}.end", {
+            "attempt": attempt, "generation": 1, "revision": 1, "token": token, "output_dir": str(output),
+            "exit_code": 0 if state == "done" else 1, "success": state == "done", "began": began_at,
+            "ended": began_at + lasted, "duration_s": lasted, "host": HOST, "log_dir": str(output),
+            "oom": state == "oom", "stopped_by": "cancelled" if state == "cancelled" else None, **(end or {}),
+        })  # fmt: skip
+        return output
+
+    def many(self, count: int, experiment: str = "001_many") -> None:
+        """A sweep in the middle of its life: most done, some running, some failed in two ways."""
+        for number in range(count):
+            name = f"{experiment}/000_train_lr{number % 50:02}_{number}"
+            if number % 20 == 1:
+                self.run(name, "failed", err=b"Traceback (most recent call last):\nRuntimeError: CUDA out of memory.\n")
+            elif number % 50 == 2:
+                self.run(name, "running", progress=f"{number % 100}/100")
+            else:
+                self.run(name, "done")
+
+    @staticmethod
+    def _put(path: Path, record: dict[str, Any]) -> None:
+        path.write_text(json.dumps({"schema": 1, **record}))
+
+
+def usage(gpu: float | None = 70.0, memory_mb: float = 9000.0, idle_s: float = 0.0) -> dict[str, Any]:
+    gpus = [] if gpu is None else [
+        {"name": "H200", "mean_percent": gpu, "peak_percent": 100.0, "peak_memory_mb": 30000.0, "memory_mb": 141000.0,
+         "idle_s": idle_s}
+    ] * 2  # fmt: skip
+    return {
+        "every_s": 10, "duration_s": 1800.0, "cpu_s": 3600.0, "peak_memory_mb": memory_mb, "gpus": gpus,
+        "gpu_problem": None if gpus else "no NVML on this node",
+        "points": [[float(t), 2.0, memory_mb, gpu, 1000.0 if gpus else None] for t in range(0, 1800, 60)],
+    }  # fmt: skip
+
+
+def picture(folder: Path) -> MadeUp:
+    """The project of the snapshots: small, with one of everything."""
+    made = MadeUp(folder)
+    for seed in range(3):
+        made.run(f"001_lr/000_train_{seed}", "done", metrics={"accuracy": 0.9 + seed / 100}, params={"lr": 0.1},
+                 use=usage(), lasted=1800 + seed * 60)  # fmt: skip
+        made.run(f"001_lr/001_train_{seed}", "done", metrics={"accuracy": 0.8 + seed / 100}, params={"lr": 0.01},
+                 use=usage(gpu=30.0, idle_s=600.0))  # fmt: skip
+    oom = b'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nRuntimeError: CUDA out of memory. Tried to allocate %d MiB\n'
+    for seed in range(3, 5):
+        made.run(f"001_lr/000_train_{seed}", "failed", err=oom % (seed * 20), lasted=60)
+    made.run("001_lr/000_train_5", "oom", lasted=600)
+    made.run("001_lr/000_train_6", "running", out=b"step 1\nstep 2\n", progress="82/200", began=-1200, use=usage())
+    made.run("001_lr/000_train_7", "cancelled")
+    made.run("002_new/000_train_0", "new")
+    return made

@@ -1,0 +1,167 @@
+"""What the views read from logs and how they print it: tails, bars, hostile bytes, causes, reasons. No Slurm needed."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.views import estimate
+from shoal.views.causes import find_cause, signature, strip_escapes
+from shoal.views.details import parse_progress
+from shoal.views.reasons import REASONS, explain
+from shoal.views.render import cell_width, fit, plain
+from shoal.views.screen import screen_of
+from shoal.views.tail import Collapser, collapse, last_text, read_slice, seek_last_lines
+from shoal.views.terminal_text import Sieve, harmless
+
+
+@given(st.binary(max_size=400), st.integers(0, 12))
+def test_the_last_lines_are_those_that_splitting_would_give(data: bytes, count: int) -> None:
+    file = io.BytesIO(data)
+    seek_last_lines(file, count)
+    lines = data.split(b"\n")
+    kept = lines[:-1] if data.endswith(b"\n") else lines
+    expected = b"\n".join(kept[-count:]) + (b"\n" if data.endswith(b"\n") else b"") if count else data
+    assert file.read() == expected
+
+
+def test_the_end_of_a_ten_gigabyte_log_is_read_without_reading_the_log(tmp_path: Path) -> None:
+    path = tmp_path / "huge.out"
+    with path.open("wb") as file:
+        file.truncate(10 << 30)  # sparse: NULs without a line break
+        file.seek(0, 2)
+        file.write(b"\nRuntimeError: at the very end\n")
+    assert last_text(str(path), 1) == ["RuntimeError: at the very end"]
+    assert last_text(str(path), 50)[-1] == "RuntimeError: at the very end"
+    data, start, size = read_slice(str(path), -40)
+    assert len(data) == 40 and start == size - 40
+
+
+@given(st.lists(st.text("ab\r\n", max_size=8).map(str.encode), max_size=8))
+def test_a_progress_bar_in_pieces_collapses_as_it_does_in_one(parts: list[bytes]) -> None:
+    bars = Collapser()
+    in_pieces = b"".join(bars.feed(part) for part in parts) + bars.flush()
+    assert in_pieces == collapse(b"".join(parts))
+
+
+def test_of_a_progress_bar_only_the_last_state_is_left() -> None:
+    assert collapse(b"a\n 10%\r 50%\r100%\nb\r\n") == b"a\n100%\nb\n"
+    bars = Collapser()
+    assert bars.feed(b" 10%\r 5") + bars.feed(b"0%\r100%") + bars.feed(b"\nnext") + bars.flush() == b"100%\nnext"
+
+
+@given(st.text(max_size=200), st.booleans())
+def test_nothing_in_a_log_can_act_on_a_terminal(text: str, colour: bool) -> None:
+    clean = harmless(text + "\x1b]0;title\x07\x1b[2J\x1b[31mred\x1b[0m", colour)
+    rest = clean.replace("\x1b[31m", "").replace("\x1b[0m", "")
+    assert "\x1b" not in (rest if colour and "\x1b" not in text else strip_escapes(clean))
+    assert not any(ord(letter) < 32 and letter not in "\n\r\t" for letter in strip_escapes(rest))
+
+
+def test_a_sequence_cut_in_two_by_a_block_is_still_taken_out() -> None:
+    sieve = Sieve()
+    parts = [b"one \x1b", b"[2", b"Jtwo \x1b[3", b"1mred\x1b[0m ", b"\xe2\x82", b"\xac"]
+    assert b"".join(sieve.feed(part) for part in parts) + sieve.flush() == "one two \x1b[31mred\x1b[0m €".encode()
+
+
+#: (what the log ends with, what it is, words of the line that is quoted)
+ENDINGS = (
+    ("Traceback (most recent call last):\ntorch.OutOfMemoryError: CUDA out of memory. Tried", "cuda_oom", "CUDA out"),
+    ("slurmstepd: error: Detected 1 oom_kill event in StepId=1.0", "host_oom", "oom_kill"),
+    ("OSError: [Errno 28] No space left on device: '/x'", "disk", "No space left"),
+    ("OSError: [Errno 122] Disk quota exceeded", "disk", "quota"),
+    ("slurmstepd: error: *** JOB 5 ON n1 CANCELLED AT x DUE TO TIME LIMIT ***", "time_limit", "TIME LIMIT"),
+    ("[rank3]: torch.distributed.DistBackendError: NCCL error in: x.cpp:1, unhandled", "nccl", "NCCL"),
+    ("Watchdog caught collective operation timeout: WorkNCCL(...)", "nccl", "timeout"),
+    ("ModuleNotFoundError: No module named 'lightning'", "import", "lightning"),
+    ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "gpu_error", "ECC"),
+    ("Traceback (most recent call last):\nKeyError: 'lr'\nsome epilogue", "python", "KeyError: 'lr'"),
+    ("ValueError: bad\ntorch.distributed.elastic.errors.ChildFailedError: x", "python", "ValueError"),
+    ("bash: line 3: pythn: command not found", "shell", "pythn"),
+    ("Segmentation fault (core dumped)", "crash", "Segmentation"),
+)
+
+
+@pytest.mark.parametrize(("text", "kind", "words"), ENDINGS)
+def test_the_cause_is_found_in_the_last_lines(text: str, kind: str, words: str) -> None:
+    cause = find_cause(["step 1", "step 2", *text.split("\n")])
+    assert cause is not None
+    assert (cause.kind, words in cause.line) == (kind, True)
+
+
+def test_a_log_without_an_error_has_no_cause() -> None:
+    assert find_cause(["step 1 loss 0.3", "saved model", "no errors: fine"]) is None
+    assert find_cause([]) is None
+
+
+@given(st.lists(st.text(max_size=60), max_size=20))
+def test_any_text_is_read_without_an_error_and_quoted_harmlessly(lines: list[str]) -> None:
+    cause = find_cause(lines)
+    assert cause is None or (plain(cause.line) == cause.line and len(cause.line) <= 200)
+
+
+def test_equal_errors_have_equal_signatures_whatever_their_numbers_and_paths() -> None:
+    a = signature("CUDA out of memory. Tried to allocate 20.00 MiB at 0x7f31 in /home/a/b.py line 3")
+    b = signature("CUDA out of memory. Tried to allocate 512.50 MiB at 0x1 in /scratch/c/d.py line 14")
+    assert a == b != signature("KeyError: 'lr'")
+
+
+def test_every_reason_word_has_a_sentence_and_unknown_ones_are_quoted() -> None:
+    assert all(reason.sentence and not reason.sentence.endswith(".") for reason in REASONS.values())
+    assert explain("Priority").smaller and not explain("JobHeldUser").moves
+    assert "limit of GPUs" in explain("QOSMaxGRESPerUser").sentence
+    assert (
+        "budget of CPU-minutes" in explain("AssocGrpCPUMinutesLimit").sentence
+        and not explain("AssocGrpCPUMinutesLimit").moves
+    )
+    assert "jobs at once" in explain("QOSMaxJobsPerUserLimit").sentence
+    assert explain("SomethingNew2031").sentence == "Slurm says SomethingNew2031"
+    assert "not looked" in explain(None).sentence
+
+
+def test_smaller_requests_speak_the_dialect_of_the_script() -> None:
+    waiting = estimate.Waiting("Resources", "gpu", 1, None, None, 7200, "1", "8", "1G", "", "")
+    assert estimate.smaller_requests(waiting, "#SBATCH --gres=gpu:a100:4\n") == [
+        ("half the time limit (01:00:00)", "--time=01:00:00"),
+        ("2 instead of 4 GPUs", "--gres=gpu:a100:2"),
+    ]
+    assert estimate.smaller_requests(waiting, "#SBATCH --gpus-per-node=8\n")[1][1] == "--gpus-per-node=4"
+    assert estimate.smaller_requests(waiting._replace(time_limit_s=600), "#SBATCH --gres=gpu:1\n") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "fraction"),
+    [
+        ("50/200", "50/200 (25%)", 0.25),
+        ("epoch 3 of 4", "epoch 3 of 4 (75%)", 0.75),
+        ("41 % done", "41 % done", 0.41),
+        ('{"step": 10, "total": 40, "loss": 0.5}', "step 10/40 (25%)  loss 0.5", 0.25),
+        ('{"step": 10, "total": 0}', "step 10", None),
+        ("{broken", "{broken", None),
+        ("warming up", "warming up", None),
+        ("\x1b[31mhello\x1b]0;x\x07", "hello", None),
+    ],
+)
+def test_progress_is_understood_in_the_forms_people_write(line: str, text: str, fraction: float | None) -> None:
+    found = parse_progress(line)
+    assert (found.text, found.fraction) == (text, fraction)
+
+
+def test_wide_letters_take_two_columns_and_nothing_is_cut_in_half() -> None:
+    assert cell_width("日本") == 4 and cell_width("e\u0301") == 1
+    assert fit("日本語", 5) == "日本…" and fit("abc", 5) == "abc  "
+    assert plain("a\x1b[2Jb\u202ec\0") == "a [2Jb c "
+
+
+def test_the_screen_obeys_the_usual_variables() -> None:
+    out = io.StringIO()
+    assert not screen_of(out, {}).tty and not screen_of(out, {}).colour
+    assert screen_of(out, {"COLUMNS": "80"}, force=True)[:3] == (True, 80, True)
+    assert not screen_of(out, {"NO_COLOR": "1", "FORCE_COLOR": "1"}, force=True).colour
+    assert screen_of(out, {"FORCE_COLOR": "1"}).colour
+    assert not screen_of(out, {"TERM": "dumb"}, force=True).colour
+    assert screen_of(out, {"ACCESSIBLE": "1"}).accessible
