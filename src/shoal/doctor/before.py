@@ -1,0 +1,91 @@
+"""The doctor before `shoal submit`: the request and command of a run, read as the script that they amount to.
+
+The real batch script starts the agent, which no rule can look into; so the rules see the header and, in the agent's
+place, the launch line that it stands for. Errors refuse the submission, warnings are told.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from shoal.backends.slurm.options import Resolved
+from shoal.backends.slurm.quoting import directive, shell_command
+from shoal.doctor.check import examine
+from shoal.doctor.directives import parse_words
+from shoal.doctor.finding import Finding
+from shoal.doctor.text import decode
+from shoal.errors import InputError, RefusedError
+from shoal.model import RunSpec
+
+#: Slurm's reading of these is what people get wrong, so their own spelling is looked at, not the one we made of it.
+_AS_WRITTEN = ("time", "mem", "mem-per-cpu", "mem-per-gpu")
+#: Said of a script that a person writes; shoal fills these in, or leaves them to the cluster, on purpose.
+_OURS = frozenset({"D16", "D18", "G15", "G16", "X03", "R09"})
+
+
+class _Run(Protocol):
+    @property
+    def spec(self) -> RunSpec: ...
+
+
+class _Planned(Protocol):
+    @property
+    def runs(self) -> Sequence[_Run]: ...
+    @property
+    def resolved(self) -> Resolved: ...
+
+
+def check_before(submissions: Iterable[_Planned], root: str, *, force: bool = False) -> list[str]:
+    """Warnings as notes; RefusedError for the first error, unless `force`, which makes it a note as well."""
+    notes: dict[str, None] = {}
+    seen: set[tuple[object, ...]] = set()
+    for planned in submissions:
+        spec = planned.runs[0].spec
+        key = (planned.resolved.options, tuple(spec.command[:3]), spec.launch, tuple(spec.flags))
+        if key in seen:
+            continue
+        seen.add(key)
+        for finding in findings_before(spec, planned.resolved, root):
+            if finding.severity == "error" and not force:
+                raise RefusedError(
+                    f"the doctor refuses {spec.name}: {finding.message} ({finding.code})",
+                    hint=f"{finding.fix}   # or --force, to submit it all the same",
+                )
+            notes[f"{finding.code}: {finding.message}; {finding.fix}"] = None
+    return list(notes)
+
+
+def findings_before(spec: RunSpec, resolved: Resolved, root: str) -> list[Finding]:
+    """Errors and warnings on one run; nothing when its header cannot be written, which others say better."""
+    try:
+        text = script_like(spec, resolved)
+    except InputError:
+        return []
+    path = Path(spec.cwd if os.path.isabs(spec.cwd) else os.path.join(root, spec.cwd)) / f"{spec.stem}.sh"
+    found = examine(decode(text.encode("utf-8", "surrogateescape")), path, None, {}).findings
+    return [one for one in found if one.severity != "hint" and one.code not in _OURS]
+
+
+def script_like(spec: RunSpec, resolved: Resolved) -> str:
+    """Header and launch line that a run amounts to."""
+    options = dict(resolved.options)
+    written = {option.name: option.value for option in parse_words(spec.flags)[0] if option.name in _AS_WRITTEN}
+    options.update({name: value for name, value in written.items() if name in options})
+    words = [*spec.command, *spec.args]
+    gpus = resolved.request.gpus or 1
+    if spec.launch == "process":
+        # The agent hides the number of tasks from the program, so that Lightning starts its own processes.
+        options.pop("ntasks-per-node", None)
+        line = f"exec {shell_command(words)}"
+    elif spec.launch == "torchrun":
+        program = words[1:] if words[:1] in (["python"], ["python3"]) else words
+        line = f"srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node={gpus} {shell_command(program or ['train.py'])}"
+    elif spec.launch == "srun":
+        line = f"srun --ntasks-per-node={gpus} {shell_command(words)}"
+    else:
+        line = ":"
+    header = "\n".join(directive(name, value) for name, value in options.items())
+    return f"#!/bin/bash\n{header}\nset -e\n{line}\n"
