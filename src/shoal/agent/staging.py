@@ -201,7 +201,7 @@ class Stage:
         _remove(os.path.join(self.home, PROBLEM))
         turn = listing.rotation(self.environ, socket.gethostname())
         units = listing.node_order(self.list.units, turn)
-        missing = [unit for unit in units if not all(self._has(name, local=True) for name in unit)]
+        missing = [unit for unit in units if not all(self._is_copied(name) for name in unit)]
         needed = sum(self.list.items[name].size for unit in missing for name in unit)
         if not missing:
             return self._finished("shared", sync=True)
@@ -216,11 +216,11 @@ class Stage:
         began = time.monotonic()
         try:
             if fitting:
-                self._copier.run(_Queue(fitting, self.list.items, os.path.join(self.home, WANTS), self._has))
+                self._copier.run(_Queue(fitting, self.list.items, os.path.join(self.home, WANTS), self._is_copied))
         except OSError as error:
             if error.errno not in _FULL:
                 raise
-            rest = [unit for unit in units if not all(self._has(name, local=True) for name in unit)]
+            rest = [unit for unit in units if not all(self._is_copied(name) for name in unit)]
             for name in files.names_in(parts):
                 _remove(os.path.join(parts, name))
         if self._stop.is_set() and not rest:
@@ -273,13 +273,15 @@ class Stage:
             self.record.setdefault("first_s", round(time.monotonic() - self._began, 4))
         return first and self.list.partial and not self.wait_all
 
-    def _has(self, name: str, local: bool = False) -> bool:
-        """Whether a file can be read; with `local`, whether it is a copy and not a link to the source."""
+    def _has(self, name: str) -> bool:
+        """Whether a file can be read: it is a copy, or a link to the source."""
         try:
-            look = os.lstat if local else os.stat
-            return look(os.path.join(self.folder, name)).st_size == self.list.items[name].size
+            return os.stat(os.path.join(self.folder, name)).st_size == self.list.items[name].size
         except OSError:
             return False
+
+    def _is_copied(self, name: str) -> bool:
+        return self._has(name) and not os.path.islink(os.path.join(self.folder, name))
 
     def _note(self, item: Item) -> None:
         _remove(os.path.join(self.home, WANTS, flat(item.name)))
