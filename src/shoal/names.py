@@ -4,7 +4,7 @@
                 └experiment └stem: order 000, step pretrain1, seed 0
 
 A name holds only characters that Slurm, file systems and trackers leave alone. A real name with others is slugged: the
-bad characters become "-" and four characters of its hash are added, so two real names never meet in one slug.
+bad characters become "-" and eight characters of its hash are added, so two real names never meet in one slug.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def slug(real: str) -> str:
         return real
     plain = unicodedata.normalize("NFKD", real).encode("ascii", "ignore").decode()
     kept = re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("-._") or "x"
-    return f"{kept}-{hashlib.sha256(real.encode('utf-8', 'surrogateescape')).hexdigest()[:4]}"
+    return f"{kept}-{hashlib.sha256(real.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
 
 
 def refuse_unprintable(word: str) -> None:

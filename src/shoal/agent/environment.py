@@ -12,6 +12,7 @@ from . import fence
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.]*)\}")
 #: Between shoal's own processes; none of the program's business.
 _INTERNAL = ("SHOAL_TOKEN", "SHOAL_FOLLOW", "SHOAL_ON", "SHOAL_SHELL_BASE", "SHOAL_COLLECT")
+_SECRET_LINE = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=(.*)")
 SECRETS_FILE = os.path.join("shoal", "secrets.env")
 
 
@@ -68,7 +69,7 @@ def _fill(word: str, values: Mapping[str, str]) -> str:
 def read_secrets(base: Mapping[str, str]) -> Dict[str, str]:
     """NAME=value lines of the user's secrets file, which only the user may read; anything else about it is ignored.
 
-    Secrets reach a job this way and no other: never through its script, its arguments, Slurm or the run's record.
+    `export` before a line is fine. Secrets reach a job this way and no other: never through its script, its arguments, Slurm or the run's record.
     """
     config = base.get("XDG_CONFIG_HOME") or os.path.join(base.get("HOME") or os.path.expanduser("~"), ".config")
     path = os.path.join(config, SECRETS_FILE)
@@ -81,5 +82,5 @@ def read_secrets(base: Mapping[str, str]) -> Dict[str, str]:
             lines = file.read().splitlines()
     except (OSError, UnicodeDecodeError):
         return {}
-    pairs = (line.split("=", 1) for line in lines if "=" in line and not line.lstrip().startswith("#"))
-    return {key.strip(): value.strip().strip("\"'") for key, value in pairs}
+    found = (_SECRET_LINE.match(line) for line in lines)
+    return {match.group(1): match.group(2).strip().strip("\"'") for match in found if match}

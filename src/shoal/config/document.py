@@ -197,7 +197,9 @@ def _parse(shown: str, text: str) -> dict[str, Any]:
         line = at[1] if at is not None and at[1] else str(text.count("\n") + 1)
         what = _WHERE.sub("", message).strip()
         hint = 'a table is [steps.train], a value is command = "python train.py": https://toml.io'
-        raise InputError(f"this is not TOML: {what[:1].lower()}{what[1:]}", hint=hint, place=f"{shown}:{line}") from None
+        raise InputError(
+            f"this is not TOML: {what[:1].lower()}{what[1:]}", hint=hint, place=f"{shown}:{line}"
+        ) from None
     except RecursionError:
         raise InputError("the values are nested too deeply", place=shown) from None
     except ValueError as error:  # a date such as 2026-02-30, or a number with thousands of digits

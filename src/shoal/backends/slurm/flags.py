@@ -236,7 +236,9 @@ def _portable(name: str, value: str, nodes: int | None, portable: dict[str, int 
         return _gres(value, portable)
     elif name == "gpus-per-node" or (name == "gpus" and (nodes or 1) == 1):
         if (gpu := _gpu(value)) is None:
-            raise InputError(f"{value!r} is not a number of GPUs, such as 4 or a100:4", hint=f"--{name}=4", place=f"--{name}")
+            raise InputError(
+                f"{value!r} is not a number of GPUs, such as 4 or a100:4", hint=f"--{name}=4", place=f"--{name}"
+            )
         portable.update(gpu)
     else:
         return value
@@ -250,7 +252,9 @@ def _gres(value: str, portable: dict[str, int | str]) -> str:
     if len(gpus) != 1:
         return value
     if (gpu := _gpu(gpus[0][4:] or "1")) is None:
-        raise InputError(f"{gpus[0]!r} is not a GPU request, such as gpu:4 or gpu:a100:4", hint="--gres=gpu:4", place="--gres")
+        raise InputError(
+            f"{gpus[0]!r} is not a GPU request, such as gpu:4 or gpu:a100:4", hint="--gres=gpu:4", place="--gres"
+        )
     portable.update(gpu)
     return ",".join(item for item in items if item != gpus[0])
 

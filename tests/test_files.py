@@ -1,0 +1,112 @@
+"""Small files that many machines share: written whole, exactly once, or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.agent import files
+from shoal.store import records
+from shoal.store.files import as_disk_error
+from shoal.store.records import Claim, DamagedRecord
+
+
+def test_of_many_writers_exactly_one_creates_the_file(tmp_path: Path) -> None:
+    path = str(tmp_path / "claim")
+    barrier, won = threading.Barrier(16), []
+
+    def work(number: int) -> None:
+        barrier.wait()
+        if files.create_exclusive(path, str(number).encode()):
+            won.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1 and Path(path).read_text() == str(won[0])
+    assert os.listdir(tmp_path) == ["claim"]
+
+
+def test_a_link_that_the_server_made_but_denied_counts_as_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An NFS client that resends a LINK is told EEXIST about its own success."""
+    real = os.link
+
+    def resent(source: str, target: str) -> None:
+        real(source, target)
+        raise FileExistsError(errno.EEXIST, "File exists", source, None, target)
+
+    monkeypatch.setattr(os, "link", resent)
+    assert files.create_exclusive(str(tmp_path / "claim"), b"x")
+    assert os.listdir(tmp_path) == ["claim"]
+
+
+def test_without_hard_links_creation_is_still_exclusive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: str, target: str) -> None:
+        raise OSError(errno.ENOTSUP, "not supported", source, None, target)
+
+    monkeypatch.setattr(os, "link", refuse)
+    path = tmp_path / "claim"
+    assert files.create_exclusive(str(path), b"first") and not files.create_exclusive(str(path), b"second")
+    assert path.read_bytes() == b"first"
+
+
+@pytest.mark.parametrize("call", ["write", "fsync"])
+def test_a_full_disk_leaves_nothing_and_the_error_names_the_file(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "claim"
+    files.replace(str(path), b"old")
+    monkeypatch.setattr(os, call, full)
+    for write in (files.create_exclusive, files.replace):
+        with pytest.raises(OSError) as caught:
+            write(str(path), b"new")
+        disk = as_disk_error(caught.value)
+        assert disk is not None and disk.exit_code == 74 and str(path) in disk.message and disk.hint
+    assert os.listdir(tmp_path) == ["claim"] and path.read_bytes() == b"old"
+
+
+def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: real(fd, bytes(data)[:3]))
+    files.replace(str(tmp_path / "record"), b"0123456789")
+    assert (tmp_path / "record").read_bytes() == b"0123456789"
+
+
+@given(st.dictionaries(st.text(), st.one_of(st.text(), st.integers(), st.binary().map(os.fsdecode), st.none())))
+def test_any_record_is_read_back_as_it_was(record: dict[str, object]) -> None:
+    assert json.loads(files.to_json(record)) == record and files.to_json(record).isascii()
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b"\0\0", b"\xff\xfe", b'{"token": 3}', b'{"schema": 1}'])
+def test_a_damaged_record_is_named(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "submit.1.claim"
+    path.write_bytes(data)
+    with pytest.raises(DamagedRecord, match=r"submit\.1\.claim"):
+        records.read(str(path), Claim)
+
+
+def test_a_record_of_a_newer_shoal_is_not_guessed_at(tmp_path: Path) -> None:
+    claim = Claim(token="t", revision=1, output_dir="o", log_dir="l", schema=2)
+    (tmp_path / "claim").write_bytes(records.encode(claim))
+    with pytest.raises(DamagedRecord, match="newer shoal"):
+        records.read(str(tmp_path / "claim"), Claim)
+
+
+def test_unknown_fields_of_a_record_are_passed_over(tmp_path: Path) -> None:
+    claim = Claim(token="t", revision=1, output_dir="o", log_dir="l")
+    record = {**json.loads(records.encode(claim)), "colour": "blue"}
+    (tmp_path / "claim").write_text(json.dumps(record))
+    assert records.read(str(tmp_path / "claim"), Claim) == claim
+    assert records.read(str(tmp_path / "nothing"), Claim) is None

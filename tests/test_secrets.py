@@ -1,0 +1,101 @@
+"""Secrets stay where they are, in no record, script, argument, log or job; a file that only the user reads has them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from project import Project, assert_clear_error, env_of
+from shoal.sandbox import Sandbox
+
+RUN = "001_a/000_train_0"
+SECRET = "s3cr3t-0123456789abcdef"
+NAMES = ("WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MY_PASSWORD")
+
+
+def _files_with_secret(*folders: Path) -> list[Path]:
+    found = []
+    for folder in folders:
+        for path in folder.rglob("*"):
+            if path.is_file() and SECRET.encode() in path.read_bytes():
+                found.append(path)
+    return found
+
+
+@pytest.mark.slurm
+def test_secrets_of_the_environment_reach_no_file_and_no_job(tmp_path: Path, cluster: Sandbox) -> None:
+    project = Project(tmp_path, cluster)
+    project.env.update(dict.fromkeys(NAMES, SECRET))
+    script = project.script("001_a/000_train_0.sh", "export TEST_PLAIN=fine", "train --time=5 --mem=50 -- wait=go")
+    done = project.shoal("submit", script)
+    mark = project.wait_started(RUN)
+    assert [env_of(mark, name) for name in NAMES] == [""] * 4 and env_of(mark, "TEST_PLAIN") == "fine"
+    job_id = project.status()[RUN]["job_id"]
+    told = project.slurm("scontrol", "show", "job", "-dd", job_id) + project.slurm(
+        "scontrol", "write", "batch_script", job_id, "-"
+    )
+    assert SECRET not in told + done.out + done.err
+    assert "WANDB_API_KEY" in done.err and "secrets.env" in done.err
+    started = project.records(RUN, "attempt.1.start")[0]
+    environ = Path(f"/proc/{started['pid']}/environ").read_bytes()
+    assert SECRET.encode() not in environ
+    project.write("go", "")
+    project.wait(RUN, "done")
+    assert _files_with_secret(project.home, project.root / "outputs", cluster.layout.save) == []
+
+
+def test_a_secret_that_a_script_exports_is_not_kept_but_reaches_a_run_on_this_machine(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    script = project.script("001_a/000_train_0.sh", f"export WANDB_API_KEY={SECRET}", "train")
+    done = project.bash(script)
+    assert env_of(project.marks(RUN)[0], "WANDB_API_KEY") == SECRET
+    assert "WANDB_API_KEY looks secret" in done.err and SECRET not in done.out + done.err
+    assert _files_with_secret(project.home, project.root / "outputs") == []
+
+
+@pytest.mark.slurm
+def test_a_private_secrets_file_reaches_the_job_and_a_readable_one_does_not(tmp_path: Path, cluster: Sandbox) -> None:
+    project = Project(tmp_path, cluster)
+    config = tmp_path / "home/.config/shoal"
+    config.mkdir(parents=True)
+    file = config / "secrets.env"
+    file.write_text(f"# a comment\nexport TEST_TOKEN={SECRET}\n=bad\nWANDB_API_KEY = '{SECRET}'\n")
+    file.chmod(0o640)
+    project.shoal("submit", project.script("001_a/000_train_0.sh", "train --time=5 --mem=50"))
+    project.wait(RUN, "done")
+    assert env_of(project.marks(RUN)[0], "WANDB_API_KEY") == ""
+    assert "chmod 600" in project.shoal("logs", RUN, "--slurm").out
+    file.chmod(0o600)
+    project.shoal("submit", project.script("001_a/001_train_0.sh", "train --time=5 --mem=50"))
+    project.wait("001_a/001_train_0", "done")
+    (mark,) = project.marks("001_a/001_train_0")
+    assert env_of(mark, "WANDB_API_KEY") == env_of(mark, "TEST_TOKEN") == SECRET
+    assert _files_with_secret(project.home, project.root / "outputs") == []
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ['train -- --key "$WANDB_API_KEY"'],
+        ['train -- "--key=$WANDB_API_KEY"'],
+        ['export TEST_CONFIG="key=$WANDB_API_KEY"', "train"],
+        ['train --comment="$WANDB_API_KEY"'],
+    ],
+)
+def test_a_secret_in_an_argument_a_setting_or_a_flag_is_refused(tmp_path: Path, lines: list[str]) -> None:
+    project = Project(tmp_path)
+    project.env["WANDB_API_KEY"] = SECRET
+    script = project.script("001_a/000_train_0.sh", *lines)
+    for done in (project.shoal("submit", script, code=None), project.bash(script, code=None)):
+        assert_clear_error(done, 2, "WANDB_API_KEY")
+        assert SECRET not in done.out + done.err
+    assert project.marks(RUN) == [] and _files_with_secret(project.root / "experiments", project.root / "marks") == []
+    assert not project.home.exists() or _files_with_secret(project.home) == []
+
+
+def test_state_is_private_to_the_user(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.shoal("submit", project.script("001_a/000_train_0.sh"))
+    assert os.stat(project.home).st_mode & 0o777 == 0o700

@@ -1,0 +1,133 @@
+"""`shoal status`: one squeue and at most one sacct, right with and without accounting, honest when Slurm is silent."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from conftest import MakeSandbox
+from project import Project
+from shoal.sandbox import Sandbox
+from waiting import wait_until
+
+pytestmark = pytest.mark.slurm
+
+RUN = "001_a/000_train_0"
+
+
+def _count_programs(project: Project, folder: Path) -> Path:
+    """Put programs before Slurm's own that write down that they were called, and then are them."""
+    calls = folder / "calls"
+    shims = folder / "shims"
+    shims.mkdir()
+    for name in ("squeue", "sacct", "sinfo", "scontrol", "sbatch", "scancel"):
+        shim = shims / name
+        shim.write_text(f'#!/bin/sh\necho {name} "$@" >> {calls}\nexec {shutil.which(name)} "$@"\n')
+        shim.chmod(0o755)
+    project.env["PATH"] = f"{shims}:{project.env['PATH']}"
+    return calls
+
+
+def _called(calls: Path) -> list[str]:
+    names = [line.split()[0] for line in calls.read_text().splitlines()] if calls.exists() else []
+    calls.unlink(missing_ok=True)
+    return names
+
+
+@pytest.mark.parametrize("accounting", [False, True])
+def test_status_asks_squeue_once_and_sacct_at_most_once(
+    accounting: bool, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    sandbox: Sandbox = request.getfixturevalue("accounting_cluster" if accounting else "cluster")
+    project = Project(tmp_path, sandbox)
+    calls = _count_programs(project, tmp_path)
+    for number, words in enumerate(("exit=7", "exit=1", "wait=go", "wait=go", "")):
+        project.script(f"001_a/{number:03}_train_0.sh", f"train --time=5 --mem=50 -- {words}")
+    project.script("002_b/000_train_0.sh", "train --time=5 --mem=50 --hold -- late")
+    project.shoal("submit", "experiments/001_a", "experiments/002_b", "--shape", "job")
+    for name in ("000", "001", "002", "003", "004"):
+        project.wait_started(f"001_a/{name}_train_0")
+    project.wait("001_a/001_train_0", "failed")
+    project.wait("001_a/004_train_0", "done")
+    _called(calls)
+    states = {name: run["state"] for name, run in project.status().items()}
+    names = _called(calls)
+    assert names.count("squeue") == 1 and names.count("sacct") <= 1 and set(names) <= {"squeue", "sacct"}, names
+    assert (
+        list(states.values()) == ["failed", "failed", "running", "running", "done", "pending"]
+        or "stuck" in states.values()
+    )
+    project.write("go", "")
+    project.wait("001_a/003_train_0", "done")
+    project.shoal("cancel", "002_b", "--yes")
+    project.wait("002_b/000_train_0", "cancelled")
+    project.status()
+    _called(calls)
+    project.status()
+    assert _called(calls) == [], "runs that have all ended ask nobody"
+
+
+def test_states_are_right_after_slurm_has_forgotten_everything_without_accounting(
+    tmp_path: Path, make_sandbox: MakeSandbox
+) -> None:
+    project = Project(tmp_path, make_sandbox("forget", nodes=1, gpus=0, settings=(("MinJobAge", "2"),)))
+    words = {"000": "exit=7", "001": "kill=9", "002": "", "003": "wait=never"}
+    for number, do in words.items():
+        project.script(f"001_a/{number}_train_0.sh", f"train --time=5 --mem=50 -- {do}")
+    project.shoal("submit", "experiments/001_a", "--shape", "job")
+    project.wait_started("001_a/003_train_0")
+    project.shoal("cancel", "001_a/003_train_0")
+    wait_until(lambda: not project.slurm("squeue", "-h", "-t", "all"), 60, "Slurm has forgotten all jobs", poll_s=0.5)
+    runs = {name[6:9]: (run["state"], run["exit_code"], run["cause"]) for name, run in project.status().items()}
+    assert runs["000"] == ("failed", 7, "exit code 7")
+    assert runs["001"] == ("failed", 137, "killed by SIGKILL")
+    assert runs["002"] == ("done", 0, None)
+    assert runs["003"][0] == "cancelled"
+
+
+def test_a_job_that_never_began_is_explained_by_accounting(tmp_path: Path, accounting_cluster: Sandbox) -> None:
+    project = Project(tmp_path, accounting_cluster)
+    project.shoal("submit", project.script("001_a/000_train_0.sh", "train --time=5 --mem=50 --hold"))
+    job_id = project.status()[RUN]["job_id"]
+    project.slurm("scancel", job_id)
+    run = project.wait(RUN, "cancelled")
+    assert (run["attempt"], run["job_id"]) == (0, job_id)
+
+
+def test_a_requeued_run_that_failed_is_failed_in_accounting(tmp_path: Path, accounting_cluster: Sandbox) -> None:
+    """sacct keeps a row REQUEUED beside the row FAILED; only the newer one is about now."""
+    project = Project(tmp_path, accounting_cluster)
+    project.shoal("submit", project.script("001_a/000_train_0.sh", "train --time=5 --mem=50 -- first=waits exit=3"))
+    project.wait_started(RUN)
+    project.slurm("scontrol", "requeue", project.status()[RUN]["job_id"])
+    assert project.wait(RUN, "pending", "running")
+    project.wait_started(RUN, 2)
+    run = project.wait(RUN, "failed")
+    assert (run["attempt"], run["exit_code"], run["slurm_state"]) == (2, 3, "FAILED")
+    rows = project.slurm("sacct", "-D", "-n", "-P", "-j", run["job_id"], "-o", "State")
+    assert "REQUEUED" in rows and "FAILED" in rows
+
+
+def test_slurm_down_shows_last_known_states_with_a_warning(tmp_path: Path, make_sandbox: MakeSandbox) -> None:
+    project = Project(
+        tmp_path, make_sandbox("down", nodes=1, gpus=0, settings=(("MessageTimeout", "2"), ("TCPTimeout", "1")))
+    )
+    project.script("001_a/000_train_0.sh", "train --time=5 --mem=50 -- wait=go")
+    project.script("001_a/001_train_0.sh", "train --time=5 --mem=50 --hold")
+    project.script("001_a/002_train_0.sh", "train --time=5 --mem=50 -- exit=4")
+    project.shoal("submit", "experiments/001_a", "--shape", "job")
+    project.wait_started(RUN)
+    project.wait("001_a/002_train_0", "failed")
+    assert project.cluster is not None
+    project.cluster.stop_daemon("slurmctld")
+    seen = project.shoal("status", "--all")
+    assert "warning: Slurm does not answer" in seen.err
+    document = project.shoal("status", "--json").json
+    states = [run["state"] for run in document["runs"]]
+    assert states == ["running", "pending", "failed"] and document["slurm_problem"]
+    project.write("go", "")
+    wait_until(lambda: project.records(RUN, "attempt.*.end"), 30, "the run ended while the controller was away")
+    assert project.status()[RUN]["state"] == "done"
+    project.cluster.start_daemon("slurmctld")
