@@ -121,6 +121,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sweep: str | None = None
     derived: list[str] = []
     cost: float | None = None
+    data: dict[str, dict[str, str]] = {}
     revision: int = 1
     tracker_id: str = ""
     schema: int = SCHEMA
@@ -148,6 +149,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             "env": self.env,
             "start_from": self.start_from,
             "launch": self.launch,
+            **({"data": self.data} if self.data else {}),
         }
 
 

@@ -22,6 +22,11 @@ _MODULES = (
     "usage",
     "environment",
     "attempt",
+    "cache",
+    "copying",
+    "listing",
+    "staging",
+    "handover",
     "by_hand",
     "sbatch",
     "admission",
@@ -57,9 +62,11 @@ elif role == "node":
     from shoal_agent.launch.node import main
 elif role == "launch":
     from shoal_agent.launch.entry import main
+elif role == "stage":
+    from shoal_agent.handover import main
 else:
     from shoal_agent.main import main
-sys.exit(main(sys.argv[2:] if role in ("rank", "node", "launch") else sys.argv[1:]))
+sys.exit(main(sys.argv[2:] if role in ("rank", "node", "launch", "stage") else sys.argv[1:]))
 """
 
 

@@ -7,6 +7,7 @@ import shlex
 
 import msgspec
 
+from shoal.config.data_sets import parse_data
 from shoal.config.document import Table
 from shoal.config.launches import parse_launch
 from shoal.errors import InputError
@@ -14,7 +15,7 @@ from shoal.model import LaunchSettings, Request
 from shoal.names import MAX_COMPONENT, slug
 from shoal.units import parse_duration_s, parse_memory_mb
 
-_KEYS = ("command", "output", "checkpoint", "request", "launch", "requeue", "env", "params")
+_KEYS = ("command", "output", "checkpoint", "request", "launch", "requeue", "env", "params", "data")
 #: How a swept parameter that the command does not mention is passed on.
 DEFAULT_PARAMS = "--{name}={value}"
 _REQUEST_KEYS = ("nodes", "gpus", "gpu_type", "cpus", "memory", "time")
@@ -49,6 +50,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     requeue: bool = True
     env: dict[str, str] = {}
     params: str = DEFAULT_PARAMS
+    data: dict[str, dict[str, str]] = {}
     origin: str = "default"
 
 
@@ -71,6 +73,7 @@ def parse_step(name: str, values: Table) -> Step:
         requeue=table.flag("requeue") is not False,
         env=table.environment("env"),
         params=_params(table),
+        data=parse_data(table),
         origin=values.place(),
     )
 

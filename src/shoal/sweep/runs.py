@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from typing import NamedTuple
 
 from shoal.agent.environment import complete, text_of
+from shoal.config.data_sets import resolve_data
 from shoal.config.launches import change_mode
 from shoal.config.project import Project
 from shoal.config.steps import Step, check_step_name
@@ -118,6 +119,7 @@ class _Maker:
             sweep=self.base,
             derived=sorted(point.derived),
             cost=point.cost,
+            data=resolve_data(self.step.data, self.root),
         )
 
     def _request(self, asked: Request) -> Request:

@@ -1,0 +1,190 @@
+"""Data for a run: staged before its processes start, held while they live, told in its record.
+
+A step says `data = { imagenet = "PATH" }`; the run's processes find the folder in SHOAL_DATA_IMAGENET. On the other
+nodes of an allocation a helper does the same, started once per node with srun, and ends when the run has ended.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Callable, Dict, List, Mapping, Optional
+
+from . import files, layout
+from .staging import Stage, StageError
+
+_POLL_S = 0.05
+#: How long helpers may take to notice the end of the run before they are ended.
+_PATIENCE_S = 10.0
+
+
+def variable(name: str) -> str:
+    """SHOAL_DATA_<NAME>, in letters that every shell takes."""
+    return "SHOAL_DATA_" + "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in name).upper()
+
+
+class Handover:
+    """The data of one attempt. `begin` fills `env` or returns why the run cannot start; `close` returns the records."""
+
+    def __init__(
+        self,
+        spec: Mapping[str, Any],
+        env: Dict[str, str],
+        folder: str,
+        say: Callable[[str], None],
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._asked: Dict[str, Dict[str, Any]] = dict(spec.get("data") or {})
+        self._env = env
+        self._folder = folder
+        self._say = say
+        self._beat = beat
+        self._stages: List[Stage] = []
+        self._helpers: "Optional[subprocess.Popen[bytes]]" = None
+        self._stopped: Optional[str] = None
+
+    def begin(self) -> Optional[str]:
+        """Bring the data, and wait until the run may start; a signal that ends the job ends the waiting too."""
+        if not self._asked:
+            return None
+        before = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            self._start_helpers()
+            for name, one in self._asked.items():
+                stage = Stage(name, one["path"], self._env, wait_all=one.get("wait") == "all", say=self._say)
+                self._stages.append(stage)
+                stage.begin()
+            sources = {}
+            for stage in self._stages:
+                path = self._wait(stage)
+                self._env[variable(stage.name)] = path
+                sources[path] = stage.source
+                self._say("data %s in %s" % (stage.name, path))
+            self._env["SHOAL_DATA_SOURCES"] = json.dumps(sources)
+            self._wait_helpers()
+        except StageError as error:
+            return "the data cannot be used: %s" % error
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return None
+
+    def close(self) -> List[Dict[str, Any]]:
+        """Let go of everything, here and on the other nodes; one record for each data set."""
+        records = [stage.close() for stage in self._stages]
+        if self._helpers is not None:
+            files.replace(os.path.join(self._folder, "over"), b"", sync=False)
+            try:
+                self._helpers.wait(_PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                self._helpers.kill()
+                self._helpers.wait()
+            records += [dict(record, node=node) for node, found in self._told().items() for record in found["records"]]
+            shutil.rmtree(self._folder, ignore_errors=True)
+        return records
+
+    def _wait(self, stage: Stage) -> str:
+        beaten = time.monotonic()
+        while True:
+            if self._stopped is not None:
+                raise StageError("the job was stopped (%s) while its data was on the way" % self._stopped)
+            try:
+                return stage.wait(_POLL_S)
+            except StageError:
+                if stage.error is not None:
+                    raise
+            if time.monotonic() - beaten > 10:
+                beaten = time.monotonic()
+                self._beat()
+
+    def _stop(self, number: int, frame: Any) -> None:
+        self._stopped = signal.Signals(number).name
+
+    def _start_helpers(self) -> None:
+        """One process on each other node of the allocation; none where there is no other node."""
+        nodes = int(self._env.get("SLURM_JOB_NUM_NODES") or 1)
+        if nodes < 2 or not self._env.get("SLURM_JOB_ID") or shutil.which("srun") is None:
+            return
+        os.makedirs(self._folder, exist_ok=True)
+        files.replace(os.path.join(self._folder, "asked.json"), files.to_json({"data": self._asked}))
+        argv = ["srun", "--overlap", "--nodes=%d" % nodes, "--ntasks=%d" % nodes, "--ntasks-per-node=1", "--gres=none"]
+        argv += ["--cpus-per-task=1", "--kill-on-bad-exit=0", "--input=none", sys.executable, sys.argv[0]]
+        self._helpers = subprocess.Popen(argv + ["stage", self._folder], env=_for_step(self._env))
+        self._nodes = nodes
+
+    def _wait_helpers(self) -> None:
+        while self._helpers is not None and len(self._told()) < self._nodes:
+            if self._stopped is not None:
+                raise StageError("the job was stopped (%s) while its data was on the way" % self._stopped)
+            if self._helpers.poll() is not None and len(self._told()) < self._nodes:
+                self._say("data could not be staged on all nodes: they read from the source")
+                return
+            time.sleep(_POLL_S)
+
+    def _told(self) -> Dict[str, Any]:
+        told = {}
+        for name in files.names_in(self._folder):
+            if name.startswith("node-") and name.endswith(".json"):
+                told[name[5:-5]] = files.read_json(os.path.join(self._folder, name)) or {"records": []}
+        return told
+
+
+def main(argv: List[str]) -> int:
+    """`agent stage FOLDER`: on one node of a job, stage what is asked for and hold it until the run is over."""
+    folder = argv[0]
+    asked = (files.read_json(os.path.join(folder, "asked.json")) or {})["data"]
+    node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    stages = [
+        Stage(name, one["path"], os.environ, wait_all=one.get("wait") == "all", say=_say(node))
+        for name, one in asked.items()
+    ]
+    over = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: over.set())
+    mine = os.environ.get("SLURM_NODEID") != "0"  # The first node is the agent's own, which stages by itself.
+    records: List[Dict[str, Any]] = []
+    try:
+        for stage in stages if mine else []:
+            stage.begin()
+        for stage in stages if mine else []:
+            stage.wait()
+    except StageError as error:
+        _say(node)(str(error))
+    told = os.path.join(folder, "node-%s.json" % node)
+    files.replace(told, files.to_json({"records": []}), sync=False)
+    while not over.wait(0.2) and not os.path.exists(os.path.join(folder, "over")):
+        if not os.path.isdir(folder):
+            break
+    for stage in stages if mine else []:
+        records.append(stage.close())
+    if os.path.isdir(folder):
+        files.replace(told, files.to_json({"records": records}), sync=False)
+    return 0
+
+
+def _say(node: str) -> Callable[[str], None]:
+    return lambda text: print("shoal: %s: %s" % (node, text), file=sys.stderr, flush=True)
+
+
+def _for_step(env: Mapping[str, str]) -> Dict[str, str]:
+    """Without the job's own wishes for a step, which would be options of this srun."""
+    unwanted = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK")
+    return {key: value for key, value in env.items() if key not in unwanted and not key.startswith("SRUN_")}
+
+
+def for_attempt(
+    spec: Mapping[str, Any], env: Dict[str, str], claim: Any, number: int, say: Callable[[str], None]
+) -> Handover:
+    """The hand-over of one attempt of a run: its beats go on while it waits, its helpers meet in the log folder."""
+    path = os.path.join(claim.run_dir, layout.attempt_file(number, "beat"))
+
+    def beat() -> None:
+        try:
+            files.replace(path, files.to_json({"t": time.time(), "every_s": 30.0}), sync=False)
+        except OSError:
+            pass  # A full disk must not end a run.
+
+    return Handover(spec, env, os.path.join(claim.log_dir, "data-%d" % number), say, beat)
