@@ -113,7 +113,7 @@ class Handover:
         files.replace(os.path.join(self._folder, "asked.json"), files.to_json({"data": self._asked}))
         argv = ["srun", "--overlap", "--nodes=%d" % nodes, "--ntasks=%d" % nodes, "--ntasks-per-node=1", "--gres=none"]
         argv += ["--cpus-per-task=1", "--kill-on-bad-exit=0", "--input=none", sys.executable, sys.argv[0]]
-        self._helpers = subprocess.Popen(argv + ["stage", self._folder], env=_for_step(self._env))
+        self._helpers = subprocess.Popen([*argv, "stage", self._folder], env=_for_step(self._env))
         self._nodes = nodes
 
     def _wait_helpers(self) -> None:

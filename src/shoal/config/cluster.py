@@ -97,8 +97,9 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return build_cluster(self.name, Layer(changes, {}).over(self.layer)) if changes else self
 
     def environment(self) -> dict[str, str]:
-        """What a job exports: the network preset, then the profile's own table over it."""
-        return {**(NETWORKS[self.network].env if self.network else {}), **self.env}
+        """What a job exports: where scratch is, the network preset, then the profile's own table over both."""
+        scratch = {"SHOAL_SCRATCH": self.scratch} if self.scratch else {}
+        return {**scratch, **(NETWORKS[self.network].env if self.network else {}), **self.env}
 
     def prepends(self) -> dict[str, str]:
         """Search paths that get a folder in front, unless `env` sets them outright."""
