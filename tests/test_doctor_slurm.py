@@ -95,7 +95,7 @@ def test_an_accepted_request_has_no_errors(
     "data",
     [
         b"#!/bin/bash\r\nhostname\r\n",
-        b"echo no shebang\n",
+        b"#SBATCH --nodes=1\necho no shebang\n",
         b"\xef\xbb\xbf#!/bin/bash\nhostname\n",
         "#!/bin/bash\nhostname\n".encode("utf-16"),
         b"",

@@ -119,8 +119,10 @@ def examine(
     """One script. With a cluster, Slurm itself is asked as well, and a refusal comes with what it would accept."""
     rules.load()
     script = read_script(text, str(path), steps=steps | {"train", "posttrain", "evaluate"})
+    if "clusters" in script.options:
+        cluster = None  # it runs on another cluster than the one that answers here
     facts = Facts(script, files or RealFiles(path), cluster, None, None, *inputs)
-    if cluster is not None and script.kind == "batch":
+    if cluster is not None and script.kind == "batch" and script.directives.options:
         facts = _with_slurm(facts, cluster, environ)
     return Examined(script, apply_rules(facts), facts)
 

@@ -15,9 +15,9 @@ from shoal.doctor.shell_words import Heredoc
 
 _MAGIC = "#SBATCH"
 #: Spellings that sbatch takes and its help does not show, and those that old scripts still have.
-_ALIASES = {"tasks-per-node": "ntasks-per-node", "cpus-per-tasks": "cpus-per-task"}
+_ALIASES = {"tasks-per-node": "ntasks-per-node", "cluster": "clusters"}
 _MISSPELT = re.compile(r"(?:(?P<blank>\s+)#SBATCH|#{2,}\s*SBATCH|#\s+SBATCH|#\s*sbatch|#\s*Sbatch)\b\s*:?\s*(?=-)")
-_TEMPLATE = re.compile(r"\{\{.*?\}\}|\{%|<[A-Za-z_][\w ]*>|@@\w+@@|%\(\w+\)s|\{[a-z_]\w*\}")
+_TEMPLATE = re.compile(r"\{\{.*?\}\}|\{%|(?:^|=)<[A-Za-z_][\w -]*>|@@\w+@@|%\(\w+\)s|\{[a-z_]\w*\}")
 _HETJOB = re.compile(r"#SBATCH\s+(?:hetjob|packjob)\b")
 
 

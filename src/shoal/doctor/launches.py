@@ -12,6 +12,7 @@ from shoal.doctor.shell_commands import Command, parse_shell
 _WHOLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?:\[[@*]\])?\}|([A-Za-z_]\w*))\Z", re.ASCII)
 _ANY = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?:\[[@*]\])?\}|([A-Za-z_]\w*))", re.ASCII)
 _DEFAULT = re.compile(r"\$\{[A-Za-z_]\w*:?[-=]([^{}$]*)\}\Z", re.ASCII)
+_DASH_C = re.compile(r"-[a-z]*c")
 _CONTROL_STEP = frozenset(
     {"hostname", "nvidia-smi", "echo", "true", "ls", "mkdir", "rm", "cp", "rsync", "tar", "df", "cat", "env", "date"}
 )
@@ -153,8 +154,8 @@ def _read(
             yield Step(command.line, command, call.options, call.rest)
         yield from _read(list(call.rest), command, values, depth + 1, call, quoting)
         return
-    if name in ("bash", "sh", "zsh") and any(word in ("-c", "-lc", "-xc", "-ec") for word in rest[1:3]):
-        at = next(index for index, word in enumerate(rest) if word.startswith("-") and word.endswith("c"))
+    if name in ("bash", "sh", "zsh") and any(_DASH_C.fullmatch(word) for word in rest[1:3]):
+        at = next(index for index, word in enumerate(rest) if _DASH_C.fullmatch(word))
         if at + 1 < len(rest):
             raw = next((word.raw for word in command.words if word.text == rest[at + 1]), "")
             yield from _inside(rest[at + 1], raw, command, values, depth, srun)

@@ -108,7 +108,8 @@ def no_shebang(facts: Facts) -> Iterator[Hit]:
             "the first line is not a shebang" + (f"; it stands in line {other}" if other else ""),
             "sbatch refuses it: this does not look like a batch script",
             "#!/bin/bash   # as the very first line",
-            None,
+            # Without a single directive it may be a helper that nobody submits.
+            None if script.directives.options or script.directives.ignored else "hint",
             (*lower, Edit("top", new=lines[other - 1].strip() if other else "#!/bin/bash")),
         )
 

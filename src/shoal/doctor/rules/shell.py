@@ -136,6 +136,8 @@ def module(facts: Facts) -> Iterator[Hit]:
                 f"module is a shell function, and {'--export=NONE' if export else script.language} does not have it",
                 "command not found, and the script goes on without the module",
                 "#!/bin/bash -l",
+                # Where sh is bash, exported functions do arrive.
+                None if export.upper() in ("NONE", "NIL") else "hint",
             )
             return
 
