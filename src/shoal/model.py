@@ -96,7 +96,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `env` holds only what the experiment itself set; the rest of the environment is the machine's business.
     `start_from` is the checkpoint that the user named as input, as in post-training.
     `sweep` is the base name of the sweep that the run belongs to; `derived` names the `params` that follow from others;
-    `cost` is its relative duration, for whoever packs.
+    `cost` is its relative duration, for whoever packs; `survive` is the step's policy for what clusters do.
     """
 
     experiment: str
@@ -121,6 +121,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sweep: str | None = None
     derived: list[str] = []
     cost: float | None = None
+    survive: dict[str, Any] = {}
     data: dict[str, dict[str, str]] = {}
     revision: int = 1
     tracker_id: str = ""

@@ -16,6 +16,8 @@ _FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 #: Signals that ask the run to end. Leaving with code 0 after one of them is a polite stop, not a finished training.
 _STOPPING = ("SIGTERM", "SIGINT", "SIGHUP")
 _PR_SET_PDEATHSIG = 1
+#: What is left of a warning for writing down the end and sending a follow-up job.
+_SPARE_S = 15.0
 
 
 class Attempt:
@@ -29,7 +31,9 @@ class Attempt:
         self.cwd = cwd
         self.beat_s = float(env.get("SHOAL_BEAT_S") or 30)
         self.grace_s = float(env.get("SHOAL_GRACE_S") or 30)
+        self.warn_s = float(env.get("SHOAL_WARN_S") or 0)
         self.stopped_by: Optional[str] = None
+        self.warned = False
         self._child: Optional[subprocess.Popen[bytes]] = None
         self._over = threading.Event()
 
@@ -61,6 +65,7 @@ class Attempt:
             "exit_code": code if code >= 0 else 128 - code,
             "signal": signal.Signals(-code).name if code < 0 else None,
             "stopped_by": self.stopped_by,
+            "warned": self.warned,
             "oom": memory.oom_kills() > kills_before,
             "problem": problem,
             "began": began,
@@ -98,10 +103,28 @@ class Attempt:
         def handler(number: int, frame: Any) -> None:
             if name in _STOPPING:
                 self._stop(name, number)
+            elif name == "SIGUSR1" and self.warn_s:
+                self._warn(number)
             else:
                 self._signal(number)
 
         return handler
+
+    def _warn(self, number: int) -> None:
+        """The time limit is near: tell the program in its way, and stop it ourselves while there is time to go on."""
+        if self.warned:
+            return
+        self.warned = True
+        if self.env.get("SHOAL_WARN_BY") == "file":
+            try:
+                files.create_exclusive(self.env["SHOAL_STOP_FILE"], b"time limit\n")
+            except OSError:
+                self._signal(number)
+        else:
+            self._signal(number)
+        timer = threading.Timer(max(5.0, self.warn_s - self.grace_s - _SPARE_S), self._stop, ("limit",))
+        timer.daemon = True
+        timer.start()
 
     def _stop(self, why: str, number: int = signal.SIGTERM) -> None:
         """Ask the user's processes to end; a second request, or the end of the grace time, does not ask."""

@@ -42,6 +42,13 @@ def for_run(
         WANDB_RESUME="allow",
         PYTHONUNBUFFERED="1",
     )
+    policy = spec.get("survive") or {}
+    if policy.get("warn_s"):
+        env.update(
+            SHOAL_STOP_FILE=os.path.join(claim.output_dir, "stop-%d" % attempt),
+            SHOAL_WARN_S=str(policy["warn_s"]),
+            SHOAL_WARN_BY=policy["tell"],
+        )
     return env
 
 

@@ -10,9 +10,9 @@ import random
 import socket
 import sys
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
-from . import admission, by_hand, checkpoints, environment, fence, files, layout, process
+from . import admission, by_hand, checkpoints, environment, fence, files, layout, process, survival
 from .attempt import Attempt
 from .launch import plan
 
@@ -49,7 +49,7 @@ def main(argv: List[str]) -> int:
 def _run_one(home: str, name: str, submission: Dict[str, Any], set_up_exit: int) -> int:
     try:
         claim, me = _admit(home, name, submission)
-        return _attempt(claim, me, set_up_exit)
+        return _attempt(home, claim, me, set_up_exit)
     except fence.Fenced as why:
         print("shoal: nothing to do here: %s" % why, flush=True)
         return 0
@@ -101,7 +101,7 @@ def _this_job() -> Dict[str, Any]:
     return dict(job, array_job_id=array) if array else job
 
 
-def _attempt(claim: fence.Claim, me: Dict[str, Any], set_up_exit: int) -> int:
+def _attempt(home: str, claim: fence.Claim, me: Dict[str, Any], set_up_exit: int) -> int:
     spec = files.read_json(os.path.join(claim.run_dir, layout.spec_file(claim.revision)))
     if spec is None:
         raise ValueError("%s has no spec %d" % (claim.run_dir, claim.revision))
@@ -127,14 +127,17 @@ def _attempt(claim: fence.Claim, me: Dict[str, Any], set_up_exit: int) -> int:
         step = checkpoints.step_of(resume_from)
         _say("continuing from %s%s" % (resume_from, "" if step is None else " (step %d)" % step))
     _say("output in %s" % out)
-    end = _run(claim, number, spec, resume_from, out, err, set_up_exit)
+    end, env = _run(claim, number, spec, resume_from, out, err, set_up_exit)
     end["job_id"] = me.get("job_id")
     end["job_label"] = _job_label()
     end["host"] = socket.gethostname()
     end["log_dir"] = claim.log_dir
-    end["success"] = end["exit_code"] == 0 and not end["stopped_by"] and not end["oom"]
+    survival.judge(end, spec, claim, env, err)
     _write_end(claim, number, end)
     _say("attempt %d ended with exit code %d after %.0f s" % (number, end["exit_code"], end["duration_s"]))
+    told = survival.follow_up(home, env["SHOAL_RUN"], claim, spec, end, _job_label())
+    if told:
+        print("shoal: %s" % told, file=sys.stderr, flush=True)
     return int(end["exit_code"])
 
 
@@ -146,7 +149,7 @@ def _run(
     out: str,
     err: str,
     set_up_exit: int,
-) -> Dict[str, Any]:
+) -> Tuple[Dict[str, Any], Dict[str, str]]:
     env = environment.for_run(spec, claim, number, resume_from, os.environ)
     values = {name: environment.text_of(value) for name, value in (spec.get("params") or {}).items()}
     values.update(
@@ -176,7 +179,7 @@ def _run(
     end = Attempt(claim, number, argv, env, spec["cwd"]).run(out, err, follow == "1")
     if problem is not None:
         end["problem"] = problem
-    return end
+    return end, env
 
 
 def _has_earlier_attempt(claim: fence.Claim) -> bool:

@@ -30,6 +30,7 @@ _MODULES = (
     "by_hand",
     "sbatch",
     "admission",
+    "survival",
     "main",
     *(
         f"launch/{name}"

@@ -25,6 +25,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "run": "submit, then follow to the end",
         "generate": "write a batch script from flags, for plain sbatch",
         "resume": "continue a run from its newest checkpoint, in its own folder",
+        "retry": "start runs that ended badly once more, with other resources if asked",
         "cancel": "stop runs that are queued or running",
     },
     "look": {

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import re
 import shlex
+from typing import Any
 
 import msgspec
 
 from shoal.config.data_sets import parse_data
 from shoal.config.document import Table
 from shoal.config.launches import parse_launch
+from shoal.config.survival import parse_survival
 from shoal.errors import InputError
 from shoal.model import LaunchSettings, Request
 from shoal.names import MAX_COMPONENT, slug
 from shoal.units import parse_duration_s, parse_memory_mb
 
-_KEYS = ("command", "output", "checkpoint", "request", "launch", "requeue", "env", "params", "data")
+_KEYS = ("command", "output", "checkpoint", "request", "launch", "requeue", "env", "params", "survive", "data")
 #: How a swept parameter that the command does not mention is passed on.
 DEFAULT_PARAMS = "--{name}={value}"
 _REQUEST_KEYS = ("nodes", "gpus", "gpu_type", "cpus", "memory", "time")
@@ -50,6 +52,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     requeue: bool = True
     env: dict[str, str] = {}
     params: str = DEFAULT_PARAMS
+    survive: dict[str, Any] = {}
     data: dict[str, dict[str, str]] = {}
     origin: str = "default"
 
@@ -73,6 +76,7 @@ def parse_step(name: str, values: Table) -> Step:
         requeue=table.flag("requeue") is not False,
         env=table.environment("env"),
         params=_params(table),
+        survive=parse_survival(table),
         data=parse_data(table),
         origin=values.place(),
     )

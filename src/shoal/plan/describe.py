@@ -11,8 +11,8 @@ import msgspec
 
 from shoal.agent import checkpoints
 from shoal.backends.slurm.flags import DASHES, parse_flags
-from shoal.config.launches import change_mode
 from shoal.config.data_sets import resolve_data
+from shoal.config.launches import change_mode
 from shoal.config.project import Project
 from shoal.errors import InputError
 from shoal.model import RunSpec
@@ -81,6 +81,7 @@ def describe(call: Call, project: Project) -> Asked:
         title=named.title,
         request=step.request,
         flags=words.flags,
+        survive=step.survive,
         data=resolve_data(step.data, project.root),
     )
     note = f"starts from {_with_step(found.checkpoint)}" if found and found.checkpoint else None

@@ -110,6 +110,9 @@ def own_options(
         ("kill-on-invalid-dep", "yes"),
         ("requeue" if planned.requeue else "no-requeue", None),
     ]
+    warn_s = planned.runs[0].spec.survive.get("warn_s")
+    if warn_s and planned.resolved.get("signal") is None:
+        options.append(("signal", f"B:USR1@{warn_s}"))
     if planned.shape == "array":
         options.append(("array", ranges(indices) + (f"%{planned.at_once}" if planned.at_once else "")))
     return options

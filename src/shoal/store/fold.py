@@ -288,6 +288,8 @@ def _after_end(files: RunFiles, end: End, verdict: Verdict | None, view: dict[st
         return RunView(**view, state="failed", cause=end.problem or how)
     if word in ENDED_WORDS and ENDED_WORDS[word] not in ("done", "failed"):
         return RunView(**view, state=ENDED_WORDS[word], cause=_in_words(word, verdict))
+    if end.stopped_by == "limit":
+        return RunView(**view, state="timeout", cause="stopped before its time limit")
     if end.stopped_by == "superseded":
         return RunView(**view, state="lost", cause="stopped itself because a newer attempt existed")
     if limit is not None and end.duration_s > limit - 120:

@@ -102,6 +102,7 @@ class End(Record, frozen=True, kw_only=True):
     log_dir: str | None = None
     signal: str | None = None
     stopped_by: str | None = None
+    cause: str | None = None
     oom: bool = False
     problem: str | None = None
     job_id: str | None = None

@@ -13,13 +13,12 @@ from typing import NamedTuple
 from shoal import secrecy
 from shoal.agent import admission, files
 from shoal.agent.admission import Need
-from shoal.backends.slurm.commands import clean_environ
 from shoal.config.cluster import Cluster
 from shoal.config.project import Project
 from shoal.errors import InputError, SchedulerError
 from shoal.names import slug
 from shoal.plan.submissions import PlannedSubmission, name_of, own_options
-from shoal.submit.transaction import Claimed
+from shoal.submit.transaction import Claimed, keep_order
 
 _KINDS = ("jobs", "nodes", "gpus")
 
@@ -94,12 +93,8 @@ def park(claimed: Claimed, project: Project, environ: Mapping[str, str], queue: 
         *planned.resolved.options,
         *own_options(planned, claimed.folder, str(project.root), claimed.indices),
     ]
-    record = {
-        "schema": 1,
-        "argv": [f"--{name}" if value is None else f"--{name}={value}" for name, value in options],
-        "environment": admission.keep_environment(home, clean_environ(kept)),
-    }
-    files.create_exclusive(os.path.join(claimed.folder, "waiting.json"), files.to_json(record))
+    argv = [f"--{name}" if value is None else f"--{name}={value}" for name, value in options]
+    keep_order(home, claimed.folder, "waiting.json", argv, kept)
     admission.enqueue(home, queue, claimed.token, need_of(planned))
 
 

@@ -19,9 +19,10 @@ from typing import NamedTuple
 import msgspec
 
 from shoal import secrecy
-from shoal.agent import process
+from shoal.agent import admission, files, process
 from shoal.agent.files import names_in
 from shoal.agent.shipping import ship
+from shoal.backends.slurm.commands import clean_environ
 from shoal.backends.slurm.facts import cluster_name
 from shoal.backends.slurm.query import scancel
 from shoal.backends.slurm.send import Answer, sbatch
@@ -131,9 +132,6 @@ def send(claimed: Claimed, project: Project, environ: Mapping[str, str], *, afte
     home, planned = str(project.home), claimed.planned
     if not claimed.indices:
         return []
-    reach("before-sending")
-    writing.mark_sending(home, claimed.token)
-    reach("after-sending")
     travelling, _ = secrecy.split({name: value for name, value in environ.items() if not name.startswith("SHOAL_")})
     options = [
         ("job-name", name_of(planned, claimed.token)),
@@ -143,6 +141,10 @@ def send(claimed: Claimed, project: Project, environ: Mapping[str, str], *, afte
     if after is not None:
         options.append(("dependency", f"afterany:{after}"))
     argv = [f"--{name}" if value is None else f"--{name}={value}" for name, value in options]
+    keep_order(home, claimed.folder, "sent.json", argv, travelling)
+    reach("before-sending")
+    writing.mark_sending(home, claimed.token)
+    reach("after-sending")
     answer = sbatch(argv, claimed.script, travelling)
     reach("after-sbatch")
     outcome = _outcome_of(answer)
@@ -155,6 +157,13 @@ def send(claimed: Claimed, project: Project, environ: Mapping[str, str], *, afte
             outcome = held
     reach("after-outcome")
     return _report(claimed, answer, outcome)
+
+
+def keep_order(home: str, folder: str, name: str, argv: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Write down how a submission is sent, so that a job can send its own follow-up, or a waiting one be sent later."""
+    kept = admission.keep_environment(home, clean_environ(environ))
+    record = {"schema": 1, "argv": list(argv), "environment": kept}
+    files.create_exclusive(os.path.join(folder, name), files.to_json(record))
 
 
 def _outcome_of(answer: Answer) -> Outcome | None:

@@ -119,6 +119,7 @@ class _Maker:
             sweep=self.base,
             derived=sorted(point.derived),
             cost=point.cost,
+            survive=self.step.survive,
             data=resolve_data(self.step.data, self.root),
         )
 

@@ -1,0 +1,200 @@
+"""What becomes of a run after an attempt: was it good, why did it end, and does it go on in a follow-up job.
+
+The step's policy (`survive` in its spec) says how often each cause may be answered by another job: a time limit by one
+that continues from the newest checkpoint, lack of memory by one with more of it, and so on. A follow-up is an ordinary
+submission of the run's next generation, made by the job that ends; it waits for that job and passes the same fence.
+"""
+
+import os
+import random
+import re
+import subprocess
+import time
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from . import environment, fence, files, layout, process, sbatch
+
+#: What GPUs say when their own memory is full; the host's memory has its own witness (memory.py).
+_CUDA_OOM = re.compile(rb"CUDA out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|HIP out of memory")
+_TAIL_BYTES = 64 * 1024
+_CHECK_TIMEOUT_S = 600
+_MEMORY = re.compile(r"--mem=(\d+)([KMGT]?)\Z")
+_KILO = {"K": 1 / 1024.0, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
+_LONGEST_BACKOFF_S = 3600
+
+
+def judge(end: Dict[str, Any], spec: Mapping[str, Any], claim: fence.Claim, env: Mapping[str, str], err: str) -> None:
+    """Complete the end record: `success`, `cause`, and for a run with a result check what that said."""
+    policy = spec.get("survive") or {}
+    asked_on = policy.get("continue_code") is not None and end["exit_code"] == policy["continue_code"]
+    polite = end.get("warned") and (end["exit_code"] == 0 or end["signal"] == "SIGUSR1")
+    if end["stopped_by"] is None and (asked_on or polite):
+        end["stopped_by"] = "limit"
+    good = end["exit_code"] == 0
+    if policy.get("check") and end["stopped_by"] is None and not end["oom"]:
+        end["check_exit"] = _check(policy["check"], spec, claim, env, err)
+        good = end["check_exit"] == 0
+        if not good:
+            end["problem"] = end["problem"] or "the result check ended with exit code %d" % end["check_exit"]
+    end["success"] = good and not end["stopped_by"] and not end["oom"]
+    end["cause"] = _cause(end, err)
+
+
+def _cause(end: Mapping[str, Any], err: str) -> Optional[str]:
+    if end["success"]:
+        return None
+    if end["oom"]:
+        return "oom"
+    if end["stopped_by"]:
+        return str(end["stopped_by"])
+    if _CUDA_OOM.search(_tail(err)):
+        return "cuda_oom"
+    return "bad_result" if end.get("check_exit") else "failed"
+
+
+def _check(words: List[str], spec: Mapping[str, Any], claim: fence.Claim, env: Mapping[str, str], err: str) -> int:
+    """Run the step's own check of what was written; its word counts, not the program's exit code."""
+    values = {name: environment.text_of(value) for name, value in (spec.get("params") or {}).items()}
+    values.update(output_dir=claim.output_dir, run=env["SHOAL_RUN"], seed=env["SHOAL_SEED"])
+    try:
+        with open(err, "ab", 0) as file:
+            done = subprocess.run(
+                environment.complete(words, values),
+                env=dict(env),
+                cwd=spec["cwd"],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                timeout=_CHECK_TIMEOUT_S,
+                check=False,
+            )
+            return done.returncode
+    except (OSError, subprocess.TimeoutExpired):
+        return 127
+
+
+def follow_up(
+    home: str, name: str, claim: fence.Claim, spec: Mapping[str, Any], end: Mapping[str, Any], job: Optional[str]
+) -> Optional[str]:
+    """Put the run's next generation into Slurm's queue if the policy says so; returns what was done, in words."""
+    policy, cause = spec.get("survive") or {}, end.get("cause")
+    if end["success"] or cause is None or not job:
+        return None
+    times = int(policy.get("follow_ups") or 0) if cause == "limit" else int((policy.get("retry") or {}).get(cause, 0))
+    before = _earlier(claim, end["attempt"], cause)
+    if times == 0:
+        return None
+    if before >= times:
+        return "not continued: %s for the %dth time, and %d are allowed" % (cause, before + 1, times)
+    old = layout.submission_dir(home, claim.token)
+    sent = files.read_json(os.path.join(old, "sent.json")) or files.read_json(os.path.join(old, "waiting.json"))
+    submission = files.read_json(os.path.join(old, "submission.json"))
+    if sent is None or submission is None:
+        return "not continued: nothing says how the job was submitted"
+    token = "".join(random.SystemRandom().choice(layout.TOKEN_LETTERS) for _ in claim.token)
+    folder = layout.submission_dir(home, token)
+    argv, change = _options(sent["argv"], name, token, folder, job, cause, policy, before)
+    if argv is None:
+        return "not continued: %s" % change
+    answer = _submit(home, name, claim, submission, sent, token, folder, argv, old)
+    if answer is None:
+        return "not continued: another command has claimed the run"
+    if answer.kind != "accepted":
+        return "not continued: %s" % answer.message
+    return "continues as job %s (%s, %d of %d%s)" % (answer.job_id, cause, before + 1, times, change)
+
+
+def _submit(
+    home: str,
+    name: str,
+    claim: fence.Claim,
+    submission: Mapping[str, Any],
+    sent: Mapping[str, Any],
+    token: str,
+    folder: str,
+    argv: List[str],
+    old: str,
+) -> Optional[sbatch.Answer]:
+    """Intent, claim, mark, send, outcome: the transaction of every submission. None if somebody else won the claim."""
+    with open(os.path.join(old, "script.sh"), "rb") as file:
+        script = file.read().replace(claim.token.encode(), token.encode())
+    os.makedirs(folder)
+    files.create_exclusive(os.path.join(folder, "script.sh"), script)
+    files.create_exclusive(os.path.join(folder, "sent.json"), files.to_json(dict(sent, argv=argv)))
+    record = dict(submission, token=token, runs=[name], job_name=_job_name(name, token), t=time.time())
+    record.update(process.this_process())
+    files.create_exclusive(os.path.join(folder, "submission.json"), files.to_json(record))
+    wish = {
+        "token": token,
+        "revision": claim.revision,
+        "output_dir": claim.output_dir,
+        "log_dir": claim.log_dir,
+        "t": time.time(),
+        "index": 0,
+    }
+    path = os.path.join(claim.run_dir, layout.submit_file(claim.generation + 1, "claim"))
+    outcome_path = os.path.join(folder, "outcome.json")
+    if not files.create_exclusive(path, files.to_json(wish)):
+        files.create_exclusive(outcome_path, files.to_json({"kind": "void", "reason": "lost the race"}))
+        return None
+    mark = dict(process.this_process(), schema=1, t=time.time())
+    files.create_exclusive(os.path.join(folder, "sending"), files.to_json(mark))
+    env = files.read_json(os.path.join(home, "environments", "%s.json" % sent["environment"]))
+    answer = sbatch.send(argv, script, env if env is not None else sbatch.clean(os.environ))
+    if answer.kind == "accepted":
+        files.create_exclusive(outcome_path, files.to_json({"kind": "accepted", "job_id": answer.job_id}))
+    elif answer.kind != "unclear":
+        files.create_exclusive(outcome_path, files.to_json({"kind": "void", "reason": answer.message}))
+    return answer
+
+
+def _options(
+    argv: List[str], name: str, token: str, folder: str, job: str, cause: str, policy: Mapping[str, Any], before: int
+) -> Tuple[Optional[List[str]], str]:
+    """The old job's options for the new one, and what differs, in words; None and why if it makes no sense."""
+    ours = ("--job-name=", "--array=", "--output=", "--dependency=", "--begin=")
+    kept = [word for word in argv if not word.startswith(ours)]
+    change = ""
+    if cause == "oom":
+        grown = [grow(word, float(policy.get("memory") or 0)) for word in kept]
+        told = [word for word, was in zip(grown, kept) if word != was]
+        if not told:
+            return None, "its memory is not to be raised (survive.memory), or nothing says how much it had"
+        kept, change = grown, ", " + told[0].lstrip("-").replace("=", " ")
+    if cause != "limit" and policy.get("backoff_s"):
+        wait_s = min(int(float(policy["backoff_s"]) * 2**before), _LONGEST_BACKOFF_S)
+        kept.append("--begin=now+%d" % wait_s)
+    own = [
+        "--job-name=%s" % _job_name(name, token),
+        "--output=%s/slurm-%%j.out" % folder.replace("%", "%%"),
+        "--dependency=afterany:%s" % job,
+    ]
+    return kept + own, change
+
+
+def grow(word: str, factor: float) -> str:
+    """--mem=50M, twice as much; any other word as it is."""
+    match = _MEMORY.match(word)
+    if match is None or factor <= 1:
+        return word
+    return "--mem=%dM" % round(int(match.group(1)) * _KILO[match.group(2)] * factor)
+
+
+def _earlier(claim: fence.Claim, attempt: int, cause: str) -> int:
+    """How many earlier attempts of this revision ended for the same cause."""
+    numbers = layout.parse_names(files.names_in(claim.run_dir)).attempts.get("end", [])
+    ends = [files.read_json(os.path.join(claim.run_dir, layout.attempt_file(k, "end"))) for k in numbers if k < attempt]
+    return sum(1 for end in ends if end and end.get("cause") == cause and end.get("revision") == claim.revision)
+
+
+def _job_name(name: str, token: str) -> str:
+    return "%s.%s" % (name.replace("/", "."), token)
+
+
+def _tail(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.path.getsize(path) - _TAIL_BYTES))
+            return file.read()
+    except OSError:
+        return b""

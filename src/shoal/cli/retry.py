@@ -1,0 +1,52 @@
+"""Start runs that ended badly once more: from their newest checkpoint if there is one, with other resources if asked.
+
+shoal retry 002_depth                          every run that failed, ran out of memory or time, or was lost
+shoal retry --state failed --dry-run
+shoal retry --cause oom --mem x2
+shoal retry --cause node_fail --exclude-nodes
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from shoal.cli.options import add_output, add_where, cluster_for, project_here
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("which", nargs="*", metavar="RUN_OR_EXPERIMENT", help="only these")
+    parser.add_argument("--state", metavar="STATE,...", help="only runs in one of these states")
+    parser.add_argument(
+        "--cause", metavar="CAUSE,...", help="oom, cuda_oom, failed, bad_result, timeout, node_fail, ..."
+    )
+    parser.add_argument("--mem", metavar="x2|64G", help="more memory than before, or this much")
+    parser.add_argument("--time", metavar="x2|4h", help="more time than before, or this much")
+    parser.add_argument("--exclude-nodes", action="store_true", help="not on the node where it ended")
+    parser.add_argument("--fresh", action="store_true", help="from the beginning, in a new folder")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be started, and stop")
+    add_where(parser)
+    add_output(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from shoal.cli.submit import exit_code, teller
+    from shoal.submit import retrying
+    from shoal.submit.scripts import submit_asked
+    from shoal.views.select import parse_states, select_runs
+
+    project = project_here()
+    home = str(project.home)
+    causes = [word.strip() for word in (args.cause or "").split(",") if word.strip()]
+    names = select_runs(home, args.which)
+    found = retrying.find(home, names, parse_states(args.state), causes, os.environ)
+    change = retrying.Change(args.mem, args.time, args.exclude_nodes, args.fresh)
+    with teller(args) as say:
+        if not found:
+            say.note("no run of these ended badly")
+            return 0
+        asked = retrying.again(home, [view for view, _ in found], change)
+        cluster = cluster_for(project, args.on)
+        return exit_code(
+            submit_asked(asked, project, cluster, os.environ, tell=say, follow=not args.quiet, dry_run=args.dry_run)
+        )

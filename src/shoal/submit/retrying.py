@@ -1,0 +1,127 @@
+"""Runs that ended badly, to be started again: which ones, with what changed, and from which checkpoint."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from shoal.agent import checkpoints, files, layout
+from shoal.errors import InputError
+from shoal.observe import observe
+from shoal.plan.describe import Asked
+from shoal.plan.submissions import PlannedRun
+from shoal.store import records
+from shoal.store.fold import RunView
+from shoal.store.reading import Reader
+from shoal.store.records import End
+from shoal.units import format_memory, format_slurm_time, parse_duration_s, parse_memory_mb
+
+#: What went wrong, as people may ask for it. The agent's end record tells oom, cuda_oom and bad_result apart.
+BAD = ("failed", "oom", "timeout", "preempted", "node_fail", "lost", "cancelled")
+CAUSES = ("oom", "cuda_oom", "failed", "bad_result", "timeout", "preempted", "node_fail", "lost", "cancelled")
+#: Without --state or --cause: what is worth another try. Somebody meant it when they cancelled.
+_DEFAULT = frozenset(BAD) - {"cancelled"}
+_FACTOR = re.compile(r"x(\d+(?:\.\d+)?)", re.ASCII)
+
+
+class Change(NamedTuple):
+    """What the next attempt asks for: memory and time as a factor (x2) or an amount, and whether to avoid the node."""
+
+    memory: str | None = None
+    time: str | None = None
+    exclude_nodes: bool = False
+    fresh: bool = False
+
+
+def find(
+    home: str, names: Sequence[str], states: frozenset[str] | None, causes: Sequence[str], environ: Mapping[str, str]
+) -> list[tuple[RunView, str]]:
+    """The runs that ended badly and match, each with its cause."""
+    for cause in causes:
+        if cause not in CAUSES:
+            raise InputError(
+                f"there is no cause {cause!r}", hint=f"--cause one of {', '.join(CAUSES)}", place="--cause"
+            )
+    wanted = states if states is not None else (frozenset(BAD) if causes else _DEFAULT)
+    found = []
+    for view in observe(home, names, environ=environ).views.values():
+        if view.state not in BAD or view.state not in wanted:
+            continue
+        cause = cause_of(home, view)
+        if not causes or cause in causes or (cause == "cuda_oom" and "oom" in causes):
+            found.append((view, cause))
+    return found
+
+
+def cause_of(home: str, view: RunView) -> str:
+    """The state's word, except where the agent saw more: a failed program may have run out of GPU memory."""
+    if view.state != "failed":
+        return view.state
+    path = os.path.join(layout.run_dir(home, view.name), layout.attempt_file(view.attempt, "end"))
+    end = records.read(path, End) if view.attempt else None
+    return end.cause if end is not None and end.cause in CAUSES else "failed"
+
+
+def again(home: str, views: Sequence[RunView], change: Change) -> list[Asked]:
+    """The same runs once more: in their own folder if there is a checkpoint to continue from, else in a new one."""
+    reader = Reader(home)
+    asked = []
+    for view in views:
+        spec = reader.spec(view.name)
+        if spec is None:
+            raise InputError(f"{view.name} was never described")
+        newest = None
+        if spec.checkpoint and view.output_dir and not change.fresh:
+            newest = checkpoints.newest(view.output_dir, spec.checkpoint)
+        flags = [*spec.flags, *_flags(home, view, change)]
+        planned = PlannedRun(msgspec.structs.replace(spec, flags=flags), view.output_dir if newest else None)
+        note = f"continues from {os.path.relpath(newest)}" if newest else "starts from the beginning"
+        asked.append(Asked(planned, note=note))
+    return asked
+
+
+def _flags(home: str, view: RunView, change: Change) -> list[str]:
+    """sbatch flags that win over those of before."""
+    found = []
+    if change.memory is not None:
+        found.append(f"--mem={_memory(home, view, change.memory)}")
+    if change.time is not None:
+        found.append(f"--time={_time(home, view, change.time)}")
+    if change.exclude_nodes and view.node:
+        found.append(f"--exclude={view.node}")
+    return found
+
+
+def _memory(home: str, view: RunView, wish: str) -> str:
+    factor = _FACTOR.fullmatch(wish)
+    if factor is None:
+        return format_memory(parse_memory_mb(wish, place="--mem"))
+    had = next((word[6:] for word in _last_options(home, view) if word.startswith("--mem=")), None)
+    if had is None:
+        raise InputError(f"nothing says how much memory {view.name} had", hint="--mem 64G", place="--mem")
+    return format_memory(max(1, round(parse_memory_mb(had, bare_is_mb=True) * float(factor[1]))))
+
+
+def _time(home: str, view: RunView, wish: str) -> str:
+    factor = _FACTOR.fullmatch(wish)
+    if factor is None:
+        return format_slurm_time(parse_duration_s(wish, place="--time"))
+    had = Reader(home).run(view.name)
+    submission = had.origin.submission if had.origin else None
+    if submission is None or submission.time_limit_s is None:
+        raise InputError(f"nothing says what time limit {view.name} had", hint="--time 2h", place="--time")
+    return format_slurm_time(round(submission.time_limit_s * float(factor[1])))
+
+
+def _last_options(home: str, view: RunView) -> list[str]:
+    """How the run's newest job was asked for; follow-ups and retries may have raised it already."""
+    claim = (
+        files.read_json(os.path.join(layout.run_dir(home, view.name), layout.submit_file(view.claims, "claim"))) or {}
+    )
+    folder = layout.submission_dir(home, str(claim.get("token", "-")))
+    sent = files.read_json(os.path.join(folder, "sent.json")) or files.read_json(os.path.join(folder, "waiting.json"))
+    return [str(word) for word in (sent or {}).get("argv", [])]

@@ -1,0 +1,203 @@
+"""Surviving what clusters do: a warning before the time limit, follow-ups, retries by cause, result checks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import cancel_all
+from project import Project
+from shoal.agent.survival import grow
+from shoal.config.document import Document
+from shoal.config.survival import parse_survival
+from shoal.errors import InputError
+from shoal.sandbox import Sandbox
+from waiting import wait_until
+
+PROGRAM = """\
+import json, os, signal, sys, time
+out = os.environ["SHOAL_OUTPUT_DIR"]
+how = sys.argv[1]
+first = os.environ["SHOAL_ATTEMPT"] == "1"
+def save_and_leave(*_):
+    open(os.path.join(out, "model_1.pth"), "w").write("weights")
+    sys.exit(0)
+if how == "signal":
+    signal.signal(signal.SIGUSR1, save_and_leave)
+    while not os.environ["SHOAL_RESUME_FROM"]:
+        time.sleep(0.05)
+elif how == "file":
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    while not os.environ["SHOAL_RESUME_FROM"]:
+        if os.path.exists(os.environ["SHOAL_STOP_FILE"]):
+            save_and_leave()
+        time.sleep(0.05)
+elif how == "code":
+    if first:
+        open(os.path.join(out, "model_1.pth"), "w").write("weights")
+        sys.exit(85)
+    assert os.environ["SHOAL_RESUME_FROM"].endswith("model_1.pth")
+elif how == "always":
+    sys.exit(85)
+elif how == "memory":
+    blocks = [b"x" * (1 << 20) for _ in range(80)]
+elif how == "cuda":
+    print("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", file=sys.stderr)
+    sys.exit(1)
+elif how == "result":
+    open(os.path.join(out, "result.json"), "w").write(json.dumps({"score": 0 if first else 1}))
+    sys.exit(3)
+"""
+STEP = """
+[steps.work]
+command = [{python}, "program.py"]
+checkpoint = "model_*.pth"
+request = {{ time = "2m", memory = "50M" }}
+[steps.work.survive]
+warn = "100s"
+tell = "{tell}"
+follow_ups = 2
+continue_code = 85
+memory = "x3"
+retry = {{ oom = 1, bad_result = 2 }}
+{more}
+"""
+
+
+def make(folder: Path, cluster: Sandbox, how: str, tell: str = "signal", more: str = "") -> Project:
+    toml = STEP.format(python=json.dumps(sys.executable), tell=tell, more=more)
+    project = Project(folder, cluster, toml=toml)
+    project.write("program.py", PROGRAM)
+    project.write("experiments/001_a/000_work.toml", f'step = "work"\nargs = ["{how}"]\n')
+    return project
+
+
+@pytest.fixture
+def slurm(cluster: Sandbox) -> Iterator[Sandbox]:
+    yield cluster
+    cancel_all(cluster)
+
+
+RUN = "001_a/000_work"
+
+
+def finish(project: Project, deadline_s: float = 150) -> dict[str, object]:
+    project.shoal("submit", "experiments/001_a/000_work.toml")
+
+    def ended() -> dict[str, object] | None:
+        run = project.status(RUN)[RUN]
+        return (
+            run
+            if run["state"] in ("done", "failed", "oom", "timeout", "lost")
+            and not project.slurm("squeue", "-h", "-t", "PD,R,CG")
+            else None
+        )
+
+    return wait_until(ended, deadline_s, "the run has come to its end", poll_s=0.5)
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("tell", ["signal", "file"])
+def test_a_run_is_warned_before_its_limit_and_goes_on_from_its_checkpoint(
+    tmp_path: Path, slurm: Sandbox, tell: str
+) -> None:
+    project = make(tmp_path, slurm, tell, tell)
+    assert finish(project)["state"] == "done"
+    first, second = project.records(RUN, "attempt.*.end")
+    assert (first["cause"], first["warned"], first["success"]) == ("limit", True, False)
+    assert second["success"] and second["output_dir"] == first["output_dir"]
+    assert project.records(RUN, "attempt.2.start")[0]["resume_from"].endswith("model_1.pth")
+    assert len(project.submissions()) == 2
+
+
+@pytest.mark.slurm
+def test_an_exit_code_asks_to_be_continued(tmp_path: Path, slurm: Sandbox) -> None:
+    project = make(tmp_path, slurm, "code")
+    assert finish(project)["state"] == "done"
+    assert [end["cause"] for end in project.records(RUN, "attempt.*.end")] == ["limit", None]
+
+
+@pytest.mark.slurm
+def test_follow_ups_have_a_bound(tmp_path: Path, slurm: Sandbox) -> None:
+    project = make(tmp_path, slurm, "always")
+    run = finish(project)
+    assert run["state"] == "timeout"
+    assert [end["cause"] for end in project.records(RUN, "attempt.*.end")] == ["limit"] * 3
+
+
+@pytest.mark.slurm
+def test_lack_of_memory_is_answered_by_more_of_it(tmp_path: Path, slurm: Sandbox) -> None:
+    project = make(tmp_path, slurm, "memory")
+    assert finish(project)["state"] == "done"
+    assert [end["cause"] for end in project.records(RUN, "attempt.*.end")] == ["oom", None]
+    asked = [json.loads((folder / "sent.json").read_text())["argv"] for folder in project.submissions()]
+    assert sorted(word for argv in asked for word in argv if word.startswith("--mem=")) == ["--mem=150M", "--mem=50M"]
+
+
+@pytest.mark.slurm
+def test_gpu_memory_is_another_cause_and_is_not_retried_unless_told(tmp_path: Path, slurm: Sandbox) -> None:
+    project = make(tmp_path, slurm, "cuda")
+    assert finish(project)["state"] == "failed"
+    assert [end["cause"] for end in project.records(RUN, "attempt.*.end")] == ["cuda_oom"]
+    told = project.shoal("retry", "--cause", "oom", "--mem", "x2", "--dry-run").out
+    assert f"would submit: {RUN}" in told
+    assert "no run of these" in project.shoal("retry", "--cause", "node_fail").err
+
+
+@pytest.mark.slurm
+def test_the_result_check_decides_and_a_bad_result_is_tried_again(tmp_path: Path, slurm: Sandbox) -> None:
+    check = f'check = [{json.dumps(sys.executable)}, "check.py", "{{output_dir}}"]'
+    project = make(tmp_path, slurm, "result", more=check)
+    project.write(
+        "check.py", "import json, sys\nsys.exit(json.load(open(sys.argv[1] + '/result.json'))['score'] < 1)\n"
+    )
+    assert finish(project)["state"] == "done"
+    ends = project.records(RUN, "attempt.*.end")
+    assert [(end["exit_code"], end["cause"], end["success"]) for end in ends] == [
+        (3, "bad_result", False),
+        (3, None, True),
+    ]
+
+
+@pytest.mark.slurm
+def test_retry_starts_what_failed_with_more_memory_and_leaves_the_rest(tmp_path: Path, slurm: Sandbox) -> None:
+    project = Project(tmp_path, slurm)
+    text = 'step = "train"\nargs = ["exit={code}"]\n[sweep]\ncode = [0, 7]\n[request]\ntime = "5m"\nmemory = "50M"\n'
+    project.shoal("submit", project.write("experiments/001_a/000_t.toml", text))
+    project.wait("001_a/000_t_code7", "failed")
+    project.wait("001_a/000_t_code0", "done")
+    told = project.shoal("retry", "--state", "failed", "--mem", "x2", "--time", "x2", "--json").json["runs"]
+    assert [(run["name"], run["did"]) for run in told] == [("001_a/000_t_code7", "submitted")]
+    newest = max(project.submissions(), key=lambda folder: (folder / "submission.json").stat().st_mtime)
+    argv = json.loads((newest / "sent.json").read_text())["argv"]
+    assert "--mem=100M" in argv and "--time=00:10:00" in argv
+    project.wait("001_a/000_t_code7", "failed")
+    again = project.shoal("retry", "001_a", "--mem", "x2", "--json").json["runs"]
+    assert len(again) == 1
+
+
+def test_memory_grows_by_a_factor() -> None:
+    assert [grow(word, 1.5) for word in ("--mem=50M", "--mem=2G", "--mem=100", "--time=5")] == [
+        "--mem=75M", "--mem=3072M", "--mem=150M", "--time=5",
+    ]  # fmt: skip
+    assert grow("--mem=50M", 0) == "--mem=50M"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('warn = "10s"', "at least a minute"),
+        ('tell = "shout"', "unknown"),
+        ('memory = "2"', "how memory grows"),
+        ("retry = { oom = 1 }", "needs more of it"),
+        ("retry = { boredom = 1 }", "unknown key"),
+        ('warm = "5m"', "did you mean"),
+    ],
+)
+def test_a_policy_that_makes_no_sense_is_refused_with_its_line(text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        parse_survival(Document("shoal.toml", f"[survive]\n{text}\n").table(("survive",)))
