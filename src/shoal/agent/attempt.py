@@ -97,7 +97,7 @@ class Attempt:
             signal.signal(number, self._forward(name))
         for thread in threads:
             thread.start()
-        return self._child.wait(), None
+        return _wait(self._child), None
 
     def _forward(self, name: str) -> Callable[..., None]:
         def handler(number: int, frame: Any) -> None:
@@ -162,6 +162,15 @@ class Attempt:
         if self._child is not None:
             path = os.path.join(self.claim.run_dir, layout.attempt_file(self.number, "use"))
             usage.watch(path, self._child.pid, self.env, self._over)
+
+
+def _wait(child: "subprocess.Popen[bytes]") -> int:
+    """Wait in pieces: a signal that comes in the moment before the system call would be seen only when that returns."""
+    while True:
+        try:
+            return child.wait(1)
+        except subprocess.TimeoutExpired:
+            continue
 
 
 def _die_with_parent() -> None:

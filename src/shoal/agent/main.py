@@ -176,7 +176,8 @@ def _run(
     if problem is not None:
         argv = ["sh", "-c", 'echo "shoal: $1" >&2; exit "$2"', "sh", problem, str(set_up_exit or 2)]
     follow = os.environ.get("SHOAL_FOLLOW", "0" if os.environ.get("SLURM_JOB_NAME", "").endswith(claim.token) else "1")
-    end = Attempt(claim, number, argv, env, spec["cwd"]).run(out, err, follow == "1")
+    with plan.no_orphans(spec.get("launch", "process")):
+        end = Attempt(claim, number, argv, env, spec["cwd"]).run(out, err, follow == "1")
     if problem is not None:
         end["problem"] = problem
     return end, env

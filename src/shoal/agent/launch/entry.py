@@ -19,6 +19,8 @@ from .unit import Unit
 def main(argv: List[str]) -> int:
     with open(argv[0]) as file:
         plan = json.load(file)
+    family.end_with_parent()
+    family.adopt_orphans()
     family.say(plan["what"])
     try:
         if plan["geometry"]["mode"] == "replicas":
@@ -108,7 +110,6 @@ def _as_step(plan: Dict[str, Any], geometry: Geometry, one: Unit) -> int:
 def _ranks_here(one: Unit) -> int:
     """One process per rank on this machine, with the variables that srun's tasks would have."""
     ranks = steps.LocalRanks(one, dict(os.environ))
-    family.adopt_orphans()
     family.on_signals(ranks.pass_on, 1.0, time.monotonic)
     try:
         return ranks.wait()

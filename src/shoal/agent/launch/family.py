@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 from typing import Callable, Dict, List, Optional
 
@@ -93,6 +94,41 @@ def on_signals(handle: Callable[[int], None], window_s: float, clock: Callable[[
 
     for number in FORWARDED:
         signal.signal(number, handler)
+
+
+def wait(child: "subprocess.Popen[bytes]") -> int:
+    """Wait in pieces: a signal that comes in the moment before the system call would be seen only when that returns."""
+    while True:
+        try:
+            return child.wait(0.5)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def end_with_parent() -> None:
+    """For the launcher: when the agent is killed, kill every descendant, whoever its parent is by then, and end.
+
+    A rank's own children (loaders of data) have no parent-death signal; only somebody who survives can find them.
+    """
+    if sys.platform != "linux":
+        return
+
+    def handler(number: int, frame: Optional[object]) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+        for pid in descendants(os.getpid()):
+            _kill(pid, signal.SIGKILL)
+        end_orphans()
+        os._exit(128 + signal.SIGKILL)
+
+    signal.signal(signal.SIGRTMIN, handler)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGRTMIN)
+
+
+def descendants(ancestor: int) -> List[int]:
+    found = children(ancestor)
+    for pid in found:
+        found += children(pid)
+    return found
 
 
 def exit_code(returncode: int) -> int:

@@ -4,12 +4,13 @@ The plan is a file beside the attempt's logs. It says nothing that is secret: th
 any process's does.
 """
 
+import contextlib
 import os
 import shutil
 import sys
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
-from . import allocation
+from . import allocation, family
 from .geometry import DEFAULTS, GeometryError, compute, describe, to_record
 from .unit import write
 
@@ -71,6 +72,17 @@ def prepare(
 def wrapper() -> List[str]:
     """How this very agent is called again, quickly: no site packages, no user settings."""
     return [sys.executable, "-I", "-S", os.path.abspath(sys.argv[0])]
+
+
+@contextlib.contextmanager
+def no_orphans(launch: str) -> Iterator[None]:
+    """Around an attempt: what its launcher leaves behind when it is killed comes to us and is ended."""
+    if launch == "process":
+        yield
+        return
+    family.adopt_orphans()
+    yield
+    family.end_orphans()
 
 
 def for_process(environ: Dict[str, str]) -> Dict[str, str]:

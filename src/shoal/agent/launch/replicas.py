@@ -25,7 +25,6 @@ _TRY_AGAIN = 75
 
 def supervise(plan: Dict[str, Any], environ: Mapping[str, str]) -> int:
     """Run all replicas to the run's end; its exit code."""
-    family.adopt_orphans()
     try:
         return Supervisor(plan, environ).run()
     except lighthouse.NotReady as error:

@@ -33,7 +33,7 @@ class Step:
         )
 
     def wait(self) -> int:
-        return family.exit_code(self.process.wait())
+        return family.exit_code(family.wait(self.process))
 
     def pass_on(self, number: int) -> None:
         """A signal that the agent got: also for the ranks, unless Slurm, ending the job, has told them itself."""
