@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from shoal.agent import files as raw_files
 from shoal.agent import layout, process
 from shoal.backends.slurm.facts import cluster_name
-from shoal.backends.slurm.query import Snapshot, sacct, squeue
+from shoal.backends.slurm.query import Snapshot, newest, sacct, squeue
 from shoal.model import LIVE
 from shoal.store import writing
 from shoal.store.fold import ENDED_WORDS, Evidence, JobRow, RunView, fold, verdict_of, was_signalled
@@ -140,6 +140,8 @@ def _find_rows(
 ) -> dict[str, JobRow]:
     """The newest row of each run that was asked about: from squeue, and for those it has forgotten from sacct."""
     found: dict[str, JobRow] = {}
+    queues: dict[str, list[JobRow]] = {}
+    kept_queues: dict[str, list[JobRow]] = {}
     forgotten = []
     for name in asked:
         files = runs[name]
@@ -147,7 +149,7 @@ def _find_rows(
             continue
         if _is_older_than_end(snapshot, files):
             continue
-        row = snapshot.row(files.claim.token, files.claim.index, len(files.origin.submission.runs))
+        row = _row_in(snapshot, files, queues)
         if row is not None:
             found[name] = row
         if row is None or row.word == "FAILED":
@@ -155,15 +157,43 @@ def _find_rows(
     if not forgotten or snapshot.problem is not None:
         return found
     ids = [files.origin.outcome.job_id for files in forgotten if files.origin and files.origin.outcome]
-    complete = all(ids) and len(ids) == len(forgotten)
+    # Jobs that continue a queue are known by name alone.
+    in_queues = any(_waits_in_queue(files) for files in forgotten)
+    complete = all(ids) and len(ids) == len(forgotten) and not in_queues
     oldest = min(files.claim.t for files in forgotten if files.claim)
     kept = Snapshot(sacct([i for i in ids if i] if complete else [], oldest, environ) or {})
     for files in forgotten:
         if files.claim and files.origin and files.origin.submission:
-            row = kept.row(files.claim.token, files.claim.index, len(files.origin.submission.runs))
+            row = _row_in(kept, files, kept_queues)
             if row is not None:
                 found[files.name] = row
     return found
+
+
+def _waits_in_queue(files: RunFiles) -> bool:
+    submission = files.origin.submission if files.origin else None
+    return submission is not None and submission.shape is not None
+
+
+def _row_in(snapshot: Snapshot, files: RunFiles, queues: dict[str, list[JobRow]]) -> JobRow | None:
+    """The row of the run's job. For a run of a queue: of the job that works on it, or else of one that may come to it.
+
+    `queues` remembers the rows of each queue, which thousands of runs may share.
+    """
+    claim, submission = files.claim, files.origin.submission if files.origin else None
+    if claim is None or submission is None:
+        return None
+    if submission.shape is None:
+        return snapshot.row(claim.token, claim.index, len(submission.runs))
+    if claim.token not in queues:
+        queues[claim.token] = snapshot.rows_of(claim.token)
+    rows = queues[claim.token]
+    if files.start is not None and files.start.generation == files.generation:
+        ended = files.end is not None and files.end.attempt == files.start.attempt
+        own = newest(row for row in rows if row.job_id == files.start.job_id)
+        live = newest(row for row in rows if row.word not in ENDED_WORDS)
+        return (live or own) if ended else (own or live)
+    return newest(row for row in rows if row.word == "RUNNING") or newest(rows)
 
 
 def _settle_open(

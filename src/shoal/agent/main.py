@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import admission, by_hand, checkpoints, environment, fence, files, layout, process, survival
+from . import admission, by_hand, checkpoints, command, fence, files, handover, layout, process, survival
 from .attempt import Attempt
 from .launch import plan
 
@@ -150,34 +150,18 @@ def _run(
     err: str,
     set_up_exit: int,
 ) -> Tuple[Dict[str, Any], Dict[str, str]]:
-    env = environment.for_run(spec, claim, number, resume_from, os.environ)
-    values = {name: environment.text_of(value) for name, value in (spec.get("params") or {}).items()}
-    values.update(
-        run=env["SHOAL_RUN"],
-        experiment=spec["experiment"],
-        step=spec["step"],
-        seed=env["SHOAL_SEED"],
-        attempt=str(number),
-        output_dir=claim.output_dir,
-        resume_from=resume_from or "",
-        start_from=env["SHOAL_START_FROM"],
-    )
-    argv = environment.complete(spec["command"], values) + spec.get("args", [])
-    problem = None
+    here_only = "SHOAL_TOKEN" in os.environ
+    argv, env, problem = command.prepare(spec, claim, number, resume_from, os.environ, (out, err), here_only)
     if set_up_exit != 0:
         problem = "the cluster's set-up lines ended with exit code %d" % set_up_exit
-    elif claim.resume and not resume_from:
-        problem = "no checkpoint %s in %s to resume from" % (spec.get("checkpoint"), claim.output_dir)
-    if problem is None and spec.get("launch", "process") != "process":
-        here_only = "SHOAL_TOKEN" in os.environ
-        argv, problem = plan.prepare(spec, number, values, env, out, err, claim.output_dir, here_only)
-    else:
-        env = plan.for_process(env)
+    data = handover.for_attempt(spec, env, claim, number, _say)
+    problem = problem or data.begin()
     if problem is not None:
         argv = ["sh", "-c", 'echo "shoal: $1" >&2; exit "$2"', "sh", problem, str(set_up_exit or 2)]
     follow = os.environ.get("SHOAL_FOLLOW", "0" if os.environ.get("SLURM_JOB_NAME", "").endswith(claim.token) else "1")
     with plan.no_orphans(spec.get("launch", "process")):
         end = Attempt(claim, number, argv, env, spec["cwd"]).run(out, err, follow == "1")
+    end["data"] = data.close()
     if problem is not None:
         end["problem"] = problem
     return end, env

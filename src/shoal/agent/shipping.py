@@ -21,6 +21,7 @@ _MODULES = (
     "nvml",
     "usage",
     "environment",
+    "command",
     "attempt",
     "cache",
     "copying",
@@ -53,6 +54,10 @@ _MODULES = (
             "entry",
         )
     ),
+    *(
+        f"pack/{name}"
+        for name in ("__init__", "books", "machine", "queue", "claims", "children", "engine", "follow", "entry")
+    ),
 )
 #: The launcher calls the same file again for its nodes and ranks, which load only what they need.
 _ENTRY = """import sys
@@ -63,11 +68,13 @@ elif role == "node":
     from shoal_agent.launch.node import main
 elif role == "launch":
     from shoal_agent.launch.entry import main
+elif role == "pack":
+    from shoal_agent.pack.entry import main
 elif role == "stage":
     from shoal_agent.handover import main
 else:
     from shoal_agent.main import main
-sys.exit(main(sys.argv[2:] if role in ("rank", "node", "launch", "stage") else sys.argv[1:]))
+sys.exit(main(sys.argv[2:] if role in ("rank", "node", "launch", "pack", "stage") else sys.argv[1:]))
 """
 
 

@@ -23,6 +23,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "plan": "show the runs, requests and scripts of an experiment; change nothing",
         "submit": "submit an experiment script, or a folder of them, exactly once",
         "run": "submit, then follow to the end",
+        "pack": "run many commands in one allocation, a few at a time, longest first",
         "generate": "write a batch script from flags, for plain sbatch",
         "resume": "continue a run from its newest checkpoint, in its own folder",
         "retry": "start runs that ended badly once more, with other resources if asked",

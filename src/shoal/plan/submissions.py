@@ -20,10 +20,11 @@ from shoal.config.project import Project
 from shoal.errors import InputError
 from shoal.model import Request, RunSpec
 from shoal.names import job_name
+from shoal.pack.describe import PackPlan
 
 #: Slurm's own default of MaxArraySize is 1001, and the index 1000 is the last.
 LARGEST_ARRAY = 1001
-SHAPES = ("auto", "job", "array")
+SHAPES = ("auto", "job", "array", "pack", "pilots")
 
 
 class PlannedRun(NamedTuple):
@@ -34,13 +35,14 @@ class PlannedRun(NamedTuple):
 
 
 class PlannedSubmission(NamedTuple):
-    """One job, or one array with a task for each run; all its runs ask for the same."""
+    """One job, or one array with a task for each run, all of which ask for the same; or a queue (`pack`) inside one."""
 
     runs: tuple[PlannedRun, ...]
     shape: str
     resolved: Resolved
     requeue: bool
     at_once: int | None = None
+    pack: PackPlan | None = None
 
     @property
     def request(self) -> Request:
@@ -102,7 +104,7 @@ def own_options(
     planned: PlannedSubmission, folder: str, root: str, indices: Sequence[int]
 ) -> list[tuple[str, str | None]]:
     """What shoal itself asks of sbatch, beside the request."""
-    pattern = "slurm-%A_%a.out" if planned.shape == "array" else "slurm-%j.out"
+    pattern = "slurm-%A_%a.out" if planned.shape in ("array", "pilots") else "slurm-%j.out"
     options: list[tuple[str, str | None]] = [
         ("output", f"{escape_percent(folder)}/{pattern}"),
         ("open-mode", "append"),
@@ -115,6 +117,8 @@ def own_options(
         options.append(("signal", f"B:USR1@{warn_s}"))
     if planned.shape == "array":
         options.append(("array", ranges(indices) + (f"%{planned.at_once}" if planned.at_once else "")))
+    if planned.pack is not None and planned.shape == "pilots":
+        options.append(("array", f"0-{planned.pack.pilots - 1}"))
     return options
 
 
@@ -139,14 +143,15 @@ def script_text(
     ]
     # A single job inside somebody's array would find the array's index in its environment, and it is not ours.
     index = '"${SLURM_ARRAY_TASK_ID:-all}"' if planned.shape == "array" else "0"
+    role, words = ("", f"--index {index} ") if planned.pack is None else ("pack ", "")
     launch = "\n".join(
         (
             *_shape(planned.resolved.geometry),
             f"python={shell_quote(python)}",
             '[ -x "$python" ] || python=python3',
             "set_up",
-            f'exec "$python" -I {shell_quote(agent)} {shell_quote(folder)} \\',
-            f'    --index {index} --set-up-exit "$?"',
+            f'exec "$python" -I {shell_quote(agent)} {role}{shell_quote(folder)} \\',
+            f'    {words}--set-up-exit "$?"',
         )
     )
     return f"{header(options, comments)}\n{set_up(planned.resolved.cluster)}\n{launch}\n"

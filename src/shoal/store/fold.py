@@ -65,6 +65,15 @@ STUCK_REASONS = {
 MISSING_GRACE_S = 60.0
 
 
+#: Why the engine of a pack ended a run -> state and cause.
+_PACK_STOPS = {
+    "time limit": ("timeout", "stopped at its own time limit"),
+    "walltime": ("timeout", "the time of its pack was up"),
+    "lost": ("lost", "the engine that ran it was killed"),
+    "loser": ("cancelled", "stopped early: others did better"),
+}
+
+
 class JobRow(NamedTuple):
     """One line of squeue or sacct about one of our jobs."""
 
@@ -156,7 +165,7 @@ def _facts(files: RunFiles, row: JobRow | None) -> dict[str, Any]:
     claim, origin, start = files.claim, files.origin, files.start
     assert claim is not None and origin is not None  # noqa: S101 (a fact of the caller, not input)
     job = row.label if row is not None else (origin.outcome.job_id if origin.outcome else None)
-    if row is None and job is not None and origin.submission is not None and len(origin.submission.runs) > 1:
+    if row is None and job is not None and origin.submission is not None and origin.submission.is_array:
         job = f"{job}_{claim.index}"
     begun = start if _has_started(files) else None
     return {
@@ -185,6 +194,17 @@ def _asked(submission: Submission | None) -> dict[str, Any]:
     }
 
 
+def _in_queue(files: RunFiles) -> bool:
+    """Whether the run waits in a queue inside jobs: such a job runs long before the run does, and ends without it."""
+    submission = files.origin.submission if files.origin else None
+    return submission is not None and submission.shape is not None
+
+
+def _is_at_work(files: RunFiles) -> bool:
+    ended = files.end is not None and files.start is not None and files.end.attempt == files.start.attempt
+    return _has_started(files) and not ended
+
+
 def _has_started(files: RunFiles) -> bool:
     return files.start is not None and files.start.generation == files.generation
 
@@ -196,6 +216,8 @@ def _has_ended(files: RunFiles, row: JobRow) -> bool:
     """
     if files.end is None or files.end.generation != files.generation or LIVE_WORDS.get(row.word) != "running":
         return False
+    if _in_queue(files) and files.end.job_id != row.job_id and files.end.stopped_by in ("walltime", "lost"):
+        return False  # another job of the queue will go on with it
     return files.cancelled or not was_signalled(files.end)
 
 
@@ -240,6 +262,8 @@ def _not_acknowledged(files: RunFiles, view: dict[str, Any]) -> RunView:
 
 def _in_slurm(files: RunFiles, row: JobRow, view: dict[str, Any]) -> RunView:
     state = LIVE_WORDS.get(row.word)
+    if state == "running" and _in_queue(files) and not files.cancelled and not _is_at_work(files):
+        return RunView(**view, state="queued", cause="waits for its turn in the pack")
     if state is None:
         return RunView(**view, state="unknown", cause=f"Slurm says {row.word}, a word that shoal does not know")
     reason = row.reason if row.reason not in (None, "None", "") else None
@@ -290,6 +314,9 @@ def _after_end(files: RunFiles, end: End, verdict: Verdict | None, view: dict[st
         return RunView(**view, state=ENDED_WORDS[word], cause=_in_words(word, verdict))
     if end.stopped_by == "limit":
         return RunView(**view, state="timeout", cause="stopped before its time limit")
+    if end.stopped_by in _PACK_STOPS:
+        state, cause = _PACK_STOPS[end.stopped_by]
+        return RunView(**view, state=state, cause=cause)
     if end.stopped_by == "superseded":
         return RunView(**view, state="lost", cause="stopped itself because a newer attempt existed")
     if limit is not None and end.duration_s > limit - 120:
@@ -303,6 +330,8 @@ def _by_slurm_alone(files: RunFiles, verdict: Verdict, view: dict[str, Any]) -> 
     cause = _in_words(verdict.word, verdict)
     if verdict.oom_step:
         state, cause = "oom", "out of memory: the kernel killed a step of the job"
+    elif _in_queue(files) and not _has_started(files):
+        state, cause = "new", f"its pack ended before its turn ({cause})"
     elif state in ("done", "failed") and not _has_started(files):
         state, cause = "failed", f"the job ended before the run began ({cause}); see what Slurm printed"
     elif state == "done":
@@ -345,6 +374,8 @@ def _nobody_says(files: RunFiles, evidence: Evidence, view: dict[str, Any]) -> R
         return RunView(
             **view, state="unknown", cause="Slurm no longer knows the job; its last files may be on their way"
         )
+    if _in_queue(files) and not begun:
+        return RunView(**view, state="new", cause="its pack ended before its turn")
     what = "the process is gone without a trace: killed" if evidence.alive is False else "Slurm lost the job"
     return RunView(**view, state="lost", cause=what, hint=f"shoal submit experiments/{files.name}.sh")
 

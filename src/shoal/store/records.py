@@ -30,8 +30,21 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     partition: str | None = None
 
 
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run of a pack held: its slot, its GPUs by id and its share of each, its CPUs, and whose they were."""
+
+    slot: int = 0
+    gpus: list[str] = []
+    share: float = 0.0
+    cpus: int = 0
+    engine: str = ""
+
+
 class Submission(Record, frozen=True, kw_only=True):
-    """Intent: these runs, as one Slurm job (or array), or as processes on this machine."""
+    """Intent: these runs, as one Slurm job (or array), or as processes on this machine.
+
+    `shape` is None for a job of its own or an array; the runs of a "pack" or of "pilots" wait in a queue in there.
+    """
 
     token: str
     backend: str
@@ -50,6 +63,12 @@ class Submission(Record, frozen=True, kw_only=True):
     nodes: int = 1
     gpus: int = 0
     asked: Asked | None = None
+    shape: str | None = None
+
+    @property
+    def is_array(self) -> bool:
+        """Whether each run is a task of its own; the tasks of pilots are not runs."""
+        return self.shape is None and len(self.runs) > 1
 
 
 class Outcome(Record, frozen=True, kw_only=True):
@@ -85,6 +104,7 @@ class Start(Record, frozen=True, kw_only=True):
     job_id: str | None = None
     job_label: str | None = None
     resume_from: str | None = None
+    held: Held | None = None
 
 
 class End(Record, frozen=True, kw_only=True):
@@ -107,6 +127,7 @@ class End(Record, frozen=True, kw_only=True):
     problem: str | None = None
     job_id: str | None = None
     job_label: str | None = None
+    held: Held | None = None
 
 
 class Beat(Record, frozen=True, kw_only=True):

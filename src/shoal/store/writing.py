@@ -73,6 +73,11 @@ def open_submission(home: str, submission: Submission, script: str) -> str:
     return folder
 
 
+def keep_queue(home: str, token: str, queue: dict[str, Any]) -> None:
+    """The queue of a pack, as its engines read it."""
+    files.create_exclusive(os.path.join(layout.submission_dir(home, token), "pack.json"), files.to_json(queue))
+
+
 def claim(home: str, name: str, generation: int, record: Claim) -> bool:
     """Win a generation of a run, or learn that somebody else has."""
     path = os.path.join(layout.run_dir(home, name), layout.submit_file(generation, "claim"))

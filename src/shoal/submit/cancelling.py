@@ -15,6 +15,7 @@ from shoal.observe import observe
 from shoal.store import writing
 from shoal.store.fold import ENDED_WORDS, RunView
 from shoal.store.reading import Reader
+from shoal.store.records import Submission
 from shoal.views.select import select_runs
 
 
@@ -31,19 +32,35 @@ def cancel(home: str, views: Sequence[RunView], environ: Mapping[str, str]) -> l
     """
     reader = Reader(home)
     jobs: dict[str, list[int | None]] = {}
+    queues: dict[str, Submission] = {}
     for view in views:
         writing.request_cancel(home, view.name, view.generation, {"t": time.time(), "user": os.environ.get("USER", "")})
         files = reader.run(view.name)
         submission = files.origin.submission if files.origin else None
         if files.claim is None or submission is None:
             continue
-        if submission.backend == "slurm":
+        if submission.shape is not None:
+            queues.setdefault(files.claim.token, submission)  # the engine sees the wish; the others go on
+        elif submission.backend == "slurm":
             jobs.setdefault(files.claim.token, []).append(files.claim.index if len(submission.runs) > 1 else None)
         elif files.start is not None and files.start.generation == files.generation:
             _signal({"host": files.start.host, "pid": files.start.pid, "started": files.start.started})
+    for token, submission in queues.items():
+        if submission.backend == "slurm" and not _still_wanted(home, submission, reader):
+            jobs[token] = [None, *range(len(submission.runs))]
     if jobs:
         _cancel_jobs(jobs, environ)
     return [view.name for view in views]
+
+
+def _still_wanted(home: str, submission: Submission, reader: Reader) -> bool:
+    """Whether a queue has a run left that is neither cancelled nor ended; without one its jobs can go."""
+    for name in submission.runs:
+        files = reader.run(name)
+        ours = files.claim is not None and files.claim.token == submission.token and not files.cancelled
+        if ours and (files.end is None or files.end.generation != files.generation):
+            return True
+    return False
 
 
 def _cancel_jobs(jobs: Mapping[str, Sequence[int | None]], environ: Mapping[str, str]) -> None:

@@ -15,6 +15,9 @@ from shoal.config.project import Project
 from shoal.doctor.request import refuse_impossible
 from shoal.errors import InputError, SchedulerError
 from shoal.observe import observe
+from shoal.pack.earlier import earlier_durations
+from shoal.pack.options import PackOptions
+from shoal.plan import packs
 from shoal.plan.describe import Asked, refuse_doubles
 from shoal.plan.submissions import LARGEST_ARRAY, PlannedRun, PlannedSubmission, lay_out
 from shoal.store.fold import RunView
@@ -22,6 +25,7 @@ from shoal.store.reading import Reader
 from shoal.submit.budget import Gate, admit_everywhere, open_gate, park
 from shoal.submit.decide import Decision, decide
 from shoal.submit.here import run_here
+from shoal.submit.pack_here import run_pack_here
 from shoal.submit.transaction import Claimed, Started, claim_runs, send
 
 
@@ -55,6 +59,7 @@ def prepare(
     shape: str = "auto",
     again: bool = False,
     at_once: int | None = None,
+    pack: PackOptions | None = None,
 ) -> Order:
     """Decide what each run needs and lay the ones to start over jobs. Reads everything, changes nothing."""
     refuse_doubles(asked)
@@ -77,13 +82,25 @@ def prepare(
             left.append(Result(view.name, "left alone", view.state, decision.reason, view.job_id, view.output_dir))
     requeue = {step.name: step.requeue for step in project.steps.values()}
     most = largest_array(environ) if len(start) > 1 and not cluster.is_local else None
-    submissions = lay_out(
-        start, project, cluster, shape=shape, requeue=requeue, at_once=at_once, largest_array=most or LARGEST_ARRAY
-    )
+    if start and (pack is not None or shape in packs.SHAPES):
+        submissions = [_pack(start, project, cluster, pack or PackOptions(), shape)]
+    else:
+        submissions = lay_out(
+            start, project, cluster, shape=shape, requeue=requeue, at_once=at_once, largest_array=most or LARGEST_ARRAY
+        )
     notes += dict.fromkeys(note for planned in submissions for note in planned.resolved.notes)
     if submissions and not cluster.is_local:
         refuse_impossible([planned.resolved for planned in submissions], environ)
     return Order(submissions, left, views, notes)
+
+
+def _pack(
+    start: Sequence[PlannedRun], project: Project, cluster: Cluster, options: PackOptions, shape: str
+) -> PlannedSubmission:
+    """One queue for all of them, ordered by what earlier attempts took."""
+    earlier = earlier_durations(str(project.home), [run.spec.name for run in start])
+    shape = "pilots" if options.pilots is not None or shape == "pilots" else "pack"
+    return packs.lay_out_pack(start, project, cluster, options, earlier, shape=shape)
 
 
 def _decide(one: Asked, reader: Reader, view: RunView, again: bool) -> Decision:
@@ -158,7 +175,10 @@ def _send_all(
                 note(Result(run.spec.name, "left alone", "queued", "another command has just claimed it"))
         if not claimed.indices:
             continue
-        if cluster.is_local:
+        if cluster.is_local and planned.pack is not None:
+            for result in _pack_here(claimed, project, environ, follow):
+                note(result)
+        elif cluster.is_local:
             note(_here(claimed, project, environ, follow))
             if results[-1].exit_code in (130, 143):
                 break
@@ -187,6 +207,17 @@ def _here(claimed: Claimed, project: Project, environ: Mapping[str, str], follow
     if view.state == "cancelled":
         exit_code = 130
     return Result(name, "ran", view.state, view.cause or "", None, view.output_dir, exit_code)
+
+
+def _pack_here(claimed: Claimed, project: Project, environ: Mapping[str, str], follow: bool) -> list[Result]:
+    names = [claimed.planned.runs[index].spec.name for index in claimed.indices]
+    code = run_pack_here(claimed, project, environ, follow=follow)
+    views = observe(str(project.home), names, environ=environ).views
+    interrupted = code if code > 128 else None
+    return [
+        Result(name, "ran", view.state, view.cause or "", None, view.output_dir, interrupted or view.exit_code)
+        for name, view in views.items()
+    ]
 
 
 def _of_slurm(started: Started) -> Result:

@@ -14,6 +14,7 @@ from shoal.config.cluster import Cluster
 from shoal.config.project import Project
 from shoal.errors import InputError
 from shoal.names import parse_script_path
+from shoal.pack.options import PackOptions
 from shoal.plan.calls import Call
 from shoal.plan.describe import Asked, describe
 from shoal.plan.doors import SUFFIXES, Grown, Wish, keep, read_file
@@ -68,6 +69,7 @@ class How(NamedTuple):
     shape: str = "auto"
     again: bool = False
     at_once: int | None = None
+    pack: PackOptions | None = None
 
 
 DEFAULT = How()
@@ -209,7 +211,9 @@ def submit_asked(
     dry_run: bool = False,
 ) -> list[Result]:
     """Check what is asked for and carry it out; with `dry_run`, say what would be done."""
-    order = prepare(asked, project, cluster, environ, shape=how.shape, again=how.again, at_once=how.at_once)
+    order = prepare(
+        asked, project, cluster, environ, shape=how.shape, again=how.again, at_once=how.at_once, pack=how.pack
+    )
     for note in order.notes:
         tell.note(note)
     if not dry_run:

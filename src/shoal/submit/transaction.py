@@ -88,12 +88,15 @@ def claim_runs(
         nodes=planned.request.nodes or 1,
         gpus=(planned.request.nodes or 1) * (planned.request.gpus or 0),
         asked=_asked(planned),
+        shape=planned.shape if planned.pack is not None else None,
         **process.this_process(),
     )
     folder = os.path.join(home, "submissions", token)
     script = script_text(planned, folder, agent, root, token)
     reach("before-submission")
     writing.open_submission(home, submission, script)
+    if planned.pack is not None:
+        writing.keep_queue(home, token, planned.pack.record(local=backend == "local"))
     reach("after-submission")
     logs = log_root(cluster, root)
     stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(clock))

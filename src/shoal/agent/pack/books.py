@@ -34,6 +34,13 @@ def parts(gpus: float) -> int:
     return found
 
 
+def even_share(slots: int, gpus: int) -> int:
+    """What each of `slots` runs gets of `gpus` when nothing else was said: a share of one, or several whole ones."""
+    if not gpus:
+        return 0
+    return WHOLE // -(-slots // gpus) if slots >= gpus else WHOLE * (gpus // slots)
+
+
 class Books:
     """The books of one node: at most `slots` runs at a time, `gpus` devices, these CPUs.
 

@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from .. import by_hand, fence, files, process
 from ..launch import family
 from . import claims, follow, machine
-from .books import WHOLE, Books, Need
+from .books import WHOLE, Books, Need, even_share
 from .children import Starter
 from .engine import Engine, Node, say
 from .queue import Item, Queue, Settings, read_queue
@@ -115,9 +115,7 @@ def lay_out(settings: Settings, items: List[Item], gpus: int, cpus: int) -> Tupl
         else:
             slots = cpus // max(1, min((item.need.cpus for item in items), default=1))
     slots = max(1, min(slots, _MOST_SLOTS))
-    share = 0
-    if gpus:
-        share = WHOLE // -(-slots // gpus) if slots >= gpus else WHOLE * (gpus // slots)
+    share = even_share(slots, gpus)
     return slots, [item if item.need.gpus >= 0 else item._replace(need=Need(share, item.need.cpus)) for item in items]
 
 

@@ -36,12 +36,20 @@ class Snapshot(NamedTuple):
 
     def row(self, token: str, index: int, size: int) -> JobRow | None:
         """The newest row of one run: `index` of an array of `size`, or the only job of the token."""
-        rows = self.rows.get((token, index if size > 1 else None), [])
-        # A requeued job has one row in accounting for each time that it ran, and only its last one is about now.
-        last = list({row.job_id: row for row in rows}.values())
-        live = [row for row in last if row.word not in ENDED_WORDS]
-        newest = live or last
-        return newest[-1] if newest else None
+        return newest(self.rows.get((token, index if size > 1 else None), []))
+
+    def rows_of(self, token: str) -> list[JobRow]:
+        """Every job of a submission: the tasks of an array, and later jobs that continue it."""
+        return [row for (name, _), rows in self.rows.items() if name == token for row in rows]
+
+
+def newest(rows: Iterable[JobRow]) -> JobRow | None:
+    """The row that is about now: of a job that is still in Slurm's hands, or else the last."""
+    # A requeued job has one row in accounting for each time that it ran, and only its last one counts.
+    last = list({row.job_id: row for row in rows}.values())
+    live = [row for row in last if row.word not in ENDED_WORDS]
+    found = live or last
+    return found[-1] if found else None
 
 
 def squeue(environ: Mapping[str, str] | None = None, users: Sequence[str] = ()) -> Snapshot:

@@ -1,0 +1,68 @@
+"""Run many commands of different length in one allocation, a few at a time, longest first, with no idle slot.
+
+  shoal pack --slots 4 --set depth=4:80:4 --cost depth -- python train.py --depth {depth}
+  shoal pack --slots 4 --gpus-per-run 0.25 --preload torch --set lr=0.1,0.01 -- python train.py --lr {lr}
+  shoal pack --slots 8 commands.txt
+  shoal pack --on slurm --gpus 4 --set seed=0:99:1 -- python train.py --seed {seed}
+
+Here, or as one Slurm job (--on; --pilots K for several small ones). Each command is a run: it has a name, a folder, a
+log and an end, `shoal status` shows it, and the same command line run again continues with what is not done. Ctrl-C
+once lets running ones finish, twice stops them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from shoal.cli.options import add_output, add_sweep, add_where, cluster_for
+from shoal.cli.pack_flags import add_pack, pack_of
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="*", metavar="FILE | -- COMMAND", help="a file of commands, or one with {names}")
+    add_where(parser)
+    add_sweep(parser)
+    parser.add_argument("--cost", metavar="EXPR", help="relative duration, such as depth or depth*width")
+    parser.add_argument("--name", metavar="NAME", help="what the runs belong to (default: pack_ and the script's name)")
+    parser.add_argument("--again", action="store_true", help="start over what is done; old results stay")
+    parser.add_argument("--dry-run", action="store_true", help="show the runs and the order, and stop")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table there as well")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the timeline there as well")
+    add_pack(parser)
+    add_output(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from shoal.config.project import project_or_bare
+    from shoal.submit.packing import pack_commands
+    from shoal.views import pack
+
+    project = project_or_bare(Path.cwd(), os.environ)
+    cluster = cluster_for(project, args.on or (None if args.gpus or args.pilots or args.nodes else "local"))
+    packed = pack_commands(
+        args.words,
+        project,
+        cluster,
+        os.environ,
+        sweep=(args.set, args.zip, args.seeds),
+        options=pack_of(args),
+        cost=args.cost,
+        name=args.name,
+        again=args.again,
+        dry_run=args.dry_run,
+        follow=not args.quiet and not args.json,
+        note=_silent if args.quiet or args.json else _note,
+    )
+    pack.show(packed, as_json=args.json, quiet=args.quiet, csv=args.csv, svg=args.svg)
+    return packed.exit_code
+
+
+def _note(text: str) -> None:
+    sys.stderr.write(f"note: {text}\n")
+
+
+def _silent(text: str) -> None:
+    """With --json and -q nothing but the answer is printed."""

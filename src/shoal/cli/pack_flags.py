@@ -1,0 +1,59 @@
+"""The flags of packs, for `shoal pack` and for `shoal submit --shape pack`."""
+
+from __future__ import annotations
+
+import argparse
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from shoal.pack.options import PackOptions
+
+
+def add_pack(parser: argparse.ArgumentParser) -> None:
+    """What may be said about a queue inside an allocation; most of it follows from the allocation by itself."""
+    group = parser.add_argument_group("a queue inside an allocation (--shape pack, --shape pilots)")
+    group.add_argument("--slots", type=int, metavar="N", help="so many runs at a time")
+    group.add_argument("--gpus", type=int, metavar="G", help="GPUs of the allocation, on each node")
+    group.add_argument("--nodes", type=int, metavar="N", help="nodes of the allocation")
+    group.add_argument("--pilots", type=int, metavar="K", help="K small allocations that share the queue, not one")
+    group.add_argument("--gpus-per-run", type=float, metavar="X", help="2, 1, or a share such as 0.25")
+    group.add_argument("--cpus-per-run", type=int, metavar="C", help="CPUs that each run counts for")
+    group.add_argument("--bind", action="store_true", help="bind each run to its CPUs")
+    group.add_argument("--time", metavar="2h", help="how long the allocation may last (default: computed)")
+    group.add_argument("--run-time", metavar="10m", help="stop a run that takes longer")
+    group.add_argument("--warn", metavar="60s", help="ask runs to stop so long before the allocation ends")
+    group.add_argument("--grace", metavar="30s", help="kill what has not stopped so long after it was asked to")
+    group.add_argument(
+        "--retries", type=int, default=0, metavar="N", help="try a failed run so often again (default 0)"
+    )
+    group.add_argument(
+        "--follow-ups", type=int, default=3, metavar="N", help="jobs that continue leftovers (default 3)"
+    )
+    group.add_argument("--engine", choices=("auto", "slots", "ray"), default="auto", help="what starts the runs")
+    group.add_argument("--preload", metavar="torch,...", help="import these once and fork Python runs from there")
+
+
+def pack_of(args: argparse.Namespace) -> PackOptions:
+    from shoal.pack.options import PackOptions
+    from shoal.units import parse_duration_s
+
+    def seconds(text: str | None, flag: str, default: float | None = None) -> float | None:
+        return default if text is None else float(parse_duration_s(text, place=flag))
+
+    return PackOptions(
+        slots=args.slots,
+        engine=args.engine,
+        gpus=args.gpus,
+        nodes=args.nodes,
+        pilots=args.pilots,
+        gpus_per_run=args.gpus_per_run,
+        cpus_per_run=args.cpus_per_run,
+        run_limit_s=seconds(args.run_time, "--run-time"),
+        time=args.time,
+        retries=args.retries,
+        grace_s=seconds(args.grace, "--grace", 30.0) or 0.0,
+        warn_s=seconds(args.warn, "--warn", 60.0) or 0.0,
+        follow=args.follow_ups,
+        bind=args.bind,
+        preload=tuple(word for word in (args.preload or "").split(",") if word),
+    ).checked()

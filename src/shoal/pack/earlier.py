@@ -1,0 +1,31 @@
+"""How long runs took before: durations of earlier good attempts, read from their records."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from shoal.agent import layout
+from shoal.agent.files import names_in
+from shoal.store import records
+from shoal.store.records import DamagedRecord, End
+
+
+def earlier_durations(home: str, names: Sequence[str]) -> dict[int, float]:
+    """Place -> seconds of the newest attempt that ended well, for those of the named runs that have one.
+
+    A run of the same sweep that is not asked for this time still tells what its neighbours take, but only costs say
+    by how much they differ; it is left to `order.expected`.
+    """
+    found = {}
+    for place, name in enumerate(names):
+        folder = layout.run_dir(home, name)
+        for number in reversed(layout.parse_names(names_in(folder)).attempts.get("end", [])):
+            try:
+                end = records.read(os.path.join(folder, layout.attempt_file(number, "end")), End)
+            except DamagedRecord:
+                continue
+            if end is not None and end.success:
+                found[place] = end.duration_s
+                break
+    return found

@@ -1,0 +1,71 @@
+"""How a pack is asked for: how many runs at a time, what each takes, how long, and what happens at the edges."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from shoal.agent.pack.books import parts
+from shoal.errors import InputError
+
+ENGINES = ("auto", "slots", "ray")
+
+
+class PackOptions(NamedTuple):
+    """None means: derived from the allocation. `gpus` and `nodes` are the allocation's, the others a run's.
+
+    `time` is how long the allocation is asked for.
+    `pilots` asks for that many small allocations instead of one; `follow` bounds the jobs that continue what a time
+    limit left over; `warn_s` before the end running runs are asked to stop, `grace_s` after that they are killed.
+    """
+
+    slots: int | None = None
+    engine: str = "auto"
+    gpus: int | None = None
+    nodes: int | None = None
+    pilots: int | None = None
+    gpus_per_run: float | None = None
+    cpus_per_run: int | None = None
+    run_limit_s: float | None = None
+    time: str | None = None
+    retries: int = 0
+    grace_s: float = 30.0
+    warn_s: float = 60.0
+    follow: int = 3
+    bind: bool = False
+    preload: tuple[str, ...] = ()
+    mps: bool = False
+
+    def checked(self) -> PackOptions:
+        """The same options, or an InputError that names the flag."""
+        for flag, value, least in (
+            ("--slots", self.slots, 1),
+            ("--gpus", self.gpus, 0),
+            ("--nodes", self.nodes, 1),
+            ("--pilots", self.pilots, 1),
+            ("--cpus-per-run", self.cpus_per_run, 1),
+            ("--retries", self.retries, 0),
+            ("--follow-ups", self.follow, 0),
+        ):
+            if value is not None and not least <= value <= 100_000:
+                raise InputError(f"{value} is not a number for {flag}", hint=f"{flag} {max(least, 4)}", place=flag)
+        if self.engine not in ENGINES:
+            raise InputError(
+                f"there is no engine {self.engine!r}", hint=f"one of {', '.join(ENGINES)}", place="--engine"
+            )
+        if self.gpus_per_run is not None:
+            try:
+                wanted = parts(self.gpus_per_run)
+            except ValueError as error:
+                raise InputError(str(error), hint="--gpus-per-run 0.25, or 2", place="--gpus-per-run") from None
+            if self.gpus is not None and wanted > parts(self.gpus):
+                raise InputError(
+                    f"a run with {self.gpus_per_run:g} GPUs never fits into an allocation with {self.gpus}",
+                    hint=f"--gpus {math.ceil(self.gpus_per_run)}",
+                    place="--gpus-per-run",
+                )
+        return self
+
+    @property
+    def gpu_parts(self) -> int | None:
+        return None if self.gpus_per_run is None else parts(self.gpus_per_run)

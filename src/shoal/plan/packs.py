@@ -1,0 +1,99 @@
+"""Many runs as one submission: a queue in one allocation, or in several small ones that share it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from shoal.agent.pack.books import WHOLE
+from shoal.backends.slurm.flags import SbatchFlags, parse_flags
+from shoal.backends.slurm.options import resolve
+from shoal.config.cluster import Cluster
+from shoal.config.project import Project
+from shoal.errors import InputError
+from shoal.model import Request
+from shoal.pack.describe import PackPlan, plan_pack
+from shoal.pack.options import PackOptions
+from shoal.plan.submissions import PlannedRun, PlannedSubmission
+from shoal.units import format_slurm_time
+
+SHAPES = ("pack", "pilots")
+
+
+def lay_out_pack(
+    runs: Sequence[PlannedRun],
+    project: Project,
+    cluster: Cluster,
+    options: PackOptions,
+    earlier: Mapping[int, float],
+    *,
+    shape: str,
+) -> PlannedSubmission:
+    """All runs as one submission. What a run asks for is its part; the allocation is computed from it and `options`."""
+    options = options.checked()
+    if shape == "pilots" and cluster.is_local:
+        raise InputError("pilots are Slurm jobs, and this machine is not Slurm", hint="leave --pilots out")
+    known: dict[tuple[object, ...], SbatchFlags] = {}
+    asked = []
+    for run in runs:
+        key = (*run.spec.flags, run.spec.request.nodes)
+        flags = known.get(key) or known.setdefault(key, parse_flags(run.spec.flags, nodes=run.spec.request.nodes))
+        asked.append((run.spec, flags.request.over(run.spec.request)))
+    if shape == "pilots" and options.pilots is None:
+        options = options._replace(pilots=min(len(runs), 8))
+    if not cluster.is_local:
+        options = options._replace(gpus=_gpus(options, asked, shape))
+    plan = plan_pack(asked, options, earlier)
+    first = next(iter(known.values()))
+    request = _allocation(plan, [request for _, request in asked], cluster)
+    resolved = resolve(request, msgspec.structs.replace(first, request=Request()), cluster, project.clusters)
+    return PlannedSubmission(tuple(runs), shape, resolved, requeue=False, pack=plan)
+
+
+def _gpus(options: PackOptions, asked: Sequence[tuple[object, Request]], shape: str) -> int:
+    """GPUs on each node of the allocation: as said, or as many as the runs need at a time."""
+    if options.gpus is not None:
+        return options.gpus
+    widest = max((request.gpus or 0) for _, request in asked)
+    if options.gpus_per_run is not None:
+        widest = -int(-options.gpus_per_run // 1)
+    if shape == "pilots" or not widest:
+        return widest
+    if options.slots is None:
+        raise InputError(
+            "how many GPUs should the pack ask for?", hint="--gpus 4, or --shape pilots for several small allocations"
+        )
+    return widest * options.slots
+
+
+def slots_of(plan: PackPlan) -> int:
+    """How many runs one allocation holds at a time."""
+    options = plan.options
+    if options.slots is not None:
+        return options.slots
+    wanted = [job.gpu_parts for job in plan.jobs if job.gpu_parts > 0]
+    if options.gpus and wanted:
+        return max(1, options.gpus * WHOLE // min(wanted))
+    return max(1, options.gpus or 1)
+
+
+def _allocation(plan: PackPlan, requests: Sequence[Request], cluster: Cluster) -> Request:
+    options, slots = plan.options, slots_of(plan)
+    if cluster.is_local:
+        return Request(nodes=1)
+    nodes = options.nodes or 1
+    cpus = max((options.cpus_per_run or request.cpus or 0) for request in requests) * slots
+    memory_mb = max((request.memory_mb or 0) for request in requests) * slots
+    together = slots * nodes * (options.pilots or 1)
+    seconds = plan.time_limit_s(together, (options.gpus or 0) * nodes * (options.pilots or 1))
+    time = options.time or (None if seconds is None else format_slurm_time(seconds))
+    kinds = {request.gpu_type for request in requests}
+    return Request(
+        nodes=nodes,
+        gpus=options.gpus,
+        gpu_type=kinds.pop() if len(kinds) == 1 else None,
+        cpus=cpus or (slots if not options.gpus else None),
+        memory=f"{memory_mb}M" if memory_mb else None,
+        time=time,
+    )

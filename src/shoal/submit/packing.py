@@ -1,0 +1,89 @@
+"""`shoal pack`: commands in, a queue worked through, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from shoal.config.cluster import Cluster
+from shoal.config.project import Project
+from shoal.errors import InputError
+from shoal.model import Request
+from shoal.pack.commands import runs_of_file, sweep_of
+from shoal.pack.options import PackOptions
+from shoal.plan.describe import Asked
+from shoal.plan.doors import Grown, keep, read_sweeps
+from shoal.plan.submissions import PlannedRun, PlannedSubmission
+from shoal.submit.orders import Result, carry_out, prepare
+from shoal.sweep.blocks import with_flags
+
+#: What a command line says about its parameters: --set, --zip, --seeds.
+Flags = tuple[Sequence[str], Sequence[str], str | None]
+
+
+class Packed(NamedTuple):
+    """What became of a pack. `planned` is None when nothing was left to do; `local` when it ran here, to the end."""
+
+    home: str
+    names: list[str]
+    results: list[Result]
+    planned: PlannedSubmission | None
+    local: bool
+    dry_run: bool
+
+    @property
+    def exit_code(self) -> int:
+        """0 all done (or submitted), 4 some not; 130 or 143 if it was interrupted, 74 for a full disk."""
+        codes = [result.exit_code for result in self.results if result.exit_code and result.exit_code > 128]
+        if self.dry_run or not self.local:
+            return 0
+        unfinished = [result for result in self.results if result.state != "done"]
+        if (
+            unfinished
+            and codes
+            and all(result.state in ("new", "cancelled", "queued", "done") for result in unfinished)
+        ):
+            return codes[0]
+        return 4 if unfinished else 0
+
+
+def pack_commands(
+    words: Sequence[str],
+    project: Project,
+    cluster: Cluster,
+    environ: Mapping[str, str],
+    *,
+    sweep: Flags,
+    options: PackOptions,
+    cost: str | None,
+    name: str | None,
+    again: bool,
+    dry_run: bool,
+    follow: bool,
+    note: Callable[[str], None],
+) -> Packed:
+    """Read the commands, lay them out as one queue, and work through it or submit it."""
+    request = Request()
+    if not words:
+        raise InputError("there is no command to run", hint="shoal pack --slots 4 -- python train.py")
+    path = Path(words[0])
+    if len(words) == 1 and path.is_file() and not path.stat().st_mode & 0o111:
+        if any(sweep) or cost:
+            raise InputError("a file of commands has no parameters", hint="leave --set and --cost out", place=str(path))
+        asked = [Asked(PlannedRun(spec)) for spec in runs_of_file(path, project, name, request)]
+        grown: list[Grown] = []
+    else:
+        whole = sweep_of(words, name, cost, request)
+        whole = whole._replace(blocks=tuple(with_flags(block, *sweep) for block in whole.blocks))
+        asked, grown = read_sweeps([whole], project)
+    names = [one.run.spec.name for one in asked]
+    order = prepare(asked, project, cluster, environ, shape="pack", again=again, pack=options)
+    for text in order.notes:
+        note(text)
+    planned = order.submissions[0] if order.submissions else None
+    if dry_run:
+        return Packed(str(project.home), names, order.left_alone, planned, cluster.is_local, True)
+    keep(str(project.home), grown)
+    results = carry_out(order, project, cluster, environ, follow=follow)
+    return Packed(str(project.home), names, results, planned, cluster.is_local, False)
