@@ -40,6 +40,7 @@ COMMANDS: dict[str, dict[str, str]] = {
     },
     "check": {
         "doctor": "check batch scripts before they cost a place in the queue",
+        "clean": "find what can go, move it to a backup, and back",
         "clusters": "cluster profiles: list, show, detect, test",
     },
     "data": {

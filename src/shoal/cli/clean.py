@@ -1,0 +1,83 @@
+"""Find what can go: near-copies of scripts, tries that came to nothing, old logs, checkpoints beyond the newest.
+
+  shoal clean                          what the runs of this project left behind; changes nothing
+  shoal clean scripts/                 near-copies among the scripts of a folder as well
+  shoal clean --apply                  moves it to backup_<timestamp>/
+  shoal clean --undo                   moves the newest backup back
+  shoal clean --drop backup_20250101_120000    deletes a backup for good
+
+What a live run uses is never touched; a run whose state is not known counts as live.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shoal.cli.options import add_output, project_here
+
+if TYPE_CHECKING:
+    from shoal.config.project import Project
+    from shoal.tidy.leftovers import Item
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", nargs="*", type=Path, help="folders whose scripts are compared with each other")
+    parser.add_argument("--keep", type=int, default=3, metavar="K", help="checkpoints that stay of each run (3)")
+    parser.add_argument("--older-than", default="30d", metavar="TIME", help="logs younger than this stay (30d)")
+    parser.add_argument(
+        "--only", action="append", choices=("script", "attempt", "checkpoint", "log"), help="only these"
+    )
+    parser.add_argument("--apply", action="store_true", help="move what was found to backup_<timestamp>/")
+    parser.add_argument("--undo", nargs="?", const="", metavar="BACKUP", help="move a backup, or the newest, back")
+    parser.add_argument("--drop", metavar="BACKUP", help="delete a backup for good")
+    parser.add_argument("--list", action="store_true", help="list the backups")
+    add_output(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from shoal.tidy import backup
+    from shoal.views import clean as view
+
+    project = project_here()
+    root = Path(project.root)
+    if args.list:
+        view.show_backups(backup.backups(root), as_json=args.json)
+    elif args.drop is not None:
+        view.show_dropped(args.drop, backup.drop(root / args.drop), as_json=args.json)
+    elif args.undo is not None:
+        view.show_moved(backup.undo(root, _backup(root, args.undo)), root, "moved back", as_json=args.json)
+    else:
+        items = _find(args, project)
+        stamp = time.strftime("%Y%m%d_%H%M%S")
+        moved = backup.move_away(root, items, stamp) if args.apply and items else None
+        view.show_items(items, root, moved, as_json=args.json, quiet=args.quiet)
+    return 0
+
+
+def _find(args: argparse.Namespace, project: Project) -> list[Item]:
+    from shoal.observe import observe
+    from shoal.tidy.finding import near_copies
+    from shoal.tidy.leftovers import KINDS, find_leftovers, read_left
+    from shoal.units import parse_duration_s
+
+    kinds = args.only or KINDS
+    older_than_s = parse_duration_s(args.older_than, place="--older-than")
+    runs = read_left(str(project.home), observe(str(project.home), environ=os.environ).views)
+    found = find_leftovers(runs, keep=args.keep, older_than_s=older_than_s, now_s=time.time(), kinds=kinds)
+    return found + (near_copies(args.folder, Path(project.root)) if "script" in kinds else [])
+
+
+def _backup(root: Path, name: str) -> Path:
+    from shoal.errors import InputError
+    from shoal.tidy.backup import backups
+
+    if name:
+        return root / name
+    known = backups(root)
+    if not known:
+        raise InputError("there is no backup to undo", hint="shoal clean --list")
+    return known[0]

@@ -1,0 +1,77 @@
+"""What can go, what went, and where it is now."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from shoal.tidy.backup import Moved, read_manifest
+from shoal.tidy.leftovers import Item
+from shoal.views.render import print_json, print_table
+
+
+def show_items(items: Sequence[Item], root: Path, moved: Moved | None, *, as_json: bool, quiet: bool) -> None:
+    """The list, its sum, and the next command."""
+    if as_json:
+        found = [{**item._asdict(), "path": _short(item.path, root)} for item in items]
+        print_json({"items": found, "size": sum(item.size for item in items), **_moved(moved, root)})
+        return
+    if quiet:
+        for item in items:
+            print(_short(item.path, root))
+    elif items:
+        rows = [[item.kind, size(item.size), _short(item.path, root), item.reason] for item in items]
+        print_table(["what", "size", "path", "why"], rows, widest=3)
+    total = f"{len(items)} thing{'s' if len(items) != 1 else ''}, {size(sum(item.size for item in items))}"
+    if moved is None:
+        if not quiet:
+            print(f"{total}; shoal clean --apply moves them to a backup" if items else "there is nothing to tidy up")
+        return
+    show_moved(moved, root, "moved to " + moved.folder.name, as_json=False)
+    print(f"undo: shoal clean --undo {moved.folder.name}")
+
+
+def show_moved(moved: Moved, root: Path, words: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json(_moved(moved, root))
+        return
+    print(f"{len(moved.moved)} {words}")
+    for path, why in moved.left:
+        print(f"left where it is: {_short(path, root)}: {why}")
+
+
+def show_backups(folders: Sequence[Path], *, as_json: bool) -> None:
+    if as_json:
+        print_json({"backups": [{"name": folder.name, "things": len(read_manifest(folder))} for folder in folders]})
+        return
+    for folder in folders:
+        print(f"{folder.name}\t{len(read_manifest(folder))} things")
+
+
+def show_dropped(name: str, number: int, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"dropped": name, "things": number})
+    else:
+        print(f"deleted {name} with {number} things")
+
+
+def size(number: int) -> str:
+    """1536 -> 1.5 KiB."""
+    value = float(number)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def _moved(moved: Moved | None, root: Path) -> dict[str, object]:
+    if moved is None:
+        return {}
+    left = [{"path": _short(path, root), "why": why} for path, why in moved.left]
+    return {"backup": moved.folder.name, "moved": [_short(path, root) for path in moved.moved], "left": left}
+
+
+def _short(path: str, root: Path) -> str:
+    return os.path.relpath(path, root) if path.startswith(f"{root}{os.sep}") else path

@@ -1,0 +1,240 @@
+"""shoal clean: what can go is found, moved and moved back; what a live run uses stays where it is."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from project import Project
+from shoal.errors import InputError
+from shoal.store.fold import RunView
+from shoal.tidy import backup
+from shoal.tidy.leftovers import Item, Left, find_leftovers
+from shoal.tidy.twins import Candidate, find_twins
+
+HEADER = "#!/bin/bash\n#SBATCH --gres=gpu:8\n#SBATCH --ntasks-per-node=8\n#SBATCH --time=12:00:00\n#SBATCH --mem=500G\n"
+BODY = "source env.sh\ncd project\nexport DATA=/data\nsrun python train.py --batch 22\n"
+
+
+# --- near-copies
+
+
+def test_of_near_copies_the_newest_is_kept() -> None:
+    one = Candidate("a.sh", HEADER + BODY, 1.0)
+    two = Candidate("b.sh", HEADER + BODY.replace("22", "18"), 2.0)
+    other = Candidate("c.sh", "#!/bin/bash\necho something else\npython cache.py\n", 0.0)
+    (twin,) = find_twins([one, two, other])
+    assert (twin.path, twin.kept) == ("a.sh", "b.sh")
+    assert 0.8 < twin.alike < 1
+
+
+def test_comments_and_blank_lines_do_not_make_a_difference() -> None:
+    commented = HEADER + "\n# try again\n\n" + BODY
+    assert [twin.path for twin in find_twins([Candidate("a", HEADER + BODY, 1), Candidate("b", commented, 2)])] == ["a"]
+
+
+def test_an_older_script_without_errors_stays_beside_a_newer_one_with_errors() -> None:
+    good, bad = Candidate("good.sh", HEADER + BODY, 1.0, 0), Candidate("bad.sh", HEADER + BODY + "exit 0\n", 2.0, 1)
+    assert find_twins([good, bad]) == []
+    assert [twin.path for twin in find_twins([good._replace(errors=2), bad])] == ["good.sh"]
+
+
+# --- leftovers
+
+
+def left(folder: Path, name: str, state: str, *outputs: str, **view: object) -> Left:
+    from shoal.model import RunSpec
+
+    spec = RunSpec(experiment="001_a", stem=name, order=0, step="train", step_kind="train", seed=0, command=["x"],
+                   cwd=".", output="training", checkpoint="model_*.pth")  # fmt: skip
+    folders = tuple(str(folder / one) for one in outputs)
+    for one in folders:
+        os.makedirs(one, exist_ok=True)
+    shown = RunView(name=f"001_a/{name}", state=state, output_dir=folders[0], **view)  # type: ignore[arg-type]
+    return Left(shown, spec, folders, folders)
+
+
+def write(path: Path, text: str = "weights") -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return str(path)
+
+
+def found(runs: list[Left], keep: int = 2) -> list[str]:
+    return [item.path for item in find_leftovers(runs, keep=keep, older_than_s=86400, now_s=time.time())]
+
+
+def test_checkpoints_beyond_the_newest_go_and_the_newest_never(tmp_path: Path) -> None:
+    run = left(tmp_path, "r", "failed", "new", "old")
+    paths = [write(tmp_path / "old" / f"model_{n}.pth") for n in (8, 9, 10)]
+    assert found([run], keep=2) == [paths[0]]
+    assert found([run], keep=0) == [paths[1], paths[0]]  # one always stays
+    new = write(tmp_path / "new" / "model_11.pth")
+    assert new not in found([run], keep=1)
+
+
+def test_earlier_tries_of_a_run_that_is_done_go(tmp_path: Path) -> None:
+    run = left(tmp_path, "r", "done", "third", "second", "first")
+    write(tmp_path / "second" / "model_1.pth")
+    assert found([run]) == [str(tmp_path / "second"), str(tmp_path / "first")]
+
+
+def test_earlier_tries_of_a_failed_run_go_only_without_a_checkpoint(tmp_path: Path) -> None:
+    run = left(tmp_path, "r", "failed", "third", "second", "first")
+    write(tmp_path / "second" / "model_1.pth")
+    assert found([run]) == [str(tmp_path / "first")]
+
+
+@pytest.mark.parametrize("state", ["running", "pending", "queued", "unknown", "stuck", "preempted", "lost", "new"])
+def test_nothing_of_a_run_goes_that_has_not_surely_ended(tmp_path: Path, state: str) -> None:
+    run = left(tmp_path, "r", state, "second", "first")
+    for number in range(9):
+        write(tmp_path / "second" / f"model_{number}.pth")
+    assert found([run], keep=1) == []
+
+
+def test_what_another_run_was_started_from_stays(tmp_path: Path) -> None:
+    import msgspec
+
+    parent = left(tmp_path, "parent", "done", "p2", "p1")
+    start = write(tmp_path / "p1" / "model_3.pth")
+    child = left(tmp_path, "child", "running", "c")
+    assert child.spec is not None
+    child = child._replace(spec=msgspec.structs.replace(child.spec, start_from=start))
+    assert found([parent]) == [str(tmp_path / "p1")]
+    assert found([parent, child]) == []
+
+
+def test_old_logs_of_earlier_attempts_go_and_the_last_stays(tmp_path: Path) -> None:
+    run = left(tmp_path, "r", "failed", "o", attempt=3)
+    logs = [Path(write(tmp_path / "o" / f"attempt-{n}.out")) for n in (1, 2, 3)]
+    for log in (logs[0], logs[2]):
+        os.utime(log, (1, 1))
+    assert found([run]) == [str(logs[0])]
+
+
+def test_links_are_never_moved(tmp_path: Path) -> None:
+    run = left(tmp_path, "r", "done", "o")
+    for number in range(3):
+        (tmp_path / "o" / f"model_{number}.pth").symlink_to("/etc/hostname")
+    assert found([run], keep=1) == []
+
+
+# --- the backup
+
+
+def item(path: Path) -> Item:
+    return Item(str(path), "checkpoint", "why", 1)
+
+
+def test_what_moves_away_comes_back_as_it_was(tmp_path: Path) -> None:
+    paths = [Path(write(tmp_path / "a" / "b" / name, name)) for name in ("1", "two words", "\u00fc")]
+    moved = backup.move_away(tmp_path, [item(path) for path in paths], "20250101_000000")
+    assert not any(path.exists() for path in paths)
+    assert backup.backups(tmp_path) == [tmp_path / "backup_20250101_000000"]
+    back = backup.undo(tmp_path, moved.folder)
+    assert back.left == []
+    assert [path.read_text() for path in paths] == [path.name for path in paths]
+    assert not moved.folder.exists()
+
+
+def test_undo_overwrites_nothing_and_keeps_what_it_could_not_move(tmp_path: Path) -> None:
+    path = Path(write(tmp_path / "x", "old"))
+    moved = backup.move_away(tmp_path, [item(path)], "s")
+    path.write_text("new")
+    back = backup.undo(tmp_path, moved.folder)
+    assert back.left == [(str(path), "something else is there now")]
+    assert path.read_text() == "new"
+    path.unlink()
+    assert backup.undo(tmp_path, moved.folder).moved == [str(path)]
+    assert path.read_text() == "old"
+
+
+def test_a_crash_between_moves_can_be_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [Path(write(tmp_path / name)) for name in "abc"]
+    rename, calls = os.rename, []
+
+    def dying(source: str, target: str) -> None:
+        calls.append(source)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", dying)
+    with pytest.raises(KeyboardInterrupt):
+        backup.move_away(tmp_path, [item(path) for path in paths], "s")
+    monkeypatch.setattr(os, "rename", rename)
+    backup.undo(tmp_path, tmp_path / "backup_s")
+    assert all(path.exists() for path in paths)
+    assert not (tmp_path / "backup_s").exists()
+
+
+def test_what_lies_outside_of_the_project_is_left_alone(tmp_path: Path) -> None:
+    root = tmp_path / "project"
+    root.mkdir()
+    outside = Path(write(tmp_path / "elsewhere" / "x"))
+    (root / "link").symlink_to(outside.parent)
+    moved = backup.move_away(root, [item(outside), item(root / "link" / "x")], "s")
+    assert len(moved.left) == 2
+    assert outside.exists()
+
+
+def test_only_a_backup_of_ours_is_dropped_and_only_inside_the_project(tmp_path: Path) -> None:
+    write(tmp_path / "precious" / "data")
+    with pytest.raises(InputError):
+        backup.drop(tmp_path / "precious")
+    write(tmp_path / "evil" / "manifest.json", '{"entries": [{"path": "../../etc/passwd"}]}')
+    with pytest.raises(InputError):
+        backup.undo(tmp_path, tmp_path / "evil")
+    moved = backup.move_away(tmp_path, [item(Path(write(tmp_path / "x")))], "s")
+    assert backup.drop(moved.folder) == 1
+    assert not moved.folder.exists()
+
+
+# --- the command
+
+
+def test_the_story_of_many_tries_is_tidied_up_and_back_again(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.script("001_a/000_train_0.sh", "train -- save=1 save=2 save=3 save=4 save=5")
+    project.shoal("submit", "experiments/001_a", "--on", "local", "-q")
+    for number, batch in enumerate((32, 22, 18)):
+        path = project.write(f"scripts/try{number}.slurm", HEADER + BODY.replace("22", str(batch)))
+        os.utime(path, (1000 + number, 1000 + number))
+    shown = project.shoal("clean", "scripts", "--keep", "2", "--json").json
+    kinds = sorted((one["kind"], Path(one["path"]).name) for one in shown["items"])
+    assert kinds == [("checkpoint", f"model_{n}.pth") for n in (1, 2, 3)] + [
+        ("script", "try0.slurm"),
+        ("script", "try1.slurm"),
+    ]
+    before = sorted(str(path) for path in project.root.rglob("*"))
+    done = project.shoal("clean", "scripts", "--keep", "2", "--apply")
+    assert "undo: shoal clean --undo backup_" in done.out
+    assert [path.name for path in (project.root / "scripts").iterdir()] == ["try2.slurm"]
+    assert project.shoal("clean", "scripts", "--keep", "2").out == "there is nothing to tidy up\n"
+    project.shoal("clean", "--undo")
+    assert sorted(str(path) for path in project.root.rglob("*")) == before
+    assert "nothing" not in project.shoal("clean", "scripts", "--keep", "2", "-q").out
+
+
+def test_clean_without_a_backup_to_undo_says_so(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    assert "there is no backup" in project.shoal("clean", "--undo", code=2).err
+    assert "not a backup" in project.shoal("clean", "--drop", "experiments", code=2).err
+    assert (project.root / "experiments").is_dir()
+
+
+@pytest.mark.slurm
+def test_a_running_job_keeps_everything_it_has(tmp_path: Path, quiet_cluster: object) -> None:
+    project = Project(tmp_path, quiet_cluster)  # type: ignore[arg-type]
+    project.script("001_a/000_train_0.sh", "train --time=5 --mem=50 -- save=1 save=2 save=3 wait=go")
+    project.shoal("submit", "experiments/001_a")
+    project.wait_started("001_a/000_train_0")
+    project.wait("001_a/000_train_0", "running")
+    assert project.shoal("clean", "--keep", "1", "--json").json["items"] == []
+    (project.root / "go").touch()
+    project.wait("001_a/000_train_0", "done")
+    assert len(project.shoal("clean", "--keep", "1", "--json").json["items"]) == 2
