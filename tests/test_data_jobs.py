@@ -1,0 +1,317 @@
+"""Data in runs: a step names it, the agent stages it, the process finds it, the record tells it; here and on Slurm."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shoal.data
+from conftest import cancel_all
+from data_sets import contents, make_folder
+from project import Project
+from shoal.config.data_sets import resolve_data
+from shoal.data.planning import Settings
+from shoal.sandbox import Sandbox
+from test_data_stage import Gate
+from waiting import wait_until
+
+
+def make_data(folder: Path) -> Path:
+    make_folder(folder / "src", 200, size=5000)
+    shoal.data.pack(str(folder / "src"), str(folder / "data"), Settings(shard_mb=0.1, first_mb=0.08))
+    return folder / "data"
+
+
+def with_data(project: Project, line: str) -> None:
+    """Give the step `train` its data."""
+    path = project.root / "shoal.toml"
+    path.write_text(path.read_text().replace('output = "training"\n', f'output = "training"\n{line}\n'))
+
+
+def staged(project: Project, name: str) -> list[dict[str, Any]]:
+    (end,) = project.records(name, "attempt.*.end")
+    found: list[dict[str, Any]] = end["data"]
+    return found
+
+
+def test_a_run_finds_its_data_and_its_record_tells_what_was_copied(tmp_path: Path) -> None:
+    data = make_data(tmp_path)
+    project = Project(tmp_path)
+    with_data(project, 'data = { images = "../data", labels = { path = "../src", wait = "all" } }')
+    (tmp_path / "scratch").mkdir()
+    for number in range(2):
+        project.script(f"001_a/00{number}_train_0.sh", f"train -- print={number}")
+    project.shoal("submit", "experiments/001_a", SHOAL_SCRATCH=str(tmp_path / "scratch"))
+    env = project.marks("001_a/000_train_0")[0]["env"]
+    assert contents(Path(env["SHOAL_DATA_IMAGES"])) == contents(data)
+    assert contents(Path(env["SHOAL_DATA_LABELS"])) == contents(tmp_path / "src")
+    assert json.loads(env["SHOAL_DATA_SOURCES"])[env["SHOAL_DATA_IMAGES"]] == str(data)
+    first, second = (staged(project, f"001_a/00{number}_train_0") for number in range(2))
+    assert [record["how"] for record in first] == ["staged", "staged"]
+    assert first[1]["copied_bytes"] == first[1]["bytes"] == sum(map(len, contents(tmp_path / "src").values()))
+    assert [(record["how"], record["copied_bytes"]) for record in second] == [("shared", 0), ("shared", 0)]
+    assert {record["name"] for record in first} == {"images", "labels"}
+
+
+def test_without_scratch_a_run_reads_the_source_and_says_so(tmp_path: Path) -> None:
+    data = make_data(tmp_path)
+    project = Project(tmp_path)
+    with_data(project, 'data = { images = "../data" }')
+    project.script("001_a/000_train_0.sh", "train")
+    done = project.shoal("submit", "experiments/001_a", SHOAL_SCRATCH="", TMPDIR="", SLURM_TMPDIR="")
+    assert project.marks("001_a/000_train_0")[0]["env"]["SHOAL_DATA_IMAGES"] == str(data)
+    (record,) = staged(project, "001_a/000_train_0")
+    assert record["how"] == "source" and "SHOAL_SCRATCH" in record["note"]
+    assert "read from the source" in done.err
+
+
+def test_a_run_whose_data_is_not_there_fails_before_it_starts(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    with_data(project, 'data = { images = "../nowhere" }')
+    project.script("001_a/000_train_0.sh", "train")
+    project.shoal("submit", "experiments/001_a", code=None, SHOAL_SCRATCH=str(tmp_path))
+    assert project.marks("001_a/000_train_0") == []
+    (end,) = project.records("001_a/000_train_0", "attempt.*.end")
+    assert end["problem"].startswith("the data cannot be used: ") and "nowhere cannot be read" in end["problem"]
+    assert project.status()["001_a/000_train_0"]["state"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('data = { "a b" = "x" }', "'a b' cannot be the name of a data set"),
+        ('data = { a = "" }', "is empty"),
+        ("data = { a = 3 }", "must be a string"),
+        ('data = { a = { path = "x", wait = "long" } }', "allowed are all, first"),
+        ('data = { a = { paht = "x" } }', "paht"),
+        ('data = "x"', "must be a table"),
+    ],
+)
+def test_a_mistake_in_the_data_of_a_step_is_told_with_its_line(tmp_path: Path, line: str, said: str) -> None:
+    project = Project(tmp_path)
+    with_data(project, line)
+    project.script("001_a/000_train_0.sh", "train")
+    done = project.shoal("plan", "experiments/001_a", code=2)
+    assert said in done.err and "shoal.toml:" in done.err
+
+
+def test_the_data_of_a_run_is_part_of_what_it_is(tmp_path: Path) -> None:
+    assert resolve_data({"a": {"path": "x/../y", "wait": "first"}}, "/root")["a"]["path"] == "/root/y"
+    make_data(tmp_path)
+    project = Project(tmp_path)
+    project.script("001_a/000_train_0.sh", "train")
+    project.shoal("submit", "experiments/001_a")
+    with_data(project, 'data = { images = "../data" }')
+    again = project.shoal("submit", "experiments/001_a", code=None)
+    assert len(project.marks("001_a/000_train_0")) == 1 or "differ" in again.err + again.out
+
+
+def test_a_training_begins_before_staging_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from shoal.agent.staging import Stage
+    from shoal.data.for_torch import Loader
+
+    data = make_data(tmp_path)
+    (tmp_path / "scratch").mkdir()
+    gate = Gate(monkeypatch)
+    stage = Stage("images", str(data), {"SHOAL_SCRATCH": str(tmp_path / "scratch")}, threads=1)
+    stage.begin()
+    gate.let(2)
+    place = stage.wait()
+    shards = len(json.loads((data / "manifest.json").read_text())["shards"])
+
+    def decode(sample: tuple[str, bytes, int]) -> tuple[str, torch.Tensor, int]:
+        return sample[0], torch.frombuffer(bytearray(sample[1][:64]), dtype=torch.uint8).float() / 255, sample[2]
+
+    loader = Loader(shoal.data.open(place, fields=("__key__", "jpg", "cls"), transform=decode), batch_size=4, seed=0)
+    model = torch.nn.Linear(64, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen: Counter[str] = Counter()
+    here_at_first = None
+    for names, images, labels in loader:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        seen.update(names)
+        if here_at_first is None:
+            here_at_first = sum(name.endswith(".tar") for name in os.listdir(place))
+            gate.open()
+    stage.join()
+    stage.close()
+    assert here_at_first is not None and here_at_first < shards
+    assert len(seen) == 200 and set(seen.values()) == {1}
+
+
+@pytest.fixture
+def node_scratch(tmp_path: Path, quiet_cluster: Sandbox) -> str:
+    """A profile of the sandbox whose nodes have a scratch folder each, as real nodes do; they share this machine's."""
+    name = next(
+        line.split("=")[1].strip()
+        for line in quiet_cluster.run("scontrol", "show", "config").stdout.splitlines()
+        if line.startswith("ClusterName")
+    )
+    return (
+        f'\n[clusters.here]\nmatch = {{ cluster = "{name}" }}\n'
+        f'setup = ["export SHOAL_SCRATCH={tmp_path}/scratch/$SLURMD_NODENAME", "mkdir -p $SHOAL_SCRATCH"]\n'
+    )
+
+
+def nodes_of(cluster: Sandbox) -> list[str]:
+    return sorted(cluster.run("sinfo", "-h", "-N", "-o", "%N").stdout.split())
+
+
+@pytest.mark.slurm
+def test_eight_jobs_on_two_nodes_share_one_copy_per_node(
+    tmp_path: Path, quiet_cluster: Sandbox, node_scratch: str
+) -> None:
+    data = make_data(tmp_path)
+    project = Project(tmp_path, quiet_cluster, toml=node_scratch)
+    with_data(project, f'data = {{ images = "{data}" }}')
+    kept, others = sorted(set(nodes_of(quiet_cluster)))[:2], sorted(set(nodes_of(quiet_cluster)))[2:]
+    for number in range(8):
+        project.script(
+            f"001_a/{number:03d}_train_0.sh",
+            f"train --time=5 --mem=50 --gres=gpu:1 --exclude={','.join(others)} -- wait=go",
+        )
+    names = [f"001_a/{number:03d}_train_0" for number in range(8)]
+    project.shoal("submit", "experiments/001_a")
+    for name in names:
+        project.wait_started(name)
+    (project.root / "go").touch()
+    for name in names:
+        project.wait(name, "done")
+    records = [record for name in names for record in staged(project, name)]
+    assert len(records) == 8
+    paths = Counter(record["path"] for record in records)
+    assert sorted(path.split("/scratch/")[1].split("/")[0] for path in paths) == kept
+    assert sorted(paths.values()) == [4, 4]
+    size = records[0]["bytes"]
+    assert sum(record["copied_bytes"] for record in records) == 2 * size
+    for path in paths:
+        assert contents(Path(path)) == contents(data)
+
+
+@pytest.mark.slurm
+def test_every_node_of_a_job_gets_the_data(tmp_path: Path, quiet_cluster: Sandbox, node_scratch: str) -> None:
+    data = make_data(tmp_path)
+    project = Project(tmp_path, quiet_cluster, toml=node_scratch)
+    with_data(project, f'data = {{ images = {{ path = "{data}", wait = "all" }} }}')
+    project.script("001_a/000_train_0.sh", "train --nodes=2 --ntasks-per-node=1 --time=5 --mem=50 -- wait=go")
+    project.shoal("submit", "experiments/001_a")
+    project.wait_started("001_a/000_train_0")
+    places = list((tmp_path / "scratch").glob("*/shoal-data/objects/*/data"))
+    assert len(places) == 2
+    wait_until(lambda: all(contents(place) == contents(data) for place in places), 30, "both nodes have everything")
+    (project.root / "go").touch()
+    project.wait("001_a/000_train_0", "done")
+    records = staged(project, "001_a/000_train_0")
+    assert sorted(record["copied_bytes"] for record in records) == [records[0]["bytes"]] * 2
+    assert not list(project.root.rglob("data-1"))
+
+
+@pytest.mark.slurm
+def test_bench_measures_with_a_job_array_that_starts_in_step(tmp_path: Path, quiet_cluster: Sandbox) -> None:
+    project = Project(tmp_path, quiet_cluster)
+    (tmp_path / "scratch").mkdir()
+    words = [
+        "--storage",
+        tmp_path,
+        "--scratch",
+        tmp_path / "scratch",
+        "--files",
+        40,
+        "--file-size",
+        5,
+        "--readers",
+        "3",
+    ]
+    done = project.shoal("data", "bench", *words, "--slurm", "--json", "--", "--time=5", "--mem=200")
+    rows = done.json["rows"]
+    assert [(row["method"], row["readers"]) for row in rows] == [("folder", 3), ("tar", 3), ("shards", 3)]
+    assert all(row["seconds"] > 0 and row["estimate_s"] > 0 for row in rows)
+    assert os.listdir(tmp_path / "scratch") == []
+    assert not list(tmp_path.glob("shoal-bench-*"))
+    cancel_all(quiet_cluster)
+
+
+def test_bench_runs_here_and_draws_a_picture(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    (tmp_path / "scratch").mkdir()
+    words = [
+        "--storage",
+        tmp_path,
+        "--scratch",
+        tmp_path / "scratch",
+        "--files",
+        30,
+        "--file-size",
+        5,
+        "--readers",
+        "1,2",
+    ]
+    done = project.shoal("data", "bench", *words, "--picture", tmp_path / "bench.svg", "--estimate", 10)
+    lines = done.out.splitlines()
+    assert [line.split("\t")[:2] for line in lines[3:]] == [
+        [method, readers] for readers in "12" for method in ("folder", "tar", "shards")
+    ]
+    assert (tmp_path / "bench.svg").read_text().count("<rect") == 6
+    assert sorted(os.listdir(tmp_path)) == ["bench.svg", "home", "project", "scratch"]
+    assert project.shoal("data", "bench", "--storage", tmp_path / "no", code=2).err.startswith(
+        "error: there is no folder"
+    )
+
+
+ADVISED = """
+import sys, time, torch
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 10_000
+    def __getitem__(self, number):
+        time.sleep(float(sys.argv[1]))
+        return torch.zeros(4)
+
+for batch in torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=int(sys.argv[3])):
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("item_s", "step_s", "workers", "bound"), [(0.01, 0.001, 1, "loader"), (0.0001, 0.03, 1, "model")]
+)
+def test_advise_watches_a_training_and_tells_who_waits(
+    tmp_path: Path, item_s: float, step_s: float, workers: int, bound: str
+) -> None:
+    project = Project(tmp_path)
+    project.write("advised.py", ADVISED)
+    words = [sys.executable, project.root / "advised.py", item_s, step_s, workers]
+    advice = project.shoal("data", "advise", "--batches", 20, "--json", "--", *words).json
+    assert advice["bound"] == bound
+    assert advice["times"]["batch"] == 4 and advice["times"]["workers"] == workers
+    assert advice["times"]["prep_s"] >= 4 * item_s and advice["times"]["step_s"] >= step_s
+    if bound == "loader":
+        assert advice["workers"] > 10 and any("waiting for storage" in said for said in advice["sentences"])
+
+
+def test_advise_takes_a_step_time_and_a_decoder_and_refuses_to_guess(tmp_path: Path) -> None:
+    data = make_data(tmp_path)
+    project = Project(tmp_path)
+    project.write("mine.py", "import time\ndef decode(sample):\n    time.sleep(0.002)\n    return len(sample[0])\n")
+    words = ["data", "advise", data, "--field", "jpg", "--decode", "mine:decode", "--batch", 8]
+    advice = project.shoal(*words, "--step-time", 0.001, "--json").json
+    assert advice["bound"] == "loader" and advice["delivery"]["prep_per_s"] < 500 < advice["delivery"]["read_per_s"]
+    assert project.shoal(*words[:3], "--step-time", 60, "-q").out == "model\n"
+    assert "nothing says how fast the model is" in project.shoal("data", "advise", data, code=2).err
+    assert (
+        "cannot be loaded" in project.shoal("data", "advise", data, "--decode", "mine:no", "--step-time", 1, code=2).err
+    )
+    broken = project.shoal("data", "advise", "--", sys.executable, "-c", "raise SystemExit(3)", code=1)
+    assert "exit code 3" in broken.err
