@@ -15,14 +15,15 @@ DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 _NO_LINKS = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM, errno.ENOSYS, errno.EMLINK)
 
 
-def create_exclusive(path: str, data: bytes, sync_folder: bool = True) -> bool:
+def create_exclusive(path: str, data: bytes, sync_folder: bool = True, sync: bool = True) -> bool:
     """Create `path` with `data` unless it exists; True means that this call created it.
 
     After True the content is on disk, and so is the name unless the caller will sync the folder with a later file.
     After False `path` exists, with whatever its creator wrote. After an error
-    nothing of this call is left behind.
+    nothing of this call is left behind. Without `sync` who comes first is decided all the same, but content and name
+    are on disk only after `sync_record`.
     """
-    temp = _write_temp(path, data)
+    temp = _write_temp(path, data, sync)
     try:
         try:
             os.link(temp, path)
@@ -36,9 +37,19 @@ def create_exclusive(path: str, data: bytes, sync_folder: bool = True) -> bool:
             created = _create_by_mkdir(temp, path)
     finally:
         _remove(temp)
-    if created and sync_folder:
+    if created and sync and sync_folder:
         _sync_folder(os.path.dirname(path))
     return created
+
+
+def sync_record(path: str) -> None:
+    """Wait until a record that was created without waiting is on disk, with its name."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    _sync_folder(os.path.dirname(path))
 
 
 def replace(path: str, data: bytes, sync: bool = True) -> None:

@@ -56,7 +56,18 @@ _MODULES = (
     ),
     *(
         f"pack/{name}"
-        for name in ("__init__", "books", "machine", "queue", "claims", "children", "engine", "follow", "entry")
+        for name in (
+            "__init__",
+            "books",
+            "machine",
+            "queue",
+            "claims",
+            "children",
+            "engine",
+            "follow",
+            "writer",
+            "entry",
+        )
     ),
 )
 #: The launcher calls the same file again for its nodes and ranks, which load only what they need.

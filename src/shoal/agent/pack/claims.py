@@ -42,6 +42,7 @@ class Begun(NamedTuple):
     resume_from: Optional[str]
     out: str
     err: str
+    record: str
 
 
 def look(home: str, name: str, token: str) -> Standing:
@@ -68,7 +69,10 @@ def look(home: str, name: str, token: str) -> Standing:
 
 
 def begin(standing: Standing, me: Dict[str, Any], held: Dict[str, Any]) -> Optional[Begun]:
-    """Take the next attempt and write down that it begins; None if another engine was faster."""
+    """Take the next attempt and write down that it begins; None if another engine was faster.
+
+    The record is there for everybody at once; that it survives a power cut is for the caller to see to (`record`).
+    """
     claim = _claim_of(standing)
     spec = files.read_json(os.path.join(claim.run_dir, layout.spec_file(claim.revision)))
     if spec is None:
@@ -92,10 +96,11 @@ def begin(standing: Standing, me: Dict[str, Any], held: Dict[str, Any]) -> Optio
     os.makedirs(claim.output_dir, exist_ok=True)
     if claim.log_dir != claim.output_dir:
         os.makedirs(claim.log_dir, exist_ok=True)
-    if not files.create_exclusive(_path(claim.run_dir, number, "start"), files.to_json(record)):
+    path = _path(claim.run_dir, number, "start")
+    if not files.create_exclusive(path, files.to_json(record), sync=False):
         return None
     out, err = (os.path.join(claim.log_dir, "attempt-%d.%s" % (number, stream)) for stream in ("out", "err"))
-    return Begun(claim, number, spec, resume_from, out, err)
+    return Begun(claim, number, spec, resume_from, out, err, path)
 
 
 def end_record(begun: Begun, me: Dict[str, Any], held: Dict[str, Any], **what: Any) -> Dict[str, Any]:

@@ -5,6 +5,7 @@ stop, gives them the grace time, and then kills. SIGUSR1 and SIGUSR2 are passed 
 recorded, what waited still waits, and no process is left.
 """
 
+import functools
 import os
 import select
 import signal
@@ -16,8 +17,11 @@ from .. import command, fence, files, layout, memory
 from . import children, claims, machine
 from .books import WHOLE, Books, Holding
 from .queue import Item, Queue, Settings
+from .writer import Writer
 
 _BEAT_S, _LEASE_BEAT_S, _LEASE_S = 30.0, 15.0, 90.0
+#: So many ends may wait for the disk before no more runs are started.
+_MOST_PENDING = 64
 _LOOK_S, _DISK_RETRY_S, _DISK_PATIENCE_S = 2.0, 2.0, 60.0
 #: stopped_by values after which the same generation may go on: the run was interrupted, it did not fail.
 INTERRUPTED = ("SIGTERM", "SIGINT", "SIGHUP", "walltime", "lost")
@@ -84,6 +88,7 @@ class Engine:
         os.set_blocking(self._wake, False)
         os.set_blocking(wake, False)
         self._wake_end = wake
+        self.writer = Writer(wake)
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
@@ -93,7 +98,8 @@ class Engine:
             while True:
                 self._obey()
                 self._reap()
-                self._write_ends()
+                self.writer.collect()
+                self._write_again()
                 self._watch()
                 self._start_ready()
                 if self._is_over():
@@ -103,9 +109,10 @@ class Engine:
             for running in self.running.values():
                 running.child.signal(signal.SIGKILL)
             children.end_everything()
+            self.writer.close()
 
     def _is_over(self) -> bool:
-        if self.running or self._unwritten:
+        if self.running or self._unwritten or self.writer.pending:
             return False
         if self.stopping or self.draining or not len(self.queue):
             return True
@@ -133,6 +140,8 @@ class Engine:
 
     def _start_ready(self) -> None:
         while not (self.draining or self.stopping) and time.monotonic() >= self._disk_retry_at:
+            if self.writer.pending >= _MOST_PENDING:
+                return
             choice = self.queue.next(self.books, self._left_s())
             if choice is None:
                 return
@@ -149,6 +158,7 @@ class Engine:
             if begun is None:
                 self.books.give(holding)
             else:
+                self.writer.submit(functools.partial(files.sync_record, begun.record))
                 self._launch(item, begun, holding)
 
     def _begin(self, item: Item, holding: Holding) -> Optional[claims.Begun]:
@@ -275,24 +285,29 @@ class Engine:
             ended=time.time(),
             duration_s=time.monotonic() - running.clock,
         )
-        self._unwritten.append((running, end))
-        self._write_ends()
+        self._keep(running, end)
 
-    def _write_ends(self) -> None:
-        """Write what is not on disk yet; a full disk is waited for, because these records are the results."""
-        while self._unwritten:
-            running, end = self._unwritten[0]
-            try:
-                ours = claims.write_end(running.begun.claim.run_dir, end)
-            except OSError as error:
-                self._wait_for_disk(error)
-                if time.monotonic() - (self._disk_since or 0) > _DISK_PATIENCE_S:
-                    self._unwritten.pop(0)
-                    self.say("the end of %s could not be written down" % running.item.name)
-                    continue
+    def _keep(self, running: Running, end: Dict[str, Any]) -> None:
+        """Write the end in the background; a full disk is waited for, because these records are the results."""
+        run_dir = running.begun.claim.run_dir
+
+        def written(ours: Any, error: Optional[OSError]) -> None:
+            if error is None:
+                self._account(running, end, bool(ours))
                 return
-            self._unwritten.pop(0)
-            self._account(running, end, ours)
+            self._wait_for_disk(error)
+            if time.monotonic() - (self._disk_since or 0) > _DISK_PATIENCE_S:
+                self.say("the end of %s could not be written down: %s" % (running.item.name, error.strerror))
+            else:
+                self._unwritten.append((running, end))
+
+        self.writer.submit(lambda: claims.write_end(run_dir, end), written)
+
+    def _write_again(self) -> None:
+        if self._unwritten and time.monotonic() >= self._disk_retry_at:
+            again, self._unwritten = self._unwritten, []
+            for running, end in again:
+                self._keep(running, end)
 
     def _account(self, running: Running, end: Dict[str, Any], ours: bool) -> None:
         item = running.item
