@@ -97,6 +97,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `start_from` is the checkpoint that the user named as input, as in post-training.
     `sweep` is the base name of the sweep that the run belongs to; `derived` names the `params` that follow from others;
     `cost` is its relative duration, for whoever packs; `survive` is the step's policy for what clusters do.
+    `parents` are runs that must be done first; `start_parent` is the one of them whose checkpoint it starts from.
     """
 
     experiment: str
@@ -122,6 +123,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     derived: list[str] = []
     cost: float | None = None
     survive: dict[str, Any] = {}
+    parents: list[str] = []
+    start_parent: str | None = None
     data: dict[str, dict[str, str]] = {}
     revision: int = 1
     tracker_id: str = ""
@@ -141,6 +144,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         settings = self.launch_settings.record()
         return {
             **({"launch_settings": settings} if settings else {}),
+            **({"parents": [*self.parents, self.start_parent]} if self.parents else {}),
             "name": self.name,
             "step_kind": self.step_kind,
             "seed": self.seed,

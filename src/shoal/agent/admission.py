@@ -16,7 +16,7 @@ import subprocess
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from . import files, layout, process, sbatch
+from . import files, layout, process, sbatch, stages
 
 _ENTRY = re.compile(r"(\d{20})\.([%s]+)\Z" % layout.TOKEN_LETTERS)
 _TURN = re.compile(r"turn\.(\d+)(\.end)?\Z")
@@ -145,13 +145,21 @@ def _send(home: str, token: str) -> List[str]:
     waiting = files.read_json(os.path.join(folder, "waiting.json"))
     if submission is None or waiting is None or not _still_wanted(home, submission["runs"][0], token):
         return []
+    waits = stages.dependency(home, waiting.get("needs") or [])
+    if waits.problem is not None:
+        reason = files.to_json(
+            {"kind": "void", "reason": "it builds on a run that is not under way: %s" % waits.problem}
+        )
+        files.create_exclusive(os.path.join(folder, "outcome.json"), reason)
+        return []
+    argv = waiting["argv"] + (["--dependency=afterok:%s" % waits.job] if waits.job else [])
     mark = dict(process.this_process(), schema=1, t=time.time())
     if not files.create_exclusive(os.path.join(folder, "sending"), files.to_json(mark)):
         return []
     with open(os.path.join(folder, "script.sh"), "rb") as file:
         script = file.read()
     env = files.read_json(os.path.join(home, "environments", "%s.json" % waiting["environment"]))
-    answer = sbatch.send(waiting["argv"], script, env if env is not None else sbatch.clean(os.environ))
+    answer = sbatch.send(argv, script, env if env is not None else sbatch.clean(os.environ))
     outcome: Optional[Dict[str, Any]] = None
     if answer.kind == "accepted":
         outcome = {"kind": "accepted", "job_id": answer.job_id}

@@ -27,8 +27,11 @@ def prepare(
         output_dir=claim.output_dir,
         resume_from=resume_from or "",
         start_from=env["SHOAL_START_FROM"],
+        parent_dir=env["SHOAL_PARENT_DIR"],
     )
     argv = environment.complete(spec["command"], values) + spec.get("args", [])
+    if spec.get("cannot_start"):
+        return argv, env, str(spec["cannot_start"])
     if claim.resume and not resume_from:
         return argv, env, "no checkpoint %s in %s to resume from" % (spec.get("checkpoint"), claim.output_dir)
     if spec.get("launch", "process") == "process":

@@ -34,6 +34,7 @@ def for_run(
         SHOAL_OUTPUT_DIR=claim.output_dir,
         SHOAL_RESUME_FROM=resume_from or "",
         SHOAL_START_FROM=spec.get("start_from") or "",
+        SHOAL_PARENT_DIR=spec.get("parent_dir") or "",
         SHOAL_PARAMS=json.dumps(spec.get("params") or {}, sort_keys=True),
         SHOAL_PROGRESS=os.path.join(claim.output_dir, "progress"),
         WANDB_RUN_ID=spec["tracker_id"],

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import admission, by_hand, checkpoints, command, fence, files, handover, layout, process, survival
+from . import admission, by_hand, checkpoints, command, fence, files, handover, layout, process, stages, survival
 from .attempt import Attempt
 from .launch import plan
 
@@ -105,6 +105,7 @@ def _attempt(home: str, claim: fence.Claim, me: Dict[str, Any], set_up_exit: int
     spec = files.read_json(os.path.join(claim.run_dir, layout.spec_file(claim.revision)))
     if spec is None:
         raise ValueError("%s has no spec %d" % (claim.run_dir, claim.revision))
+    spec = stages.inherit(home, spec)
     again = _has_earlier_attempt(claim)
     os.makedirs(claim.output_dir, exist_ok=True)
     os.makedirs(claim.log_dir, exist_ok=True)
@@ -138,7 +139,10 @@ def _attempt(home: str, claim: fence.Claim, me: Dict[str, Any], set_up_exit: int
     told = survival.follow_up(home, env["SHOAL_RUN"], claim, spec, end, _job_label())
     if told:
         print("shoal: %s" % told, file=sys.stderr, flush=True)
-    return int(end["exit_code"])
+    # Runs that build on this one wait for exit code 0, which a program may have though its run is not done.
+    if end["cause"] in ("limit", "bad_result", "oom"):
+        return int(end["exit_code"]) or 1
+    return 0 if end["success"] else int(end["exit_code"])
 
 
 def _run(

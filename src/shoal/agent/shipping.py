@@ -32,6 +32,7 @@ _MODULES = (
     "sbatch",
     "admission",
     "survival",
+    "stages",
     "main",
     *(
         f"launch/{name}"

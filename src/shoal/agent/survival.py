@@ -12,7 +12,7 @@ import subprocess
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from . import environment, fence, files, layout, process, sbatch
+from . import environment, fence, files, layout, process, sbatch, stages
 
 #: What GPUs say when their own memory is full; the host's memory has its own witness (memory.py).
 _CUDA_OOM = re.compile(rb"CUDA out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|HIP out of memory")
@@ -101,6 +101,7 @@ def follow_up(
         return "not continued: another command has claimed the run"
     if answer.kind != "accepted":
         return "not continued: %s" % answer.message
+    stages.move_children(job, str(answer.job_id))
     return "continues as job %s (%s, %d of %d%s)" % (answer.job_id, cause, before + 1, times, change)
 
 

@@ -28,10 +28,13 @@ SHAPES = ("auto", "job", "array", "pack", "pilots")
 
 
 class PlannedRun(NamedTuple):
-    """A run to submit. `resume_in` is the output folder that it continues in, if it does."""
+    """A run to submit. `resume_in` is the output folder that it continues in, if it does; `needs` are runs that it
+    waits for.
+    """
 
     spec: RunSpec
     resume_in: str | None = None
+    needs: tuple[str, ...] = ()
 
 
 class PlannedSubmission(NamedTuple):
@@ -80,7 +83,7 @@ def lay_out(
         resolved = known[asks]
         again = resolved.requeue if resolved.requeue is not None else (requeue or {}).get(run.spec.step_kind, True)
         alone = shape == "job" or cluster.is_local
-        key = number if alone else (resolved.options, again, run.spec.step_kind, resolved.geometry)
+        key = number if alone else (resolved.options, again, run.spec.step_kind, resolved.geometry, run.needs)
         groups.setdefault(key, (resolved, again, []))[2].append(run)
     return [
         PlannedSubmission(tuple(part), "array" if len(part) > 1 else "job", resolved, again, at_once)

@@ -343,6 +343,8 @@ def _by_slurm_alone(files: RunFiles, verdict: Verdict, view: dict[str, Any]) -> 
 
 def _in_words(word: str, verdict: Verdict | None) -> str:
     if word == "CANCELLED":
+        if verdict and "Dependency" in (verdict.reason or ""):
+            return "cancelled by Slurm: a run that it builds on did not end well"
         return f"cancelled by {verdict.by}" if verdict and verdict.by else "cancelled"
     if word == "FAILED" and verdict is not None:
         if (verdict.exit_code, verdict.signal) == (0, 53):

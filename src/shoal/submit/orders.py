@@ -9,18 +9,22 @@ from typing import NamedTuple
 import msgspec
 
 from shoal import secrecy
+from shoal.agent import stages
 from shoal.backends.slurm.facts import largest_array
 from shoal.config.cluster import Cluster
 from shoal.config.project import Project
 from shoal.doctor.request import refuse_impossible
 from shoal.errors import InputError, SchedulerError
+from shoal.model import RunSpec
 from shoal.observe import observe
 from shoal.pack.earlier import earlier_durations
 from shoal.pack.options import PackOptions
 from shoal.plan import packs
 from shoal.plan.describe import Asked, refuse_doubles
+from shoal.plan.stages import Held, arrange, check_graph, parents_of
 from shoal.plan.submissions import LARGEST_ARRAY, PlannedRun, PlannedSubmission, lay_out
 from shoal.store.fold import RunView
+from shoal.store.listing import run_names
 from shoal.store.reading import Reader
 from shoal.submit.budget import Gate, admit_everywhere, open_gate, park
 from shoal.submit.decide import Decision, decide
@@ -30,7 +34,9 @@ from shoal.submit.transaction import Claimed, Started, claim_runs, send
 
 
 class Result(NamedTuple):
-    """What became of one run that was asked for. `did`: submitted, ran, left alone, unclear, refused, would submit."""
+    """What became of one run that was asked for. `did`: submitted, ran, waits, left alone, held, unclear,
+    refused, cancelled, would submit.
+    """
 
     name: str
     did: str
@@ -80,6 +86,8 @@ def prepare(
             start.append(one.run._replace(spec=spec))
         else:
             left.append(Result(view.name, "left alone", view.state, decision.reason, view.job_id, view.output_dir))
+    start, held = _arrange([one.run.spec for one in asked], start, views, home, environ)
+    left += [Result(one.run.spec.name, "held", "new", one.reason) for one in held]
     requeue = {step.name: step.requeue for step in project.steps.values()}
     most = largest_array(environ) if len(start) > 1 and not cluster.is_local else None
     if start and (pack is not None or shape in packs.SHAPES):
@@ -92,6 +100,22 @@ def prepare(
     if submissions and not cluster.is_local:
         refuse_impossible([planned.resolved for planned in submissions], environ)
     return Order(submissions, left, views, notes)
+
+
+def _arrange(
+    specs: Sequence[RunSpec],
+    start: list[PlannedRun],
+    views: Mapping[str, RunView],
+    home: str,
+    environ: Mapping[str, str],
+) -> tuple[list[PlannedRun], list[Held]]:
+    """Stages in their order; costs nothing where no run builds on another."""
+    parents = parents_of(specs)
+    if not parents:
+        return start, []
+    check_graph(specs, run_names(home))
+    others = observe(home, sorted(parents - set(views)), environ=environ).views
+    return arrange(start, {name: view.state for name, view in {**views, **others}.items()})
 
 
 def _pack(
@@ -167,7 +191,13 @@ def _send_all(
     clock: Callable[[], float],
 ) -> None:
     before: str | None = None
+    home = str(project.home)
     for planned in submissions:
+        waits = stages.dependency(home, list(planned.runs[0].needs))
+        if waits.problem is not None or (cluster.is_local and not waits.done):
+            for run in planned.runs:
+                note(Result(run.spec.name, "held", "new", waits.problem or "what it builds on is not done"))
+            continue
         backend = "local" if cluster.is_local else "slurm"
         claimed = claim_runs(planned, order.views, project, backend=backend, environ=environ, clock=clock())
         for index, run in enumerate(planned.runs):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from shoal import secrecy
-from shoal.agent import admission, files, process
+from shoal.agent import admission, files, process, stages
 from shoal.agent.files import names_in
 from shoal.agent.shipping import ship
 from shoal.backends.slurm.commands import clean_environ
@@ -141,8 +141,11 @@ def send(claimed: Claimed, project: Project, environ: Mapping[str, str], *, afte
         *planned.resolved.options,
         *own_options(planned, claimed.folder, str(project.root), claimed.indices),
     ]
-    if after is not None:
-        options.append(("dependency", f"afterany:{after}"))
+    waits = [f"afterany:{after}"] if after else []
+    needed = stages.dependency(home, list(planned.runs[0].needs))
+    waits += [f"afterok:{needed.job}"] if needed.job else []
+    if waits:
+        options.append(("dependency", ",".join(waits)))
     argv = [f"--{name}" if value is None else f"--{name}={value}" for name, value in options]
     keep_order(home, claimed.folder, "sent.json", argv, travelling)
     reach("before-sending")
@@ -162,10 +165,12 @@ def send(claimed: Claimed, project: Project, environ: Mapping[str, str], *, afte
     return _report(claimed, answer, outcome)
 
 
-def keep_order(home: str, folder: str, name: str, argv: Sequence[str], environ: Mapping[str, str]) -> None:
+def keep_order(
+    home: str, folder: str, name: str, argv: Sequence[str], environ: Mapping[str, str], needs: Sequence[str] = ()
+) -> None:
     """Write down how a submission is sent, so that a job can send its own follow-up, or a waiting one be sent later."""
     kept = admission.keep_environment(home, clean_environ(environ))
-    record = {"schema": 1, "argv": list(argv), "environment": kept}
+    record = {"schema": 1, "argv": list(argv), "environment": kept, "needs": list(needs)}
     files.create_exclusive(os.path.join(folder, name), files.to_json(record))
 
 

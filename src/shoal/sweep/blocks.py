@@ -24,11 +24,11 @@ Axis = tuple[Params, ...]
 
 KEYS = (
     "step", "name", "command", "args", "env", "launch", "seeds", "cost", "params", "sweep", "zip", "points", "samples",
-    "defaults", "exclude", "tables", "derived", "require", "request", "requests",
+    "defaults", "exclude", "tables", "derived", "require", "request", "requests", "start_from", "after",
 )  # fmt: skip
 REQUEST_KEYS = ("nodes", "gpus", "gpu_type", "cpus", "memory", "time")
 #: What the agent fills in by itself; no parameter may be called so.
-BUILT_IN = ("run", "experiment", "step", "seed", "attempt", "output_dir", "resume_from", "start_from")
+BUILT_IN = ("run", "experiment", "step", "seed", "attempt", "output_dir", "resume_from", "start_from", "parent_dir")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*", re.ASCII)
 _LONGEST_NAME = 60
 
@@ -69,6 +69,8 @@ class Block(NamedTuple):
     require: tuple[Rule, ...] = ()
     requests: tuple[RequestRule, ...] = ()
     cost: Expression | None = None
+    start_from: str | None = None
+    after: tuple[str, ...] = ()
 
 
 class Given(Document):
@@ -101,6 +103,8 @@ def parse_block(document: Document) -> Block:
         require=_rules(top, "require", tables),
         requests=_requests(top, tables),
         cost=parse_expression(cost, tables, place=top.place("cost")) if (cost := top.text("cost")) else None,
+        start_from=top.text("start_from"),
+        after=_after(top),
     )
     _refuse_doubles(block, top)
     return block
@@ -165,6 +169,11 @@ def _words(top: Table, key: str) -> tuple[str, ...] | None:
     if key in top and (not words or not words[0]):
         raise top.error((key,), f"{key} is empty")
     return words if key in top else None
+
+
+def _after(top: Table) -> tuple[str, ...]:
+    one = isinstance(top.values.get("after"), str)
+    return (top.text("after") or "",) if one else top.strings("after") or ()
 
 
 def _launch(top: Table) -> tuple[str, LaunchSettings | None] | None:

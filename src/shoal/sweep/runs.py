@@ -120,8 +120,22 @@ class _Maker:
             derived=sorted(point.derived),
             cost=point.cost,
             survive=self.step.survive,
+            parents=self._parents(known),
+            start_parent=self._named(self.block.start_from, known) if self.block.start_from else None,
             data=resolve_data(self.step.data, self.root),
         )
+
+    def _parents(self, known: Mapping[str, str]) -> list[str]:
+        words = [*([self.block.start_from] if self.block.start_from else []), *self.block.after]
+        return list(dict.fromkeys(self._named(word, known) for word in words))
+
+    def _named(self, word: str, known: Mapping[str, str]) -> str:
+        """The run that "000_pretrain_{seed}" names for this point, in this experiment unless it says another."""
+        unknown = [name for name in mentioned([word]) if name not in known]
+        if unknown:
+            raise InputError(f"{word!r} has {{{unknown[0]}}}, and there is no such parameter", place=self.block.place)
+        name = _filled([word], known)[0]
+        return name if "/" in name else f"{self.named.experiment}/{name}"
 
     def _request(self, asked: Request) -> Request:
         """The point's request over the step's; equal ones are merged once."""

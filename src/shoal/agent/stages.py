@@ -1,0 +1,121 @@
+"""Runs that build on other runs: which job to wait for, what to start from, and who has to wait for somebody else now.
+
+A run names its parents; Slurm does the waiting (afterok). What the parent left, its output folder and its newest good
+checkpoint, is looked up when the child starts, because nobody knows it before.
+"""
+
+import os
+import re
+import subprocess
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+
+from . import checkpoints, fence, files, layout, sbatch
+
+_TIMEOUT_S = 30
+
+
+class Parent(NamedTuple):
+    """`done`; or the job that works on it, as sbatch takes it in a dependency; or why there is neither."""
+
+    done: bool
+    job: Optional[str] = None
+    problem: Optional[str] = None
+
+
+def parent(home: str, name: str) -> Parent:
+    """How far a run is that others build on."""
+    run_dir = layout.run_dir(home, name)
+    names = layout.parse_names(files.names_in(run_dir))
+    if fence.finished_attempt(run_dir, names, names.revision) is not None:
+        return Parent(True)
+    claim = files.read_json(os.path.join(run_dir, layout.submit_file(names.generation, "claim"))) or {}
+    folder = layout.submission_dir(home, str(claim.get("token", "-")))
+    outcome = files.read_json(os.path.join(folder, "outcome.json")) or {}
+    if outcome.get("kind") != "accepted" or not outcome.get("job_id"):
+        return Parent(False, None, "%s has no job yet" % name)
+    submission = files.read_json(os.path.join(folder, "submission.json")) or {}
+    is_array = len(submission.get("runs", ())) > 1 and not submission.get("shape")
+    return Parent(False, "%s_%d" % (outcome["job_id"], claim.get("index", 0)) if is_array else str(outcome["job_id"]))
+
+
+def dependency(home: str, names: List[str]) -> Parent:
+    """One answer for all parents: everything done, or the jobs of those that are not, joined by colons."""
+    jobs = []
+    for name in names:
+        found = parent(home, name)
+        if found.problem is not None:
+            return found
+        if found.job is not None:
+            jobs.append(found.job)
+    return Parent(not jobs, ":".join(jobs) or None)
+
+
+def inherit(home: str, spec: Mapping[str, Any]) -> Dict[str, Any]:
+    """The spec with what its parents left: start_from and parent_dir; `cannot_start` tells why it must not begin."""
+    found = dict(spec)
+    for name in spec.get("parents") or ():
+        if not parent(home, name).done:
+            return dict(found, cannot_start="its parent %s is not done" % name)
+    first = spec.get("start_parent")
+    if not first:
+        return found
+    folders = output_folders(home, first)
+    pattern = (_newest_spec(home, first) or {}).get("checkpoint")
+    for folder in folders:
+        newest = checkpoints.newest(folder, pattern) if pattern else folder
+        if newest is not None:
+            return dict(found, start_from=newest, parent_dir=folder)
+    where = " in %s" % folders[0] if folders else ""
+    return dict(found, cannot_start="its parent %s has no checkpoint %s%s" % (first, pattern, where))
+
+
+def output_folders(home: str, name: str) -> List[str]:
+    """The output folders of a run, newest first."""
+    run_dir = layout.run_dir(home, name)
+    found: List[str] = []
+    for generation in reversed(layout.parse_names(files.names_in(run_dir)).submits.get("claim", [])):
+        claim = files.read_json(os.path.join(run_dir, layout.submit_file(generation, "claim"))) or {}
+        if claim.get("output_dir") and claim["output_dir"] not in found:
+            found.append(claim["output_dir"])
+    return found
+
+
+def move_children(old: str, new: str) -> List[str]:
+    """Let jobs that wait for `old` wait for its follow-up instead; called before `old` ends. Returns their ids."""
+    rows = _slurm(["squeue", "--me", "-h", "-t", "PD", "-o", "%F|%E"])
+    moved = []
+    for line in sorted(set(rows.splitlines())):
+        job, _, waits = line.partition("|")
+        changed = replace_job(waits, old, new)
+        if changed is not None:
+            _slurm(["scontrol", "update", "JobId=" + job, "Dependency=" + changed])
+            moved.append(job)
+    return moved
+
+
+def replace_job(waits: str, old: str, new: str) -> Optional[str]:
+    """squeue's "afterok:12_3(unfulfilled),afterany:9" with one job for another, as scontrol takes it; or None."""
+    plain = re.sub(r"\([^)]*\)", "", waits)
+    changed = re.sub(r"(?<=:)%s(?=[:,?]|$)" % re.escape(old), new, plain)
+    return changed if changed != plain else None
+
+
+def _slurm(argv: List[str]) -> str:
+    try:
+        done = subprocess.run(
+            argv,
+            env=sbatch.clean(os.environ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode("utf-8", "replace")
+
+
+def _newest_spec(home: str, name: str) -> Optional[Dict[str, Any]]:
+    run_dir = layout.run_dir(home, name)
+    revision = layout.parse_names(files.names_in(run_dir)).revision
+    return files.read_json(os.path.join(run_dir, layout.spec_file(revision)))

@@ -1,0 +1,100 @@
+"""The graph of stages: runs that name their parents, in an order in which parents come first."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import NamedTuple
+
+from shoal.errors import InputError
+from shoal.model import LIVE, RunSpec
+from shoal.plan.submissions import PlannedRun
+
+
+class Held(NamedTuple):
+    """A run that cannot be submitted now, and why."""
+
+    run: PlannedRun
+    reason: str
+
+
+def parents_of(specs: Iterable[RunSpec]) -> set[str]:
+    return {name for spec in specs for name in spec.parents}
+
+
+def check_graph(specs: Sequence[RunSpec], known: Collection[str]) -> None:
+    """Refuse a parent that nobody describes, and a circle; both name the run. `known` are runs recorded before."""
+    by_name = {spec.name: spec for spec in specs}
+    for spec in specs:
+        for name in spec.parents:
+            if name not in by_name and name not in known:
+                near = get_close_matches(name, [*by_name, *known], n=1)
+                raise InputError(
+                    f"{spec.name} builds on {name}, which does not exist"
+                    + (f"; did you mean {near[0].partition('/')[2]}?" if near else ""),
+                    hint="submit the file that describes it together with this one",
+                )
+    _refuse_circles(by_name)
+
+
+def _refuse_circles(by_name: Mapping[str, RunSpec]) -> None:
+    done: set[str] = set()
+    for first in by_name:
+        path: dict[str, None] = {}
+        walk = [(first, iter(by_name[first].parents))] if first not in done else []
+        path[first] = None
+        while walk:
+            name, rest = walk[-1]
+            following = next((one for one in rest if one in by_name and one not in done), None)
+            if following is None:
+                walk.pop()
+                path.pop(name, None)
+                done.add(name)
+            elif following in path:
+                names = list(path)
+                circle = " -> ".join([*names[names.index(following) :], following])
+                raise InputError(f"runs build on each other in a circle: {circle}")
+            else:
+                path[following] = None
+                walk.append((following, iter(by_name[following].parents)))
+
+
+def arrange(start: Sequence[PlannedRun], states: Mapping[str, str]) -> tuple[list[PlannedRun], list[Held]]:
+    """Parents first, each run with the parents it still has to wait for (`needs`); and the runs that are held.
+
+    `states` are those of parents that are not started by this order. One that ended badly holds its own branch alone.
+    """
+    by_name = {run.spec.name: run for run in start}
+    placed: dict[str, PlannedRun] = {}
+    held: dict[str, Held] = {}
+
+    def place(name: str) -> None:
+        walk = [name]
+        while walk:
+            run = by_name[walk[-1]]
+            first = next((p for p in run.spec.parents if p in by_name and p not in placed and p not in held), None)
+            if first is not None:
+                walk.append(first)
+                continue
+            walk.pop()
+            if run.spec.name in placed or run.spec.name in held:
+                continue
+            reason = next((why for p in run.spec.parents if (why := _hold(p, placed, held, states)) is not None), None)
+            if reason is not None:
+                held[run.spec.name] = Held(run, reason)
+                continue
+            needs = tuple(p for p in run.spec.parents if p in placed or states.get(p) != "done")
+            placed[run.spec.name] = run._replace(needs=needs)
+
+    for run in start:
+        place(run.spec.name)
+    return list(placed.values()), list(held.values())
+
+
+def _hold(name: str, placed: Mapping[str, object], held: Mapping[str, Held], states: Mapping[str, str]) -> str | None:
+    if name in placed:
+        return None
+    if name in held:
+        return f"its parent {name} waits itself"
+    state = states.get(name, "new")
+    return None if state == "done" or state in LIVE else f"its parent {name} is {state}"
