@@ -138,7 +138,10 @@ def picture(folder: Path) -> MadeUp:
                  use=usage(), lasted=1800 + seed * 60)  # fmt: skip
         made.run(f"001_lr/001_train_{seed}", "done", metrics={"accuracy": 0.8 + seed / 100}, params={"lr": 0.01},
                  use=usage(gpu=30.0, idle_s=600.0))  # fmt: skip
-    oom = b'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nRuntimeError: CUDA out of memory. Tried to allocate %d MiB\n'
+    oom = (
+        b'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n'
+        b"RuntimeError: CUDA out of memory. Tried to allocate %d MiB\n"
+    )
     for seed in range(3, 5):
         made.run(f"001_lr/000_train_{seed}", "failed", err=oom % (seed * 20), lasted=60)
     made.run("001_lr/000_train_5", "oom", lasted=600)

@@ -40,6 +40,8 @@ WORDS = {
     "python": "Python error",
     "shell": "a command was not found",
 }
+#: Ends that Slurm or the kernel has a word for: the log need not say anything.
+KIND_OF_STATE = {"oom": "host_oom", "timeout": "time_limit", "preempted": "preempted", "node_fail": "node"}
 _PATTERNS = {
     "cuda_oom": r"CUDA out of memory|cuda\.OutOfMemoryError|torch\.OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED"
     r"|RESOURCE_EXHAUSTED: Out of memory|CUDA_ERROR_OUT_OF_MEMORY",

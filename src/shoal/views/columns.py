@@ -143,7 +143,7 @@ def fit_columns(
     widths = [
         max([cell_width(columns[at].header), *(cell_width(plain(row[at])) for row in rows)], default=0) for at in kept
     ]
-    least = {"why": 20, "run": 16}
+    least = {"why": 32, "run": 16}
 
     def needed() -> int:
         sizes = (min(widths[at], least.get(columns[at].name, widths[at])) for at in kept)

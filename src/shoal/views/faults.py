@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from shoal.observe import observe
 from shoal.store.fold import RunView
-from shoal.views.causes import WORDS, clean, find_cause, signature
+from shoal.views.causes import KIND_OF_STATE, WORDS, clean, find_cause, signature
 from shoal.views.render import BAD_STATES, plain, plural, print_json, state_word
 from shoal.views.screen import Screen
 from shoal.views.tail import last_text
@@ -51,7 +51,8 @@ def look(view: RunView) -> Fault:
             begin = max((at for at in range(cause.at) if _BEGINS.search(lines[at])), default=max(0, cause.at - 5))
             window = lines[max(begin, cause.at - _WINDOW) : cause.at + 3]
             return Fault(view.name, view.state, view.attempt, cause.kind, cause.line, path, window)
-    return Fault(view.name, view.state, view.attempt, view.state, clean(view.cause or "no cause known"), None, [])
+    kind = KIND_OF_STATE.get(view.state, view.state)
+    return Fault(view.name, view.state, view.attempt, kind, clean(view.cause or "no cause known"), None, [])
 
 
 def show(groups: Sequence[Sequence[Fault]], screen: Screen, *, as_json: bool, quiet: bool) -> int:

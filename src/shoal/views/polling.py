@@ -101,8 +101,7 @@ class SharedSlurm:
         return fresh
 
     def _wait_for_other(self, environ: Mapping[str, str], newer_than: float, known: Answer | None) -> Snapshot:
-        deadline = self._clock() + 5.0
-        while self._clock() < deadline:
+        for _ in range(50):
             self._sleep(0.1)
             found = self._read(environ)
             if found is not None and not self._is_due(found, newer_than):
@@ -124,9 +123,12 @@ class SharedSlurm:
     def _begin_asking(self) -> bool:
         """Win the right to ask; a mark older than Slurm's longest answer was left by somebody who was killed."""
         mark = f"{self._path}.asking"
+        try:
+            os.makedirs(self._folder, mode=0o700, exist_ok=True)
+        except OSError:
+            return True  # A folder that is not ours to write in: ask for ourselves.
         for _ in range(2):
             try:
-                os.makedirs(self._folder, mode=0o700, exist_ok=True)
                 os.close(os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0), 0o600))
                 return True
             except FileExistsError:
@@ -135,7 +137,7 @@ class SharedSlurm:
                         return False
                     os.unlink(mark)
             except OSError:
-                return True  # A folder that is not ours to write in: ask for ourselves.
+                return True
         return False
 
     def _end_asking(self) -> None:

@@ -185,7 +185,8 @@ def family_lines(family: Family, totals: Mapping[str, int], screen: Screen) -> l
     ended_badly = [view for view in family.views if view.state in BAD_STATES or view.state == "stuck"]
     for group in alike(ended_badly)[:4]:
         word = screen.paint(state_word(group[0].state), state_code(group[0].state))
-        text = plain(f"{len(group):,} x {group[0].cause or 'no cause known'}  (as {group[0].name.split('/')[1]})")
+        cause = (group[0].cause or "no cause known").removeprefix(f"exit code {group[0].exit_code}: ")
+        text = plain(f"{len(group):,} x {cause}  (as {group[0].name.split('/')[1]})")
         room = max(20, screen.width - 4 - len(state_word(group[0].state)))
         lines.append(f"  {word}  {text if len(text) <= room else text[: room - 1] + '…'}")
     waiting = [view for view in family.views if view.state == "pending"]

@@ -8,7 +8,8 @@ import re
 #: A complete colour sequence is kept; any other escape sequence, and every control character but \t, \n, \r, goes.
 _TOKENS = re.compile(
     "(\x1b\\[[0-9;:]*m)"
-    "|\x1b\\[[0-?]*[ -/]*[@-~]|\x1b\\][^\x07\x1b]*(?:\x07|\x1b\\\\)|\x1b[PX^_][^\x1b]*\x1b\\\\|\x1b[ -/]*[0-OQ-WYZ\\\\`-~]|\x1b"
+    "|\x1b\\[[0-?]*[ -/]*[@-~]|\x1b\\][^\x07\x1b]*(?:\x07|\x1b\\\\)|\x1b[PX^_][^\x1b]*\x1b\\\\"
+    "|\x1b[ -/]*[0-OQ-WYZ\\\\`-~]|\x1b"
     "|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 )
 _LONGEST_SEQUENCE = 4096

@@ -16,7 +16,7 @@ from shoal.store.reading import Reader
 from shoal.store.records import Asked
 from shoal.units import format_duration, format_memory, format_slurm_time
 from shoal.views import estimate, usage
-from shoal.views.causes import WORDS, Cause
+from shoal.views.causes import KIND_OF_STATE, WORDS, Cause
 from shoal.views.details import cause_in_log, details_of
 from shoal.views.faults import look
 from shoal.views.reasons import explain
@@ -163,7 +163,11 @@ def post_mortem(home: str, view: RunView, spec: RunSpec | None, asked: Asked | N
     if sample is not None and sample.peak_memory_mb and asked is not None and asked.memory_mb:
         evidence.append(f"it used up to {sample.peak_memory_mb / 1024:.1f} of {asked.memory_mb / 1024:g} GB of memory")
     said = "" if cause is None or kind not in (cause.kind, "python") else f": {cause.line}"
-    headline = f"{WORDS[kind]}{said}" if kind in WORDS else view.cause or view.state
+    if kind in WORDS:
+        repeats = cause is not None and WORDS[kind].lower() in cause.line.lower()
+        headline = said.removeprefix(": ") if said and repeats else f"{WORDS[kind]}{said}"
+    else:
+        headline = view.cause or view.state
     return Explanation(
         run=view.name,
         state=view.state,
@@ -179,9 +183,8 @@ def post_mortem(home: str, view: RunView, spec: RunSpec | None, asked: Asked | N
 
 def _kind(view: RunView, cause: Cause | None) -> str | None:
     """Slurm's and the kernel's word comes before the log's: a run that was killed for memory may print anything."""
-    by_state = {"oom": "host_oom", "timeout": "time_limit", "preempted": "preempted", "node_fail": "node"}
-    if view.state in by_state:
-        return by_state[view.state]
+    if view.state in KIND_OF_STATE:
+        return KIND_OF_STATE[view.state]
     return cause.kind if cause is not None and view.state in ("failed", "lost") else None
 
 

@@ -1,0 +1,344 @@
+"""Each looking command on a terminal, in a pipe, with --json, -q, NO_COLOR and at 80 columns; against golden pictures.
+
+After a wanted change:  SHOAL_ACCEPT_GOLDEN=1 python -m pytest tests/test_views_commands.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from made_up import NOW, MadeUp, picture
+from shoal.errors import InputError
+from shoal.model import STATES
+from shoal.store.fold import RunView
+from shoal.views import faults, forecast, status, why
+from shoal.views import select as selecting
+from shoal.views.columns import BY_NAME, choose
+from shoal.views.family import Family, families
+from shoal.views.render import state_word
+from shoal.views.report import gather as reporting
+from shoal.views.report import page, tables, text
+from shoal.views.screen import Screen
+from shoal.views.status import Filter
+from waiting import wait_until
+
+GOLDEN = Path(__file__).parent / "golden" / "views"
+SHOAL = Path(sys.executable).with_name("shoal")
+PLAIN = Screen(tty=False, width=80)
+TERMINAL = Screen(tty=True, width=120, colour=True)
+NARROW = Screen(tty=True, width=80)
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeUp:
+    found = picture(tmp_path / "project")
+    monkeypatch.chdir(found.root)
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    return found
+
+
+@pytest.fixture
+def pictured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeUp:
+    """The same on a host whose name is always as long."""
+    monkeypatch.setattr("socket.gethostname", lambda: "gpu07")
+    monkeypatch.setattr("made_up.HOST", "gpu07")
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    found = picture(tmp_path / "project")
+    monkeypatch.chdir(found.root)
+    return found
+
+
+def assert_golden(name: str, text: str, made: MadeUp) -> None:
+    text = text.replace(str(made.root), "/project").replace("\x1b", "^[")
+    text = re.sub(r"(?m)[ \t]+$", "", text)
+    path = GOLDEN / name
+    if os.environ.get("SHOAL_ACCEPT_GOLDEN"):
+        path.write_text(text)
+    accept = f"SHOAL_ACCEPT_GOLDEN=1 python -m pytest {Path(__file__).name}"
+    assert path.is_file() and path.read_text() == text, f"{path} differs; to accept the change: {accept}"
+
+
+def printed(work: Callable[[], object]) -> str:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        work()
+    return out.getvalue()
+
+
+def report_of(made: MadeUp, wanted: Filter | None = None) -> status.Report:
+    """Ages of logs depend on the file system's clock, and are left out."""
+    found = status.gather(made.home, wanted, clock=lambda: NOW)
+    return found._replace(details={name: one._replace(log_age_s=None) for name, one in found.details.items()})
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("status_terminal.txt", {"screen": TERMINAL}),
+        ("status_80.txt", {"screen": NARROW}),
+        ("status_pipe.txt", {"screen": PLAIN}),
+        ("status_all.txt", {"screen": NARROW, "everything": True}),
+        ("status_quiet.txt", {"quiet": True}),
+        ("status_columns.txt", {"screen": NARROW, "columns": "run,state,gpus,exit"}),
+    ],
+)
+def test_status_looks_like_its_picture(pictured: MadeUp, name: str, options: dict[str, Any]) -> None:
+    assert_golden(name, printed(lambda: status.show(report_of(pictured), **options)), pictured)
+
+
+def test_many_runs_of_a_kind_are_one_line_with_a_tally_and_their_failures_once(pictured: MadeUp) -> None:
+    pictured.many(120)
+    wanted = Filter(["001_many"])
+    shown = printed(lambda: status.show(report_of(pictured, wanted), screen=NARROW, everything=True))
+    assert_golden("status_folded.txt", shown, pictured)
+    assert len(shown.splitlines()) < 12
+    unfolded = printed(lambda: status.show(report_of(pictured, wanted), screen=NARROW, everything=True, tasks=True))
+    assert unfolded.count("000_train_lr") >= 120
+
+
+def test_why_and_errors_and_report_look_like_their_pictures(pictured: MadeUp) -> None:
+    told = why.gather(pictured.home, "001_lr/000_train_3", {}, clock=lambda: NOW)
+    assert_golden("why_failed.txt", printed(lambda: why.show(told, NARROW)), pictured)
+    told = why.gather(pictured.home, "001_lr/000_train_5", {}, clock=lambda: NOW)
+    assert_golden("why_oom.txt", printed(lambda: why.show(told, NARROW)), pictured)
+    groups = faults.gather(pictured.home, selecting.select_runs(pictured.home, []))
+    assert_golden("errors.txt", printed(lambda: faults.show(groups, NARROW, as_json=False, quiet=False)), pictured)
+    found = reporting.gather(pictured.home, ["001_lr"], clock=lambda: NOW)
+    assert_golden("report_80.txt", "\n".join(text.lines_of(found, NARROW)) + "\n", pictured)
+    assert_golden("report.md", tables.markdown(found), pictured)
+    assert_golden("report.csv", tables.as_csv(found), pictured)
+
+
+def test_the_report_counts_hours_by_hand(made: MadeUp) -> None:
+    """Two GPUs each; minutes: 30 + 31 + 32 and 3 x 30 done, 2 x 1 and 10 lost, 20 running, 30 cancelled."""
+    found = reporting.document(reporting.gather(made.home, ["001_lr"], clock=lambda: NOW))
+    minutes = 30 + 31 + 32 + 3 * 30 + 2 * 1 + 10 + 20 + 30
+    assert found["gpu_hours"]["held"] == pytest.approx(2 * minutes / 60, abs=1e-3)
+    assert found["gpu_hours"]["lost"] == pytest.approx(2 * (2 + 10 + 30) / 60, abs=1e-3)
+    assert found["gpu_hours"]["idle"] == pytest.approx(3 * 2 * 600 / 3600, abs=1e-3)
+    assert found["gpu_hours"]["used"] == pytest.approx(
+        found["gpu_hours"]["held"] - found["gpu_hours"]["idle"], abs=1e-5
+    )
+    assert found["gpu_hours"]["requested"] == pytest.approx(2 * 2 * 11, abs=1e-3)
+    assert {one["cause"]: one["times"] for one in found["failures"]} == {
+        "CUDA out of memory": 2, "out of memory on the host": 1, "cancelled": 1}  # fmt: skip
+    rows = {row["settings"]["lr"]: row["metrics"]["accuracy"] for row in found["results"]}
+    assert rows["0.1"]["mean"] == pytest.approx(0.91) and rows["0.1"]["spread"] == pytest.approx(0.01)
+    assert rows["0.01"]["runs"] == 3
+    flags = {(one["code"], one["flag"]) for one in found["advice"]}
+    assert flags >= {("memory_low", "--mem=11G"), ("time_low", "--time=00:50:00"), ("time_low", "--time=00:45:00")}
+    lanes = {bar["lane"] for bar in found["timeline"]}
+    assert len(lanes) >= 4 and all(bar["end"] >= bar["start"] for bar in found["timeline"])
+
+
+def test_the_page_of_a_report_needs_no_network_and_escapes_what_others_wrote(made: MadeUp) -> None:
+    made.run("001_lr/000_train_9", "failed", err=b"ValueError: <script>alert(1)</script> & co\n")
+    html = page.page(reporting.gather(made.home, ["001_lr"], clock=lambda: NOW))
+    assert "<script" not in html and "&lt;script&gt;alert(1)" in html
+    assert not re.search(r"""(src|href|url)\s*[=(]\s*['"]?\s*(https?:)?//""", html)
+    assert "default-src 'none'" in html and html.count("<rect") > 20
+    markdown = tables.markdown(reporting.gather(made.home, ["001_lr"], clock=lambda: NOW))
+    assert "<script>" not in markdown
+    made.run("001_lr/000_train_10", "done", params={"formula": "=cmd()"})
+    assert "'=cmd()" in tables.as_csv(reporting.gather(made.home, ["001_lr"], clock=lambda: NOW))
+
+
+def test_every_state_can_be_told_without_colour_and_no_two_look_the_same() -> None:
+    words = [state_word(state) for state in STATES]
+    assert len(set(words)) == len(words) and all(word[0].isalpha() for word in words)
+
+
+def test_table_columns_are_keys_of_the_json(made: MadeUp) -> None:
+    record = status.document(report_of(made))["runs"][0]
+    assert {column.key for column in BY_NAME.values()} <= set(record)
+    assert [column.name for column in choose("+gpus,-node,-output", {})][-1] == "gpus"
+    assert [column.name for column in choose(None, {"SHOAL_COLUMNS": "run,state"})] == ["run", "state"]
+    with pytest.raises(InputError, match="no column 'colour'"):
+        choose("+colour", {})
+
+
+def test_runs_are_selected_by_the_words_people_use(made: MadeUp) -> None:
+    def names(*words: str) -> list[str]:
+        return selecting.select_runs(made.home, words)
+
+    assert len(names("001_lr")) == 11 and names("experiments/001_lr/") == names("001_lr")
+    assert names("001_lr/0-2") == names("001_lr")[:3]
+    assert names("001_lr/1,3") == [names("001_lr")[1], names("001_lr")[3]]
+    assert names("*_train_1") == ["001_lr/000_train_1", "001_lr/001_train_1"]
+    assert names("last") == names("001_lr") and len(names("last:2")) == 2
+    with pytest.raises(InputError, match="did you mean"):
+        names("001_lr/000_trian_1")
+    assert selecting.parse_states("bad,running") >= {"failed", "oom", "running"}
+    with pytest.raises(InputError, match="not a state"):
+        selecting.parse_states("broken")
+
+
+def test_filters_narrow_what_is_shown_but_not_what_is_counted(made: MadeUp) -> None:
+    found = report_of(made, Filter(states="failed", name="000_*"))
+    assert [view.name for view in found.views] == ["001_lr/000_train_3", "001_lr/000_train_4"]
+    assert sum(found.counts.values()) == 12
+    assert len(report_of(made, Filter(last=3)).views) == 3
+    since = report_of(made, Filter(since="21m")).views
+    assert {view.name for view in since} == {"001_lr/000_train_6"}
+
+
+def _view(name: str, state: str, **more: Any) -> RunView:
+    return RunView(name=name, state=state, **more)
+
+
+def test_the_expected_end_follows_progress_and_the_waves_of_what_waits() -> None:
+    running = _view("1_a/000_t_0", "running", started=0.0)
+    assert forecast.expected_end([running], {"1_a/000_t_0": 0.25}, 100.0) == pytest.approx(400)
+    done = _view("1_a/000_t_1", "done", started=0.0, ended=200.0)
+    waiting = [_view(f"1_a/000_t_{n}", "pending") for n in (2, 3)]
+    assert forecast.expected_end([running, done, *waiting], {}, 100.0) == pytest.approx(100 + 100 + 2 * 200)
+    assert forecast.expected_end(waiting, {}, 100.0) is None
+    assert forecast.expected_end([_view("1_a/000_t_0", "running")], {}, 0.0) is None
+
+
+def test_folding_keeps_every_run_exactly_once() -> None:
+    views = [_view(f"1_a/{order:03}_t_{seed}", "done") for order in range(3) for seed in range(order * 8)]
+    rows = families(views)
+    flat = [view for row in rows for view in (row.views if isinstance(row, Family) else [row])]
+    assert sorted(view.name for view in flat) == sorted(view.name for view in views)
+
+
+# ---- the commands themselves, as another process ----
+
+
+def run_in_terminal(words: list[str], folder: Path, *, columns: int = 80, deadline_s: float = 20, **env: str) -> str:
+    """What a command writes to a terminal of this width."""
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.chdir(folder)
+        os.execve(SHOAL, ["shoal", *words], {**os.environ, "COLUMNS": str(columns), "TERM": "xterm-256color", **env})
+    data = b""
+    end = time.monotonic() + deadline_s
+    try:
+        while time.monotonic() < end:
+            if select.select([fd], [], [], 0.2)[0]:
+                try:
+                    block = os.read(fd, 65536)
+                except OSError:
+                    break
+                if not block:
+                    break
+                data += block
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(fd)
+    return data.decode()
+
+
+def shoal(*words: str, folder: Path, code: int = 0, **env: str) -> str:
+    done = subprocess.run(
+        [SHOAL, *words], cwd=folder, env={**os.environ, **env}, capture_output=True, errors="replace", timeout=60
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout
+
+
+def test_status_on_a_real_terminal_fits_eighty_columns_and_obeys_no_color(made: MadeUp) -> None:
+    shown = run_in_terminal(["status"], made.root)
+    assert "\x1b[31mfailed x\x1b[0m" in shown
+    bare = run_in_terminal(["status", "--all"], made.root, NO_COLOR="1")
+    assert "\x1b" not in bare
+    table = [line for line in bare.splitlines() if "/000_train" in line or line.startswith("RUN")]
+    assert len(table) > 8 and max(map(len, table)) <= 80
+    assert "failed x" in bare and "running >" in bare
+
+
+def test_in_a_pipe_there_are_tabs_whole_words_and_no_colour(made: MadeUp) -> None:
+    shown = shoal("status", "--all", folder=made.root)
+    assert "\x1b" not in shown and "…" not in shown
+    rows = [line.split("\t") for line in shown.splitlines() if "\t" in line]
+    assert len({len(row) for row in rows}) == 1
+    assert shoal("status", "-q", folder=made.root).splitlines()[0] == "001_lr/000_train_3"
+    assert shoal("status", "--exit-status", "001_lr", "-q", folder=made.root, code=4)
+    assert "\x1b" in shoal("status", "--tty", folder=made.root, FORCE_COLOR="1")
+
+
+def test_logs_of_several_runs_have_prefixes_and_a_terminal_is_safe(made: MadeUp) -> None:
+    evil = b"10%\r90%\r\x1b]0;owned\x07\x1b[2Jdone \xff\xfe\0 \x1b[32mgreen\x1b[0m\n"
+    made.run("003_evil/000_train_0", "failed", out=evil)
+    made.run("003_evil/000_train_1", "done", out=b"fine\n")
+    assert shoal("logs", "003_evil", "-n", "1", folder=made.root).count("003_evil/000_train_") == 2
+    shown = run_in_terminal(["logs", "003_evil/000_train_0"], made.root)
+    assert "\x1b]0" not in shown and "\x1b[2J" not in shown and "\x1b[32mgreen" in shown and "90%" not in shown
+    raw = subprocess.run(
+        [SHOAL, "logs", "--raw", "003_evil/000_train_0"], cwd=made.root, capture_output=True, check=True
+    )
+    assert raw.stdout == evil
+    found = json.loads(shoal("logs", "003_evil/000_train_0", "--json", folder=made.root))
+    assert found["run"] == "003_evil/000_train_0" and "green" in found["logs"][0]["text"]
+    assert shoal("logs", "003_evil/000_train_1", "--path", folder=made.root).strip().endswith("attempt-1.out")
+    assert shoal("logs", folder=made.root, code=2) == ""
+    assert "fine" in shoal("logs", "003_evil/000_train_1", "--pager", folder=made.root, PAGER="cat")
+
+
+def test_a_watch_of_what_is_over_ends_at_once_and_its_exit_code_tells(made: MadeUp) -> None:
+    lines = shoal("watch", "001_lr/000_train_3", "001_lr/000_train_0", "--exit-status", folder=made.root, code=4)
+    assert "001_lr/000_train_3 failed" in lines and "all ended: 1 done  1 failed" in lines
+    events = [
+        json.loads(line) for line in shoal("watch", "001_lr/000_train_3", "--json", folder=made.root).splitlines()
+    ]
+    assert [event["event"] for event in events] == ["run", "end"] and events[0]["state"] == "failed"
+
+
+@pytest.fixture
+def watched(made: MadeUp) -> Iterator[subprocess.Popen[str]]:
+    words = [SHOAL, "watch", "001_lr", "--exit-status"]
+    env = {**os.environ, "SHOAL_LOOK_S": "0.1"}
+    process = subprocess.Popen(words, cwd=made.root, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_watch_in_a_pipe_tells_each_change_once_and_ctrl_c_cancels_nothing(
+    made: MadeUp, watched: subprocess.Popen[str]
+) -> None:
+    assert watched.stdout is not None
+    while "000_train_6 running" not in (line := watched.stdout.readline()):
+        assert line
+    made.run("001_lr/000_train_6", "failed", err=b"ValueError: late\n", began=-1200, lasted=600)
+    rest = watched.stdout.read()
+    assert rest.count("000_train_6 failed (exit code 1: ValueError: late)") == 1 and "all ended" in rest
+    assert watched.wait(20) == 4
+
+
+def test_ctrl_c_ends_the_watching_and_says_that_the_runs_go_on(made: MadeUp, watched: subprocess.Popen[str]) -> None:
+    assert watched.stdout is not None and watched.stderr is not None
+    while "000_train_6 running" not in (line := watched.stdout.readline()):
+        assert line
+    watched.send_signal(signal.SIGINT)
+    assert watched.wait(20) == 130 and "the runs go on" in watched.stderr.read()
+    wait_until(
+        lambda: not (Path(made.home) / "runs/001_lr/000_train_6/submit.1.cancel").exists(), 1, "nothing cancelled"
+    )
+
+
+def test_a_watch_on_a_terminal_redraws_and_its_last_frame_stays(made: MadeUp) -> None:
+    shown = run_in_terminal(["watch", "001_lr/000_train_3", "--simple"], made.root)
+    assert "failed x" in shown and shown.count("001_lr   1 run") == 2 and "\x1b[J" in shown
+    silent = run_in_terminal(["status", "-w", "001_lr/000_train_3"], made.root, ACCESSIBLE="1")
+    assert "\x1b[J" not in silent and "failed" in silent
