@@ -46,6 +46,12 @@ def accounting_cluster() -> Iterator[Sandbox]:
     yield from _session_sandbox("acct", nodes=2, accounting=True)
 
 
+@pytest.fixture(scope="session")
+def host_cluster() -> Iterator[Sandbox]:
+    """4 nodes with 2 GPUs each that look like hosts: own address, host name and processes. For launches over nodes."""
+    yield from _session_sandbox("hosts", nodes=4, gpus=2, cpus=8, hosts=True)
+
+
 @pytest.fixture
 def quiet_cluster(cluster: Sandbox) -> Iterator[Sandbox]:
     """The session's cluster, with every job cancelled and gone when the test ends."""

@@ -174,6 +174,13 @@ def test_more_processes_than_gpus_is_refused(tmp_path: Path) -> None:
     assert_clear_error(project.shoal("submit", "experiments", code=None), 2, "4 processes per node are more than its 2")
 
 
+def test_fewer_gpus_than_asked_for_are_told_before_anything_starts(tmp_path: Path) -> None:
+    project = Launching(tmp_path, show='launch = "torchrun"\nrequest = { gpus = 2 }')
+    project.script("001_a/000_show_0.sh", "show")
+    project.shoal("submit", "experiments", code=None, CUDA_VISIBLE_DEVICES="0")
+    assert "this machine has 1 GPU and the run asks for 2: --gpus-per-node=1" in project.err("001_a/000_show_0")
+
+
 def test_one_process_in_a_job_is_not_taken_for_a_task_of_srun() -> None:
     """Lightning would train one rank out of eight on an eighth of the data (seed of many tears)."""
     from shoal.agent.launch.plan import for_process

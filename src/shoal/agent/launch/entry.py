@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sys
-import time
 from typing import Any, Dict, List
 
 from .. import environment
@@ -102,17 +101,17 @@ def _as_step(plan: Dict[str, Any], geometry: Geometry, one: Unit) -> int:
     cpus = None if plan["cpus"] is None else plan["cpus"] // tasks
     argv = words.srun(geometry.nodes, tasks, cpus, name="shoal")
     role = "rank" if geometry.mode == "srun" else "node"
+    inbox = family.Inbox()
     step = steps.Step([*argv, *one.wrapper, role, one.path], one, dict(os.environ), plan["job"])
-    family.on_signals(step.pass_on, 5.0, time.monotonic)
-    return step.wait()
+    return step.wait(inbox)
 
 
 def _ranks_here(one: Unit) -> int:
     """One process per rank on this machine, with the variables that srun's tasks would have."""
+    inbox = family.Inbox(1.0)
     ranks = steps.LocalRanks(one, dict(os.environ))
-    family.on_signals(ranks.pass_on, 1.0, time.monotonic)
     try:
-        return ranks.wait()
+        return ranks.wait(inbox)
     finally:
         signal.pthread_sigmask(signal.SIG_BLOCK, family.FORWARDED)
         family.end_orphans()

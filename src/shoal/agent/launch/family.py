@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from typing import Callable, Dict, List, Optional
 
 #: Handed on to the user's processes; the first three ask them to end.
@@ -79,30 +80,39 @@ def child_setup(deaf: bool, with_parent: bool = True) -> Callable[[], None]:
     return setup
 
 
-def on_signals(handle: Callable[[int], None], window_s: float, clock: Callable[[], float]) -> None:
-    """Call `handle` for each forwarded signal, once for repeats within the window.
+class Inbox:
+    """Signals as they came, each once for repeats within a few seconds; handled by the main loop, one after the other.
 
-    Slurm signals a step's tasks, and the agent, told as well, signals the same step: one wish, heard twice.
+    Slurm signals a step's tasks, and the agent, told as well, signals the same step: one wish, heard twice. And what is
+    done about a signal (a call of scancel) must not be interrupted by doing something about the next.
     """
-    heard: Dict[int, float] = {}
 
-    def handler(number: int, frame: Optional[object]) -> None:
-        now = clock()
-        if now - heard.get(number, -window_s) >= window_s:
-            heard[number] = now
-            handle(number)
+    def __init__(self, window_s: float = 5.0) -> None:
+        self._came: List[int] = []
+        self._heard: Dict[int, float] = {}
+        self._window_s = window_s
+        for number in FORWARDED:
+            signal.signal(number, self._hear)
 
-    for number in FORWARDED:
-        signal.signal(number, handler)
+    def take(self) -> List[int]:
+        came, self._came = self._came, []
+        return came
+
+    def _hear(self, number: int, frame: Optional[object]) -> None:
+        now = time.monotonic()
+        if now - self._heard.get(number, -self._window_s) >= self._window_s:
+            self._heard[number] = now
+            self._came.append(number)
 
 
-def wait(child: "subprocess.Popen[bytes]") -> int:
-    """Wait in pieces: a signal that comes in the moment before the system call would be seen only when that returns."""
+def wait(child: "subprocess.Popen[bytes]", inbox: Inbox, handle: Callable[[int], None], poll_s: float = 0.1) -> int:
+    """Wait for a child and handle signals meanwhile; in pieces, because a blocking call may miss the one before it."""
     while True:
         try:
-            return child.wait(0.5)
+            return child.wait(poll_s)
         except subprocess.TimeoutExpired:
-            continue
+            for number in inbox.take():
+                handle(number)
 
 
 def end_with_parent() -> None:

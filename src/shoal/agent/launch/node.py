@@ -17,7 +17,6 @@ from .rank import BAD_GEOMETRY
 from .unit import Unit, load, write
 
 _POLL_S = 0.1
-_SAME_WISH_S = 5.0
 _MEET_S = 120.0
 
 
@@ -41,6 +40,7 @@ class Node:
     def run(self, environ: Mapping[str, str]) -> int:
         """The launcher's exit code, or that of the signal which ended it before any rank had begun."""
         family.adopt_orphans()
+        inbox = family.Inbox()
         env = self.environment(environ)
         problem = network.check_interfaces(env)
         if problem is not None:
@@ -59,12 +59,13 @@ class Node:
         except OSError as error:
             family.say("cannot start %s: %s" % (argv[0], error.strerror))
             return 127 if isinstance(error, FileNotFoundError) else 126
-        family.on_signals(self.signal, _SAME_WISH_S, time.monotonic)
         while True:
             try:
                 code = self._child.wait(_POLL_S)
                 break
             except subprocess.TimeoutExpired:
+                for number in inbox.take():
+                    self.signal(number)
                 if self.stopping is not None:
                     self._tell_ranks(self.stopping)  # also those that torchrun has started again meanwhile
         family.end_orphans()

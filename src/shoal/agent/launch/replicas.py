@@ -43,9 +43,9 @@ class Supervisor:
         self.settings = plan["settings"]
         self.stopping: Optional[int] = None
         self._alive: Dict[int, _Try] = {}
+        self._inbox = family.Inbox()
 
     def run(self) -> int:
-        family.on_signals(self._signal, 5.0, time.monotonic)
         for start in range(1, self.settings["run_restarts"] + 2):
             code = self._round(start)
             if code != _LIGHTHOUSE_LOST or self.stopping is not None:
@@ -66,6 +66,8 @@ class Supervisor:
         try:
             while True:
                 now = time.monotonic()
+                for signal_number in self._inbox.take():
+                    self._signal(signal_number)
                 self._bury(board, now)
                 if self.stopping is not None:
                     if not self._alive:

@@ -32,8 +32,8 @@ class Step:
             preexec_fn=family.child_setup(deaf=False),
         )
 
-    def wait(self) -> int:
-        return family.exit_code(family.wait(self.process))
+    def wait(self, inbox: family.Inbox) -> int:
+        return family.exit_code(family.wait(self.process, inbox, self.pass_on))
 
     def pass_on(self, number: int) -> None:
         """A signal that the agent got: also for the ranks, unless Slurm, ending the job, has told them itself."""
@@ -117,11 +117,13 @@ class LocalRanks:
             if rank.poll() is None:
                 rank.send_signal(number)
 
-    def wait(self) -> int:
+    def wait(self, inbox: family.Inbox) -> int:
         """0 when all ended well; else the exit code of the first that did not."""
         first = 0
         deadline: Optional[float] = None
         while True:
+            for number in inbox.take():
+                self.pass_on(number)
             codes = [rank.poll() for rank in self.ranks]
             bad = [code for code in codes if code not in (None, 0)]
             if bad and not first:
