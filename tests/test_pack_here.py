@@ -1,0 +1,314 @@
+"""`shoal pack` on this machine, as a person uses it, and every way in which it can be killed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from project import Done, Project, assert_clear_error, end_process
+from waiting import wait_until
+
+QUICK = [sys.executable, "-S", "train.py"]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Project]:
+    made = Project(tmp_path)
+    made.env["SHOAL_ON"] = "local"
+    yield made
+    for pid in processes_of(made):
+        os.kill(pid, signal.SIGKILL)
+
+
+def pack(project: Project, *words: object, code: int | None = 0, **env: str) -> Done:
+    return project.shoal("pack", *words, code=code, **env)
+
+
+def processes_of(project: Project) -> list[int]:
+    """Every process that was started for a run of this project, whatever became of its parents."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            try:
+                environ = Path(f"/proc/{name}/environ").read_bytes()
+            except OSError:
+                continue
+            if b"SHOAL_RUN=" in environ and str(project.root).encode() in environ:
+                found.append(int(name))
+    return found
+
+
+def wait_for_no_process(project: Project) -> None:
+    wait_until(lambda: not processes_of(project), 20, "no process of a run is left")
+
+
+def engine_pid(project: Project) -> int:
+    """The engine's process, as the start record of a run tells."""
+
+    def look() -> int:
+        for path in (project.home / "runs").glob("*/*/attempt.*.start"):
+            return int(json.loads(path.read_text())["pid"])
+        return 0
+
+    return wait_until(look, 30, "an engine has begun a run")
+
+
+def started(project: Project) -> set[str]:
+    return {path.name for path in (project.root / "marks").iterdir()}
+
+
+def states(done: Done) -> dict[str, str]:
+    return {run["name"]: run["state"] for run in done.json["runs"]}
+
+
+def good_ends(project: Project) -> dict[str, int]:
+    """How often each run ended well, by its own mark and by the records."""
+    found: dict[str, int] = {}
+    for path in (project.home / "runs").glob("*/*/attempt.*.end"):
+        if json.loads(path.read_text())["success"]:
+            name = f"{path.parent.parent.name}/{path.parent.name}"
+            found[name] = found.get(name, 0) + 1
+    return found
+
+
+def test_runs_with_parameters_are_ordinary_runs_and_run_once(project: Project) -> None:
+    done = pack(project, "--slots", 3, "--set", "k=1:7:1", "--cost", "k", "--json", "--", *QUICK, "print=k{k}")
+    assert set(states(done).values()) == {"done"} and len(states(done)) == 7
+    name = "pack_train/train_k3"
+    assert project.marks(name)[0]["args"] == ["print=k3"]
+    assert project.shoal("logs", name).out.strip() == "k3"
+    assert project.status(name)[name]["state"] == "done"
+    project.assert_ran_once(*states(done))
+    again = pack(project, "--slots", 3, "--set", "k=1:8:1", "--cost", "k", "--json", "--", *QUICK, "print=k{k}")
+    assert len(project.marks(name)) == 1 and states(again)["pack_train/train_k8"] == "done"
+
+
+def test_longest_first_by_cost_and_nothing_overlaps_on_a_slot(project: Project) -> None:
+    done = pack(project, "--slots", 2, "--set", "k=1:9:1", "--cost", "k", "--json", "--", *QUICK, "{k}")
+    bars = done.json["timeline"]
+    assert [bar["run"].rpartition("k")[2] for bar in bars[:2]] == ["9", "8"] or {b["run"][-1] for b in bars[:2]} == {
+        "9",
+        "8",
+    }
+    assert bars[-1]["run"].endswith("k1") or bars[-2]["run"].endswith("k1")
+    for lane in {bar["lane"] for bar in bars}:
+        mine = sorted((bar["start"], bar["end"]) for bar in bars if bar["lane"] == lane)
+        assert all(first[1] <= second[0] for first, second in itertools.pairwise(mine))
+    assert len({bar["lane"] for bar in bars}) == 2
+
+
+def test_a_dry_run_shows_the_order_and_changes_nothing(project: Project) -> None:
+    done = pack(project, "--slots", 2, "--set", "k=1,30,2", "--cost", "k", "--dry-run", "-q", "--", *QUICK, "{k}")
+    assert done.out.split() == ["pack_train/train_k30", "pack_train/train_k2", "pack_train/train_k1"]
+    assert not (project.home / "runs").exists()
+
+
+def test_one_that_fails_is_told_and_the_others_go_on(project: Project) -> None:
+    words = ("--slots", 2, "--set", "what=exit=0,exit=7,kill=9,print=ok", "--json", "--", *QUICK, "{what}")
+    done = pack(project, *words, code=4)
+    assert sorted(states(done).values()) == ["done", "done", "failed", "failed"]
+    causes = {run["reason"] for run in done.json["runs"] if run["state"] == "failed"}
+    assert causes == {"exit code 7", "killed by SIGKILL"}
+    pack(project, *words, code=4)
+    assert sorted(good_ends(project).values()) == [1, 1], "what was done was not run again"
+
+
+def test_a_failed_run_is_tried_again_as_often_as_allowed(project: Project) -> None:
+    done = pack(project, "--retries", 2, "--slots", 1, "--json", "--", *QUICK, "exit=3", code=4)
+    (name,) = states(done)
+    assert len(project.marks(name)) == 3
+    assert [end["exit_code"] for end in project.records(name, "attempt.*.end")] == [3, 3, 3]
+
+
+def test_a_program_that_is_missing_fails_only_its_own_run(project: Project) -> None:
+    project.write("jobs.txt", "no-such-program 1\n/etc/passwd\ntrue\n")
+    done = pack(project, "--slots", 2, "--json", "jobs.txt", code=4)
+    codes = sorted((run["exit_code"] or 0) for run in done.json["runs"])
+    assert codes == [0, 126, 127]
+    assert any("cannot start no-such-program" in run["reason"] for run in done.json["runs"])
+
+
+def test_each_run_sees_its_own_gpu_by_its_own_id(project: Project) -> None:
+    show = "import os,time;print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['OMP_NUM_THREADS'])"
+    words = ("--slots", 2, "--set", "k=1:6:1", "--json", "--", sys.executable, "-c", show, "{k}")
+    done = pack(project, *words, CUDA_VISIBLE_DEVICES="GPU-a,GPU-b")
+    lanes = {bar["lane"].rpartition(":")[2] for bar in done.json["timeline"]}
+    assert lanes == {"gpuGPU-a", "gpuGPU-b"}
+    seen = {project.shoal("logs", name).out.split()[0] for name in states(done)}
+    assert seen == {"GPU-a", "GPU-b"}
+
+
+def test_runs_share_a_gpu_when_there_are_more_slots_than_gpus(project: Project) -> None:
+    done = pack(project, "--slots", 4, "--set", "k=1:4:1", "--json", "--", *QUICK, "{k}", CUDA_VISIBLE_DEVICES="0")
+    bars = done.json["timeline"]
+    assert {bar["lane"].rpartition(":")[2] for bar in bars} == {"gpu0"}
+    assert {bar["share"] for bar in bars} == {0.25}
+
+
+def test_a_run_that_asks_for_more_gpus_than_there_are_fails_with_a_reason(project: Project) -> None:
+    done = pack(project, "--gpus-per-run", 2, "--json", "--", *QUICK, code=4, CUDA_VISIBLE_DEVICES="0")
+    assert "it needs 2 GPUs and this node has 1" in done.json["runs"][0]["reason"]
+    assert_clear_error(pack(project, "--gpus-per-run", 1.5, "--", "true", code=2), 2, "a share of one GPU")
+
+
+def test_a_time_limit_ends_a_run_that_hangs_and_its_slot_is_used_again(project: Project) -> None:
+    words = ("--slots", 1, "--run-time", "1s", "--set", "what=wait=never,print=after", "--json", "--", *QUICK, "{what}")
+    done = pack(project, *words, code=4)
+    assert sorted(states(done).values()) == ["done", "timeout"]
+
+
+def test_what_a_run_leaves_behind_is_ended_with_it(project: Project) -> None:
+    daemon = "import subprocess,sys;subprocess.Popen(['sleep','600'],start_new_session=True)"
+    words = ("--slots", 1, "--set", "k=1,2", "--json", "--", sys.executable, "-c", daemon, "{k}")
+    pack(project, *words)
+    assert not processes_of(project)
+
+
+def _begin(project: Project, runs: int = 6, slots: int = 2, **env: str) -> subprocess.Popen[str]:
+    """A pack whose runs wait for a file `go`; returns when `slots` of them have begun."""
+    words = (
+        "pack",
+        "--slots",
+        slots,
+        "--set",
+        f"k=1:{runs}:1",
+        "--",
+        "bash",
+        "-c",
+        f"{sys.executable} train.py wait=go {{k}}; exit $?",
+    )
+    begun = project.start(*words, **env)
+    wait_until(lambda: len(started(project)) >= slots, 30, f"{slots} runs have begun")
+    return begun
+
+
+def _continue(project: Project, runs: int = 6) -> None:
+    """The same command again, now that nothing waits: every run ends well exactly once."""
+    project.write("go", "")
+    script = f"{sys.executable} train.py wait=go {{k}}; exit $?"
+    pack(project, "--slots", 3, "--set", f"k=1:{runs}:1", "--", "bash", "-c", script)
+    assert list(good_ends(project).values()) == [1] * runs
+    assert not processes_of(project)
+
+
+def test_killing_the_engine_leaves_no_process_and_the_next_command_continues(project: Project) -> None:
+    begun = _begin(project)
+    os.kill(engine_pid(project), signal.SIGKILL)
+    _, said = begun.communicate(timeout=60)
+    wait_for_no_process(project)
+    assert begun.returncode != 0, said
+    before = project.status()
+    assert sorted({run["state"] for run in before.values()}) == ["lost", "new"]
+    assert len(started(project)) == 2, "no queued run was started"
+    _continue(project)
+
+
+def test_killing_the_command_stops_the_engine_and_leaves_no_process(project: Project) -> None:
+    begun = _begin(project)
+    engine = engine_pid(project)
+    end_process(begun)
+    wait_for_no_process(project)
+    wait_until(lambda: not Path(f"/proc/{engine}").exists(), 20, "the engine has ended")
+    assert len(started(project)) == 2
+    _continue(project)
+
+
+def test_sigterm_reaches_every_run_and_starts_none(project: Project) -> None:
+    begun = _begin(project)
+    begun.send_signal(signal.SIGTERM)
+    _, said = begun.communicate(timeout=60)
+    assert begun.returncode == 143, said
+    wait_for_no_process(project)
+    ends = [end for path in (project.home / "runs").glob("*/*/attempt.*.end") for end in [json.loads(path.read_text())]]
+    assert [end["stopped_by"] for end in ends] == ["SIGTERM", "SIGTERM"]
+    assert len(started(project)) == 2
+    _continue(project)
+
+
+def _interrupt(begun: subprocess.Popen[str], project: Project) -> None:
+    """Ctrl-C as a terminal sends it: to every process of the foreground group."""
+    os.kill(engine_pid(project), signal.SIGINT)
+    begun.send_signal(signal.SIGINT)
+
+
+def test_one_interrupt_lets_running_runs_finish_and_starts_no_more(project: Project) -> None:
+    begun = _begin(project)
+    _interrupt(begun, project)
+    project.write("go", "")
+    _, said = begun.communicate(timeout=60)
+    assert begun.returncode == 130, said
+    assert "Ctrl-C: 2 running runs finish" in said
+    assert sorted(good_ends(project).values()) == [1, 1] and len(started(project)) == 2
+    _continue(project)
+
+
+def test_a_second_interrupt_stops_them(project: Project) -> None:
+    begun = _begin(project)
+    for times in (1, 2):
+        _interrupt(begun, project)
+        if times == 1:
+            wait_until(lambda: "Ctrl-C" in _stderr_so_far(begun), 20, "the first one was heard")
+    begun.communicate(timeout=60)
+    assert begun.returncode == 130
+    wait_for_no_process(project)
+    assert not good_ends(project)
+    _continue(project)
+
+
+def _stderr_so_far(begun: subprocess.Popen[str]) -> str:
+    assert begun.stderr is not None
+    return begun.stderr.readline()
+
+
+def test_cancelling_one_run_stops_it_alone(project: Project) -> None:
+    begun = _begin(project, runs=3, slots=2)
+    name = sorted(started(project))[0].replace(".", "/", 1)
+    project.shoal("cancel", name)
+    wait_until(lambda: project.records(name, "attempt.*.end"), 30, "the run has ended")
+    project.write("go", "")
+    begun.communicate(timeout=60)
+    assert project.status(name)[name]["state"] == "cancelled"
+    assert sorted(run["state"] for run in project.status().values()) == ["cancelled", "done", "done"]
+
+
+def test_two_commands_at_once_share_the_work_and_run_nothing_twice(project: Project) -> None:
+    words = ("pack", "--slots", 2, "--set", "k=1:12:1", "--", *QUICK, "{k}")
+    both = [project.start(*words) for _ in range(2)]
+    for one in both:
+        one.communicate(timeout=90)
+    wait_until(lambda: len(good_ends(project)) == 12, 30, "all runs are done")
+    assert set(good_ends(project).values()) == {1}
+    assert all(len(project.marks(name)) == 1 for name in good_ends(project))
+
+
+def test_bash_on_the_saved_script_continues_what_is_left(project: Project) -> None:
+    begun = _begin(project, runs=4)
+    os.kill(engine_pid(project), signal.SIGKILL)
+    begun.communicate(timeout=60)
+    project.write("go", "")
+    (folder,) = project.submissions()
+    project.bash(folder / "script.sh")
+    assert list(good_ends(project).values()) == [1] * 4
+
+
+def test_csv_and_svg_are_written_when_asked_for(project: Project) -> None:
+    pack(project, "--slots", 2, "--set", "k=1,2", "--csv", "t.csv", "--svg", "t.svg", "--", *QUICK, "{k}")
+    rows = (project.root / "t.csv").read_text().splitlines()
+    assert rows[0].startswith("name,state,exit_code") and len(rows) == 3
+    assert "<svg" in (project.root / "t.svg").read_text() and "idle" in (project.root / "t.svg").read_text()
+
+
+def test_records_hold_what_a_run_held(project: Project) -> None:
+    done = pack(project, "--slots", 2, "--json", "--", *QUICK)
+    (name,) = states(done)
+    start: dict[str, Any] = project.records(name, "attempt.1.start")[0]
+    assert start["held"]["slot"] == 0 and start["held"]["engine"].endswith(str(start["pid"]))

@@ -1,0 +1,237 @@
+"""The pure parts of packs: books that lend nothing twice, order, simulation, expectations, GPUs, names."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.agent.pack.books import WHOLE, Books, Need, even_share, parts
+from shoal.agent.pack.machine import Gpus, gpu_environment, gpus_here, thread_environment
+from shoal.agent.pack.queue import Item, Queue, read_queue
+from shoal.config.project import bare_project
+from shoal.errors import InputError
+from shoal.model import Request
+from shoal.pack.commands import runs_of_file, step_of
+from shoal.pack.options import PackOptions
+from shoal.pack.order import Job, expected, longest_first
+from shoal.pack.simulate import even_out, lower_bound, play
+
+shares = st.sampled_from([0, 1, 250_000, 333_333, 500_000, WHOLE, 2 * WHOLE])
+
+
+@given(
+    slots=st.integers(1, 8),
+    gpus=st.integers(0, 4),
+    cpus=st.integers(0, 6),
+    keep_whole=st.booleans(),
+    wishes=st.lists(st.tuples(shares, st.integers(0, 3), st.booleans()), max_size=60),
+)
+def test_nothing_is_ever_lent_twice(
+    slots: int, gpus: int, cpus: int, keep_whole: bool, wishes: list[tuple[int, int, bool]]
+) -> None:
+    books = Books(slots, gpus, range(cpus), keep_whole)
+    for gpu_parts, wanted_cpus, give_first in wishes:
+        if give_first and books.held:
+            books.give(books.held[0])
+        holding = books.take(Need(gpu_parts, wanted_cpus))
+        if holding is not None:
+            assert len(holding.cpus) == wanted_cpus
+            assert holding.share * len(holding.gpus) == gpu_parts
+        held = books.held
+        assert len({one.slot for one in held}) == len(held) <= slots
+        lent_cpus = [cpu for one in held for cpu in one.cpus]
+        assert len(set(lent_cpus)) == len(lent_cpus)
+        for gpu in range(gpus):
+            assert sum(one.share for one in held if gpu in one.gpus) <= WHOLE
+    for one in books.held:
+        books.give(one)
+    everything = books.take(Need(gpus * WHOLE, cpus))
+    assert everything is not None and len(everything.gpus) == gpus
+
+
+def test_a_holding_is_given_back_once() -> None:
+    books = Books(2, 1, range(2))
+    holding = books.take(Need(WHOLE, 1))
+    assert holding is not None
+    books.give(holding)
+    with pytest.raises(ValueError, match="not lent"):
+        books.give(holding)
+
+
+def test_shares_spread_over_gpus_unless_whole_ones_are_wanted() -> None:
+    spread, kept = Books(8, 2, ()), Books(8, 2, (), keep_whole=True)
+    for books in (spread, kept):
+        assert books.take(Need(WHOLE // 4)) is not None
+    assert spread.take(Need(WHOLE // 4)).gpus == (1,)  # type: ignore[union-attr]
+    assert kept.take(Need(WHOLE // 4)).gpus == (0,)  # type: ignore[union-attr]
+    assert kept.take(Need(WHOLE)).gpus == (1,)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, float("nan"), 0.0001, 5000])
+def test_impossible_numbers_of_gpus_are_refused(wrong: float) -> None:
+    with pytest.raises(ValueError):
+        parts(wrong)
+
+
+def test_a_third_of_a_gpu_fits_three_times() -> None:
+    books = Books(9, 1, ())
+    assert sum(books.take(Need(parts(1 / 3))) is not None for _ in range(4)) == 3
+
+
+def test_gpus_are_divided_among_slots_when_nothing_was_said() -> None:
+    assert [even_share(slots, 4) for slots in (1, 2, 4, 8, 5)] == [4 * WHOLE, 2 * WHOLE, WHOLE, WHOLE // 2, WHOLE // 2]
+    assert even_share(4, 0) == 0
+
+
+durations = st.lists(st.floats(0.01, 100), min_size=1, max_size=60)
+
+
+@given(durations, st.integers(1, 8), st.booleans())
+def test_every_schedule_keeps_the_list_scheduling_bound(lengths: list[float], slots: int, sort: bool) -> None:
+    jobs = [Job(at, expect_s=length) for at, length in enumerate(lengths)]
+    played = play(longest_first(jobs) if sort else jobs, slots=slots)
+    bound = lower_bound(jobs, slots=slots)
+    assert sorted(one.job.place for one in played.placed) == list(range(len(jobs)))
+    assert bound * (1 - 1e-9) <= played.makespan <= bound * (2 - 1 / slots) + 1e-6
+    assert played.busy == pytest.approx(sum(lengths))
+    for slot in range(slots):
+        mine = sorted((one.start, one.end) for one in played.placed if one.holding.slot == slot)
+        assert all(end <= start + 1e-9 for (_, end), (start, _) in itertools.pairwise(mine))
+
+
+def test_the_seeds_example_longest_first_ends_within_3_percent_of_the_bound() -> None:
+    jobs = [Job(k, expect_s=0.085 * k) for k in range(1, 21)]
+    bound = lower_bound(jobs, slots=4)
+    assert play(jobs, slots=4).makespan / bound == pytest.approx(1.143, abs=0.001)
+    assert play(longest_first(jobs), slots=4).makespan / bound == pytest.approx(1.029, abs=0.001)
+
+
+def test_wide_runs_start_first_and_narrow_ones_fill_the_gaps() -> None:
+    jobs = [Job(0, WHOLE, expect_s=10), Job(1, 4 * WHOLE, expect_s=1), Job(2, WHOLE, expect_s=5)]
+    played = play(longest_first(jobs), slots=4, gpus=4)
+    assert [one.job.place for one in played.placed] == [1, 0, 2]
+    assert played.makespan == 11
+
+
+def test_a_run_that_is_overtaken_again_and_again_is_waited_for() -> None:
+    books = Books(4, 2, ())
+    queue = Queue([Item("wide", 0, Need(2 * WHOLE)), *(Item(f"n{k}", k, Need(WHOLE)) for k in range(1, 40))])
+    first = books.take(Need(WHOLE))
+    assert first is not None
+    started = []
+    while (choice := queue.next(books, None)) is not None and choice.item.name != "wide":
+        started.append(choice.item.name)
+        books.give(choice.holding)
+    assert len(started) == 8
+    books.give(first)
+    assert queue.next(books, None).item.name == "wide"  # type: ignore[union-attr]
+
+
+def test_a_run_starts_only_if_it_fits_into_the_time_left() -> None:
+    books = Books(2, 0, ())
+    queue = Queue([Item("long", 0, Need(), expect_s=100), Item("short", 1, Need(), expect_s=5), Item("new", 2, Need())])
+    assert queue.next(books, 50.0).item.name == "short"  # type: ignore[union-attr]
+    assert queue.next(books, 50.0).item.name == "new"  # type: ignore[union-attr]
+    assert [item.name for item in queue.too_late(50.0)] == ["long"]
+    assert not queue.fits(Item("new", 3, Need()), 0.0)
+
+
+def test_costs_become_seconds_as_soon_as_one_run_has_finished() -> None:
+    queue = Queue([Item("a", 0, Need(), cost=10)])
+    assert queue.expected_s(queue.waiting[0]) is None
+    queue.learn(Item("b", 1, Need(), cost=2), duration_s=6)
+    assert queue.expected_s(queue.waiting[0]) == pytest.approx(30)
+
+
+def test_expectations_come_from_earlier_attempts_and_costs() -> None:
+    jobs = [Job(0, cost=1), Job(1, cost=2), Job(2, cost=4)]
+    assert expected(jobs, {})[1] == "their cost, in no unit"
+    found, source = expected(jobs, {1: 10.0})
+    assert [job.expect_s for job in found] == [5, 10, 20]
+    assert source == "1 earlier attempts and their cost"
+    assert [job.expect_s for job in expected([Job(0), Job(1)], {0: 3.0})[0]] == [3, 3]
+
+
+def test_jobs_that_leave_their_share_open_get_the_engines() -> None:
+    assert [job.gpu_parts for job in even_out([Job(0, -1), Job(1, WHOLE)], 8, 4)] == [WHOLE // 2, WHOLE]
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0,2"}, Gpus("CUDA_VISIBLE_DEVICES", ["0", "2"])),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-5f,MIG-1a"}, Gpus("CUDA_VISIBLE_DEVICES", ["GPU-5f", "MIG-1a"])),
+        ({"CUDA_VISIBLE_DEVICES": "0,-1,2"}, Gpus("CUDA_VISIBLE_DEVICES", ["0"])),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, Gpus("CUDA_VISIBLE_DEVICES", [])),
+        ({"CUDA_VISIBLE_DEVICES": ""}, Gpus("CUDA_VISIBLE_DEVICES", [])),
+        ({"ROCR_VISIBLE_DEVICES": "1,3"}, Gpus("ROCR_VISIBLE_DEVICES", ["1", "3"])),
+        ({"HIP_VISIBLE_DEVICES": "1"}, Gpus("HIP_VISIBLE_DEVICES", ["1"])),
+        ({"SLURM_JOB_ID": "7"}, Gpus()),
+    ],
+)
+def test_gpus_are_those_that_we_were_given(environ: dict[str, str], found: Gpus) -> None:
+    seen = gpus_here(environ)
+    assert (seen.variable, list(seen.ids)) == (found.variable, list(found.ids))
+
+
+def test_a_run_sees_its_gpus_by_the_names_they_came_with() -> None:
+    nvidia = Gpus("CUDA_VISIBLE_DEVICES", ["GPU-a", "GPU-b", "GPU-c"])
+    assert gpu_environment(nvidia, (0, 2)) == {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-c"}
+    assert gpu_environment(nvidia, ()) == {"CUDA_VISIBLE_DEVICES": ""}
+    amd = Gpus("ROCR_VISIBLE_DEVICES", ["2", "3"])
+    assert gpu_environment(amd, (1,)) == {"ROCR_VISIBLE_DEVICES": "3", "HIP_VISIBLE_DEVICES": "0"}
+
+
+def test_threads_follow_the_cpus_unless_somebody_said_otherwise() -> None:
+    found = thread_environment(3, {"OMP_NUM_THREADS": "1"})
+    assert found["MKL_NUM_THREADS"] == "3" and "OMP_NUM_THREADS" not in found
+
+
+def test_a_queue_that_names_a_run_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ValueError, match="names run 5 of 1"):
+        read_queue({"queue": [{"index": 5}]}, ["a/b"])
+
+
+def test_options_that_cannot_be_served_name_their_flag() -> None:
+    for options, word in (
+        (PackOptions(slots=0), "--slots"),
+        (PackOptions(gpus_per_run=1.5), "--gpus-per-run"),
+        (PackOptions(gpus_per_run=4, gpus=2), "--gpus-per-run"),
+        (PackOptions(retries=-1), "--retries"),
+    ):
+        with pytest.raises(InputError) as error:
+            options.checked()
+        assert error.value.place == word
+
+
+def test_a_file_of_commands_is_runs_named_after_what_they_do(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.txt"
+    file.write_text("# comment\npython train.py --depth 4\n\necho {a} | wc -c\n")
+    project = bare_project(tmp_path, {"HOME": str(tmp_path)})
+    first, second = runs_of_file(file, project, None, Request())
+    assert first.command == ["python", "train.py", "--depth", "4"]
+    assert first.experiment == "pack_jobs" and first.stem.startswith("python-train.py-depth-4-")
+    assert second.command == ["bash", "-c", "echo {{a}} | wc -c"]
+    file.write_text("# moved\n\n\npython train.py --depth 4\n")
+    assert runs_of_file(file, project, None, Request())[0].name == first.name
+    file.write_text("true\ntrue\n")
+    with pytest.raises(InputError, match="the same command as line 1"):
+        runs_of_file(file, project, None, Request())
+
+
+@pytest.mark.parametrize(
+    ("command", "word"),
+    [
+        (["python", "train.py", "--lr", "{lr}"], "train"),
+        (["python3.11", "-m", "lead.train"], "train"),
+        (["bash", "-c", "sleep {k}"], "run_bash"),
+        (["/opt/bin/simulate", "{k}"], "simulate"),
+        (["X=1", "../a/run-it.sh"], "run_it"),
+    ],
+)
+def test_a_command_is_called_after_its_script(command: list[str], word: str) -> None:
+    assert step_of(command) == word
