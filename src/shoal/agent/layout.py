@@ -6,12 +6,16 @@
   submissions/<token>/
     submission.json                 intent, before anything is sent: who, when, which runs
     script.sh                       the batch script, for people and for Slurm
+    sent.json                       how it was sent: sbatch's options, and the environment's name
+    provenance.json                 the code's commit, Python and packages at that moment
     waiting.json                    how to send it, for a run that waits for room under the budget
     sending                         from here on Slurm may know the job
     outcome.json                    accepted with a job id, or void; the first writer decides
     slurm-*.out                     what Slurm and the set-up lines printed
   queue/<cluster>/                  the budget, and the submissions that wait for room under it (admission.py)
   environments/<hash>.json          an environment without secrets, as it was when something was submitted
+  snapshots/<tree>/                 the code as it was when something was submitted; .json and .diff beside it
+  packages/<hash>.json              the packages of the Python that a submission was made with
   sweeps/<experiment>/<base>.<n>.json   what the names of a sweep's runs rest on
   runs/<experiment>/<stem>/
     spec.<r>.json                   what the run is; r counts the times it was started over

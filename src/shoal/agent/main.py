@@ -105,7 +105,7 @@ def _attempt(home: str, claim: fence.Claim, me: Dict[str, Any], set_up_exit: int
     spec = files.read_json(os.path.join(claim.run_dir, layout.spec_file(claim.revision)))
     if spec is None:
         raise ValueError("%s has no spec %d" % (claim.run_dir, claim.revision))
-    spec = stages.inherit(home, spec)
+    spec = _with_code(home, claim.token, stages.inherit(home, spec))
     again = _has_earlier_attempt(claim)
     os.makedirs(claim.output_dir, exist_ok=True)
     os.makedirs(claim.log_dir, exist_ok=True)
@@ -143,6 +143,15 @@ def _attempt(home: str, claim: fence.Claim, me: Dict[str, Any], set_up_exit: int
     if end["cause"] in ("limit", "bad_result", "oom"):
         return int(end["exit_code"]) or 1
     return 0 if end["success"] else int(end["exit_code"])
+
+
+def _with_code(home: str, token: str, spec: Dict[str, Any]) -> Dict[str, Any]:
+    """The spec, to be executed in the code as it was when the job was submitted, where that was kept."""
+    submission = files.read_json(os.path.join(layout.submission_dir(home, token), "submission.json")) or {}
+    code = submission.get("code")
+    if code and not os.path.isdir(code):
+        return dict(spec, cannot_start="the snapshot of its code is gone: %s" % code)
+    return dict(spec, cwd=code) if code else spec
 
 
 def _run(

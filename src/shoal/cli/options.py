@@ -43,13 +43,14 @@ def wish_of(args: argparse.Namespace) -> Wish:
 def add_how(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", choices=("auto", "job", "array"), default="auto", help="one job each, or an array")
     parser.add_argument("--again", action="store_true", help="start over what is done; old results stay")
+    parser.add_argument("--no-snapshot", action="store_true", help="let jobs run the code as it is when they start")
     parser.add_argument("--at-once", type=_count, metavar="K", help="let at most K of these runs be under way together")
 
 
 def how_of(args: argparse.Namespace) -> How:
     from shoal.submit.scripts import How
 
-    return How(args.shape, args.again, args.at_once)
+    return How(args.shape, args.again, args.at_once, snapshot=not args.no_snapshot)
 
 
 def _count(text: str) -> int:

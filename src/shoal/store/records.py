@@ -62,6 +62,8 @@ class Submission(Record, frozen=True, kw_only=True):
     queue: str | None = None
     nodes: int = 1
     gpus: int = 0
+    code: str | None = None
+    commit: str | None = None
     asked: Asked | None = None
     shape: str | None = None
 

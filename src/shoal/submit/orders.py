@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -23,6 +24,7 @@ from shoal.plan import packs
 from shoal.plan.describe import Asked, refuse_doubles
 from shoal.plan.stages import Held, arrange, check_graph, parents_of
 from shoal.plan.submissions import LARGEST_ARRAY, PlannedRun, PlannedSubmission, lay_out
+from shoal.store import writing
 from shoal.store.fold import RunView
 from shoal.store.listing import run_names
 from shoal.store.reading import Reader
@@ -30,6 +32,7 @@ from shoal.submit.budget import Gate, admit_everywhere, open_gate, park
 from shoal.submit.decide import Decision, decide
 from shoal.submit.here import run_here
 from shoal.submit.pack_here import run_pack_here
+from shoal.submit.snapshot import Code, take
 from shoal.submit.transaction import Claimed, Started, claim_runs, send
 
 
@@ -151,6 +154,7 @@ def carry_out(
     follow: bool = True,
     tell: Callable[[Result], None] = lambda result: None,
     clock: Callable[[], float] = time.time,
+    snapshot: bool = True,
 ) -> list[Result]:
     """Submit, or run here, everything in the order; `tell` hears of each run as soon as its fate is known."""
     results: list[Result] = []
@@ -164,12 +168,16 @@ def carry_out(
     home = str(project.home)
     if not cluster.is_local:
         admit_everywhere(home)
+    wants_code = snapshot and order.submissions and not cluster.is_local
+    code = take(project.root, Path(writing.open_home(project.home)), environ) if wants_code else None
     gate = open_gate(home, cluster) if order.submissions and not cluster.is_local else None
     now, later = (order.submissions, []) if gate is None else gate.split(order.submissions)
     try:
-        _send_all(now, order, project, cluster, environ, note, results, follow, clock)
+        _send_all(now, order, project, cluster, environ, note, results, follow, clock, code)
         for planned in later:
-            claimed = claim_runs(planned, order.views, project, backend="slurm", environ=environ, clock=clock())
+            claimed = claim_runs(
+                planned, order.views, project, backend="slurm", environ=environ, clock=clock(), code=code
+            )
             if gate is not None and claimed.indices:
                 park(claimed, project, environ, gate.queue)
             note(_parked(claimed, gate))
@@ -189,6 +197,7 @@ def _send_all(
     results: list[Result],
     follow: bool,
     clock: Callable[[], float],
+    code: Code | None,
 ) -> None:
     before: str | None = None
     home = str(project.home)
@@ -199,7 +208,7 @@ def _send_all(
                 note(Result(run.spec.name, "held", "new", waits.problem or "what it builds on is not done"))
             continue
         backend = "local" if cluster.is_local else "slurm"
-        claimed = claim_runs(planned, order.views, project, backend=backend, environ=environ, clock=clock())
+        claimed = claim_runs(planned, order.views, project, backend=backend, environ=environ, clock=clock(), code=code)
         for index, run in enumerate(planned.runs):
             if index not in set(claimed.indices):
                 note(Result(run.spec.name, "left alone", "queued", "another command has just claimed it"))

@@ -70,6 +70,7 @@ class How(NamedTuple):
     again: bool = False
     at_once: int | None = None
     pack: PackOptions | None = None
+    snapshot: bool = True
 
 
 DEFAULT = How()
@@ -217,7 +218,7 @@ def submit_asked(
     for note in order.notes:
         tell.note(note)
     if not dry_run:
-        return carry_out(order, project, cluster, environ, follow=follow, tell=tell)
+        return carry_out(order, project, cluster, environ, follow=follow, tell=tell, snapshot=how.snapshot)
     for result in order.left_alone:
         tell(result)
     for planned in order.submissions:

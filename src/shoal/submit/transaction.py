@@ -33,7 +33,9 @@ from shoal.plan.submissions import PlannedRun, PlannedSubmission, log_root, name
 from shoal.store import writing
 from shoal.store.fold import RunView
 from shoal.store.records import Asked, Claim, Outcome, Submission
+from shoal.submit import provenance
 from shoal.submit.failpoints import reach
+from shoal.submit.snapshot import Code
 
 
 class Started(NamedTuple):
@@ -65,8 +67,12 @@ def claim_runs(
     backend: str,
     environ: Mapping[str, str],
     clock: float,
+    code: Code | None = None,
 ) -> Claimed:
-    """Record specs and intent, and claim every run; runs that another command won meanwhile are left out."""
+    """Record specs and intent, and claim every run; runs that another command won meanwhile are left out.
+
+    `code` is the snapshot that its jobs execute, if there is one.
+    """
     root, home = str(project.root), writing.open_home(project.home)
     reach("before-spec")
     ids = writing.project_id(home)
@@ -87,6 +93,8 @@ def claim_runs(
         queue=slug(cluster.name) if backend == "slurm" else None,
         nodes=planned.request.nodes or 1,
         gpus=(planned.request.nodes or 1) * (planned.request.gpus or 0),
+        code=code.root if code else None,
+        commit=code.commit if code else None,
         asked=_asked(planned),
         shape=planned.shape if planned.pack is not None else None,
         **process.this_process(),
@@ -97,6 +105,8 @@ def claim_runs(
     writing.open_submission(home, submission, script)
     if planned.pack is not None:
         writing.keep_queue(home, token, planned.pack.record(local=backend == "local"))
+    if backend == "slurm":
+        provenance.keep(folder, project.home, code, environ)
     reach("after-submission")
     logs = log_root(cluster, root)
     stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(clock))

@@ -1,0 +1,125 @@
+"""A queued run executes the code that was there when it was submitted; the repository stays as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import cancel_all
+from project import Project
+from shoal.sandbox import Sandbox
+from shoal.submit.snapshot import take
+from waiting import wait_until
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "init.defaultBranch=main"]
+    done = subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    root = tmp_path / "repo"
+    (root / "data").mkdir(parents=True)
+    (root / "pkg").mkdir()
+    (root / ".gitignore").write_text("data/\n*.so\n.shoal/\n")
+    (root / "train.py").write_text("one\n")
+    (root / "pkg" / "a.py").write_text("a\n")
+    (root / "pkg" / "b.py").write_text("b\n")
+    (root / "pkg" / "fast.so").write_text("binary\n")
+    (root / "data" / "x").write_text("data\n")
+    git(root, "init", "-q")
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "first")
+    return root
+
+
+def home_of(root: Path) -> Path:
+    (root / ".shoal").mkdir(exist_ok=True)
+    return root / ".shoal"
+
+
+def test_changes_and_new_files_are_kept_and_ignored_ones_are_linked(repository: Path) -> None:
+    (repository / "train.py").write_text("two\n")
+    (repository / "new.py").write_text("new\n")
+    (repository / "big.bin").write_bytes(b"x" * (6 << 20))
+    (repository / "pkg" / "a.py").unlink()
+    before = git(repository, "status", "--porcelain")
+    code = take(repository, home_of(repository), os.environ)
+    assert code is not None and code.changed and code.commit == git(repository, "rev-parse", "HEAD")
+    kept = Path(code.root)
+    assert (kept / "train.py").read_text() == "two\n" and (kept / "new.py").read_text() == "new\n"
+    assert not (kept / "pkg" / "a.py").exists()
+    assert (kept / "data" / "x").read_text() == "data\n" and (kept / "data").is_symlink()
+    assert (kept / "pkg" / "fast.so").is_symlink() and (kept / "big.bin").is_symlink()
+    assert not (kept / ".shoal").exists()
+    difference = kept.with_suffix(".diff").read_text()
+    assert "+two" in difference and "+new" in difference
+    assert git(repository, "status", "--porcelain") == before
+
+
+def test_the_same_code_is_kept_once_and_other_code_beside_it(repository: Path) -> None:
+    home = home_of(repository)
+    first = take(repository, home, os.environ)
+    assert first is not None and not first.changed
+    assert take(repository, home, os.environ) == first
+    (repository / "train.py").write_text("two\n")
+    second = take(repository, home, os.environ)
+    assert second is not None and second.root != first.root
+    assert Path(first.root, "train.py").read_text() == "one\n"
+    assert json.loads(Path(first.root).with_suffix(".json").read_text())["branch"] == "main"
+
+
+def test_a_project_inside_a_repository_starts_in_its_own_folder(repository: Path) -> None:
+    code = take(repository / "pkg", home_of(repository), os.environ)
+    assert code is not None and (Path(code.root) / "a.py").is_file() and Path(code.root).name == "pkg"
+
+
+def test_without_git_and_without_a_commit(tmp_path: Path, repository: Path) -> None:
+    assert take(tmp_path, tmp_path / "home", {**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}) is None
+    assert take(repository, home_of(repository), {"PATH": "/nonexistent"}) is None
+    bare = tmp_path / "fresh"
+    bare.mkdir()
+    (bare / "a.py").write_text("a\n")
+    git(bare, "init", "-q")
+    code = take(bare, home_of(bare), os.environ)
+    assert code is not None and code.commit is None and (Path(code.root) / "a.py").is_file()
+
+
+@pytest.fixture
+def project(tmp_path: Path, cluster: Sandbox) -> Iterator[Project]:
+    project = Project(tmp_path, cluster)
+    project.write(".gitignore", ".shoal/\noutputs/\nmarks/\n")
+    project.write("hello.py", "print('the old code')\n")
+    toml = (project.root / "shoal.toml").read_text()
+    project.write("shoal.toml", toml + '\n[steps.hello]\ncommand = "python3 hello.py"\n')
+    project.write("experiments/001_a/000_hello.toml", 'step = "hello"\n[request]\ntime = "5m"\nmemory = "50M"\n')
+    git(project.root, "init", "-q")
+    git(project.root, "add", ".")
+    git(project.root, "commit", "-qm", "first")
+    yield project
+    cancel_all(cluster)
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize(("flags", "printed"), [((), "the old code"), (("--no-snapshot",), "the new code")])
+def test_a_queued_run_executes_the_code_of_its_submission(
+    project: Project, flags: tuple[str, ...], printed: str
+) -> None:
+    project.slurm("scontrol", "update", "PartitionName=main", "State=DOWN")
+    try:
+        project.shoal("submit", *flags, "experiments/001_a/000_hello.toml")
+        project.write("hello.py", "print('the new code')\n")
+    finally:
+        project.slurm("scontrol", "update", "PartitionName=main", "State=UP")
+    wait_until(lambda: project.status()["001_a/000_hello"]["state"] == "done", 60, "the run is done")
+    assert printed in project.shoal("logs", "001_a/000_hello").out
+    record = json.loads((project.submissions()[0] / "provenance.json").read_text())
+    assert record["python"] and json.loads(Path(record["packages"]).read_text())["packages"]
+    assert record["commit"] == (None if flags else git(project.root, "rev-parse", "HEAD"))
