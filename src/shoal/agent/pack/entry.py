@@ -34,7 +34,7 @@ def main(argv: List[str]) -> int:
         record = files.read_json(os.path.join(folder, "pack.json"))
         if submission is None or record is None:
             raise fence.Fenced("there is no record of this pack in %s" % folder)
-        me = _identify(submission, environ)
+        me = _identify(submission, environ, in_step="--node" in options)
         fence.settle(folder, me)
         settings, items = read_queue(record, submission["runs"])
     except fence.Fenced as why:
@@ -53,10 +53,13 @@ def main(argv: List[str]) -> int:
     return _work(folder, submission, settings, items, me, environ)
 
 
-def _identify(submission: Mapping[str, Any], environ: Dict[str, str]) -> Dict[str, Any]:
-    """Who we are. A person who runs the script by hand means: go on with what is left of this queue."""
+def _identify(submission: Mapping[str, Any], environ: Dict[str, str], in_step: bool) -> Dict[str, Any]:
+    """Who we are. A person who runs the script by hand means: go on with what is left of this queue.
+
+    In a step SLURM_JOB_NAME is the step's, and whoever started it knew that the job is ours.
+    """
     local = environ.get("SHOAL_TOKEN") == submission["token"]
-    named = environ.get("SLURM_JOB_NAME", "").endswith("." + submission["token"])
+    named = in_step or environ.get("SLURM_JOB_NAME", "").endswith("." + submission["token"])
     own_job = not local and (named or by_hand.is_job_of_script(submission, environ))
     me = claims.this_engine(environ, own_job)
     if own_job and not named:

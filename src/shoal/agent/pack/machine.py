@@ -48,13 +48,19 @@ def thread_environment(threads: int, base: Mapping[str, str]) -> Dict[str, str]:
 
 
 def cpus_here(environ: Mapping[str, str]) -> List[int]:
-    """The CPUs that this process may use, and no more of them than Slurm gave the job on this node."""
+    """The CPUs that this process may use, as many of them as Slurm gave the job on this node.
+
+    Where Slurm gave more than there are, as on a node that is oversubscribed, they are counted more than once: a GPU
+    that stands idle for want of a CPU to count would help nobody.
+    """
     try:
         cpus = sorted(os.sched_getaffinity(0))
     except AttributeError:  # macOS
         cpus = list(range(os.cpu_count() or 1))
     told = environ.get("SLURM_CPUS_ON_NODE", "") if environ.get("SLURM_JOB_ID") else ""
-    return cpus[: int(told)] if told.isdigit() and int(told) > 0 else cpus
+    if not told.isdigit() or int(told) == 0:
+        return cpus
+    return [cpus[number % len(cpus)] for number in range(int(told))]
 
 
 def end_of_allocation(environ: Mapping[str, str], inside: bool) -> Optional[float]:
