@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 
+from shoal.cli.pack_flags import add_pack, pack_of
+
 TYPE_CHECKING = False  # typing itself takes longer to import than everything else here
 if TYPE_CHECKING:
     from shoal.config.cluster import Cluster
@@ -41,16 +43,24 @@ def wish_of(args: argparse.Namespace) -> Wish:
 
 
 def add_how(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shape", choices=("auto", "job", "array"), default="auto", help="one job each, or an array")
+    parser.add_argument(
+        "--shape",
+        choices=("auto", "job", "array", "pack", "pilots"),
+        default="auto",
+        help="one job each, an array, a queue in one allocation, or in several small ones",
+    )
     parser.add_argument("--again", action="store_true", help="start over what is done; old results stay")
     parser.add_argument("--no-snapshot", action="store_true", help="let jobs run the code as it is when they start")
     parser.add_argument("--at-once", type=_count, metavar="K", help="let at most K of these runs be under way together")
+    add_pack(parser)
 
 
 def how_of(args: argparse.Namespace) -> How:
     from shoal.submit.scripts import How
 
-    return How(args.shape, args.again, args.at_once, snapshot=not args.no_snapshot)
+    packed = args.shape in ("pack", "pilots") or args.pilots is not None
+    pack = pack_of(args) if packed else None
+    return How(args.shape, args.again, args.at_once, pack=pack, snapshot=not args.no_snapshot)
 
 
 def _count(text: str) -> int:

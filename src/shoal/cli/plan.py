@@ -41,7 +41,16 @@ def show_plan(args: argparse.Namespace, project: Project, cluster: Cluster) -> i
     asked, waiting, grown = read_scripts(args.file, project, os.environ, wish_of(args))
     cluster = where(asked, project, cluster, os.environ, args.on)
     how = how_of(args)
-    order = prepare(asked, project, cluster, os.environ, shape=how.shape, again=how.again, at_once=how.at_once)
+    order = prepare(
+        asked,
+        project,
+        cluster,
+        os.environ,
+        shape=how.shape,
+        again=how.again,
+        at_once=how.at_once,
+        pack=how.pack,
+    )
     gone = removed(str(project.home), grown, [one.run.spec.name for one in asked], os.environ)
     plan.show(
         order,
