@@ -62,7 +62,10 @@ class SharedSlurm:
             return _as_snapshot(known)
         if self._begin_asking():
             try:
-                return _as_snapshot(self._renew(environ, known))
+                # Somebody may have asked between our look and our turn.
+                known = self._read(environ)
+                due = known is None or self._is_due(known, newer_than)
+                return _as_snapshot(self._renew(environ, known) if known is None or due else known)
             finally:
                 self._end_asking()
         # Somebody else is asking at this moment.

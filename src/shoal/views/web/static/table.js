@@ -124,7 +124,7 @@ export class Table {
   move(step) {
     if (!this.shown.length) return null;
     const at = this.shown.findIndex(run => run.id === this.selected);
-    const next = this.shown[Math.max(0, Math.min(this.shown.length - 1, at < 0 ? 0 : at + step))];
+    const next = this.shown[Math.max(0, Math.min(this.shown.length - 1, at + step))];
     const top = this.shown.indexOf(next) * ROW;
     if (top < this.rows.scrollTop) this.rows.scrollTop = top;
     if (top + ROW > this.rows.scrollTop + this.rows.clientHeight) this.rows.scrollTop = top + ROW - this.rows.clientHeight;

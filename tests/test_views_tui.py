@@ -1,0 +1,177 @@
+"""The full-screen view, driven by keys: at 80x24, without a mouse; with 5,000 runs; nothing is done without a yes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("textual")
+
+from textual.widgets import Input, RichLog, Static
+
+from made_up import MadeUp, picture
+from shoal.views import actions
+from shoal.views.status import Filter
+from shoal.views.tui.app import Ask, Help, WatchApp
+from shoal.views.tui.detail import sparkline, text_of
+from shoal.views.tui.runlist import RunList, lay_out
+
+Story = Callable[[WatchApp, Any], Awaitable[None]]
+
+
+def drive(home: str, story: Story, *, size: tuple[int, int] = (80, 24), everything: bool = True) -> None:
+    async def play() -> None:
+        app = WatchApp(home, Filter(), everything=everything, look_s=3600)
+        async with app.run_test(size=size) as pilot:
+            await until(pilot, lambda: app.report is not None)
+            await story(app, pilot)
+
+    asyncio.run(play())
+
+
+async def until(pilot: Any, condition: Callable[[], bool]) -> None:
+    for _ in range(300):
+        await pilot.pause(0.05)
+        if condition():
+            return
+    raise AssertionError("waited in vain")
+
+
+def shown(app: WatchApp) -> str:
+    return "\n".join(str(line.text) for line in app.query_one("#text", RichLog).lines)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeUp:
+    return picture(tmp_path / "project")
+
+
+def test_the_list_moves_with_keys_and_the_tabs_show_log_and_errors(made: MadeUp) -> None:
+    async def story(app: WatchApp, pilot: Any) -> None:
+        runs = app.query_one(RunList)
+        assert "12 runs in 2 experiments" in str(app.query_one("#headline", Static).render())
+        assert runs.has_focus
+        await pilot.press("enter")  # unfolds the family of nine
+        await pilot.press(*"jjjj")
+        assert runs.current is not None and runs.current.key == "001_lr/000_train_3"
+        await pilot.press("2")
+        await until(pilot, lambda: "CUDA out of memory" in shown(app))
+        await pilot.press("j", "j", "j", "1")
+        assert runs.current.key == "001_lr/000_train_6"
+        await until(pilot, lambda: "step 2" in shown(app))
+        await pilot.press("3")
+        await until(pilot, lambda: "GPU 70%" in shown(app))
+        await pilot.press("4")
+        await until(pilot, lambda: "#SBATCH" in shown(app))
+        await pilot.press("tab")
+        await until(pilot, lambda: "attempt 1 started" in shown(app))
+        await pilot.press("G")
+        assert runs.cursor == len(runs.lines) - 1
+        await pilot.press("g")
+        assert runs.cursor == 0
+
+    drive(made.home, story)
+
+
+def test_the_filter_never_fails_and_escape_clears_it(made: MadeUp) -> None:
+    async def story(app: WatchApp, pilot: Any) -> None:
+        runs = app.query_one(RunList)
+        everything = len(runs.lines)
+        await pilot.press("slash", *"state:failed")
+        await until(pilot, lambda: [line.state for line in runs.lines] == ["failed", "failed"])
+        await pilot.press("enter")
+        assert runs.has_focus
+        await pilot.press("escape")
+        await until(pilot, lambda: len(runs.lines) == everything)
+        app.query_one("#filter", Input).value = "[[( *: state:"
+        await until(pilot, lambda: not runs.lines)
+        await pilot.press("j", "enter", "c", "2")
+
+    drive(made.home, story)
+
+
+def test_done_runs_are_hidden_until_asked_for(made: MadeUp) -> None:
+    async def story(app: WatchApp, pilot: Any) -> None:
+        runs = app.query_one(RunList)
+        names = {view.name for line in runs.lines for view in line.views}
+        assert "001_lr/000_train_0" not in names and "001_lr/000_train_3" in names
+        await pilot.press("a")
+        await until(pilot, lambda: any(view.state == "done" for line in runs.lines for view in line.views))
+
+    drive(made.home, story, everything=False)
+
+
+def test_cancel_asks_names_the_run_and_only_a_yes_cancels(made: MadeUp, monkeypatch: pytest.MonkeyPatch) -> None:
+    acted: list[list[str]] = []
+    monkeypatch.setattr(actions, "cancel", lambda home, names: acted.append(list(names)) or "cancelled")
+
+    async def story(app: WatchApp, pilot: Any) -> None:
+        await pilot.press("slash", *"state:running", "enter", "c")
+        await until(pilot, lambda: isinstance(app.screen, Ask))
+        assert "cancel 001_lr/000_train_6?" in str(app.screen.query_one("#question", Static).render())
+        await pilot.press("n")
+        await pilot.press("c")
+        await until(pilot, lambda: isinstance(app.screen, Ask))
+        await pilot.press("enter")
+        assert acted == []
+        await pilot.press("c")
+        await until(pilot, lambda: isinstance(app.screen, Ask))
+        await pilot.press("y")
+        await until(pilot, lambda: acted == [["001_lr/000_train_6"]])
+        await pilot.press("r")  # a running run cannot be retried, and that is said
+        assert not isinstance(app.screen, Ask)
+        await pilot.press("question_mark")
+        await until(pilot, lambda: isinstance(app.screen, Help))
+
+    drive(made.home, story)
+
+
+def test_hostile_names_and_logs_are_text(made: MadeUp) -> None:
+    made.run(
+        "003_evil/000_train_0", "failed", out=b"\x1b]0;owned\x07[bold]x[/bold] \x1b[2J\xff\0\n", err=b"[link=x]boom\n"
+    )
+
+    async def story(app: WatchApp, pilot: Any) -> None:
+        await pilot.press("slash", *"evil", "enter")
+        await until(pilot, lambda: "[bold]x[/bold]" in shown(app))
+        assert "\x1b" not in shown(app)
+
+    drive(made.home, story)
+
+
+def test_it_fits_a_small_terminal_and_a_narrow_one(made: MadeUp) -> None:
+    async def story(app: WatchApp, pilot: Any) -> None:
+        await pilot.press("j", "2", "j", "3")
+        assert all(widget.region.right <= app.size.width for widget in app.screen.walk_children())
+
+    drive(made.home, story)
+    drive(made.home, story, size=(60, 16))
+
+
+def test_five_thousand_runs_draw_no_more_lines_than_the_screen_has(tmp_path: Path) -> None:
+    made = MadeUp(tmp_path / "project")
+    made.many(5000)
+
+    async def story(app: WatchApp, pilot: Any) -> None:
+        runs = app.query_one(RunList)
+        assert len(runs.lines) == 1  # one family
+        drawn: list[int] = []
+        real = runs.render_line
+        await pilot.press("enter")
+        await until(pilot, lambda: len(runs.lines) == 5001)
+        runs.render_line = lambda y: drawn.append(y) or real(y)  # type: ignore[method-assign]
+        await pilot.press("G")
+        await pilot.pause()
+        assert runs.cursor == 5000 and len(drawn) < 120
+
+    drive(made.home, story)
+
+
+def test_lines_and_little_bars_are_pure(made: MadeUp) -> None:
+    assert lay_out([], frozenset()) == []
+    assert sparkline([1, 2, 3], 8) == "▁▄█" and sparkline([], 8) == "" and sparkline([2, 2], 8) == "▁▁"
+    assert text_of is not None

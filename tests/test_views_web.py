@@ -1,0 +1,371 @@
+"""The page in the browser: who may ask, what a hostile client gets, and the page itself in a real Chromium."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from made_up import MadeUp, picture
+from shoal.backends.slurm.query import Snapshot
+from shoal.views.web import guard
+from shoal.views.web.feed import Feed, id_of
+from shoal.views.web.server import Server
+from waiting import wait_until
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> MadeUp:
+    return picture(tmp_path / "project")
+
+
+def start(made: MadeUp, **options: Any) -> Server:
+    server = Server(Feed(made.home, lambda environ, newer: Snapshot({})), **options)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    return server
+
+
+@pytest.fixture
+def server(made: MadeUp) -> Iterator[Server]:
+    server = start(made)
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+class Answer:
+    def __init__(self, server: Server, method: str, path: str, headers: dict[str, str], body: bytes | None) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=20)
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        self.code, self.headers, self.body = answer.status, answer.headers, answer.read()
+        connection.close()
+
+    @property
+    def json(self) -> dict[str, Any]:
+        return json.loads(self.body)  # type: ignore[no-any-return]
+
+
+def ask(server: Server, path: str, *, cookie: str | None = None, method: str = "GET", body: bytes | None = None,
+        **headers: str) -> Answer:  # fmt: skip
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Answer(server, method, path, {**({"Cookie": cookie} if cookie else {}), **named}, body)
+
+
+def log_in(server: Server) -> str:
+    """The cookie that the one-time link gives."""
+    answer = ask(server, f"/?token={server.guard.token}")
+    assert answer.code == 303
+    return answer.headers["Set-Cookie"].split(";")[0]
+
+
+def test_without_the_cookie_nothing_is_shown_not_even_the_page(server: Server) -> None:
+    for path in ("/", "/app.js", "/api/runs", "/report", "/api/log?run=x", "/nothing", "/?token=wrong", "/?token="):
+        answer = ask(server, path)
+        assert answer.code == 403 and b"001_lr" not in answer.body, path
+    assert ask(server, "/", cookie=f"{server.guard.cookie_name}=guess").code == 403
+    assert ask(server, "/", cookie="a=b; ;;=; \x01").code == 403
+
+
+def test_the_link_works_once_and_gives_a_cookie_that_scripts_and_other_sites_cannot_use(server: Server) -> None:
+    link = f"/?token={server.guard.token}"
+    answer = ask(server, link)
+    assert answer.code == 303 and answer.headers["Location"] == "/"
+    cookie = answer.headers["Set-Cookie"]
+    assert "HttpOnly" in cookie and "SameSite=Strict" in cookie and len(cookie.split(";")[0]) > 50
+    assert ask(server, link).code == 403
+    page = ask(server, "/", cookie=cookie.split(";")[0])
+    assert page.code == 200 and b'<script type="module" src="/app.js">' in page.body
+    policy = page.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
+    assert page.headers["X-Content-Type-Options"] == "nosniff" and page.headers["Cache-Control"] == "no-store"
+    assert "Access-Control-Allow-Origin" not in page.headers and "Python" not in str(page.headers)
+
+
+def test_it_listens_on_loopback_only(server: Server) -> None:
+    assert server.server_address[0] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil:1", "", "10.0.0.1:80"]
+)
+def test_a_foreign_host_is_refused_even_with_the_cookie(server: Server, host: str) -> None:
+    assert ask(server, "/api/runs", cookie=log_in(server), Host=host).code == 403
+
+
+def test_the_host_rule_knows_our_own_names() -> None:
+    assert all(
+        guard.host_is_ours({"Host": host}) for host in ("127.0.0.1:8000", "localhost:1", "LOCALHOST:22", "[::1]:9")
+    )
+    assert not any(
+        guard.host_is_ours({"Host": host}) for host in ("[::2]:9", "localhost:x", "a@localhost:1", "127.1:80")
+    )
+
+
+def test_another_site_can_neither_read_nor_act_through_this_browser(made: MadeUp) -> None:
+    acted: list[list[str]] = []
+    server = start(made, actions={"cancel": lambda names: acted.append(names) or "ok"})
+    try:
+        cookie, host = log_in(server), f"127.0.0.1:{server.server_address[1]}"
+        assert ask(server, "/api/runs", cookie=cookie, Sec_Fetch_Site="cross-site").code == 403
+        body = json.dumps({"runs": [id_of("001_lr/000_train_6")]}).encode()
+        base: dict[str, Any] = {"cookie": cookie, "method": "POST", "body": body, "Content_Type": "application/json"}
+        for origin in ("http://evil.example", "null", "http://127.0.0.1:1", f"https://{host}"):
+            assert ask(server, "/api/cancel", Origin=origin, **base).code == 403, origin
+        assert ask(server, "/api/cancel", **base).code == 403
+        assert ask(server, "/api/cancel", Origin=f"http://{host}", Sec_Fetch_Site="cross-site", **base).code == 403
+        assert (
+            ask(server, "/api/cancel", **{**base, "Origin": f"http://{host}", "Content_Type": "text/plain"}).code == 415
+        )
+        assert acted == []
+        assert ask(server, "/api/cancel", Origin=f"http://{host}", **base).code == 200
+        assert acted == [["001_lr/000_train_6"]]
+        bad = {**base, "body": b'{"runs": ["../../etc"]}', "Origin": f"http://{host}"}
+        assert ask(server, "/api/cancel", **bad).code == 404
+        assert ask(server, "/api/retry", Origin=f"http://{host}", **base).code == 403
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_page_that_may_only_look_cannot_act(server: Server) -> None:
+    host = f"http://127.0.0.1:{server.server_address[1]}"
+    answer = ask(server, "/api/cancel", cookie=log_in(server), method="POST", body=b'{"runs": ["x"]}', Origin=host,
+                 Content_Type="application/json")  # fmt: skip
+    assert answer.code == 403 and "--allow-actions" in answer.json["error"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/static/../server.py", "/app.js/../guard.py", "//etc/passwd",
+        "/api/log?run=../../etc/passwd",
+        "/api/log?run=001_lr/000_train_3", "/api/run?run=%00",
+        "/report?experiment=../..", "/api/log", "/server.py", "/api/../app.js",
+    ],
+)  # fmt: skip
+def test_no_url_reaches_a_file(server: Server, path: str) -> None:
+    answer = ask(server, path, cookie=log_in(server))
+    assert answer.code == 404 and b"root:" not in answer.body
+
+
+def test_a_log_comes_in_slices_as_harmless_text(made: MadeUp, server: Server) -> None:
+    evil = b"10%\r99%\rend \x1b]0;x\x07\x1b[31m<script>alert(1)</script>\xff\0\n"
+    made.run("003_evil/000_train_0", "done", out=b"x" * 99 + b"\n" + evil)
+    cookie, run = log_in(server), id_of("003_evil/000_train_0")
+    found = ask(server, f"/api/log?run={run}&stream=out&offset=100", cookie=cookie).json
+    assert found["text"] == "end <script>alert(1)</script>\ufffd\n" and found["next"] == found["size"]
+    assert ask(server, f"/api/log?run={run}&stream=../x", cookie=cookie).code == 404
+    assert ask(server, f"/api/log?run={run}&stream=out&offset=99999999999", cookie=cookie).json["text"] == ""
+    assert ask(server, f"/api/log?run={run}&attempt=77", cookie=cookie).code == 409
+    big = Path(made.root, "outputs/003_evil/000_train_0/attempt-1.out")
+    with big.open("r+b") as file:
+        file.truncate(10 << 30)
+    answer = ask(server, f"/api/log?run={run}&stream=out&offset=0", cookie=cookie)
+    assert answer.code == 200 and len(answer.body) < 3 << 20
+
+
+def test_only_what_changed_is_sent_again(made: MadeUp, server: Server) -> None:
+    cookie = log_in(server)
+    first = ask(server, "/api/runs", cookie=cookie).json
+    assert first["complete"] and len(first["runs"]) == 12 and first["counts"]["failed"] == 2 and first["actions"] == []
+    server.feed._looked_at = 0.0
+    again = ask(server, f"/api/runs?since={first['version']}", cookie=cookie).json
+    assert not again["complete"] and again["runs"] == []
+    made.run("001_lr/000_train_6", "failed", err=b"ValueError: x\n")
+    server.feed._looked_at = 0.0
+    third = ask(server, f"/api/runs?since={first['version']}", cookie=cookie).json
+    assert [run["name"] for run in third["runs"]] == ["001_lr/000_train_6"]
+    assert ask(server, "/api/runs?since=999999", cookie=cookie).json["complete"]
+    assert ask(server, "/api/runs?since=abc", cookie=cookie).code == 200
+
+
+def test_a_run_its_metrics_and_reasons_can_be_asked_for(made: MadeUp, server: Server) -> None:
+    output = made.run("001_lr/000_train_8", "failed", err=b"KeyError: 'x'\n")
+    lines = [
+        "{broken",
+        "[1]",
+        *(json.dumps({"step": n, "loss": 1 / (n + 1), "bad": float("inf")}) for n in range(2000)),
+    ]
+    (output / "metrics.jsonl").write_text("\n".join(lines))
+    cookie, run = log_in(server), id_of("001_lr/000_train_8")
+    series = ask(server, f"/api/metrics?run={run}", cookie=cookie).json["series"]
+    assert set(series) == {"loss"} and len(series["loss"]) <= 601 and series["loss"][-1][0] == 1999
+    assert "KeyError: 'x'" in ask(server, f"/api/why?run={run}", cookie=cookie).json["headline"]
+    detail = ask(server, f"/api/run?run={run}", cookie=cookie).json
+    assert detail["attempts"] == [1] and "#SBATCH" in detail["script"] and detail["events"]
+    report = ask(server, "/report?experiment=001_lr", cookie=cookie)
+    assert report.code == 200 and "sandbox" in report.headers["Content-Security-Policy"] and b"<svg" in report.body
+
+
+def test_slow_and_silent_clients_do_not_keep_others_waiting(server: Server) -> None:
+    cookie = log_in(server)
+    slow = [socket.create_connection(server.server_address[:2], timeout=20) for _ in range(20)]
+    try:
+        for one in slow:
+            one.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ")
+        assert ask(server, "/api/runs", cookie=cookie).code == 200
+        more = [socket.create_connection(server.server_address[:2], timeout=20) for _ in range(30)]
+        slow += more
+        # Beyond the limit of open requests a connection is closed at once.
+        wait_until(lambda: any(_is_closed(one) for one in more), 20, "a surplus connection is closed")
+    finally:
+        for one in slow:
+            one.close()
+    wait_until(lambda: _works(server, cookie), 30, "the page answers again")
+
+
+def _is_closed(one: socket.socket) -> bool:
+    one.setblocking(False)
+    try:
+        return one.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _works(server: Server, cookie: str) -> bool:
+    try:
+        return ask(server, "/api/runs", cookie=cookie).code == 200
+    except OSError:
+        return False
+
+
+def test_too_large_requests_are_refused(server: Server) -> None:
+    cookie = log_in(server)
+    assert ask(server, "/" + "a" * 70000, cookie=cookie).code == 414
+    host = f"http://127.0.0.1:{server.server_address[1]}"
+    answer = ask(server, "/api/cancel", cookie=cookie, method="POST", body=b"", Origin=host, Content_Length="99999999",
+                 Content_Type="application/json")  # fmt: skip
+    assert answer.code == 413
+
+
+@pytest.mark.skipif(os.getuid() != 0 or shutil.which("setpriv") is None, reason="needs root to become another user")
+def test_a_second_user_of_the_machine_sees_nothing(made: MadeUp, server: Server) -> None:
+    port = server.server_address[1]
+    code = f"import urllib.request as u; print(u.urlopen('http://127.0.0.1:{port}/api/runs').status)"
+    words = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "/usr/bin/python3", "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=30, cwd="/")
+    assert done.returncode != 0 and "403" in done.stderr
+
+
+# ---- in a real Chromium ----
+
+webdriver = pytest.importorskip("selenium.webdriver")
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Any]:
+    driver, chromium = shutil.which("chromedriver"), shutil.which("chromium") or shutil.which("google-chrome")
+    if driver is None or chromium is None:
+        pytest.fail("the browser tests need Chromium: apt-get install chromium chromium-driver", pytrace=False)
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for word in ("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking",
+                 "disable-component-update", "disable-sync", "disable-dev-shm-usage", "window-size=1280,800",
+                 f"user-data-dir={tmp_path / 'chromium'}"):  # fmt: skip
+        options.add_argument(f"--{word}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield found
+    found.quit()
+
+
+def script(browser: Any, text: str) -> Any:
+    return browser.execute_script(f"return {text}")
+
+
+def press(browser: Any, *keys: str) -> None:
+    for key in keys:
+        webdriver.ActionChains(browser).send_keys(key).perform()
+
+
+def test_the_page_shows_runs_follows_a_log_and_is_driven_by_keys(made: MadeUp, server: Server, browser: Any) -> None:
+    hostile = b"<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\n"
+    out = made.run("001_lr/000_train_6", "running", out=hostile, progress="82/200", began=-1200) / "attempt-1.out"
+    browser.get(server.link)
+    wait_until(lambda: script(browser, "document.querySelectorAll('.row').length") == 12, 20, "twelve rows")
+    assert script(browser, "location.search") == "" and script(browser, "document.cookie") == ""
+    assert script(browser, "document.querySelector('#counts').innerText.includes('2 failed')")
+    press(browser, "j", "\ue007")
+    wait_until(
+        lambda: "onerror=" in script(browser, "document.querySelector('#pane').innerText"), 20, "the log is there"
+    )
+    with out.open("ab") as file:
+        file.write(b"another line\n")
+    wait_until(
+        lambda: "another line" in script(browser, "document.querySelector('#pane').innerText"), 20, "it is followed"
+    )
+    assert script(browser, "document.title") == "project - shoal"
+    assert script(browser, "document.querySelectorAll('#pane img, #pane script').length") == 0
+    press(browser, "4")
+    wait_until(lambda: "it is running" in script(browser, "document.querySelector('#pane').innerText"), 20, "why")
+    press(browser, "\ue00c", "/", *"state:failed")
+    wait_until(lambda: script(browser, "document.querySelectorAll('.row').length") == 2, 20, "the filter holds")
+    press(browser, "\ue00c")
+    wait_until(lambda: script(browser, "document.querySelectorAll('.row').length") == 12, 20, "the filter is cleared")
+    before = script(browser, "document.documentElement.dataset.theme")
+    press(browser, "t")
+    assert script(browser, "document.documentElement.dataset.theme") != before
+    press(browser, "r")
+    wait_until(lambda: not script(browser, "document.querySelector('#report').hidden"), 20, "the report opens")
+    browser.switch_to.frame("report-frame")
+    wait_until(lambda: "GPU-hours" in browser.find_element("tag name", "body").text, 20, "the report is there")
+    browser.switch_to.default_content()
+    press(browser, "\ue00c")
+    # The frame of the report may hold no script, and the browser says so when the driver looks into it; nothing else.
+    told = [entry["message"] for entry in browser.get_log("browser") if "sandboxed" not in entry["message"]]
+    assert told == []
+
+
+def test_five_thousand_runs_keep_the_page_small_and_quick(tmp_path: Path, browser: Any) -> None:
+    made = MadeUp(tmp_path / "project", now=time.time())
+    made.many(5000)
+    server = start(made)
+    try:
+        browser.get(server.link)
+        wait_until(
+            lambda: "5,000 runs" in script(browser, "document.querySelector('#shown').innerText"), 60, "all are known"
+        )
+        assert script(browser, "document.querySelectorAll('.row').length") < 60
+        press(browser, "\ue010")  # End
+        wait_until(
+            lambda: script(browser, "document.querySelector('#rows').scrollTop") > 100000, 20, "the end is shown"
+        )
+        press(browser, "/", *"lr07 state:done")
+        wait_until(lambda: "of 5,000" in script(browser, "document.querySelector('#shown').innerText"), 20, "filtered")
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_actions_ask_first_and_name_the_run(made: MadeUp, browser: Any) -> None:
+    acted: list[list[str]] = []
+    server = start(made, actions={"cancel": lambda names: acted.append(names) or "cancelled 1 of 1"})
+    try:
+        browser.get(server.link)
+        wait_until(lambda: script(browser, "document.querySelectorAll('.row').length") == 12, 20, "rows")
+        press(browser, "j", "\ue007")
+        wait_until(lambda: script(browser, "!!document.querySelector('#acts .danger')"), 20, "a button")
+        script(browser, "document.querySelector('#acts .danger').click()")
+        assert (
+            script(browser, "document.querySelector('#question').innerText") == "cancel 001_lr/000_train_6 (running)?"
+        )
+        script(browser, "document.querySelector('#confirm button[value=no]').click()")
+        script(browser, "document.querySelector('#acts .danger').click()")
+        script(browser, "document.querySelector('#confirm button[value=yes]').click()")
+        wait_until(lambda: acted == [["001_lr/000_train_6"]], 20, "it was cancelled once")
+    finally:
+        server.shutdown()
+        server.server_close()
