@@ -77,7 +77,8 @@ def _fill(word: str, values: Mapping[str, str]) -> str:
 def read_secrets(base: Mapping[str, str]) -> Dict[str, str]:
     """NAME=value lines of the user's secrets file, which only the user may read; anything else about it is ignored.
 
-    `export` before a line is fine. Secrets reach a job this way and no other: never through its script, its arguments, Slurm or the run's record.
+    `export` before a line is fine. Secrets reach a job this way and no other: never through its script, its arguments,
+    Slurm or the run's record.
     """
     config = base.get("XDG_CONFIG_HOME") or os.path.join(base.get("HOME") or os.path.expanduser("~"), ".config")
     path = os.path.join(config, SECRETS_FILE)

@@ -23,9 +23,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from shoal.submit import cancelling
     from shoal.submit.budget import admit_everywhere
+    from shoal.views.select import select_runs
 
     home = home_here()
-    views = cancelling.live_among(home, args.which)
+    views = cancelling.live_among(home, select_runs(home, args.which))
     if args.dry_run or not views or (len(views) > 1 and not args.yes and not _agreed(len(views))):
         cancelled = []
     else:

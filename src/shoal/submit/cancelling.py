@@ -16,11 +16,10 @@ from shoal.store import writing
 from shoal.store.fold import ENDED_WORDS, RunView
 from shoal.store.reading import Reader
 from shoal.store.records import Submission
-from shoal.views.select import select_runs
 
 
-def live_among(home: str, which: Sequence[str]) -> list[RunView]:
-    views = observe(home, select_runs(home, which)).views
+def live_among(home: str, names: Sequence[str]) -> list[RunView]:
+    views = observe(home, names).views
     return [view for view in views.values() if view.state in LIVE]
 
 

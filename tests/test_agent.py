@@ -1,0 +1,151 @@
+"""The agent on its own: fence, attempts, checkpoints, processes; under this Python and under 3.8 where there is one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from project import Project, env_of
+from shoal.agent import checkpoints, environment, fence, files, layout, process, shipping
+from shoal.sandbox import Sandbox
+from shoal.store import writing
+from shoal.store.records import Claim, Outcome
+
+RUN = "001_a/000_train_0"
+TOKEN = "abcdefghijkm"
+
+
+@pytest.fixture
+def claim(tmp_path: Path) -> fence.Claim:
+    """A run with one claimed generation, whose submission nobody has answered yet."""
+    run_dir = tmp_path / "runs" / RUN
+    run_dir.mkdir(parents=True)
+    (tmp_path / "submissions" / TOKEN).mkdir(parents=True)
+    writing.claim(str(tmp_path), RUN, 1, Claim(token=TOKEN, revision=1, output_dir="/o", log_dir="/l"))
+    return fence.find_claim(str(run_dir), TOKEN)
+
+
+def _submission(claim: fence.Claim) -> str:
+    return layout.submission_dir(_home(claim), claim.token)
+
+
+def _home(claim: fence.Claim) -> str:
+    return str(Path(claim.run_dir).parents[2])
+
+
+def test_the_first_job_owns_the_generation_and_passes_again_and_no_other_does(claim: fence.Claim) -> None:
+    fence.take_ownership(claim, _submission(claim), {"job_id": "7"})
+    fence.take_ownership(claim, _submission(claim), {"job_id": "7"})
+    with pytest.raises(fence.Fenced, match="belongs to job 7"):
+        fence.take_ownership(claim, _submission(claim), {"job_id": "8"})
+    with pytest.raises(fence.Fenced):
+        fence.take_ownership(claim, _submission(claim), process.this_process())
+
+
+def test_a_submission_whose_job_has_begun_cannot_be_given_up(claim: fence.Claim) -> None:
+    fence.take_ownership(claim, _submission(claim), {"job_id": "12", "array_job_id": "10"})
+    held = writing.settle(_home(claim), claim.token, Outcome(kind="void", reason="too late"))
+    assert (held.kind, held.job_id) == ("accepted", "10")
+
+
+def test_a_job_whose_submission_was_given_up_does_not_begin(claim: fence.Claim) -> None:
+    writing.settle(_home(claim), claim.token, Outcome(kind="void", reason="never received"))
+    with pytest.raises(fence.Fenced, match="given up: never received"):
+        fence.take_ownership(claim, _submission(claim), {"job_id": "7"})
+    assert "submit.1.owner" not in os.listdir(claim.run_dir)
+
+
+def test_a_job_of_a_cancelled_or_finished_run_or_an_old_generation_does_not_begin(claim: fence.Claim) -> None:
+    end = os.path.join(claim.run_dir, "attempt.1.end")
+    files.create_exclusive(end, files.to_json({"success": True, "revision": 1}))
+    with pytest.raises(fence.Fenced, match="done already"):
+        fence.take_ownership(claim, _submission(claim), {"job_id": "7"})
+    os.unlink(end)
+    writing.request_cancel(_home(claim), RUN, 1, {})
+    with pytest.raises(fence.Fenced, match="cancelled"):
+        fence.take_ownership(claim, _submission(claim), {"job_id": "7"})
+    writing.claim(_home(claim), RUN, 2, Claim(token="b" * 12, revision=1, output_dir="/o", log_dir="/l"))
+    with pytest.raises(fence.Fenced, match="submitted again"):
+        fence.take_ownership(claim, _submission(claim), {"job_id": "7"})
+    with pytest.raises(fence.Fenced, match="another submission"):
+        fence.find_claim(claim.run_dir, "c" * 12)
+
+
+def test_an_attempts_number_is_used_once_and_a_later_one_ends_the_earlier(claim: fence.Claim) -> None:
+    assert [fence.begin_attempt(claim, {}) for _ in range(3)] == [1, 2, 3]
+    assert fence.superseded(claim, 1) == "superseded" and fence.superseded(claim, 3) is None
+    writing.request_cancel(_home(claim), RUN, 1, {})
+    assert fence.superseded(claim, 3) == "cancelled"
+
+
+def test_the_newest_checkpoint_is_the_highest_complete_one(tmp_path: Path) -> None:
+    for name in ("model_9.pth", "model_10.pth", "model_2.pth", "model_11.pth.tmp", "other_99.pth"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "model_12.pth").write_text("")
+    newest = checkpoints.newest(str(tmp_path), "model_*.pth")
+    assert newest == str(tmp_path / "model_10.pth") and checkpoints.step_of(newest) == 10
+    (tmp_path / "model_13.pth").mkdir()
+    assert checkpoints.newest(str(tmp_path), "model_*.pth") == str(tmp_path / "model_13.pth")
+    assert checkpoints.newest(str(tmp_path / "nothing[0]"), "model_*.pth") is None
+
+
+@given(st.lists(st.text(), max_size=4))
+def test_words_without_placeholders_are_left_alone(words: list[str]) -> None:
+    plain = [word.replace("{", "").replace("}", "") for word in words]
+    assert environment.complete(plain, {"seed": "1"}) == plain
+    doubled = [word.replace("{", "{{").replace("}", "}}") for word in words]
+    assert environment.complete(doubled, {"seed": "1"}) == words
+
+
+def test_a_process_is_known_by_more_than_its_number() -> None:
+    me = process.this_process()
+    assert process.is_alive(me) and process.is_alive({**me, "started": "another"}) is False
+    assert process.is_alive({**me, "host": "elsewhere"}) is None
+
+
+def test_the_shipped_agent_is_the_same_bytes_each_time_and_has_all_its_modules(tmp_path: Path) -> None:
+    assert shipping.build() == shipping.build()
+    path = shipping.ship(str(tmp_path))
+    assert path == shipping.ship(str(tmp_path)) and len(os.listdir(tmp_path / "agent")) == 1
+    done = subprocess.run([sys.executable, "-I", path, str(tmp_path / "submissions/x")], capture_output=True, text=True)
+    assert done.returncode == 0 and "no record of this submission" in done.stdout, done.stderr
+
+
+def _python38() -> str | None:
+    candidates = [shutil.which("python3.8"), *map(str, Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8"))]
+    candidates += ["/root/.pyenv/versions/3.8.18/bin/python3.8", "/usr/bin/python3.8", "/opt/python3.8/bin/python3.8"]
+    for path in candidates:
+        if path and os.access(path, os.X_OK):
+            told = subprocess.run(
+                [path, "-c", "import sys; print(sys.version_info[:2] == (3, 8))"], capture_output=True
+            )
+            if told.stdout.strip() == b"True":
+                return path
+    return None
+
+
+@pytest.mark.slurm
+def test_the_agent_runs_a_job_under_python_3_8(tmp_path: Path, cluster: Sandbox) -> None:
+    python = _python38()
+    if python is None:
+        pytest.skip("there is no Python 3.8 on this machine")
+    project = Project(tmp_path, cluster)
+    project.shoal("submit", project.script("001_a/000_train_0.sh", "train --time=5 --mem=50 -- exit=3"))
+    project.wait(RUN, "failed")
+    saved = project.submissions()[0] / "script.sh"
+    text = saved.read_text()
+    assert f"python={sys.executable}" in text
+    old = tmp_path / "old.sh"
+    old.write_text(text.replace(f"python={sys.executable}", f"python={python}"))
+    project.slurm("sbatch", "--wait", "-o", str(tmp_path / "out"), str(old), check=False)
+    end = project.records(RUN, "attempt.2.end")
+    assert end and end[0]["exit_code"] == 3, (tmp_path / "out").read_text()
+    project.run(["bash", old], code=3)
+    assert env_of(project.marks(RUN)[2], "SHOAL_ATTEMPT") == "3"

@@ -1,0 +1,153 @@
+"""What the files and Slurm say together: the same evidence, the same answer, and nothing stale undoes an end."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.agent import files
+from shoal.backends.slurm.query import Snapshot, parse_sacct, parse_squeue
+from shoal.model import ENDED, LIVE, STATES
+from shoal.names import job_name
+from shoal.store.fold import ENDED_WORDS, LIVE_WORDS, Evidence, JobRow, RunView, fold
+from shoal.store.reading import Reader
+
+NAME = "001_a/000_x_0"
+TOKEN = "abcdefghijkm"
+NOW = 2_000_000.0
+
+
+def _records() -> dict[str, dict[str, object]]:
+    """Files of a run that failed, was submitted again and ended well: path under the state folder -> record."""
+    who = {"host": "elsewhere", "pid": 1, "started": None}
+    found: dict[str, dict[str, object]] = {}
+    for number, token in ((1, TOKEN), (2, "b" * 12)):
+        claim = {"token": token, "revision": 1, "output_dir": f"/o/{number}", "log_dir": "/l", "t": NOW - 900}
+        common = {"attempt": number, "generation": number, "revision": 1, "token": token, "output_dir": f"/o/{number}"}
+        submission = {"token": token, "backend": "slurm", "cluster": "c", "job_name": "x", "runs": [NAME], "t": NOW}
+        end = {**common, "exit_code": 2 - number, "success": number == 2, "began": NOW, "ended": NOW, "duration_s": 1.0}
+        run = f"runs/{NAME}"
+        found |= {
+            f"submissions/{token}/submission.json": {**submission, **who},
+            f"submissions/{token}/sending": {},
+            f"submissions/{token}/outcome.json": {"kind": "accepted", "job_id": str(number)},
+            f"{run}/submit.{number}.claim": claim,
+            f"{run}/submit.{number}.owner": {"job_id": str(number)},
+            f"{run}/submit.{number}.missing": {"since": NOW - 800},
+            f"{run}/submit.{number}.verdict{number}": {"word": "FAILED" if number == 1 else "COMPLETED"},
+            f"{run}/attempt.{number}.start": {**common, **who, "t": NOW, "log_dir": "/l"},
+            f"{run}/attempt.{number}.beat": {"t": NOW, "every_s": 30.0},
+            f"{run}/attempt.{number}.end": end,
+        }
+    return found
+
+
+RECORDS = _records()
+_GOOD_END = f"runs/{NAME}/attempt.2.end"
+
+
+def _view(paths: list[str], row: JobRow | None = None, asked: bool = True) -> RunView:
+    home = Path(tempfile.mkdtemp(prefix="shoal-fold-"))
+    try:
+        (home / "runs" / NAME).mkdir(parents=True)
+        for path in paths:
+            (home / path).parent.mkdir(parents=True, exist_ok=True)
+            (home / path).write_bytes(files.to_json({"schema": 1, **RECORDS[path]}))
+        return fold(Reader(str(home)).run(NAME), Evidence(asked, NOW, row))
+    finally:
+        shutil.rmtree(home)
+
+
+_ROWS = st.one_of(
+    st.none(),
+    st.builds(
+        lambda word: JobRow("9", word, job_name("001_a", "000_x_0", TOKEN)),
+        st.sampled_from([*ENDED_WORDS, *LIVE_WORDS, "NEW_WORD_OF_SLURM"]),
+    ),
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.permutations(list(RECORDS)), _ROWS, st.booleans())
+def test_the_order_in_which_files_came_makes_no_difference(order: list[str], row: JobRow | None, asked: bool) -> None:
+    assert _view(order, row, asked) == _view(sorted(RECORDS), row, asked)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.sets(st.sampled_from(sorted(RECORDS))), _ROWS, st.booleans())
+def test_nothing_stale_or_missing_undoes_a_good_end(some: set[str], row: JobRow | None, asked: bool) -> None:
+    """Whatever else is there or not yet visible, a run whose newest generation ended well is done."""
+    kept = {*some, _GOOD_END, f"runs/{NAME}/attempt.2.start", f"runs/{NAME}/submit.2.claim"}
+    state = _view(sorted(kept), row, asked).state
+    assert state == "done" or (row is not None and row.word == "OUT_OF_MEMORY" and state == "oom")
+
+
+def test_an_earlier_attempt_that_ended_well_counts_although_a_later_one_failed() -> None:
+    """What the fence goes by, so that a run is never submitted again only to be fenced."""
+    paths = sorted(RECORDS)
+    swapped = {
+        f"runs/{NAME}/attempt.1.end": {**RECORDS[f"runs/{NAME}/attempt.1.end"], "success": True, "exit_code": 0},
+        _GOOD_END: {**RECORDS[_GOOD_END], "success": False, "exit_code": 1},
+    }
+    before = dict(RECORDS)
+    RECORDS.update(swapped)
+    try:
+        view = _view(paths)
+    finally:
+        RECORDS.update(before)
+    assert (view.state, view.attempt) == ("done", 1)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.sets(st.sampled_from(sorted(RECORDS))), _ROWS, st.booleans())
+def test_any_evidence_gives_a_known_state(some: set[str], row: JobRow | None, asked: bool) -> None:
+    assert _view(sorted(some), row, asked).state in STATES
+
+
+@pytest.mark.parametrize("word", [*LIVE_WORDS, "NEW_WORD_OF_SLURM"])
+def test_a_job_that_is_in_slurms_hands_or_has_a_new_word_has_not_ended(word: str) -> None:
+    begun = [path for path in RECORDS if TOKEN in path or ".1." in path]
+    begun = [path for path in begun if not path.endswith((".end", "verdict1"))]
+    view = _view(begun, JobRow("1", word, job_name("001_a", "000_x_0", TOKEN)))
+    assert view.state in LIVE, view
+    if word not in LIVE_WORDS:
+        assert view.state == "unknown" and word in str(view.cause)
+
+
+@pytest.mark.parametrize("word", ENDED_WORDS)
+def test_slurms_last_word_ends_a_job_that_left_no_record(word: str) -> None:
+    begun = [path for path in RECORDS if (TOKEN in path or ".1." in path) and not path.endswith((".end", "verdict1"))]
+    state = _view(begun, JobRow("1", word, job_name("001_a", "000_x_0", TOKEN))).state
+    assert state in ENDED and state != "done", "without an end record nothing is done"
+
+
+def test_every_state_is_live_or_ended_or_new() -> None:
+    assert set(STATES) == LIVE | ENDED | {"new"} and not LIVE & ENDED
+    assert set(LIVE_WORDS.values()) <= LIVE and set(ENDED_WORDS.values()) <= ENDED
+
+
+@given(st.text())
+def test_no_text_breaks_the_parsers(text: str) -> None:
+    for row in [*parse_squeue(text), *parse_sacct(text)]:
+        assert isinstance(row, JobRow)
+
+
+def test_captured_lines_of_squeue_and_sacct_are_read() -> None:
+    name = job_name("001_a", "000_x", TOKEN)
+    one, two = parse_squeue(
+        f"12|12|N/A|RUNNING|n1|None|{name}\n14|13|3|PENDING||(launch failed|held)|{name}\nrubbish\n"
+    )
+    assert (one.job_id, one.task, one.node, one.label) == ("12", None, "n1", "12")
+    assert (two.job_id, two.task, two.reason, two.label) == ("14", 3, "(launch failed|held)", "13_3")
+    text = f"7|7|REQUEUED|0:0|n1|{name}\n7.batch|7.batch|CANCELLED|0:15|n1|batch\n7|7|FAILED|3:0|n2|{name}\n"
+    text += f"7.0|7.0|OUT_OF_MEMORY|0:125|n2|step\n9_2|11|CANCELLED by 1000|0:0|None assigned|{name}\n"
+    rows = parse_sacct(text)
+    assert [row.word for row in rows] == ["REQUEUED", "FAILED", "CANCELLED"]
+    assert rows[1].oom_step and rows[1].exit_code == 3 and rows[2].by == "1000" and rows[2].label == "9_2"
+    newest = Snapshot({(TOKEN, None): rows[:2]}).row(TOKEN, 0, 1)
+    assert newest is not None and newest.word == "FAILED"
