@@ -50,8 +50,9 @@ def add_how(parser: argparse.ArgumentParser) -> None:
         help="one job each, an array, a queue in one allocation, or in several small ones",
     )
     parser.add_argument("--again", action="store_true", help="start over what is done; old results stay")
-    parser.add_argument("--no-snapshot", action="store_true", help="let jobs run the code as it is when they start")
     parser.add_argument("--at-once", type=_count, metavar="K", help="let at most K of these runs be under way together")
+    parser.add_argument("--no-snapshot", action="store_true", help="let jobs run the code as it is when they start")
+    parser.add_argument("--force", action="store_true", help="submit even what the doctor refuses")
     add_pack(parser)
 
 
@@ -60,7 +61,7 @@ def how_of(args: argparse.Namespace) -> How:
 
     packed = args.shape in ("pack", "pilots") or args.pilots is not None
     pack = pack_of(args) if packed else None
-    return How(args.shape, args.again, args.at_once, pack=pack, snapshot=not args.no_snapshot)
+    return How(args.shape, args.again, args.at_once, pack=pack, force=args.force, snapshot=not args.no_snapshot)
 
 
 def _count(text: str) -> int:

@@ -50,6 +50,7 @@ def show_plan(args: argparse.Namespace, project: Project, cluster: Cluster) -> i
         again=how.again,
         at_once=how.at_once,
         pack=how.pack,
+        force=how.force,
     )
     gone = removed(str(project.home), grown, [one.run.spec.name for one in asked], os.environ)
     plan.show(

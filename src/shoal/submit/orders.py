@@ -14,6 +14,7 @@ from shoal.agent import stages
 from shoal.backends.slurm.facts import largest_array
 from shoal.config.cluster import Cluster
 from shoal.config.project import Project
+from shoal.doctor.before import check_before
 from shoal.doctor.request import refuse_impossible
 from shoal.errors import InputError, SchedulerError
 from shoal.model import RunSpec
@@ -69,8 +70,12 @@ def prepare(
     again: bool = False,
     at_once: int | None = None,
     pack: PackOptions | None = None,
+    force: bool = False,
 ) -> Order:
-    """Decide what each run needs and lay the ones to start over jobs. Reads everything, changes nothing."""
+    """Decide what each run needs and lay the ones to start over jobs. Reads everything, changes nothing.
+
+    What the doctor refuses is a RefusedError; with `force` it is a note.
+    """
     refuse_doubles(asked)
     home = str(project.home)
     names = [one.run.spec.name for one in asked]
@@ -101,7 +106,9 @@ def prepare(
         )
     notes += dict.fromkeys(note for planned in submissions for note in planned.resolved.notes)
     if submissions and not cluster.is_local:
-        refuse_impossible([planned.resolved for planned in submissions], environ)
+        if not force:
+            refuse_impossible([planned.resolved for planned in submissions], environ)
+        notes += check_before(submissions, str(project.root), force=force)
     return Order(submissions, left, views, notes)
 
 

@@ -64,12 +64,14 @@ def _numbers_as_numbers(path: Path) -> list[str | int]:
 
 
 class How(NamedTuple):
-    """How runs are submitted: their shape, whether done ones start over, and how many may run at once."""
+    """How runs are submitted: their shape, whether done ones start over, how many may run at once, and whether the
+    doctor may be overruled."""
 
     shape: str = "auto"
     again: bool = False
     at_once: int | None = None
     pack: PackOptions | None = None
+    force: bool = False
     snapshot: bool = True
 
 
@@ -213,7 +215,15 @@ def submit_asked(
 ) -> list[Result]:
     """Check what is asked for and carry it out; with `dry_run`, say what would be done."""
     order = prepare(
-        asked, project, cluster, environ, shape=how.shape, again=how.again, at_once=how.at_once, pack=how.pack
+        asked,
+        project,
+        cluster,
+        environ,
+        shape=how.shape,
+        again=how.again,
+        at_once=how.at_once,
+        pack=how.pack,
+        force=how.force,
     )
     for note in order.notes:
         tell.note(note)
