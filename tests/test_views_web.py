@@ -272,7 +272,8 @@ def browser(tmp_path: Path) -> Iterator[Any]:
         pytest.fail("the browser tests need Chromium: apt-get install chromium chromium-driver", pytrace=False)
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
-    for word in ("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking",
+    for word in ("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run",
+                 "disable-background-networking",
                  "disable-component-update", "disable-sync", "disable-dev-shm-usage", "window-size=1280,800",
                  f"user-data-dir={tmp_path / 'chromium'}"):  # fmt: skip
         options.add_argument(f"--{word}")

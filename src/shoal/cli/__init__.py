@@ -18,6 +18,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "demo": "run a small example on this machine, no Slurm needed",
         "shell": "print the path of the bash functions that experiment scripts source",
         "sandbox": "a real Slurm cluster on this machine: up, down, status",
+        "completion": "lines that let bash, zsh or fish complete commands and runs",
     },
     "run": {
         "plan": "show the runs, requests and scripts of an experiment; change nothing",
