@@ -67,6 +67,8 @@ _MODULES = (
             "engine",
             "follow",
             "writer",
+            "warm",
+            "warm_server",
             "entry",
         )
     ),
@@ -82,11 +84,13 @@ elif role == "launch":
     from shoal_agent.launch.entry import main
 elif role == "pack":
     from shoal_agent.pack.entry import main
+elif role == "warm":
+    from shoal_agent.pack.warm_server import main
 elif role == "stage":
     from shoal_agent.handover import main
 else:
     from shoal_agent.main import main
-sys.exit(main(sys.argv[2:] if role in ("rank", "node", "launch", "pack", "stage") else sys.argv[1:]))
+sys.exit(main(sys.argv[2:] if role in ("rank", "node", "launch", "pack", "warm", "stage") else sys.argv[1:]))
 """
 
 

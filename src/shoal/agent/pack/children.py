@@ -53,37 +53,37 @@ class Starter:
     """Starts runs' processes; knows how this machine lets a child die with its parent."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self._prefix: List[str] = []
-        self._setup: Optional[Callable[[], Any]] = None
+        self.prefix: List[str] = []
+        self.setup: Optional[Callable[[], Any]] = None
         self._known: Dict[Tuple[str, str], str] = {}
         if sys.platform != "linux":
             return
         setpriv = shutil.which("setpriv", path=environ.get("PATH", os.defpath))
         if setpriv and _works([setpriv, "--pdeathsig", "KILL", "--", "/bin/true"]):
-            self._prefix = [setpriv, "--pdeathsig", "KILL", "--"]
+            self.prefix = [setpriv, "--pdeathsig", "KILL", "--"]
         else:
-            self._setup = functools.partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+            self.setup = functools.partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
     def start(
         self, argv: Sequence[str], env: Mapping[str, str], cwd: str, streams: Tuple[str, str], cpus: Sequence[int] = ()
     ) -> Child:
         """Start a program with its output appended to two files; OSError says what is missing."""
-        program = self._find(argv[0], env.get("PATH", os.defpath), cwd)
+        program = self.find(argv[0], env.get("PATH", os.defpath), cwd)
         before = os.sched_getaffinity(0) if cpus else None
         with open(streams[0], "ab", 0) as out, open(streams[1], "ab", 0) as err:
             try:
                 if cpus:
                     os.sched_setaffinity(0, cpus)
                 child = subprocess.Popen(
-                    [*self._prefix, program, *argv[1:]] if self._prefix else list(argv),
-                    executable=None if self._prefix else program,
+                    [*self.prefix, program, *argv[1:]] if self.prefix else list(argv),
+                    executable=None if self.prefix else program,
                     env=env,
                     cwd=cwd,
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=err,
                     start_new_session=True,
-                    preexec_fn=self._setup,
+                    preexec_fn=self.setup,
                 )
             finally:
                 if before is not None:
@@ -91,7 +91,7 @@ class Starter:
         child.returncode = 0  # We collect it ourselves; this keeps subprocess from doing so or complaining.
         return Child(child.pid)
 
-    def _find(self, program: str, path: str, cwd: str) -> str:
+    def find(self, program: str, path: str, cwd: str) -> str:
         if os.path.dirname(program):
             found: Optional[str] = os.path.join(cwd, program)
         else:

@@ -68,6 +68,13 @@ def look(home: str, name: str, token: str) -> Standing:
     return Standing("ended" if end is not None else "taken", claim, names.attempt, start, end, tried, lost)
 
 
+def spec_of(home: str, name: str) -> Optional[Dict[str, Any]]:
+    """What a run is, in its newest revision."""
+    run_dir = layout.run_dir(home, name)
+    revision = layout.parse_names(files.names_in(run_dir)).revision
+    return files.read_json(os.path.join(run_dir, layout.spec_file(revision)))
+
+
 def begin(standing: Standing, me: Dict[str, Any], held: Dict[str, Any]) -> Optional[Begun]:
     """Take the next attempt and write down that it begins; None if another engine was faster.
 

@@ -97,6 +97,8 @@ class Engine:
         try:
             while True:
                 self._obey()
+                if hasattr(self.starter, "collect"):
+                    self.starter.collect()
                 self._reap()
                 self.writer.collect()
                 self._write_again()
@@ -116,6 +118,8 @@ class Engine:
             return False
         if self.stopping or self.draining or not len(self.queue):
             return True
+        if getattr(self.starter, "waiting", False):
+            return False
         left_s = self._left_s()
         if self._disk_since is not None:
             return time.monotonic() - self._disk_since > _DISK_PATIENCE_S
@@ -140,7 +144,7 @@ class Engine:
 
     def _start_ready(self) -> None:
         while not (self.draining or self.stopping) and time.monotonic() >= self._disk_retry_at:
-            if self.writer.pending >= _MOST_PENDING:
+            if self.writer.pending >= _MOST_PENDING or getattr(self.starter, "waiting", False):
                 return
             choice = self.queue.next(self.books, self._left_s())
             if choice is None:

@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from .. import by_hand, fence, files, process
 from ..launch import family
-from . import claims, follow, machine
+from . import claims, follow, machine, warm
 from .books import WHOLE, Books, Need, even_share
 from .children import Starter
 from .engine import Engine, Node, say
@@ -94,7 +94,7 @@ def _work(
     family.adopt_orphans()
     note = dict(me, t=time.time(), slots=slots, gpus=gpus.ids, cpus=len(cpus), ends_at=ends_at)
     _note(folder, "engine.%s.json" % me["engine"], note)
-    engine = Engine(queue, books, settings, node, _starter(settings, environ), _teller(environ))
+    engine = Engine(queue, books, settings, node, _starter(settings, items, node, slots), _teller(environ))
     engine.problems = problems
     code = engine.run()
     _note(folder, "engine.%s.end" % me["engine"], dict(me, t=time.time(), exit_code=code, counts=engine.counts))
@@ -179,8 +179,22 @@ def _for_runs(environ: Mapping[str, str]) -> Dict[str, str]:
     return {name: value for name, value in environ.items() if name != "SHOAL_PARENT"}
 
 
-def _starter(settings: Settings, environ: Mapping[str, str]) -> Any:
-    return Starter(environ)
+def _starter(settings: Settings, items: List[Item], node: Node, slots: int) -> Any:
+    """What starts processes: as they are, or from a parent that has imported modules, if that was asked for."""
+    cold = Starter(node.environ)
+    if not settings.preload or not items:
+        return cold
+    spec = claims.spec_of(node.home, items[0].name)
+    if spec is None or not warm.is_python(spec["command"][0]):
+        say("--preload is for commands that begin with python; these start as usual")
+        return cold
+    env = warm.environment_of_server(dict(node.environ, **(spec.get("env") or {})))
+    env.update(machine.thread_environment(max(1, len(node.cpus) // slots), env))
+    try:
+        return warm.WarmStarter(cold, settings.preload, spec["command"][0], env, spec["cwd"], _teller(node.environ))
+    except OSError as error:
+        say("runs start cold: %s" % error)
+        return cold
 
 
 def _teller(environ: Mapping[str, str]) -> Any:
