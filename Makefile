@@ -5,7 +5,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGES := slurm-wlm slurmdbd slurm-wlm-basic-plugins slurm-wlm-mysql-plugin munge mariadb-server iproute2
+PACKAGES := slurm-wlm slurmdbd slurm-wlm-basic-plugins slurm-wlm-mysql-plugin munge mariadb-server iproute2 chromium chromium-driver
 
 .PHONY: demo test lint types unit slurm packages bench clean
 
@@ -33,7 +33,7 @@ bench: $(VENV)/.installed-test packages
 
 # Slurm itself, for the sandbox: Debian's packages, where we may install them.
 packages:
-	@missing=; for program in slurmctld slurmd slurmdbd munged mariadbd ip; do \
+	@missing=; for program in slurmctld slurmd slurmdbd munged mariadbd ip chromium chromedriver; do \
 	    command -v $$program >/dev/null || missing=$$program; \
 	done; \
 	if [ -z "$$missing" ]; then :; \
