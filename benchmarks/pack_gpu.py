@@ -1,0 +1,118 @@
+"""The seed's twenty models on one GPU: one process each in sequence, then packed, then packed from a warm parent.
+
+python -m benchmarks pack_gpu        (needs CUDA and torch in this Python; says so where there is none)
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+TRAIN = '''
+"""A residual network of constant width on 8x8 pictures, as in the seed: time grows with its depth."""
+import argparse
+import torch
+from torch import nn
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--blocks", type=int)
+parser.add_argument("--epochs", type=int, default=20)
+args = parser.parse_args()
+torch.manual_seed(0)
+device = "cuda"
+x = torch.randn(1437, 1, 8, 8, device=device)
+y = (x.flatten(1) @ torch.randn(64, 10, device=device)).argmax(1)
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(width, width, 3, padding=1), nn.Conv2d(width, width, 3, padding=1)
+
+    def forward(self, x):
+        return torch.relu(x + self.b(torch.relu(self.a(x))))
+
+
+net = nn.Sequential(nn.Conv2d(1, 32, 3, padding=1), *(Block(32) for _ in range(args.blocks)), nn.Flatten(), nn.Linear(2048, 10))
+net.to(device)
+optimizer = torch.optim.Adam(net.parameters(), 1e-3)
+for epoch in range(args.epochs):
+    for batch in torch.randperm(len(x), device=device).split(256):
+        loss = nn.functional.cross_entropy(net(x[batch]), y[batch])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+print(args.blocks, float(loss))
+'''
+BLOCKS = range(4, 81, 4)
+
+
+def main() -> None:
+    try:
+        import torch
+    except ImportError:
+        print("no torch in this Python: not measured")
+        return
+    if not torch.cuda.is_available():
+        print("no CUDA here: not measured")
+        return
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, 20 models of 4 to 80 blocks, 20 epochs\n")
+    print("| how | wall | speed-up |\n|---|---|---|")
+    folder = Path(tempfile.mkdtemp(prefix="shoal-gpu-"))
+    try:
+        (folder / "train.py").write_text(TRAIN)
+        (folder / "shoal.toml").write_text("")
+        one_by_one = timed(lambda: [run([sys.executable, "train.py", "--blocks", str(n)], folder) for n in BLOCKS])
+        row("one process each, in sequence", one_by_one, one_by_one)
+        for slots, warm in ((4, False), (4, True), (8, True)):
+            took = timed(lambda slots=slots, warm=warm: pack(folder, slots, warm))
+            row(f"`shoal pack --slots {slots}{' --preload torch' if warm else ''}`", took, one_by_one)
+    finally:
+        shutil.rmtree(folder)
+
+
+def pack(folder: Path, slots: int, warm: bool) -> None:
+    words = [
+        "pack",
+        "--slots",
+        str(slots),
+        "--gpus-per-run",
+        str(1 / slots),
+        "--set",
+        "blocks=4:80:4",
+        "--cost",
+        "blocks",
+    ]
+    words += ["--preload", "torch"] if warm else []
+    words += [
+        "--name",
+        f"s{slots}{'w' if warm else 'c'}",
+        "-q",
+        "--",
+        sys.executable,
+        "train.py",
+        "--blocks",
+        "{blocks}",
+    ]
+    run([sys.executable, "-m", "shoal", *words], folder)
+
+
+def run(words: list[str], folder: Path) -> None:
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, env={**os.environ})
+    if done.returncode != 0:
+        raise SystemExit(f"{words} ended with {done.returncode}: {done.stdout[-2000:]} {done.stderr[-2000:]}")
+
+
+def timed(work: object) -> float:
+    start = time.perf_counter()
+    work()  # type: ignore[operator]
+    return time.perf_counter() - start
+
+
+def row(how: str, took: float, base: float) -> None:
+    print(f"| {how} | {took:.1f} s | {base / took:.1f} |", flush=True)
