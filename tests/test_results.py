@@ -139,6 +139,26 @@ def test_an_unknown_metric_is_guessed() -> None:
         tabulate([result(0.1, 0, accuracy=1)], metrics=["acuracy"])
 
 
+def test_a_parameter_may_be_averaged_over_like_a_seed() -> None:
+    runs = [
+        RunResult(f"e/eval_ckpt{ckpt}_route{route}", "eval", None, {"ckpt": ckpt, "route": route}, [], state, numbers)
+        for ckpt, route, state, numbers in [
+            ("a", 1, "done", {"score": 1.0}),
+            ("a", 2, "done", {"score": 0.0}),
+            ("b", 1, "failed", {}),
+            ("b", 2, "done", {"score": 1.0}),
+        ]
+    ]
+    table = tabulate(runs, over=["route"])
+    assert table.params == ["ckpt"]
+    assert [(one.name, one.metrics["score"].mean, len(one.missing)) for one in table.groups] == [
+        ("e/eval_ckpta", 0.5, 0),
+        ("e/eval_ckptb", 1.0, 1),
+    ]
+    with pytest.raises(InputError, match="no run has a parameter"):
+        tabulate(runs, over=["town"])
+
+
 PROGRAM = """\
 import json, os, sys
 lr, seed = float(sys.argv[1]), int(sys.argv[2])

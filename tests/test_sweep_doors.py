@@ -158,6 +158,19 @@ def test_changed_parameters_are_new_runs(project: Project) -> None:
     }
 
 
+def test_files_can_be_the_values_of_a_sweep(project: Project) -> None:
+    for number in (2, 1):
+        project.write(f"routes/town/r{number}.xml", "")
+    found = plan(project, page(project, 'step = "train"\n[sweep]\nroute = { stems = "routes/**/*.xml" }\n'))
+    assert [run["params"]["route"] for run in found.values()] == ["r1", "r2"]
+    found = plan(project, page(project, 'step = "train"\n[sweep]\nroute = { files = "routes/**/*.xml" }\n'))
+    assert [run["params"]["route"] for run in found.values()] == ["routes/town/r1.xml", "routes/town/r2.xml"]
+    for wrong, words in (("nothing/*.xml", "no file matches"), ("/etc/*", "below the project"), ("../*", "below the")):
+        bad = page(project, f'step = "train"\n[sweep]\nroute = {{ files = "{wrong}" }}\n')
+        done = project.shoal("plan", bad, code=2)
+        assert words in done.err and "000_train.toml:3" in done.err
+
+
 def test_long_names_are_cut_and_kept_apart(project: Project) -> None:
     long = ", ".join(f'"{"x" * 70}{end}"' for end in "ab")
     found = names(project, page(project, f'step = "train"\nseeds = "0"\n[sweep]\nnote = [{long}]\n'))

@@ -3,6 +3,7 @@ r"""What runs brought: parameters that vary, metrics over seeds as mean and stan
   shoal results 002_depth
   shoal results 002_depth --metric accuracy --sort accuracy --descending
   shoal results 002_depth --format latex > table.tex
+  shoal results 004_routes --over route --partial
 
 Numbers come from metrics.json, metrics.jsonl, W&B's offline files and TensorBoard's events in a run's output folder.
 """
@@ -18,6 +19,7 @@ from shoal.cli.options import home_here
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("which", nargs="*", metavar="RUN_OR_EXPERIMENT", help="only these")
     parser.add_argument("--metric", action="append", default=[], help="only this metric; may be given again")
+    parser.add_argument("--over", action="append", default=[], metavar="PARAM", help="average over this parameter too")
     parser.add_argument("--sort", metavar="NAME", help="order by a metric or a parameter")
     parser.add_argument("--descending", action="store_true", help="the largest first")
     parser.add_argument("--partial", action="store_true", help="count runs that are not done as well")
@@ -40,5 +42,6 @@ def run(args: argparse.Namespace) -> None:
         descending=args.descending,
         all_params=args.all_params,
         defaults=defaults,
+        over=args.over,
     )
     results.show(table, "json" if args.json else args.format)

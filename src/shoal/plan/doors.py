@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from shoal.agent.environment import text_of
-from shoal.config.document import read_document
+from shoal.config.document import Document, read_document
 from shoal.config.project import Project
 from shoal.errors import InputError
 from shoal.names import parse_script_path
@@ -58,7 +58,9 @@ class Reading(NamedTuple):
 def read_file(path: Path, project: Project, environ: Mapping[str, str], wish: Wish) -> Reading:
     """The runs of one file. Changes nothing; what the names rest on is in `grown`."""
     if path.suffix == ".toml":
-        block = parse_block(read_document(path, os.path.relpath(path)))
+        document = read_document(path, os.path.relpath(path))
+        _list_files(document, project.root)
+        block = parse_block(document)
         named = parse_script_path(path, project.root)
         return read_sweeps([Sweep(named, (with_flags(block, *wish.flags()),))], project)
     if path.suffix == ".py":
@@ -71,6 +73,28 @@ def read_file(path: Path, project: Project, environ: Mapping[str, str], wish: Wi
         return read_sweeps(sweeps, project)
     asked = [describe(call, project) for call in collect(path, environ, parse_seeds(wish.seeds))]
     return _swept(asked, wish, project, path) if wish.sets else Reading(asked, [])
+
+
+def _list_files(document: Document, root: Path) -> None:
+    """Put the names of files in place of { files = "routes/*.xml" } and { stems = ... } in a sweep, sorted."""
+    sweep = document.values.get("sweep")
+    if not isinstance(sweep, dict):
+        return
+    for name, value in sweep.items():
+        kind = next(iter(value), None) if isinstance(value, dict) and len(value) == 1 else None
+        if kind not in ("files", "stems"):
+            continue
+        pattern = value[kind]
+        if not isinstance(pattern, str) or pattern.startswith("/") or ".." in pattern.split("/"):
+            raise InputError(
+                f"{name} needs a pattern of files below the project's root",
+                hint='route = { stems = "routes/*.xml" }',
+                place=document.place(("sweep", name)),
+            )
+        found = sorted(path for path in root.glob(pattern) if path.is_file())
+        if not found:
+            raise InputError(f"no file matches {pattern!r}", place=document.place(("sweep", name)))
+        sweep[name] = [path.stem if kind == "stems" else str(path.relative_to(root)) for path in found]
 
 
 def read_sweeps(sweeps: Sequence[Sweep], project: Project) -> Reading:

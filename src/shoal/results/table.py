@@ -60,11 +60,16 @@ def tabulate(
     descending: bool = False,
     all_params: bool = False,
     defaults: Mapping[str, Any] | None = None,
+    over: Sequence[str] = (),
 ) -> Results:
-    """Group runs over seeds. `metrics` chooses and orders columns; `sort` is one of them, or a parameter."""
+    """Group runs over seeds. `metrics` chooses and orders columns; `sort` is one of them, or a parameter.
+
+    `over` names parameters to average over as well, such as the routes of an evaluation.
+    """
     by_group: dict[str, list[RunResult]] = {}
+    _refuse_strangers(over, runs)
     for run in runs:
-        by_group.setdefault(run.group, []).append(run)
+        by_group.setdefault(_key(run, over), []).append(run)
     known = dict.fromkeys(name for run in runs for name in run.numbers)
     _refuse_unknown([*metrics], known)
     columns = list(metrics) or list(known)
@@ -80,11 +85,12 @@ def tabulate(
 def _group(name: str, runs: list[RunResult], columns: Sequence[str], defaults: Mapping[str, Any]) -> Group:
     statistics = {}
     for column in columns:
-        values = {_label(run): run.numbers[column] for run in runs if column in run.numbers}
+        values = {_label(run, runs): run.numbers[column] for run in runs if column in run.numbers}
         if values:
             statistics[column] = statistic(values)
     missing = [run for run in runs if not any(column in run.numbers for column in columns)]
-    return Group(name, runs[0].step, {**defaults, **runs[0].params}, runs, statistics, missing)
+    shared = {n: v for n, v in runs[0].params.items() if all(run.params.get(n) == v for run in runs)}
+    return Group(name, runs[0].step, {**defaults, **shared}, runs, statistics, missing)
 
 
 def statistic(values: dict[str, float]) -> Statistic:
@@ -122,8 +128,29 @@ def _sorted(groups: list[Group], key: str, is_metric: bool, descending: bool) ->
     return there + rest
 
 
-def _label(run: RunResult) -> str:
+def _label(run: RunResult, group: Sequence[RunResult]) -> str:
+    """What tells a run of a group: its seed, or its name where several share the seed."""
+    if sum(1 for other in group if other.seed == run.seed) > 1:
+        return run.name
     return "-" if run.seed is None else str(run.seed)
+
+
+def _key(run: RunResult, over: Sequence[str]) -> str:
+    """The group's name: without the seed, and without the parameters that are averaged over."""
+    if not any(name in run.params for name in over):
+        return run.group
+    rest = {name: value for name, value in run.params.items() if name not in over and name not in run.derived}
+    experiment = run.name.partition("/")[0]
+    return f"{experiment}/{run.step}" + "".join(f"_{name}{value}" for name, value in sorted(rest.items()))
+
+
+def _refuse_strangers(over: Sequence[str], runs: Sequence[RunResult]) -> None:
+    known = {name for run in runs for name in run.params}
+    for name in over:
+        if name not in known:
+            raise InputError(
+                f"no run has a parameter {name!r}", hint=f"there are {', '.join(sorted(known))}", place="--over"
+            )
 
 
 def _refuse_unknown(asked: Sequence[str], known: Mapping[str, Any]) -> None:

@@ -18,6 +18,8 @@ from shoal.sweep.memory import read_naming
 from shoal.views.render import print_json, print_table
 from shoal.views.select import select_runs
 
+#: In a cell; JSON names all of them.
+_MOST_NAMED = 5
 FORMATS = ("text", "csv", "json", "markdown", "latex")
 
 
@@ -115,7 +117,16 @@ def cells(results: Results, plus_minus: str | None) -> tuple[list[str], list[lis
 
 def _missing(group: Group) -> str:
     """Who is missing, and why: seed 2 failed."""
-    return ", ".join(f"{'run' if run.seed is None else f'seed {run.seed}'} {_why(run)}" for run in group.missing)
+    seeds = [run.seed for run in group.runs]
+    unique = len(set(seeds)) == len(seeds)
+    told = [f"{_told(run, unique)} {_why(run)}" for run in group.missing]
+    return ", ".join(told[:_MOST_NAMED]) + (f" and {len(told) - _MOST_NAMED} more" if len(told) > _MOST_NAMED else "")
+
+
+def _told(run: RunResult, unique: bool) -> str:
+    if not unique:
+        return run.name.partition("/")[2]
+    return "run" if run.seed is None else f"seed {run.seed}"
 
 
 def _why(run: RunResult) -> str:
