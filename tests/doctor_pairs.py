@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from shoal.doctor.cluster import ClusterFacts, Kind, PartitionFacts, Reservation
+from shoal.doctor.cluster import ClusterFacts, Kind, PartitionFacts, QosFacts, Reservation
 
 GPU = "--gres=gpu:4\n--cpus-per-task=32\n--mem=100G\n--time=1-00:00:00\n--nodes=1"
 LIGHTNING = "import lightning as L\ntrainer = L.Trainer(devices=4, num_nodes=1, strategy='ddp')\n"
@@ -33,6 +33,7 @@ CLUSTER = ClusterFacts(
     accounts=("lab", "small"),
     default_account="lab",
     qos=("normal", "high"),
+    qos_limits=(QosFacts("normal"), QosFacts("high", 86400, 8)),
     now_s=1_000_000.0,
 )
 MAINTENANCE = CLUSTER._replace(reservations=(Reservation("update", 1_007_200.0, 1_050_000.0, True),))
@@ -126,6 +127,11 @@ PAIRS: list[Pair] = [
     ),
     Pair("D30", Case(raw="#!/bin/bash\necho\n".encode("utf-16")), Case(GPU)),
     Pair("D31", Case(GPU, "echo 'never closed\npython train.py\n"), Case(GPU, "echo 'closed'\npython train.py\n")),
+    Pair(
+        "D32",
+        Case("--qos=high\n--time=2-00:00:00", cluster=CLUSTER),
+        Case("--qos=high\n--time=1-00:00:00", cluster=CLUSTER),
+    ),
     Pair(
         "G01",
         Case("--gres=gpu:1\n--ntasks-per-node=8\n--nodes=1"),

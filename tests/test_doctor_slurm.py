@@ -158,6 +158,28 @@ def test_account_and_qos_that_are_not_mine_are_refused_with_mine(
     accounting_cluster.run("sbatch", "--test-only", *shlex.split(nearest), str(path))
 
 
+@pytest.mark.parametrize(
+    ("header", "nearest"), [("--time=2-00:00:00", "--time="), ("--time=1:00:00\n-N 2 --gpus-per-node=8", None)]
+)
+def test_a_qos_that_is_too_small_is_said_although_sbatch_accepts_the_job(
+    header: str,
+    nearest: str | None,
+    accounting_cluster: Sandbox,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(accounting_cluster.conf_path))
+    path = write(tmp_path, f"--qos=high\n{header}")
+    code, document = doctor(path, capsys=capsys)
+    assert code == 3
+    assert "D32" in [one["code"] for one in document["findings"]]
+    proposed = document["files"][0]["nearest"]
+    assert proposed is not None
+    assert nearest is None or nearest in proposed
+    accounting_cluster.run("sbatch", "--test-only", *shlex.split(proposed), str(path))
+
+
 def test_maintenance_is_announced(
     make_sandbox: MakeSandbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

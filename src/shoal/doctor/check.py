@@ -11,9 +11,10 @@ import msgspec
 
 from shoal.doctor import rules
 from shoal.doctor.cluster import ClusterFacts, ask_cluster, test_only
+from shoal.doctor.directives import Option
 from shoal.doctor.finding import ORDER, Facts, Files, Finding, apply_rules
-from shoal.doctor.geometry import read_geometry
-from shoal.doctor.nearest import applied, as_flags, closest, proposals
+from shoal.doctor.geometry import Geometry, read_geometry
+from shoal.doctor.nearest import applied, as_flags, closest, proposals, qos_misfits
 from shoal.doctor.repair import repair
 from shoal.doctor.script import Script, read_script
 from shoal.doctor.surroundings import RealFiles
@@ -34,6 +35,8 @@ class Inputs(NamedTuple):
 
 
 _NO_INPUTS = Inputs()
+#: Shebang and directives of a script -> what Slurm says to them, and what it would accept.
+Asked = dict[tuple[str, ...], tuple[str | None, str | None]]
 
 
 class Examined(NamedTuple):
@@ -96,13 +99,14 @@ def examine_all(
 ) -> tuple[list[Examined], ClusterFacts | None]:
     """Examine scripts, and with `ask` against the Slurm that answers here. DiskError for a file that cannot be read."""
     cluster = ask_cluster(environ, user) if ask else None
+    asked: Asked = {}
     examined = []
     for path in paths:
         try:
             text = read_text(path)
         except OSError as error:
             raise DiskError(f"{path} cannot be read: {error.strerror or error}", hint=f"ls -l {path}") from None
-        examined.append(examine(text, path, cluster, environ, inputs=inputs, steps=steps))
+        examined.append(examine(text, path, cluster, environ, inputs=inputs, steps=steps, asked=asked))
     return examined, cluster
 
 
@@ -115,15 +119,24 @@ def examine(
     inputs: Inputs = _NO_INPUTS,
     files: Files | None = None,
     steps: frozenset[str] = frozenset(),
+    asked: Asked | None = None,
 ) -> Examined:
-    """One script. With a cluster, Slurm itself is asked as well, and a refusal comes with what it would accept."""
+    """One script. With a cluster, Slurm itself is asked as well, and a refusal comes with what it would accept.
+
+    `asked` remembers Slurm's answers between scripts: a folder of a hundred variants asks it a few times.
+    """
     rules.load()
     script = read_script(text, str(path), steps=steps | {"train", "posttrain", "evaluate"})
     if "clusters" in script.options:
         cluster = None  # it runs on another cluster than the one that answers here
     facts = Facts(script, files or RealFiles(path), cluster, None, None, *inputs)
     if cluster is not None and script.kind == "batch" and script.directives.options:
-        facts = _with_slurm(facts, cluster, environ)
+        key = tuple(text.lines[number - 1] for number in (1, *script.directives.lines))
+        known = {} if asked is None else asked
+        if key not in known:
+            known[key] = _with_slurm(facts, cluster, environ)
+        refusal, nearest = known[key]
+        facts = facts._replace(refusal=refusal, nearest=nearest)
     return Examined(script, apply_rules(facts), facts)
 
 
@@ -138,22 +151,27 @@ def examine_nothing(inputs: Inputs) -> Facts:
     return Facts(read_script(decode(b""), str(path)), RealFiles(path), None, None, None, *inputs)
 
 
-def _with_slurm(facts: Facts, cluster: ClusterFacts, environ: Mapping[str, str]) -> Facts:
-    """Ask `sbatch --test-only`; where it or our own reading refuses, look for a request that both accept."""
+def _with_slurm(facts: Facts, cluster: ClusterFacts, environ: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """(what `sbatch --test-only` objects to, flags with which it accepts), each None when there is none.
+
+    Where it or our own reading refuses, requests that fit are tried until Slurm accepts one.
+    """
     script = facts.script
-    refusal = test_only(script.path, [], environ)
-    best = closest(script.geometry, script.options, cluster)
-    if refusal is None and best is not None and not best[1]:
-        return facts
-    nearest = None
+    answer = test_only(script.path, [], environ)
+    refusal = answer.said if answer.accepted is False else None
+    if refusal is None and _fits(script.geometry, script.options, cluster):
+        return None, None
     for changes in proposals(script.geometry, script.options, cluster):
         options = applied(script.options, changes)
-        fits = closest(read_geometry(options), options, cluster)
         flags = as_flags(changes)
-        if fits is not None and not fits[1] and test_only(script.path, flags, environ) is None:
-            nearest = " ".join(flags)
-            break
-    return facts._replace(refusal=refusal, nearest=nearest)
+        if _fits(read_geometry(options), options, cluster) and test_only(script.path, flags, environ).accepted:
+            return refusal, " ".join(flags)
+    return refusal, None
+
+
+def _fits(geometry: Geometry, options: Mapping[str, Option], cluster: ClusterFacts) -> bool:
+    best = closest(geometry, options, cluster)
+    return best is not None and not best[1] and not qos_misfits(geometry, options, cluster)
 
 
 def write_fixed(examined: Examined) -> tuple[Path, list[Finding]] | None:

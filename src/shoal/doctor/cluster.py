@@ -50,6 +50,21 @@ class PartitionFacts(NamedTuple):
     preempts: bool = False
 
 
+class QosFacts(NamedTuple):
+    """Limits of a QOS. A request above them is accepted, and waits for ever."""
+
+    name: str
+    max_time_s: int | None = None
+    max_gpus: int | None = None
+
+
+class Answer(NamedTuple):
+    """What `sbatch --test-only` said; `accepted` is None when Slurm did not answer."""
+
+    accepted: bool | None
+    said: str = ""
+
+
 class Reservation(NamedTuple):
     """A maintenance window; times in seconds since the epoch."""
 
@@ -69,6 +84,7 @@ class ClusterFacts(NamedTuple):
     accounts: tuple[str, ...] = ()
     default_account: str | None = None
     qos: tuple[str, ...] = ()
+    qos_limits: tuple[QosFacts, ...] = ()
     reservations: tuple[Reservation, ...] = ()
     now_s: float = 0.0
     silent: tuple[str, ...] = ()
@@ -101,6 +117,8 @@ def ask_cluster(environ: Mapping[str, str], user: str, *, clock: float | None = 
     question = ["show", "user", user, "withassoc", "format=Account,DefaultAccount,QOS"]
     told = _ask(["sacctmgr", "--noheader", "--parsable2", *question], environ, silent) or ""
     accounts, default_account, qos = parse_associations(told)
+    question = ["show", "qos", "format=Name,MaxWall,MaxTRES,MaxTRESPerUser"]
+    limits = (_ask(["sacctmgr", "--noheader", "--parsable2", *question], environ, silent) or "") if qos else ""
     settings = parse_config(config)
     return ClusterFacts(
         version=_version(settings.get("SLURM_VERSION", "")),
@@ -112,20 +130,21 @@ def ask_cluster(environ: Mapping[str, str], user: str, *, clock: float | None = 
         accounts=accounts,
         default_account=default_account,
         qos=qos,
+        qos_limits=tuple(parse_qos(limits)),
         reservations=tuple(parse_reservations(reservations)),
         now_s=time.time() if clock is None else clock,
         silent=tuple(silent),
     )
 
 
-def test_only(path: str, flags: list[str], environ: Mapping[str, str]) -> str | None:
-    """What `sbatch --test-only` objects to, in one line; None when it would accept, or when Slurm does not answer."""
+def test_only(path: str, flags: list[str], environ: Mapping[str, str]) -> Answer:
+    """Whether sbatch would accept a script with these flags, and what it objects to, in one line."""
     try:
         answer = run(["sbatch", "--test-only", *flags, path], TIMEOUT_S, environ=environ)
-    except (SchedulerError, InputError):
-        return None
+    except (SchedulerError, InputError) as error:
+        return Answer(None, error.message)
     if answer.returncode == 0:
-        return None
+        return Answer(True)
     lines = [line for line in (answer.stderr or answer.stdout).splitlines() if line.strip()]
     said = [line.removeprefix("sbatch: ").removeprefix("error: ").removeprefix("fatal: ") for line in lines]
     last = next(
@@ -134,8 +153,17 @@ def test_only(path: str, flags: list[str], environ: Mapping[str, str]) -> str | 
     if re.search(
         r"(?i)connect failure|unable to contact|configuration source|socket timed out|connection refused", last
     ):
-        return None
-    return last.removeprefix("allocation failure: ").strip()
+        return Answer(None, last)
+    return Answer(False, last.removeprefix("allocation failure: ").strip())
+
+
+def parse_qos(text: str) -> Iterator[QosFacts]:
+    """Limits of `sacctmgr show qos format=Name,MaxWall,MaxTRES,MaxTRESPerUser`; those of a job and of a user alike."""
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split("|")]
+        if len(fields) == 4 and fields[0]:
+            gpus = [int(number) for field in fields[2:] for number in re.findall(r"gres/gpu=(\d+)", field)]
+            yield QosFacts(fields[0], _time(fields[1]), min(gpus, default=None))
 
 
 def parse_config(text: str) -> dict[str, str]:

@@ -87,6 +87,33 @@ def _features(options: Mapping[str, Option]) -> list[str]:
     return [part.strip() for part in value.replace(",", "&").split("&") if part.strip()]
 
 
+def qos_misfits(geometry: Geometry, options: Mapping[str, Option], cluster: ClusterFacts) -> list[Misfit]:
+    """What is too much for the QOS that a request names."""
+    asked = options["qos"].value if "qos" in options else None
+    limits = next((one for one in cluster.qos_limits if one.name == asked), None)
+    found: list[Misfit] = []
+    if limits is None:
+        return found
+    if geometry.time_s and limits.max_time_s and geometry.time_s > limits.max_time_s:
+        most = format_slurm_time(limits.max_time_s)
+        found.append(Misfit("time", "time", format_slurm_time(geometry.time_s), most))
+    if geometry.gpus_total and limits.max_gpus is not None and geometry.gpus_total > limits.max_gpus:
+        found.append(Misfit("gpus", _gpu_option(options), str(geometry.gpus_total), str(limits.max_gpus)))
+    return found
+
+
+def _other_qos(geometry: Geometry, options: Mapping[str, Option], cluster: ClusterFacts) -> list[Changes]:
+    """Ways out of a QOS that is too small: less time, or another of the user's."""
+    found = qos_misfits(geometry, options, cluster)
+    if not found:
+        return [{}]
+    ways: list[Changes] = [{"time": found[0].most}] if [one.about for one in found] == ["time"] else []
+    for name in cluster.qos:
+        if not qos_misfits(geometry, {**options, "qos": Option("qos", name, 0, "")}, cluster):
+            ways.append({"qos": name})
+    return ways
+
+
 def closest(
     geometry: Geometry, options: Mapping[str, Option], cluster: ClusterFacts
 ) -> tuple[Kind, list[Misfit]] | None:
@@ -105,22 +132,23 @@ def closest(
 def proposals(geometry: Geometry, options: Mapping[str, Option], cluster: ClusterFacts) -> list[Changes]:
     """Changes that make the request fit, the smallest first; each still needs Slurm's own word."""
     found: list[Changes] = []
-    base = _identity(options, cluster)
+    bases = [{**_identity(options, cluster), **way} for way in _other_qos(geometry, options, cluster)]
     known = {one.name for one in cluster.chosen(options)}
     for kind in sorted(cluster.all_kinds, key=lambda kind: kind.partition not in known):
         partition = cluster.partition(kind.partition)
         if partition is None or not partition.is_up:
             continue
-        changes = dict(base)
-        if kind.partition not in known:
-            changes["partition"] = kind.partition
-        changes |= _changes(misfits(geometry, options, partition, kind), geometry, options, kind)
-        if not _may_enter(partition, changes, options, cluster):
-            continue
-        if (size := geometry.array_last) is not None and cluster.max_array_size and size >= cluster.max_array_size:
-            changes["array"] = f"0-{cluster.max_array_size - 1}"
-        if changes and changes not in found:
-            found.append(changes)
+        for base in bases:
+            changes = dict(base)
+            if kind.partition not in known:
+                changes["partition"] = kind.partition
+            changes |= _changes(misfits(geometry, options, partition, kind), geometry, options, kind)
+            if not _may_enter(partition, changes, options, cluster):
+                continue
+            if (size := geometry.array_last) is not None and cluster.max_array_size and size >= cluster.max_array_size:
+                changes["array"] = f"0-{cluster.max_array_size - 1}"
+            if changes and changes not in found:
+                found.append(changes)
     # A smaller request in the partition that was asked for comes before an equal number of changes elsewhere.
     return sorted(found, key=lambda changes: (len(changes), "partition" in changes))[:8]
 

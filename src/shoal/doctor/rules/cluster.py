@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from shoal.doctor.finding import Facts, Hit, rule
-from shoal.doctor.nearest import Misfit, closest
+from shoal.doctor.nearest import Misfit, closest, qos_misfits
 from shoal.doctor.rules.common import plural
 
 _GPU_NAMES = ("gpu", "a100", "h100", "h200", "v100", "a40", "l40", "b200", "gh200", "mi250", "mi300", "rtx", "2080")
@@ -172,6 +172,22 @@ def refused(facts: Facts) -> Iterator[Hit]:
             f"sbatch --test-only refuses the script: {facts.refusal}",
             "it cannot be submitted as it is",
             _fix(facts, f"sbatch --test-only {facts.script.path}   # asks again"),
+        )
+
+
+@rule("D32", "error", "more than the QOS gives")
+def qos_limit(facts: Facts) -> Iterator[Hit]:
+    if facts.cluster is None:
+        return
+    words = {"time": "of time", "gpus": "GPUs at once"}
+    option = facts.script.options.get("qos")
+    name = option.value if option else ""
+    for misfit in qos_misfits(facts.script.geometry, facts.script.options, facts.cluster):
+        yield Hit(
+            _line(facts, misfit.option),
+            f"QOS {name} gives at most {misfit.most} {words[misfit.about]}, not {misfit.asked}",
+            "Slurm accepts it and never starts it (QOSMaxWallDurationPerJobLimit, QOSMaxGRESPerUser)",
+            _fix(facts, f"at most {misfit.most}, or another QOS"),
         )
 
 
