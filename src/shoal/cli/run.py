@@ -17,6 +17,7 @@ configure = submit.configure
 
 
 def run(args: argparse.Namespace) -> int:
+    from shoal.submit.budget import set_limits
     from shoal.submit.scripts import submit_scripts
     from shoal.views.watching import follow_to_end
 
@@ -24,6 +25,8 @@ def run(args: argparse.Namespace) -> int:
     cluster = cluster_for(project, args.on)
     if args.dry_run:
         return submit.run(args)
+    if args.budget:
+        set_limits(str(project.home), cluster, args.budget)
     say = submit.teller(args, next_steps=False)
     with say:
         results = submit_scripts(
