@@ -2,6 +2,7 @@
 
 shoal plan experiments/001_example
 shoal plan experiments/001_example/000_pretrain_0.sh --script
+shoal plan experiments/002_depth/000_train.toml --shapes
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from typing import TYPE_CHECKING
 from shoal.cli.options import add_how, add_output, add_sweep, add_where, cluster_for, how_of, project_here, wish_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shoal.config.cluster import Cluster
     from shoal.config.project import Project
+    from shoal.plan.describe import Asked
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +27,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_where(parser)
     add_sweep(parser)
     add_how(parser)
+    parser.add_argument("--shapes", action="store_true", help="compare job each, array, packs and pilots; and stop")
+    parser.add_argument("--startup", metavar="8m", help="with --shapes: what each allocation pays before its first run")
     parser.add_argument("--script", action="store_true", help="print the batch scripts as well")
     add_output(parser)
 
@@ -40,6 +46,8 @@ def show_plan(args: argparse.Namespace, project: Project, cluster: Cluster) -> i
 
     asked, waiting, grown = read_scripts(args.file, project, os.environ, wish_of(args))
     cluster = where(asked, project, cluster, os.environ, args.on)
+    if getattr(args, "shapes", False):
+        return show_shapes(args, asked, project, cluster)
     how = how_of(args)
     order = prepare(
         asked,
@@ -64,4 +72,15 @@ def show_plan(args: argparse.Namespace, project: Project, cluster: Cluster) -> i
         quiet=args.quiet,
         scripts=getattr(args, "script", False),
     )
+    return 0
+
+
+def show_shapes(args: argparse.Namespace, asked: Sequence[Asked], project: Project, cluster: Cluster) -> int:
+    from shoal.submit.comparing import compare_shapes
+    from shoal.units import parse_duration_s
+    from shoal.views import shapes
+
+    startup_s = float(parse_duration_s(args.startup, place="--startup")) if args.startup else 0.0
+    comparison = compare_shapes(asked, project, cluster, os.environ, startup_s=startup_s)
+    shapes.show(comparison, len(asked), as_json=args.json)
     return 0

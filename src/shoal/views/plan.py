@@ -93,7 +93,8 @@ def document(
 def gpu_hours(planned: PlannedSubmission) -> float:
     """GPUs times the time limit: the most that it can cost."""
     request = planned.request
-    return len(planned.runs) * (request.nodes or 1) * (request.gpus or 0) * (request.time_limit_s or 0) / 3600
+    jobs = len(planned.runs) if planned.pack is None else max(1, planned.pack.pilots)
+    return jobs * (request.nodes or 1) * (request.gpus or 0) * (request.time_limit_s or 0) / 3600
 
 
 def _run(spec: RunSpec, request: Request | None) -> dict[str, Any]:

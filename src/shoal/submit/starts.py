@@ -1,0 +1,70 @@
+"""When Slurm would start each shape: one `sbatch --test-only` for each different request. Nothing is submitted."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from shoal.backends.slurm.commands import run
+from shoal.backends.slurm.flags import SbatchFlags
+from shoal.backends.slurm.options import resolve
+from shoal.config.cluster import Cluster
+from shoal.config.project import Project
+from shoal.errors import InputError, SchedulerError
+from shoal.model import Request
+from shoal.pack.shapes import ShapeCost
+from shoal.units import format_slurm_time
+
+_STARTS = re.compile(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
+_TIMEOUT_S = 20.0
+
+
+def expected_starts(
+    shapes: Sequence[ShapeCost],
+    per_gpu: Request,
+    project: Project,
+    cluster: Cluster,
+    environ: Mapping[str, str],
+    clock: Callable[[], float] = time.time,
+) -> dict[str, float]:
+    """Shape -> seconds until its first allocation would start; a shape that Slurm does not answer for is left out.
+
+    `per_gpu` is what goes with each GPU: its type, CPUs and memory.
+    """
+    found: dict[str, float] = {}
+    asked: dict[tuple[str, ...], float | None] = {}
+    for shape in shapes:
+        try:
+            argv = tuple(_argv(shape, per_gpu, project, cluster))
+        except InputError:
+            continue
+        if argv not in asked:
+            asked[argv] = _ask(argv, environ, clock)
+        seconds = asked[argv]
+        if seconds is not None:
+            found[shape.name] = seconds
+    return found
+
+
+def _argv(shape: ShapeCost, per_gpu: Request, project: Project, cluster: Cluster) -> list[str]:
+    request = Request(
+        nodes=1,
+        gpus=shape.gpus,
+        gpu_type=per_gpu.gpu_type,
+        cpus=per_gpu.cpus * shape.gpus if per_gpu.cpus else None,
+        memory=f"{per_gpu.memory_mb * shape.gpus}M" if per_gpu.memory_mb else None,
+        time=format_slurm_time(max(60, int(shape.time_limit_s))),
+    )
+    return resolve(request, SbatchFlags(), cluster, project.clusters).argv()
+
+
+def _ask(argv: Sequence[str], environ: Mapping[str, str], clock: Callable[[], float]) -> float | None:
+    try:
+        answer = run(["sbatch", "--test-only", *argv], _TIMEOUT_S, environ=environ, stdin="#!/bin/bash\ntrue\n")
+    except SchedulerError:
+        return None
+    told = _STARTS.search(answer.stderr + answer.stdout)
+    if told is None:
+        return None
+    return max(0.0, time.mktime(time.strptime(told[1], "%Y-%m-%dT%H:%M:%S")) - clock())

@@ -1,0 +1,41 @@
+"""`shoal plan --shapes`: what each shape asks for, uses and leaves idle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.pack.shapes import Comparison
+from shoal.units import format_duration
+from shoal.views.render import print_json, print_table
+
+_HEADER = ("SHAPE", "JOBS", "GPUS", "TIME LIMIT", "ASKED GPU-H", "USED", "IDLE", "MAKESPAN", "STARTS IN")
+
+
+def show(comparison: Comparison, runs: int, *, as_json: bool) -> None:
+    if as_json:
+        print_json(document(comparison, runs))
+        return
+    rows = [
+        (
+            shape.name,
+            str(shape.entries),
+            str(shape.gpus),
+            format_duration(int(shape.time_limit_s)),
+            f"{shape.requested:.3g}",
+            f"{shape.used:.3g}",
+            f"{shape.idle:.3g}",
+            format_duration(int(shape.makespan_s)),
+            "-" if shape.start_s is None else format_duration(int(shape.start_s)),
+        )
+        for shape in comparison.shapes
+    ]
+    print_table(_HEADER, rows)
+    for text in comparison.assumptions:
+        print(f"assumes: {text}")
+    print(f"for time: {comparison.fastest}; for cost: {comparison.cheapest}")
+
+
+def document(comparison: Comparison, runs: int) -> dict[str, Any]:
+    shapes = [{**shape._asdict(), "finish_s": shape.finish_s} for shape in comparison.shapes]
+    best = {"time": comparison.fastest, "cost": comparison.cheapest}
+    return {"runs": runs, "shapes": shapes, "assumptions": comparison.assumptions, "best": best}

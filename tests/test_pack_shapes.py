@@ -1,0 +1,111 @@
+"""`shoal plan --shapes`: the seed's comparison, with its units kept apart."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from project import Project, assert_clear_error
+from shoal.agent.pack.books import WHOLE
+from shoal.pack.order import Job
+from shoal.pack.shapes import compare, with_lengths, with_starts
+from shoal.sandbox import Sandbox
+
+SEED = [Job(k, WHOLE, expect_s=0.85 * k) for k in range(1, 21)]
+
+
+def test_the_seeds_comparison_with_wall_time_and_gpu_time_apart() -> None:
+    found = {shape.name: shape for shape in compare(SEED, []).shapes}
+    used = sum(0.85 * k for k in range(1, 21)) / 3600
+    for shape in found.values():
+        assert shape.used == pytest.approx(used)
+        assert shape.requested >= shape.held - 1e-9 or shape.name.endswith("pilots")
+    assert found["array"].time_limit_s == 21 and found["array"].idle == pytest.approx(0)
+    assert found["pack of 4"].makespan_s == pytest.approx(45.9)
+    assert found["pack of 4"].time_limit_s == 56
+    assert found["pack of 4"].requested * 3600 == pytest.approx(4 * 56)
+    assert found["4 pilots"].idle == pytest.approx(0)
+
+
+def test_what_an_allocation_pays_at_its_start_speaks_for_packs() -> None:
+    without, paid = compare(SEED, []), compare(SEED, [], startup_s=480)
+    assert without.cheapest in ("array", "job each", "pack of 1") or "pilots" in without.cheapest
+    assert paid.cheapest == "pack of 1"
+    assert any("480 s to start up" in text for text in paid.assumptions)
+
+
+def test_a_queue_that_starts_late_loses_against_one_that_starts_now() -> None:
+    found = compare(SEED, [])
+    starts = {shape.name: (0.0 if "pilots" in shape.name else 3600.0) for shape in found.shapes}
+    assert "pilots" in with_starts(found, starts).fastest
+
+
+@pytest.mark.parametrize(
+    ("jobs", "said"),
+    [
+        ([Job(0, cost=1, limit_s=60), Job(1, cost=4, limit_s=60)], "in proportion to cost"),
+        ([Job(0, limit_s=60), Job(1, limit_s=30)], "its whole time limit"),
+        ([Job(0, cost=1), Job(1, cost=2)], "units of cost"),
+        ([Job(0, expect_s=1), Job(1, expect_s=2)], "durations from earlier"),
+    ],
+)
+def test_it_says_what_it_assumes(jobs: list[Job], said: str) -> None:
+    known, assumptions = with_lengths(jobs, "earlier attempts")
+    assert all(job.expect_s is not None for job in known) and said in assumptions[0]
+
+
+@given(
+    st.lists(st.tuples(st.floats(1, 1000), st.sampled_from([WHOLE // 4, WHOLE, 2 * WHOLE])), min_size=1, max_size=40)
+)
+def test_hours_add_up_in_every_shape(given_jobs: list[tuple[float, int]]) -> None:
+    jobs = [Job(at, parts, expect_s=length) for at, (length, parts) in enumerate(given_jobs)]
+    found = compare(jobs, [])
+    work = sum(length * parts / WHOLE for length, parts in given_jobs) / 3600
+    for shape in found.shapes:
+        assert shape.used == pytest.approx(work)
+        assert shape.idle >= -1e-9
+        assert shape.makespan_s >= max(length for length, _ in given_jobs) - 1e-6
+    names = [shape.name for shape in found.shapes]
+    assert found.fastest in names and found.cheapest in names
+
+
+def _sweep(project: Project, extra: str = "") -> Path:
+    command = json.dumps([sys.executable, str(project.root / "train.py"), "{depth}"])
+    text = (
+        f'step = "train"\ncommand = {command}\n{extra}\n[sweep]\ndepth = "4:80:4"\n[request]\ngpus = 1\ntime = "20m"\n'
+    )
+    return project.write("experiments/002_depth/000_train.toml", text)
+
+
+def test_the_command_names_the_best_shapes_and_changes_nothing(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    path = _sweep(project, 'cost = "depth"')
+    done = project.shoal("plan", path, "--shapes", "--on", "local", "--json")
+    names = [shape["name"] for shape in done.json["shapes"]]
+    assert {"job each", "array", "pack of 4", "4 pilots"} <= set(names)
+    assert set(done.json["best"]) == {"time", "cost"} and done.json["runs"] == 20
+    table = project.shoal("plan", path, "--shapes", "--on", "local").out
+    assert "assumes: durations in proportion to cost" in table and "for time:" in table
+    assert not project.home.exists()
+
+
+def test_without_any_idea_of_durations_it_says_what_to_write(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    script = project.script("001_a/000_train_0.sh", "train")
+    assert_clear_error(
+        project.shoal("plan", script, "--shapes", "--on", "local", code=2), 2, "how long these runs take"
+    )
+
+
+@pytest.mark.slurm
+def test_slurm_is_asked_when_each_shape_would_start(tmp_path: Path, quiet_cluster: Sandbox) -> None:
+    project = Project(tmp_path, quiet_cluster)
+    done = project.shoal("plan", _sweep(project, 'cost = "depth"'), "--shapes", "--json")
+    starts = {shape["name"]: shape["start_s"] for shape in done.json["shapes"]}
+    assert starts["pack of 4"] is not None and starts["pack of 4"] < 3600
+    assert starts["pack of 16"] is None, "no node has 16 GPUs"
