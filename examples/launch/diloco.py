@@ -49,7 +49,7 @@ def main() -> None:
         pg=ProcessGroupGloo(timeout=timedelta(seconds=20)),
         state_dict=state,
         load_state_dict=load,
-        min_replica_size=int(os.environ["SHOAL_MIN_REPLICAS"]),
+        min_replica_size=int(os.environ.get("SHOAL_MIN_REPLICAS", "1")),
         replica_id=f"replica_{REPLICA}_",
         use_async_quorum=False,
         # All begin with the same weights; else the first inner steps of all but one replica would be thrown away.
@@ -67,7 +67,7 @@ def main() -> None:
     with DiLoCo(manager, [model], inner, outer, sync_every=args.sync_every, pin_memory=False):
         while manager.current_step() < args.rounds:
             before = manager.current_step()
-            if args.hang == f"{REPLICA}:{before}" and ".try-1." in os.environ["SHOAL_UNIT"]:
+            if args.hang == f"{REPLICA}:{before}" and ".try-1." in os.environ.get("SHOAL_UNIT", ""):
                 time.sleep(3600)
             seen += 1
             x = torch.randn(16, 4, generator=torch.Generator().manual_seed(100000 * REPLICA + 1000 * rank + seen))

@@ -29,8 +29,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--command", metavar="WORDS", help="the program (default: python ./torchtitan/train.py)")
     how = parser.add_argument_group("how to launch it")
     how.add_argument("--use-ddp", action="store_true", help="torchrun on every node")
-    how.add_argument("--num-ft-replicas-per-node", metavar="N", type=int, help="not available yet")
-    how.add_argument("--nodes-per-replica", metavar="N", type=int, help="not available yet")
+    how.add_argument("--launch", metavar="MODE", help="process, torchrun, srun, accelerate, deepspeed or replicas")
+    how.add_argument(
+        "--num-ft-replicas-per-node", metavar="N", type=int, help="fault-tolerant replicas on slices of a node's GPUs"
+    )
+    how.add_argument("--nodes-per-replica", metavar="N", type=int, help="fault-tolerant replicas over several nodes")
     where = parser.add_argument_group("resources")
     where.add_argument("--on", metavar="CLUSTER", help="cluster profile (default: the one that fits here)")
     where.add_argument("--qos", help="QOS, and what the profile says under it")

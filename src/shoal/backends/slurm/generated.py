@@ -13,10 +13,11 @@ from shoal.backends.slurm.options import Resolved, resolve
 from shoal.backends.slurm.quoting import refuse_line_breaks
 from shoal.backends.slurm.script import header, render_script, set_up
 from shoal.config.cluster import Cluster
+from shoal.config.launches import ARGUMENT_SETS, change_mode
 from shoal.config.project import Project
 from shoal.config.steps import Step
 from shoal.errors import InputError
-from shoal.model import Request
+from shoal.model import LaunchSettings, Request
 from shoal.names import slug
 
 #: What the reference generator runs, and what it asks for when nobody says anything.
@@ -33,6 +34,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     command: str | None = None
     extra_args: str = ""
     use_ddp: bool = False
+    launch: str | None = None
     replicas_per_node: int | None = None
     nodes_per_replica: int | None = None
     job_name: str | None = None
@@ -65,11 +67,11 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
 def generate(wish: Wish, project: Project, cluster: Cluster) -> Generated:
     """Decide header, set-up and launch. InputError for anything that could not work."""
     step = None if wish.step is None else project.step(wish.step)
-    launch, notes = _launch(wish, step)
+    launch, settings, notes = _launch(wish, step)
     command = _command(wish, step)
     real_name = wish.job_name or wish.step or _stem(wish.config_file) or "job"
     name = slug(real_name)
-    resolved = _resolve(wish, step, project, cluster)
+    resolved = _resolve(wish, step, project, cluster, launch, settings)
     logs = [wish.output or f"{cluster.logs}.out", wish.error or f"{cluster.logs}.err"]
     for flag, path in zip(("--output", "--error"), logs, strict=True):
         _check_log(flag, path)
@@ -91,7 +93,7 @@ def generate(wish: Wish, project: Project, cluster: Cluster) -> Generated:
     text = render_script(
         header(options, comments),
         set_up(resolved.cluster, step.env if step else None),
-        launch_lines(launch, command, resolved.request),
+        launch_lines(launch, command, resolved.request, settings),
     )
     return Generated(
         script=text,
@@ -104,7 +106,9 @@ def generate(wish: Wish, project: Project, cluster: Cluster) -> Generated:
     )
 
 
-def _launch(wish: Wish, step: Step | None) -> tuple[str, list[str]]:
+def _launch(wish: Wish, step: Step | None) -> tuple[str, LaunchSettings, list[str]]:
+    """Mode and settings: what the flags say, else the step's. The reference generator's flags choose by themselves."""
+    mode, settings = (step.launch, step.launch_settings) if step else ("process", LaunchSettings())
     replicas = [
         flag
         for flag, value in (
@@ -113,15 +117,26 @@ def _launch(wish: Wish, step: Step | None) -> tuple[str, list[str]]:
         )
         if value is not None
     ]
+    if wish.launch is not None:
+        mode, settings = change_mode(wish.launch, mode, settings)
     if wish.use_ddp:
-        return "torchrun", [f"{flag} says nothing with --use-ddp" for flag in replicas]
-    if replicas:
-        raise InputError(
-            "fault-tolerant replicas cannot be generated yet",
-            hint="--use-ddp launches torchrun; without both flags the program runs as it is",
-            place=replicas[0],
-        )
-    return (step.launch if step else "process"), []
+        if wish.launch not in (None, "torchrun"):
+            raise InputError(f"--use-ddp and --launch {wish.launch} contradict each other", hint="leave one out")
+        return "torchrun", LaunchSettings(), [f"{flag} says nothing with --use-ddp" for flag in replicas]
+    if not replicas:
+        return mode, settings, []
+    if wish.launch not in (None, "replicas"):
+        raise InputError(f"{replicas[0]} says nothing with --launch {wish.launch}", hint="leave one out")
+    notes = []
+    per_node, over = wish.replicas_per_node, wish.nodes_per_replica
+    if (over or 1) > 1 and per_node is not None:
+        notes.append(f"--num-ft-replicas-per-node says nothing with --nodes-per-replica {over}")
+        per_node = None
+    chosen = msgspec.structs.replace(settings, replicas_per_node=per_node, nodes_per_replica=over)
+    if wish.config_file is not None and not chosen.args:
+        # The trainer behind a config file takes these among its overrides.
+        chosen = msgspec.structs.replace(chosen, args=list(ARGUMENT_SETS["muloco"]))
+    return "replicas", chosen, notes
 
 
 def _command(wish: Wish, step: Step | None) -> tuple[str, ...]:
@@ -136,7 +151,8 @@ def _command(wish: Wish, step: Step | None) -> tuple[str, ...]:
     extra = _split("--extra-args", wish.extra_args)
     if wish.config_file is not None:
         words += ["--job.config_file", wish.config_file]
-        extra = ["--cfg_options", *extra] if extra else []
+        told = wish.replicas_per_node is not None or wish.nodes_per_replica is not None or wish.launch == "replicas"
+        extra = ["--cfg_options", *extra] if extra or (told and not wish.use_ddp) else []
     return (*words, *extra)
 
 
@@ -147,7 +163,9 @@ def _split(flag: str, text: str) -> list[str]:
         raise InputError(f"cannot be split into words: {str(error).lower()}: {text!r}", place=flag) from None
 
 
-def _resolve(wish: Wish, step: Step | None, project: Project, cluster: Cluster) -> Resolved:
+def _resolve(
+    wish: Wish, step: Step | None, project: Project, cluster: Cluster, launch: str, settings: LaunchSettings
+) -> Resolved:
     """The written flags are sbatch's own, so they are read as sbatch reads them."""
     default = step.request if step else DEFAULT_REQUEST
     if step is None and cluster.time is not None:
@@ -166,7 +184,7 @@ def _resolve(wish: Wish, step: Step | None, project: Project, cluster: Cluster) 
         "mail-type": mail_type,
     }
     flags = parse_flags([f"--{name}={value}" for name, value in written.items() if value is not None])
-    return resolve(default, flags, cluster, project.clusters, whole_nodes=True)
+    return resolve(default, flags, cluster, project.clusters, whole_nodes=True, launch=launch, settings=settings)
 
 
 def _stem(path: str | None) -> str | None:

@@ -1,7 +1,7 @@
-"""The launch part of a batch script: a plain process, or torchrun, on one node or on several.
+"""The launch part of a batch script, for every launch mode, on one node or on several.
 
-One task per node whatever the launch: torchrun starts the processes of its node. On several nodes srun starts one
-torchrun each, ends all of them when one fails, and hands its exit code on.
+torchrun, accelerate and deepspeed are one task per node and start the processes of their node; under `srun` each GPU
+has a task. srun ends all of them when one fails, and hands its exit code on.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from shoal.agent.launch.geometry import MODES, Geometry, compute
 from shoal.backends.slurm.quoting import shell_command, shell_quote
+from shoal.backends.slurm.replica_lines import replica_lines
 from shoal.errors import InputError
-from shoal.model import Request
+from shoal.model import LaunchSettings, Request
 
 _PYTHON = re.compile(r"(?:.*/)?python(?:3(?:\.\d+)?)?", re.ASCII | re.DOTALL)
 
@@ -20,15 +22,24 @@ _PYTHON = re.compile(r"(?:.*/)?python(?:3(?:\.\d+)?)?", re.ASCII | re.DOTALL)
 PORT_BASE, PORT_COUNT = 20000, 10000
 
 
-def launch_lines(launch: str, command: Sequence[str], request: Request) -> str:
+def launch_lines(launch: str, command: Sequence[str], request: Request, settings: LaunchSettings | None = None) -> str:
     """Shell lines that run `command` over the nodes of `request`; their exit code is the command's."""
     if not command:
         raise InputError("there is no command to launch")
     if launch == "process":
         return _process(command, request)
+    if launch not in MODES:
+        raise InputError(f"there is no launch {launch!r}; allowed are {', '.join(MODES)}")
+    said = settings or LaunchSettings()
+    geometry = compute(launch, said.record(), request.nodes or 1, request.gpus or 0, request.cpus)
     if launch == "torchrun":
-        return _torchrun(command, request)
-    raise InputError(f"there is no launch {launch!r}; allowed are process and torchrun")
+        return _torchrun(command, request, geometry, said)
+    if launch == "srun":
+        return _tasks(command, request, geometry)
+    start, program = torchrun_words(command)
+    if launch == "replicas":
+        return _guard(request) + replica_lines(start, program, request, geometry, said)
+    return _preset(launch, program, request, geometry, said)
 
 
 def torchrun_words(command: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -56,23 +67,68 @@ def _process(command: Sequence[str], request: Request) -> str:
     return f"{_guard(request)}{_srun(request)} \\\n    {shell_command(command)}\n"
 
 
-def _torchrun(command: Sequence[str], request: Request) -> str:
+def _torchrun(command: Sequence[str], request: Request, geometry: Geometry, settings: LaunchSettings) -> str:
     start, program = torchrun_words(command)
-    processes = max(1, request.gpus or 0)
-    nodes = request.nodes or 1
+    restarts = f" --max-restarts {settings.max_restarts}" if settings.max_restarts else ""
+    processes, nodes = f"{geometry.processes}{restarts}", geometry.nodes
     words = " ".join(shell_quote(word) for word in program)
     if nodes == 1:
         return f"{shell_command(start)} --standalone --nproc-per-node {processes} \\\n    {words}\n"
     return (
-        f"{_guard(request)}"
-        'mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")\n'
-        'head="${hosts[0]}"\n'
-        f"port=$(({PORT_BASE} + SLURM_JOB_ID % {PORT_COUNT}))\n"
-        f"{_srun(request)} \\\n"
+        f"{_guard(request)}{_HEAD}{_srun(request)} \\\n"
         f"    {shell_command(start)} --nnodes {nodes} --nproc-per-node {processes} \\\n"
         '    --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d --rdzv-endpoint "$head:$port" \\\n'
         f"    {words}\n"
     )
+
+
+_HEAD = f"""\
+mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+head="${{hosts[0]}}"
+port=$(({PORT_BASE} + SLURM_JOB_ID % {PORT_COUNT}))
+"""
+
+
+def _tasks(command: Sequence[str], request: Request, geometry: Geometry) -> str:
+    """One task per GPU; each learns its rank from Slurm at its own start, not from the batch shell."""
+    cpus = "" if geometry.cpus_per_task is None else f" --cpus-per-task={geometry.cpus_per_task}"
+    place = "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS"
+    return (
+        f"{_guard(request)}{_HEAD}"
+        'export MASTER_ADDR="$head" MASTER_PORT="$port"\n'
+        f"srun --kill-on-bad-exit=1 --ntasks-per-node={geometry.tasks}{cpus} \\\n"
+        f"    bash -c '{place}; exec \"$@\"' rank \\\n"
+        f"    {shell_command(command)}\n"
+    )
+
+
+def _preset(launch: str, program: Sequence[str], request: Request, geometry: Geometry, said: LaunchSettings) -> str:
+    """accelerate or deepspeed on each node, told its place by Slurm; neither needs ssh."""
+    words = " ".join(shell_quote(word) for word in (*said.options, *_plain(program, launch)))
+    hosts = ""
+    if launch == "accelerate":
+        kind = " --multi_gpu" if geometry.gpus else " --cpu"
+        line = (
+            f"accelerate launch --num_machines {geometry.nodes} --num_processes {geometry.world}{kind} "
+            '--machine_rank "$SLURM_NODEID" --main_process_ip "$0" --main_process_port "$1" "${@:2}"'
+        )
+        given = '"$head" "$port"'
+    else:
+        hosts = (
+            f'hostfile="hosts-$SLURM_JOB_ID"\nprintf "%s slots={geometry.processes}\\n" "${{hosts[@]}}" > "$hostfile"\n'
+        )
+        line = (
+            'deepspeed --hostfile "$2" --no_ssh --node_rank "$SLURM_NODEID" '
+            '--master_addr "$0" --master_port "$1" "${@:3}"'
+        )
+        given = '"$head" "$port" "$hostfile"'
+    return f"{_guard(request)}{_HEAD}{hosts}{_srun(request)} \\\n    bash -c 'exec {line}' {given} \\\n    {words}\n"
+
+
+def _plain(program: Sequence[str], launch: str) -> list[str]:
+    """torchrun's --no-python in the words of the other launchers."""
+    return [{"accelerate": "--no_python", "deepspeed": "--no_python"}[launch] if word == "--no-python" else word
+            for word in program]  # fmt: skip
 
 
 def _guard(request: Request) -> str:
