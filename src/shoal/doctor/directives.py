@@ -16,7 +16,8 @@ from shoal.doctor.shell_words import Heredoc
 _MAGIC = "#SBATCH"
 #: Spellings that sbatch takes and its help does not show, and those that old scripts still have.
 _ALIASES = {"tasks-per-node": "ntasks-per-node", "cluster": "clusters"}
-_MISSPELT = re.compile(r"(?:(?P<blank>\s+)#SBATCH|#{2,}\s*SBATCH|#\s+SBATCH|#\s*sbatch|#\s*Sbatch)\b\s*:?\s*(?=-)")
+#: `# sbatch -N 2 job.sh`, in small letters and with a blank, is a comment on how to submit, and not meant for sbatch.
+_MISSPELT = re.compile(r"(?:(?P<blank>\s+)#SBATCH|#{2,}\s*SBATCH|#\s+SBATCH|#sbatch|#Sbatch)\b\s*:?\s*(?=-)")
 _TEMPLATE = re.compile(r"\{\{.*?\}\}|\{%|(?:^|=)<[A-Za-z_][\w -]*>|@@\w+@@|%\(\w+\)s|\{[a-z_]\w*\}")
 _HETJOB = re.compile(r"#SBATCH\s+(?:hetjob|packjob)\b")
 

@@ -29,11 +29,16 @@ def more_tasks_than_gpus(facts: Facts) -> Iterator[Hit]:
         tasks = step_tasks_per_node(launch, facts.script)
         if not is_native(launch) or not gpus or tasks is None or tasks <= gpus:
             continue
+        if any("mps-control" in command.raw for command in facts.script.commands):
+            continue  # NVIDIA's MPS is for just this
+        hints = facts.script.hints(launch)
+        shares = hints is not None and bool(hints.imports & {"mpi4py", "cupy"})
         yield Hit(
             _header_line(facts, "ntasks-per-node", "ntasks"),
             f"srun starts {plural(tasks, 'task')} on a node, and the job has {plural(gpus, 'GPU')} there",
             f"{tasks} processes share {plural(gpus, 'GPU')}: out of memory, or NCCL's Duplicate GPU, or a hang",
             f"--ntasks-per-node={gpus}, or --gres=gpu:{tasks} if {tasks} processes are meant",
+            "warning" if shares else None,
         )
 
 
@@ -74,6 +79,8 @@ def fewer_tasks(facts: Facts) -> Iterator[Hit]:
     geometry = facts.script.geometry
     if geometry.ntasks is None or geometry.tasks_per_node is None or {"nodes", "nodes range"} & geometry.uncertain:
         return
+    if not geometry.nodes_given:
+        return  # then --ntasks-per-node is only an upper limit
     wanted = geometry.n * geometry.tasks_per_node
     if geometry.ntasks < wanted:
         line = _header_line(facts, "ntasks")
@@ -91,7 +98,7 @@ def fewer_tasks(facts: Facts) -> Iterator[Hit]:
 @rule("G04", "error", "tasks over nodes without --ntasks-per-node")
 def uneven_tasks(facts: Facts) -> Iterator[Hit]:
     geometry, options = facts.script.geometry, facts.script.options
-    if geometry.n < 2 or geometry.ntasks is None or geometry.tasks_per_node is not None:
+    if geometry.n < 2 or geometry.ntasks is None or geometry.tasks_per_node is not None or not geometry.wants_gpus:
         return
     if geometry.ntasks <= geometry.n or "gpus-per-task" in options or "ntasks-per-gpu" in options:
         return
@@ -105,7 +112,7 @@ def uneven_tasks(facts: Facts) -> Iterator[Hit]:
         f"{geometry.ntasks - geometry.n + 1}+1",
         "some nodes get more tasks than GPUs: invalid device ordinal",
         better if not rest else f"--ntasks-per-node, and a number of tasks that {geometry.n} divides",
-        None if native and geometry.wants_gpus else "warning",
+        None if native else "warning",
         (Edit("replace", option.line, _spelling(facts, option.line, ("--ntasks", "-n"), str(geometry.ntasks)), better),)
         if not rest
         else (),
@@ -170,6 +177,8 @@ def launcher_per_task(facts: Facts) -> Iterator[Hit]:
         tasks = step_tasks_per_node(launch, facts.script)
         if launch.srun is None or not launch.is_distributed or tasks is None or tasks < 2:
             continue
+        if as_number(launch.option("nproc-per-node"), facts.script.values) == 1:
+            continue  # one agent for each GPU is unusual, and right
         yield Hit(
             launch.line,
             f"srun starts {launch.launcher} {tasks} times on each node, and each starts all processes of the node",
@@ -225,7 +234,10 @@ def _processes(facts: Facts, launch: Launch) -> tuple[int | None, str]:
     """(processes on one node, the option that says so)."""
     values, nodes = facts.script.values, step_nodes(launch, facts.script)
     if launch.launcher == "torchrun" and launch.has("nproc-per-node"):
-        return as_number(launch.option("nproc-per-node"), values), "--nproc-per-node"
+        each, tasks = as_number(launch.option("nproc-per-node"), values), step_tasks_per_node(launch, facts.script)
+        if each is None or tasks is None or (each > 1 and tasks > 1):
+            return None, ""  # several agents with several processes each are G07's
+        return each * tasks, "--nproc-per-node"
     if launch.launcher == "deepspeed" and launch.has("num-gpus"):
         return as_number(launch.option("num-gpus"), values), "--num_gpus"
     if launch.launcher == "accelerate" and launch.has("num-processes"):
@@ -245,6 +257,9 @@ def other_nodes(facts: Facts) -> Iterator[Hit]:
         if asked is None or nodes is None or asked == nodes or "nodes range" in facts.script.geometry.uncertain:
             continue
         if launch.command.background or launch.command.within:
+            continue
+        given = facts.script.geometry.nodes_given or (launch.srun is not None and "nodes" in launch.srun)
+        if not given and not facts.script.directives.options:
             continue
         value = launch.option(option) or ""
         literal = value.isdigit()
@@ -266,7 +281,8 @@ def other_nodes(facts: Facts) -> Iterator[Hit]:
             f"{launch.launcher} expects {plural(asked, 'node')}, and the job has {nodes}",
             "it waits for nodes that never come" if asked > nodes else "some nodes train alone, or not at all",
             f"--{option}=$SLURM_NNODES",
-            None,
+            # Without --nodes in the header it may come from the command line.
+            None if given else "warning",
             edits,
         )
 

@@ -88,7 +88,8 @@ def localhost(facts: Facts) -> Iterator[Hit]:
     script = facts.script
     if script.geometry.n < 2:
         return
-    for export in script.exports:
+    alone = [launch.has("standalone") or launch.option("nnodes") == "1" for launch in script.work]
+    for export in script.exports if not alone or not all(alone) else ():
         if export.name in ("MASTER_ADDR", "MAIN_PROCESS_IP", "RDZV_HOST") and _LOCAL.fullmatch(export.value):
             yield Hit(
                 export.line,

@@ -10,6 +10,8 @@ from shoal.doctor.launches import Launch, as_number
 from shoal.doctor.rules.common import is_native, step_tasks_per_node
 
 _TASK_VARIABLE = re.compile(r"(?<!\\)\$\{?(SLURM_(?:NODEID|PROCID|LOCALID))\b")
+#: Commands that do not keep a script alive.
+_QUICK = frozenset({"echo", "exit", "date", "printf", "pids+=", "disown", "done", "set", "export", "true", ":", "cd"})
 _NODE_RANK = re.compile(r"--(?:node[_-]rank|machine[_-]rank)[ =](\d+)")
 
 
@@ -35,15 +37,17 @@ def no_wait(facts: Facts) -> Iterator[Hit]:
                 "warning",
             )
         return
-    if any(command.name in ("tail", "sleep", "while") and command.line > last for command in script.commands):
+    behind = [one for one in script.top if one.line > last and one.words and one.name not in _QUICK]
+    if any(one.name in ("tail", "sleep") for one in behind):
         return
     yield Hit(
         last,
         "this work is started in the background, and the script ends without waiting for it",
         "Slurm kills it at once, and the job ends as COMPLETED",
         "wait   # as the last line",
-        None,
-        (Edit("end", new="wait"),),
+        # Something else runs in the foreground meanwhile, such as a client of a server: then it may be meant so.
+        "warning" if behind else None,
+        () if behind else (Edit("end", new="wait"),),
     )
 
 
