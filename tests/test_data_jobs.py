@@ -179,7 +179,7 @@ def test_eight_jobs_on_two_nodes_share_one_copy_per_node(
     for number in range(8):
         project.script(
             f"001_a/{number:03d}_train_0.sh",
-            f"train --time=5 --mem=50 --gres=gpu:1 --exclude={','.join(others)} -- wait=go",
+            f"train --time=5 --mem=100 --gres=gpu:1 --exclude={','.join(others)} -- wait=go",
         )
     names = [f"001_a/{number:03d}_train_0" for number in range(8)]
     project.shoal("submit", "experiments/001_a")

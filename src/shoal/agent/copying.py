@@ -10,7 +10,8 @@ import threading
 import zlib
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
-RANGE = 8 << 20
+#: Small enough that threads times ranges fit into the memory of the smallest job, large enough to fill a link.
+RANGE = 4 << 20
 _POLYNOMIAL = 0xEDB88320
 
 
@@ -62,13 +63,15 @@ class Copier:
             raise self._error
 
     def _work(self) -> None:
-        buffer = memoryview(bytearray(RANGE))
+        buffer = memoryview(b"")
         try:
             while not self.stop.is_set():
                 task = self._take()
                 if task is None:
                     return
                 place, part, number = task
+                if len(buffer) < min(RANGE, part.item.size):
+                    buffer = memoryview(bytearray(min(RANGE, part.item.size)))
                 fetched = part.copy(number, buffer)
                 with self._lock:
                     self.copied_bytes += fetched
@@ -140,6 +143,9 @@ class _Part:
             self._crcs[number] = zlib.crc32(view)
             if self._crcs[number] == self._kept[number]:
                 return 0
+        if self.ranges > 1:
+            # Several threads read one file in pieces, which looks random to the kernel's own read-ahead.
+            os.posix_fadvise(self._in, start, length, os.POSIX_FADV_WILLNEED)
         if _read(self._in, view, start) != length:
             raise SourceChanged("%s is shorter than it should be" % self.item.name)
         self._crcs[number] = zlib.crc32(view)

@@ -1,0 +1,154 @@
+"""One reader, one epoch, in a process of its own: python readers.py NAME FOLDER [CACHE]; prints one line of JSON.
+
+Runs with the Python that has the rivals. Every reader feeds PyTorch's DataLoader, batch 64, no worker; a batch is
+reduced to three numbers, so that the reader is measured and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+BATCH = 64
+
+
+def few(batch: list[Any]) -> tuple[int, int, int]:
+    images = [sample[0] if isinstance(sample, tuple) else sample["jpg"] for sample in batch]
+    return len(images), sum(map(len, images)), images[0][0]
+
+
+def shoal_random(folder: str) -> Any:
+    import torch
+
+    import shoal.data
+    from shoal.data.for_torch import MapDataset
+
+    return torch.utils.data.DataLoader(
+        MapDataset(shoal.data.open(folder, fields=("jpg", "cls"))), BATCH, shuffle=True, collate_fn=few
+    )
+
+
+def shoal_checked(folder: str) -> Any:
+    import torch
+
+    import shoal.data
+    from shoal.data.for_torch import MapDataset
+
+    return torch.utils.data.DataLoader(
+        MapDataset(shoal.data.open(folder, fields=("jpg", "cls"), check=True)), BATCH, shuffle=True, collate_fn=few
+    )
+
+
+def shoal_stream(folder: str) -> Any:
+    import shoal.data
+    from shoal.data.for_torch import Loader
+
+    loader = Loader(shoal.data.open(folder, fields=("jpg", "cls")), batch_size=BATCH, collate=few)
+    loader.stream.epoch = 1
+    return loader
+
+
+def folder_of_files(folder: str) -> Any:
+    import torch
+
+    class Files(torch.utils.data.Dataset):  # type: ignore[type-arg]
+        def __init__(self) -> None:
+            self.names = [os.path.join(where, name) for where, _, names in os.walk(folder) for name in names]
+
+        def __len__(self) -> int:
+            return len(self.names)
+
+        def __getitem__(self, number: int) -> tuple[bytes, int]:
+            return Path(self.names[number]).read_bytes(), 0
+
+    return torch.utils.data.DataLoader(Files(), BATCH, shuffle=True, collate_fn=few)
+
+
+def webdataset_shards(folder: str) -> Any:
+    import torch
+    import webdataset
+
+    paths = sorted(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".tar"))
+    data = webdataset.WebDataset(paths, shardshuffle=len(paths)).shuffle(1000).to_tuple("jpg", "cls")
+    return torch.utils.data.DataLoader(data, BATCH, collate_fn=few)
+
+
+def mosaic(folder: str) -> Any:
+    import torch
+    from streaming import StreamingDataset
+
+    data = StreamingDataset(local=folder, shuffle=True, batch_size=BATCH)
+    return torch.utils.data.DataLoader(data, BATCH, collate_fn=few)
+
+
+def litdata(folder: str) -> Any:
+    from litdata import StreamingDataLoader, StreamingDataset
+
+    return StreamingDataLoader(StreamingDataset(folder, shuffle=True), batch_size=BATCH, collate_fn=few)
+
+
+def write_mosaic(source: str, goal: str) -> None:
+    from streaming import MDSWriter
+
+    with MDSWriter(out=goal, columns={"jpg": "bytes", "cls": "int"}, size_limit=1 << 26, hashes=["xxh64"]) as out:
+        for path, label in _files(source):
+            out.write({"jpg": Path(path).read_bytes(), "cls": label})
+
+
+def _one(item: tuple[str, int]) -> dict[str, Any]:
+    return {"jpg": Path(item[0]).read_bytes(), "cls": item[1]}
+
+
+def write_litdata(source: str, goal: str) -> None:
+    from litdata import optimize
+
+    optimize(fn=_one, inputs=_files(source), output_dir=goal, chunk_bytes=1 << 26, num_workers=2)
+
+
+def _files(source: str) -> list[tuple[str, int]]:
+    import random
+
+    folders = sorted(os.listdir(source))
+    found = [
+        (os.path.join(source, f, n), k) for k, f in enumerate(folders) for n in os.listdir(os.path.join(source, f))
+    ]
+    random.Random(0).shuffle(found)
+    return found
+
+
+READERS = {
+    "shoal, random": shoal_random,
+    "shoal, random, checked": shoal_checked,
+    "shoal, stream": shoal_stream,
+    "folder of files": folder_of_files,
+    "webdataset": webdataset_shards,
+    "MosaicML Streaming": mosaic,
+    "LitData": litdata,
+}
+
+
+def main(name: str, folder: str) -> None:
+    loader = READERS[name](folder)
+    spent = resource.getrusage(resource.RUSAGE_SELF)
+    began = time.perf_counter()
+    count = size = 0
+    first = 0.0
+    for batch in loader:
+        count, size = count + batch[0], size + batch[1]
+        first = first or time.perf_counter() - began
+    wall = time.perf_counter() - began
+    now = resource.getrusage(resource.RUSAGE_SELF)
+    cpu = now.ru_utime + now.ru_stime - spent.ru_utime - spent.ru_stime
+    print(json.dumps({"samples": count, "bytes": size, "wall_s": wall, "cpu_s": cpu, "first_s": first}))
+
+
+if __name__ == "__main__":
+    if sys.argv[1].startswith("write_"):
+        globals()[sys.argv[1]](sys.argv[2], sys.argv[3])
+    else:
+        main(sys.argv[1], sys.argv[2])
