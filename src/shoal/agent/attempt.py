@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from . import fence, files, layout, memory, usage
+from . import fence, files, layout, memory, notices, usage
 
 _FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 #: Signals that ask the run to end. Leaving with code 0 after one of them is a polite stop, not a finished training.
@@ -36,6 +36,7 @@ class Attempt:
         self.warned = False
         self._child: Optional[subprocess.Popen[bytes]] = None
         self._over = threading.Event()
+        self._logs: List[str] = []
 
     def run(self, out: str, err: str, follow: bool) -> Dict[str, Any]:
         """Run to the end with output appended to the two files; `follow` also copies it to our own output."""
@@ -43,6 +44,7 @@ class Attempt:
         clock = time.monotonic()
         kills_before = memory.oom_kills()
         offsets = [(path, _size(path)) for path in (out, err)]
+        self._logs = [out, err]
         threads = [threading.Thread(target=work, daemon=True) for work in (self._heartbeat, self._sample)]
         if follow:
             streams = (sys.stdout.buffer, sys.stderr.buffer)
@@ -147,10 +149,12 @@ class Attempt:
     def _heartbeat(self) -> None:
         """Say "alive" now and then, and look whether this attempt is still wanted."""
         path = os.path.join(self.claim.run_dir, layout.attempt_file(self.number, "beat"))
+        home, began = layout.home_of(self.claim.run_dir), time.time()
         while True:
             try:
                 files.replace(path, files.to_json({"t": time.time(), "every_s": self.beat_s}), sync=False)
                 why = fence.superseded(self.claim, self.number)
+                notices.when_quiet(home, self.env.get("SHOAL_RUN", ""), self._logs, began, self.env)
             except OSError:
                 why = None  # A full disk or a file server away for a minute must not end a training.
             if why is not None and self.stopped_by is None:

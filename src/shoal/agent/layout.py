@@ -3,6 +3,9 @@
 .shoal/
   project.json                      a random id of this project
   agent/<hash>.pyz                  the agent, as one file; queued jobs keep the one they were submitted with
+  notify.json                       whom jobs tell about an end or a failure
+  notices/<experiment>.<event>.<n>  it was told; the first writer tells
+  cache/squeue-<uid>.json           the last answer of Slurm, shared by all who watch
   submissions/<token>/
     submission.json                 intent, before anything is sent: who, when, which runs
     script.sh                       the batch script, for people and for Slurm
@@ -52,6 +55,11 @@ def runs_dir(home: str) -> str:
 def run_dir(home: str, name: str) -> str:
     """State folder of a run; `name` is "experiment/stem", both already safe as file names."""
     return os.path.join(home, "runs", *name.split("/"))
+
+
+def home_of(run_dir: str) -> str:
+    """The state folder that a run's folder stands in."""
+    return os.path.dirname(os.path.dirname(os.path.dirname(run_dir)))
 
 
 def spec_file(revision: int) -> str:

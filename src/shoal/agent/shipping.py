@@ -20,6 +20,7 @@ _MODULES = (
     "memory",
     "nvml",
     "usage",
+    "notices",
     "environment",
     "command",
     "attempt",

@@ -11,6 +11,8 @@ import msgspec
 from shoal.config.cluster import Cluster, Layer, build_cluster, parse_cluster
 from shoal.config.document import Document, Table, read_document
 from shoal.config.locate import TOML_NAME, find_root, home_of, user_config_path
+from shoal.config.notify import KEYS as NOTIFY_KEYS
+from shoal.config.notify import Notify, parse_notify
 from shoal.config.steps import Step, parse_step
 from shoal.errors import InputError
 from shoal.names import refuse_unprintable
@@ -25,6 +27,7 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
     user_config: Path
     steps: dict[str, Step]
     clusters: dict[str, Cluster]
+    notify: Notify | None = None
 
     def step(self, name: str) -> Step:
         """A declared step, or an InputError that lists those that are."""
@@ -42,9 +45,10 @@ def find_project(start: Path, environ: Mapping[str, str]) -> Project:
 def load_project(root: Path, environ: Mapping[str, str]) -> Project:
     """Read shoal.toml in `root` and the user's config; the project's values win over the user's."""
     document = read_document(root / TOML_NAME, TOML_NAME)
-    top = document.table(("steps", "clusters"))
+    top = document.table(("steps", "clusters", "notify"))
     steps = {name: parse_step(name, table) for name, table in top.tables("steps").items()}
-    return _assemble(root, environ, steps, _cluster_values(top), root / TOML_NAME)
+    project = _assemble(root, environ, steps, _cluster_values(top), root / TOML_NAME)
+    return msgspec.structs.replace(project, notify=parse_notify(top.table("notify", NOTIFY_KEYS)))
 
 
 def project_or_bare(start: Path, environ: Mapping[str, str]) -> Project:

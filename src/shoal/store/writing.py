@@ -48,6 +48,17 @@ def project_id(home: str) -> str:
     return str(record.get("id", ""))
 
 
+def keep_notify(home: str, settings: msgspec.Struct | None) -> None:
+    """Whom jobs tell about an end or a failure, as shoal.toml says now; nobody if there are no settings."""
+    path = os.path.join(home, "notify.json")
+    wanted = None if settings is None else {"schema": 1, **msgspec.to_builtins(settings)}
+    if files.read_json(path) != wanted:
+        if wanted is None:
+            os.unlink(path)
+        else:
+            files.replace(path, files.to_json(wanted))
+
+
 def record_spec(home: str, spec: RunSpec) -> RunSpec:
     """Keep what the run is, under its revision; a spec that stands there already must be the same run."""
     folder = layout.run_dir(home, spec.name)

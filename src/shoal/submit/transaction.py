@@ -76,6 +76,7 @@ def claim_runs(
     root, home = str(project.root), writing.open_home(project.home)
     reach("before-spec")
     ids = writing.project_id(home)
+    writing.keep_notify(home, project.notify)
     specs = writing.in_parallel(lambda run: _record(home, ids, run), list(planned.runs))
     reach("after-spec")
     token, agent = new_token(), ship(home)

@@ -1,0 +1,146 @@
+"""Tell a person, from inside the job: the experiment is over, its first run failed, a run has gone quiet.
+
+One message per event and submission, however many jobs see it: whoever creates the notice's file first sends it. The
+settings are what shoal.toml said at the last submission (`notify.json`); addresses of webhooks come from the
+environment or the user's secrets file. Failing to tell is said in the job's own output and never changes a run's end.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from . import files, layout
+
+_TIMEOUT_S = 30
+
+
+def after_end(home: str, name: str, env: Mapping[str, str]) -> None:
+    """Called when an attempt has written its end: tell of a first failure, and of the end of the whole experiment."""
+    settings = _settings(home)
+    if settings is None:
+        return
+    experiment = name.split("/")[0]
+    over, wave, ends = survey(home, experiment)
+    bad = [run for run, success, _ in ends if not success]
+    if bad and "failure" in settings["on"] and not over:
+        _tell(home, settings, "failure", experiment, wave, _text(experiment, ends, "first failure: %s" % bad[0]), env)
+    if over and "end" in settings["on"]:
+        _tell(home, settings, "end", experiment, wave, _text(experiment, ends, "all runs have ended"), env)
+
+
+def when_quiet(home: str, name: str, logs: List[str], began: float, env: Mapping[str, str]) -> None:
+    """Called now and then while a run lives: tell once when it has printed nothing for as long as the settings say."""
+    settings = _settings(home)
+    if settings is None or "quiet" not in settings["on"] or not settings.get("quiet_after_s"):
+        return
+    moments = [os.stat(path).st_mtime for path in logs if os.path.exists(path)]
+    silent_s = time.time() - max([began, *moments])
+    if silent_s >= settings["quiet_after_s"]:
+        experiment = name.split("/")[0]
+        _, wave, ends = survey(home, experiment)
+        what = "%s has printed nothing for %d minutes" % (name, silent_s // 60)
+        _tell(home, settings, "quiet", experiment, wave, _text(experiment, ends, what), env)
+
+
+def survey(home: str, experiment: str) -> Tuple[bool, int, List[Tuple[str, bool, Optional[str]]]]:
+    """(whether every submitted run has ended, a number that each submission raises, runs with success and problem)."""
+    folder = os.path.join(layout.runs_dir(home), experiment)
+    over, wave, ends = True, 0, []
+    for stem in sorted(files.names_in(folder)):
+        run_dir = os.path.join(folder, stem)
+        names = layout.parse_names(files.names_in(run_dir))
+        if not names.generation:
+            continue
+        wave += names.generation
+        end = None
+        if names.has_attempt(names.attempt, "end"):
+            try:
+                end = files.read_json(os.path.join(run_dir, layout.attempt_file(names.attempt, "end")))
+            except (OSError, ValueError):
+                end = None
+        if end is not None and end.get("generation") == names.generation:
+            ends.append(("%s/%s" % (experiment, stem), bool(end.get("success")), end.get("problem")))
+        elif not names.has_submit(names.generation, "cancel"):
+            over = False
+    return over, wave, ends
+
+
+def _text(experiment: str, ends: List[Tuple[str, bool, Optional[str]]], what: str) -> str:
+    good = sum(1 for _, success, _ in ends if success)
+    lines = ["%s: %s" % (experiment, what), "%d done, %d not" % (good, len(ends) - good)]
+    bad = [run for run, success, _ in ends if not success]
+    if bad:
+        more = " and %d more" % (len(bad) - 5) if len(bad) > 5 else ""
+        lines.append("not done: %s%s" % (", ".join(bad[:5]), more))
+        lines.append("shoal why %s" % bad[0])
+    return "\n".join([*lines, "shoal report %s" % experiment])
+
+
+def _settings(home: str) -> Optional[Dict[str, Any]]:
+    try:
+        return files.read_json(os.path.join(home, "notify.json"))
+    except (OSError, ValueError):
+        return None
+
+
+def _tell(home: str, settings: Dict[str, Any], event: str, experiment: str, wave: int, text: str,
+          env: Mapping[str, str]) -> None:  # fmt: skip
+    folder = os.path.join(home, "notices")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        record = {"t": time.time(), "text": text}
+        if not files.create_exclusive(
+            os.path.join(folder, "%s.%s.%d" % (experiment, event, wave)), files.to_json(record)
+        ):
+            return
+    except OSError as error:
+        _complain("cannot note that it tells: %s" % error)
+        return
+    for way in (_by_command, _by_webhook, _by_mail):
+        try:
+            way(settings, event, experiment, text, env)
+        except Exception as error:  # any way of telling may fail; the run's own end matters more
+            _complain("%s failed: %s" % (way.__name__.replace("_by_", "telling by "), type(error).__name__))
+
+
+def _by_command(settings: Dict[str, Any], event: str, experiment: str, text: str, env: Mapping[str, str]) -> None:
+    if settings.get("command"):
+        told = dict(env, SHOAL_NOTIFY_EVENT=event, SHOAL_NOTIFY_EXPERIMENT=experiment, SHOAL_NOTIFY_TEXT=text)
+        subprocess.run(settings["command"], input=text.encode(), env=told, timeout=_TIMEOUT_S, check=True)
+
+
+def _by_webhook(settings: Dict[str, Any], event: str, experiment: str, text: str, env: Mapping[str, str]) -> None:
+    name = settings.get("webhook")
+    if not name:
+        return
+    url = env.get(name, "")
+    if not url.startswith(("https://", "http://")):
+        _complain("telling by webhook: $%s holds no address" % name)
+        return
+    from urllib.request import Request, urlopen
+
+    if settings.get("webhook_as") == "text":
+        body, kind = text.encode(), "text/plain; charset=utf-8"
+    else:
+        body = json.dumps({"text": text, "event": event, "experiment": experiment}).encode()
+        kind = "application/json"
+    with urlopen(Request(url, body, {"Content-Type": kind}), timeout=_TIMEOUT_S):  # noqa: S310 (checked above)
+        pass
+
+
+def _by_mail(settings: Dict[str, Any], event: str, experiment: str, text: str, env: Mapping[str, str]) -> None:
+    address = settings.get("mail")
+    if address:
+        subject = text.split("\n")[0]
+        letter = "To: %s\nSubject: %s\n\n%s\n" % (address, subject, text)
+        path = os.pathsep.join((env.get("PATH", os.defpath), "/usr/sbin", "/usr/lib"))
+        subprocess.run(
+            ["sendmail", "-t"], input=letter.encode(), env=dict(env, PATH=path), timeout=_TIMEOUT_S, check=True
+        )
+
+
+def _complain(text: str) -> None:
+    sys.stderr.write("shoal: %s\n" % text)
