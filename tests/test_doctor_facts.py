@@ -205,6 +205,7 @@ def test_a_heterogeneous_job_has_no_geometry() -> None:
         ("--gpus-per-node=h100:8 -N 4 --ntasks-per-node=8", 8, 32, 32),
         ("--gpus-per-task=2 -n 4", 8, 8, 4),
         ("-N 2 -n 6", None, None, 6),
+        ("-w a1,a2 --gpus-per-node=4", 4, 8, 2),
     ],
 )
 def test_gpus_and_tasks_are_counted_as_slurm_counts_them(

@@ -103,7 +103,6 @@ def test_an_accepted_request_has_no_errors(
         b"#!/bin/bash\n#SBATCH --time=$T\nhostname\n",
         b"#!/bin/bash\n#SBATCH --time=\nhostname\n",
         b"#!/bin/bash\n#SBATCH --mem=1G --mem-per-cpu=1G\nhostname\n",
-        b"#!/bin/bash\n#SBATCH --gpus-per-task=1\nhostname\n",
         b"#!/bin/bash\n#SBATCH --gres=gpus:1\nhostname\n",
     ],
 )

@@ -113,7 +113,10 @@ def read_geometry(options: Mapping[str, Option]) -> Geometry:
 def _nodes(options: Mapping[str, Option], uncertain: set[str]) -> int | None:
     option = options.get("nodes")
     if option is None:
-        return None
+        listed = (options["nodelist"].value if "nodelist" in options else "") or ""
+        if "[" in listed or "$" in listed:
+            uncertain.add("nodes")
+        return len(listed.split(",")) if listed and "nodes" not in uncertain else None
     match = _NODES.fullmatch((option.value or "").strip())
     if match is None:
         uncertain.add("nodes")

@@ -255,9 +255,8 @@ def contradiction(facts: Facts) -> Iterator[Hit]:
         yield Hit(
             options["gpus-per-task"].line,
             "--gpus-per-task needs --ntasks or --gpus beside it",
-            "sbatch refuses it: invalid generic resource specification",
+            "some releases of Slurm refuse it (22.05: invalid generic resource specification)",
             "--gpus-per-node=N, or add --ntasks=N",
-            "error",
         )
 
 

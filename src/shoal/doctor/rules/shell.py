@@ -186,6 +186,8 @@ def export_some(facts: Facts) -> Iterator[Hit]:
 def spool_folder(facts: Facts) -> Iterator[Hit]:
     if facts.script.kind != "batch" or not facts.script.directives.options:
         return
+    if any("SLURM_SUBMIT_DIR" in command.raw for command in facts.script.commands):
+        return  # who knows this variable also knows why
     for command in facts.script.commands:
         if not command.nested and _SPOOL.search(command.raw):
             yield Hit(
