@@ -235,7 +235,7 @@ exp.submit(on="local", quiet=True)
 """
     file = project.write("experiments/003_muon/sweep.py", text)
     done = project.run([sys.executable, file])
-    wanted = [f"003_muon/train_model{model}_{seed}" for model in "sl" for seed in (0, 1)]
+    wanted = [f"003_muon/train_model-{model}_{seed}" for model in "sl" for seed in (0, 1)]
     assert done.out.splitlines() == [str(wanted), *wanted]
     assert project.marks(wanted[-1])[0]["args"] == ["--model=l", "--steps=400", "--t=400"]
     assert all(run["left_alone"] for run in plan(project, file).values())

@@ -115,6 +115,20 @@ def test_a_failed_parent_stops_its_branch_and_a_later_submit_goes_on(tmp_path: P
     assert {run["state"] for run in project.status().values()} == {"done"}
 
 
+def test_a_parent_without_a_good_checkpoint_is_told_before_anything_is_queued(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    page = project.write("experiments/001_lead/000_pretrain.toml", 'step = "train"\n')
+    project.shoal("submit", page, "--on", "local", "-q")
+    output = Path(project.status()["001_lead/000_pretrain"]["output_dir"])
+    child = project.write("experiments/001_lead/010_post.toml", 'step = "posttrain"\nstart_from = "000_pretrain"\n')
+    (output / "model_1.pth").touch()
+    (output / "model_2.pth.tmp").write_text("half")
+    done = project.shoal("plan", child, "--on", "local", code=2)
+    assert "001_lead/010_post cannot start: its parent 001_lead/000_pretrain has no checkpoint model_*.pth" in done.err
+    (output / "model_1.pth").write_text("weights")
+    project.shoal("submit", child, "--on", "local", "-q")
+
+
 def test_an_unknown_parent_and_a_circle_in_files_end_with_code_2(tmp_path: Path) -> None:
     project = Project(tmp_path)
     folder = write(project)

@@ -10,6 +10,7 @@ shoal status -w --exit-status           until all is over
 from __future__ import annotations
 
 import argparse
+import os
 
 from shoal.cli.options import add_output, home_here
 
@@ -54,8 +55,12 @@ def run(args: argparse.Namespace) -> int:
         from shoal.cli.watch import watch
 
         return watch(args, home)
+    from shoal.submit.budget import admit_everywhere
     from shoal.views import status
     from shoal.views.screen import screen_of
+
+    if os.path.isdir(os.path.join(home, "queue")):
+        admit_everywhere(home)
 
     report = status.gather(home, filter_of(args))
     everything = args.all or bool(args.state or args.last)

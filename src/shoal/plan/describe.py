@@ -110,7 +110,7 @@ def resume(word: str, project: Project, flags: Sequence[str], experiment: str | 
             return Asked(PlannedRun(spec, resume_in=folder), note=f"continues from {_with_step(newest)}")
     raise NotReadyError(
         f"{name} has no checkpoint {spec.checkpoint} to continue from" + (f" in {wanted[0]}" if wanted else ""),
-        hint=f"shoal submit experiments/{name}.sh   # starts it from the beginning",
+        hint=f"shoal retry {name} --fresh   # starts it from the beginning",
     )
 
 

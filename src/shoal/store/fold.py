@@ -379,7 +379,7 @@ def _nobody_says(files: RunFiles, evidence: Evidence, view: dict[str, Any]) -> R
     if _in_queue(files) and not begun:
         return RunView(**view, state="new", cause="its pack ended before its turn")
     what = "the process is gone without a trace: killed" if evidence.alive is False else "Slurm lost the job"
-    return RunView(**view, state="lost", cause=what, hint=f"shoal submit experiments/{files.name}.sh")
+    return RunView(**view, state="lost", cause=what, hint=f"shoal retry {files.name}")
 
 
 def _beats(files: RunFiles, now: float) -> bool:

@@ -125,7 +125,14 @@ def _arrange(
         return start, []
     check_graph(specs, run_names(home))
     others = observe(home, sorted(parents - set(views)), environ=environ).views
-    return arrange(start, {name: view.state for name, view in {**views, **others}.items()})
+    placed, held = arrange(start, {name: view.state for name, view in {**views, **others}.items()})
+    for run in placed:
+        # A parent that is done will write no checkpoint any more: better to know now than after a night in the queue.
+        if run.spec.start_parent and run.spec.start_parent not in run.needs:
+            found = stages.inherit(home, {"start_parent": run.spec.start_parent})
+            if "cannot_start" in found:
+                raise InputError(f"{run.spec.name} cannot start: {found['cannot_start']}")
+    return placed, held
 
 
 def _pack(
@@ -143,7 +150,7 @@ def _decide(one: Asked, reader: Reader, view: RunView, again: bool) -> Decision:
         if view.state == "done":
             raise InputError(
                 f"{view.name} is done already (attempt {view.attempt}): there is nothing to resume",
-                hint=f"shoal submit experiments/{view.name}.sh --again",
+                hint="submit its file with --again to start it over",
             )
         decision = decide(one.run.spec, kept, view, again=False)
         if not decision.start:

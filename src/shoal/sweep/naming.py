@@ -73,8 +73,13 @@ def label(params: Params, naming: Naming) -> str:
         if name not in params:
             parts.append(f"no-{name}")
         elif name not in naming.bases or not same(params[name], naming.bases[name]):
-            parts.append(f"{name}{_plain(text_of(params[name]))}")
+            parts.append(_part(name, _plain(text_of(params[name]))))
     return "_".join(parts)
+
+
+def _part(name: str, value: str) -> str:
+    """lr0.1, but model-muon: a word is set off from the name in front of it."""
+    return f"{name}-{value}" if value[:1].isalpha() else f"{name}{value}"
 
 
 def stems(points: Sequence[Point], base: str, experiment: str, naming: Naming) -> list[str]:
