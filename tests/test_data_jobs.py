@@ -15,11 +15,11 @@ import shoal.data
 from conftest import cancel_all
 from data_sets import contents, make_folder
 from project import Project
+from shoal.agent import cache
 from shoal.config.data_sets import resolve_data
 from shoal.data.planning import Settings
 from shoal.sandbox import Sandbox
 from test_data_stage import Gate
-from waiting import wait_until
 
 
 def make_data(folder: Path) -> Path:
@@ -200,21 +200,24 @@ def test_eight_jobs_on_two_nodes_share_one_copy_per_node(
 
 
 @pytest.mark.slurm
-def test_every_node_of_a_job_gets_the_data(tmp_path: Path, quiet_cluster: Sandbox, node_scratch: str) -> None:
+def test_every_node_of_a_job_gets_the_data(tmp_path: Path, quiet_cluster: Sandbox) -> None:
+    """The sandbox's nodes share one disk, so the second node finds what the first one copied, and says so."""
     data = make_data(tmp_path)
-    project = Project(tmp_path, quiet_cluster, toml=node_scratch)
+    project = Project(tmp_path, quiet_cluster)
     with_data(project, f'data = {{ images = {{ path = "{data}", wait = "all" }} }}')
-    project.script("001_a/000_train_0.sh", "train --nodes=2 --ntasks-per-node=1 --time=5 --mem=50 -- wait=go")
-    project.shoal("submit", "experiments/001_a")
-    project.wait_started("001_a/000_train_0")
-    places = list((tmp_path / "scratch").glob("*/shoal-data/objects/*/data"))
-    assert len(places) == 2
-    wait_until(lambda: all(contents(place) == contents(data) for place in places), 30, "both nodes have everything")
+    (tmp_path / "scratch").mkdir()
+    project.script("001_a/000_train_0.sh", "train --nodes=2 --ntasks-per-node=1 --time=5 --mem=100 -- wait=go")
+    project.shoal("submit", "experiments/001_a", SHOAL_SCRATCH=str(tmp_path / "scratch"))
+    place = project.wait_started("001_a/000_train_0")["env"]["SHOAL_DATA_IMAGES"]
+    assert contents(Path(place)) == contents(data)
+    assert cache.busy(os.path.join(os.path.dirname(place).replace("/objects/", "/use/")))
     (project.root / "go").touch()
     project.wait("001_a/000_train_0", "done")
-    records = staged(project, "001_a/000_train_0")
-    assert sorted(record["copied_bytes"] for record in records) == [records[0]["bytes"]] * 2
+    here, there = staged(project, "001_a/000_train_0")
+    assert "node" not in here and there["node"] in nodes_of(quiet_cluster)
+    assert here["copied_bytes"] + there["copied_bytes"] == here["bytes"]
     assert not list(project.root.rglob("data-1"))
+    assert not cache.busy(os.path.join(os.path.dirname(place).replace("/objects/", "/use/")))
 
 
 @pytest.mark.slurm
