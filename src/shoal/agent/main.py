@@ -152,7 +152,7 @@ def _attempt(home: str, claim: fence.Claim, me: Dict[str, Any], set_up_exit: int
     told = survival.follow_up(home, env["SHOAL_RUN"], claim, spec, end, _job_label())
     if told:
         print("shoal: %s" % told, file=sys.stderr, flush=True)
-    notices.after_end(home, env["SHOAL_RUN"], env)
+    notices.after_end(home, env["SHOAL_RUN"], env, last=bool(me.get("job_id")))
     # Runs that build on this one wait for exit code 0, which a program may have though its run is not done.
     if end["cause"] in ("limit", "bad_result", "oom"):
         return int(end["exit_code"]) or 1

@@ -17,17 +17,21 @@ from . import files, layout
 _TIMEOUT_S = 30
 
 
-def after_end(home: str, name: str, env: Mapping[str, str]) -> None:
-    """Called when an attempt has written its end: tell of a first failure, and of the end of the whole experiment."""
+def after_end(home: str, name: str, env: Mapping[str, str], last: bool = True) -> None:
+    """Called when an attempt has written its end: tell of a first failure, and of the end of the whole experiment.
+
+    `last` is whether this may be the last run. On this machine runs follow one another, each claimed when its turn
+    comes, so only the command that starts them knows; it calls this when it is through.
+    """
     settings = _settings(home)
     if settings is None:
         return
     experiment = name.split("/")[0]
     over, wave, ends = survey(home, experiment)
     bad = [run for run, success, _ in ends if not success]
-    if bad and "failure" in settings["on"] and not over:
+    if bad and "failure" in settings["on"] and (not over or not last):
         _tell(home, settings, "failure", experiment, wave, _text(experiment, ends, "first failure: %s" % bad[0]), env)
-    if over and "end" in settings["on"]:
+    if over and last and "end" in settings["on"]:
         _tell(home, settings, "end", experiment, wave, _text(experiment, ends, "all runs have ended"), env)
 
 

@@ -127,6 +127,8 @@ class Teller:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._tell_a_person()
         if self.as_json and kind is None:
             from shoal.views.render import print_json
 
@@ -152,6 +154,17 @@ class Teller:
         from shoal.views.status import as_record
 
         self.results[view.name] = {**self.results.get(view.name, {}), **as_record(view)}
+
+    def _tell_a_person(self) -> None:
+        """Runs on this machine are through: [notify] may want to know; jobs on Slurm tell by themselves."""
+        ran = {name.split("/")[0]: name for name, result in self.results.items() if result["did"] == "ran"}
+        if ran:
+            from shoal.agent import notices
+            from shoal.agent.environment import read_secrets
+            from shoal.cli.options import home_here
+
+            for name in ran.values():
+                notices.after_end(home_here(), name, {**os.environ, **read_secrets(os.environ)})
 
     def _summary(self) -> None:
         sent = [name for name, result in self.results.items() if result["did"] == "submitted"]
