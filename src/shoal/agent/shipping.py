@@ -70,6 +70,8 @@ _MODULES = (
             "writer",
             "warm",
             "warm_server",
+            "ray_cluster",
+            "ray_starter",
             "entry",
         )
     ),

@@ -38,6 +38,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     share: float = 0.0
     cpus: int = 0
     engine: str = ""
+    host: str | None = None
 
 
 class Submission(Record, frozen=True, kw_only=True):

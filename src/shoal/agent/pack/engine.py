@@ -74,6 +74,7 @@ class Engine:
         self.draining = False
         self.stopping: Optional[str] = None
         self.total = len(queue)
+        self.retired = 0
         self.problems: Dict[int, str] = {}
         self.elsewhere: List[Item] = []
         self._heard: List[int] = []
@@ -110,13 +111,15 @@ class Engine:
         finally:
             for running in self.running.values():
                 running.child.signal(signal.SIGKILL)
+            if hasattr(self.starter, "close"):
+                self.starter.close()
             children.end_everything()
             self.writer.close()
 
     def _is_over(self) -> bool:
         if self.running or self._unwritten or self.writer.pending:
             return False
-        if self.stopping or self.draining or not len(self.queue):
+        if self.stopping or self.draining or not len(self.queue) or self.retired == self.books.slots:
             return True
         if getattr(self.starter, "waiting", False):
             return False
@@ -239,13 +242,15 @@ class Engine:
 
     def _held(self, holding: Holding) -> Dict[str, Any]:
         """What the timeline is drawn from."""
-        return {
+        held = {
             "slot": holding.slot,
             "gpus": [self.node.gpus.ids[index] for index in holding.gpus],
             "share": holding.share / WHOLE,
             "cpus": len(holding.cpus),
             "engine": self.node.me["engine"],
         }
+        # Slots of several nodes: where this one is, whoever started it knows.
+        return dict(held, **self.starter.place(holding.slot)) if hasattr(self.starter, "place") else held
 
     def _wait_for_disk(self, error: OSError) -> None:
         now = time.monotonic()
@@ -270,7 +275,13 @@ class Engine:
         return [*self.running, *getattr(self.starter, "pids", ())]
 
     def _finish(self, running: Running, problem: Optional[str]) -> None:
-        self.books.give(running.holding)
+        if getattr(running.child, "slot_lost", False):
+            # The slot stays lent for ever: there is nothing left that could run in it.
+            running.stopped_by = running.stopped_by or "lost"
+            self.retired += 1
+        else:
+            self.books.give(running.holding)
+        problem = problem or getattr(running.child, "problem", None)
         code = running.child.code or 0
         oom = False
         if code != 0:
@@ -320,7 +331,7 @@ class Engine:
             self.queue.learn(item, end["duration_s"])
             self._tell(item, "done", end)
             return
-        if end["stopped_by"] in INTERRUPTED:
+        if end["stopped_by"] in INTERRUPTED and end["stopped_by"] != "lost":
             self.counts["stopped"] += 1
             self.queue.put_back(item, last=True)
             self._tell(item, "stopped", end)

@@ -48,9 +48,9 @@ def main(argv: List[str]) -> int:
         say("the cluster's set-up lines ended with exit code %d; no run was started" % set_up)
         return set_up
     nodes = int(environ.get("SLURM_JOB_NUM_NODES") or 1) if me.get("job_id") else 1
-    if nodes > 1 and "--node" not in options:
+    if nodes > 1 and "--node" not in options and settings.engine != "ray":
         return _spread(nodes, folder, me, environ)
-    return _work(folder, submission, settings, items, me, environ)
+    return _work(folder, submission, settings, items, me, environ, nodes)
 
 
 def _identify(submission: Mapping[str, Any], environ: Dict[str, str], in_step: bool) -> Dict[str, Any]:
@@ -76,6 +76,7 @@ def _work(
     items: List[Item],
     me: Dict[str, Any],
     environ: Dict[str, str],
+    nodes: int,
 ) -> int:
     gpus, cpus = machine.gpus_here(environ), machine.cpus_here(environ)
     if settings.gpus is not None:
@@ -83,25 +84,72 @@ def _work(
     if settings.cpus is not None:
         cpus = cpus[: settings.cpus]
     slots, items = lay_out(settings, items, len(gpus.ids), len(cpus))
-    whole = {item.need.gpus >= WHOLE for item in items if item.need.gpus}
-    books = Books(slots, len(gpus.ids), cpus, keep_whole=len(whole) > 1)
     ends_at = machine.end_of_allocation(environ, bool(me.get("job_id")))
     if settings.time_limit_s is not None:
         ends_at = min(ends_at or float("inf"), time.time() + settings.time_limit_s)
     home = os.path.dirname(os.path.dirname(folder))
     node = Node(home, submission["token"], me, gpus, cpus, _for_runs(environ), ends_at)
+    if settings.engine == "ray":
+        return _work_by_ray(folder, submission, settings, items, node, slots, nodes)
+    whole = {item.need.gpus >= WHOLE for item in items if item.need.gpus}
+    books = Books(slots, len(gpus.ids), cpus, keep_whole=len(whole) > 1)
     queue, problems = _possible(items, books, gpus)
     family.adopt_orphans()
-    note = dict(me, t=time.time(), slots=slots, gpus=gpus.ids, cpus=len(cpus), ends_at=ends_at)
+    starter = _starter(settings, items, node, slots)
+    return _finish(folder, submission, Engine(queue, books, settings, node, starter, _teller(environ)), problems)
+
+
+def _work_by_ray(
+    folder: str,
+    submission: Mapping[str, Any],
+    settings: Settings,
+    items: List[Item],
+    node: Node,
+    slots: int,
+    nodes: int,
+) -> int:
+    """One engine for all nodes: Ray holds the slots, and each has the same share of a node's GPUs."""
+    from .ray_cluster import Cluster, RayProblem
+    from .ray_starter import RayStarter
+
+    shares = {item.need.gpus for item in items}
+    family.adopt_orphans()
+    try:
+        if len(shares) > 1:
+            raise RayProblem("with --engine ray all runs of a pack have the same number of GPUs; these differ")
+        if shares and max(shares) > WHOLE * len(node.gpus.ids):
+            raise RayProblem("a run needs %g GPUs and a node has %d" % (max(shares) / WHOLE, len(node.gpus.ids)))
+        say("starting Ray on %d node%s" % (nodes, "" if nodes == 1 else "s"))
+        size = max(len(node.cpus), slots)
+        cluster = Cluster(folder, size, len(node.gpus.ids), nodes, node.environ, node.me)
+        starter = RayStarter(cluster, slots * nodes, slots, shares.pop() if shares else 0, _teller(node.environ))
+    except RayProblem as why:
+        say(str(why))
+        return 1
+    books = Books(slots * nodes, 0, ())
+    queue = Queue([item._replace(need=Need()) for item in items])
+    engine = Engine(queue, books, settings, node, starter, _teller(node.environ))
+    try:
+        return _finish(folder, submission, engine, {})
+    except RayProblem as why:
+        say(str(why))
+        return 1
+
+
+def _finish(folder: str, submission: Mapping[str, Any], engine: Engine, problems: Dict[int, str]) -> int:
+    """Let the engine work, and leave a frame for the timeline and a job for what is left over."""
+    me, node, settings = engine.node.me, engine.node, engine.settings
+    gpus = list(node.gpus.ids)
+    note = dict(me, t=time.time(), slots=engine.books.slots, gpus=gpus, cpus=len(node.cpus), ends_at=node.ends_at)
     _note(folder, "engine.%s.json" % me["engine"], note)
-    engine = Engine(queue, books, settings, node, _starter(settings, items, node, slots), _teller(environ))
     engine.problems = problems
     code = engine.run()
     _note(folder, "engine.%s.end" % me["engine"], dict(me, t=time.time(), exit_code=code, counts=engine.counts))
     if code == 124 or engine.stopping == "walltime":
+        environ = dict(os.environ)
         job, what = follow.submit_follow_up(folder, submission["job_name"], me, settings.follow, environ)
-        say("%d runs are left over: %s" % (len(queue), "job %s continues" % job if job else what))
-    elif code in (0, 4) and not len(queue):
+        say("%d runs are left over: %s" % (len(engine.queue), "job %s continues" % job if job else what))
+    elif code in (0, 4) and not len(engine.queue):
         follow.cancel_waiting(me)
     return code
 

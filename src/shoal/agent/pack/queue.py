@@ -34,6 +34,7 @@ class Settings(NamedTuple):
     time_limit_s: Optional[float] = None
     follow: int = 0
     preload: Sequence[str] = ()
+    engine: str = "auto"
     mps: bool = False
     halving: Optional[Mapping[str, Any]] = None
 

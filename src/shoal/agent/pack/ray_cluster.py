@@ -1,0 +1,196 @@
+"""Ray inside one allocation, started and stopped by us: its own token, folder, ports and sizes, for this job alone.
+
+What Ray does by itself is wrong on a shared cluster, each of it measured (docs/pack.md): it counts the machine and not
+the allocation, listens without a password, meets the Ray of another job or user on the same node, runs programs at
+nice 15, and `ray stop` ends everybody's. So: token authentication with a 0600 file, a short private folder, free ports,
+no dashboard, explicit sizes, and an end by our own processes.
+"""
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from ..launch import family
+
+_START_S = 120.0
+_OBJECT_STORE_MB = 100
+
+
+class RayProblem(Exception):
+    """Ray is missing or does not start; the message is one sentence."""
+
+
+class Cluster:
+    """Ray on the nodes of an allocation; `address` is where the driver connects. `close` leaves nothing behind."""
+
+    def __init__(
+        self, folder: str, cpus: int, gpus: int, nodes: int, environ: Mapping[str, str], me: Mapping[str, Any]
+    ):
+        self.ray = _program()
+        self.temp = tempfile.mkdtemp(prefix="sr", dir="/tmp")  # a socket's path has 107 bytes, and Ray needs 60 of them
+        token = _token_file(folder, "%s-%s" % (me.get("job_id") or "here", os.getpid()))
+        self.env = ray_environment(environ, token)
+        self.processes: List[Any] = []
+        try:
+            self.address = self._start_head(cpus, gpus)
+            if nodes > 1:
+                self._start_others(cpus, gpus, nodes)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start_head(self, cpus: int, gpus: int) -> str:
+        """Start the head and return its address. Another job may take the port in between: then the next is tried."""
+        why = ""
+        for _ in range(3):
+            port = free_port()
+            address = "%s:%d" % (_own_address(), port)
+            argv = [self.ray, "start", "--head", "--block", "--port=%d" % port, "--include-dashboard=false"]
+            argv += ["--node-ip-address=%s" % _own_address(), "--temp-dir=%s" % self.temp, *sizes(cpus, gpus)]
+            head = self._start(argv)
+            if self._is_up(head, port):
+                return address
+            _end(head)
+            self.processes.remove(head)
+            why = _last_line(os.path.join(self.temp, "start.log")) or ""
+        raise RayProblem("Ray does not start: %s" % (why or "its head does not answer"))
+
+    def _start_others(self, cpus: int, gpus: int, nodes: int) -> None:
+        """One `ray start` on each other node, as a step of the job; a node's own folder is made there."""
+        here = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+        argv = ["srun", "--nodes=%d" % (nodes - 1), "--ntasks=%d" % (nodes - 1), "--ntasks-per-node=1"]
+        argv += [
+            "--exclude=%s" % here,
+            "--job-name=ray",
+            "--input=none",
+            "--cpu-bind=none",
+            "--cpus-per-task=%d" % cpus,
+        ]
+        argv += [self.ray, "start", "--block", "--address=%s" % self.address, *sizes(cpus, gpus)]
+        self._start(argv)
+
+    def _start(self, argv: Sequence[str]) -> Any:
+        with open(os.path.join(self.temp, "start.log"), "ab") as log:
+            process = subprocess.Popen(
+                list(argv),
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=family.die_with_parent,
+            )
+        self.processes.append(process)
+        return process
+
+    def _is_up(self, head: Any, port: int) -> bool:
+        deadline = time.monotonic() + _START_S
+        while time.monotonic() < deadline and head.poll() is None:
+            with socket.socket() as probe:
+                probe.settimeout(1)
+                if probe.connect_ex((_own_address(), port)) == 0:
+                    return True
+            time.sleep(0.05)
+        return False
+
+    def close(self) -> None:
+        for process in self.processes:
+            _end(process)
+        self.processes = []
+        shutil.rmtree(self.temp, ignore_errors=True)
+
+
+def ray_environment(environ: Mapping[str, str], token: str) -> Dict[str, str]:
+    """What Ray's processes run in: authentication on, usage reports off, GPUs and niceness left alone."""
+    env = {name: value for name, value in environ.items() if not name.startswith("RAY_") and name != "RAY_ADDRESS"}
+    agent = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    env.update(
+        RAY_AUTH_MODE="token",
+        RAY_AUTH_TOKEN_PATH=token,
+        RAY_USAGE_STATS_ENABLED="0",
+        RAY_worker_niceness="0",
+        RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES="1",
+        RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES="1",
+        RAY_EXPERIMENTAL_NOSET_ROCR_VISIBLE_DEVICES="1",
+        RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
+        RAY_DEDUP_LOGS="0",
+        PYTHONPATH=os.pathsep.join(filter(None, (agent, environ.get("PYTHONPATH")))),
+    )
+    return env
+
+
+def sizes(cpus: int, gpus: int) -> List[str]:
+    """What the allocation has, which is not what Ray finds."""
+    return [
+        "--num-cpus=%d" % cpus,
+        "--num-gpus=%d" % gpus,
+        "--object-store-memory=%d" % (_OBJECT_STORE_MB * 1024 * 1024),
+        "--memory=%d" % (1024 * 1024 * 1024),
+        "--disable-usage-stats",
+    ]
+
+
+def _token_file(folder: str, name: str) -> str:
+    """A password for this job alone, readable by its owner alone; Ray's own tool leaves it readable for everybody."""
+    path = os.path.join(folder, "ray.%s.token" % name)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(secrets.token_hex(32))
+    return path
+
+
+def _program() -> str:
+    beside = os.path.join(os.path.dirname(sys.executable), "ray")
+    found = beside if os.path.exists(beside) else shutil.which("ray")
+    if found is None:
+        raise RayProblem("Ray is not installed beside shoal: pip install 'shoal[ray]', or leave --engine ray out")
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def _own_address() -> str:
+    """The address under which other nodes reach this one; this machine alone needs none but its own."""
+    if not os.environ.get("SLURM_JOB_NUM_NODES") or os.environ["SLURM_JOB_NUM_NODES"] == "1":
+        return "127.0.0.1"
+    try:
+        return socket.gethostbyname(os.environ.get("SLURMD_NODENAME") or socket.gethostname())
+    except OSError:
+        return "127.0.0.1"
+
+
+def _end(process: Any) -> None:
+    """End one `ray start` and everything that it started: its whole session."""
+    for number, wait_s in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+        try:
+            os.killpg(process.pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass
+        try:
+            process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            continue
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def _last_line(path: str) -> Optional[str]:
+    try:
+        with open(path, errors="replace") as file:
+            lines = [line.strip() for line in file if line.strip()]
+    except OSError:
+        return None
+    return lines[-1] if lines else None

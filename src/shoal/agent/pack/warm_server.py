@@ -1,0 +1,205 @@
+"""The warm parent: imports modules, then forks a process for each order that comes in. See warm.py."""
+
+import atexit
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import types
+from typing import Any, Dict, List
+
+from .children import Child
+
+
+def main(argv: List[str]) -> int:
+    link = socket.socket(fileno=int(argv[0]))
+    modules = argv[1:]
+    begin = time.monotonic()
+    try:
+        for name in modules:
+            __import__(name)
+    except BaseException as error:
+        _tell(link, {"failed": "cannot import %s: %s: %s" % (name, type(error).__name__, error)})
+        return 1
+    extra = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    if extra:
+        _tell(link, {"failed": "importing %s starts threads (%s)" % (", ".join(modules), ", ".join(extra[:3]))})
+        return 1
+    _tell(link, {"ready": modules, "took_s": time.monotonic() - begin})
+    return _serve(link)
+
+
+def _serve(link: socket.socket) -> int:
+    wake, wake_end = os.pipe()
+    for end in (wake, wake_end):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # The engine decides; when it is gone the kernel ends us.
+    running: Dict[int, Child] = {}
+    rest = b""
+    while True:
+        ready = select.select([link.fileno(), wake], [], [])[0]
+        if wake in ready:
+            _drain(wake)
+        for order_id, child in list(running.items()):
+            code = child.poll()
+            if code is not None:
+                del running[order_id]
+                _tell(link, {"id": order_id, "code": code})
+        if link.fileno() in ready:
+            data = link.recv(1 << 20)
+            if not data:
+                return 0
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                order = json.loads(line)
+                pid = os.fork()
+                if pid == 0:
+                    os.close(wake)
+                    os.close(wake_end)
+                    link.close()
+                    _become(order)
+                running[order["id"]] = Child(pid)
+                _tell(link, {"id": order["id"], "pid": pid})
+
+
+def _become(order: Dict[str, Any]) -> None:
+    """In the child: be the run. Never returns."""
+    code = 1
+    try:
+        _surroundings(order)
+        code = _execute(*order["how"])
+    except BaseException as error:
+        sys.stderr.write("shoal: cannot start: %s\n" % error)
+    finally:
+        _flush()
+        os._exit(code & 0xFF)
+
+
+def _surroundings(order: Dict[str, Any]) -> None:
+    os.setsid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for stream, path in ((1, order["out"]), (2, order["err"])):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        os.dup2(fd, stream)
+        os.close(fd)
+    if order["cpus"]:
+        os.sched_setaffinity(0, order["cpus"])
+    os.chdir(order["cwd"])
+    os.environ.clear()
+    os.environ.update(order["env"])
+    _new_random_numbers()
+    for name in [name for name in sys.modules if name.split(".")[0] == "shoal_agent"]:
+        del sys.modules[name]
+    kind, what, args = order["how"]
+    sys.argv = [what if kind == "file" else "-" + kind, *args]
+    if hasattr(sys, "orig_argv"):
+        sys.orig_argv = list(order["argv"])
+    sys.path[0] = os.path.dirname(os.path.abspath(what)) if kind == "file" else ""
+
+
+def _new_random_numbers() -> None:
+    """Children of one parent would all draw the same numbers. Python's own generator takes care of itself."""
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None and hasattr(numpy, "random"):
+        numpy.random.seed()
+    if torch is not None and hasattr(torch, "default_generator"):
+        torch.default_generator.seed()  # The one on the CPU: those of GPUs do not exist yet.
+
+
+def _execute(kind: str, what: str, args: List[str]) -> int:
+    """Run the program as the interpreter would, and return its exit code."""
+    code = 0
+    try:
+        if kind == "m":
+            import runpy
+
+            sys.path[0] = os.getcwd()
+            runpy._run_module_as_main(what)  # type: ignore[attr-defined]
+        else:
+            main = types.ModuleType("__main__")
+            main.__dict__["__builtins__"] = __builtins__
+            sys.modules["__main__"] = main
+            exec(_compile(main, kind, what), main.__dict__)  # noqa: S102
+    except SystemExit as leave:
+        code = _code_of(leave.code)
+    except KeyboardInterrupt as error:
+        _show(error)
+        _end(130)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException as error:
+        _show(error)
+        code = 1
+    return _end(code)
+
+
+def _compile(main: types.ModuleType, kind: str, what: str) -> Any:
+    if kind == "c":
+        return compile(what, "<string>", "exec")
+    from importlib.machinery import SourceFileLoader
+
+    if sys.version_info >= (3, 9):
+        what = os.path.abspath(what)  # as the interpreter does since then
+    loader = SourceFileLoader("__main__", what)
+    main.__file__ = what
+    main.__loader__ = loader
+    main.__dict__["__cached__"] = None
+    return compile(loader.get_data(what), what, "exec")
+
+
+def _code_of(given: Any) -> int:
+    if given is None:
+        return 0
+    if isinstance(given, int):
+        return given
+    sys.stderr.write("%s\n" % given)
+    return 1
+
+
+def _show(error: BaseException) -> None:
+    """The traceback as the interpreter prints it: without the frames that are ours."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
+
+
+def _end(code: int) -> int:
+    """What the interpreter does when a program is over: wait for threads, call what was registered, flush."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    return code if _flush() or code else 120
+
+
+def _flush() -> bool:
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _tell(link: socket.socket, message: Dict[str, Any]) -> None:
+    link.sendall(json.dumps(message).encode("ascii") + b"\n")
+
+
+def _drain(fd: int) -> None:
+    try:
+        while os.read(fd, 4096):
+            pass
+    except BlockingIOError:
+        pass
