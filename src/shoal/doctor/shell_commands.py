@@ -46,6 +46,8 @@ class Command(NamedTuple):
     condition: bool = False
     background: bool = False
     piped: bool = False
+    #: All its words as they are written.
+    raw: str = ""
 
     @property
     def name(self) -> str:
@@ -54,10 +56,6 @@ class Command(NamedTuple):
     @property
     def texts(self) -> list[str]:
         return [word.text for word in self.words]
-
-    @property
-    def raw(self) -> str:
-        return " ".join([*(assign.raw for assign in self.assigns), *(word.raw for word in self.words)])
 
     @property
     def last_line(self) -> int:
@@ -259,6 +257,7 @@ class _Reader:
             condition=bool(self.condition),
             background=after == "&",
             piped=after in ("|", "|&"),
+            raw=" ".join([*(assign.raw for assign in assigns), *(word.raw for word in words)]),
         )
         if words or assigns:
             self.commands.append(command)
