@@ -33,8 +33,8 @@ SAVE = (
 )
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
-@given(lists=st.lists(ARGUMENTS, min_size=8, max_size=8))
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+@given(lists=st.lists(ARGUMENTS, min_size=6, max_size=6))
 def test_arguments_arrive_unchanged_on_this_machine(
     lists: list[list[str]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -44,7 +44,7 @@ def test_arguments_arrive_unchanged_on_this_machine(
 
 
 @pytest.mark.slurm
-@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))
 @given(lists=st.lists(ARGUMENTS, min_size=12, max_size=12))
 def test_arguments_arrive_unchanged_in_the_job(
     lists: list[list[str]], tmp_path_factory: pytest.TempPathFactory, cluster: Sandbox

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -131,3 +132,32 @@ def test_slurm_down_shows_last_known_states_with_a_warning(tmp_path: Path, make_
     wait_until(lambda: project.records(RUN, "attempt.*.end"), 30, "the run ended while the controller was away")
     assert project.status()[RUN]["state"] == "done"
     project.cluster.start_daemon("slurmctld")
+
+
+def test_another_persons_job_is_asked_about_by_name_and_never_called_lost_when_it_is_hidden(
+    tmp_path: Path, cluster: Sandbox
+) -> None:
+    project = Project(tmp_path, cluster)
+    project.shoal("submit", project.script("001_a/000_train_0.sh", "train --time=5 --mem=50 --begin=now+1hour"))
+    record = project.submissions()[0] / "submission.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "user": "colleague"}))
+    real = shutil.which("squeue")
+    shim = tmp_path / "shims/squeue"
+    shim.parent.mkdir()
+    project.env["PATH"] = f"{shim.parent}:{project.env['PATH']}"
+    shim.write_text(f"""#!/bin/sh
+case "$1 $2" in
+    "--me "*) ;;
+    "-u colleague") shift 2; [ -e {tmp_path}/hidden ] || exec {real} "$@" ;;
+    *) exit 9 ;;
+esac
+""")
+    shim.chmod(0o755)
+    assert project.status()[RUN]["slurm_state"] == "PENDING"
+    (tmp_path / "hidden").write_text("")
+    run = project.status()[RUN]
+    assert run["state"] == "pending" and not list(project.home.rglob("submit.*.missing"))
+    assert "left alone" in project.shoal("submit", "experiments/001_a").out
+    project.env["PATH"] = project.env["PATH"].partition(":")[2]
+    project.shoal("cancel", RUN)
+    project.wait(RUN, "cancelled")
