@@ -12,6 +12,7 @@ import pytest
 from conftest import cancel_all
 from project import Project
 from shoal.agent import admission
+from shoal.backends.slurm.facts import parse_submit_limit
 from shoal.sandbox import Sandbox
 from waiting import wait_until
 
@@ -91,6 +92,28 @@ def test_a_squeue_that_fails_is_never_nothing_running(project: Project) -> None:
     if told.code == 0:
         assert {run["did"] for run in told.json["runs"]} <= {"left alone", "waits"}
     assert len(project.jobs()) == 1
+
+
+@pytest.mark.slurm
+def test_what_the_account_may_not_submit_at_once_waits_on_disk(tmp_path: Path, accounting_cluster: Sandbox) -> None:
+    toml = '[clusters.small]\nmatch = { host = "*" }\naccount = "small"\n'
+    project = Project(tmp_path, accounting_cluster, toml=toml)
+    text = PAGE.replace("0-5", "0-7").replace("gpus = 2\n", "")
+    told = project.shoal("submit", "--on", "small", page(project, text))
+    assert "8 runs: 5 submitted, 3 waits" in told.out
+    wait_until(lambda: states(project)["queued"] == 3, 60, "three wait")
+    go(project, *range(8))
+    wait_until(lambda: states(project) == {"done": 8}, 120, "all are done", poll_s=0.5)
+    project.assert_ran_once(*project.status())
+    cancel_all(accounting_cluster)
+
+
+def test_the_limit_of_the_account_is_read_from_its_own_line() -> None:
+    text = "small|lab|5|\nlab|lab||\nlab|lab|100|40\nroot|lab||\n"
+    assert parse_submit_limit(text, "small") == 5
+    assert parse_submit_limit(text, None) == 40
+    assert parse_submit_limit(text, "root") is None
+    assert parse_submit_limit("nonsense\n", None) is None
 
 
 def test_turns_are_taken_one_after_another_and_a_dead_holder_loses_its(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Let waiting runs in: what did not fit under the project's budget waits on disk, and whoever frees room sends it.
 
-    queue/<cluster>/limits.json       the budget: jobs, nodes, gpus; may be changed at any time
+    queue/<cluster>/limits.json       the budget: jobs, nodes, gpus; changeable at any time; submit: the account's own
     queue/<cluster>/<order>.<token>   a submission that waits, with what it needs; sent in this order
     queue/<cluster>/turn.<n>          who is letting runs in just now; turn.<n>.end when they have finished
 
@@ -56,8 +56,9 @@ def entries(home: str, queue: str) -> List[Tuple[str, str]]:
 
 
 def limits(home: str, queue: str) -> Need:
+    """The budget, and as `submit` the account's own limit on jobs, where the cluster has told one."""
     record = files.read_json(os.path.join(queue_dir(home, queue), "limits.json")) or {}
-    return {kind: int(record[kind]) for kind in _KINDS if record.get(kind) is not None}
+    return {kind: int(record[kind]) for kind in (*_KINDS, "submit") if record.get(kind) is not None}
 
 
 def enqueue(home: str, queue: str, token: str, need: Need) -> None:
@@ -81,12 +82,13 @@ def admit(
         used, problem = usage(home, queue, ending)
         if problem is not None:
             used = {kind: most.get(kind, 0) - (freed or {}).get(kind, 0) for kind in _KINDS}
-            if not freed:
+            if not freed or "submit" in most:
                 return Report([], len(entries(home, queue)), problem)
         admitted: List[str] = []
         for name, token in entries(home, queue):
             need = files.read_json(os.path.join(queue_dir(home, queue), name)) or {}
-            if not fits(need, used, most):
+            # Slurm still counts the ending job among those that the account has submitted.
+            if not fits(need, used, most, 1 if ending else 0):
                 break
             admitted += _send(home, token)
             _remove(os.path.join(queue_dir(home, queue), name))
@@ -96,7 +98,10 @@ def admit(
         end_turn(home, queue, turn)
 
 
-def fits(need: Need, used: Need, most: Need) -> bool:
+def fits(need: Need, used: Need, most: Need, ending: int = 0) -> bool:
+    """Whether there is room under every limit; `ending` jobs hold nothing, but are still submitted."""
+    if "submit" in most and used["jobs"] + ending + int(need.get("jobs", 0)) > most["submit"]:
+        return False
     return all(used[kind] + int(need.get(kind, 0)) <= most[kind] for kind in _KINDS if kind in most)
 
 

@@ -6,6 +6,7 @@ the next command, finds room for it (agent/admission.py).
 
 from __future__ import annotations
 
+import getpass
 import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from typing import NamedTuple
 from shoal import secrecy
 from shoal.agent import admission, files
 from shoal.agent.admission import Need
+from shoal.backends.slurm.facts import submit_limit
 from shoal.config.cluster import Cluster
 from shoal.config.project import Project
 from shoal.errors import InputError, SchedulerError
@@ -69,9 +71,12 @@ def queue_of(cluster: Cluster) -> str:
     return slug(cluster.name)
 
 
-def open_gate(home: str, cluster: Cluster) -> Gate | None:
+def open_gate(
+    home: str, cluster: Cluster, submissions: Sequence[PlannedSubmission], environ: Mapping[str, str]
+) -> Gate | None:
     """Take our turn and look at the room; None if there is no budget. Whoever waits already goes first."""
     queue = queue_of(cluster)
+    _learn_limit(home, queue, submissions, environ)
     most = admission.limits(home, queue)
     if not most:
         return None
@@ -100,15 +105,35 @@ def park(claimed: Claimed, project: Project, environ: Mapping[str, str], queue: 
 
 def set_limits(home: str, cluster: Cluster, text: str) -> None:
     """--budget jobs=20,nodes=8,gpus=32, or none; it holds for every run of the project on this cluster from now on."""
-    found: dict[str, int] = {}
+    found = {kind: number for kind, number in _written(home, queue_of(cluster)).items() if kind == "submit"}
     for part in text.split(",") if text != "none" else ():
         kind, _, number = part.strip().partition("=")
         if kind not in _KINDS or not (number.isascii() and number.isdigit() and 0 < int(number) < 10**7):
             raise InputError(f"{text!r} is not a budget", hint="--budget jobs=20,nodes=8,gpus=32", place="--budget")
         found[kind] = int(number)
-    folder = admission.queue_dir(home, queue_of(cluster))
+    _write(home, queue_of(cluster), found)
+
+
+def _learn_limit(home: str, queue: str, submissions: Sequence[PlannedSubmission], environ: Mapping[str, str]) -> None:
+    """Many runs at once: ask how many jobs the account may have; Slurm need not refuse what can wait on disk."""
+    count = sum(len(planned.runs) for planned in submissions)
+    if count < 2:
+        return
+    limit = submit_limit(environ, getpass.getuser(), submissions[0].resolved.get("account"))
+    written = _written(home, queue)
+    if limit is not None and count * 2 > limit and written.get("submit") != limit:
+        _write(home, queue, {**written, "submit": limit})
+
+
+def _written(home: str, queue: str) -> dict[str, int]:
+    record = files.read_json(os.path.join(admission.queue_dir(home, queue), "limits.json")) or {}
+    return {kind: int(number) for kind, number in record.items() if kind in (*_KINDS, "submit")}
+
+
+def _write(home: str, queue: str, limits: Mapping[str, int]) -> None:
+    folder = admission.queue_dir(home, queue)
     os.makedirs(folder, exist_ok=True)
-    files.replace(os.path.join(folder, "limits.json"), files.to_json({"schema": 1, **found}))
+    files.replace(os.path.join(folder, "limits.json"), files.to_json({"schema": 1, **limits}))
 
 
 def admit_everywhere(home: str) -> list[admission.Report]:

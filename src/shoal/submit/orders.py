@@ -184,7 +184,9 @@ def carry_out(
         admit_everywhere(home)
     wants_code = snapshot and order.submissions and not cluster.is_local
     code = take(project.root, Path(writing.open_home(project.home)), environ) if wants_code else None
-    gate = open_gate(home, cluster) if order.submissions and not cluster.is_local else None
+    gate = None
+    if order.submissions and not cluster.is_local:
+        gate = open_gate(home, cluster, order.submissions, environ)
     now, later = (order.submissions, []) if gate is None else gate.split(order.submissions)
     try:
         _send_all(now, order, project, cluster, environ, note, results, follow, clock, code)
