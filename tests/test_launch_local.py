@@ -52,6 +52,13 @@ def test_torchrun_here_trains_with_as_many_ranks_as_asked_for(tmp_path: Path) ->
     assert (record["world_size"], record["local_rank"]) == (2, 1)
 
 
+def test_accelerate_here_starts_as_many_ranks_as_asked_for(tmp_path: Path) -> None:
+    project = Launching(tmp_path, accel='launch = { mode = "accelerate", processes = 2 }')
+    project.submit("000_accel_0", "accel")
+    said = project.says("001_a/000_accel_0", "accelerated")
+    assert [(one["rank"], one["world"], one["sum"]) for one in said] == [(0, 2, 2.0), (1, 2, 2.0)]
+
+
 def test_a_failing_rank_under_torchrun_gives_its_own_code(tmp_path: Path) -> None:
     """torchrun itself ends with 1, whatever happened."""
     project = Launching(tmp_path, show=TORCHRUN)

@@ -57,7 +57,7 @@ def test_a_killed_replica_comes_back_while_two_jobs_share_the_nodes(tmp_path: Pa
     os.kill(pid_of(project, 1), signal.SIGKILL)
     for name in (one, other):
         project.wait(name, "done", deadline_s=150)
-    assert "replica 1 ended with code 137 and starts again in 0.5 s" in project.err(one)
+    assert "replica 1 ended with code 137 and starts again in 0.2 s" in project.err(one)
     starts = project.says(one, "start")
     assert sorted(said["replica"] for said in starts) == [0, 1, 1, 2, 3]
     assert len({said["host"] for said in starts}) == 2

@@ -92,7 +92,6 @@ def unit_of(
         max_restarts=settings["max_restarts"],
         interface=settings.get("interface"),
         options=settings.get("options", []),
-        container=plan["container"],
     )
 
 

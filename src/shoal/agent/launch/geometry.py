@@ -10,7 +10,7 @@ ELASTIC = ("torchrun", "accelerate", "deepspeed")
 DEFAULTS: Dict[str, Any] = {
     "max_restarts": 0,
     "restarts": 3,
-    "backoff_s": 0.5,
+    "backoff_s": 0.2,
     "healthy_s": 3600.0,
     "run_restarts": 2,
     "hang_s": 1800.0,

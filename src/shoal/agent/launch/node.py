@@ -77,6 +77,8 @@ class Node:
         if not env.get("OMP_NUM_THREADS"):
             here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             env["OMP_NUM_THREADS"] = str(max(1, min(here, self.unit.cpus or here) // self.unit.processes))
+        if self.unit.mode == "accelerate" and not self.unit.gpus:
+            env.setdefault("ACCELERATE_USE_CPU", "true")
         if self.unit.interface:
             for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
                 env.setdefault(name, self.unit.interface)

@@ -39,8 +39,7 @@ def prepare(
     except allocation.Mismatch as error:
         return [], str(error)
     program = spec["command"][0]
-    container = list(spec.get("container") or [])
-    if not container and "{" not in program and not _is_there(program, spec["cwd"], environ):
+    if "{" not in program and not _is_there(program, spec["cwd"], environ):
         return [], "there is no program %s on %s" % (program, os.uname().nodename)
     folder = os.path.join(os.path.dirname(out), "attempt-%d.launch" % attempt)
     os.makedirs(folder, exist_ok=True)
@@ -62,7 +61,6 @@ def prepare(
         "err": err,
         "output_dir": output_dir,
         "checkpoint": spec.get("checkpoint"),
-        "container": container,
     }
     path = os.path.join(folder, "plan.json")
     write(path, record)

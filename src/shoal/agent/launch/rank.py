@@ -23,6 +23,9 @@ def main(argv: List[str]) -> int:
         family.die_with_parent()  # a Slurm task is Slurm's to end
     env = dict(os.environ)
     env.update(variables(unit, env))
+    if "RANK" not in env:
+        family.say("this rank was started without a number: the launcher started one process and not %d" % unit.world)
+        return BAD_GEOMETRY
     rank = int(env["RANK"])
     restart = int(env.get("TORCHELASTIC_RESTART_COUNT") or 0)
     if rank > 0:

@@ -35,7 +35,6 @@ class Unit(NamedTuple):
     max_restarts: int = 0
     interface: Optional[str] = None
     options: Sequence[str] = ()
-    container: Sequence[str] = ()
     env: Mapping[str, str] = MappingProxyType({})
 
     @property

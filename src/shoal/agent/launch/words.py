@@ -66,7 +66,7 @@ def launcher(unit: Unit, node: int, local_address: Optional[str]) -> List[str]:
     """What runs on node number `node` of a unit and starts its ranks; each rank is our wrapper around the program."""
     rank = [*unit.wrapper, "rank", unit.path]
     build = {"accelerate": accelerate, "deepspeed": deepspeed}.get(unit.mode, torchrun)
-    return [*unit.container, *build(unit, node, local_address), *rank]
+    return [*build(unit, node, local_address), *rank]
 
 
 def torchrun(unit: Unit, node: int, local_address: Optional[str]) -> List[str]:
@@ -101,10 +101,8 @@ def accelerate(unit: Unit, node: int, local_address: Optional[str]) -> List[str]
     ]
     if unit.port:
         words += ["--main_process_ip=%s" % unit.address, "--main_process_port=%d" % unit.port]
-    if unit.world > 1:
-        words.append("--multi_gpu" if unit.gpus else "--cpu")
-    elif not unit.gpus:
-        words.append("--cpu")
+    # "--cpu" would start one process, or ask for MPI: on CPUs, too, it is this path that starts one rank for each.
+    words += ["--multi_gpu"] if unit.world > 1 else []
     return [*_replaced(words, unit.options), *unit.options, "--no_python"]
 
 

@@ -107,7 +107,7 @@ def _preset(launch: str, program: Sequence[str], request: Request, geometry: Geo
     words = " ".join(shell_quote(word) for word in (*said.options, *_plain(program, launch)))
     hosts = ""
     if launch == "accelerate":
-        kind = " --multi_gpu" if geometry.gpus else " --cpu"
+        kind = " --multi_gpu" if geometry.world > 1 else ""
         line = (
             f"accelerate launch --num_machines {geometry.nodes} --num_processes {geometry.world}{kind} "
             '--machine_rank "$SLURM_NODEID" --main_process_ip "$0" --main_process_port "$1" "${@:2}"'

@@ -1,0 +1,166 @@
+"""What launching costs: from the job's start to the program's first line, beside a hand-written script; and a restart.
+
+    python -m benchmarks launch
+
+The hand-written script has the same srun and torchrun lines. Both note the time as their first command, and every rank
+notes it as its first line; the later rank counts. Then three replicas train on this machine, one is killed with -9, and
+the logs tell when it was started again and how long the others stood still. Needs root, torch and torchft.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from shoal.sandbox import Sandbox, SandboxSpec
+
+REPEATS = 4
+PROMISE_S, RESTART_PROMISE_S, HEARTBEAT_S = 0.5, 2.0, 5.0
+EXAMPLES = Path(__file__).parent.parent / "examples" / "launch"
+SHOAL = [sys.executable, "-c", "import sys; from shoal.cli import main; sys.exit(main())"]
+
+FIRST = """\
+import time
+now = time.time()
+import os
+with open(os.path.join(os.environ["MARKS"], "rank-" + os.environ["RANK"]), "w") as file:
+    file.write(repr(now))
+"""
+BY_HAND = {
+    "torchrun": """\
+mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+srun --kill-on-bad-exit=1 --ntasks-per-node=1 --cpus-per-task=4 {python} -m torch.distributed.run --nnodes 2 \\
+    --nproc-per-node 2 --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d --rdzv-endpoint "${{hosts[0]}}:29555" first.py
+""",
+    "srun": """\
+srun --kill-on-bad-exit=1 --ntasks-per-node=2 --cpus-per-task=2 \\
+    bash -c 'export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS; exec "$@"' rank \\
+    {python} first.py
+""",
+}
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as name:
+        folder = Path(name)
+        first_lines(folder)
+        restart(folder)
+
+
+def first_lines(folder: Path) -> None:
+    spec = SandboxSpec(name=f"bench-{os.getpid()}"[:24], nodes=2, gpus=2, cpus=8, hosts=True)
+    with Sandbox(spec) as sandbox:
+        print("| 2 nodes x 2 ranks | by hand (s) | shoal (s) | difference (s) | goal |\n|---|---|---|---|---|")
+        for mode in BY_HAND:
+            root = folder / mode
+            make_project(root, mode)
+            hand, ours = [], []
+            for number in range(REPEATS):
+                hand.append(measure(root, lambda root=root, mode=mode: by_hand(sandbox, root, mode)))
+                ours.append(measure(root, lambda root=root, number=number: by_shoal(sandbox, root, number)))
+            a, b = statistics.median(hand), statistics.median(ours)
+            print(f"| {mode} | {a:.2f} | {b:.2f} | {b - a:+.2f} (best {min(ours) - min(hand):+.2f}) | {PROMISE_S} |")
+
+
+def make_project(root: Path, mode: str) -> None:
+    (root / "marks").mkdir(parents=True)
+    (root / "experiments/001_b").mkdir(parents=True)
+    (root / "first.py").write_text(FIRST)
+    (root / "shoal.toml").write_text(
+        f'[steps.first]\ncommand = ["{sys.executable}", "first.py"]\nlaunch = "{mode}"\n'
+        f'env = {{ MARKS = "{root}/marks" }}\nrequest = {{ nodes = 2, gpus = 2, cpus = 4, time = "5m" }}\n'
+        f"[clusters.here]\nmatch = {{ host = \"*\" }}\nsetup = 'date +%s.%N > {root}/marks/start'\n"
+    )
+
+
+def measure(root: Path, go: Callable[[], None]) -> float:
+    for mark in (root / "marks").iterdir():
+        mark.unlink()
+    go()
+    wait_for(lambda: len(list((root / "marks").glob("rank-*"))) == 4, 60)
+    began = float((root / "marks/start").read_text())
+    return max(float(path.read_text()) for path in (root / "marks").glob("rank-*")) - began
+
+
+def by_hand(sandbox: Sandbox, root: Path, mode: str) -> None:
+    tasks, cpus = (2, 2) if mode == "srun" else (1, 4)
+    script = root / "hand.sh"
+    script.write_text(
+        f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node={tasks} --cpus-per-task={cpus} --gres=gpu:2 --time=5\n"
+        f"date +%s.%N > {root}/marks/start\nexport MARKS={root}/marks\n" + BY_HAND[mode].format(python=sys.executable)
+    )
+    sandbox.run("sbatch", "--wait", "--output=hand.out", str(script), cwd=root, timeout_s=120)
+
+
+def by_shoal(sandbox: Sandbox, root: Path, number: int) -> None:
+    script = root / f"experiments/001_b/00{number}_first_0.sh"
+    script.write_text('source "$(shoal shell)"\nfirst\n')
+    run(["submit", str(script), "--on", "here"], root, sandbox.env())
+    wait_for(lambda: not sandbox.run("squeue", "-h").stdout.strip(), 90)
+
+
+def restart(folder: Path) -> None:
+    root = folder / "replicas"
+    (root / "experiments/001_b").mkdir(parents=True)
+    shutil.copy(EXAMPLES / "diloco.py", root)
+    (root / "shoal.toml").write_text(
+        f'[steps.diloco]\ncommand = ["{sys.executable}", "diloco.py", "--rounds", "60", "--pause", "0.05"]\n'
+        'launch = { mode = "replicas", replicas_per_node = 3 }\n'
+    )
+    script = root / "experiments/001_b/000_diloco_0.sh"
+    script.write_text('source "$(shoal shell)"\ndiloco\n')
+    going = subprocess.Popen([*SHOAL, "submit", str(script), "--on", "local"], cwd=root, env=environment(),
+                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    try:
+        wait_for(lambda: len(says(root, 0, "round")) >= 5 and len(says(root, 1, "round")) >= 5, 120)
+        victim = says(root, 1, "start")[0]["pid"]
+        killed = time.time()
+        os.kill(victim, signal.SIGKILL)
+        units = "outputs/diloco/*/*/*/attempt-1.launch/replica-1.try-2.unit.json"
+        wait_for(lambda: list(root.glob(units)), 60)
+        again = next(root.glob(units)).stat().st_mtime - killed
+        going.wait(180)
+    finally:
+        going.kill()
+        going.wait()
+    times = [said["t"] for said in says(root, 0, "round")]
+    stall = max(b - a for a, b in pairwise(times))
+    print(f"\nkilled replica started again after {again:.2f} s (goal {RESTART_PROMISE_S}); the others stood still for "
+          f"{stall:.2f} s (torchft's heartbeat time-out is {HEARTBEAT_S} s)")  # fmt: skip
+
+
+def says(root: Path, replica: int, what: str) -> list[dict[str, Any]]:
+    found = []
+    for path in sorted(root.glob(f"outputs/diloco/*/*/*/attempt-1.launch/replica-{replica}.try-*.out")):
+        lines = [line for line in path.read_text().splitlines() if line.startswith("{") and line.endswith("}")]
+        found += [said for said in map(json.loads, lines) if said["what"] == what]
+    return found
+
+
+def run(words: list[str], root: Path, env: dict[str, str]) -> None:
+    subprocess.run([*SHOAL, *words], cwd=root, env=environment(env), check=True, stdout=subprocess.DEVNULL,
+                   stderr=subprocess.DEVNULL)  # fmt: skip
+
+
+def environment(base: dict[str, str] | None = None) -> dict[str, str]:
+    env = dict(os.environ if base is None else base)
+    return {**env, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', os.defpath)}"}
+
+
+def wait_for(condition: Callable[[], object], deadline_s: float) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        if time.monotonic() > end:
+            raise SystemExit(f"waited {deadline_s} s in vain")
+        time.sleep(0.05)

@@ -1,0 +1,12 @@
+"""A program that uses Accelerate and is started by `launch = "accelerate"`; it averages one number over its ranks."""
+
+import json
+
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+total = accelerator.reduce(torch.ones(1, device=accelerator.device))
+where = {"world": accelerator.num_processes, "rank": accelerator.process_index, "device": str(accelerator.device)}
+print(json.dumps({"what": "accelerated", **where, "sum": total.item()}), flush=True)
+accelerator.end_training()
