@@ -44,6 +44,11 @@ class Gate(NamedTuple):
         used = dict(self.used)
         for planned in submissions:
             need, fitting = need_of(planned), 0
+            if planned.pack is not None:  # a queue inside jobs is let in as a whole
+                has_room = self.closed is None and not later and admission.fits(need, used, self.most)
+                (now if has_room else later).append(planned)
+                used = {kind: used[kind] + need[kind] for kind in _KINDS} if has_room else used
+                continue
             while (
                 self.closed is None
                 and not later
@@ -62,9 +67,10 @@ class Gate(NamedTuple):
 
 
 def need_of(planned: PlannedSubmission) -> Need:
-    """What one run of a submission holds."""
+    """What one run of a submission holds; a pack holds its jobs, however many runs wait in them."""
+    jobs = planned.pack.pilots if planned.pack is not None and planned.shape == "pilots" else 1
     nodes = planned.request.nodes or 1
-    return {"jobs": 1, "nodes": nodes, "gpus": nodes * (planned.request.gpus or 0)}
+    return {"jobs": jobs, "nodes": jobs * nodes, "gpus": jobs * nodes * (planned.request.gpus or 0)}
 
 
 def queue_of(cluster: Cluster) -> str:

@@ -99,6 +99,8 @@ def prepare(
     requeue = {step.name: step.requeue for step in project.steps.values()}
     most = largest_array(environ) if len(start) > 1 and not cluster.is_local else None
     if start and (pack is not None or shape in packs.SHAPES):
+        if any(run.needs for run in start):
+            raise InputError("runs that build on each other cannot share a pack", hint="leave --shape out")
         submissions = [_pack(start, project, cluster, pack or PackOptions(), shape)]
     else:
         submissions = lay_out(
