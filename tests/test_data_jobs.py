@@ -57,6 +57,12 @@ def test_a_run_finds_its_data_and_its_record_tells_what_was_copied(tmp_path: Pat
     assert first[1]["copied_bytes"] == first[1]["bytes"] == sum(map(len, contents(tmp_path / "src").values()))
     assert [(record["how"], record["copied_bytes"]) for record in second] == [("shared", 0), ("shared", 0)]
     assert {record["name"] for record in first} == {"images", "labels"}
+    report = project.shoal("report", "--json").json["data"]
+    assert [(one["name"], one["times"], one["copied_bytes"]) for one in report] == [
+        (record["name"], 2, record["bytes"]) for record in first
+    ]
+    assert [one["saved_bytes"] for one in report] == [record["bytes"] for record in first]
+    assert "images" in project.shoal("report").out
 
 
 def test_without_scratch_a_run_reads_the_source_and_says_so(tmp_path: Path) -> None:

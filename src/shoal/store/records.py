@@ -131,6 +131,7 @@ class End(Record, frozen=True, kw_only=True):
     job_id: str | None = None
     job_label: str | None = None
     held: Held | None = None
+    data: list[dict[str, Any]] = []
 
 
 class Beat(Record, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from shoal.views.details import Details, details_of, with_cause
 from shoal.views.family import family_key, tally
 from shoal.views.report import account, efficiency, results, timeline
 from shoal.views.report.history import RunHistory, Try, read_history, read_metrics
+from shoal.views.report.staged import staged
 from shoal.views.select import select_runs
 from shoal.views.status import as_record
 
@@ -112,6 +113,7 @@ def document(report: Report) -> dict[str, Any]:
         ],
         "lanes": [{"name": lane.name, "busy": lane.busy} for lane in report.lanes],
         "failures": [one._asdict() for one in report.failures],
+        "data": [one._asdict() for one in staged(report.tries)],
         "results": [
             {**row._asdict(), "metrics": {key: value._asdict() for key, value in row.metrics.items()}}
             for row in report.rows
@@ -155,6 +157,7 @@ def _attempt(one: Try) -> dict[str, Any]:
         "mean_cpus": use.mean_cpus if use else None,
         "mean_gpu_percent": use.mean_gpu_percent if use else None,
         "gpu_problem": use.gpu_problem if use else None,
+        "data": list(one.data),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from shoal.agent import files, layout
@@ -31,6 +32,7 @@ class Try(NamedTuple):
     time_limit_s: int | None
     use: Usage | None
     resumed: bool = False
+    data: Sequence[dict[str, Any]] = ()
 
     @property
     def gpus(self) -> int:
@@ -98,6 +100,7 @@ def _read_try(
         submission.time_limit_s if submission else None,
         usage.read(home, view.name, number),
         start.resume_from is not None,
+        end.data if end is not None else (),
     )
 
 

@@ -10,6 +10,7 @@ from shoal.units import format_duration
 from shoal.views.columns import iso
 from shoal.views.report import timeline
 from shoal.views.report.gather import Report, hours_words
+from shoal.views.report.staged import HEADER, rows, staged
 from shoal.views.report.style import STYLE
 from shoal.views.report.text import results_table
 
@@ -22,6 +23,7 @@ def page(report: Report) -> str:
         ("Next time", _advice(report)),
         ("Efficiency", _efficiency(report)),
         ("GPUs over time" if report.gpu.held else "Runs over time", gantt(report)),
+        ("Data", _data(report)),
         ("Failures by cause", _failures(report)),
         ("Results", _table(*results_table(report))),
         ("Runs", _runs(report)),
@@ -140,6 +142,11 @@ def gantt(report: Report) -> str:
 def _clock(moment: float, length: float) -> str:
     form = "%H:%M:%S" if length < 7200 else "%H:%M" if length < 72000 else "%m-%d %H:%M"
     return time.strftime(form, time.localtime(moment))
+
+
+def _data(report: Report) -> str:
+    found = rows(staged(report.tries))
+    return _table(HEADER, found) if found else ""
 
 
 def _failures(report: Report) -> str:

@@ -10,6 +10,7 @@ from shoal.views.render import bar, fit, paint_state, plain, plural, table_lines
 from shoal.views.report import timeline
 from shoal.views.report.efficiency import Spread
 from shoal.views.report.gather import Report, hours_words, metric_names, setting_names, value_words
+from shoal.views.report.staged import HEADER, rows, staged
 from shoal.views.screen import Screen
 
 _MOST_LANES = 24
@@ -23,6 +24,7 @@ def lines_of(report: Report, screen: Screen) -> list[str]:
         ("efficiency", _efficiency(report, screen)),
         ("next time", _advice(report)),
         ("GPUs over time" if report.gpu.held else "runs over time", _timeline(report, screen)),
+        ("data", _data(report, screen)),
         ("failures", _failures(report, screen)),
         ("results", _results(report, screen)),
     ):
@@ -112,6 +114,12 @@ def _timeline(report: Report, screen: Screen) -> list[str]:
 
 def _clock(moment: float) -> str:
     return time.strftime("%m-%d %H:%M", time.localtime(moment))
+
+
+def _data(report: Report, screen: Screen) -> list[str]:
+    found = rows(staged(report.tries))
+    lines = table_lines(HEADER, found, screen) if found else []
+    return [f"  {line}" for line in lines] if screen.tty else lines
 
 
 def _failures(report: Report, screen: Screen) -> list[str]:
