@@ -6,6 +6,7 @@ python -m benchmarks views
 from __future__ import annotations
 
 import asyncio
+import resource
 import statistics
 import subprocess
 import sys
@@ -24,15 +25,25 @@ SHOAL = Path(sys.executable).with_name("shoal")
 
 
 def main() -> None:
-    print("| what | measured | baseline | ratio | goal |\n|---|---|---|---|---|")
+    print("| what | wall | processor | baseline | ratio | goal |\n|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         bare = median(lambda: subprocess.run([sys.executable, "-c", "pass"], check=True), 9)
         for count, goal in ((1000, 0.3), (10_000, 2.0)):
             made = MadeUp(Path(folder) / str(count), now=time.time())
             made.many(count)
             for words in (["status"], ["status", "--json"]):
+                before = resource.getrusage(resource.RUSAGE_CHILDREN)
                 took = median(lambda words=words, made=made: run(words, made.root), 7)
-                row(f"`shoal {' '.join(words)}`, {count:,} runs, warm", took, "`python -c pass`", bare, f"< {goal} s")
+                after = resource.getrusage(resource.RUSAGE_CHILDREN)
+                spent = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / 8
+                row(
+                    f"`shoal {' '.join(words)}`, {count:,} runs, warm",
+                    took,
+                    "`python -c pass`",
+                    bare,
+                    f"< {goal} s",
+                    spent,
+                )
         made = MadeUp(Path(folder) / "page", now=time.time())
         made.many(5000)
         page(made)
@@ -103,6 +114,7 @@ def median(work: Callable[[], object], times: int) -> float:
     return statistics.median(once(work) for _ in range(times))
 
 
-def row(what: str, took: float, base: str, bare: float, goal: str) -> None:
+def row(what: str, took: float, base: str, bare: float, goal: str, spent: float | None = None) -> None:
     ratio = f"{took / bare:.1f}" if bare else "-"
-    print(f"| {what} | {took * 1000:.1f} ms | {base} {bare * 1000:.1f} ms | {ratio} | {goal} |", flush=True)
+    cpu = "" if spent is None else f"{spent * 1000:.0f} ms"
+    print(f"| {what} | {took * 1000:.1f} ms | {cpu} | {base} {bare * 1000:.1f} ms | {ratio} | {goal} |", flush=True)

@@ -138,12 +138,12 @@ def _apply(names: Sequence[str], text: str, place: str) -> list[str]:
 def fit_columns(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], screen: Screen, fixed: bool
 ) -> tuple[list[Column], list[list[str]]]:
-    """Leave out columns until the rest fits with some room for RUN and WHY; `fixed` ones were asked for."""
+    """Leave out columns until the rest fits with some room for WHY; `fixed` ones were asked for."""
     kept = list(range(len(columns)))
     widths = [
         max([cell_width(columns[at].header), *(cell_width(plain(row[at])) for row in rows)], default=0) for at in kept
     ]
-    least = {"why": 32, "run": 16}
+    least = {"why": 28}
 
     def needed() -> int:
         sizes = (min(widths[at], least.get(columns[at].name, widths[at])) for at in kept)

@@ -73,7 +73,7 @@ def _efficiency(report: Report, screen: Screen) -> list[str]:
         (one.name, f"{one.low:.0%}", f"{one.middle:.0%}", f"{one.high:.0%}", bar(one.middle), _histogram(one, screen))
         for one in report.spreads
     ]
-    lines = table_lines(("OF WHAT WAS ASKED", "LEAST", "MEDIAN", "MOST", "", "0-100%"), rows, screen)
+    lines = table_lines(("OF WHAT WAS ASKED", "LEAST", "MEDIAN", "MOST", "", "0-100%"), rows, _inside(screen))
     if not any(one.name == "gpu" for one in report.spreads):
         problem = next((one.use.gpu_problem for one in report.tries if one.use and one.use.gpu_problem), None)
         lines.append(f"gpu: no data{f' ({plain(problem)})' if problem else ''}")
@@ -132,14 +132,19 @@ def _failures(report: Report, screen: Screen) -> list[str]:
         )
         for one in report.failures
     ]
-    lines = table_lines(("CAUSE", "TIMES", "GPU-HOURS", "RUNS"), rows, screen, widest=0) if rows else []
+    lines = table_lines(("CAUSE", "TIMES", "GPU-HOURS", "RUNS"), rows, _inside(screen), widest=3) if rows else []
     return [f"  {line}" for line in lines] if screen.tty else lines
 
 
 def _results(report: Report, screen: Screen) -> list[str]:
     header, rows = results_table(report)
-    lines = table_lines(header, rows, screen, widest=0) if rows else []
+    lines = table_lines(header, rows, _inside(screen), widest=0) if rows else []
     return [f"  {line}" for line in lines] if screen.tty else lines
+
+
+def _inside(screen: Screen) -> Screen:
+    """What is left of it behind the indentation."""
+    return screen._replace(width=screen.width - 2)
 
 
 def results_table(report: Report) -> tuple[list[str], list[list[str]]]:

@@ -136,7 +136,9 @@ class WatchApp(App[int]):
         self.query_one(RunList).put(lay_out(shown, self.unfolded))
 
     def on_run_list_moved(self, event: RunList.Moved) -> None:
-        self._show(event.line)
+        # A message that was on its way when the person quit finds no widgets any more.
+        if self.query("#title"):
+            self._show(event.line)
 
     def _show(self, line: Line | None) -> None:
         title, tabs = self.query_one("#title", Static), self.query_one("#tabs", Static)
