@@ -83,7 +83,9 @@ def execute(page: Path, folder: Path, *, sandboxes: str | None = None) -> subpro
     )
 
 
-@pytest.mark.parametrize("name", ["getting-started.md", "tutorial-lead.md", "tutorial-muloco.md", "tutorial-stages.md"])
+@pytest.mark.parametrize(
+    "name", ["getting-started.md", "tutorial-lead.md", "tutorial-muloco.md", "tutorial-stages.md", "tutorial-data.md"]
+)
 def test_a_newcomer_can_follow_the_page_without_slurm(name: str, tmp_path: Path) -> None:
     done = execute(ROOT / "docs" / name, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
