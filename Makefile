@@ -5,7 +5,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGES := slurm-wlm slurmdbd slurm-wlm-basic-plugins slurm-wlm-mysql-plugin munge mariadb-server iproute2 chromium chromium-driver
+PACKAGES := slurm-wlm slurmdbd slurm-wlm-basic-plugins slurm-wlm-mysql-plugin munge mariadb-server iproute2 \
+            squashfs-tools chromium chromium-driver
 
 .PHONY: demo test lint types unit slurm packages bench clean
 
@@ -21,8 +22,8 @@ lint: $(VENV)/.installed-test
 types: $(VENV)/.installed-test
 	$(BIN)/mypy
 
-# Fast failures first: no Slurm is needed for these.
-unit: $(VENV)/.installed-test
+# Fast failures first: these need no Slurm.
+unit: $(VENV)/.installed-test packages
 	$(BIN)/pytest -q -m "not slurm"
 
 slurm: $(VENV)/.installed-test packages
@@ -31,16 +32,16 @@ slurm: $(VENV)/.installed-test packages
 bench: $(VENV)/.installed-test packages
 	$(BIN)/python -m benchmarks
 
-# Slurm itself, for the sandbox: Debian's packages, where we may install them.
+# Slurm for the sandbox, a browser for the page: Debian's packages, where we may install them.
 packages:
-	@missing=; for program in slurmctld slurmd slurmdbd munged mariadbd ip chromium chromedriver; do \
+	@missing=; for program in slurmctld slurmd slurmdbd munged mariadbd ip mksquashfs chromium chromedriver; do \
 	    command -v $$program >/dev/null || missing=$$program; \
 	done; \
 	if [ -z "$$missing" ]; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(PACKAGES); \
 	else \
-	    echo "error: the tests need Slurm's programs" >&2; \
+	    echo "error: the tests need programs that are not here: $$missing" >&2; \
 	    echo "hint: sudo apt-get install --no-install-recommends $(PACKAGES)" >&2; exit 1; \
 	fi
 
@@ -52,6 +53,7 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
+	$(BIN)/pip install -q --disable-pip-version-check torch==2.13.0
 	$(BIN)/pip install -q --disable-pip-version-check -e '.[test]'
 	@touch $@
 

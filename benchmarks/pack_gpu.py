@@ -38,8 +38,8 @@ class Block(nn.Module):
         return torch.relu(x + self.b(torch.relu(self.a(x))))
 
 
-net = nn.Sequential(nn.Conv2d(1, 32, 3, padding=1), *(Block(32) for _ in range(args.blocks)), nn.Flatten(), nn.Linear(2048, 10))
-net.to(device)
+blocks = [Block(32) for _ in range(args.blocks)]
+net = nn.Sequential(nn.Conv2d(1, 32, 3, padding=1), *blocks, nn.Flatten(), nn.Linear(2048, 10)).to(device)
 optimizer = torch.optim.Adam(net.parameters(), 1e-3)
 for epoch in range(args.epochs):
     for batch in torch.randperm(len(x), device=device).split(256):
@@ -69,7 +69,7 @@ def main() -> None:
         (folder / "shoal.toml").write_text("")
         one_by_one = timed(lambda: [run([sys.executable, "train.py", "--blocks", str(n)], folder) for n in BLOCKS])
         row("one process each, in sequence", one_by_one, one_by_one)
-        for slots, warm in ((4, False), (4, True), (8, True)):
+        for slots, warm in ((4, False), (4, True), (8, True), (16, True)):
             took = timed(lambda slots=slots, warm=warm: pack(folder, slots, warm))
             row(f"`shoal pack --slots {slots}{' --preload torch' if warm else ''}`", took, one_by_one)
     finally:
