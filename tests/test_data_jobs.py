@@ -324,3 +324,20 @@ def test_advise_takes_a_step_time_and_a_decoder_and_refuses_to_guess(tmp_path: P
     )
     broken = project.shoal("data", "advise", "--", sys.executable, "-c", "raise SystemExit(3)", code=1)
     assert "exit code 3" in broken.err
+
+
+def test_packed_runs_share_what_the_first_of_them_staged(tmp_path: Path) -> None:
+    data = make_data(tmp_path)
+    project = Project(tmp_path)
+    with_data(project, 'data = { images = { path = "../data", wait = "all" } }')
+    (tmp_path / "scratch").mkdir()
+    for number in range(3):
+        project.script(f"001_a/00{number}_train_0.sh", f"train -- print={number}")
+    project.shoal("submit", "experiments/001_a", "--shape", "pack", SHOAL_SCRATCH=str(tmp_path / "scratch"))
+    names = [f"001_a/00{number}_train_0" for number in range(3)]
+    for name in names:
+        env = project.marks(name)[0]["env"]
+        assert contents(Path(env["SHOAL_DATA_IMAGES"])) == contents(data)
+    records = [record for name in names for record in staged(project, name)]
+    assert len(records) == 3
+    assert sorted(record["copied_bytes"] for record in records) == [0, 0, records[0]["bytes"]]

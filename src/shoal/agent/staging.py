@@ -115,6 +115,11 @@ class Stage:
         if self._thread is not None:
             self._thread.join()
 
+    def told(self) -> Dict[str, Any]:
+        """The record as it stands, while copying may still go on."""
+        copied = self._copier.copied_bytes if self._copier is not None else 0
+        return dict(self.record, copied_bytes=copied)
+
     def close(self) -> Dict[str, Any]:
         """Stop copying if it still goes on, let others remove the data, and return the record."""
         self._stop.set()

@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
-from .. import command, fence, files, layout, memory
+from .. import command, fence, files, handover, layout, memory
 from . import children, claims, machine
 from .books import WHOLE, Books, Holding
 from .queue import Item, Queue, Settings
@@ -69,6 +69,7 @@ class Engine:
     ) -> None:
         self.queue, self.books, self.settings, self.node = queue, books, settings, node
         self.starter, self.say = starter, say
+        self.data = handover.Shared(say)
         self.running: Dict[int, Running] = {}
         self.counts = {"done": 0, "failed": 0, "stopped": 0, "elsewhere": 0}
         self.draining = False
@@ -115,6 +116,7 @@ class Engine:
                 self.starter.close()
             children.end_everything()
             self.writer.close()
+            self.data.close()
 
     def _is_over(self) -> bool:
         if self.running or self._unwritten or self.writer.pending:
@@ -207,7 +209,7 @@ class Engine:
             (begun.out, begun.err),
             here_only=True,
         )
-        problem, code = problem or self.problems.get(item.place), 2
+        problem, code = problem or self.problems.get(item.place) or self.data.join(begun.spec, env), 2
         if problem is None:
             cpus = holding.cpus if self.settings.bind else ()
             try:
@@ -300,6 +302,7 @@ class Engine:
             ended=time.time(),
             duration_s=time.monotonic() - running.clock,
         )
+        end["data"] = self.data.records(running.begun.spec)
         self._keep(running, end)
 
     def _keep(self, running: Running, end: Dict[str, Any]) -> None:
