@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 from shoal.views.render import plain
@@ -63,7 +64,14 @@ _PATTERNS = {
     "crash": r"Segmentation fault|core dumped|^Aborted|Illegal instruction|Bus error",
     "shell": r": command not found|: No such file or directory$|: Permission denied$",
 }
-_MATCH = {kind: re.compile(pattern) for kind, pattern in _PATTERNS.items()}
+
+
+@cache
+def _matchers() -> dict[str, re.Pattern[str]]:
+    """Compiled when the first failure is looked into: a status of runs that are fine needs none of them."""
+    return {kind: re.compile(pattern) for kind, pattern in _PATTERNS.items()}
+
+
 #: The last line of a traceback: an exception's dotted name, perhaps with a message.
 _EXCEPTION = re.compile(
     r"([A-Za-z_][\w.]*\.)?[A-Z]\w*(Error|Exception|Interrupt|Exit|Failure|Warning|Timeout|Closed)\b(:.*)?$"
@@ -78,7 +86,7 @@ def find_cause(lines: Sequence[str]) -> Cause | None:
     """The most telling line among the last ones of a log, or None when nothing in them looks like an end."""
     stripped = [_PREFIX.sub("", line.rstrip()) for line in lines]
     best: Cause | None = None
-    for kind, pattern in _MATCH.items():
+    for kind, pattern in _matchers().items():
         for at in range(len(stripped) - 1, -1, -1):
             if len(stripped[at]) < 4000 and pattern.search(stripped[at].strip()):
                 if kind != "shell" or best is None:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from statistics import median
 
 from shoal.store.fold import RunView
 from shoal.views.family import family_key
 
 #: Below this part of the way, progress tells more about the start-up than about the speed.
 _TELLING = 0.02
+
+
+def median(numbers: Sequence[float]) -> float:
+    """Of at least one number. The statistics module takes longer to import than the whole forecast."""
+    ordered = sorted(numbers)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def remaining_s(view: RunView, fraction: float | None, usual_s: float | None, now: float) -> float | None:
