@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import os
@@ -111,6 +112,7 @@ def ship(home: str) -> str:
     return path
 
 
+@functools.lru_cache(maxsize=1)
 def build() -> bytes:
     """The zip's bytes; the same for the same source, whenever and wherever it is built."""
     buffer, here = io.BytesIO(), Path(__file__).parent
