@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +88,11 @@ class Launching(Project):
             found += [note for note in map(json.loads, path.read_text().splitlines()) if note["what"] == what]
         return found
 
-    def wait_notes(self, name: str, count: int, what: str = "start") -> list[dict[str, Any]]:
-        wait_until(lambda: len(self.notes(name, what)) >= count, 60, f"{count} ranks of {name} wrote {what!r}")
+    def wait_notes(
+        self, name: str, count: int, what: str = "start", running: subprocess.Popen[str] | None = None
+    ) -> list[dict[str, Any]]:
+        enough = lambda: len(self.notes(name, what)) >= count  # noqa: E731
+        wait_until(while_running(running, enough), 60, f"{count} ranks of {name} wrote {what!r}")
         return self.notes(name, what)
 
     def says(self, name: str, what: str, attempt: int = 1) -> list[dict[str, Any]]:
@@ -102,6 +107,19 @@ class Launching(Project):
 
     def err(self, name: str, attempt: int = 1) -> str:
         return (self.output(name) / f"attempt-{attempt}.err").read_text()
+
+
+def while_running(running: subprocess.Popen[str] | None, condition: Callable[[], object]) -> Callable[[], object]:
+    """The condition; but when the command that should bring it about has ended, what it said is the failure."""
+
+    def look() -> object:
+        if value := condition():
+            return value
+        if running is not None and running.poll() is not None:
+            raise AssertionError(f"shoal ended with {running.returncode}: {running.communicate()}")
+        return None
+
+    return look
 
 
 def _json(line: str) -> dict[str, Any]:

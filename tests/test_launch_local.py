@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launching import Launching, assert_nothing_left, find_process
+from launching import Launching, assert_nothing_left, find_process, while_running
 from project import assert_clear_error, end_process
 from waiting import wait_until
 
@@ -74,7 +74,7 @@ def test_sigterm_and_sigusr1_reach_every_rank_once_and_a_polite_end_is_0(tmp_pat
     project.script("001_a/000_show_0.sh", "show -- wait")
     running = project.start("submit", "experiments")
     try:
-        project.wait_notes("001_a/000_show_0", 2)
+        project.wait_notes("001_a/000_show_0", 2, running=running)
         agent = json.loads(next((project.home / "runs/001_a/000_show_0").glob("attempt.1.start")).read_text())["pid"]
         os.kill(agent, signal.SIGUSR1)
         os.kill(agent, signal.SIGTERM)
@@ -95,7 +95,7 @@ def test_sigkill_of_any_process_leaves_no_orphan(tmp_path: Path, victim: str) ->
     project.script("001_a/000_show_0.sh", "show -- wait")
     running = project.start("submit", "experiments")
     try:
-        notes = project.wait_notes("001_a/000_show_0", 2)
+        notes = project.wait_notes("001_a/000_show_0", 2, running=running)
         agent = json.loads(next((project.home / "runs/001_a/000_show_0").glob("attempt.1.start")).read_text())["pid"]
         victims = {
             "agent": lambda: agent,
@@ -131,7 +131,7 @@ def test_a_replica_killed_here_comes_back_and_the_run_succeeds(tmp_path: Path) -
     name = "001_a/000_diloco_0"
     running = project.start("submit", "experiments")
     try:
-        wait_until(lambda: len(project.says(name, "round")) >= 6, 60, "the replicas train")
+        wait_until(while_running(running, lambda: len(project.says(name, "round")) >= 6), 90, "the replicas train")
         victim = next(said["pid"] for said in project.says(name, "start") if said["replica"] == 1)
         os.kill(victim, signal.SIGKILL)
         running.communicate(timeout=120)
