@@ -114,7 +114,7 @@ def test_an_unknown_step_lists_the_known_ones(tmp_path: Path) -> None:
         ("[steps.train]\ncommand = \"python 'x\"\n", "shoal.toml:2", ["no closing quotation"]),
         ("[steps.train]\ncommand = ['a', 1]\n", "shoal.toml:2", ["must hold strings, not a number"]),
         ("[steps.train]\ncommand = 'x'\nrequeue = 'yes'\n", "shoal.toml:3", ["true or false, not a string"]),
-        ("[steps.train]\ncommand = 'x'\nlaunch = 'mpi'\n", "shoal.toml:3", ["allowed are accelerate, deepspeed, process"]),
+        ("[steps.train]\ncommand = 'x'\nlaunch = 'mpi'\n", "shoal.toml:3", ["allowed are accelerate, deepspeed"]),
         ("[steps.train]\ncommand = 'x'\noutput = '../x'\n", "shoal.toml:3", ["folder under outputs/"]),
         ("[steps.train]\ncommand = 'x'\ncheckpoint = '/m'\n", "shoal.toml:3", ["leaves the run's output folder"]),
         ("[steps.train]\ncommand = 'x'\n[steps.train.request]\ngpus = true\n", "shoal.toml:4", ["whole number"]),
