@@ -38,9 +38,7 @@ def load(folder: Path, text: str) -> Project:
     return find_project(folder, {"HOME": str(folder)})
 
 
-def test_without_slurm_the_project_loads_and_its_step_runs(
-    no_slurm: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_slurm_the_project_loads_and_its_step_runs(no_slurm: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init"]) == 0
     assert "next: shoal run experiments/001_example/000_hello_0.sh" in capsys.readouterr().out
     project = find_project(no_slurm, {"HOME": str(no_slurm)})

@@ -44,9 +44,7 @@ def assert_golden(name: str, text: str) -> None:
         ("torchrun_4_nodes.sh", "torchrun", ["./train.py", "$HOME"], Request(nodes=4, gpus=8, cpus=96)),
     ],
 )
-def test_the_script_is_what_the_golden_file_says(
-    name: str, launch: str, command: list[str], request_: Request
-) -> None:
+def test_the_script_is_what_the_golden_file_says(name: str, launch: str, command: list[str], request_: Request) -> None:
     text = render_script(header(OPTIONS, ["a comment"]), set_up(CLUSTER), launch_lines(launch, command, request_))
     assert_golden(name, text)
     assert subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True).stderr == ""

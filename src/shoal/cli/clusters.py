@@ -1,9 +1,9 @@
 """Cluster profiles: which there are, where each value came from, which one fits here, whether Slurm takes its words.
 
-    shoal clusters list
-    shoal clusters show NAME      every value and the file and line it came from
-    shoal clusters detect         what this machine's Slurm says, and the profile that is chosen here
-    shoal clusters test NAME      asks Slurm with sbatch --test-only; nothing is submitted
+shoal clusters list
+shoal clusters show NAME      every value and the file and line it came from
+shoal clusters detect         what this machine's Slurm says, and the profile that is chosen here
+shoal clusters test NAME      asks Slurm with sbatch --test-only; nothing is submitted
 """
 
 from __future__ import annotations

@@ -86,9 +86,7 @@ def write_files(files: dict[Path, str]) -> None:
             raise InputError(f"{path} has just been written by somebody else, and is left as it is")
 
 
-def _render(
-    args: argparse.Namespace, root: Path, text: str, files: dict[Path, str], silent: tuple[str, ...]
-) -> None:
+def _render(args: argparse.Namespace, root: Path, text: str, files: dict[Path, str], silent: tuple[str, ...]) -> None:
     from shoal.config.scaffold import EXAMPLE_PATH
 
     shown = [str(path.relative_to(root)) for path in files]
