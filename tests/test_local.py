@@ -272,3 +272,13 @@ def test_status_json_has_the_promised_fields(project: Project) -> None:
     wanted = {"name", "state", "attempt", "job_id", "exit_code", "cause", "output_dir"}
     assert document["schema"] == 1 and wanted <= set(document["runs"][0])
     assert json.dumps(document)
+
+
+def test_a_run_stays_the_same_when_the_run_it_starts_from_has_a_newer_checkpoint(project: Project) -> None:
+    pretrain = project.script("001_example/000_pretrain1_0.sh", "train -- save=1")
+    posttrain = project.script("001_example/010_posttrain1_0.sh", "posttrain 000_pretrain1_0")
+    project.bash(pretrain)
+    project.bash(posttrain)
+    project.shoal("submit", "--again", str(pretrain))
+    assert "done already" in project.bash(posttrain).out
+    assert len(project.marks(POSTTRAIN)) == 1

@@ -76,6 +76,7 @@ def describe(call: Call, project: Project) -> Asked:
         env={**step.env, **call.env},
         checkpoint=step.checkpoint,
         start_from=found.checkpoint if found else None,
+        start_run=found.run if found else None,
         launch=launch,
         launch_settings=settings,
         title=named.title,
