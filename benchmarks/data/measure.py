@@ -77,8 +77,8 @@ def folder(name: str) -> Iterator[Path]:
 
 
 def best(call: Callable[[], Took], times: int = 3) -> Took:
-    """The fastest of some tries: what is left of the noise of other work on the machine."""
-    return min((call() for _ in range(times)), key=lambda one: one.wall_s)
+    """The try with the least CPU time: what is left of the noise of other work on the machine."""
+    return min((call() for _ in range(times)), key=lambda one: one.cpu_s)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

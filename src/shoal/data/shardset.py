@@ -179,10 +179,22 @@ class ShardSet:
             )
         return data
 
-    def will_need(self, shard: int) -> None:
-        """Tell the kernel that all of a shard is read soon, if it is here."""
-        if self.is_here(shard):
-            os.posix_fadvise(self.open(shard), 0, 0, os.POSIX_FADV_WILLNEED)
+    def will_need(self, numbers: Sequence[int]) -> None:
+        """Tell the kernel that all of these shards are read soon, if they are here. Telling takes time: not ours."""
+        paths = [os.path.join(self.folder, self.manifest.shards[number].name) for number in numbers]
+        threading.Thread(target=_tell, args=(paths,), daemon=True).start()
+
+
+def _tell(paths: list[str]) -> None:
+    for path in paths:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(fd)
 
 
 def find_shards(path: str) -> ShardSet:

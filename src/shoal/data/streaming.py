@@ -151,8 +151,7 @@ class Stream:
                 if opened is None or opened[0] != which:
                     opened = which, Table(self.data.shards, windows[which].shards)
                     if which + 1 < len(windows):
-                        for shard in windows[which + 1].shards:
-                            self.data.shards.will_need(shard)
+                        self.data.shards.will_need(windows[which + 1].shards)
                 window = windows[which]
                 inside = (wrapped[begin:] >= window.start) & (wrapped[begin:] < window.end)
                 stop = begin + (len(inside) if inside.all() else int(np.argmin(inside)))
