@@ -5,6 +5,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Most tests wait for processes, so three at a time keep two cores busy; a file's tests share its fixtures.
+PARALLEL := -n 3 --dist loadfile
 PACKAGES := slurm-wlm slurmdbd slurm-wlm-basic-plugins slurm-wlm-mysql-plugin munge mariadb-server iproute2 \
             squashfs-tools chromium chromium-driver
 
@@ -24,10 +26,10 @@ types: $(VENV)/.installed-test
 
 # Fast failures first: these need no Slurm.
 unit: $(VENV)/.installed-test packages
-	$(BIN)/pytest -q -m "not slurm"
+	$(BIN)/pytest -q $(PARALLEL) -m "not slurm"
 
 slurm: $(VENV)/.installed-test packages
-	$(BIN)/pytest -q -m slurm
+	$(BIN)/pytest -q $(PARALLEL) -m slurm
 
 bench: $(VENV)/.installed-test packages
 	$(BIN)/python -m benchmarks
