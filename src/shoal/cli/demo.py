@@ -15,6 +15,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    import os
+    import shutil
+    import sys
     import tempfile
 
     from shoal.demo import copy_project, play
@@ -22,6 +25,5 @@ def run(args: argparse.Namespace) -> None:
     target = args.dir.absolute() if args.dir else Path(tempfile.mkdtemp(prefix="shoal-demo-"))
     copy_project(target)
     play(target, print)
-    print(
-        f"\nThe project is in {target}; look around there with `shoal status --all` and `shoal logs 011_posttrain1_1`."
-    )
+    shoal = "shoal" if shutil.which("shoal") else os.path.abspath(sys.argv[0])
+    print(f"\nLook around:\n  cd {target}\n  {shoal} logs 011_posttrain1_1\n  {shoal} report 001_example")
