@@ -88,13 +88,16 @@ elif role == "launch":
     from shoal_agent.launch.entry import main
 elif role == "pack":
     from shoal_agent.pack.entry import main
+elif role == "ray-node":
+    from shoal_agent.pack.ray_cluster import node_main as main
 elif role == "warm":
     from shoal_agent.pack.warm_server import main
 elif role == "stage":
     from shoal_agent.handover import main
 else:
     from shoal_agent.main import main
-sys.exit(main(sys.argv[2:] if role in ("rank", "node", "launch", "pack", "warm", "stage") else sys.argv[1:]))
+roles = ("rank", "node", "launch", "pack", "warm", "ray-node", "stage")
+sys.exit(main(sys.argv[2:] if role in roles else sys.argv[1:]))
 """
 
 

@@ -19,6 +19,7 @@ def add_pack(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--gpus-per-run", type=float, metavar="X", help="2, 1, or a share such as 0.25")
     group.add_argument("--cpus-per-run", type=int, metavar="C", help="CPUs that each run counts for")
     group.add_argument("--bind", action="store_true", help="bind each run to its CPUs")
+    group.add_argument("--mem", metavar="32G", help="memory of the allocation, on each node (default: of its runs)")
     group.add_argument("--time", metavar="2h", help="how long the allocation may last (default: computed)")
     group.add_argument("--run-time", metavar="10m", help="stop a run that takes longer")
     group.add_argument("--warn", metavar="60s", help="ask runs to stop so long before the allocation ends")
@@ -50,6 +51,7 @@ def pack_of(args: argparse.Namespace) -> PackOptions:
         cpus_per_run=args.cpus_per_run,
         run_limit_s=seconds(args.run_time, "--run-time"),
         time=args.time,
+        memory=args.mem,
         retries=args.retries,
         grace_s=seconds(args.grace, "--grace", 30.0) or 0.0,
         warn_s=seconds(args.warn, "--warn", 60.0) or 0.0,

@@ -14,7 +14,7 @@ ENGINES = ("auto", "slots", "ray")
 class PackOptions(NamedTuple):
     """None means: derived from the allocation. `gpus` and `nodes` are the allocation's, the others a run's.
 
-    `time` is how long the allocation is asked for.
+    `time` is how long the allocation is asked for, `memory` what it has on each node.
     `pilots` asks for that many small allocations instead of one; `follow` bounds the jobs that continue what a time
     limit left over; `warn_s` before the end running runs are asked to stop, `grace_s` after that they are killed.
     """
@@ -28,6 +28,7 @@ class PackOptions(NamedTuple):
     cpus_per_run: int | None = None
     run_limit_s: float | None = None
     time: str | None = None
+    memory: str | None = None
     retries: int = 0
     grace_s: float = 30.0
     warn_s: float = 60.0

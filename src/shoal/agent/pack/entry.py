@@ -6,12 +6,12 @@ In a job of several nodes the first call starts one engine on each node (one ste
 """
 
 import os
-import re
+import resource
 import signal
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Tuple
 
 from .. import by_hand, fence, files, process
 from ..launch import family
@@ -144,7 +144,11 @@ def _finish(folder: str, submission: Mapping[str, Any], engine: Engine, problems
     _note(folder, "engine.%s.json" % me["engine"], note)
     engine.problems = problems
     code = engine.run()
-    _note(folder, "engine.%s.end" % me["engine"], dict(me, t=time.time(), exit_code=code, counts=engine.counts))
+    _note(
+        folder,
+        "engine.%s.end" % me["engine"],
+        dict(me, t=time.time(), exit_code=code, counts=engine.counts, max_rss_mb=_max_rss_mb()),
+    )
     if code == 124 or engine.stopping == "walltime":
         environ = dict(os.environ)
         job, what = follow.submit_follow_up(folder, submission["job_name"], me, settings.follow, environ)
@@ -198,7 +202,7 @@ def _spread(nodes: int, folder: str, me: Dict[str, Any], environ: Dict[str, str]
         "--wait=0",
         "--cpu-bind=none",
     ]
-    cpus = _least_cpus(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+    cpus = machine.least_cpus(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
     argv += ["--cpus-per-task=%d" % cpus] if cpus else []
     argv += [sys.executable, "-I", _this_file(), "pack", folder, "--node", "yes"]
     step = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)
@@ -210,12 +214,6 @@ def _spread(nodes: int, folder: str, me: Dict[str, Any], environ: Dict[str, str]
     for number in family.FORWARDED:
         signal.signal(number, pass_on)
     return family.exit_code(step.wait())
-
-
-def _least_cpus(told: str) -> Optional[int]:
-    """4(x2),2 -> 2, as SLURM_JOB_CPUS_PER_NODE writes it."""
-    found = [int(number) for number in re.findall(r"(?:^|,)(\d+)", told)]
-    return min(found) if found else None
 
 
 def _this_file() -> str:
@@ -254,6 +252,10 @@ def _note(folder: str, name: str, record: Dict[str, Any]) -> None:
         files.create_exclusive(os.path.join(folder, name), files.to_json(record))
     except OSError:
         pass  # Only the timeline's frame; the runs themselves are recorded one by one.
+
+
+def _max_rss_mb() -> float:
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0, 1)
 
 
 def _end_with(parent: int) -> None:

@@ -1,6 +1,7 @@
 """What this node really has for us: GPUs by index or UUID, CPUs, memory, and the time until the allocation ends."""
 
 import os
+import re
 import subprocess
 import time
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
@@ -76,6 +77,12 @@ def end_of_allocation(environ: Mapping[str, str], inside: bool) -> Optional[floa
         return time.mktime(time.strptime(done.stdout.decode().split()[0], "%Y-%m-%dT%H:%M:%S"))
     except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
         return None
+
+
+def least_cpus(told: str) -> Optional[int]:
+    """4(x2),2 -> 2, as SLURM_JOB_CPUS_PER_NODE writes it."""
+    found = [int(number) for number in re.findall(r"(?:^|,)(\d+)", told)]
+    return min(found) if found else None
 
 
 def _listed(text: str) -> List[str]:

@@ -18,6 +18,7 @@ import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ..launch import family
+from .machine import least_cpus
 
 _START_S = 120.0
 _OBJECT_STORE_MB = 100
@@ -35,9 +36,12 @@ class Cluster:
     ):
         self.ray = _program()
         self.temp = tempfile.mkdtemp(prefix="sr", dir="/tmp")  # a socket's path has 107 bytes, and Ray needs 60 of them
-        token = _token_file(folder, "%s-%s" % (me.get("job_id") or "here", os.getpid()))
+        name = "%s-%s" % (me.get("job_id") or "here", os.getpid())
+        token = _token_file(folder, name)
+        self.log = os.path.join(folder, "ray.%s.log" % name)
         self.env = ray_environment(environ, token)
         self.processes: List[Any] = []
+        self.real_cpus = least_cpus(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
         try:
             self.address = self._start_head(cpus, gpus)
             if nodes > 1:
@@ -59,7 +63,7 @@ class Cluster:
                 return address
             _end(head)
             self.processes.remove(head)
-            why = _last_line(os.path.join(self.temp, "start.log")) or ""
+            why = _last_line(self.log) or ""
         raise RayProblem("Ray does not start: %s" % (why or "its head does not answer"))
 
     def _start_others(self, cpus: int, gpus: int, nodes: int) -> None:
@@ -73,11 +77,11 @@ class Cluster:
             "--cpu-bind=none",
             "--cpus-per-task=%d" % cpus,
         ]
-        argv += [self.ray, "start", "--block", "--address=%s" % self.address, *sizes(cpus, gpus)]
+        argv += [sys.executable, "-I", _agent(), "ray-node", self.ray, self.address, *sizes(cpus, gpus)]
         self._start(argv)
 
     def _start(self, argv: Sequence[str]) -> Any:
-        with open(os.path.join(self.temp, "start.log"), "ab") as log:
+        with open(self.log, "ab") as log:
             process = subprocess.Popen(
                 list(argv),
                 env=self.env,
@@ -101,16 +105,36 @@ class Cluster:
         return False
 
     def close(self) -> None:
+        """End what we started, and nothing of anybody else's, as `ray stop` would."""
         for process in self.processes:
             _end(process)
         self.processes = []
         shutil.rmtree(self.temp, ignore_errors=True)
 
 
+def node_main(argv: List[str]) -> int:
+    """`agent ray-node RAY ADDRESS SIZES...` on a further node: its own address and folder, which Ray would guess."""
+    ray, address, *rest = argv
+    temp = tempfile.mkdtemp(prefix="sr", dir="/tmp")
+    words = ["start", "--block", "--address=%s" % address, "--node-ip-address=%s" % _own_address()]
+    joined = subprocess.Popen(
+        [ray, *words, "--temp-dir=%s" % temp, *rest], stdin=subprocess.DEVNULL, preexec_fn=family.die_with_parent
+    )
+    for number in family.FORWARDED:
+        signal.signal(number, lambda number, frame: joined.terminate())
+    try:
+        return family.exit_code(joined.wait())
+    finally:
+        shutil.rmtree(temp, ignore_errors=True)
+
+
+def _agent() -> str:
+    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
 def ray_environment(environ: Mapping[str, str], token: str) -> Dict[str, str]:
     """What Ray's processes run in: authentication on, usage reports off, GPUs and niceness left alone."""
     env = {name: value for name, value in environ.items() if not name.startswith("RAY_") and name != "RAY_ADDRESS"}
-    agent = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     env.update(
         RAY_AUTH_MODE="token",
         RAY_AUTH_TOKEN_PATH=token,
@@ -121,7 +145,7 @@ def ray_environment(environ: Mapping[str, str], token: str) -> Dict[str, str]:
         RAY_EXPERIMENTAL_NOSET_ROCR_VISIBLE_DEVICES="1",
         RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
         RAY_DEDUP_LOGS="0",
-        PYTHONPATH=os.pathsep.join(filter(None, (agent, environ.get("PYTHONPATH")))),
+        PYTHONPATH=os.pathsep.join(filter(None, (_agent(), environ.get("PYTHONPATH")))),
     )
     return env
 

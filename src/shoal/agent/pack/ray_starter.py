@@ -151,7 +151,7 @@ class RayStarter:
                     "Ray is up: %d slots on %d node%s" % (len(what[0]), len(hosts), "" if len(hosts) == 1 else "s")
                 )
             elif kind == "failed":
-                raise RayProblem("Ray's workers do not start: %s" % what[0])
+                raise RayProblem("Ray's workers do not start: %s; see %s" % (what[0], self.cluster.log))
             else:
                 self._settle(*what)
 
