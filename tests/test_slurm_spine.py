@@ -286,3 +286,10 @@ def _sbatch(project: Project, script: Path, *flags: str) -> str:
     out = project.root / "by-hand.out"
     project.slurm("sbatch", "--wait", "-o", str(out), *flags, str(script))
     return out.read_text()
+
+
+def test_following_a_run_that_is_started_over_shows_only_the_new_attempt(tmp_path: Path, cluster: Sandbox) -> None:
+    project = Project(tmp_path, cluster)
+    project.shoal("run", project.script("001_a/000_train_0.sh", f"train {REQUEST} -- print=old exit=1"), code=4)
+    again = project.shoal("run", project.script("001_a/000_train_0.sh", f"train {REQUEST} -- print=new"))
+    assert "new\n" in again.out and "old\n" not in again.out

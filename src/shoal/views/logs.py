@@ -31,12 +31,16 @@ _MOST_JSON = 16 << 20
 
 
 class Source(NamedTuple):
-    """The files to show, and the attempt that wrote them (0: not started)."""
+    """The files to show, and the attempt that wrote them (0: not started).
+
+    `outdated`: the run was submitted again since, and that submission has not started.
+    """
 
     run: str
     attempt: int
     paths: list[str]
     err: bool = False
+    outdated: bool = False
 
 
 class Form(NamedTuple):
@@ -67,11 +71,13 @@ def find(
         raise InputError(f"{run} has no attempt {attempt}; it has {known}", hint=f"shoal logs {run}")
     streams = ("out", "err") if both else ("err",) if err else ("out",)
     paths = []
+    start = None
     for one in names.attempts.get("start", []) if every else [number]:
         start = records.read(os.path.join(layout.run_dir(home, run), layout.attempt_file(one, "start")), Start)
         if start is not None:
             paths += [os.path.join(start.log_dir, f"attempt-{one}.{stream}") for stream in streams]
-    return Source(run, number if paths else 0, paths, err)
+    outdated = start is not None and start.generation < names.generation
+    return Source(run, number if paths else 0, paths, err, outdated)
 
 
 def show(sources: Sequence[Source], form: Form, out: BinaryIO | None = None) -> int:
@@ -153,8 +159,9 @@ def follow(
                 asked_at = clock()
             for run, pipe in pipes.items():
                 newest = find(home, run, err=pipe.source.err)
-                pipe.copy(newest.paths)
-                if run in open_runs and told.get(run) != states[run] and not newest.paths and states[run] in LIVE:
+                paths = [] if newest.outdated and states[run] in LIVE else newest.paths
+                pipe.copy(paths)
+                if run in open_runs and told.get(run) != states[run] and not paths and states[run] in LIVE:
                     sys.stderr.write(f"{run} is {states[run]}\n")
                     told[run] = states[run]
             if not any(state in LIVE for state in states.values()):
