@@ -74,7 +74,8 @@ def script_like(spec: RunSpec, resolved: Resolved) -> str:
     options = dict(resolved.options)
     written = {option.name: option.value for option in parse_words(spec.flags)[0] if option.name in _AS_WRITTEN}
     options.update({name: value for name, value in written.items() if name in options})
-    words = [*spec.command, *spec.args]
+    # Arguments arrive as they are, whatever is in them; a line break in one is none in the script.
+    words = [*spec.command, *("".join(c if c.isprintable() else "?" for c in word) for word in spec.args)]
     gpus = resolved.request.gpus or 1
     if spec.launch == "process":
         # The agent hides the number of tasks from the program, so that Lightning starts its own processes.

@@ -105,11 +105,22 @@ function report() {
 
 function closeReport() { $("report").hidden = true; $("report-frame").removeAttribute("src"); }
 
+// The button that was pressed, or "no". Not by the event "close": it comes later, and may find the next question open.
+function answerOf(dialog) {
+  const form = dialog.querySelector("form");
+  return new Promise(resolve => {
+    const settle = value => { form.removeEventListener("submit", pressed); dialog.removeEventListener("cancel", left); resolve(value); };
+    const pressed = event => settle(event.submitter ? event.submitter.value : "no");
+    const left = () => settle("no");
+    form.addEventListener("submit", pressed);
+    dialog.addEventListener("cancel", left);
+  });
+}
+
 async function act(name, run) {
   $("question").textContent = `${name} ${run.name} (${run.state})?`;
-  $("confirm").returnValue = "no"; $("confirm").showModal();
-  await new Promise(resolve => $("confirm").addEventListener("close", resolve, {once: true}));
-  if ($("confirm").returnValue !== "yes") return;
+  $("confirm").showModal();
+  if (await answerOf($("confirm")) !== "yes") return;
   const answer = await fetch(`/api/${name}`, {method: "POST", credentials: "same-origin", headers: {"Content-Type": "application/json"}, body: JSON.stringify({runs: [run.id]})});
   const found = await answer.json();
   toast(found.said || found.error);
