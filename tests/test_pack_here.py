@@ -307,6 +307,15 @@ def test_csv_and_svg_are_written_when_asked_for(project: Project) -> None:
     assert "<svg" in (project.root / "t.svg").read_text() and "idle" in (project.root / "t.svg").read_text()
 
 
+def test_the_report_counts_the_share_that_a_run_held(project: Project) -> None:
+    words = ("--slots", 4, "--set", "k=1:4:1", "-q", "--", sys.executable, "-c", "import time;time.sleep(0.5)", "{k}")
+    pack(project, *words, CUDA_VISIBLE_DEVICES="0")
+    hours = project.shoal("report", "--json").json["gpu_hours"]
+    bars = pack(project, *words[:4], "--json", *words[5:], CUDA_VISIBLE_DEVICES="0").json["timeline"]
+    held = sum((bar["end"] - bar["start"]) * 0.25 for bar in bars) / 3600
+    assert hours["held"] == pytest.approx(held, rel=0.1)
+
+
 def test_records_hold_what_a_run_held(project: Project) -> None:
     done = pack(project, "--slots", 2, "--json", "--", *QUICK)
     (name,) = states(done)

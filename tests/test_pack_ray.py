@@ -7,7 +7,7 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -86,8 +86,9 @@ def test_without_ray_it_says_so_in_one_sentence(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.slurm
-def test_ray_over_the_nodes_of_a_job(tmp_path: Path, quiet_cluster: Sandbox) -> None:
-    project = Project(tmp_path, quiet_cluster)
+def test_ray_over_the_nodes_of_a_job(tmp_path: Path, make_sandbox: Callable[..., Sandbox]) -> None:
+    """The nodes are hosts of their own here: own address, own processes."""
+    project = Project(tmp_path, make_sandbox("ray", nodes=2, hosts=True))
     words = ("pack", "--engine", "ray", "--nodes", 2, "--gpus", 2, "--slots", 2, "--time", "10m", "--mem", "2G")
     project.shoal(*words, "--set", "k=1:6:1", "--", *QUICK, "wait=go", "{k}")
     wait_until(lambda: len(list((project.root / "marks").iterdir())) >= 4, 180, "four runs have begun")

@@ -17,7 +17,7 @@ import tempfile
 import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from ..launch import family
+from ..launch import allocation, family, network
 from .machine import least_cpus
 
 _START_S = 120.0
@@ -75,13 +75,15 @@ class Cluster:
             "--job-name=ray",
             "--input=none",
             "--cpu-bind=none",
-            "--cpus-per-task=%d" % cpus,
         ]
+        argv += ["--cpus-per-task=%d" % self.real_cpus] if self.real_cpus else []
         argv += [sys.executable, "-I", _agent(), "ray-node", self.ray, self.address, *sizes(cpus, gpus)]
         self._start(argv)
 
     def _start(self, argv: Sequence[str]) -> Any:
         with open(self.log, "ab") as log:
+            log.write(("$ %s\n" % " ".join(argv)).encode())
+            log.flush()
             process = subprocess.Popen(
                 list(argv),
                 env=self.env,
@@ -185,13 +187,15 @@ def free_port() -> int:
 
 
 def _own_address() -> str:
-    """The address under which other nodes reach this one; this machine alone needs none but its own."""
-    if not os.environ.get("SLURM_JOB_NUM_NODES") or os.environ["SLURM_JOB_NUM_NODES"] == "1":
+    """The address under which the job's other nodes reach this one; a machine by itself needs none but its own."""
+    if os.environ.get("SLURM_JOB_NUM_NODES", "1") == "1":
         return "127.0.0.1"
+    here = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     try:
-        return socket.gethostbyname(os.environ.get("SLURMD_NODENAME") or socket.gethostname())
-    except OSError:
-        return "127.0.0.1"
+        peers = [name for name in allocation.hostnames(os.environ["SLURM_JOB_NODELIST"]) if name != here]
+        return socket.gethostbyname(network.reachable_address(peers, None))
+    except (KeyError, OSError, subprocess.SubprocessError):
+        return socket.gethostbyname(socket.gethostname())
 
 
 def _end(process: Any) -> None:

@@ -18,7 +18,10 @@ from shoal.views.usage import Usage
 
 
 class Try(NamedTuple):
-    """One attempt. `end` is when it ended, or was last known to live; `kept`: its work was not lost."""
+    """One attempt. `end` is when it ended, or was last known to live; `kept`: its work was not lost.
+
+    `share` is its part of each GPU, when it shared them with other runs of a pack.
+    """
 
     run: str
     attempt: int
@@ -33,10 +36,11 @@ class Try(NamedTuple):
     use: Usage | None
     resumed: bool = False
     data: Sequence[dict[str, Any]] = ()
+    share: float = 1.0
 
     @property
-    def gpus(self) -> int:
-        return self.asked.nodes * self.asked.gpus
+    def gpus(self) -> float:
+        return self.asked.nodes * self.asked.gpus * self.share
 
     @property
     def hours(self) -> float:
@@ -87,20 +91,25 @@ def _read_try(
         until, state = (beat.t if beat else start.t), view.state if is_last else "lost"
     first = not any(other < number for other in names.attempts.get("start", []))
     asked = (submission.asked if submission else None) or Asked()
+    limit, held = submission.time_limit_s if submission else None, start.held
+    if held is not None:
+        # One of many in a pack: it held its slot, and the time limit was everybody's.
+        asked, limit = Asked(nodes=1, gpus=len(held.gpus), cpus=held.cpus or None, partition=asked.partition), None
     return Try(
         view.name,
         number,
-        start.host,
+        (held.host if held else None) or start.host,
         claim.t if claim and (first or start.resume_from is not None) else None,
         start.t,
         max(start.t, until),
         state,
         state == "done",
         asked,
-        submission.time_limit_s if submission else None,
+        limit,
         usage.read(home, view.name, number),
         start.resume_from is not None,
         end.data if end is not None else (),
+        held.share if held is not None and 0 < held.share < 1 else 1.0,
     )
 
 
