@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -278,6 +279,37 @@ def test_cancelling_one_run_stops_it_alone(project: Project) -> None:
     begun.communicate(timeout=60)
     assert project.status(name)[name]["state"] == "cancelled"
     assert sorted(run["state"] for run in project.status().values()) == ["cancelled", "done", "done"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 700 kB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=700k,mode=700", "shoal-test", str(disk)], check=True)
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_a_full_disk_holds_runs_back_until_there_is_room(project: Project, small_disk: Path) -> None:
+    home = small_disk / "state"
+    script = f"{sys.executable} -S train.py wait=go {{k}}"
+    words = ("pack", "--slots", 1, "--set", "k=1:4:1", "--", "bash", "-c", script)
+    begun = project.start(*words, SHOAL_HOME=str(home))
+    wait_until(lambda: started(project), 60, "the first run has begun")
+    filler = small_disk / "filler"
+    with contextlib.suppress(OSError), filler.open("wb") as file:
+        while True:
+            file.write(b"x" * 4096)
+            file.flush()
+    project.write("go", "")
+    lines = iter(begun.stderr or ())
+    assert any("cannot write" in line and "no run is started until there is room" in line for line in lines)
+    filler.unlink()
+    begun.communicate(timeout=90)
+    assert begun.returncode == 0
+    ends = [json.loads(path.read_text()) for path in home.glob("runs/*/*/attempt.*.end")]
+    assert [end["success"] for end in ends] == [True] * 4
 
 
 def test_two_commands_at_once_share_the_work_and_run_nothing_twice(project: Project) -> None:

@@ -42,7 +42,6 @@ class PackPlan(NamedTuple):
             "time_limit_s": parse_duration_s(options.time) if options.time and local else None,
             "follow": options.follow,
             "preload": list(options.preload),
-            "mps": options.mps,
             "engine": options.engine,
         }
         queue = []

@@ -35,7 +35,6 @@ class PackOptions(NamedTuple):
     follow: int = 3
     bind: bool = False
     preload: tuple[str, ...] = ()
-    mps: bool = False
 
     def checked(self) -> PackOptions:
         """The same options, or an InputError that names the flag."""

@@ -70,7 +70,6 @@ _PACK_STOPS = {
     "time limit": ("timeout", "stopped at its own time limit"),
     "walltime": ("timeout", "the time of its pack was up"),
     "lost": ("lost", "the engine that ran it was killed"),
-    "loser": ("cancelled", "stopped early: others did better"),
 }
 
 

@@ -35,8 +35,6 @@ class Settings(NamedTuple):
     follow: int = 0
     preload: Sequence[str] = ()
     engine: str = "auto"
-    mps: bool = False
-    halving: Optional[Mapping[str, Any]] = None
 
 
 class Queue:
