@@ -120,7 +120,7 @@ def test_the_shipped_agent_is_the_same_bytes_each_time_and_has_all_its_modules(t
 
 def _python38() -> str | None:
     candidates = [shutil.which("python3.8"), *map(str, Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8"))]
-    candidates += ["/root/.pyenv/versions/3.8.18/bin/python3.8", "/usr/bin/python3.8", "/opt/python3.8/bin/python3.8"]
+    candidates += ["/usr/bin/python3.8", "/opt/python3.8/bin/python3.8"]
     for path in candidates:
         if path and os.access(path, os.X_OK):
             told = subprocess.run(
