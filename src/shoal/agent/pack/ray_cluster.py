@@ -35,12 +35,14 @@ class Cluster:
         self, folder: str, cpus: int, gpus: int, nodes: int, environ: Mapping[str, str], me: Mapping[str, Any]
     ):
         self.ray = _program()
-        self.temp = tempfile.mkdtemp(prefix="sr", dir="/tmp")  # a socket's path has 107 bytes, and Ray needs 60 of them
+        self.temp = _private_folder()
         name = "%s-%s" % (me.get("job_id") or "here", os.getpid())
         token = _token_file(folder, name)
         self.log = os.path.join(folder, "ray.%s.log" % name)
         self.env = ray_environment(environ, token)
         self.processes: List[Any] = []
+        self.step: Any = None
+        self.job = me.get("job_id")
         self.real_cpus = least_cpus(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
         try:
             self.address = self._start_head(cpus, gpus)
@@ -57,7 +59,11 @@ class Cluster:
             port = free_port()
             address = "%s:%d" % (_own_address(), port)
             argv = [self.ray, "start", "--head", "--block", "--port=%d" % port, "--include-dashboard=false"]
-            argv += ["--node-ip-address=%s" % _own_address(), "--temp-dir=%s" % self.temp, *sizes(cpus, gpus)]
+            argv += [
+                "--node-ip-address=%s" % _own_address(),
+                "--temp-dir=%s" % os.path.join(self.temp, "r"),
+                *sizes(cpus, gpus),
+            ]
             head = self._start(argv)
             if self._is_up(head, port):
                 return address
@@ -78,7 +84,7 @@ class Cluster:
         ]
         argv += ["--cpus-per-task=%d" % self.real_cpus] if self.real_cpus else []
         argv += [sys.executable, "-I", _agent(), "ray-node", self.ray, self.address, *sizes(cpus, gpus)]
-        self._start(argv)
+        self.step = self._start(argv)
 
     def _start(self, argv: Sequence[str]) -> Any:
         with open(self.log, "ab") as log:
@@ -107,7 +113,18 @@ class Cluster:
         return False
 
     def close(self) -> None:
-        """End what we started, and nothing of anybody else's, as `ray stop` would."""
+        """End what we started, and nothing of anybody else's, as `ray stop` would.
+
+        The step on further nodes is signalled through Slurm, because srun makes SIGKILL of SIGTERM, and its tasks have
+        a folder to remove.
+        """
+        if self.step is not None and self.job:
+            told = ["scancel", "--signal=TERM", str(self.job)]
+            try:
+                subprocess.run(told, timeout=20, check=False, stderr=subprocess.DEVNULL)
+                self.step.wait(20)
+            except (OSError, subprocess.TimeoutExpired):
+                pass
         for process in self.processes:
             _end(process)
         self.processes = []
@@ -117,10 +134,12 @@ class Cluster:
 def node_main(argv: List[str]) -> int:
     """`agent ray-node RAY ADDRESS SIZES...` on a further node: its own address and folder, which Ray would guess."""
     ray, address, *rest = argv
-    temp = tempfile.mkdtemp(prefix="sr", dir="/tmp")
+    temp = _private_folder()
     words = ["start", "--block", "--address=%s" % address, "--node-ip-address=%s" % _own_address()]
     joined = subprocess.Popen(
-        [ray, *words, "--temp-dir=%s" % temp, *rest], stdin=subprocess.DEVNULL, preexec_fn=family.die_with_parent
+        [ray, *words, "--temp-dir=%s" % os.path.join(temp, "r"), *rest],
+        stdin=subprocess.DEVNULL,
+        preexec_fn=family.die_with_parent,
     )
     for number in family.FORWARDED:
         signal.signal(number, lambda number, frame: joined.terminate())
@@ -128,6 +147,14 @@ def node_main(argv: List[str]) -> int:
         return family.exit_code(joined.wait())
     finally:
         shutil.rmtree(temp, ignore_errors=True)
+
+
+def _private_folder() -> str:
+    """A folder that only we may enter; Ray opens the one that it is given to everybody, so it gets one inside.
+
+    Short, because the path of a socket has 107 bytes and Ray needs 60 of them.
+    """
+    return tempfile.mkdtemp(prefix="sr", dir="/tmp")
 
 
 def _agent() -> str:
