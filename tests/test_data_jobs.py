@@ -294,7 +294,7 @@ for batch in torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=int(s
 
 
 @pytest.mark.parametrize(
-    ("item_s", "step_s", "workers", "bound"), [(0.01, 0.001, 1, "loader"), (0.0001, 0.03, 1, "model")]
+    ("item_s", "step_s", "workers", "bound"), [(0.01, 0.001, 1, "loader"), (0.0001, 0.3, 1, "model")]
 )
 def test_advise_watches_a_training_and_tells_who_waits(
     tmp_path: Path, item_s: float, step_s: float, workers: int, bound: str

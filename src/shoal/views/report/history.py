@@ -40,7 +40,8 @@ class Try(NamedTuple):
 
     @property
     def gpus(self) -> float:
-        return self.asked.nodes * self.asked.gpus * self.share
+        held = self.asked.nodes * self.asked.gpus * self.share
+        return int(held) if held == int(held) else held
 
     @property
     def hours(self) -> float:
