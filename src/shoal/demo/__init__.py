@@ -38,7 +38,8 @@ def copy_project(target: Path) -> None:
     """Put the example project at `target`, which must not exist or be empty."""
     if target.exists() and any(target.iterdir()):
         raise InputError(f"{target} is not empty", hint=f"shoal demo --dir {target}-2")
-    shutil.copytree(Path(__file__).with_name("project"), target, dirs_exist_ok=True)
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(__file__).with_name("project"), target, dirs_exist_ok=True, ignore=ignored)
 
 
 def play(target: Path, say: Callable[[str], None]) -> None:
