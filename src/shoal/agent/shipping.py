@@ -1,4 +1,4 @@
-"""The agent as one file: the modules of this folder in a zip that Python runs, named after its content."""
+"""The agent as one file: the other modules of this folder in a zip that Python runs, named after its content."""
 
 from __future__ import annotations
 
@@ -11,72 +11,6 @@ from pathlib import Path
 
 from . import files
 
-_MODULES = (
-    "__init__",
-    "files",
-    "layout",
-    "process",
-    "fence",
-    "checkpoints",
-    "memory",
-    "nvml",
-    "usage",
-    "notices",
-    "environment",
-    "command",
-    "attempt",
-    "cache",
-    "copying",
-    "listing",
-    "staging",
-    "handover",
-    "by_hand",
-    "sbatch",
-    "admission",
-    "survival",
-    "stages",
-    "main",
-    *(
-        f"launch/{name}"
-        for name in (
-            "__init__",
-            "geometry",
-            "family",
-            "unit",
-            "rank",
-            "network",
-            "words",
-            "failures",
-            "allocation",
-            "plan",
-            "node",
-            "steps",
-            "policy",
-            "lighthouse",
-            "replicas",
-            "entry",
-        )
-    ),
-    *(
-        f"pack/{name}"
-        for name in (
-            "__init__",
-            "books",
-            "machine",
-            "queue",
-            "claims",
-            "children",
-            "engine",
-            "follow",
-            "writer",
-            "warm",
-            "warm_server",
-            "ray_cluster",
-            "ray_starter",
-            "entry",
-        )
-    ),
-)
 #: The launcher calls the same file again for its nodes and ranks, which load only what they need.
 _ENTRY = """import sys
 role = sys.argv[1] if len(sys.argv) > 2 else ""
@@ -121,8 +55,8 @@ def build() -> bytes:
     buffer, here = io.BytesIO(), Path(__file__).parent
     with zipfile.ZipFile(buffer, "w") as archive:
         _add(archive, "__main__.py", _ENTRY)
-        for module in _MODULES:
-            _add(archive, f"shoal_agent/{module}.py", (here / f"{module}.py").read_text("utf-8"))
+        for path in sorted(set(here.rglob("*.py")) - {Path(__file__)}):
+            _add(archive, f"shoal_agent/{path.relative_to(here).as_posix()}", path.read_text("utf-8"))
     return buffer.getvalue()
 
 

@@ -6,6 +6,12 @@ queue.py     the runs in order, and which of them to start next (pure)
 claims.py    the durable side of a run: may I, I begin, it ended; taken by exclusive creation like everything else
 children.py  a run's process: started, watched, signalled, and nothing of it left behind
 warm.py      a parent that has imported the heavy modules once; runs are forked from it
+node.py      what one engine works with, and what surrounds a run there
+running.py   a run that has a process: its limit, its beat, how it is asked to stop
+ledger.py    starts and ends on their way to the disk, and a full disk
+leases.py    signs of life of engines
+bell.py      what wakes the loop: signals, threads, the clock
+tally.py     how many runs ended how
 engine.py    the loop: start what fits, reap what ended, stop when told to
 follow.py    a follow-up job for what the time limit left over
 entry.py     `agent pack SUBMISSION_DIR`: puts these together; several engines may share one queue

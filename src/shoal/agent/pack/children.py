@@ -21,11 +21,16 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Child:
-    """One process of ours. `poll` gives its return code as subprocess does, once it and its group are gone."""
+    """One process of ours. `poll` gives its return code as subprocess does, once it and its group are gone.
+
+    `problem` says why it could not be started; `slot_lost` that nothing can be started in its place any more.
+    """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.code: Optional[int] = None
+        self.problem: Optional[str] = None
+        self.slot_lost = False
 
     def poll(self) -> Optional[int]:
         if self.code is None:
@@ -50,7 +55,32 @@ class Child:
 
 
 class Starter:
-    """Starts runs' processes; knows how this machine lets a child die with its parent."""
+    """What an engine asks of whoever starts its processes. Nothing is started while it is `waiting`."""
+
+    waiting = False
+    #: Processes that are not runs and must be left alone, and what the loop should wake up for.
+    pids: Sequence[int] = ()
+    wait_on: Sequence[Any] = ()
+
+    def start(
+        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, streams: Tuple[str, str], cpus: Sequence[int] = ()
+    ) -> Child:
+        """Start a program with its output appended to two files; OSError says what is missing."""
+        raise NotImplementedError
+
+    def collect(self) -> None:
+        """Take in what has happened meanwhile."""
+
+    def place(self, slot: int) -> Dict[str, Any]:
+        """Where a slot is, if that is not here."""
+        return {}
+
+    def close(self) -> None:
+        """End everything that is not a run."""
+
+
+class ColdStarter(Starter):
+    """Starts each run from nothing; knows how this machine lets a child die with its parent."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.prefix: List[str] = []
@@ -67,7 +97,6 @@ class Starter:
     def start(
         self, argv: Sequence[str], env: Mapping[str, str], cwd: str, streams: Tuple[str, str], cpus: Sequence[int] = ()
     ) -> Child:
-        """Start a program with its output appended to two files; OSError says what is missing."""
         program = self.find(argv[0], env.get("PATH", os.defpath), cwd)
         before = os.sched_getaffinity(0) if cpus else None
         with open(streams[0], "ab", 0) as out, open(streams[1], "ab", 0) as err:

@@ -17,8 +17,9 @@ from .. import by_hand, fence, files, process
 from ..launch import family
 from . import claims, follow, machine, warm
 from .books import WHOLE, Books, Need, even_share
-from .children import Starter
-from .engine import Engine, Node, say
+from .children import ColdStarter
+from .engine import Engine, say
+from .node import Node
 from .queue import Item, Queue, Settings, read_queue
 
 _MOST_SLOTS = 4096
@@ -147,7 +148,7 @@ def _finish(folder: str, submission: Mapping[str, Any], engine: Engine, problems
     _note(
         folder,
         "engine.%s.end" % me["engine"],
-        dict(me, t=time.time(), exit_code=code, counts=engine.counts, max_rss_mb=_max_rss_mb()),
+        dict(me, t=time.time(), exit_code=code, counts=engine.tally.counts, max_rss_mb=_max_rss_mb()),
     )
     if code == 124 or engine.stopping == "walltime":
         environ = dict(os.environ)
@@ -227,7 +228,7 @@ def _for_runs(environ: Mapping[str, str]) -> Dict[str, str]:
 
 def _starter(settings: Settings, items: List[Item], node: Node, slots: int) -> Any:
     """What starts processes: as they are, or from a parent that has imported modules, if that was asked for."""
-    cold = Starter(node.environ)
+    cold = ColdStarter(node.environ)
     if not settings.preload or not items:
         return cold
     spec = claims.spec_of(node.home, items[0].name)

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from . import machine
 from .books import WHOLE
-from .children import Child, Starter
+from .children import Child, ColdStarter, Starter
 from .ray_cluster import Cluster, RayProblem
 
 _UP_S = 120.0
@@ -22,7 +22,7 @@ class SlotWorker:
     """What runs in Ray's worker: starts a program, waits for it, passes signals on. One run at a time."""
 
     def __init__(self, slot: int, per_node: int, share: int) -> None:
-        self.starter = Starter(os.environ)
+        self.starter = ColdStarter(os.environ)
         self.child: Optional[Child] = None
         self.slot, self.share = slot, share
         gpus = machine.gpus_here(os.environ)
@@ -56,8 +56,6 @@ class RayChild(Child):
     def __init__(self, number: int, owner: "RayStarter", slot: int) -> None:
         super().__init__(number)
         self._owner, self._slot = owner, slot
-        self.slot_lost = False
-        self.problem: Optional[str] = None
 
     def poll(self) -> Optional[int]:
         if self.code is None:
@@ -69,7 +67,7 @@ class RayChild(Child):
             self._owner.signal(self._slot, number)
 
 
-class RayStarter:
+class RayStarter(Starter):
     """Starts runs in the slots of a Ray cluster. `waiting` until Ray's workers are there."""
 
     def __init__(self, cluster: Cluster, slots: int, per_node: int, share: int, say: Any) -> None:
@@ -85,15 +83,10 @@ class RayStarter:
         self._messages: "queue.SimpleQueue[Tuple[Any, ...]]" = queue.SimpleQueue()
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
+        self.wait_on = [self._read]
         self._places: Dict[int, Dict[str, Any]] = {}
         self._workers: List[Any] = []
         threading.Thread(target=self._connect, args=(slots, per_node, share), daemon=True).start()
-
-    pids: Sequence[int] = ()
-
-    @property
-    def wait_on(self) -> List[Any]:
-        return [self._read]
 
     def _connect(self, slots: int, per_node: int, share: int) -> None:
         """In a thread, because it takes seconds and signals must be heard meanwhile."""

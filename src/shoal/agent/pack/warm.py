@@ -15,7 +15,7 @@ import socket
 import subprocess
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from .children import Child, Starter
+from .children import Child, ColdStarter, Starter
 
 _PYTHON = re.compile(r"(?:.*/)?python(?:\d(?:\.\d+)?)?\Z")
 _REPLY_S = 60.0
@@ -34,11 +34,11 @@ class WarmChild(Child):
         return self.code
 
 
-class WarmStarter:
+class WarmStarter(Starter):
     """Starts Python runs from the server and all others as usual. `waiting` while the modules are being imported."""
 
     def __init__(
-        self, cold: Starter, modules: Sequence[str], python: str, env: Mapping[str, str], cwd: str, say: Any
+        self, cold: ColdStarter, modules: Sequence[str], python: str, env: Mapping[str, str], cwd: str, say: Any
     ) -> None:
         self.cold, self.say = cold, say
         self.waiting = True
@@ -63,14 +63,7 @@ class WarmStarter:
         )
         theirs.close()
         ours.setblocking(False)
-
-    @property
-    def pids(self) -> List[int]:
-        return [self._server.pid]
-
-    @property
-    def wait_on(self) -> List[Any]:
-        return [] if self._socket is None else [self._socket]
+        self.pids, self.wait_on = [self._server.pid], [ours]
 
     def start(
         self, argv: Sequence[str], env: Mapping[str, str], cwd: str, streams: Tuple[str, str], cpus: Sequence[int] = ()
@@ -160,7 +153,7 @@ class WarmStarter:
         self.waiting = False
         if self._socket is not None:
             self._socket.close()
-            self._socket = None
+            self._socket, self.wait_on = None, ()
         self._server.kill()
         self._server.wait()
         for child in self._children.values():

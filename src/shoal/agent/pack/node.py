@@ -1,0 +1,45 @@
+"""What one engine works with: where the records are, who it is, what the node has, what surrounds it."""
+
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+
+from . import machine
+from .books import WHOLE, Holding
+
+
+class Node(NamedTuple):
+    """A node as its engine sees it. `ends_at` is when its allocation ends (Unix time), if anything ends it."""
+
+    home: str
+    token: str
+    me: Dict[str, Any]
+    gpus: machine.Gpus
+    cpus: List[int]
+    environ: Mapping[str, str]
+    ends_at: Optional[float]
+
+    def environment(self, holding: Holding, slots: int) -> Dict[str, str]:
+        """What a run finds around it: its GPUs and no others, as many threads as CPUs, its place."""
+        env = dict(self.environ)
+        if self.gpus.ids:
+            env.update(machine.gpu_environment(self.gpus, holding.gpus))
+        threads = len(holding.cpus) or max(1, len(self.cpus) // slots)
+        env.update(machine.thread_environment(threads, env))
+        env.update(
+            SHOAL_SLOT=str(holding.slot),
+            SHOAL_NODES="1",
+            SHOAL_GPUS_PER_NODE=str(len(holding.gpus)),
+            SHOAL_CPUS_PER_NODE=str(threads),
+        )
+        if 0 < holding.share < WHOLE:
+            env["SHOAL_GPU_SHARE"] = "%g" % (holding.share / WHOLE)
+        return env
+
+    def held(self, holding: Holding) -> Dict[str, Any]:
+        """What the timeline is drawn from."""
+        return {
+            "slot": holding.slot,
+            "gpus": [self.gpus.ids[index] for index in holding.gpus],
+            "share": holding.share / WHOLE,
+            "cpus": len(holding.cpus),
+            "engine": self.me["engine"],
+        }

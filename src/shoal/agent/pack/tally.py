@@ -1,0 +1,21 @@
+"""How many runs ended how, and one line for each that does."""
+
+from typing import Any, Callable, Mapping
+
+
+class Tally:
+    """Counts ends and tells of them: of good ones in long queues only now and then."""
+
+    def __init__(self, total: int, say: Callable[[str], None]) -> None:
+        self.total, self._say = total, say
+        self.counts = {"done": 0, "failed": 0, "stopped": 0, "elsewhere": 0}
+
+    def count(self, kind: str) -> None:
+        self.counts[kind] += 1
+
+    def tell(self, name: str, word: str, end: Mapping[str, Any]) -> None:
+        finished = self.counts["done"] + self.counts["failed"] + self.counts["elsewhere"]
+        if word == "done" and self.total > 60 and finished % max(1, self.total // 20) and finished != self.total:
+            return
+        why = "" if word == "done" else " (%s)" % (end["problem"] or end["stopped_by"] or "exit %d" % end["exit_code"])
+        self._say("[%d/%d] %s %s%s after %.1f s" % (finished, self.total, word, name, why, end["duration_s"]))
