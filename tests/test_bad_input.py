@@ -108,24 +108,26 @@ def test_a_mistake_in_the_last_script_stops_the_first(project: Project) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["submit"], None),
+        (["submit"], "hint: shoal submit --help"),
         (["submit", "nothing.sh"], "no file"),
-        (["submit", "shoal.toml"], None),
+        (["submit", "x.sh", "--shape", "round"], "'round'"),
+        (["submit", "shoal.toml"], "shoal.toml"),
         (["submit", "train.txt"], "not an experiment script"),
         (["submit", "experiments"], "no experiment script"),
-        (["submit", "x", "--seeds", "3-1"], None),
         (["frobnicate"], "no command"),
         (["status", "nothing"], "no run 'nothing'"),
         (["logs", "nothing"], "no run 'nothing'"),
         (["cancel", "nothing"], "no run 'nothing'"),
         (["resume", "nothing"], "no run 'nothing'"),
-        (["status", "--on"], None),
+        (["status", "--nope"], "hint: shoal status --help"),
+        (["data", "pack", "only-one-path"], "hint: shoal data pack --help"),
+        (["sandbox", "upwards"], "hint: shoal sandbox --help"),
     ],
 )
-def test_a_wrong_command_line_is_usage(project: Project, words: list[str], said: str | None) -> None:
-    done = project.shoal(*words, code=2)
-    if said:
-        assert_clear_error(done, 2, said)
+def test_a_wrong_command_line_is_one_sentence_and_a_hint(project: Project, words: list[str], said: str) -> None:
+    done = project.shoal(*words, code=None)
+    assert_clear_error(done, 2, said)
+    assert "usage:" not in done.err
     _assert_nothing_happened(project)
 
 

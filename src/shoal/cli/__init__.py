@@ -7,7 +7,6 @@ table cost a third of what a larger command-line library costs before it starts 
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from importlib import import_module
@@ -86,14 +85,10 @@ def _dispatch(words: list[str]) -> int:
         from shoal.errors import InputError
 
         raise InputError(f"there is no command {name!r}{_near(name)}", hint="shoal --help")
+    from shoal.cli.parser import Parser
+
     module = import_module(f"shoal.cli.{name}")
-    parser = argparse.ArgumentParser(
-        prog=f"shoal {name}",
-        description=module.__doc__,
-        # A width of our own: to find the terminal's, argparse would import shutil and what that needs.
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, width=100),
-        allow_abbrev=False,
-    )
+    parser = Parser(f"shoal {name}", module.__doc__)
     module.configure(parser)
     args = parser.parse_args(words[1:])
     return module.run(args) or 0

@@ -18,11 +18,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from shoal.cli.options import add_output
+from shoal.cli.parser import Parser
 
 _ACTIONS = "pack|verify|info|unpack|stage|bench|advise"
 
 
-class _UpToDashes(argparse.ArgumentParser):
+class _UpToDashes(Parser):
     """What stands behind `--` is the user's command, whatever it looks like; argparse itself mixes it with ours."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -44,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         ("bench", "measure folder, tar and shards on your own storage", _configure_bench),
         ("advise", "loader or model: which one waits for the other", _configure_advise),
     ):
-        action = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
+        action = actions.add_parser(name, help=text, description=text)
         set_up(action)
         add_output(action)
 

@@ -25,11 +25,11 @@ _DEFAULT = SandboxSpec()
 
 def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="up|down|status")
-    up = actions.add_parser("up", help="start it and print the export line", allow_abbrev=False)
+    up = actions.add_parser("up", help="start it and print the export line")
     _configure_up(up)
-    down = actions.add_parser("down", help="stop exactly what up started", allow_abbrev=False)
+    down = actions.add_parser("down", help="stop exactly what up started")
     down.add_argument("--all", action="store_true", help="every sandbox of this user")
-    status = actions.add_parser("status", help="what runs, of one sandbox or of all", allow_abbrev=False)
+    status = actions.add_parser("status", help="what runs, of one sandbox or of all")
     for action, default in ((up, _DEFAULT.name), (down, _DEFAULT.name), (status, None)):
         action.add_argument("--name", default=default, help=f"which sandbox (default: {default or 'all'})")
         action.add_argument("--json", action="store_true", help="one document on stdout")

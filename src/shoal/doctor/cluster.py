@@ -12,10 +12,9 @@ from datetime import datetime
 from typing import NamedTuple
 
 from shoal.backends.slurm.commands import run
-from shoal.backends.slurm.facts import TIMEOUT_S, parse_associations, parse_gres
+from shoal.backends.slurm.facts import TIMEOUT_S, ask, parse_associations, parse_gres, time_s
 from shoal.doctor.directives import Option
 from shoal.errors import InputError, SchedulerError
-from shoal.units import parse_slurm_time_s
 
 _FIELD = re.compile(r"([A-Za-z][\w:/()]*)=(\S*)")
 _NUMBER = re.compile(r"(\d+)\+?", re.ASCII)
@@ -108,17 +107,17 @@ class ClusterFacts(NamedTuple):
 def ask_cluster(environ: Mapping[str, str], user: str, *, clock: float | None = None) -> ClusterFacts | None:
     """The facts of the cluster that answers here; None when there is no Slurm."""
     silent: list[str] = []
-    sinfo = _ask(["sinfo", "--noheader", "--exact", "--format=%R|%c|%m|%G|%f|%D"], environ, silent)
-    partitions = _ask(["scontrol", "--oneliner", "show", "partition"], environ, silent)
+    sinfo = ask(["sinfo", "--noheader", "--exact", "--format=%R|%c|%m|%G|%f|%D"], environ, silent)
+    partitions = ask(["scontrol", "--oneliner", "show", "partition"], environ, silent)
     if not sinfo or not partitions:
         return None
-    config = _ask(["scontrol", "show", "config"], environ, silent) or ""
-    reservations = _ask(["scontrol", "--oneliner", "show", "reservation"], environ, silent) or ""
+    config = ask(["scontrol", "show", "config"], environ, silent) or ""
+    reservations = ask(["scontrol", "--oneliner", "show", "reservation"], environ, silent) or ""
     question = ["show", "user", user, "withassoc", "format=Account,DefaultAccount,QOS"]
-    told = _ask(["sacctmgr", "--noheader", "--parsable2", *question], environ, silent) or ""
+    told = ask(["sacctmgr", "--noheader", "--parsable2", *question], environ, silent) or ""
     accounts, default_account, qos = parse_associations(told)
     question = ["show", "qos", "format=Name,MaxWall,MaxTRES,MaxTRESPerUser"]
-    limits = (_ask(["sacctmgr", "--noheader", "--parsable2", *question], environ, silent) or "") if qos else ""
+    limits = (ask(["sacctmgr", "--noheader", "--parsable2", *question], environ, silent) or "") if qos else ""
     settings = parse_config(config)
     return ClusterFacts(
         version=_version(settings.get("SLURM_VERSION", "")),
@@ -163,7 +162,7 @@ def parse_qos(text: str) -> Iterator[QosFacts]:
         fields = [field.strip() for field in line.split("|")]
         if len(fields) == 4 and fields[0]:
             gpus = [int(number) for field in fields[2:] for number in re.findall(r"gres/gpu=(\d+)", field)]
-            yield QosFacts(fields[0], _time(fields[1]), min(gpus, default=None))
+            yield QosFacts(fields[0], time_s(fields[1]), min(gpus, default=None))
 
 
 def parse_config(text: str) -> dict[str, str]:
@@ -185,8 +184,8 @@ def parse_partitions(text: str, settings: Mapping[str, str]) -> Iterator[Partiti
             name=field["PartitionName"],
             is_default=field.get("Default") == "YES",
             is_up=field.get("State", "UP") == "UP",
-            max_time_s=_time(field.get("MaxTime", "")),
-            default_time_s=_time(field.get("DefaultTime", "")),
+            max_time_s=time_s(field.get("MaxTime", "")),
+            default_time_s=time_s(field.get("DefaultTime", "")),
             max_nodes=_whole(field.get("MaxNodes", "")),
             total_nodes=_whole(field.get("TotalNodes", "")) or 0,
             allow_accounts=_list(field.get("AllowAccounts", "ALL")),
@@ -244,24 +243,5 @@ def _whole(text: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _time(text: str) -> int | None:
-    try:
-        return parse_slurm_time_s(text)
-    except InputError:
-        return None
-
-
 def _list(text: str) -> tuple[str, ...]:
     return () if text in ("ALL", "", "(null)", "N/A") else tuple(text.split(","))
-
-
-def _ask(argv: list[str], environ: Mapping[str, str], silent: list[str]) -> str | None:
-    try:
-        answer = run(argv, TIMEOUT_S, environ=environ)
-    except SchedulerError as error:
-        silent.append(f"{argv[0]}: {error.message}")
-        return None
-    if answer.returncode == 0:
-        return answer.stdout
-    silent.append(f"{argv[0]}: {(answer.stderr.strip().splitlines() or ['failed'])[-1]}")
-    return None

@@ -60,14 +60,14 @@ def cluster_name(environ: Mapping[str, str]) -> str | None:
             continue
         if (match := _CLUSTER_NAME.search(text)) is not None:
             return match[1]
-    answer = _ask(["scontrol", "show", "config"], environ, [])
+    answer = ask(["scontrol", "show", "config"], environ, [])
     match = None if answer is None else _CLUSTER_NAME.search(answer)
     return None if match is None else match[1]
 
 
 def largest_array(environ: Mapping[str, str]) -> int | None:
     """How many tasks one array may have: MaxArraySize, as the controller says it; None if it does not answer."""
-    answer = _ask(["scontrol", "show", "config"], environ, [])
+    answer = ask(["scontrol", "show", "config"], environ, [])
     match = None if answer is None else _MAX_ARRAY.search(answer)
     return None if match is None else int(match[1])
 
@@ -75,7 +75,7 @@ def largest_array(environ: Mapping[str, str]) -> int | None:
 def submit_limit(environ: Mapping[str, str], user: str, account: str | None) -> int | None:
     """How many jobs this user may have in Slurm's hands under an account (MaxSubmitJobs); None if nothing says so."""
     question = ["show", "user", user, "withassoc", "format=Account,DefaultAccount,MaxSubmitJobs,GrpSubmitJobs"]
-    answer = _ask(["sacctmgr", "--noheader", "--parsable2", *question], environ, [])
+    answer = ask(["sacctmgr", "--noheader", "--parsable2", *question], environ, [])
     return parse_submit_limit(answer or "", account)
 
 
@@ -92,12 +92,12 @@ def parse_submit_limit(text: str, account: str | None) -> int | None:
 def gather(environ: Mapping[str, str], user: str) -> Facts:
     """Ask sinfo, scontrol and sacctmgr, each with a time limit; what does not answer is named in `silent`."""
     silent: list[str] = []
-    sinfo = _ask(["sinfo", "--noheader", "--exact", "--format=%R|%P|%l|%c|%m|%G"], environ, silent)
+    sinfo = ask(["sinfo", "--noheader", "--exact", "--format=%R|%P|%l|%c|%m|%G"], environ, silent)
     name = cluster_name(environ)
     if name is None:
         silent.append("scontrol: no ClusterName")
     question = ["show", "user", user, "withassoc", "format=Account,DefaultAccount,QOS"]
-    sacctmgr = _ask(["sacctmgr", "--noheader", "--parsable2", *question], environ, silent)
+    sacctmgr = ask(["sacctmgr", "--noheader", "--parsable2", *question], environ, silent)
     accounts, default_account, qos = parse_associations(sacctmgr or "")
     return Facts(
         cluster=name,
@@ -171,7 +171,7 @@ def parse_sinfo(text: str) -> tuple[Partition, ...]:
         one = Partition(
             name=fields[0].strip(),
             is_default=fields[1].strip().endswith("*"),
-            max_time_s=_time_s(fields[2].strip()),
+            max_time_s=time_s(fields[2].strip()),
             cpus_per_node=int(cpus[1]),
             memory_per_node_mb=int(memory[1]),
             gpus_per_node=gpus,
@@ -216,14 +216,15 @@ def _together(a: Partition, b: Partition) -> Partition:
     )
 
 
-def _time_s(word: str) -> int | None:
+def time_s(word: str) -> int | None:
     try:
         return parse_slurm_time_s(word)
     except InputError:
         return None
 
 
-def _ask(argv: list[str], environ: Mapping[str, str], silent: list[str]) -> str | None:
+def ask(argv: list[str], environ: Mapping[str, str], silent: list[str]) -> str | None:
+    """What the program answers; None, and a sentence more in `silent`, where it does not."""
     try:
         answer = run(argv, TIMEOUT_S, environ=environ)
     except SchedulerError as error:
