@@ -210,3 +210,10 @@ def test_a_parameter_that_older_runs_lack_shows_its_default(project: Project) ->
     assert sorted((group["params"]["lr"], group["params"]["wd"]) for group in groups) == [
         (0.1, 0), (0.1, 1), (0.2, 0), (0.2, 1),
     ]  # fmt: skip
+
+
+def test_tables_are_in_the_order_of_their_numbers(project: Project) -> None:
+    page = project.root / "experiments/002_depth/000_train.toml"
+    project.shoal("submit", page, "--on", "local", "-q", "--set", "lr=12,4", "--seeds", "0")
+    assert [group["params"]["lr"] for group in project.shoal("results", "--json").json["groups"]] == [0.1, 0.2, 4, 12]
+    assert [name.split("_")[-2] for name in project.status()][-2:] == ["lr4", "lr12"]

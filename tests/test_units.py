@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import InputError
-from shoal.units import format_memory, format_slurm_time, parse_duration_s, parse_memory_mb, parse_slurm_time_s
+from shoal.units import (
+    format_memory,
+    format_slurm_time,
+    natural,
+    parse_duration_s,
+    parse_memory_mb,
+    parse_slurm_time_s,
+)
 
 
 @pytest.mark.parametrize(
@@ -75,3 +82,15 @@ def test_any_text_is_a_value_or_an_input_error(text: str) -> None:
         except InputError:
             continue
         assert value is None or value > 0
+
+
+@pytest.mark.parametrize(
+    "ordered",
+    [
+        ["000_train_depth4_0", "000_train_depth12_0", "000_train_depth12_1", "000_train_depth80_0", "010_a", "1000_a"],
+        ["x_lr1e-05", "x_lr0.001", "x_lr0.05", "x_lr0.1", "x_lr0.1_0", "x_lr1.5"],
+        ["", "1", "a", "n2:gpu9", "n2:gpu10", "n10:gpu0"],
+    ],
+)
+def test_numbers_in_names_are_ordered_as_numbers(ordered: list[str]) -> None:
+    assert sorted(ordered[::-1], key=natural) == ordered

@@ -1,4 +1,4 @@
-"""Durations and memory: parse the words people write, print the words Slurm takes.
+"""Durations and memory: parse the words people write, print the words Slurm takes; and numbers in names as numbers.
 
 Two dialects on purpose. In shoal's own files a bare number is refused, because nobody agrees on its unit. In sbatch
 flags Slurm's own reading holds (`--time=24` is 24 minutes, `--mem=64` is 64 MB), because the flag belongs to Slurm.
@@ -18,6 +18,7 @@ _SLURM_MINUTES = re.compile(r"(\d+)(?::(\d{1,2}))?", re.ASCII)
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])(?:i?B)?", re.ASCII | re.IGNORECASE)
 _MEMORY_FACTOR_MB = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
 
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", re.ASCII)
 _TIME_HINT = 'write a duration with its unit, such as "90m", "2h30m", "3d" or "1-12:00:00"'
 _MEMORY_HINT = 'write memory with its unit, such as "500M", "64G" or "1.5T"'
 
@@ -100,3 +101,9 @@ def _positive(text: str, seconds: int, place: str | None) -> int:
     if seconds > 10 * 366 * 86400:
         raise InputError(f"{text!r} is longer than ten years", hint=_TIME_HINT, place=place)
     return seconds
+
+
+def natural(text: object) -> tuple[list[str | float], str]:
+    """Sort key for names: depth4 before depth12, lr0.05 before lr0.1, 1e-05 before 0.001."""
+    words = _NUMBER.split(str(text))
+    return [float(word) if at % 2 else word for at, word in enumerate(words)], str(text)

@@ -13,6 +13,7 @@ from shoal.agent import layout
 from shoal.agent.files import names_in
 from shoal.store import records
 from shoal.store.records import DamagedRecord, End, Start
+from shoal.units import natural
 
 
 class Bar(NamedTuple):
@@ -36,7 +37,7 @@ class Timeline(NamedTuple):
 
     @property
     def lanes(self) -> list[str]:
-        return sorted({bar.lane for bar in self.bars}, key=_natural)
+        return sorted({bar.lane for bar in self.bars}, key=natural)
 
     @property
     def makespan_s(self) -> float:
@@ -96,9 +97,3 @@ def _bars(home: str, name: str, now: float, token: str | None) -> list[Bar]:
 
 def several_hosts(lanes: Sequence[str]) -> bool:
     return len({lane.rpartition(":")[0] for lane in lanes}) > 1
-
-
-def _natural(name: str) -> tuple[str, int, str]:
-    host, _, place = name.rpartition(":")
-    digits = place.removeprefix("gpu")
-    return host, int(digits) if digits.isdigit() else 0, place

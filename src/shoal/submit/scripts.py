@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -22,6 +21,7 @@ from shoal.plan.inputs import NotReadyError
 from shoal.submit.cancelling import cancel
 from shoal.submit.orders import Result, carry_out, prepare
 from shoal.submit.pruning import removed
+from shoal.units import natural
 
 
 class Tell(Protocol):
@@ -55,12 +55,7 @@ def find_scripts(paths: Sequence[Path], project: Project) -> list[Path]:
 
 
 def _inside(folder: Path, pattern: str) -> list[Path]:
-    return sorted((path for suffix in SUFFIXES for path in folder.glob(pattern + suffix)), key=_numbers_as_numbers)
-
-
-def _numbers_as_numbers(path: Path) -> list[str | int]:
-    """2_b comes before 10_a."""
-    return [int(word) if index % 2 else word for index, word in enumerate(re.split(r"([0-9]+)", str(path)))]
+    return sorted((path for suffix in SUFFIXES for path in folder.glob(pattern + suffix)), key=natural)
 
 
 class How(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from shoal.units import natural
 from shoal.views.report.history import Try
 
 
@@ -49,7 +50,7 @@ def lanes(tries: Sequence[Try]) -> list[Lane]:
     length = max(1e-9, end - begin)
     return [
         Lane(name, bars, min(1.0, sum(bar.end - bar.start for bar in bars) / length))
-        for name, bars in sorted(found.items(), key=lambda item: _natural(item[0]))
+        for name, bars in sorted(found.items(), key=lambda item: natural(item[0]))
     ]
 
 
@@ -71,8 +72,3 @@ def draw(lane: Lane, begin: float, end: float, width: int) -> str:
         if bar.state not in ("done", "running"):
             cells[min(last, width) - 1] = "x"
     return "".join(cells)
-
-
-def _natural(name: str) -> tuple[str, int]:
-    host, _, number = name.rpartition(":")
-    return host, int(number)
