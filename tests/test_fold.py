@@ -151,3 +151,24 @@ def test_captured_lines_of_squeue_and_sacct_are_read() -> None:
     assert rows[1].oom_step and rows[1].exit_code == 3 and rows[2].by == "1000" and rows[2].label == "9_2"
     newest = Snapshot({(TOKEN, None): rows[:2]}).row(TOKEN, 0, 1)
     assert newest is not None and newest.word == "FAILED"
+
+
+@pytest.mark.parametrize(("last_beat_s", "state"), [(3590, "timeout"), (3640, "timeout"), (3500, "lost"), (60, "lost")])
+def test_a_job_that_everybody_forgot_was_at_its_time_limit_if_its_last_beat_was(last_beat_s: int, state: str) -> None:
+    begun = NOW - 9000
+    changed = {
+        f"submissions/{TOKEN}/submission.json": {"time_limit_s": 3600},
+        f"runs/{NAME}/attempt.1.start": {"t": begun},
+        f"runs/{NAME}/attempt.1.beat": {"t": begun + last_beat_s},
+    }
+    kept = ("submission.json", "outcome.json", "1.claim", "1.missing", "1.start", "1.beat")
+    paths = [path for path in RECORDS if path.endswith(kept) and "b" * 12 not in path]
+    home = Path(tempfile.mkdtemp(prefix="shoal-fold-"))
+    try:
+        for path in paths:
+            (home / path).parent.mkdir(parents=True, exist_ok=True)
+            (home / path).write_bytes(files.to_json({**RECORDS[path], **changed.get(path, {})}))
+        view = fold(Reader(str(home)).run(NAME), Evidence(True, NOW))
+    finally:
+        shutil.rmtree(home)
+    assert view.state == state

@@ -76,4 +76,59 @@ def test_a_sweep_whose_node_dies_goes_on_elsewhere(tmp_path: Path, make_sandbox:
     moved = wait_until(one_went_on, 180, "one run was started again", poll_s=0.5)
     project.wait(moved, "done", deadline_s=120)
     check_chain(project, moved)
+    assert [start["failed_nodes"] for start in project.records(moved, "attempt.*.start")] == [[], [busy[0]]]
     cancel_all(sandbox)
+
+
+@pytest.fixture
+def two_nodes(make_sandbox: MakeSandbox) -> Sandbox:
+    return make_sandbox("two", nodes=2, settings=(("SlurmdTimeout", "5"), ("MessageTimeout", "5")))
+
+
+def power_cut(sandbox: Sandbox, node: str) -> None:
+    """The node dies with everything on it, Slurm notices, and it comes back as if nothing had been."""
+    sandbox.kill(node, with_steps=True)
+    wait_until(lambda: "down" in sandbox.run("sinfo", "-hn", node, "-o", "%T").stdout, 60, f"{node} is down")
+    sandbox.start_daemon(node)
+    sandbox.run("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)
+    wait_until(lambda: "down" not in sandbox.run("sinfo", "-hn", node, "-o", "%T").stdout, 60, f"{node} is back")
+
+
+def test_a_retry_avoids_the_node_that_failed_as_long_as_there_is_another(tmp_path: Path, two_nodes: Sandbox) -> None:
+    project, name = Project(tmp_path, two_nodes), "001_a/000_train_0"
+    project.script("001_a/000_train_0.sh", "train --time=10 --mem=50 --no-requeue -- save=1 first")
+    project.shoal("submit", "experiments/001_a")
+    project.wait_started(name)
+    [bad] = project.slurm("squeue", "-h", "-o", "%N").split()
+    [good] = set(two_nodes.nodes) - {bad}
+    power_cut(two_nodes, bad)
+    assert project.wait(name, "node_fail")["cause"] == f"the node failed ({bad})"
+    assert f"{bad} failed under it" in project.shoal("why", name).out
+    assert f"{name} avoids {bad}, which failed" in project.shoal("plan", "experiments/001_a").out
+    project.slurm("scontrol", "update", f"NodeName={good}", "State=DRAIN", "Reason=test")
+    told = project.shoal("plan", "experiments/001_a").out
+    assert f"cannot avoid {bad}, which failed: without it Slurm has no place" in told
+    project.slurm("scontrol", "update", f"NodeName={good}", "State=RESUME")
+    assert f"avoids {bad}" in project.shoal("retry", "--cause", "node_fail").err
+    project.wait(name, "done")
+    assert project.records(name, "attempt.*.start")[1]["nodes"] == good
+    argv = [record for path in project.submissions() for record in [(path / "sent.json").read_text()]]
+    assert sum(f"--exclude={bad}" in text for text in argv) == 1
+
+
+def test_a_job_that_comes_back_to_the_node_that_failed_moves_to_another(tmp_path: Path, two_nodes: Sandbox) -> None:
+    project, name = Project(tmp_path, two_nodes), "001_a/000_train_0"
+    first, second = two_nodes.nodes
+    hold = project.slurm("sbatch", "--parsable", f"-w{second}", "--exclusive", "-o/dev/null", "--wrap=sleep 600")
+    project.script("001_a/000_train_0.sh", "train --time=10 --mem=50 -- save=1 first")
+    project.shoal("submit", "experiments/001_a")
+    project.wait_started(name)
+    power_cut(two_nodes, first)
+    wait_until(lambda: len(project.submissions()) == 2, 120, "it was handed over", poll_s=0.5)
+    waiting = project.wait(name, "pending")
+    assert f"ExcNodeList={first}" in project.slurm("scontrol", "show", "job", waiting["job_id"])
+    project.slurm("scancel", hold.strip())
+    project.wait(name, "done", deadline_s=120)
+    assert project.records(name, "attempt.*.start")[1]["nodes"] == second
+    assert len(project.marks(name)) == 2 and len(project.marks(name, "end")) == 1
+    assert project.records(name, "attempt.*.start")[1]["resume_from"].endswith("model_1.pth")

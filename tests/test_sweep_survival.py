@@ -11,6 +11,7 @@ import pytest
 
 from conftest import cancel_all
 from project import Project
+from shoal.agent import nodes
 from shoal.agent.survival import grow
 from shoal.config.document import Document
 from shoal.config.survival import parse_survival
@@ -201,3 +202,21 @@ def test_memory_grows_by_a_factor() -> None:
 def test_a_policy_that_makes_no_sense_is_refused_with_its_line(text: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         parse_survival(Document("shoal.toml", f"[survive]\n{text}\n").table(("survive",)))
+
+
+def test_failed_nodes_join_those_that_the_user_excludes_unless_no_place_is_left() -> None:
+    asked: list[list[str]] = []
+
+    def ask(argv: list[str]) -> tuple[bool, str]:
+        asked.append(argv)
+        return not any("n5" in word for word in argv), "no such nodes"
+
+    options = ["--mem=50M", "--exclude=n[1-3]", "--array=0-9", "--dependency=afterok:3"]
+    changed, words = nodes.avoid(options, ["n4"], ask)
+    assert changed == ["--mem=50M", "--array=0-9", "--dependency=afterok:3", "--exclude=n[1-3],n4"]
+    assert words == "avoids n4, which failed"
+    assert asked == [["sbatch", "--test-only", "--mem=50M", "--exclude=n[1-3],n4", "--wrap=true"]]
+    assert nodes.avoid(changed, ["n4"], ask) == (changed, "")
+    assert nodes.avoid(options, ["n5", "n4"], ask)[0] == changed
+    same, words = nodes.avoid(options, ["n4", "n5"], ask)
+    assert same == options and "cannot avoid n4, n5" in words and "no such nodes" in words

@@ -135,6 +135,8 @@ class Attempt:
             return
         self.stopped_by = why
         self._signal(number)
+        # Whoever finds no end record later can tell a job that was stopped from a node that died.
+        threading.Thread(target=self._beat, daemon=True).start()
         timer = threading.Timer(self.grace_s, self._signal, (signal.SIGKILL,))
         timer.daemon = True
         timer.start()
@@ -148,11 +150,10 @@ class Attempt:
 
     def _heartbeat(self) -> None:
         """Say "alive" now and then, and look whether this attempt is still wanted."""
-        path = os.path.join(self.claim.run_dir, layout.attempt_file(self.number, "beat"))
         home, began = layout.home_of(self.claim.run_dir), time.time()
         while True:
+            self._beat()
             try:
-                files.replace(path, files.to_json({"t": time.time(), "every_s": self.beat_s}), sync=False)
                 why = fence.superseded(self.claim, self.number)
                 notices.when_quiet(home, self.env.get("SHOAL_RUN", ""), self._logs, began, self.env)
             except OSError:
@@ -161,6 +162,14 @@ class Attempt:
                 self._stop(why)
             if self._over.wait(self.beat_s * random.uniform(0.9, 1.1)):  # noqa: S311 (spreads load, not a secret)
                 return
+
+    def _beat(self) -> None:
+        path = os.path.join(self.claim.run_dir, layout.attempt_file(self.number, "beat"))
+        beat = {"t": time.time(), "every_s": self.beat_s, "stopping": self.stopped_by}
+        try:
+            files.replace(path, files.to_json(beat), sync=False)
+        except OSError:
+            pass  # The next one may find room.
 
     def _sample(self) -> None:
         if self._child is not None:

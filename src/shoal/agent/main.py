@@ -21,6 +21,7 @@ from . import (
     files,
     handover,
     layout,
+    nodes,
     notices,
     process,
     stages,
@@ -120,6 +121,12 @@ def _attempt(home: str, claim: fence.Claim, me: Dict[str, Any], set_up_exit: int
         raise ValueError("%s has no spec %d" % (claim.run_dir, claim.revision))
     spec = _with_code(home, claim.token, stages.inherit(home, spec))
     again = _has_earlier_attempt(claim)
+    failed_nodes = nodes.failed_before(claim.run_dir, claim.generation, nodes.ask_slurm(os.environ))
+    if os.environ.get("SLURMD_NODENAME") in failed_nodes:
+        moved, words = survival.move_away(home, claim, spec, failed_nodes, str(_job_label()))
+        print("shoal: %s" % words, file=sys.stderr, flush=True)
+        if moved:
+            return 1
     os.makedirs(claim.output_dir, exist_ok=True)
     os.makedirs(claim.log_dir, exist_ok=True)
     resume_from = None
@@ -133,6 +140,9 @@ def _attempt(home: str, claim: fence.Claim, me: Dict[str, Any], set_up_exit: int
         output_dir=claim.output_dir,
         log_dir=claim.log_dir,
         resume_from=resume_from,
+        ends=float(os.environ.get("SLURM_JOB_END_TIME") or 0) or None,  # older Slurm does not say
+        nodes=os.environ.get("SLURM_JOB_NODELIST") if me.get("job_id") else None,
+        failed_nodes=failed_nodes,
     )
     number = fence.begin_attempt(claim, start)
     out, err = (os.path.join(claim.log_dir, "attempt-%d.%s" % (number, stream)) for stream in ("out", "err"))

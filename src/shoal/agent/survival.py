@@ -10,9 +10,9 @@ import random
 import re
 import subprocess
 import time
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from . import environment, fence, files, layout, process, sbatch, stages
+from . import environment, fence, files, layout, nodes, process, sbatch, stages
 
 #: What GPUs say when their own memory is full; the host's memory has its own witness (memory.py).
 _CUDA_OOM = re.compile(rb"CUDA out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|HIP out of memory")
@@ -86,42 +86,84 @@ def follow_up(
         return None
     if before >= times:
         return "not continued: %s for the %dth time, and %d are allowed" % (cause, before + 1, times)
+
+    def adapt(argv: List[str]) -> Tuple[Optional[List[str]], str]:
+        changed, words = _options(argv, cause, policy, before)
+        if changed is None:
+            return None, words
+        ask = nodes.ask_slurm(os.environ)
+        changed, avoided = nodes.avoid(changed, nodes.failed(claim.run_dir, ask), ask)
+        return changed, words + (", " + avoided if avoided else "")
+
+    new_job, words = _next_job(home, name, claim, job, adapt)
+    if new_job is None:
+        return "not continued: %s" % words
+    return "continues as job %s (%s, %d of %d%s)" % (new_job, cause, before + 1, times, words)
+
+
+def move_away(home: str, claim: fence.Claim, spec: Mapping[str, Any], bad: List[str], job: str) -> Tuple[bool, str]:
+    """Slurm has started the job again on the node that failed under it: let another job go on elsewhere, if it can.
+
+    It ends after as many moves as there are nodes: each job excludes all that failed before.
+    """
+    name = "%s/%s" % (spec["experiment"], spec["stem"])
+
+    def adapt(argv: List[str]) -> Tuple[Optional[List[str]], str]:
+        ask = nodes.ask_slurm(os.environ)
+        earlier = nodes.failed(claim.run_dir, ask)
+        changed, words = nodes.avoid(argv, list(dict.fromkeys(earlier + bad)), ask)
+        return (changed if changed != argv else None), words
+
+    new_job, words = _next_job(home, name, claim, job, adapt)
+    if new_job is None:
+        return False, "goes on here: %s" % words
+    return True, "goes on as job %s, which %s" % (new_job, words)
+
+
+#: The old job's options -> those of the new one, and what differs, in words; None and why if it makes no sense.
+_Adapt = Callable[[List[str]], Tuple[Optional[List[str]], str]]
+
+
+def _next_job(home: str, name: str, claim: fence.Claim, job: str, adapt: _Adapt) -> Tuple[Optional[str], str]:
+    """Submit the run's next generation, to start when `job` ends, and let what waits for `job` wait for the new one.
+
+    Returns the new job and what differs from the old one; or None and why there is none.
+    """
     old = layout.submission_dir(home, claim.token)
     sent = files.read_json(os.path.join(old, "sent.json")) or files.read_json(os.path.join(old, "waiting.json"))
     submission = files.read_json(os.path.join(old, "submission.json"))
     if sent is None or submission is None:
-        return "not continued: nothing says how the job was submitted"
+        return None, "nothing says how the job was submitted"
     token = "".join(random.SystemRandom().choice(layout.TOKEN_LETTERS) for _ in claim.token)
     folder = layout.submission_dir(home, token)
-    argv, change = _options(sent["argv"], name, token, folder, job, cause, policy, before)
+    ours = ("--job-name=", "--array=", "--output=", "--dependency=", "--begin=")
+    argv, words = adapt([word for word in sent["argv"] if not word.startswith(ours)])
     if argv is None:
-        return "not continued: %s" % change
-    answer = _submit(home, name, claim, submission, sent, token, folder, argv, old)
+        return None, words
+    argv += [
+        "--job-name=%s" % _job_name(name, token),
+        "--output=%s/slurm-%%j.out" % folder.replace("%", "%%"),
+        "--dependency=afterany:%s" % job,
+    ]
+    answer = _submit(home, name, claim, submission, dict(sent, argv=argv), token)
     if answer is None:
-        return "not continued: another command has claimed the run"
+        return None, "another command has claimed the run"
     if answer.kind != "accepted":
-        return "not continued: %s" % answer.message
+        return None, answer.message
     stages.move_children(job, str(answer.job_id))
-    return "continues as job %s (%s, %d of %d%s)" % (answer.job_id, cause, before + 1, times, change)
+    return str(answer.job_id), words
 
 
 def _submit(
-    home: str,
-    name: str,
-    claim: fence.Claim,
-    submission: Mapping[str, Any],
-    sent: Mapping[str, Any],
-    token: str,
-    folder: str,
-    argv: List[str],
-    old: str,
+    home: str, name: str, claim: fence.Claim, submission: Mapping[str, Any], sent: Mapping[str, Any], token: str
 ) -> Optional[sbatch.Answer]:
     """Intent, claim, mark, send, outcome: the transaction of every submission. None if somebody else won the claim."""
-    with open(os.path.join(old, "script.sh"), "rb") as file:
+    folder = layout.submission_dir(home, token)
+    with open(os.path.join(layout.submission_dir(home, claim.token), "script.sh"), "rb") as file:
         script = file.read().replace(claim.token.encode(), token.encode())
     os.makedirs(folder)
     files.create_exclusive(os.path.join(folder, "script.sh"), script)
-    files.create_exclusive(os.path.join(folder, "sent.json"), files.to_json(dict(sent, argv=argv)))
+    files.create_exclusive(os.path.join(folder, "sent.json"), files.to_json(dict(sent)))
     record = dict(submission, token=token, runs=[name], job_name=_job_name(name, token), t=time.time())
     record.update(process.this_process())
     files.create_exclusive(os.path.join(folder, "submission.json"), files.to_json(record))
@@ -141,7 +183,7 @@ def _submit(
     mark = dict(process.this_process(), schema=1, t=time.time())
     files.create_exclusive(os.path.join(folder, "sending"), files.to_json(mark))
     env = files.read_json(os.path.join(home, "environments", "%s.json" % sent["environment"]))
-    answer = sbatch.send(argv, script, env if env is not None else sbatch.clean(os.environ))
+    answer = sbatch.send(sent["argv"], script, env if env is not None else sbatch.clean(os.environ))
     if answer.kind == "accepted":
         files.create_exclusive(outcome_path, files.to_json({"kind": "accepted", "job_id": answer.job_id}))
     elif answer.kind != "unclear":
@@ -149,12 +191,8 @@ def _submit(
     return answer
 
 
-def _options(
-    argv: List[str], name: str, token: str, folder: str, job: str, cause: str, policy: Mapping[str, Any], before: int
-) -> Tuple[Optional[List[str]], str]:
-    """The old job's options for the new one, and what differs, in words; None and why if it makes no sense."""
-    ours = ("--job-name=", "--array=", "--output=", "--dependency=", "--begin=")
-    kept = [word for word in argv if not word.startswith(ours)]
+def _options(kept: List[str], cause: str, policy: Mapping[str, Any], before: int) -> Tuple[Optional[List[str]], str]:
+    """What the policy changes about a job's options, and that in words; None and why if another try makes no sense."""
     change = ""
     if cause == "oom":
         grown = [grow(word, float(policy.get("memory") or 0)) for word in kept]
@@ -164,13 +202,8 @@ def _options(
         kept, change = grown, ", " + told[0].lstrip("-").replace("=", " ")
     if cause != "limit" and policy.get("backoff_s"):
         wait_s = min(int(float(policy["backoff_s"]) * 2**before), _LONGEST_BACKOFF_S)
-        kept.append("--begin=now+%d" % wait_s)
-    own = [
-        "--job-name=%s" % _job_name(name, token),
-        "--output=%s/slurm-%%j.out" % folder.replace("%", "%%"),
-        "--dependency=afterany:%s" % job,
-    ]
-    return kept + own, change
+        kept = [*kept, "--begin=now+%d" % wait_s]
+    return kept, change
 
 
 def grow(word: str, factor: float) -> str:

@@ -3,7 +3,7 @@
 shoal retry 002_depth                          every run that failed, ran out of memory or time, or was lost
 shoal retry --state failed --dry-run
 shoal retry --cause oom --mem x2
-shoal retry --cause node_fail --exclude-nodes
+shoal retry --cause failed --exclude-nodes
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--mem", metavar="x2|64G", help="more memory than before, or this much")
     parser.add_argument("--time", metavar="x2|4h", help="more time than before, or this much")
-    parser.add_argument("--exclude-nodes", action="store_true", help="not on the node where it ended")
+    parser.add_argument(
+        "--exclude-nodes", action="store_true", help="not on the node where it ended (failed ones are avoided anyway)"
+    )
     parser.add_argument("--fresh", action="store_true", help="from the beginning, in a new folder")
     parser.add_argument("--dry-run", action="store_true", help="show what would be started, and stop")
     add_where(parser)

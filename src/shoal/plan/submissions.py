@@ -29,12 +29,13 @@ SHAPES = ("auto", "job", "array", "pack", "pilots")
 
 class PlannedRun(NamedTuple):
     """A run to submit. `resume_in` is the output folder that it continues in, if it does; `needs` are runs that it
-    waits for.
+    waits for; `avoid` are nodes that it shall not use.
     """
 
     spec: RunSpec
     resume_in: str | None = None
     needs: tuple[str, ...] = ()
+    avoid: tuple[str, ...] = ()
 
 
 class PlannedSubmission(NamedTuple):

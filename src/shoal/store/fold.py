@@ -176,7 +176,7 @@ def _facts(files: RunFiles, row: JobRow | None) -> dict[str, Any]:
         "generation": files.generation,
         "submitted": claim.t,
         "started": begun.t if begun else None,
-        "node": (row.node if row and row.node else None) or (begun.host if begun else None),
+        "node": (row.node if row and row.node else None) or (begun.nodes or begun.host if begun else None),
         "slurm_state": row.word if row else (files.verdict.word if files.verdict else None),
         "resume_from": begun.resume_from if begun else None,
         **_asked(origin.submission),
@@ -377,8 +377,21 @@ def _nobody_says(files: RunFiles, evidence: Evidence, view: dict[str, Any]) -> R
         )
     if _in_queue(files) and not begun:
         return RunView(**view, state="new", cause="its pack ended before its turn")
+    if evidence.alive is None and _was_at_its_limit(files):
+        at_limit = "Slurm no longer knows the job; it gave its last sign of life at its time limit"
+        return RunView(**view, state="timeout", cause=at_limit)
     what = "the process is gone without a trace: killed" if evidence.alive is False else "Slurm lost the job"
     return RunView(**view, state="lost", cause=what, hint=f"shoal retry {files.name}")
+
+
+def _was_at_its_limit(files: RunFiles) -> bool:
+    """Whether the last heartbeat came when the time limit was at most two beats away: the next one did not."""
+    start, beat = files.start, files.beat
+    submission = files.origin.submission if files.origin else None
+    if start is None or beat is None or not _has_started(files) or submission is None:
+        return False
+    ends = start.ends or (start.t + submission.time_limit_s if submission.time_limit_s else None)
+    return ends is not None and beat.t >= ends - 2 * beat.every_s
 
 
 def _beats(files: RunFiles, now: float) -> bool:

@@ -107,6 +107,9 @@ class Start(Record, frozen=True, kw_only=True):
     job_id: str | None = None
     job_label: str | None = None
     resume_from: str | None = None
+    ends: float | None = None
+    nodes: str | None = None
+    failed_nodes: list[str] = []
     held: Held | None = None
 
 

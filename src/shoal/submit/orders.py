@@ -29,6 +29,7 @@ from shoal.store import writing
 from shoal.store.fold import RunView
 from shoal.store.listing import run_names
 from shoal.store.reading import Reader
+from shoal.submit.avoiding import avoid_failed_nodes
 from shoal.submit.budget import Gate, admit_everywhere, open_gate, park
 from shoal.submit.decide import Decision, decide
 from shoal.submit.here import run_here
@@ -96,6 +97,8 @@ def prepare(
             left.append(Result(view.name, "left alone", view.state, decision.reason, view.job_id, view.output_dir))
     start, held = _arrange([one.run.spec for one in asked], start, views, home, environ)
     left += [Result(one.run.spec.name, "held", "new", one.reason) for one in held]
+    start, avoided = avoid_failed_nodes(start, views, project, cluster, environ)
+    notes += avoided
     requeue = {step.name: step.requeue for step in project.steps.values()}
     most = largest_array(environ) if len(start) > 1 and not cluster.is_local else None
     if start and (pack is not None or shape in packs.SHAPES):

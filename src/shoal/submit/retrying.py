@@ -78,7 +78,9 @@ def again(home: str, views: Sequence[RunView], change: Change) -> list[Asked]:
         if spec.checkpoint and view.output_dir and not change.fresh:
             newest = checkpoints.newest(view.output_dir, spec.checkpoint)
         flags = [*spec.flags, *_flags(home, view, change)]
-        planned = PlannedRun(msgspec.structs.replace(spec, flags=flags), view.output_dir if newest else None)
+        avoid = (view.node,) if change.exclude_nodes and view.node else ()
+        spec = msgspec.structs.replace(spec, flags=flags)
+        planned = PlannedRun(spec, view.output_dir if newest else None, avoid=avoid)
         note = f"continues from {os.path.relpath(newest)}" if newest else "starts from the beginning"
         asked.append(Asked(planned, note=note))
     return asked
@@ -91,8 +93,6 @@ def _flags(home: str, view: RunView, change: Change) -> list[str]:
         found.append(f"--mem={_memory(home, view, change.memory)}")
     if change.time is not None:
         found.append(f"--time={_time(home, view, change.time)}")
-    if change.exclude_nodes and view.node:
-        found.append(f"--exclude={view.node}")
     return found
 
 

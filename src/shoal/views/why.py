@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from shoal.agent import checkpoints, layout
+from shoal.agent import checkpoints, layout, nodes
 from shoal.model import RunSpec
 from shoal.observe import observe
 from shoal.store.fold import RunView
@@ -49,6 +49,13 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gather(home: str, run: str, environ: Mapping[str, str], clock: Callable[[], float] = time.time) -> Explanation:
+    told = _explain(home, run, environ, clock)
+    bad = nodes.failed(layout.run_dir(home, run), nodes.ask_slurm(environ))
+    failed = [f"{', '.join(bad)} failed under it; jobs that follow avoid it where they can"] if bad else []
+    return msgspec.structs.replace(told, evidence=[*told.evidence, *failed])
+
+
+def _explain(home: str, run: str, environ: Mapping[str, str], clock: Callable[[], float]) -> Explanation:
     found = observe(home, [run], environ=environ, clock=clock)
     view, now = found.views[run], clock()
     if view.state in ("pending", "stuck"):
@@ -199,8 +206,9 @@ def _remedies(home: str, view: RunView, kind: str | None, spec: RunSpec | None, 
         more = f"--time={format_slurm_time(view.time_limit_s * 2)}" if view.time_limit_s else "--time=LONGER"
         return [f"{resume} -- {more}" if resume else f"{again}   # with {more}; nothing to resume from was saved"]
     if kind in ("preempted", "node", "nccl", "gpu_error", "port"):
-        avoid = f" -- --exclude={view.node}" if kind in ("node", "gpu_error") and view.node and resume else ""
-        return [f"{resume}{avoid}" if resume else again]
+        if kind == "gpu_error" and view.node:
+            return [f"shoal retry {view.name} --exclude-nodes"]
+        return [resume or again]
     if kind == "cuda_oom":
         return [f"{resume or again}   # with a smaller batch, or GPUs with more memory"]
     if kind == "disk":

@@ -1,0 +1,104 @@
+"""Nodes that failed under a run: how that is known, and how its next jobs avoid them.
+
+A node has failed when Slurm says so of the run's job, or when a job comes again whose last attempt ended in the middle
+of a word: no end record, and nobody had asked it to stop. What a job so learns stands in its start record.
+"""
+
+import os
+import subprocess
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+
+from . import files, layout, sbatch
+
+_FAIL_WORDS = ("NODE_FAIL", "BOOT_FAIL")
+#: Beginnings of sinfo's words for nodes that take no jobs.
+_DOWN = ("down", "fail", "drain", "boot", "error", "unk", "no_resp")
+_TIMEOUT_S = 30.0
+
+#: (arguments of a Slurm program) -> whether it succeeded, and what it printed.
+Ask = Callable[[List[str]], Tuple[bool, str]]
+
+
+def ask_slurm(environ: Mapping[str, str]) -> Ask:
+    """Questions to Slurm from here, as an argument, so that tests and both sides of a submission share the rest."""
+
+    def ask(argv: List[str]) -> Tuple[bool, str]:
+        try:
+            done = subprocess.run(
+                argv,
+                env=sbatch.clean(environ),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                timeout=_TIMEOUT_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return False, str(error)
+        told = done.stdout if done.returncode == 0 else done.stderr
+        return done.returncode == 0, " ".join(told.decode("utf-8", "replace").split())
+
+    return ask
+
+
+def failed_before(run_dir: str, generation: int, ask: Ask) -> List[str]:
+    """Nodes that the attempt before this one was lost with, when Slurm has started its job again."""
+    names = layout.parse_names(files.names_in(run_dir))
+    start = _read(run_dir, layout.attempt_file(names.attempt, "start"))
+    if start.get("generation") != generation or not start.get("nodes"):
+        return []
+    down = _down(start["nodes"], ask)
+    ended = names.has_attempt(names.attempt, "end")
+    silent = not ended and not _read(run_dir, layout.attempt_file(names.attempt, "beat")).get("stopping")
+    return down or ([start["nodes"]] if silent and _is_one(start["nodes"]) else [])
+
+
+def failed(run_dir: str, ask: Ask) -> List[str]:
+    """Every node that has failed under a run. Of a job on several nodes those count that Slurm still calls down."""
+    names = layout.parse_names(files.names_in(run_dir))
+    found: List[str] = []
+    for attempt in names.attempts.get("start", []):
+        found += _read(run_dir, layout.attempt_file(attempt, "start")).get("failed_nodes") or []
+    for kind, generations in names.submits.items():
+        for generation in generations if kind.startswith("verdict") else []:
+            verdict = _read(run_dir, layout.submit_file(generation, kind))
+            if verdict.get("word") in _FAIL_WORDS and verdict.get("node"):
+                found += [verdict["node"]] if _is_one(verdict["node"]) else _down(verdict["node"], ask)
+    return list(dict.fromkeys(found))
+
+
+def avoid(argv: List[str], bad: List[str], ask: Ask) -> Tuple[List[str], str]:
+    """sbatch's options without these nodes, beside those that the user excludes; and what was done, in words.
+
+    Where too few nodes are left for the job, it avoids only the last that failed; or none: better there than never.
+    """
+    own = next((word.partition("=")[2] for word in argv if word.startswith("--exclude=")), "")
+    new = [node for node in bad if node not in own.split(",")]
+    if not new:
+        return argv, ""
+    kept = [word for word in argv if not word.startswith("--exclude=")]
+    ours = ("--array=", "--dependency=", "--begin=", "--output=", "--job-name=")
+    told = ""
+    for some in [new, new[-1:]] if len(new) > 1 else [new]:
+        changed = [*kept, "--exclude=%s" % ",".join([*([own] if own else []), *some])]
+        trial = [word for word in changed if not word.startswith(ours)]
+        possible, told = ask(["sbatch", "--test-only", *trial, "--wrap=true"])
+        if possible:
+            return changed, "avoids %s, which failed" % ", ".join(some)
+    return argv, "cannot avoid %s, which failed: without it Slurm has no place (%s)" % (", ".join(new), told)
+
+
+def _down(nodes: str, ask: Ask) -> List[str]:
+    """Those of a job's nodes that Slurm calls down now."""
+    answered, told = ask(["sinfo", "-h", "-N", "-n", nodes, "-o", "%N|%T"])
+    pairs = [word.partition("|") for word in told.split()] if answered else []
+    return sorted({name for name, _, state in pairs if state.startswith(_DOWN)})
+
+
+def _is_one(nodes: str) -> bool:
+    return "[" not in nodes and "," not in nodes
+
+
+def _read(run_dir: str, name: str) -> Dict[str, Any]:
+    record: Optional[Dict[str, Any]] = files.read_json(os.path.join(run_dir, name))
+    return record or {}
