@@ -90,6 +90,26 @@ def test_the_program_gets_its_parameters(project: Project) -> None:
     assert mark["env"]["TEST_D"] == "d4"
 
 
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (["python3", "deaf.py"], True),
+        (["python3", "deaf.py", "{seed}"], False),
+        (["python3", "hears.py"], False),
+        (["bash", "-c", "echo $SHOAL_SEED"], False),
+        (["nothing\\u0000like a file"], True),
+    ],
+)
+def test_seeds_that_the_program_never_hears_of_are_told(project: Project, command: list[str], told: bool) -> None:
+    project.write("deaf.py", "print('the same numbers, three times')")
+    project.write("hears.py", "import os; print(os.environ['SHOAL_SEED'])")
+    text = f'seeds = "0-2"\nstep = "train"\ncommand = {json.dumps(command)}\n[sweep]\ndepth = [4, 8]\n'
+    notes = project.shoal("plan", "--json", "--on", "local", page(project, text)).json["notes"]
+    assert any("no argument of 000_train has the seed" in note for note in notes) == told
+    alone = project.shoal("plan", "--json", "--on", "local", page(project, text.replace("0-2", "7"))).json["notes"]
+    assert not alone
+
+
 def test_a_step_says_how_parameters_are_passed(tmp_path: Path) -> None:
     extra = '[steps.hydra]\ncommand = "x"\nparams = "{name}={value}"\n[steps.silent]\ncommand = "x"\nparams = "none"\n'
     project = Project(tmp_path, toml=extra)

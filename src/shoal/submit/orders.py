@@ -23,6 +23,7 @@ from shoal.pack.earlier import earlier_durations
 from shoal.pack.options import PackOptions
 from shoal.plan import packs
 from shoal.plan.describe import Asked, refuse_doubles
+from shoal.plan.seeds import unread_seeds
 from shoal.plan.stages import Held, arrange, check_graph, parents_of
 from shoal.plan.submissions import LARGEST_ARRAY, PlannedRun, PlannedSubmission, lay_out
 from shoal.store import writing
@@ -86,6 +87,7 @@ def prepare(
     start: list[PlannedRun] = []
     left: list[Result] = []
     notes = [f"{one.run.spec.name} {one.note}" for one in asked if one.note]
+    notes += unread_seeds(one.run.spec for one in asked)
     for one in asked:
         secrecy.refuse_leaks(one.run.spec, secrets)
         view = views[one.run.spec.name]
