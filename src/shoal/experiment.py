@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from shoal.config.document import Given
 from shoal.errors import InputError, ShoalError
 from shoal.model import Request, RunSpec
 from shoal.plan.calls import COLLECT
 from shoal.plan.python_file import Added, append, named, sweeps_of
-from shoal.sweep.blocks import Given, parse_block
+from shoal.sweep.blocks import parse_block
 
 if TYPE_CHECKING:
     from shoal.submit.orders import Result
@@ -52,7 +53,8 @@ class Experiment:
         """Add the run, or the runs, of a step; a mistake is an InputError that names this line.
 
         `name` begins the names of the runs; it is the step's unless given. `more` takes what a TOML page takes beside:
-        command, args, env, sweep, zip, points, samples, defaults, exclude, tables, derived, require, requests, cost.
+        command, args, env, sweep, zip, points, samples, defaults, exclude, tables, derived, require, requests, cost,
+        search.
         """
         caller = sys._getframe(1)
         given = {

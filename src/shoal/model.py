@@ -97,7 +97,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `start_from` is the checkpoint that the user named as input, as in post-training; if they named a run, `start_run`
     is that run, and it is what counts: its newest checkpoint may be another one tomorrow.
     `sweep` is the base name of the sweep that the run belongs to; `derived` names the `params` that follow from others;
-    `cost` is its relative duration, for whoever packs; `survive` is the step's policy for what clusters do.
+    `cost` is its relative duration and `search` how losers are stopped, for whoever packs; `survive` is the step's
+    policy for what clusters do.
     `parents` are runs that must be done first; `start_parent` is the one of them whose checkpoint it starts from.
     """
 
@@ -124,6 +125,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sweep: str | None = None
     derived: list[str] = []
     cost: float | None = None
+    search: dict[str, Any] = {}
     survive: dict[str, Any] = {}
     parents: list[str] = []
     start_parent: str | None = None
@@ -162,5 +164,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 #: Live states: the run may still do something by itself. The others of STATES have ended, except new.
 LIVE = frozenset({"queued", "unknown", "pending", "running", "stuck"})
-ENDED = frozenset({"done", "failed", "oom", "timeout", "preempted", "node_fail", "cancelled", "lost"})
+ENDED = frozenset({"done", "failed", "oom", "timeout", "preempted", "node_fail", "cancelled", "stopped", "lost"})
+#: Ended as it was meant to; a search stops those that lose.
+AS_MEANT = frozenset({"done", "stopped"})
 STATES = ("new", *sorted(LIVE), *sorted(ENDED))

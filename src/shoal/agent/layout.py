@@ -20,6 +20,7 @@
   snapshots/<tree>/                 the code as it was when something was submitted; .json and .diff beside it
   packages/<hash>.json              the packages of the Python that a submission was made with
   sweeps/<experiment>/<base>.<n>.json   what the names of a sweep's runs rest on
+  search/<experiment>/<kind>.<engine>.jsonl   what runs had at the rungs of a search, as one engine saw it
   runs/<experiment>/<stem>/
     spec.<r>.json                   what the run is; r counts the times it was started over
     submit.<n>.claim                generation n belongs to the submission it names (written before sending)
@@ -55,6 +56,11 @@ def runs_dir(home: str) -> str:
 def run_dir(home: str, name: str) -> str:
     """State folder of a run; `name` is "experiment/stem", both already safe as file names."""
     return os.path.join(home, "runs", *name.split("/"))
+
+
+def search_dir(home: str, name: str) -> str:
+    """Where the search that a run takes part in notes what runs had at its rungs."""
+    return os.path.join(home, "search", name.split("/")[0])
 
 
 def home_of(run_dir: str) -> str:

@@ -31,6 +31,9 @@ def add_pack(parser: argparse.ArgumentParser) -> None:
         "--follow-ups", type=int, default=3, metavar="N", help="jobs that continue leftovers (default 3)"
     )
     group.add_argument("--engine", choices=("auto", "slots", "ray"), default="auto", help="what starts the runs")
+    group.add_argument(
+        "--search", metavar="metric=loss,first=10", help="stop losing runs early (mode, eta, last, resource), or off"
+    )
     group.add_argument("--preload", metavar="torch,...", help="import these once and fork Python runs from there")
 
 
@@ -58,4 +61,5 @@ def pack_of(args: argparse.Namespace) -> PackOptions:
         follow=args.follow_ups,
         bind=args.bind,
         preload=tuple(word for word in (args.preload or "").split(",") if word),
+        search=args.search,
     ).checked()

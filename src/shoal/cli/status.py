@@ -73,9 +73,9 @@ def run(args: argparse.Namespace) -> int:
         columns=args.columns,
         screen=screen_of(force=args.tty),
     )
-    from shoal.model import ENDED
+    from shoal.model import AS_MEANT, ENDED
 
-    bad = any(view.state in ENDED and view.state != "done" for view in report.views)
+    bad = any(view.state in ENDED - AS_MEANT for view in report.views)
     return 4 if args.exit_status and bad else 0
 
 

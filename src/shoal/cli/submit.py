@@ -102,12 +102,14 @@ def submit_added(added: Sequence[dict[str, Any]], *, on: str | None, quiet: bool
 
 def exit_code(results: Sequence[Result]) -> int:
     """A single run on this machine lends its exit code; several are 0, or 4 if one failed, or 130 if interrupted."""
+    from shoal.model import AS_MEANT
+
     ran = [result for result in results if result.did == "ran"]
     if any(result.state == "cancelled" for result in ran):
         return 130
     if len(ran) == 1:
         return ran[0].exit_code or (0 if ran[0].state == "done" else 4)
-    return 4 if any(result.state != "done" for result in ran) else 0
+    return 4 if any(result.state not in AS_MEANT for result in ran) else 0
 
 
 def teller(args: argparse.Namespace, *, next_steps: bool = True) -> Teller:

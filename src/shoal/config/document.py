@@ -47,6 +47,14 @@ class Document:
         return self.shown
 
 
+class Given(Document):
+    """Values that were not read from TOML: every place is where the call, or the flag, stands."""
+
+    def __init__(self, place: str, values: dict[str, Any]) -> None:
+        self.shown, self.values = place, values
+        self._lines: dict[Key, int] = {}
+
+
 def read_document(path: Path, shown: str) -> Document:
     """Read and parse a file; whatever is wrong with it is an InputError that begins with its place."""
     try:

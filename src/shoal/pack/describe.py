@@ -11,6 +11,7 @@ from shoal.model import Request, RunSpec
 from shoal.pack.options import PackOptions
 from shoal.pack.order import Job, expected, longest_first
 from shoal.pack.simulate import even_out, play
+from shoal.sweep.search import one_rule, parse_words
 from shoal.units import parse_duration_s
 
 #: A time limit is this much longer than the expected makespan: expectations are guesses, and leftovers continue.
@@ -24,6 +25,7 @@ class PackPlan(NamedTuple):
     options: PackOptions
     jobs: tuple[Job, ...]
     source: str
+    search: Mapping[str, Any] = {}
 
     @property
     def pilots(self) -> int:
@@ -43,6 +45,7 @@ class PackPlan(NamedTuple):
             "follow": options.follow,
             "preload": list(options.preload),
             "engine": options.engine,
+            "search": dict(self.search) or None,
         }
         queue = []
         for job in self.jobs:
@@ -93,4 +96,12 @@ def plan_pack(runs: Sequence[tuple[RunSpec, Request]], options: PackOptions, ear
         cpus = options.cpus_per_run or request.cpus or 0
         jobs.append(Job(place, own, cpus, spec.cost, None, request.time_limit_s))
     known, source = expected(jobs, earlier)
-    return PackPlan(options, tuple(longest_first(known)), source)
+    return PackPlan(options, tuple(longest_first(known)), source, _search([spec for spec, _ in runs], options))
+
+
+def _search(specs: Sequence[RunSpec], options: PackOptions) -> dict[str, Any]:
+    """How losers are stopped: as the command line says, or else as the page of the runs does."""
+    if options.search is not None:
+        rule = parse_words(options.search)
+        return rule._asdict() if rule else {}
+    return one_rule([spec.search for spec in specs])

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from shoal.agent.pack.books import parts
 from shoal.errors import InputError
+from shoal.sweep.search import parse_words
 
 ENGINES = ("auto", "slots", "ray")
 
@@ -17,6 +18,7 @@ class PackOptions(NamedTuple):
     `time` is how long the allocation is asked for, `memory` what it has on each node.
     `pilots` asks for that many small allocations instead of one; `follow` bounds the jobs that continue what a time
     limit left over; `warn_s` before the end running runs are asked to stop, `grace_s` after that they are killed.
+    `search` stops losing runs early: as --search spells it, "off", or None for what the sweep's page says.
     """
 
     slots: int | None = None
@@ -35,6 +37,7 @@ class PackOptions(NamedTuple):
     follow: int = 3
     bind: bool = False
     preload: tuple[str, ...] = ()
+    search: str | None = None
 
     def checked(self) -> PackOptions:
         """The same options, or an InputError that names the flag."""
@@ -53,6 +56,8 @@ class PackOptions(NamedTuple):
             raise InputError(
                 f"there is no engine {self.engine!r}", hint=f"one of {', '.join(ENGINES)}", place="--engine"
             )
+        if self.search is not None:
+            parse_words(self.search)
         if self.gpus_per_run is not None:
             try:
                 wanted = parts(self.gpus_per_run)

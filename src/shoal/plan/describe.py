@@ -35,6 +35,7 @@ class Asked(NamedTuple):
     again: bool = False
     dry_run: bool = False
     note: str | None = None
+    by_name: bool = False
 
 
 class _Words(NamedTuple):

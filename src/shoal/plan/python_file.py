@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from shoal.config.document import Given
 from shoal.errors import InputError
 from shoal.names import ScriptName, check_length, parse_stem, slug
 from shoal.plan.calls import COLLECT
-from shoal.sweep.blocks import Block, Given, parse_block
+from shoal.sweep.blocks import Block, parse_block
 from shoal.sweep.runs import Sweep
 
 Added = dict[str, Any]

@@ -19,6 +19,7 @@ class RunResult(NamedTuple):
     derived: Sequence[str]
     state: str
     numbers: Mapping[str, float]
+    cause: str | None = None
 
     @property
     def group(self) -> str:

@@ -302,6 +302,8 @@ def _after_end(files: RunFiles, end: End, verdict: Verdict | None, view: dict[st
     view = {**view, "ended": end.ended, "exit_code": end.exit_code, "attempt": end.attempt}
     word = verdict.word if verdict else None
     limit = files.origin.submission.time_limit_s if files.origin and files.origin.submission else None
+    if end.stopped_by == "search":
+        return RunView(**view, state="stopped", cause=end.problem or "stopped by search")
     if end.oom or word == "OUT_OF_MEMORY" or (verdict and verdict.oom_step):
         return RunView(**view, state="oom", cause="out of memory: the kernel killed a process of the run")
     if files.cancelled or end.stopped_by == "cancelled":

@@ -17,11 +17,12 @@ class Decision(NamedTuple):
     reason: str
 
 
-def decide(spec: RunSpec, kept: RunSpec | None, view: RunView, *, again: bool) -> Decision:
+def decide(spec: RunSpec, kept: RunSpec | None, view: RunView, *, again: bool, by_name: bool = False) -> Decision:
     """What to do with a run that is asked for. `kept` is what was recorded under its name before, if anything.
 
     The same run asked for twice is one run: in flight or done, it is left alone. One that failed starts again. Other
     settings under the same name start a new revision, but never silently beside or over a result of the old ones.
+    What a search has stopped stays so, unless a person names that run (`by_name`: retry, resume).
     """
     if kept is not None and kept.title != spec.title:
         raise InputError(
@@ -50,6 +51,8 @@ def decide(spec: RunSpec, kept: RunSpec | None, view: RunView, *, again: bool) -
         return Decision(True, 1, "new")
     if changed:
         return Decision(True, revision + 1, f"{view.state} before, settings changed")
+    if view.state == "stopped" and not by_name:
+        return Decision(False, revision, view.cause or "stopped by search")
     return Decision(True, revision, "new" if view.state == "new" else f"{view.state} before")
 
 

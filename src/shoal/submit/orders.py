@@ -111,6 +111,8 @@ def prepare(
         submissions = lay_out(
             start, project, cluster, shape=shape, requeue=requeue, at_once=at_once, largest_array=most or LARGEST_ARRAY
         )
+    if start and submissions and submissions[0].pack is None and any(run.spec.search for run in start):
+        notes.append("[search] stops runs of packs only, and none of these: --shape pack, or --pilots K")
     notes += dict.fromkeys(note for planned in submissions for note in planned.resolved.notes)
     if submissions and not cluster.is_local:
         if not force:
@@ -159,11 +161,11 @@ def _decide(one: Asked, reader: Reader, view: RunView, again: bool) -> Decision:
                 f"{view.name} is done already (attempt {view.attempt}): there is nothing to resume",
                 hint="submit its file with --again to start it over",
             )
-        decision = decide(one.run.spec, kept, view, again=False)
+        decision = decide(one.run.spec, kept, view, again=False, by_name=True)
         if not decision.start:
             raise InputError(f"{view.name} is {decision.reason}", hint=f"shoal cancel {view.name}")
         return decision
-    return decide(one.run.spec, kept, view, again=again)
+    return decide(one.run.spec, kept, view, again=again, by_name=one.by_name)
 
 
 def carry_out(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from shoal.config.cluster import Cluster
 from shoal.config.project import Project
 from shoal.errors import InputError
-from shoal.model import Request
+from shoal.model import AS_MEANT, Request
 from shoal.pack.commands import runs_of_file, sweep_of
 from shoal.pack.options import PackOptions
 from shoal.plan.describe import Asked
@@ -35,10 +35,10 @@ class Packed(NamedTuple):
     @property
     def exit_code(self) -> int:
         """0 all done (or submitted), 4 some not; 130 or 143 if it was interrupted, 74 for a full disk."""
-        codes = [result.exit_code for result in self.results if result.exit_code and result.exit_code > 128]
         if self.dry_run or not self.local:
             return 0
-        unfinished = [result for result in self.results if result.state != "done"]
+        unfinished = [result for result in self.results if result.state not in AS_MEANT]
+        codes = [result.exit_code for result in unfinished if result.exit_code and result.exit_code > 128]
         if (
             unfinished
             and codes

@@ -21,10 +21,10 @@ from shoal.store.records import End
 from shoal.units import format_memory, format_slurm_time, parse_duration_s, parse_memory_mb
 
 #: What went wrong, as people may ask for it. The agent's end record tells oom, cuda_oom and bad_result apart.
-BAD = ("failed", "oom", "timeout", "preempted", "node_fail", "lost", "cancelled")
+BAD = ("failed", "oom", "timeout", "preempted", "node_fail", "lost", "cancelled", "stopped")
 CAUSES = ("oom", "cuda_oom", "failed", "bad_result", "timeout", "preempted", "node_fail", "lost", "cancelled")
-#: Without --state or --cause: what is worth another try. Somebody meant it when they cancelled.
-_DEFAULT = frozenset(BAD) - {"cancelled"}
+#: Without --state or --cause: what is worth another try. Who cancelled a run, or let a search stop it, meant it.
+_DEFAULT = frozenset(BAD) - {"cancelled", "stopped"}
 _FACTOR = re.compile(r"x(\d+(?:\.\d+)?)", re.ASCII)
 
 
@@ -82,7 +82,7 @@ def again(home: str, views: Sequence[RunView], change: Change) -> list[Asked]:
         spec = msgspec.structs.replace(spec, flags=flags)
         planned = PlannedRun(spec, view.output_dir if newest else None, avoid=avoid)
         note = f"continues from {os.path.relpath(newest)}" if newest else "starts from the beginning"
-        asked.append(Asked(planned, note=note))
+        asked.append(Asked(planned, note=note, by_name=True))
     return asked
 
 

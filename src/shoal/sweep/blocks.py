@@ -17,6 +17,7 @@ from shoal.config.steps import parse_request
 from shoal.errors import InputError
 from shoal.model import LaunchSettings, Request
 from shoal.sweep.expressions import Expression, parse_expression
+from shoal.sweep.search import SEARCH_KEYS, SearchRule, parse_search
 from shoal.sweep.values import MOST_RUNS, Scalar, check_scalar, draw, parse_seeds, parse_words
 
 Params = dict[str, Scalar]
@@ -24,7 +25,8 @@ Axis = tuple[Params, ...]
 
 KEYS = (
     "step", "name", "command", "args", "env", "launch", "seeds", "cost", "params", "sweep", "zip", "points", "samples",
-    "defaults", "exclude", "tables", "derived", "require", "request", "requests", "start_from", "after",
+    "defaults", "exclude", "tables", "derived", "require", "request", "requests", "search", "start_from",
+    "after",
 )  # fmt: skip
 REQUEST_KEYS = ("nodes", "gpus", "gpu_type", "cpus", "memory", "time")
 #: What the agent fills in by itself; no parameter may be called so.
@@ -69,16 +71,9 @@ class Block(NamedTuple):
     require: tuple[Rule, ...] = ()
     requests: tuple[RequestRule, ...] = ()
     cost: Expression | None = None
+    search: SearchRule | None = None
     start_from: str | None = None
     after: tuple[str, ...] = ()
-
-
-class Given(Document):
-    """Values that were not read from TOML: every place is where the call stands."""
-
-    def __init__(self, place: str, values: dict[str, Any]) -> None:
-        self.shown, self.values = place, values
-        self._lines: dict[Key, int] = {}
 
 
 def parse_block(document: Document) -> Block:
@@ -103,6 +98,7 @@ def parse_block(document: Document) -> Block:
         require=_rules(top, "require", tables),
         requests=_requests(top, tables),
         cost=parse_expression(cost, tables, place=top.place("cost")) if (cost := top.text("cost")) else None,
+        search=parse_search(top.table("search", SEARCH_KEYS)) if "search" in top else None,
         start_from=top.text("start_from"),
         after=_after(top),
     )

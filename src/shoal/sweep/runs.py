@@ -119,6 +119,7 @@ class _Maker:
             sweep=self.base,
             derived=sorted(point.derived),
             cost=point.cost,
+            search=self.block.search._asdict() if self.block.search else {},
             survive=self.step.survive,
             parents=self._parents(known),
             start_parent=self._named(self.block.start_from, known) if self.block.start_from else None,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.agent.files import replace
+from shoal.model import AS_MEANT
 from shoal.pack.drawing import as_svg, as_text
 from shoal.pack.order import Job
 from shoal.pack.simulate import lower_bound
@@ -88,8 +89,11 @@ def _show_runs(packed: Packed, timeline: Timeline) -> None:
         sys.stdout.write(summary(timeline) + "\n")
     words = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     sys.stdout.write(f"{plural(len(results), 'run')}: {words}\n")
-    if set(counts) - {"done"}:
+    if set(counts) - AS_MEANT:
         sys.stdout.write("the same command again continues with what is not done\n")
+    if "stopped" in counts:
+        experiment = packed.names[0].partition("/")[0]
+        sys.stdout.write(f"what the search stopped goes on with: shoal retry {experiment} --state stopped\n")
 
 
 def summary(timeline: Timeline) -> str:

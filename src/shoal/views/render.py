@@ -20,6 +20,7 @@ _LOOK = {
     "unknown": ("?", "35"),
     "stuck": ("!", "35"),
     "cancelled": ("-", "0"),
+    "stopped": ("-", "0"),
     "preempted": ("-", "33"),
 }
 _BAD = ("x", "31")

@@ -40,7 +40,7 @@ def gather(
         sweeps.add((spec.experiment, spec.sweep))
         counts = view.output_dir is not None and (view.state == "done" or partial)
         numbers = read_metrics(view.output_dir) if counts and view.output_dir else {}
-        return RunResult(name, spec.step, spec.seed, spec.params, spec.derived, view.state, numbers)
+        return RunResult(name, spec.step, spec.seed, spec.params, spec.derived, view.state, numbers, view.cause)
 
     found = [run for run in in_parallel(read, names) if run is not None] if names else []
     for experiment, base in sweeps:
@@ -76,7 +76,10 @@ def document(results: Results) -> dict[str, Any]:
                 "step": group.step,
                 "params": dict(group.params),
                 "count": len(group.runs),
-                "missing": [{"name": run.name, "seed": run.seed, "state": run.state} for run in group.missing],
+                "missing": [
+                    {"name": run.name, "seed": run.seed, "state": run.state, "cause": run.cause}
+                    for run in group.missing
+                ],
                 "metrics": {name: _statistic(one) for name, one in group.metrics.items()},
             }
             for group in results.groups
@@ -130,6 +133,8 @@ def _told(run: RunResult, unique: bool) -> str:
 
 
 def _why(run: RunResult) -> str:
+    if run.state == "stopped" and run.cause:
+        return run.cause  # with the value that it had: partial, and in no mean
     return "has no metrics" if run.state == "done" else run.state
 
 

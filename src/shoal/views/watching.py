@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from shoal.model import ENDED, LIVE
+from shoal.model import AS_MEANT, ENDED, LIVE
 from shoal.observe import observe
 from shoal.store.fold import RunView
 from shoal.submit.orders import Result
@@ -77,7 +77,7 @@ def watch(
     teller.end(report)
     if manner.bell:
         sys.stderr.write("\a")
-    bad = any(view.state in ENDED and view.state != "done" for view in report.views)
+    bad = any(view.state in ENDED - AS_MEANT for view in report.views)
     return 4 if manner.exit_status and bad else 0
 
 

@@ -19,6 +19,7 @@ from .ledger import Ledger
 from .node import Node
 from .queue import Item, Queue, Settings
 from .running import INTERRUPTED, Running
+from .search import Search, rule_of
 from .tally import Tally
 
 _LOOK_S = 2.0
@@ -50,6 +51,7 @@ class Engine:
         self.bell = Bell()
         self.ledger = Ledger(self.bell.rope, say, self._account)
         self.leases = Leases(node.home, node.token, node.me)
+        self.search = Search(rule_of(settings.search), node.home, node.me["engine"])
         self._look_at = time.monotonic() + _LOOK_S
         self._oom = memory.oom_kills()
 
@@ -108,7 +110,7 @@ class Engine:
         now, left_s = time.monotonic(), self._left_s()
         due = [self.leases.due_at, *self.ledger.due_at(now)]
         if self.running:
-            due.append(self._look_at)
+            due += [self._look_at, self.search.due_at]
             due += [running.due_at for running in self.running.values()]
         if left_s is not None:
             due.append(now + max(left_s, 1.0))
@@ -164,7 +166,7 @@ class Engine:
             return standing.lost <= self.settings.losses
         if why in INTERRUPTED:
             return True
-        return why != "cancelled" and standing.tried <= self.settings.retries
+        return why not in ("cancelled", "search") and standing.tried <= self.settings.retries
 
     def _launch(self, item: Item, begun: claims.Begun, holding: Holding) -> None:
         argv, env, problem = command.prepare(
@@ -227,7 +229,7 @@ class Engine:
             signal=signal.Signals(-code).name if code < 0 else None,
             stopped_by=running.stopped_by,
             oom=oom,
-            problem=running.child.problem,
+            problem=running.child.problem or running.stopped_words,
             began=running.began,
             ended=time.time(),
             duration_s=time.monotonic() - running.clock,
@@ -245,6 +247,9 @@ class Engine:
         elif why in INTERRUPTED and why != "lost":
             self.tally.count("stopped")
             self.queue.put_back(item, last=True)
+            word = "stopped"
+        elif why == "search":
+            self.tally.count("by_search")
             word = "stopped"
         elif ours and not self.stopping and self._may_try_again(item):
             self.queue.put_back(item, last=True)
@@ -274,6 +279,7 @@ class Engine:
                 why = running.unwanted()
                 if why is not None:
                     running.ask_to_stop(why, self.settings.grace_s)
+        self.search.stop_losers(now, list(self.running.values()), self.settings.grace_s)
         self.leases.renew(now)
 
     def _stop(self, why: str) -> None:

@@ -35,6 +35,7 @@ class Settings(NamedTuple):
     follow: int = 0
     preload: Sequence[str] = ()
     engine: str = "auto"
+    search: Optional[Dict[str, Any]] = None
 
 
 class Queue:

@@ -17,12 +17,14 @@ INTERRUPTED = ("SIGTERM", "SIGINT", "SIGHUP", "walltime", "lost")
 
 
 class Running:
-    """One attempt from its start to its end. `stopped_by` says who asked it to stop, if anybody did."""
+    """One attempt from its start to its end. `stopped_by` says who asked it to stop, if anybody did, and
+    `stopped_words` why, if there is more to say."""
 
     def __init__(self, item: Item, begun: Begun, holding: Holding, child: Child) -> None:
         self.item, self.begun, self.holding, self.child = item, begun, holding, child
         self.began, self.clock = time.time(), time.monotonic()
         self.stopped_by: Optional[str] = None
+        self.stopped_words: Optional[str] = None
         self._kill_at: Optional[float] = None
         self._beat_at = self.clock + _BEAT_S
         self._limit_at = None if item.limit_s is None else self.clock + item.limit_s
@@ -48,10 +50,10 @@ class Running:
             self._beat_at = now + _BEAT_S
             self._beat()
 
-    def ask_to_stop(self, why: str, grace_s: float) -> None:
+    def ask_to_stop(self, why: str, grace_s: float, words: Optional[str] = None) -> None:
         """The first to ask is the one who is remembered; after the grace time it is killed."""
         if self.stopped_by is None:
-            self.stopped_by = why
+            self.stopped_by, self.stopped_words = why, words
             self._kill_at = time.monotonic() + grace_s
             self.child.signal(signal.SIGTERM)
 

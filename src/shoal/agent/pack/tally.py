@@ -8,13 +8,13 @@ class Tally:
 
     def __init__(self, total: int, say: Callable[[str], None]) -> None:
         self.total, self._say = total, say
-        self.counts = {"done": 0, "failed": 0, "stopped": 0, "elsewhere": 0}
+        self.counts = {"done": 0, "failed": 0, "stopped": 0, "by_search": 0, "elsewhere": 0}
 
     def count(self, kind: str) -> None:
         self.counts[kind] += 1
 
     def tell(self, name: str, word: str, end: Mapping[str, Any]) -> None:
-        finished = self.counts["done"] + self.counts["failed"] + self.counts["elsewhere"]
+        finished = sum(self.counts[kind] for kind in ("done", "failed", "by_search", "elsewhere"))
         if word == "done" and self.total > 60 and finished % max(1, self.total // 20) and finished != self.total:
             return
         why = "" if word == "done" else " (%s)" % (end["problem"] or end["stopped_by"] or "exit %d" % end["exit_code"])

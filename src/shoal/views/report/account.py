@@ -85,7 +85,7 @@ def failures(histories: Sequence[RunHistory], causes: dict[str, str]) -> list[Fa
     groups: dict[str, list[Try]] = {}
     for history in histories:
         for one in history.tries:
-            if one.state in ("done", "running"):
+            if one.state in ("done", "running", "stopped"):
                 continue
             is_last = one is history.tries[-1]
             word = causes.get(one.run) if is_last else None

@@ -115,7 +115,9 @@ def _read_try(
 
 
 def _word(end: End) -> str:
-    return "oom" if end.oom else "cancelled" if end.stopped_by == "cancelled" else "failed"
+    if end.oom:
+        return "oom"
+    return {"cancelled": "cancelled", "search": "stopped"}.get(end.stopped_by or "", "failed")
 
 
 def _with_kept(tries: list[Try]) -> list[Try]:
@@ -123,7 +125,7 @@ def _with_kept(tries: list[Try]) -> list[Try]:
     found: list[Try] = []
     for one in reversed(tries):
         went_on = bool(found) and found[-1].resumed and found[-1].kept
-        found.append(one._replace(kept=one.state in ("done", "running") or went_on))
+        found.append(one._replace(kept=one.state in ("done", "running", "stopped") or went_on))
     return found[::-1]
 
 

@@ -15,7 +15,7 @@ h3{margin:0 0 8px;font-size:13px;color:var(--soft);font-weight:600}
 font-size:13px;border:1px solid currentColor;color:var(--bad)}
 .chip.done{color:var(--done)}.chip.running{color:var(--running)}
 .chip.pending,.chip.queued,.chip.preempted{color:var(--wait)}
-.chip.unknown,.chip.stuck{color:var(--odd)}.chip.cancelled,.chip.new{color:var(--off)}
+.chip.unknown,.chip.stuck{color:var(--odd)}.chip.cancelled,.chip.stopped,.chip.new{color:var(--off)}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(380px,1fr));gap:16px}
 .card{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:16px}
 .numbers{display:flex;gap:22px;flex-wrap:wrap}.numbers b{display:block;font-size:22px;font-variant-numeric:tabular-nums}
@@ -33,7 +33,7 @@ svg{display:block}.gantt{width:100%}.gantt text{font:11px system-ui,sans-serif;f
 .lane{text-anchor:end}.track{fill:var(--card)}.bar{fill:var(--bad)}.histogram{width:110px;height:26px}
 .histogram rect{fill:var(--running)}
 .s-done{fill:var(--done)}.s-running{fill:var(--running)}.s-lost,.s-failed{fill:var(--bad)}.s-idle{fill:var(--line)}
-.s-cancelled{fill:var(--off)}.s-preempted{fill:var(--wait)}
+.s-cancelled,.s-stopped{fill:var(--off)}.s-preempted{fill:var(--wait)}
 @media print{body{font-size:11px}main{max-width:none;padding:0}section{break-inside:avoid-page}
 section:last-of-type{break-inside:auto}*{-webkit-print-color-adjust:exact;print-color-adjust:exact}}
 """.replace("\n", "")

@@ -26,6 +26,7 @@ def lines_of(report: Report, screen: Screen) -> list[str]:
         ("GPUs over time" if report.gpu.held else "runs over time", _timeline(report, screen)),
         ("data", _data(report, screen)),
         ("failures", _failures(report, screen)),
+        ("stopped by search", _stopped(report, screen)),
         ("results", _results(report, screen)),
     ):
         if part:
@@ -110,6 +111,17 @@ def _timeline(report: Report, screen: Screen) -> list[str]:
         f"  {' ' * wide}  {axis}",
         f"  {mean:.0%} busy over all; # and = are attempts, x a bad end, . nothing",
     ]
+
+
+def _stopped(report: Report, screen: Screen) -> list[str]:
+    """What each of them had when it was stopped; their numbers are in no mean."""
+    stopped = [history.view for history in report.histories if history.view.state == "stopped"]
+    if not stopped:
+        return []
+    rows = [(view.name, (view.cause or "").removeprefix("stopped by search ")) for view in stopped[:_MOST_LANES]]
+    lines = table_lines(("RUN", "STOPPED"), rows, _inside(screen))
+    more = [f"and {len(stopped) - _MOST_LANES} more; --json names them all"] if len(stopped) > _MOST_LANES else []
+    return [f"  {line}" if screen.tty else line for line in [*lines, *more]]
 
 
 def _clock(moment: float) -> str:

@@ -69,6 +69,6 @@ def draw(lane: Lane, begin: float, end: float, width: int) -> str:
         letter = "#="[number % 2]
         for at in range(first, min(last, width)):
             cells[at] = letter
-        if bar.state not in ("done", "running"):
+        if bar.state not in ("done", "running", "stopped"):
             cells[min(last, width) - 1] = "x"
     return "".join(cells)

@@ -26,6 +26,7 @@ _SHORT = {
     "failed": "fail",
     "cancelled": "canc",
     "timeout": "time",
+    "stopped": "stop",
     "preempted": "prem",
 }
 

@@ -14,7 +14,7 @@ export const COLUMNS = [
 function why(run) { return (run.cause || run.progress || "").replace(/^exit code \d+: /, ""); }
 
 const ORDER = ["running", "stuck", "unknown", "failed", "oom", "timeout", "node_fail", "lost", "preempted", "pending",
-  "queued", "new", "cancelled", "done"];
+  "queued", "new", "cancelled", "stopped", "done"];
 
 export function elapsed(run, now = Date.now() / 1000) {
   return run.started ? (run.ended || now) - run.started : -1;

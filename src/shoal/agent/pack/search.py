@@ -1,0 +1,229 @@
+"""Early stopping by successive halving, without waiting for anybody: a run that reaches a rung is compared with all
+that have reached it so far, and goes on if it is among the best part of them.
+
+Rungs are amounts of work (first, first * eta, first * eta², ...), and 1/eta of the runs passes each. What a run
+reports are the lines of metrics.jsonl in its output folder. What it had at a rung is noted in a file of its engine, so
+that engines on other nodes and in other jobs see it: one writer for each file, no lock, no socket.
+"""
+
+import hashlib
+import json
+import math
+import os
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from .. import files, layout
+from .running import Running
+
+#: How often the reports of running runs are read.
+_EVERY_S = 1.0
+_MOST_BYTES = 4 << 20
+#: Under these names a program usually counts its work.
+_COUNTERS = ("step", "epoch")
+
+
+class Rule(NamedTuple):
+    """`metric` is to become small (`mode` min) or large (max); `resource` names what counts the work.
+
+    From `last` on there is no rung: a run that has nearly finished is not stopped.
+    """
+
+    metric: str
+    mode: str = "min"
+    first: float = 1.0
+    eta: int = 3
+    last: Optional[float] = None
+    resource: Optional[str] = None
+
+    def rungs(self, amount: float) -> Iterator[float]:
+        """The rungs that so much work has reached."""
+        rung = self.first
+        while rung <= amount and (self.last is None or rung < self.last):
+            yield rung
+            rung *= self.eta
+
+    def better(self, value: float) -> float:
+        """Small is good; what is no number is worst."""
+        return math.inf if math.isnan(value) else (-value if self.mode == "max" else value)
+
+
+def rank(rule: Rule, value: float, all_values: "List[float]") -> int:
+    """The place of a value among all, its own included; equal ones share the better place."""
+    return 1 + sum(1 for other in all_values if rule.better(other) < rule.better(value))
+
+
+def is_stopped(rule: Rule, place: int, of: int) -> bool:
+    """Whether the one in this place of so many is stopped. Fewer than eta are too few to tell."""
+    return of >= rule.eta and place > math.ceil(of / rule.eta)
+
+
+class Report(NamedTuple):
+    """What a run had when it reached a rung; `amount` is the work that it counted in `counter` by then."""
+
+    rung: float
+    value: float
+    amount: float
+    counter: str
+
+
+class Reports:
+    """The rungs that a run reaches, as its metrics.jsonl grows."""
+
+    def __init__(self, rule: Rule, path: str) -> None:
+        self.rule, self.path = rule, path
+        self._at = self._lines = 0
+        self._reached = 0.0
+
+    def new(self) -> List[Report]:
+        """What is new since the last call; a file that is not there, or was begun anew, is no mistake."""
+        try:
+            with open(self.path, "rb") as file:
+                if file.seek(0, os.SEEK_END) < self._at:
+                    self._at = self._lines = 0
+                file.seek(self._at)
+                data = file.read(_MOST_BYTES)
+        except OSError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._at += len(whole)
+        return [report for line in whole.splitlines() for report in self._rungs(line)]
+
+    def _rungs(self, line: bytes) -> Iterator[Report]:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            return
+        value = _number(record, self.rule.metric)
+        if value is None:
+            return
+        self._lines += 1
+        names = (self.rule.resource,) if self.rule.resource else _COUNTERS
+        counter = next((name for name in names if name and _number(record, name) is not None), None)
+        if counter is None and self.rule.resource:
+            return
+        amount = float(self._lines) if counter is None else _number(record, counter) or 0.0
+        for rung in self.rule.rungs(amount):
+            if rung > self._reached:
+                self._reached = rung
+                yield Report(rung, value, amount, counter or "report")
+
+
+class Board:
+    """What every run of an experiment had at each rung: one file for each engine, read by all."""
+
+    def __init__(self, home: str, engine: str, rule: Rule) -> None:
+        kind = "%s|%s|%s" % (rule.metric, rule.mode, rule.resource or "")
+        self._home, self._engine = home, engine
+        self._prefix = hashlib.sha256(kind.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+        self._read_to: Dict[str, int] = {}
+        self._known: Dict[Tuple[str, float], Dict[str, Tuple[int, float]]] = {}
+        self._revisions: Dict[str, int] = {}
+
+    def note(self, name: str, revision: int, report: Report) -> None:
+        """Not synced: after a power cut the run's own metrics.jsonl still tells."""
+        folder = layout.search_dir(self._home, name)
+        os.makedirs(folder, exist_ok=True)
+        line = {"run": name, "revision": revision, "rung": report.rung, "value": report.value}
+        with open(os.path.join(folder, "%s.%s.jsonl" % (self._prefix, self._engine)), "ab") as file:
+            file.write(files.to_json(line))
+
+    def values(self, name: str, rung: float) -> Dict[str, float]:
+        """Run -> what it had at this rung, over the experiment of the named run; older settings do not count."""
+        self._read(layout.search_dir(self._home, name))
+        found = self._known.get((name.split("/")[0], rung), {})
+        return {run: value for run, (revision, value) in found.items() if revision == self._revision(run, revision)}
+
+    def _read(self, folder: str) -> None:
+        for name in sorted(files.names_in(folder)):
+            if not name.startswith(self._prefix + "."):
+                continue
+            path = os.path.join(folder, name)
+            try:
+                with open(path, "rb") as file:
+                    file.seek(self._read_to.get(path, 0))
+                    data = file.read()
+            except OSError:
+                continue
+            whole = data[: data.rfind(b"\n") + 1]
+            self._read_to[path] = self._read_to.get(path, 0) + len(whole)
+            for line in whole.splitlines():
+                self._take(json.loads(line))
+
+    def _take(self, line: Mapping[str, Any]) -> None:
+        at_rung = self._known.setdefault((line["run"].split("/")[0], line["rung"]), {})
+        old = at_rung.get(line["run"])
+        if old is None or old[0] <= line["revision"]:
+            at_rung[line["run"]] = (line["revision"], line["value"])
+
+    def _revision(self, run: str, noted: int) -> int:
+        """The newest revision of a run, looked up once: started over, it is another run."""
+        if self._revisions.get(run, -1) < noted:
+            self._revisions[run] = layout.parse_names(files.names_in(layout.run_dir(self._home, run))).revision
+        return self._revisions[run]
+
+
+class Search:
+    """Watches the running runs of one engine and stops those that lose; without a rule it stops nobody."""
+
+    def __init__(self, rule: Optional[Rule], home: str, engine: str) -> None:
+        self.rule = rule or Rule("")
+        self.board = Board(home, engine, self.rule)
+        self.due_at = 0.0 if rule else math.inf
+        self._reports: Dict[Tuple[str, int], Reports] = {}
+
+    def stop_losers(self, now: float, running: Sequence[Running], grace_s: float) -> None:
+        if now < self.due_at:
+            return
+        self.due_at = now + _EVERY_S
+        for one in running:
+            begun = one.begun
+            words = self.look(one.item.name, begun.number, begun.claim.revision, begun.claim.output_dir)
+            if words is not None:
+                one.ask_to_stop("search", grace_s, words)
+
+    def look(self, name: str, attempt: int, revision: int, output_dir: str) -> Optional[str]:
+        """Why this attempt should stop, in words, or None. A disk that does not answer stops nothing."""
+        path = os.path.join(output_dir, "metrics.jsonl")
+        reports = self._reports.setdefault((name, attempt), Reports(self.rule, path))
+        for report in reports.new():
+            try:
+                values = self.board.values(name, report.rung)
+                if name in values:
+                    continue  # an earlier attempt was here, and went on
+                self.board.note(name, revision, report)
+            except (OSError, ValueError):
+                continue
+            values[name] = report.value
+            place = rank(self.rule, report.value, list(values.values()))
+            if is_stopped(self.rule, place, len(values)):
+                return self._words(report, place, len(values))
+        return None
+
+    def _words(self, report: Report, place: int, of: int) -> str:
+        return "stopped by search at %s %g: %s %.4g, rank %d of %d" % (
+            report.counter,
+            report.amount,
+            self.rule.metric,
+            report.value,
+            place,
+            of,
+        )
+
+
+def rule_of(record: Optional[Mapping[str, Any]]) -> Optional[Rule]:
+    """The rule in a queue's settings, or None where nothing is stopped."""
+    if not record:
+        return None
+    return Rule(**{name: value for name, value in record.items() if name in Rule._fields})
+
+
+def _number(record: Any, name: str) -> Optional[float]:
+    """A number of a record by its name, or by a path of names with dots."""
+    if not isinstance(record, dict):
+        return None
+    if name in record:
+        value = record[name]
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return float(value) if is_number else None
+    head, dot, rest = name.partition(".")
+    return _number(record.get(head), rest) if dot else None

@@ -1,0 +1,222 @@
+"""Search: losing runs are stopped early, gently, by one rule over all engines, and nobody pretends otherwise."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from project import Project, assert_clear_error
+from shoal.agent.pack.search import Board, Report, Reports, Rule, Search, is_stopped, rank
+from shoal.errors import InputError
+from shoal.sandbox import Sandbox
+from shoal.sweep.search import parse_words
+from waiting import wait_until
+
+#: Reports step 1 to 5 with loss q / step, then waits for a file, or for SIGTERM, upon which it saves.
+LEARN = """\
+import json, os, signal, sys, time
+quality, out = float(sys.argv[1]), os.environ["SHOAL_OUTPUT_DIR"]
+def stop(number, frame):
+    with open(os.path.join(out, "model_saved.pth"), "w") as file:
+        file.write("weights")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+with open(os.path.join(out, "metrics.jsonl"), "a") as file:
+    for step in range(1, 6):
+        file.write(json.dumps({"step": step, "loss": quality / step}) + "\\n")
+while not os.path.exists(os.path.join(ROOT, "go")):
+    time.sleep(0.05)
+"""
+PAGE = """\
+step = "train"
+command = [{python}, "-S", {learn}, "{{quality}}"]
+[sweep]
+quality = "1:{runs}:1"
+[request]
+gpus = 1
+cpus = 1
+memory = "50M"
+[search]
+metric = "loss"
+first = 5
+"""
+VALUES = st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=40)
+RULES = st.builds(Rule, st.just("loss"), st.sampled_from(["min", "max"]), st.just(1.0), st.integers(2, 5))
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    made = Project(tmp_path)
+    made.env["SHOAL_ON"] = "local"
+    made.write("learn.py", f"ROOT = {str(made.root)!r}\n{LEARN}")
+    return made
+
+
+def page(project: Project, runs: int) -> Path:
+    words = {"python": json.dumps(sys.executable), "learn": json.dumps(str(project.root / "learn.py"))}
+    return project.write("experiments/001_search/000_train.toml", PAGE.format(runs=runs, **words))
+
+
+# -- the rule ---------------------------------------------------------------------------------------------------------
+
+
+@given(RULES, VALUES)
+def test_the_best_so_far_is_never_stopped_and_too_few_stop_nobody(rule: Rule, values: list[float]) -> None:
+    for count in range(1, len(values) + 1):
+        seen = values[:count]
+        best = min(seen, key=rule.better)
+        assert not is_stopped(rule, rank(rule, best, seen), count)
+        if count < rule.eta:
+            assert not any(is_stopped(rule, rank(rule, one, seen), count) for one in seen)
+
+
+@given(RULES, VALUES)
+def test_whoever_goes_on_was_in_the_best_part_of_what_was_there(rule: Rule, values: list[float]) -> None:
+    for count in range(rule.eta, len(values) + 1):
+        seen, mine = values[:count], values[count - 1]
+        better = sum(1 for other in seen if rule.better(other) < rule.better(mine))
+        assert is_stopped(rule, rank(rule, mine, seen), count) == (better >= math.ceil(count / rule.eta))
+
+
+@given(VALUES)
+def test_a_loss_of_nan_is_the_worst_of_all(values: list[float]) -> None:
+    rule = Rule("loss")
+    worst = max((one for one in values if not math.isnan(one)), key=rule.better, default=0.0)
+    assert rank(rule, math.nan, [*values, math.nan]) >= rank(rule, worst, values)
+
+
+@given(st.permutations(range(1, 10)), st.integers(1, 4))
+def test_several_engines_decide_as_one_would(
+    tmp_path_factory: pytest.TempPathFactory, order: list[int], n: int
+) -> None:
+    """The same reports in the same order, through files: whoever reads them, the decisions are the same."""
+    rule = Rule("loss", first=1.0)
+    one, several = (str(tmp_path_factory.mktemp("home")) for _ in range(2))
+    alone, engines = Search(rule, one, "e"), [Search(rule, several, f"e{k}") for k in range(n)]
+    for place, quality in enumerate(order):
+        name = f"001_a/r{quality}"
+        told = []
+        for home, search in ((one, alone), (several, engines[place % n])):
+            out = Path(home, "out", str(quality))
+            out.mkdir(parents=True)
+            (out / "metrics.jsonl").write_text(json.dumps({"step": 1, "loss": quality}) + "\n")
+            Path(home, "runs", name).mkdir(parents=True)
+            Path(home, "runs", name, "spec.1.json").touch()
+            told.append(search.look(name, 1, 1, str(out)))
+        assert told[0] == told[1]
+
+
+def test_rungs_are_reached_as_the_file_grows_each_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    reports = Reports(Rule("val.loss", first=2, eta=2, last=16, resource="epoch"), str(path))
+    assert reports.new() == []
+    path.write_text(
+        '{"epoch": 1, "val": {"loss": 9}}\nnot json\n{"epoch": 2, "lr": 1}\n{"epoch": 3, "val.loss": 8}\n{"ep'
+    )
+    assert reports.new() == [Report(2, 8, 3, "epoch")]
+    with path.open("a") as file:
+        file.write('och": 9, "val": {"loss": 7}}\n{"epoch": 99, "val": {"loss": 6}}\n')
+    assert [(one.rung, one.value) for one in reports.new()] == [(4, 7), (8, 7)]
+    path.write_text('{"epoch": 1, "val": {"loss": 5}}\n')
+    assert reports.new() == [], "begun anew: what it has reached it has reached"
+
+
+def test_a_run_that_was_started_over_is_not_compared_with_its_old_self(tmp_path: Path) -> None:
+    board = Board(str(tmp_path), "e1", Rule("loss"))
+    folder = tmp_path / "runs" / "001_a" / "r"
+    folder.mkdir(parents=True)
+    (folder / "spec.1.json").touch()
+    board.note("001_a/r", 1, Report(1, 0.5, 1, "step"))
+    assert Board(str(tmp_path), "e2", Rule("loss")).values("001_a/other", 1) == {"001_a/r": 0.5}
+    (folder / "spec.2.json").touch()
+    assert Board(str(tmp_path), "e3", Rule("loss")).values("001_a/other", 1) == {}
+    assert Board(str(tmp_path), "e2", Rule("accuracy")).values("001_a/other", 1) == {}
+
+
+# -- asking for it ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("metric=loss", "first compared"),
+        ("first=5", "the metric that decides"),
+        ("metric=loss,first=0", "above 0"),
+        ("metric=loss,first=5,eta=1", "at least 2"),
+        ("metric=loss,first=5,mode=low", "allowed are max, min"),
+        ("metric=loss,first=5,rungs=3", "unknown key"),
+        ("loss", "says nothing about a search"),
+    ],
+)
+def test_a_mistaken_search_is_one_sentence(words: str, said: str) -> None:
+    with pytest.raises(InputError, match=said) as caught:
+        parse_words(words)
+    assert caught.value.place == "--search" and parse_words((caught.value.hint or "").partition(" ")[2])
+
+
+def test_what_is_wrong_with_a_search_is_told_before_anything_starts(project: Project) -> None:
+    done = project.shoal("pack", "--search", "metric=loss", "--slots", 2, "--", "true", code=2)
+    assert_clear_error(done, 2, "first compared")
+    assert not project.home.exists()
+
+
+def test_outside_of_a_pack_a_page_with_a_search_is_told_that_nothing_is_stopped(project: Project) -> None:
+    done = project.shoal("submit", page(project, 2), "--dry-run")
+    assert "--shape pack" in done.out + done.err
+
+
+# -- stopping ---------------------------------------------------------------------------------------------------------
+
+
+def test_losers_are_stopped_gently_told_honestly_and_run_on_only_when_named(project: Project) -> None:
+    path = page(project, 6)
+    begun = project.start("submit", path, "--shape", "pack", "--slots", 3)
+    wait_until(lambda: _states(project).count("stopped") >= 3, 60, "three losers were stopped")
+    project.write("go", "")
+    said, problems = begun.communicate(timeout=60)
+    assert begun.returncode == 0, said + problems
+    runs = project.status()
+    best = runs["001_search/000_train_quality1"]
+    assert best["state"] == "done"
+    losers = {name: run for name, run in runs.items() if run["state"] == "stopped"}
+    assert len(losers) >= 3
+    for run in losers.values():
+        assert run["cause"].startswith("stopped by search at step 5: loss ")
+        assert Path(run["output_dir"], "model_saved.pth").exists(), "it had time to write a checkpoint"
+    again = project.shoal("submit", path, "--shape", "pack", "--slots", 3, "--json")
+    assert {run["did"] for run in again.json["runs"]} == {"left alone"}
+    name = next(iter(losers))
+    assert "no run" in project.shoal("retry", name).err
+    assert name in project.shoal("results", "001_search").out
+    table = project.shoal("results", "001_search", "--json").json
+    (group,) = (one for one in table["groups"] if one["name"] == name)
+    assert group["metrics"] == {} and group["missing"][0]["cause"] == losers[name]["cause"]
+    assert "rank" in project.shoal("report", "001_search").out
+    assert project.shoal("status", "001_search").code == 0
+    project.shoal("retry", name, "--state", "stopped")
+    assert project.status(name)[name]["state"] == "done"
+
+
+@pytest.mark.slurm
+def test_pilots_of_one_search_decide_together(tmp_path: Path, quiet_cluster: Sandbox) -> None:
+    project = Project(tmp_path, quiet_cluster)
+    project.write("learn.py", f"ROOT = {str(project.root)!r}\n{LEARN}")
+    project.shoal("submit", page(project, 6), "--pilots", 3, "--time", "5m")
+    wait_until(lambda: _states(project).count("stopped") >= 3, 90, "three losers were stopped", poll_s=0.5)
+    project.write("go", "")
+    wait_until(lambda: set(_states(project)) <= {"stopped", "done"}, 60, "the rest is done", poll_s=0.5)
+    assert project.status()["001_search/000_train_quality1"]["state"] == "done"
+    noted = list((project.home / "search" / "001_search").iterdir())
+    assert len(noted) == 3, "each pilot wrote what it saw, and read what the others did"
+    causes = [run["cause"] for run in project.status().values() if run["state"] == "stopped"]
+    assert all(int(cause.rpartition(" ")[2]) >= 3 for cause in causes), "one pilot alone never saw three at a time"
+
+
+def _states(project: Project) -> list[str]:
+    return [run["state"] for run in project.status().values()]
