@@ -38,13 +38,16 @@ step = "train"
 command = [{python}, "-S", {learn}, "{{quality}}"]
 [sweep]
 quality = "1:{runs}:1"
+{request}
+[search]
+metric = "loss"
+first = 5
+"""
+REQUEST = """\
 [request]
 gpus = 1
 cpus = 1
 memory = "50M"
-[search]
-metric = "loss"
-first = 5
 """
 VALUES = st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=40)
 RULES = st.builds(Rule, st.just("loss"), st.sampled_from(["min", "max"]), st.just(1.0), st.integers(2, 5))
@@ -58,9 +61,9 @@ def project(tmp_path: Path) -> Project:
     return made
 
 
-def page(project: Project, runs: int) -> Path:
+def page(project: Project, runs: int, request: str = "") -> Path:
     words = {"python": json.dumps(sys.executable), "learn": json.dumps(str(project.root / "learn.py"))}
-    return project.write("experiments/001_search/000_train.toml", PAGE.format(runs=runs, **words))
+    return project.write("experiments/001_search/000_train.toml", PAGE.format(runs=runs, request=request, **words))
 
 
 # -- the rule ---------------------------------------------------------------------------------------------------------
@@ -92,9 +95,7 @@ def test_a_loss_of_nan_is_the_worst_of_all(values: list[float]) -> None:
 
 
 @given(st.permutations(range(1, 10)), st.integers(1, 4))
-def test_several_engines_decide_as_one_would(
-    tmp_path_factory: pytest.TempPathFactory, order: list[int], n: int
-) -> None:
+def test_several_engines_decide_as_one(tmp_path_factory: pytest.TempPathFactory, order: list[int], n: int) -> None:
     """The same reports in the same order, through files: whoever reads them, the decisions are the same."""
     rule = Rule("loss", first=1.0)
     one, several = (str(tmp_path_factory.mktemp("home")) for _ in range(2))
@@ -207,7 +208,7 @@ def test_losers_are_stopped_gently_told_honestly_and_run_on_only_when_named(proj
 def test_pilots_of_one_search_decide_together(tmp_path: Path, quiet_cluster: Sandbox) -> None:
     project = Project(tmp_path, quiet_cluster)
     project.write("learn.py", f"ROOT = {str(project.root)!r}\n{LEARN}")
-    project.shoal("submit", page(project, 6), "--pilots", 3, "--time", "5m")
+    project.shoal("submit", page(project, 6, REQUEST), "--pilots", 3, "--time", "5m")
     wait_until(lambda: _states(project).count("stopped") >= 3, 90, "three losers were stopped", poll_s=0.5)
     project.write("go", "")
     wait_until(lambda: set(_states(project)) <= {"stopped", "done"}, 60, "the rest is done", poll_s=0.5)
