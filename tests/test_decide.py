@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from shoal.errors import InputError
-from shoal.model import ENDED, LIVE, RunSpec
+from shoal.model import AS_MEANT, ENDED, LIVE, RunSpec
 from shoal.store.fold import RunView
 from shoal.submit.decide import decide, differences
 
@@ -40,10 +40,17 @@ def test_a_run_that_is_done_is_left_alone_unless_asked_for_again() -> None:
         decide(OTHER, SPEC, _view("done"), again=False)
 
 
-@pytest.mark.parametrize("state", sorted(ENDED - {"done"}))
+@pytest.mark.parametrize("state", sorted(ENDED - AS_MEANT))
 def test_a_run_that_ended_badly_starts_again_under_its_revision_or_with_new_settings_under_the_next(state: str) -> None:
     assert decide(SPEC, SPEC, _view(state), again=False)[:2] == (True, 1)
     assert decide(OTHER, SPEC, _view(state), again=False)[:2] == (True, 2)
+
+
+def test_a_run_that_a_search_stopped_starts_only_when_it_is_named_or_became_another() -> None:
+    assert not decide(SPEC, SPEC, _view("stopped"), again=False).start
+    assert decide(SPEC, SPEC, _view("stopped"), again=False, by_name=True)[:2] == (True, 1)
+    assert decide(SPEC, SPEC, _view("stopped"), again=True)[:2] == (True, 2)
+    assert decide(OTHER, SPEC, _view("stopped"), again=False)[:2] == (True, 2)
 
 
 def test_two_scripts_whose_names_became_one_are_told_apart() -> None:
