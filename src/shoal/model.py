@@ -100,6 +100,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `cost` is its relative duration and `search` how losers are stopped, for whoever packs; `survive` is the step's
     policy for what clusters do.
     `parents` are runs that must be done first; `start_parent` is the one of them whose checkpoint it starts from.
+    `smoke` says after how many steps a smoke run has passed; `trial` which run it may take over, and after which step.
     """
 
     experiment: str
@@ -130,6 +131,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parents: list[str] = []
     start_parent: str | None = None
     data: dict[str, dict[str, str]] = {}
+    smoke: dict[str, Any] = {}
+    trial: dict[str, Any] = {}
     revision: int = 1
     tracker_id: str = ""
     schema: int = SCHEMA

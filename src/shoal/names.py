@@ -82,9 +82,13 @@ def parse_stem(stem: str) -> tuple[int | None, str, int | None]:
 
 def stem_with_seed(stem: str, seed: int) -> str:
     """The stem of the same script under another seed: 000_train_0 -> 000_train_7; a stem without a seed gets one."""
+    return f"{stem_without_seed(stem)}_{seed}"
+
+
+def stem_without_seed(stem: str) -> str:
+    """What the seeds of one script share: 000_train_0 -> 000_train."""
     match = _STEM.fullmatch(stem)
-    base = stem if match is None or match["seed"] is None else stem[: match.end("step")]
-    return f"{base}_{seed}"
+    return stem if match is None or match["seed"] is None else stem[: match.end("step")]
 
 
 def slug(real: str) -> str:

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from . import fence, files, layout, memory, notices, usage
+from . import fence, files, layout, memory, notices, trial, usage
 
 _FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 #: Signals that ask the run to end. Leaving with code 0 after one of them is a polite stop, not a finished training.
@@ -21,9 +21,21 @@ _SPARE_S = 15.0
 
 
 class Attempt:
-    """The user's process and what surrounds it. `run()` returns the end record after writing it."""
+    """The user's process and what surrounds it. `run()` returns the end record.
 
-    def __init__(self, claim: fence.Claim, number: int, argv: List[str], env: Dict[str, str], cwd: str) -> None:
+    `look` is called every few seconds while the process lives. A trial that takes its run over changes `claim` and
+    `number` under way, holding `moving`: from then on this is an attempt of that run.
+    """
+
+    def __init__(
+        self,
+        claim: fence.Claim,
+        number: int,
+        argv: List[str],
+        env: Dict[str, str],
+        cwd: str,
+        look: Optional[Callable[["Attempt"], None]] = None,
+    ) -> None:
         self.claim = claim
         self.number = number
         self.argv = argv
@@ -32,10 +44,13 @@ class Attempt:
         self.beat_s = float(env.get("SHOAL_BEAT_S") or 30)
         self.grace_s = float(env.get("SHOAL_GRACE_S") or 30)
         self.warn_s = float(env.get("SHOAL_WARN_S") or 0)
+        self.look = look
+        self.look_s = float(env.get("SHOAL_LOOK_S") or 2)
         self.stopped_by: Optional[str] = None
         self.warned = False
         self._child: Optional[subprocess.Popen[bytes]] = None
         self._over = threading.Event()
+        self.moving = threading.RLock()
         self._logs: List[str] = []
 
     def run(self, out: str, err: str, follow: bool) -> Dict[str, Any]:
@@ -45,7 +60,8 @@ class Attempt:
         kills_before = memory.oom_kills()
         offsets = [(path, _size(path)) for path in (out, err)]
         self._logs = [out, err]
-        threads = [threading.Thread(target=work, daemon=True) for work in (self._heartbeat, self._sample)]
+        works = (self._heartbeat, self._sample, self._watch)
+        threads = [threading.Thread(target=work, daemon=True) for work in works]
         if follow:
             streams = (sys.stdout.buffer, sys.stderr.buffer)
             threads += [
@@ -92,7 +108,7 @@ class Attempt:
             missing = error.filename if error.filename not in (None, self.argv[0]) else self.argv[0]
             problem = "cannot start %s: %s" % (missing, error.strerror)
             err_file.write(("shoal: %s\n" % problem).encode("utf-8", "replace"))
-            for thread in threads[2:]:  # all but the heartbeat; there is nothing to sample either
+            for thread in threads[3:]:  # only those that copy the log: there is nothing to look at
                 thread.start()
             return 127 if isinstance(error, FileNotFoundError) else 126, problem
         for name, number in handlers.items():
@@ -128,6 +144,11 @@ class Attempt:
         timer.daemon = True
         timer.start()
 
+    def stop(self, why: str) -> None:
+        """Ask the user's processes to end, unless they have been asked before."""
+        if self.stopped_by is None:
+            self._stop(why)
+
     def _stop(self, why: str, number: int = signal.SIGTERM) -> None:
         """Ask the user's processes to end; a second request, or the end of the grace time, does not ask."""
         if self.stopped_by is not None:
@@ -152,24 +173,36 @@ class Attempt:
         """Say "alive" now and then, and look whether this attempt is still wanted."""
         home, began = layout.home_of(self.claim.run_dir), time.time()
         while True:
-            self._beat()
+            self.beat()
             try:
-                why = fence.superseded(self.claim, self.number)
+                with self.moving:
+                    why = fence.superseded(self.claim, self.number)
+                    if why == "superseded":
+                        why = trial.beaten(self)
                 notices.when_quiet(home, self.env.get("SHOAL_RUN", ""), self._logs, began, self.env)
             except OSError:
                 why = None  # A full disk or a file server away for a minute must not end a training.
-            if why is not None and self.stopped_by is None:
-                self._stop(why)
+            if why is not None:
+                self.stop(why)
             if self._over.wait(self.beat_s * random.uniform(0.9, 1.1)):  # noqa: S311 (spreads load, not a secret)
                 return
 
-    def _beat(self) -> None:
-        path = os.path.join(self.claim.run_dir, layout.attempt_file(self.number, "beat"))
+    def beat(self) -> None:
+        with self.moving:
+            path = os.path.join(self.claim.run_dir, layout.attempt_file(self.number, "beat"))
         beat = {"t": time.time(), "every_s": self.beat_s, "stopping": self.stopped_by}
         try:
             files.replace(path, files.to_json(beat), sync=False)
         except OSError:
             pass  # The next one may find room.
+
+    def _watch(self) -> None:
+        while self.look is not None and not self._over.wait(self.look_s):
+            try:
+                if self.stopped_by is None:
+                    self.look(self)
+            except (OSError, ValueError):
+                pass  # It is looked at again in a moment.
 
     def _sample(self) -> None:
         if self._child is not None:

@@ -23,7 +23,8 @@
   search/<experiment>/<kind>.<engine>.jsonl   what runs had at the rungs of a search, as one engine saw it
   runs/<experiment>/<stem>/
     spec.<r>.json                   what the run is; r counts the times it was started over
-    submit.<n>.claim                generation n belongs to the submission it names (written before sending)
+    submit.<n>.claim                generation n belongs to the submission it names (written before sending, or by a
+                                    trial that takes the run over)
     submit.<n>.cancel               somebody asked to stop generation n
     submit.<n>.owner                the job that works on generation n (written by the job)
     submit.<n>.missing              Slurm answered and did not know the job; since when
@@ -66,6 +67,11 @@ def search_dir(home: str, name: str) -> str:
 def home_of(run_dir: str) -> str:
     """The state folder that a run's folder stands in."""
     return os.path.dirname(os.path.dirname(os.path.dirname(run_dir)))
+
+
+def name_of(run_dir: str) -> str:
+    """The run whose state folder this is: "experiment/stem"."""
+    return "/".join(run_dir.rstrip("/").split("/")[-2:])
 
 
 def spec_file(revision: int) -> str:

@@ -24,8 +24,11 @@ from . import (
     nodes,
     notices,
     process,
+    progress,
+    smoke,
     stages,
     survival,
+    trial,
 )
 from .attempt import Attempt
 from .launch import plan
@@ -62,7 +65,7 @@ def main(argv: List[str]) -> int:
 
 def _run_one(home: str, name: str, submission: Dict[str, Any], set_up_exit: int) -> int:
     try:
-        claim, me = _admit(home, name, submission)
+        claim, me = _admit(home, trial.run_of(home, name, submission["token"]), submission)
         return _attempt(home, claim, me, set_up_exit)
     except fence.Fenced as why:
         print("shoal: nothing to do here: %s" % why, flush=True)
@@ -130,6 +133,8 @@ def _attempt(home: str, claim: fence.Claim, me: Dict[str, Any], set_up_exit: int
     os.makedirs(claim.output_dir, exist_ok=True)
     os.makedirs(claim.log_dir, exist_ok=True)
     resume_from = None
+    if spec.get("trial"):
+        again = _begin_trial(home, spec, claim)
     if spec.get("checkpoint") and (again or claim.resume):
         resume_from = checkpoints.newest(claim.output_dir, spec["checkpoint"])
     start = dict(
@@ -151,22 +156,45 @@ def _attempt(home: str, claim: fence.Claim, me: Dict[str, Any], set_up_exit: int
         step = checkpoints.step_of(resume_from)
         _say("continuing from %s%s" % (resume_from, "" if step is None else " (step %d)" % step))
     _say("output in %s" % out)
-    end, env = _run(claim, number, spec, resume_from, out, err, set_up_exit)
+    attempt, end, env = _run(home, claim, number, spec, resume_from, out, err, set_up_exit)
     end["job_id"] = me.get("job_id")
     end["job_label"] = _job_label()
     end["host"] = socket.gethostname()
     end["log_dir"] = claim.log_dir
     survival.judge(end, spec, claim, env, err)
+    if spec.get("smoke"):
+        smoke.judge(end, spec, progress.read(claim.output_dir, [out, err]))
+    if spec.get("trial") and end["success"] and attempt.claim == claim and trial.pointless(home, spec) is None:
+        trial.take_over(home, attempt, spec["trial"]["of"])  # it was done before anybody looked
+    # A trial that has taken over is an attempt of the run by now.
+    claim, number, name = attempt.claim, attempt.number, layout.name_of(attempt.claim.run_dir)
+    end.update(attempt=number, generation=claim.generation, revision=claim.revision)
+    switched_away = fence.superseded(claim, number) == "superseded"
+    if switched_away:
+        end["stopped_by"] = end["stopped_by"] and "superseded"
     _write_end(claim, number, end)
     _say("attempt %d ended with exit code %d after %.0f s" % (number, end["exit_code"], end["duration_s"]))
-    told = survival.follow_up(home, env["SHOAL_RUN"], claim, spec, end, _job_label())
+    told = None if switched_away else survival.follow_up(home, name, claim, spec, end, _job_label())
     if told:
         print("shoal: %s" % told, file=sys.stderr, flush=True)
-    notices.after_end(home, env["SHOAL_RUN"], env, last=bool(me.get("job_id")))
+    if end["success"]:
+        trial.dismiss(home, name)
+    if not switched_away:
+        notices.after_end(home, name, env, last=bool(me.get("job_id")))
     # Runs that build on this one wait for exit code 0, which a program may have though its run is not done.
     if end["cause"] in ("limit", "bad_result", "oom"):
         return int(end["exit_code"]) or 1
     return 0 if end["success"] else int(end["exit_code"])
+
+
+def _begin_trial(home: str, spec: Dict[str, Any], claim: fence.Claim) -> bool:
+    """Give a trial the run's newest checkpoint to start from; Fenced if there is nothing to take over any more."""
+    why = trial.pointless(home, spec)
+    if why is not None:
+        trial.withdraw(claim, why)
+        raise fence.Fenced(why)
+    trial.bring_checkpoint(home, spec, claim.output_dir)
+    return True
 
 
 def _with_code(home: str, token: str, spec: Dict[str, Any]) -> Dict[str, Any]:
@@ -179,6 +207,7 @@ def _with_code(home: str, token: str, spec: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _run(
+    home: str,
     claim: fence.Claim,
     number: int,
     spec: Dict[str, Any],
@@ -186,7 +215,7 @@ def _run(
     out: str,
     err: str,
     set_up_exit: int,
-) -> Tuple[Dict[str, Any], Dict[str, str]]:
+) -> Tuple[Attempt, Dict[str, Any], Dict[str, str]]:
     here_only = "SHOAL_TOKEN" in os.environ
     argv, env, problem = command.prepare(spec, claim, number, resume_from, os.environ, (out, err), here_only)
     if set_up_exit != 0:
@@ -197,11 +226,14 @@ def _run(
         argv = ["sh", "-c", 'echo "shoal: $1" >&2; exit "$2"', "sh", problem, str(set_up_exit or 2)]
     follow = os.environ.get("SHOAL_FOLLOW", "0" if os.environ.get("SLURM_JOB_NAME", "").endswith(claim.token) else "1")
     with plan.no_orphans(spec.get("launch", "process")):
-        end = Attempt(claim, number, argv, env, spec["cwd"]).run(out, err, follow == "1")
+        logs = [out, err]
+        look = smoke.watcher(spec, claim.output_dir, logs) or trial.watcher(home, spec, claim, logs, resume_from)
+        attempt = Attempt(claim, number, argv, env, spec["cwd"], look)
+        end = attempt.run(out, err, follow == "1")
     end["data"] = data.close()
     if problem is not None:
         end["problem"] = problem
-    return end, env
+    return attempt, end, env
 
 
 def _has_earlier_attempt(claim: fence.Claim) -> bool:

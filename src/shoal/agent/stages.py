@@ -32,7 +32,8 @@ def parent(home: str, name: str) -> Parent:
     folder = layout.submission_dir(home, str(claim.get("token", "-")))
     outcome = files.read_json(os.path.join(folder, "outcome.json")) or {}
     if outcome.get("kind") != "accepted" or not outcome.get("job_id"):
-        return Parent(False, None, "%s has no job yet" % name)
+        ended = names.has_attempt(names.attempt, "end")
+        return Parent(False, None, "%s %s" % (name, "did not end well" if ended else "has no job yet"))
     submission = files.read_json(os.path.join(folder, "submission.json")) or {}
     is_array = len(submission.get("runs", ())) > 1 and not submission.get("shape")
     return Parent(False, "%s_%d" % (outcome["job_id"], claim.get("index", 0)) if is_array else str(outcome["job_id"]))
@@ -60,7 +61,7 @@ def inherit(home: str, spec: Mapping[str, Any]) -> Dict[str, Any]:
     if not first:
         return found
     folders = output_folders(home, first)
-    pattern = (_newest_spec(home, first) or {}).get("checkpoint")
+    pattern = (newest_spec(home, first) or {}).get("checkpoint")
     for folder in folders:
         newest = checkpoints.newest(folder, pattern) if pattern else folder
         if newest is not None:
@@ -82,13 +83,13 @@ def output_folders(home: str, name: str) -> List[str]:
 
 def move_children(old: str, new: str) -> List[str]:
     """Let jobs that wait for `old` wait for its follow-up instead; called before `old` ends. Returns their ids."""
-    rows = _slurm(["squeue", "--me", "-h", "-t", "PD", "-o", "%F|%E"])
+    rows = slurm(["squeue", "--me", "-h", "-t", "PD", "-o", "%F|%E"])
     moved = []
     for line in sorted(set(rows.splitlines())):
         job, _, waits = line.partition("|")
         changed = replace_job(waits, old, new)
         if changed is not None:
-            _slurm(["scontrol", "update", "JobId=" + job, "Dependency=" + changed])
+            slurm(["scontrol", "update", "JobId=" + job, "Dependency=" + changed])
             moved.append(job)
     return moved
 
@@ -100,7 +101,8 @@ def replace_job(waits: str, old: str, new: str) -> Optional[str]:
     return changed if changed != plain else None
 
 
-def _slurm(argv: List[str]) -> str:
+def slurm(argv: List[str]) -> str:
+    """What a program of Slurm printed; nothing if it could not be asked."""
     try:
         done = subprocess.run(
             argv,
@@ -115,7 +117,7 @@ def _slurm(argv: List[str]) -> str:
     return done.stdout.decode("utf-8", "replace")
 
 
-def _newest_spec(home: str, name: str) -> Optional[Dict[str, Any]]:
+def newest_spec(home: str, name: str) -> Optional[Dict[str, Any]]:
     run_dir = layout.run_dir(home, name)
     revision = layout.parse_names(files.names_in(run_dir)).revision
     return files.read_json(os.path.join(run_dir, layout.spec_file(revision)))

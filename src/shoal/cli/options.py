@@ -53,6 +53,12 @@ def add_how(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--at-once", type=_count, metavar="K", help="let at most K of these runs be under way together")
     parser.add_argument("--no-snapshot", action="store_true", help="let jobs run the code as it is when they start")
     parser.add_argument("--force", action="store_true", help="submit even what the doctor refuses")
+    parser.add_argument(
+        "--smoke", action="store_const", const="there", help="a few steps must pass before the runs start"
+    )
+    parser.add_argument(
+        "--smoke-here", action="store_const", const="here", dest="smoke", help="the same, on this machine and now"
+    )
     add_pack(parser)
 
 
@@ -61,7 +67,15 @@ def how_of(args: argparse.Namespace) -> How:
 
     packed = args.shape in ("pack", "pilots") or args.pilots is not None
     pack = pack_of(args) if packed else None
-    return How(args.shape, args.again, args.at_once, pack=pack, force=args.force, snapshot=not args.no_snapshot)
+    return How(
+        args.shape,
+        args.again,
+        args.at_once,
+        pack=pack,
+        force=args.force,
+        snapshot=not args.no_snapshot,
+        smoke=args.smoke,
+    )
 
 
 def _count(text: str) -> int:

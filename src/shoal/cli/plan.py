@@ -59,6 +59,7 @@ def show_plan(args: argparse.Namespace, project: Project, cluster: Cluster) -> i
         at_once=how.at_once,
         pack=how.pack,
         force=how.force,
+        smoke=how.smoke is not None,
     )
     gone = removed(str(project.home), grown, [one.run.spec.name for one in asked], os.environ)
     plan.show(

@@ -4,7 +4,7 @@
   shoal submit experiments/001_example --on local
   shoal submit experiments/001_example/000_pretrain.sh --seeds 0-2
   shoal submit experiments/002_depth/000_train.toml --set lr=0.1,0.01 --set depth=4:80:4
-  shoal submit experiments/003_muon/sweep.py
+  shoal submit experiments/003_muon/sweep.py --smoke
 
 A run that is queued, running or done is left alone: submitting twice is safe. One that failed is started again.
 """
@@ -107,7 +107,7 @@ def exit_code(results: Sequence[Result]) -> int:
     ran = [result for result in results if result.did == "ran"]
     if any(result.state == "cancelled" for result in ran):
         return 130
-    if len(ran) == 1:
+    if len(ran) == 1 and not any(result.did == "held" for result in results):
         return ran[0].exit_code or (0 if ran[0].state == "done" else 4)
     return 4 if any(result.state not in AS_MEANT for result in ran) else 0
 

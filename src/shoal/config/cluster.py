@@ -27,8 +27,9 @@ _SCALARS = (
     "max_time", "mail_user", "mail_type",
 )  # fmt: skip
 CLUSTER_KEYS = (
-    "match", *_SCALARS, "qos", "gpu_types", "scratch", "logs", "setup", "env", "network", "flags",
+    "match", *_SCALARS, "qos", "debug", "gpu_types", "scratch", "logs", "setup", "env", "network", "flags",
 )  # fmt: skip
+_DEBUG_KEYS = ("partition", "qos", "account")
 _GRES = re.compile(r"(?:[A-Za-z0-9_]+:)(?:\{type\}:)?\{count\}", re.ASCII)
 
 
@@ -56,7 +57,10 @@ class Layer(msgspec.Struct, frozen=True):
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """One profile, merged. `partition` is by GPU type, with "default" for the rest; an empty one leaves it to Slurm."""
+    """One profile, merged. `partition` is by GPU type, with "default" for the rest; an empty one leaves it to Slurm.
+
+    `debug` is where smoke runs go: its partition, qos and account, as far as they are others.
+    """
 
     name: str
     layer: Layer = Layer()
@@ -81,6 +85,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     network: str | None = None
     env: dict[str, str] = {}
     flags: tuple[str, ...] = ()
+    debug: dict[str, str] = {}
 
     @property
     def is_local(self) -> bool:
@@ -117,6 +122,9 @@ def parse_cluster(values: Table) -> Layer:
     default_qos, qos = _qos(table)
     if default_qos is not None:
         found["qos"] = default_qos
+    debug = table.table("debug", _DEBUG_KEYS)
+    for name in debug.values:
+        _add(found, debug, f"debug.{name}", name, debug.text(name))
     types = table.table("gpu_types")
     for name in types.values:
         _add(found, types, f"gpu_types.{name}", name, types.text(name))
@@ -154,6 +162,7 @@ def build_cluster(name: str, layer: Layer) -> Cluster:
         qos=one("qos"),
         gpu_types=group("gpu_types."),
         env=group("env."),
+        debug=group("debug."),
         **plain,
     )
 

@@ -11,13 +11,14 @@ import msgspec
 from shoal.config.data_sets import parse_data
 from shoal.config.document import Table
 from shoal.config.launches import parse_launch
+from shoal.config.smoke import Smoke, parse_smoke
 from shoal.config.survival import parse_survival
 from shoal.errors import InputError
 from shoal.model import LaunchSettings, Request
 from shoal.names import MAX_COMPONENT, slug
 from shoal.units import parse_duration_s, parse_memory_mb
 
-_KEYS = ("command", "output", "checkpoint", "request", "launch", "requeue", "env", "params", "survive", "data")
+_KEYS = ("command", "output", "checkpoint", "request", "launch", "requeue", "env", "params", "survive", "data", "smoke")
 #: How a swept parameter that the command does not mention is passed on.
 DEFAULT_PARAMS = "--{name}={value}"
 _REQUEST_KEYS = ("nodes", "gpus", "gpu_type", "cpus", "memory", "time")
@@ -54,6 +55,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     params: str = DEFAULT_PARAMS
     survive: dict[str, Any] = {}
     data: dict[str, dict[str, str]] = {}
+    smoke: Smoke = Smoke()
     origin: str = "default"
 
 
@@ -78,6 +80,7 @@ def parse_step(name: str, values: Table) -> Step:
         params=_params(table),
         survive=parse_survival(table),
         data=parse_data(table),
+        smoke=parse_smoke(table),
         origin=values.place(),
     )
 

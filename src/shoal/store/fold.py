@@ -227,7 +227,7 @@ def was_signalled(end: End) -> bool:
 def _after_success(files: RunFiles, end: End, row: JobRow | None) -> RunView:
     verdict = _verdict(files, row)
     oom = verdict is not None and verdict.word == "OUT_OF_MEMORY"
-    cause = None
+    cause = end.problem if end.stopped_by in ("smoke", "switched") else None
     if oom:
         cause = "exit code 0, but the kernel killed a process of it for lack of memory"
     elif verdict is not None and verdict.word not in ("COMPLETED", "COMPLETING", "RUNNING"):
@@ -307,7 +307,7 @@ def _after_end(files: RunFiles, end: End, verdict: Verdict | None, view: dict[st
     if end.oom or word == "OUT_OF_MEMORY" or (verdict and verdict.oom_step):
         return RunView(**view, state="oom", cause="out of memory: the kernel killed a process of the run")
     if files.cancelled or end.stopped_by == "cancelled":
-        return RunView(**view, state="cancelled", cause="cancelled")
+        return RunView(**view, state="cancelled", cause=_cancelled(files))
     if end.stopped_by is None:
         how = f"killed by {end.signal}" if end.signal else f"exit code {end.exit_code}"
         return RunView(**view, state="failed", cause=end.problem or how)
@@ -337,15 +337,20 @@ def _by_slurm_alone(files: RunFiles, verdict: Verdict, view: dict[str, Any]) -> 
         state, cause = "failed", f"the job ended before the run began ({cause}); see what Slurm printed"
     elif state == "done":
         state, cause = "lost", "Slurm says COMPLETED, but the agent left no end record"
-    if files.cancelled and state in ("failed", "lost"):
-        state, cause = "cancelled", "cancelled"
+    if files.cancelled and (state in ("failed", "lost") or files.cancel_reason):
+        state, cause = "cancelled", _cancelled(files)
+    elif "Dependency" in (verdict.reason or "") and files.origin and files.origin.submission:
+        needs = " or ".join(files.origin.submission.needs) or "a run that it builds on"
+        cause = f"never started: {needs} did not end well"
     return RunView(**view, state=state, cause=cause, exit_code=verdict.exit_code)
+
+
+def _cancelled(files: RunFiles) -> str:
+    return f"cancelled: {files.cancel_reason}" if files.cancel_reason else "cancelled"
 
 
 def _in_words(word: str, verdict: Verdict | None) -> str:
     if word == "CANCELLED":
-        if verdict and "Dependency" in (verdict.reason or ""):
-            return "cancelled by Slurm: a run that it builds on did not end well"
         return f"cancelled by {verdict.by}" if verdict and verdict.by else "cancelled"
     if word == "FAILED" and verdict is not None:
         if (verdict.exit_code, verdict.signal) == (0, 53):
@@ -372,7 +377,7 @@ def _nobody_says(files: RunFiles, evidence: Evidence, view: dict[str, Any]) -> R
         silence = "Slurm does not answer; this is the last known state"
         return RunView(**view, state="running" if begun else "pending", cause=silence)
     if files.cancelled:
-        return RunView(**view, state="cancelled", cause="cancelled")
+        return RunView(**view, state="cancelled", cause=_cancelled(files))
     if evidence.alive is None and (files.missing is None or evidence.now - files.missing.since < MISSING_GRACE_S):
         return RunView(
             **view, state="unknown", cause="Slurm no longer knows the job; its last files may be on their way"

@@ -47,6 +47,7 @@ class RunFiles(NamedTuple):
     verdict: Verdict | None = None
     given_up: str | None = None
     damage: str | None = None
+    cancel_reason: str | None = None
 
 
 def read_submission(home: str, token: str) -> SubmissionFiles:
@@ -130,6 +131,7 @@ class Reader:
             records.read(path(generation, "missing"), Missing) if names.has_submit(generation, "missing") else None,
             verdict(generation),
             given_up,
+            cancel_reason=_reason(path(generation, "cancel")) if names.has_submit(generation, "cancel") else None,
         )
 
     def _standing_claim(
@@ -146,6 +148,12 @@ class Reader:
                 return generation, claim, origin, given_up
             given_up = given_up or origin.outcome.reason
         return 0, None, None, given_up
+
+
+def _reason(path: str) -> str | None:
+    """Why a run was cancelled, where it was not a person who did it."""
+    reason = (files.read_json(path) or {}).get("reason")
+    return None if reason is None else str(reason)
 
 
 def read_spec(path: str) -> RunSpec | None:

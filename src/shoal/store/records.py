@@ -45,6 +45,7 @@ class Submission(Record, frozen=True, kw_only=True):
     """Intent: these runs, as one Slurm job (or array), or as processes on this machine.
 
     `shape` is None for a job of its own or an array; the runs of a "pack" or of "pilots" wait in a queue in there.
+    `needs` are runs that must be done before it starts.
     """
 
     token: str
@@ -67,6 +68,7 @@ class Submission(Record, frozen=True, kw_only=True):
     commit: str | None = None
     asked: Asked | None = None
     shape: str | None = None
+    needs: list[str] = []
 
     @property
     def is_array(self) -> bool:

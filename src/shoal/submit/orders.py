@@ -12,12 +12,12 @@ import msgspec
 from shoal import secrecy
 from shoal.agent import stages
 from shoal.backends.slurm.facts import largest_array
-from shoal.config.cluster import Cluster
+from shoal.config.cluster import LOCAL, Cluster
 from shoal.config.project import Project
 from shoal.doctor.before import check_before
 from shoal.doctor.request import refuse_impossible
 from shoal.errors import InputError, SchedulerError
-from shoal.model import RunSpec
+from shoal.model import LIVE, RunSpec
 from shoal.observe import observe
 from shoal.pack.earlier import earlier_durations
 from shoal.pack.options import PackOptions
@@ -35,6 +35,7 @@ from shoal.submit.budget import Gate, admit_everywhere, open_gate, park
 from shoal.submit.decide import Decision, decide
 from shoal.submit.here import run_here
 from shoal.submit.pack_here import run_pack_here
+from shoal.submit.smoke import gated
 from shoal.submit.snapshot import Code, take
 from shoal.submit.transaction import Claimed, Started, claim_runs, send
 
@@ -73,10 +74,12 @@ def prepare(
     at_once: int | None = None,
     pack: PackOptions | None = None,
     force: bool = False,
+    smoke: bool = False,
 ) -> Order:
     """Decide what each run needs and lay the ones to start over jobs. Reads everything, changes nothing.
 
-    What the doctor refuses is a RefusedError; with `force` it is a note.
+    With `smoke`, a short run of each kind stands before them. What the doctor refuses is a RefusedError; with `force`
+    it is a note.
     """
     refuse_doubles(asked)
     home = str(project.home)
@@ -103,15 +106,26 @@ def prepare(
     notes += avoided
     requeue = {step.name: step.requeue for step in project.steps.values()}
     most = largest_array(environ) if len(start) > 1 and not cluster.is_local else None
-    if start and (pack is not None or shape in packs.SHAPES):
-        if any(run.needs for run in start):
-            raise InputError("runs that build on each other cannot share a pack", hint="leave --shape out")
-        submissions = [_pack(start, project, cluster, pack or PackOptions(), shape)]
-    else:
-        submissions = lay_out(
-            start, project, cluster, shape=shape, requeue=requeue, at_once=at_once, largest_array=most or LARGEST_ARRAY
-        )
-    if start and submissions and submissions[0].pack is None and any(run.spec.search for run in start):
+    packed = bool(start) and (pack is not None or shape in packs.SHAPES)
+    if packed and any(run.needs for run in start):
+        raise InputError("runs that build on each other cannot share a pack", hint="leave --shape out")
+    if smoke and start:
+        start, under_way = _with_smoke(start, views, project, cluster, environ)
+        left += under_way
+    first = [run for run in start if run.spec.smoke] if packed else start
+    submissions = lay_out(
+        first,
+        project,
+        cluster,
+        shape="job" if packed else shape,
+        requeue=requeue,
+        at_once=at_once,
+        largest_array=most or LARGEST_ARRAY,
+    )
+    if packed:
+        rest = [run for run in start if not run.spec.smoke]
+        submissions.append(_pack(rest, project, cluster, pack or PackOptions(), shape))
+    elif any(run.spec.search for run in start):
         notes.append("[search] stops runs of packs only, and none of these: --shape pack, or --pilots K")
     notes += dict.fromkeys(note for planned in submissions for note in planned.resolved.notes)
     if submissions and not cluster.is_local:
@@ -119,6 +133,50 @@ def prepare(
             refuse_impossible([planned.resolved for planned in submissions], environ)
         notes += check_before(submissions, str(project.root), force=force)
     return Order(submissions, left, views, notes)
+
+
+def _with_smoke(
+    start: Sequence[PlannedRun],
+    views: dict[str, RunView],
+    project: Project,
+    cluster: Cluster,
+    environ: Mapping[str, str],
+) -> tuple[list[PlannedRun], list[Result]]:
+    """The runs behind their smoke runs, whose views are added. One that is under way already is waited for; any other
+    is done anew, because the code may be another by now."""
+    home = str(project.home)
+    runs = gated(start, project, cluster)
+    views.update(observe(home, [run.spec.name for run in runs if run.spec.smoke], environ=environ).views)
+    reader, found, left = Reader(home), [], []
+    for run in runs:
+        view = views[run.spec.name]
+        if not run.spec.smoke:
+            found.append(run)
+            continue
+        decision = decide(run.spec, reader.spec(view.name), view, again=view.state not in LIVE)
+        if decision.start:
+            found.append(run._replace(spec=msgspec.structs.replace(run.spec, revision=decision.revision)))
+        else:
+            left.append(Result(view.name, "left alone", view.state, decision.reason, view.job_id, view.output_dir))
+    return found, left
+
+
+def smoke_here(
+    order: Order, project: Project, environ: Mapping[str, str], *, tell: Callable[[Result], None], follow: bool
+) -> list[Result]:
+    """The smoke runs of what an order starts, on this machine and now; the runs themselves are held if one fails."""
+    here = Cluster(name=LOCAL)
+    starting = [run for planned in order.submissions for run in planned.runs]
+    smokes, left = _with_smoke(starting, order.views, project, here, environ)
+    smokes = [run for run in smokes if run.spec.smoke]
+    results = carry_out(
+        Order(lay_out(smokes, project, here), left, order.views, []), project, here, environ, follow=follow, tell=tell
+    )
+    bad = [result.name for result in results if result.state != "done"]
+    for run in starting if bad else ():
+        results.append(Result(run.spec.name, "held", "new", f"{bad[0]} did not end well"))
+        tell(results[-1])
+    return results
 
 
 def _arrange(

@@ -19,7 +19,7 @@ from shoal.plan.describe import Asked, describe
 from shoal.plan.doors import SUFFIXES, Grown, Wish, keep, read_file
 from shoal.plan.inputs import NotReadyError
 from shoal.submit.cancelling import cancel
-from shoal.submit.orders import Result, carry_out, prepare
+from shoal.submit.orders import Result, carry_out, prepare, smoke_here
 from shoal.submit.pruning import removed
 from shoal.units import natural
 
@@ -59,8 +59,8 @@ def _inside(folder: Path, pattern: str) -> list[Path]:
 
 
 class How(NamedTuple):
-    """How runs are submitted: their shape, whether done ones start over, how many may run at once, and whether the
-    doctor may be overruled."""
+    """How runs are submitted: their shape, whether done ones start over, how many may run at once, whether the doctor
+    may be overruled, and where a smoke run goes first ("there", as a job, or "here")."""
 
     shape: str = "auto"
     again: bool = False
@@ -68,6 +68,7 @@ class How(NamedTuple):
     pack: PackOptions | None = None
     force: bool = False
     snapshot: bool = True
+    smoke: str | None = None
 
 
 DEFAULT = How()
@@ -209,6 +210,7 @@ def submit_asked(
     dry_run: bool = False,
 ) -> list[Result]:
     """Check what is asked for and carry it out; with `dry_run`, say what would be done."""
+    here = how.smoke == "here" and not cluster.is_local
     order = prepare(
         asked,
         project,
@@ -219,7 +221,12 @@ def submit_asked(
         at_once=how.at_once,
         pack=how.pack,
         force=how.force,
+        smoke=how.smoke is not None and not here,
     )
+    if here and not dry_run:
+        smoked = smoke_here(order, project, environ, tell=tell, follow=follow)
+        if any(result.did != "ran" or result.state != "done" for result in smoked):
+            return smoked
     for note in order.notes:
         tell.note(note)
     if not dry_run:

@@ -98,6 +98,7 @@ def claim_runs(
         commit=code.commit if code else None,
         asked=_asked(planned),
         shape=planned.shape if planned.pack is not None else None,
+        needs=list(planned.runs[0].needs),
         **process.this_process(),
     )
     folder = os.path.join(home, "submissions", token)

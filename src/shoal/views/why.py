@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from shoal.agent import checkpoints, layout, nodes
-from shoal.model import RunSpec
+from shoal.model import ENDED, RunSpec
 from shoal.observe import observe
 from shoal.store.fold import RunView
 from shoal.store.reading import Reader
@@ -58,6 +58,9 @@ def gather(home: str, run: str, environ: Mapping[str, str], clock: Callable[[], 
 def _explain(home: str, run: str, environ: Mapping[str, str], clock: Callable[[], float]) -> Explanation:
     found = observe(home, [run], environ=environ, clock=clock)
     view, now = found.views[run], clock()
+    before = _unmet(home, run, environ, clock)
+    if before and view.started is None:
+        return _held_up(home, view, before)
     if view.state in ("pending", "stuck"):
         return _waiting(home, view, found.slurm_problem, environ, now)
     reader = Reader(home)
@@ -77,6 +80,36 @@ def _explain(home: str, run: str, environ: Mapping[str, str], clock: Callable[[]
             next=[f"shoal submit {_script(home, run)}"] if view.state == "new" else [f"shoal status {run}"],
         )
     return post_mortem(home, view, spec, _asked(home, reader, run))
+
+
+def _unmet(home: str, run: str, environ: Mapping[str, str], clock: Callable[[], float]) -> list[RunView]:
+    """The runs that must be done before this one starts, as far as they are not."""
+    origin = Reader(home).run(run).origin
+    needs = origin.submission.needs if origin and origin.submission else []
+    views = observe(home, needs, environ=environ, clock=clock).views if needs else {}
+    return [view for view in views.values() if view.state != "done"]
+
+
+def _held_up(home: str, view: RunView, before: list[RunView]) -> Explanation:
+    """A run that waits for others, or never started because one of them ended badly."""
+    bad = next((one for one in before if one.state in ENDED), None)
+    evidence = [f"{one.name} is {one.state}{f': {one.cause}' if one.cause else ''}" for one in before]
+    if bad is None:
+        names = ", ".join(one.name for one in before)
+        headline = f"it waits until {names} {'is' if len(before) == 1 else 'are'} done"
+        return Explanation(
+            run=view.name, state=view.state, headline=headline, evidence=evidence, next=[f"shoal why {before[0].name}"]
+        )
+    told = post_mortem(home, bad, Reader(home).spec(bad.name), None)
+    smoke = " --smoke" if bad.name.endswith("_smoke") else ""
+    what = "its smoke run" if smoke else "what it builds on,"
+    return Explanation(
+        run=view.name,
+        state=view.state,
+        headline=f"it never started, because {what} {bad.name} is {bad.state}",
+        evidence=[*evidence, told.headline],
+        next=[f"shoal why {bad.name}", f"shoal submit {_script(home, view.name)}{smoke}   # once it is fixed"],
+    )
 
 
 def _waiting(home: str, view: RunView, problem: str | None, environ: Mapping[str, str], now: float) -> Explanation:

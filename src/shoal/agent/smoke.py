@@ -1,0 +1,49 @@
+"""A smoke run: the real program for a few steps. It passes when it has done them, or ended well by itself before.
+
+A program that only stays alive has proved nothing, since a hang looks the same: without a step in its time it fails.
+"""
+
+import time
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional
+
+from . import progress
+
+if TYPE_CHECKING:
+    from .attempt import Attempt
+
+#: Why the agent stopped the program, in its end record.
+PASSED, TOO_SLOW = "smoke", "smoke limit"
+
+
+def watcher(spec: Mapping[str, Any], output_dir: str, logs: List[str]) -> Optional[Callable[["Attempt"], None]]:
+    """What looks at a smoke run now and then; None for any other run."""
+    policy = spec.get("smoke")
+    if not policy:
+        return None
+    deadline = time.monotonic() + float(policy["time_s"])
+    first: List[float] = [] if spec.get("start_from") else [0.0]
+
+    def look(attempt: "Attempt") -> None:
+        seen = progress.read(output_dir, logs)
+        if seen is not None and seen.step is not None:
+            first.append(seen.step)
+            if seen.step - first[0] >= float(policy["steps"]):
+                attempt.stop(PASSED)
+                return
+        if time.monotonic() > deadline:
+            attempt.stop(TOO_SLOW)
+
+    return look
+
+
+def judge(end: Dict[str, Any], spec: Mapping[str, Any], last: Optional[progress.Progress]) -> None:
+    """Complete the end record of a smoke run: what it passed with, or why it did not."""
+    policy = spec["smoke"]
+    if end["stopped_by"] == PASSED:
+        seen = last.text if last is not None else "%d steps" % policy["steps"]
+        end.update(success=True, cause=None, exit_code=0, problem="passed at %s" % seen)
+    elif end["stopped_by"] == TOO_SLOW:
+        minutes = float(policy["time_s"]) / 60
+        seen = "only %s" % last.text if last is not None else "no step to be seen"
+        problem = "%s in %g minutes, where %d steps would have passed" % (seen, minutes, policy["steps"])
+        end.update(stopped_by=None, success=False, cause="failed", problem=problem, exit_code=1)
