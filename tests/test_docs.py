@@ -84,7 +84,15 @@ def execute(page: Path, folder: Path, *, sandboxes: str | None = None) -> subpro
 
 
 @pytest.mark.parametrize(
-    "name", ["getting-started.md", "tutorial-lead.md", "tutorial-muloco.md", "tutorial-stages.md", "tutorial-data.md"]
+    "name",
+    [
+        "getting-started.md",
+        "tutorial-lead.md",
+        "tutorial-muloco.md",
+        "tutorial-stages.md",
+        "tutorial-data.md",
+        "smoke.md",
+    ],
 )
 def test_a_newcomer_can_follow_the_page_without_slurm(name: str, tmp_path: Path) -> None:
     done = execute(ROOT / "docs" / name, tmp_path)

@@ -175,7 +175,7 @@ def test_a_submit_that_was_killed_after_the_smoke_is_taken_up(tmp_path: Path, qu
 @pytest.mark.slurm
 def test_a_pack_waits_for_its_smoke_run(tmp_path: Path, quiet_cluster: Sandbox) -> None:
     project = project_with(tmp_path, quiet_cluster)
-    page = 'step = "pretrain"\nargs = ["steps=8"]\nseeds = "0-2"\n[request]\ncpus = 1\n'
+    page = 'step = "pretrain"\nargs = ["steps=8"]\nseeds = "0-2"\n'
     sweep = project.write("experiments/001_a/000_train.toml", page)
     project.shoal("submit", sweep, "--smoke", "--shape", "pack", "--slots", "3")
     for seed in range(3):
