@@ -157,7 +157,7 @@ class Attempt:
         self.stopped_by = why
         self._signal(number)
         # Whoever finds no end record later can tell a job that was stopped from a node that died.
-        threading.Thread(target=self._beat, daemon=True).start()
+        threading.Thread(target=self.beat, daemon=True).start()
         timer = threading.Timer(self.grace_s, self._signal, (signal.SIGKILL,))
         timer.daemon = True
         timer.start()

@@ -12,7 +12,7 @@ import shutil
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional
 
-from . import checkpoints, fence, files, layout, process, progress, stages
+from . import checkpoints, fence, files, layout, progress, stages
 
 if TYPE_CHECKING:
     from .attempt import Attempt
@@ -135,35 +135,28 @@ def watcher(
 
 
 def take_over(home: str, attempt: "Attempt", goal: str) -> bool:
-    """Make this attempt the run's newest and end the job that was the run; False if the run is not to be had."""
-    mine, number, old = attempt.claim, attempt.number, _newest(home, goal)
+    """Make this attempt the run's newest and end the job that was the run; False if the run is not to be had.
+
+    The first beat comes last: until then the other job takes nobody for alive here (`beaten`).
+    """
     with attempt.moving:
+        mine, number, old = attempt.claim, attempt.number, _newest(home, goal)
         if old is None or not _become(home, attempt, goal):
             return False
-    end = {
-        "attempt": number,
-        "generation": mine.generation,
-        "revision": mine.revision,
-        "token": mine.token,
-        "output_dir": mine.output_dir,
-        "log_dir": mine.log_dir,
-        "exit_code": 0,
-        "success": True,
-        "stopped_by": SWITCHED,
-        "problem": "it goes on as %s" % goal,
-        "began": time.time(),
-        "ended": time.time(),
-        "duration_s": 0.0,
-        "host": process.this_process()["host"],
-        "job_id": os.environ.get("SLURM_JOB_ID"),
-        "job_label": os.environ.get("SLURM_JOB_ID"),
-    }
-    began = files.read_json(os.path.join(mine.run_dir, layout.attempt_file(number, "start"))) or {}
-    end.update(began=began.get("t", end["began"]), duration_s=time.time() - began.get("t", time.time()))
-    files.create_exclusive(os.path.join(mine.run_dir, layout.attempt_file(number, "end")), files.to_json(end))
-    _end_job(home, old, goal)
-    attempt.beat()
-    return True
+        _end_trial(mine, number, goal)
+        _end_job(home, old)
+        attempt.beat()
+        return True
+
+
+def _end_trial(claim: fence.Claim, number: int, goal: str) -> None:
+    start = files.read_json(os.path.join(claim.run_dir, layout.attempt_file(number, "start"))) or {}
+    began, now = float(start.get("t", time.time())), time.time()
+    kept = ("attempt", "generation", "revision", "token", "output_dir", "log_dir", "host", "job_id", "job_label")
+    end = {key: start.get(key) for key in kept}
+    end.update(exit_code=0, success=True, stopped_by=SWITCHED, problem="it goes on as %s" % goal)
+    end.update(began=began, ended=now, duration_s=now - began)
+    files.create_exclusive(os.path.join(claim.run_dir, layout.attempt_file(number, "end")), files.to_json(end))
 
 
 def beaten(attempt: "Attempt") -> Optional[str]:
@@ -234,7 +227,7 @@ def _same_log(folder: str, old: int, new: int, stream: str) -> None:
         pass
 
 
-def _end_job(home: str, old: fence.Claim, goal: str) -> None:
+def _end_job(home: str, old: fence.Claim) -> None:
     """Cancel the job that was the run, by id and only if it carries its token; runs that wait for it wait for us."""
     owner = files.read_json(os.path.join(old.run_dir, layout.submit_file(old.generation, "owner"))) or {}
     outcome = files.read_json(os.path.join(layout.submission_dir(home, old.token), "outcome.json")) or {}
