@@ -78,8 +78,21 @@ def webdataset_shards(folder: str) -> Any:
     return torch.utils.data.DataLoader(data, BATCH, collate_fn=few)
 
 
+def _spare_torchvision() -> None:
+    """MosaicML's package imports torchvision for data sets that are not read here; not every torch has a fitting one."""
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+    for name in ("torchvision", "torchvision.datasets", "torchvision.transforms", "torchvision.transforms.functional"):
+        sys.modules[name] = module = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
+        module.VisionDataset, module.to_tensor = object, None  # type: ignore[attr-defined]
+
+
 def mosaic(folder: str) -> Any:
     import torch
+
+    _spare_torchvision()
     from streaming import StreamingDataset
 
     data = StreamingDataset(local=folder, shuffle=True, batch_size=BATCH)
@@ -93,6 +106,7 @@ def litdata(folder: str) -> Any:
 
 
 def write_mosaic(source: str, goal: str) -> None:
+    _spare_torchvision()
     from streaming import MDSWriter
 
     with MDSWriter(out=goal, columns={"jpg": "bytes", "cls": "int"}, size_limit=1 << 26, hashes=["xxh64"]) as out:

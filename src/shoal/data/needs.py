@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -17,6 +18,7 @@ def need(module: str, why: str, install: str = "pip install 'shoal[data]'") -> A
         raise InputError(f"{why} needs {module.partition('.')[0]}, which is not installed", hint=install) from None
 
 
+@cache  # Asked for in hot loops.
 def numpy() -> Any:
     return need("numpy", "shoal data")
 

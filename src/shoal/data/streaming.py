@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.agent import listing
@@ -28,6 +29,8 @@ DEFAULT_WINDOW = 4
 #: Shards that somebody else wrote may be sorted by class, so more of them are mixed.
 DEFAULT_WINDOW_UNSHUFFLED = 16
 _BLOCK = 64
+#: How many places of the order are computed at once.
+_COMPUTED = 4096
 
 
 class Window(NamedTuple):
@@ -137,30 +140,41 @@ class Stream:
 
         With the block as large as a batch, batches come in the same order whatever the number of workers.
         """
-        np = needs.numpy()
-        mine = self._positions()
-        windows = self.windows()
-        opened: tuple[int, Table] | None = None
-        for first in range(worker * block, len(mine), workers * block):
-            positions = mine[first : first + block]
+        mine, windows = self._positions(), self.windows()
+        firsts = range(worker * block, len(mine), workers * block)
+        table: Table | None = None
+        opened = -1
+        for positions, located in self._located([mine[first : first + block] for first in firsts], windows):
             samples: list[Any] = []
-            wrapped = np.asarray(positions, dtype=np.int64) % max(1, windows[-1].end)
-            begin = 0
-            while begin < len(wrapped):
-                which = _window_of(windows, int(wrapped[begin]))
-                if opened is None or opened[0] != which:
-                    opened = which, Table(self.data.shards, windows[which].shards)
+            for which, places in located:
+                if table is None or opened != which:
+                    opened, table = which, Table(self.data.shards, windows[which].shards)
                     if which + 1 < len(windows):
                         self.data.shards.will_need(windows[which + 1].shards)
-                window = windows[which]
-                inside = (wrapped[begin:] >= window.start) & (wrapped[begin:] < window.end)
-                stop = begin + (len(inside) if inside.all() else int(np.argmin(inside)))
-                places = wrapped[begin:stop] - window.start
-                if self.seed is not None:
-                    places = Permutation(window.end - window.start, self.seed, self.epoch, 2, which).at(places)
-                samples += self.data.samples(opened[1], places)
-                begin = stop
-            yield Block(samples, list(positions))
+                samples += self.data.samples(table, places)
+            yield Block(samples, positions)
+
+    def _located(self, blocks: list[range], windows: list[Window]) -> Iterator[tuple[range, list[tuple[int, Any]]]]:
+        """For each block of positions its pieces: (window, places of the samples in it). Some thousand at a time,
+        because the order is computed with numpy, where few numbers cost as much as many."""
+        np = needs.numpy()
+        starts, ends = (np.array([getattr(window, name) for window in windows]) for name in ("start", "end"))
+        together = max(1, _COMPUTED // len(blocks[0])) if blocks else 1
+        for first in range(0, len(blocks), together):
+            some = blocks[first : first + together]
+            positions = np.concatenate([np.arange(b.start, b.stop, b.step) for b in some]) % ends[-1]
+            which = np.searchsorted(ends, positions, side="right")
+            places = positions - starts[which]
+            if self.seed is not None:
+                for number in np.unique(which).tolist():
+                    length, inside = windows[number].end - windows[number].start, which == number
+                    places[inside] = Permutation(length, self.seed, self.epoch, 2, number).at(places[inside])
+            begin = 0
+            for block in some:
+                end = begin + len(block)
+                cuts = [begin, *(np.flatnonzero(np.diff(which[begin:end])) + begin + 1).tolist(), end]
+                yield block, [(int(which[a]), places[a:b]) for a, b in pairwise(cuts)]
+                begin = end
 
     def _total(self) -> int:
         total = sum(self.data.counts)
@@ -176,18 +190,7 @@ class Stream:
 
 class Block(NamedTuple):
     samples: list[Any]
-    positions: list[int]
-
-
-def _window_of(windows: list[Window], position: int) -> int:
-    low, high = 0, len(windows) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if position < windows[middle].end:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    positions: range
 
 
 def _rotation(data: Dataset) -> int:
