@@ -79,7 +79,7 @@ def webdataset_shards(folder: str) -> Any:
 
 
 def _spare_torchvision() -> None:
-    """MosaicML's package imports torchvision for data sets that are not read here; not every torch has a fitting one."""
+    """MosaicML's package imports torchvision for data sets that are not read here, and not every torch has its own."""
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 

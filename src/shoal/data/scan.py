@@ -42,7 +42,7 @@ class SourceSample(NamedTuple):
 
     @property
     def size(self) -> int:
-        return sum(file.size for _, file in self.files)
+        return sum([file.size for _, file in self.files])
 
 
 class Scan(NamedTuple):
@@ -87,16 +87,21 @@ def _scan_folder(root: str, group: str, label: str) -> Scan:
     files = sorted(_with_sizes(root, _walk(root, bad, notes), bad))
     if group not in ("file", "stem"):
         raise InputError(f"samples are grouped by file or by stem, not by {group!r}", place="--group")
-    parents = {os.path.basename(os.path.dirname(file.path)) for file in files}
+    parents = {_parent(file.path) for file in files}
     labelled = label == "folder" or (label == "auto" and "" not in parents and len(parents) > 1)
     classes = sorted(parents) if labelled else []
     number = {name: index for index, name in enumerate(classes)}
     grouped = _by_file(files) if group == "file" else _by_stem(files)
     samples = [
-        SourceSample(key, members, number[os.path.basename(os.path.dirname(members[0][1].path))] if labelled else None)
+        SourceSample(key, members, number[_parent(members[0][1].path)] if labelled else None)
         for key, members in grouped
     ]
     return Scan(root, samples, [safe(name) for name in classes], notes, bad)
+
+
+def _parent(path: str) -> str:
+    """The name of the folder that a file lies in."""
+    return path.rpartition("/")[0].rpartition("/")[2]
 
 
 def _walk(root: str, bad: list[str], notes: list[str]) -> Iterator[str]:

@@ -18,6 +18,8 @@ from shoal.errors import InputError
 FORMATS = {"tar": ".tar", "tfrecord": ".tfrecord", "squashfs": ".squashfs"}
 #: Pieces that wait for one system call: few, so that a file's bytes are still in the processor's cache when written.
 _PIECES = 24
+#: Members below this size are joined with their neighbours, up to so much.
+_SMALL, _GLUE = 1 << 11, 1 << 16
 
 
 class Value(NamedTuple):
@@ -105,6 +107,8 @@ class ShardWriter:
 
 
 class TarWriter(ShardWriter):
+    """`_glue` is what was not worth a piece of its own: padding, and small members such as class numbers."""
+
     def __init__(self, folder: str, name: str) -> None:
         super().__init__(folder, name)
         self._glue = b""
@@ -116,12 +120,16 @@ class TarWriter(ShardWriter):
             values = [*values, Value("cls", b"%d" % label)]
         for value in values:
             name = text + b"." + value.field.encode("utf-8", "surrogateescape")
-            self._put(self._glue + tar.header(name, len(value.data), mtime_s))
-            checksum = zlib.crc32(value.data)
-            members.append(Member(value.field, self.at, len(value.data), checksum, value.path))
-            self._put(value.data, checksum)
-            self._glue = tar.padding(len(value.data))
-            self.bytes += len(value.data)
+            size, checksum = len(value.data), zlib.crc32(value.data)
+            head = self._glue + tar.header(name, size, mtime_s)
+            members.append(Member(value.field, self.at + len(head), size, checksum, value.path))
+            if size < _SMALL and len(head) < _GLUE:
+                self._glue = head + value.data + tar.padding(size)
+            else:
+                self._put(head)
+                self._put(value.data, checksum)
+                self._glue = tar.padding(size)
+            self.bytes += size
         self.index.add(Sample(text, tuple(members), NO_LABEL if label is None else label))
 
     def finish(self, about: dict[str, Any] | None = None) -> Shard:
