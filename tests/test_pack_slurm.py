@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from project import Project
+from project import Project, assert_clear_error
 from shoal.sandbox import Sandbox
 from waiting import wait_until
 
@@ -105,6 +105,35 @@ def test_several_nodes_pull_from_one_queue(project: Project) -> None:
     assert good_ends(project) == [1] * 12
 
 
+def test_a_node_with_nothing_left_to_do_is_given_back_before_the_job_ends(project: Project) -> None:
+    path = sweep(project, 2, "wait=go{k}")
+    project.shoal("submit", path, "--shape", "pack", "--nodes", 2, "--gpus", 1, "--shrink", "--time", "5m")
+    wait_until(lambda: len(held(project)) == 2, 60, "a run has begun on each node")
+    job = job_of(project)
+    batch_node = project.slurm("squeue", "-h", "-j", job, "-o", "%B").strip()
+    node_of = {run: _node_of_engine(project, run) for run in project.status()}
+    run, other = next((run, node) for run, node in node_of.items() if node != batch_node)
+    project.write(f"go{run[-1]}", "")
+
+    def nodes() -> list[str]:
+        return project.slurm("squeue", "-h", "-j", job, "-o", "%N|%T").strip().split("|")
+
+    wait_until(lambda: nodes() == [batch_node, "RUNNING"], 60, "the job goes on with one node", poll_s=0.5)
+    idle = project.slurm("sinfo", "-h", "-N", "-n", other, "-o", "%t").split()
+    assert set(idle) == {"idle"} and {run["state"] for run in project.status().values()} == {"running", "done"}
+    project.write("go1", "")
+    project.write("go2", "")
+    wait_all(project, "done")
+    assert good_ends(project) == [1] * 2
+    assert not list(project.root.glob("slurm_job_*")), "scontrol's scripts about the new size are not left behind"
+
+
+def _node_of_engine(project: Project, run: str) -> str:
+    start = json.loads((project.home / "runs" / run / "attempt.1.start").read_text())
+    words = Path(f"/proc/{start['pid']}/environ").read_text().split("\0")
+    return next(word.partition("=")[2] for word in words if word.startswith("SLURMD_NODENAME="))
+
+
 def test_pilots_share_a_queue_and_end_when_it_is_empty(project: Project) -> None:
     path = sweep(project, 9, "wait=go")
     project.shoal("submit", path, "--pilots", 3, "--time", "5m")
@@ -167,6 +196,12 @@ def test_a_run_that_cannot_fit_is_refused_before_anything_is_submitted(project: 
     done = project.shoal("submit", path, "--shape", "pack", "--gpus", 2, "--gpus-per-run", 4, code=2)
     assert "never fits" in done.err
     assert not project.home.exists() or not project.submissions()
+
+
+@pytest.mark.parametrize("words", [("--gpus", 1), ("--nodes", 2, "--engine", "ray", "--gpus", 1)])
+def test_shrinking_what_cannot_shrink_is_one_sentence(project: Project, words: tuple[object, ...]) -> None:
+    done = project.shoal("submit", sweep(project, 2), "--shape", "pack", "--shrink", *words, code=2)
+    assert_clear_error(done, 2, "--shrink gives idle nodes back")
 
 
 def test_commands_go_to_slurm_as_one_job(project: Project) -> None:

@@ -15,6 +15,7 @@ def add_pack(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--slots", type=int, metavar="N", help="so many runs at a time")
     group.add_argument("--gpus", type=int, metavar="G", help="GPUs of the allocation, on each node")
     group.add_argument("--nodes", type=int, metavar="N", help="nodes of the allocation")
+    group.add_argument("--shrink", action="store_true", help="give nodes back as soon as they have nothing left to do")
     group.add_argument("--pilots", type=int, metavar="K", help="K small allocations that share the queue, not one")
     group.add_argument("--gpus-per-run", type=float, metavar="X", help="2, 1, or a share such as 0.25")
     group.add_argument("--cpus-per-run", type=int, metavar="C", help="CPUs that each run counts for")
@@ -61,5 +62,6 @@ def pack_of(args: argparse.Namespace) -> PackOptions:
         follow=args.follow_ups,
         bind=args.bind,
         preload=tuple(word for word in (args.preload or "").split(",") if word),
+        shrink=args.shrink,
         search=args.search,
     ).checked()

@@ -45,6 +45,7 @@ class PackPlan(NamedTuple):
             "follow": options.follow,
             "preload": list(options.preload),
             "engine": options.engine,
+            "shrink": options.shrink,
             "search": dict(self.search) or None,
         }
         queue = []

@@ -18,6 +18,7 @@ class PackOptions(NamedTuple):
     `time` is how long the allocation is asked for, `memory` what it has on each node.
     `pilots` asks for that many small allocations instead of one; `follow` bounds the jobs that continue what a time
     limit left over; `warn_s` before the end running runs are asked to stop, `grace_s` after that they are killed.
+    `shrink` gives nodes back that have nothing left to do.
     `search` stops losing runs early: as --search spells it, "off", or None for what the sweep's page says.
     """
 
@@ -37,6 +38,7 @@ class PackOptions(NamedTuple):
     follow: int = 3
     bind: bool = False
     preload: tuple[str, ...] = ()
+    shrink: bool = False
     search: str | None = None
 
     def checked(self) -> PackOptions:
@@ -56,6 +58,9 @@ class PackOptions(NamedTuple):
             raise InputError(
                 f"there is no engine {self.engine!r}", hint=f"one of {', '.join(ENGINES)}", place="--engine"
             )
+        if self.shrink and ((self.nodes or 1) < 2 or self.engine == "ray"):
+            held = "Ray holds its nodes to the end" if self.engine == "ray" else "this pack has one node"
+            raise InputError(f"--shrink gives idle nodes back, and {held}", hint="--nodes 2 --shrink", place="--shrink")
         if self.search is not None:
             parse_words(self.search)
         if self.gpus_per_run is not None:

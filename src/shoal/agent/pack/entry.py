@@ -2,14 +2,12 @@
 
     agent pack SUBMISSION_DIR [--set-up-exit CODE] [--node yes]
 
-In a job of several nodes the first call starts one engine on each node (one step of srun) and waits for them.
+In a job of several nodes the first call starts one engine on each node (spread.py) and waits for them.
 """
 
 import os
 import resource
 import signal
-import subprocess
-import sys
 import time
 from typing import Any, Dict, List, Mapping, Tuple
 
@@ -21,6 +19,7 @@ from .children import ColdStarter
 from .engine import Engine, say
 from .node import Node
 from .queue import Item, Queue, Settings, read_queue
+from .spread import spread
 
 _MOST_SLOTS = 4096
 
@@ -50,7 +49,7 @@ def main(argv: List[str]) -> int:
         return set_up
     nodes = int(environ.get("SLURM_JOB_NUM_NODES") or 1) if me.get("job_id") else 1
     if nodes > 1 and "--node" not in options and settings.engine != "ray":
-        return _spread(nodes, folder, me, environ)
+        return spread(folder, me, environ, settings.shrink, say)
     return _work(folder, submission, settings, items, me, environ, nodes)
 
 
@@ -188,38 +187,6 @@ def _possible(items: List[Item], books: Books, gpus: machine.Gpus) -> Tuple[Queu
             item = item._replace(need=Need())
         kept.append(item)
     return Queue(kept), problems
-
-
-def _spread(nodes: int, folder: str, me: Dict[str, Any], environ: Dict[str, str]) -> int:
-    """One engine on each node of the job, as the tasks of one step; Slurm signals them itself when it ends the job."""
-    argv = [
-        "srun",
-        "--nodes=%d" % nodes,
-        "--ntasks=%d" % nodes,
-        "--ntasks-per-node=1",
-        "--job-name=pack",
-        "--input=none",
-        "--kill-on-bad-exit=0",  # an engine that ends with failed runs must not end the others
-        "--wait=0",
-        "--cpu-bind=none",
-    ]
-    cpus = machine.least_cpus(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
-    argv += ["--cpus-per-task=%d" % cpus] if cpus else []
-    argv += [sys.executable, "-I", _this_file(), "pack", folder, "--node", "yes"]
-    step = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)
-
-    def pass_on(number: int, frame: object) -> None:
-        told = ["scancel", "--signal=%s" % signal.Signals(number).name[3:], str(me["job_id"])]
-        subprocess.run(told, timeout=30, check=False, stderr=subprocess.DEVNULL)
-
-    for number in family.FORWARDED:
-        signal.signal(number, pass_on)
-    return family.exit_code(step.wait())
-
-
-def _this_file() -> str:
-    """The zip that we run from, or the package's folder when tests run it from source."""
-    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def _for_runs(environ: Mapping[str, str]) -> Dict[str, str]:

@@ -35,6 +35,7 @@ class Settings(NamedTuple):
     follow: int = 0
     preload: Sequence[str] = ()
     engine: str = "auto"
+    shrink: bool = False
     search: Optional[Dict[str, Any]] = None
 
 

@@ -1,0 +1,87 @@
+"""A job of several nodes: one engine on each, a step of srun of its own, and nodes that are given back when idle."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any, Callable, List, Mapping, Sequence
+
+from ..launch import allocation, family
+from . import machine
+
+_GIVE_BACK_TRIES, _GIVE_BACK_S = 3, 2.0
+
+
+def spread(
+    folder: str, me: Mapping[str, Any], environ: Mapping[str, str], shrink: bool, say: Callable[[str], None]
+) -> int:
+    """Start an engine on every node and wait for all of them; the exit code of the worst.
+
+    With `shrink` a node whose engine has nothing left to do leaves the job. The first one cannot: the batch script runs
+    there. Slurm signals the engines itself when it ends the job.
+    """
+    nodes = allocation.hostnames(environ["SLURM_JOB_NODELIST"])
+    steps = {_start(node, folder, environ).pid: node for node in nodes}
+    _pass_signals_on(str(me["job_id"]))
+    codes: List[int] = []
+    kept = list(nodes)
+    while steps:
+        pid, status = os.wait()
+        node = steps.pop(pid, None)
+        if node is None:
+            continue
+        codes.append(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status))
+        if shrink and steps and node != nodes[0]:
+            kept.remove(node)
+            problem = give_back(str(me["job_id"]), kept)
+            say("node %s has nothing left to do and %s" % (node, problem or "is given back"))
+            if problem:
+                kept.append(node)
+    return max(codes)
+
+
+def _start(node: str, folder: str, environ: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    argv = ["srun", "--nodes=1", "--ntasks=1", "--nodelist=%s" % node, "--job-name=pack", "--input=none"]
+    cpus = machine.least_cpus(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+    argv += ["--cpu-bind=none", *(["--cpus-per-task=%d" % cpus] if cpus else [])]
+    argv += [sys.executable, "-I", _this_file(), "pack", folder, "--node", "yes"]
+    return subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)
+
+
+def give_back(job_id: str, kept: Sequence[str]) -> str:
+    """Let the job go on with these nodes alone; what went wrong, in words, or nothing.
+
+    scontrol leaves scripts behind that tell a shell of the job's new size, in the folder where it runs; ours needs
+    none, and none of the variables that are out of date from now on is read again.
+    """
+    said = ""
+    argv = ["scontrol", "update", "JobId=%s" % job_id, "NodeList=%s" % ",".join(kept)]
+    for attempt in range(_GIVE_BACK_TRIES):
+        time.sleep(_GIVE_BACK_S if attempt else 0)
+        with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+            try:
+                done = subprocess.run(
+                    argv, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=60, check=False
+                )
+            except (OSError, subprocess.TimeoutExpired) as error:
+                return "cannot be given back: %s" % error
+        if done.returncode == 0:
+            return ""
+        said = " ".join(done.stderr.decode("utf-8", "replace").split())
+    return "cannot be given back: %s" % said
+
+
+def _pass_signals_on(job_id: str) -> None:
+    def pass_on(number: int, frame: object) -> None:
+        told = ["scancel", "--signal=%s" % signal.Signals(number).name[3:], job_id]
+        subprocess.run(told, timeout=30, check=False, stderr=subprocess.DEVNULL)
+
+    for number in family.FORWARDED:
+        signal.signal(number, pass_on)
+
+
+def _this_file() -> str:
+    """The zip that we run from, or the package's folder when tests run it from source."""
+    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
