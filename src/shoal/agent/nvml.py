@@ -1,7 +1,7 @@
 """NVIDIA's management library by ctypes: use and memory of the GPUs that a run may use. Absence is an answer."""
 
 import ctypes
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 
 class _Utilization(ctypes.Structure):
@@ -12,11 +12,26 @@ class _Memory(ctypes.Structure):
     _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
 
 
+class Identity(NamedTuple):
+    """What a GPU is called everywhere, and how many bytes it has."""
+
+    uuid: str
+    memory: int
+
+
 class Gpu:
     """One device; `read()` is None when the driver will not tell (a MIG slice, a GPU that fell off the bus)."""
 
     def __init__(self, library: Any, handle: Any, name: str) -> None:
         self._library, self._handle, self.name = library, handle, name
+
+    def identity(self) -> Optional[Identity]:
+        text, memory = ctypes.create_string_buffer(96), _Memory()
+        if self._library.nvmlDeviceGetUUID(self._handle, text, 96) != 0:
+            return None
+        if self._library.nvmlDeviceGetMemoryInfo(self._handle, ctypes.byref(memory)) != 0:
+            return None
+        return Identity(text.value.decode("ascii", "replace"), int(memory.total))
 
     def read(self) -> Optional[Dict[str, Any]]:
         use, memory = _Utilization(), _Memory()
@@ -29,6 +44,19 @@ class Gpu:
             "used_mb": memory.used / 1048576.0,
             "total_mb": memory.total / 1048576.0,
         }
+
+
+def identity(name: str) -> Optional[Identity]:
+    """Of the GPU with this index or UUID; None where the driver does not tell."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    count = ctypes.c_uint()
+    if library.nvmlInit_v2() != 0 or library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+        return None
+    gpu = _open(library, name, count.value)
+    return None if gpu is None else gpu.identity()
 
 
 def open_gpus(env: Mapping[str, str]) -> Tuple[List[Gpu], Optional[str]]:

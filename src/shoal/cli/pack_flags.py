@@ -18,6 +18,7 @@ def add_pack(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--shrink", action="store_true", help="give nodes back as soon as they have nothing left to do")
     group.add_argument("--pilots", type=int, metavar="K", help="K small allocations that share the queue, not one")
     group.add_argument("--gpus-per-run", type=float, metavar="X", help="2, 1, or a share such as 0.25")
+    group.add_argument("--no-mps", action="store_true", help="let runs share a GPU without NVIDIA's MPS")
     group.add_argument("--cpus-per-run", type=int, metavar="C", help="CPUs that each run counts for")
     group.add_argument("--bind", action="store_true", help="bind each run to its CPUs")
     group.add_argument("--mem", metavar="32G", help="memory of the allocation, on each node (default: of its runs)")
@@ -63,5 +64,6 @@ def pack_of(args: argparse.Namespace) -> PackOptions:
         bind=args.bind,
         preload=tuple(word for word in (args.preload or "").split(",") if word),
         shrink=args.shrink,
+        mps=not args.no_mps,
         search=args.search,
     ).checked()

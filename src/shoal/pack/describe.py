@@ -46,6 +46,7 @@ class PackPlan(NamedTuple):
             "preload": list(options.preload),
             "engine": options.engine,
             "shrink": options.shrink,
+            "mps": options.mps,
             "search": dict(self.search) or None,
         }
         queue = []

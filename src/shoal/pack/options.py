@@ -39,6 +39,7 @@ class PackOptions(NamedTuple):
     bind: bool = False
     preload: tuple[str, ...] = ()
     shrink: bool = False
+    mps: bool = True
     search: str | None = None
 
     def checked(self) -> PackOptions:

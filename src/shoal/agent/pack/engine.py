@@ -74,6 +74,7 @@ class Engine:
             for running in self.running.values():
                 running.child.signal(signal.SIGKILL)
             self.starter.close()
+            self.node.sharing.close()
             children.end_everything()
             self.ledger.close()
             self.data.close()

@@ -19,6 +19,7 @@ from .children import ColdStarter
 from .engine import Engine, say
 from .node import Node
 from .queue import Item, Queue, Settings, read_queue
+from .sharing import Sharing, share_gpus
 from .spread import spread
 
 _MOST_SLOTS = 4096
@@ -96,6 +97,7 @@ def _work(
     queue, problems = _possible(items, books, gpus)
     family.adopt_orphans()
     starter = _starter(settings, items, node, slots)
+    node = node._replace(sharing=_sharing(folder, settings, items, node))
     return _finish(folder, submission, Engine(queue, books, settings, node, starter, _teller(environ)), problems)
 
 
@@ -209,6 +211,15 @@ def _starter(settings: Settings, items: List[Item], node: Node, slots: int) -> A
     except OSError as error:
         say("runs start cold: %s" % error)
         return cold
+
+
+def _sharing(folder: str, settings: Settings, items: List[Item], node: Node) -> Sharing:
+    """Set up what runs that share a GPU need; nothing where none does."""
+    if not any(0 < item.need.gpus < WHOLE for item in items) or not node.gpus.ids:
+        return Sharing()
+    logs = os.path.join(folder, "mps.%s" % node.me["engine"])
+    prefix = ColdStarter(node.environ).prefix
+    return share_gpus(node.gpus, node.environ, mps=settings.mps, prefix=prefix, logs=logs, say=_teller(node.environ))
 
 
 def _teller(environ: Mapping[str, str]) -> Any:

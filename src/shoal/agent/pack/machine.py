@@ -18,6 +18,10 @@ class Gpus(NamedTuple):
     ids: Sequence[str] = ()
 
     @property
+    def is_nvidia(self) -> bool:
+        return self.variable == _NVIDIA
+
+    @property
     def mig(self) -> bool:
         return any(name.startswith("MIG-") for name in self.ids)
 

@@ -4,6 +4,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
 from . import machine
 from .books import WHOLE, Holding
+from .sharing import Sharing
 
 
 class Node(NamedTuple):
@@ -16,6 +17,7 @@ class Node(NamedTuple):
     cpus: List[int]
     environ: Mapping[str, str]
     ends_at: Optional[float]
+    sharing: Sharing = Sharing()
 
     def environment(self, holding: Holding, slots: int) -> Dict[str, str]:
         """What a run finds around it: its GPUs and no others, as many threads as CPUs, its place."""
@@ -30,8 +32,7 @@ class Node(NamedTuple):
             SHOAL_GPUS_PER_NODE=str(len(holding.gpus)),
             SHOAL_CPUS_PER_NODE=str(threads),
         )
-        if 0 < holding.share < WHOLE:
-            env["SHOAL_GPU_SHARE"] = "%g" % (holding.share / WHOLE)
+        env.update(self.sharing.environment(holding, env))
         return env
 
     def held(self, holding: Holding) -> Dict[str, Any]:

@@ -36,6 +36,7 @@ class Settings(NamedTuple):
     preload: Sequence[str] = ()
     engine: str = "auto"
     shrink: bool = False
+    mps: bool = True
     search: Optional[Dict[str, Any]] = None
 
 

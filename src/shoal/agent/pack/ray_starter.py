@@ -10,10 +10,12 @@ import signal
 import threading
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from .. import nvml
 from . import machine
 from .books import WHOLE
 from .children import Child, ColdStarter, Starter
 from .ray_cluster import Cluster, RayProblem
+from .sharing import memory_environment
 
 _UP_S = 120.0
 
@@ -31,6 +33,8 @@ class SlotWorker:
         first = place * wide if share >= WHOLE else place * share // WHOLE
         self.chosen = [] if not share else [index % max(1, len(gpus.ids)) for index in range(first, first + wide)]
         self.gpus = gpus
+        shared = nvml.identity(gpus.ids[self.chosen[0]]) if self.chosen and gpus.ids and gpus.is_nvidia else None
+        self.memory = shared.memory if shared else None
 
     def place(self) -> Dict[str, Any]:
         ids = [self.gpus.ids[index] for index in self.chosen if index < len(self.gpus.ids)]
@@ -39,6 +43,8 @@ class SlotWorker:
     def run(self, argv: List[str], env: Dict[str, str], cwd: str, streams: Tuple[str, str]) -> int:
         if self.chosen and self.gpus.ids:
             env = dict(env, **machine.gpu_environment(self.gpus, self.chosen))
+        if 0 < self.share < WHOLE:
+            env = dict(env, **memory_environment(self.share, self.memory, env))
         self.child = self.starter.start(argv, env, cwd, streams)
         os.waitid(os.P_PID, self.child.pid, os.WEXITED | os.WNOWAIT)
         code = self.child.poll()

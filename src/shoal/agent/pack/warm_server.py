@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import types
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 from .children import Child
 
@@ -103,11 +103,19 @@ def _surroundings(order: Dict[str, Any]) -> None:
     _new_random_numbers()
     for name in [name for name in sys.modules if name.split(".")[0] == "shoal_agent"]:
         del sys.modules[name]
+    _keep_to_the_share(order["env"].get("SHOAL_GPU_MEMORY_FRACTION"))
     kind, what, args = order["how"]
     sys.argv = [what if kind == "file" else "-" + kind, *args]
     if hasattr(sys, "orig_argv"):
         sys.orig_argv = list(order["argv"])
     sys.path[0] = os.path.dirname(os.path.abspath(what)) if kind == "file" else ""
+
+
+def _keep_to_the_share(fraction: Optional[str]) -> None:
+    """torch takes no more of a shared GPU than the run's part; it hears of it when it first touches CUDA."""
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    if fraction and hasattr(cuda, "_lazy_call"):
+        cuda._lazy_call(lambda: cuda.set_per_process_memory_fraction(float(fraction)))
 
 
 def _new_random_numbers() -> None:
