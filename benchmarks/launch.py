@@ -19,7 +19,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from itertools import pairwise
+from functools import partial
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ with open(os.path.join(os.environ["MARKS"], "rank-" + os.environ["RANK"]), "w") 
 BY_HAND = {
     "torchrun": """\
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-srun --kill-on-bad-exit=1 --ntasks-per-node=1 --cpus-per-task=4 {python} -m torch.distributed.run --nnodes 2 \\
+srun --kill-on-bad-exit=1 --ntasks-per-node=1 --cpus-per-task=4 {python} -m torch.distributed.run --nnodes {nodes} \\
     --nproc-per-node 2 --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d --rdzv-endpoint "${{hosts[0]}}:29555" first.py
 """,
     "srun": """\
@@ -61,44 +62,46 @@ def main() -> None:
 def first_lines(folder: Path) -> None:
     spec = SandboxSpec(name=f"bench-{os.getpid()}"[:24], nodes=2, gpus=2, cpus=8, hosts=True)
     with Sandbox(spec) as sandbox:
-        print("| 2 nodes x 2 ranks | by hand (s) | shoal (s) | difference (s) | goal |\n|---|---|---|---|---|")
-        for mode in BY_HAND:
-            root = folder / mode
-            make_project(root, mode)
+        print("| 2 ranks on each node | by hand (s) | shoal (s) | difference (s) | goal |\n|---|---|---|---|---|")
+        for mode, nodes in product(BY_HAND, (1, 2)):
+            root = folder / f"{mode}-{nodes}"
+            make_project(root, mode, nodes)
             hand, ours = [], []
             for number in range(REPEATS):
-                hand.append(measure(root, lambda root=root, mode=mode: by_hand(sandbox, root, mode)))
-                ours.append(measure(root, lambda root=root, number=number: by_shoal(sandbox, root, number)))
+                hand.append(measure(root, partial(by_hand, sandbox, root, mode, nodes), 2 * nodes))
+                ours.append(measure(root, partial(by_shoal, sandbox, root, number), 2 * nodes))
             a, b = statistics.median(hand), statistics.median(ours)
-            print(f"| {mode} | {a:.2f} | {b:.2f} | {b - a:+.2f} (best {min(ours) - min(hand):+.2f}) | {PROMISE_S} |")
+            best = min(ours) - min(hand)
+            what = f"{mode}, {nodes} node{'s' if nodes > 1 else ''}"
+            print(f"| {what} | {a:.2f} | {b:.2f} | {b - a:+.2f} (best {best:+.2f}) | {PROMISE_S} |")
 
 
-def make_project(root: Path, mode: str) -> None:
+def make_project(root: Path, mode: str, nodes: int = 2) -> None:
     (root / "marks").mkdir(parents=True)
     (root / "experiments/001_b").mkdir(parents=True)
     (root / "first.py").write_text(FIRST)
     (root / "shoal.toml").write_text(
         f'[steps.first]\ncommand = ["{sys.executable}", "first.py"]\nlaunch = "{mode}"\n'
-        f'env = {{ MARKS = "{root}/marks" }}\nrequest = {{ nodes = 2, gpus = 2, cpus = 4, time = "5m" }}\n'
+        f'env = {{ MARKS = "{root}/marks" }}\nrequest = {{ nodes = {nodes}, gpus = 2, cpus = 4, time = "5m" }}\n'
         f"[clusters.here]\nmatch = {{ host = \"*\" }}\nsetup = 'date +%s.%N > {root}/marks/start'\n"
     )
 
 
-def measure(root: Path, go: Callable[[], None]) -> float:
+def measure(root: Path, go: Callable[[], None], ranks: int) -> float:
     for mark in (root / "marks").iterdir():
         mark.unlink()
     go()
-    wait_for(lambda: len(list((root / "marks").glob("rank-*"))) == 4, 60)
+    wait_for(lambda: len(list((root / "marks").glob("rank-*"))) == ranks, 60)
     began = float((root / "marks/start").read_text())
     return max(float(path.read_text()) for path in (root / "marks").glob("rank-*")) - began
 
 
-def by_hand(sandbox: Sandbox, root: Path, mode: str) -> None:
+def by_hand(sandbox: Sandbox, root: Path, mode: str, nodes: int) -> None:
     tasks, cpus = (2, 2) if mode == "srun" else (1, 4)
     script = root / "hand.sh"
     script.write_text(
-        f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node={tasks} --cpus-per-task={cpus} --gres=gpu:2 --time=5\n"
-        f"date +%s.%N > {root}/marks/start\nexport MARKS={root}/marks\n" + BY_HAND[mode].format(python=sys.executable)
+        f"#!/bin/bash\n#SBATCH --nodes={nodes} --ntasks-per-node={tasks} --cpus-per-task={cpus} --gres=gpu:2 --time=5\n"
+        f"date +%s.%N > {root}/marks/start\nexport MARKS={root}/marks\n" + BY_HAND[mode].format(python=sys.executable, nodes=nodes)
     )
     sandbox.run("sbatch", "--wait", "--output=hand.out", str(script), cwd=root, timeout_s=120)
 

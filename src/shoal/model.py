@@ -67,6 +67,7 @@ class LaunchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     processes: int | None = None
     max_restarts: int | None = None
     interface: str | None = None
+    independent: bool | None = None
     options: list[str] = []
     replicas_per_node: int | None = None
     nodes_per_replica: int | None = None

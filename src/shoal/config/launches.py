@@ -20,10 +20,10 @@ _NUMBERS = (
 #: Which settings say something in which mode, beside `mode` itself.
 _SETTINGS = {
     "process": (),
-    "torchrun": ("processes", "max_restarts", "interface"),
-    "srun": ("processes", "interface"),
-    "accelerate": ("processes", "max_restarts", "interface", "options"),
-    "deepspeed": ("processes", "interface", "options"),
+    "torchrun": ("processes", "max_restarts", "interface", "independent"),
+    "srun": ("processes", "interface", "independent"),
+    "accelerate": ("processes", "max_restarts", "interface", "independent", "options"),
+    "deepspeed": ("processes", "interface", "independent", "options"),
     "replicas": ("processes", "max_restarts", "interface", *_REPLICAS),
 }
 
@@ -43,6 +43,7 @@ def parse_launch(step: Table) -> tuple[str, LaunchSettings]:
         backoff_s=seconds["backoff"],
         hang_s=seconds["hang_after"],
         interface=table.text("interface"),
+        independent=table.flag("independent"),
         options=list(table.strings("options") or ()),
         args=_args(table),
         env=table.environment("env"),

@@ -7,7 +7,7 @@ import sys
 from typing import Any, Dict, List
 
 from .. import environment
-from . import failures, family, network, steps, words
+from . import failures, family, network, steps, watch, words
 from .geometry import ELASTIC, Geometry
 from .node import Node
 from .plan import wrapper
@@ -45,15 +45,23 @@ def run(plan: Dict[str, Any]) -> int:
     one = unit_of(plan, geometry, argv, plan["nodes"], port, os.path.join(plan["folder"], ""))
     begin = _size(plan["err"])
     one.save()
+    look = watch.Watch(one)
+    if one.watched:
+        watch.prepare(one)
     if geometry.mode == "deepspeed":
         with open(one.log + "hosts", "w") as file:
             file.write(words.deepspeed_hosts(one))
-    if geometry.mode in ELASTIC and geometry.nodes == 1:
-        code = Node(one._replace(slurm=False), 0).run(os.environ)
-    elif plan["slurm"]:
-        code = _as_step(plan, geometry, one)
-    else:
-        code = _ranks_here(one)
+    try:
+        if geometry.mode in ELASTIC and geometry.nodes == 1:
+            code = Node(one._replace(slurm=False), 0).run(os.environ, look)
+        elif plan["slurm"]:
+            code = _as_step(plan, geometry, one, look)
+        else:
+            code = _ranks_here(one, look)
+    except watch.Apart as problem:
+        family.end_orphans()
+        family.say(str(problem))
+        return BAD_GEOMETRY
     if mark is not None:
         mark.close()
     if code != 0:
@@ -92,25 +100,27 @@ def unit_of(
         max_restarts=settings["max_restarts"],
         interface=settings.get("interface"),
         options=settings.get("options", []),
+        # Replicas meet through torchft, whatever the size of a process group is.
+        watched=not replica and geometry.world > 1 and not settings.get("independent"),
     )
 
 
-def _as_step(plan: Dict[str, Any], geometry: Geometry, one: Unit) -> int:
+def _as_step(plan: Dict[str, Any], geometry: Geometry, one: Unit, look: watch.Watch) -> int:
     tasks = geometry.tasks
     cpus = None if plan["cpus"] is None else plan["cpus"] // tasks
     argv = words.srun(geometry.nodes, tasks, cpus, name="shoal")
     role = "rank" if geometry.mode == "srun" else "node"
     inbox = family.Inbox()
     step = steps.Step([*argv, *one.wrapper, role, one.path], one, dict(os.environ), plan["job"])
-    return step.wait(inbox)
+    return step.wait(inbox, look)
 
 
-def _ranks_here(one: Unit) -> int:
+def _ranks_here(one: Unit, look: watch.Watch) -> int:
     """One process per rank on this machine, with the variables that srun's tasks would have."""
     inbox = family.Inbox(1.0)
     ranks = steps.LocalRanks(one, dict(os.environ))
     try:
-        return ranks.wait(inbox)
+        return ranks.wait(inbox, look)
     finally:
         signal.pthread_sigmask(signal.SIG_BLOCK, family.FORWARDED)
         family.end_orphans()

@@ -3,10 +3,12 @@
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 import time
-from typing import Callable, Dict, List, Optional
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional
+
+if TYPE_CHECKING:
+    import subprocess
 
 #: Handed on to the user's processes; the first three ask them to end.
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -105,14 +107,22 @@ class Inbox:
             self._came.append(number)
 
 
-def wait(child: "subprocess.Popen[bytes]", inbox: Inbox, handle: Callable[[int], None], poll_s: float = 0.1) -> int:
-    """Wait for a child and handle signals meanwhile; in pieces, because a blocking call may miss the one before it."""
+def wait(
+    child: "subprocess.Popen[bytes]",
+    inbox: Inbox,
+    handle: Callable[[int], None],
+    look: Callable[[], None],
+    poll_s: float = 0.1,
+) -> int:
+    """Wait for a child, handle signals and `look` meanwhile; a blocking call may miss the signal before it."""
     while True:
-        try:
-            return child.wait(poll_s)
-        except subprocess.TimeoutExpired:
-            for number in inbox.take():
-                handle(number)
+        code = child.poll()
+        if code is not None:
+            return code
+        for number in inbox.take():
+            handle(number)
+        look()
+        time.sleep(poll_s)
 
 
 def end_with_parent() -> None:

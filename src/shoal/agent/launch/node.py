@@ -10,13 +10,12 @@ import signal
 import socket
 import subprocess
 import time
-from typing import Any, List, Mapping, Optional, Set
+from typing import Any, Callable, List, Mapping, Optional, Set
 
 from . import family, network, words
 from .rank import BAD_GEOMETRY
 from .unit import Unit, load, write
 
-_POLL_S = 0.1
 _MEET_S = 120.0
 
 
@@ -37,7 +36,7 @@ class Node:
         self._told: Set[int] = set()
         self._mark: Any = None
 
-    def run(self, environ: Mapping[str, str]) -> int:
+    def run(self, environ: Mapping[str, str], look: Callable[[], None] = lambda: None) -> int:
         """The launcher's exit code, or that of the signal which ended it before any rank had begun."""
         family.adopt_orphans()
         inbox = family.Inbox()
@@ -59,15 +58,13 @@ class Node:
         except OSError as error:
             family.say("cannot start %s: %s" % (argv[0], error.strerror))
             return 127 if isinstance(error, FileNotFoundError) else 126
-        while True:
-            try:
-                code = self._child.wait(_POLL_S)
-                break
-            except subprocess.TimeoutExpired:
-                for number in inbox.take():
-                    self.signal(number)
-                if self.stopping is not None:
-                    self._tell_ranks(self.stopping)  # also those that torchrun has started again meanwhile
+
+        def look_around() -> None:
+            look()
+            if self.stopping is not None:
+                self._tell_ranks(self.stopping)  # also those that torchrun has started again meanwhile
+
+        code = family.wait(self._child, inbox, self.signal, look_around)
         family.end_orphans()
         return 128 + self.stopping if code == -signal.SIGKILL and self.stopping else family.exit_code(code)
 

@@ -1,16 +1,15 @@
 """One rank: check what it was given, open its log, become the user's program.
 
 Started by torchrun, by srun (one task per GPU) or by the launcher on this machine. It ends by exec, so that signals and
-the exit code are the program's own.
+the exit code are the program's own. There is one for each rank and all start at once, so it imports little.
 """
 
 import os
 import signal
-import socket
 import sys
 from typing import Dict, List, Optional
 
-from . import family
+from . import family, watch
 from .unit import Unit, load, write
 
 BAD_GEOMETRY = 78
@@ -27,6 +26,7 @@ def main(argv: List[str]) -> int:
         family.say("this rank was started without a number: the launcher started one process and not %d" % unit.world)
         return BAD_GEOMETRY
     rank = int(env["RANK"])
+    env.update(watch.variables(unit, rank, env))
     restart = int(env.get("TORCHELASTIC_RESTART_COUNT") or 0)
     if rank > 0:
         _redirect(unit.rank_log(rank, restart))
@@ -78,7 +78,7 @@ def check(unit: Unit, env: Dict[str, str]) -> Optional[str]:
     if unit.gpus and seen is not None and len(seen) < unit.gpus:
         return "rank %s on %s sees %d GPU%s (%s), and the run asked for %d on each node" % (
             env["RANK"],
-            socket.gethostname(),
+            os.uname().nodename,
             len(seen),
             "" if len(seen) == 1 else "s",
             ",".join(seen) or "none",
@@ -128,7 +128,7 @@ def _record(unit: Unit, env: Dict[str, str], rank: int, cpus: int) -> None:
         "rank": rank,
         "local_rank": local,
         "world_size": int(env["WORLD_SIZE"]),
-        "host": socket.gethostname(),
+        "host": os.uname().nodename,
         "pid": os.getpid(),
         "gpu": seen[local] if seen and local < len(seen) else None,
         "gpus": seen,

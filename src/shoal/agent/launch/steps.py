@@ -6,10 +6,11 @@ import os
 import signal
 import subprocess
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from . import family, words
 from .unit import Unit
+from .watch import Apart
 
 _SLURM_S = 20.0
 _END_S = 10.0
@@ -32,8 +33,13 @@ class Step:
             preexec_fn=family.child_setup(deaf=False),
         )
 
-    def wait(self, inbox: family.Inbox) -> int:
-        return family.exit_code(family.wait(self.process, inbox, self.pass_on))
+    def wait(self, inbox: family.Inbox, look: Callable[[], None]) -> int:
+        try:
+            return family.exit_code(family.wait(self.process, inbox, self.pass_on, look))
+        except Apart:
+            self.signal(signal.SIGKILL)
+            self.process.wait()
+            raise
 
     def pass_on(self, number: int) -> None:
         """A signal that the agent got: also for the ranks, unless Slurm, ending the job, has told them itself."""
@@ -117,7 +123,7 @@ class LocalRanks:
             if rank.poll() is None:
                 rank.send_signal(number)
 
-    def wait(self, inbox: family.Inbox) -> int:
+    def wait(self, inbox: family.Inbox, look: Callable[[], None]) -> int:
         """0 when all ended well; else the exit code of the first that did not."""
         first = 0
         deadline: Optional[float] = None
@@ -134,6 +140,7 @@ class LocalRanks:
                 return family.exit_code(first)
             if deadline is not None and time.monotonic() > deadline:
                 self.pass_on(signal.SIGKILL)
+            look()
             time.sleep(0.05)
 
 

@@ -14,7 +14,8 @@ class Unit(NamedTuple):
     """`processes`, `gpus` and `cpus` are per node. `log` begins the name of every file about the unit's ranks.
 
     `port` 0 means that the ranks of one node find each other without help, -1 that the unit's first node chooses one
-    and tells the others through a file. `peers` are the job's other nodes. `slurm`: it runs as a Slurm step.
+    and tells the others through a file. `peers` are the job's other nodes. `slurm`: it runs as a Slurm step. `watched`:
+    ranks that train alone are stopped (watch.py).
     """
 
     mode: str
@@ -36,6 +37,7 @@ class Unit(NamedTuple):
     interface: Optional[str] = None
     options: Sequence[str] = ()
     env: Mapping[str, str] = MappingProxyType({})
+    watched: bool = False
 
     @property
     def world(self) -> int:
