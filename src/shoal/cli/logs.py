@@ -3,6 +3,7 @@
 shoal logs 000_pretrain_0 -f
 shoal logs 001_example/000_pretrain_0 --attempt 1 --err
 shoal logs 001_example -n 3            the last lines of every run, with its name before each
+shoal logs 004_ddp_0 --rank 3          a rank of a launch; --rank all, --replica 1, --replica 1 --rank all
 shoal logs --errors                    what went wrong, once for all runs with the same error
 shoal logs 000_pretrain_0 --path
 """
@@ -10,8 +11,12 @@ shoal logs 000_pretrain_0 --path
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from shoal.cli.options import home_here
+
+if TYPE_CHECKING:
+    from shoal.views import logs
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +25,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--lines", type=int, default=200, help="how many of the last lines (default 200; 0: all)")
     parser.add_argument("--err", action="store_true", help="standard error instead of standard output")
     parser.add_argument("--both", action="store_true", help="standard output, then standard error")
+    parser.add_argument("--rank", type=_number, metavar="N", help="this rank instead of rank 0, or all")
+    parser.add_argument("--replica", type=_number, metavar="N", help="this replica instead of all of them")
     parser.add_argument("--attempt", type=int, help="this attempt instead of the newest")
     parser.add_argument("--all", action="store_true", help="every attempt, oldest first")
     parser.add_argument("--errors", action="store_true", help="errors of failed runs, equal ones together")
@@ -44,10 +51,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if not args.run:
         raise InputError("which run?", hint="shoal logs RUN   # or shoal logs --errors for all that failed")
-    sources = [
-        logs.find(home, name, attempt=args.attempt, err=args.err, slurm=args.slurm, both=args.both, every=args.all)
-        for name in select_runs(home, args.run)
-    ]
+    sources = [source for name in select_runs(home, args.run) for source in _sources(home, name, args)]
     if args.json:
         return logs.show_json(sources, args.lines)
     paths = [path for source in sources for path in source.paths]
@@ -58,3 +62,26 @@ def run(args: argparse.Namespace) -> int:
         return logs.page(paths)
     form = logs.Form(args.lines, args.raw, screen_of().tty and not args.raw)
     return logs.follow(home, sources, form) if args.follow else logs.show(sources, form)
+
+
+def _sources(home: str, run: str, args: argparse.Namespace) -> list[logs.Source]:
+    from shoal.views import logs
+    from shoal.views.log_parts import Pick
+
+    pick = Pick(args.replica, args.rank)
+    if args.slurm or (args.all and pick == Pick()):
+        return [logs.find(home, run, slurm=args.slurm, both=args.both, every=args.all, err=args.err)]
+    streams = (False, True) if args.both else (args.err,)
+    return [
+        source
+        for err in streams
+        for source in logs.find_parts(
+            home, run, pick, attempt=args.attempt, err=err, every=args.all, strict=not args.follow
+        )
+    ]
+
+
+def _number(text: str) -> int | str:
+    if text != "all" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor all")
+    return text if text == "all" else int(text)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from shoal.observe import observe
 from shoal.store.fold import RunView
 from shoal.views.causes import KIND_OF_STATE, WORDS, clean, find_cause, signature
+from shoal.views.log_parts import parts
 from shoal.views.render import BAD_STATES, plain, plural, print_json, state_word
 from shoal.views.screen import Screen
 from shoal.views.tail import last_text
@@ -43,9 +44,8 @@ def gather(home: str, names: Sequence[str]) -> list[list[Fault]]:
 
 
 def look(view: RunView) -> Fault:
-    for stream in ("err", "out"):
-        path = os.path.join(view.log_dir or "", f"attempt-{view.attempt}.{stream}")
-        lines = last_text(path, 400, 1 << 17) if view.log_dir and view.attempt else []
+    for path in _logs(view):
+        lines = last_text(path, 400, 1 << 17)
         cause = find_cause(lines)
         if cause is not None:
             begin = max((at for at in range(cause.at) if _BEGINS.search(lines[at])), default=max(0, cause.at - 5))
@@ -53,6 +53,16 @@ def look(view: RunView) -> Fault:
             return Fault(view.name, view.state, view.attempt, cause.kind, cause.line, path, window)
     kind = KIND_OF_STATE.get(view.state, view.state)
     return Fault(view.name, view.state, view.attempt, kind, clean(view.cause or "no cause known"), None, [])
+
+
+def _logs(view: RunView) -> list[str]:
+    """Where to look, in this order: what the run itself printed, then its replicas, the last try of each first."""
+    if not view.log_dir or not view.attempt:
+        return []
+    own = [os.path.join(view.log_dir, f"attempt-{view.attempt}.{stream}") for stream in ("err", "out")]
+    more = [path for stream in ("err", "out") for part in parts(view.log_dir, view.attempt, stream)
+            for path in part.tries[::-1] if path not in own]  # fmt: skip
+    return own + more
 
 
 def show(groups: Sequence[Sequence[Fault]], screen: Screen, *, as_json: bool, quiet: bool) -> int:

@@ -1,4 +1,4 @@
-"""`shoal logs`: the end of a file without reading the file; several runs with prefixes; on, while they live.
+"""`shoal logs`: the end of a file without reading the file; several runs or ranks with prefixes; on, while they live.
 
 In a pipe bytes stay bytes (only progress bars are collapsed, unless --raw); on a terminal nothing in a
 log can act on it.
@@ -19,6 +19,7 @@ from shoal.model import LIVE
 from shoal.observe import observe
 from shoal.store import records
 from shoal.store.records import Claim, Start
+from shoal.views.log_parts import Pick, has_label, parts, picked
 from shoal.views.polling import SharedSlurm
 from shoal.views.render import plain, print_json
 from shoal.views.tail import BLOCK, Collapser, seek_last_lines
@@ -33,7 +34,8 @@ _MOST_JSON = 16 << 20
 class Source(NamedTuple):
     """The files to show, and the attempt that wrote them (0: not started).
 
-    `outdated`: the run was submitted again since, and that submission has not started.
+    `label` names a part of the run, such as "replica 1". `outdated`: the run was submitted again since, and that
+    submission has not started.
     """
 
     run: str
@@ -41,6 +43,8 @@ class Source(NamedTuple):
     paths: list[str]
     err: bool = False
     outdated: bool = False
+    label: str = ""
+    pick: Pick = Pick()
 
 
 class Form(NamedTuple):
@@ -80,20 +84,50 @@ def find(
     return Source(run, number if paths else 0, paths, err, outdated)
 
 
+def find_parts(
+    home: str,
+    run: str,
+    pick: Pick,
+    *,
+    attempt: int | None = None,
+    err: bool = False,
+    every: bool = False,
+    strict: bool = True,
+) -> list[Source]:
+    """The picked ranks and replicas of a run, a source for each. Nothing picked: rank 0, and that of every replica.
+
+    Without `strict` those that are not there may still come; else that is an InputError. `every` takes all tries.
+    """
+    whole = find(home, run, attempt=attempt, err=err)._replace(pick=pick)
+    if not whole.paths:
+        return [whole]
+    found = parts(os.path.dirname(whole.paths[0]), whole.attempt, "err" if err else "out")
+    wanted = picked(found, pick)
+    if not wanted and strict:
+        there = ", ".join(part.label for part in found)
+        hint = f"shoal logs {run} --rank all"
+        raise InputError(f"attempt {whole.attempt} of {run} has no such part; it has {there}", hint=hint)
+    return [
+        whole._replace(
+            paths=part.tries if every else part.tries[-1:], label=part.label if has_label(part, pick) else ""
+        )
+        for part in wanted
+    ] or [whole._replace(paths=[])]
+
+
 def show(sources: Sequence[Source], form: Form, out: BinaryIO | None = None) -> int:
     """Print the last lines. A run that has not started is told so on standard error, and is no error."""
     out = out or sys.stdout.buffer
-    many = sum(len(source.paths) for source in sources) > 1
-    prefixed = len(sources) > 1
+    several = len({source.run for source in sources}) > 1
+    headed = not several and sum(len(source.paths) for source in sources if not source.label) > 1
     for source in sources:
         if not source.paths:
             sys.stderr.write(f"{source.run} has not started yet; shoal logs {source.run} -f waits for it\n")
         for path in source.paths:
-            if many and not prefixed:
+            if headed and not source.label:
                 out.write(f"==> {plain(os.path.basename(path))} <==\n".encode())
-            prefix = f"{source.run} | ".encode() if prefixed else b""
             try:
-                _copy_tail(path, form, prefix, out)
+                _copy_tail(path, form, _prefix(source, several), out)
             except FileNotFoundError:
                 sys.stderr.write(f"{path} is not there (yet)\n")
     out.flush()
@@ -101,7 +135,11 @@ def show(sources: Sequence[Source], form: Form, out: BinaryIO | None = None) -> 
 
 
 def show_json(sources: Sequence[Source], lines: int) -> int:
-    found = [{"run": source.run, "attempt": source.attempt, "logs": _texts(source, lines)} for source in sources]
+    by_run: dict[str, dict[str, Any]] = {}
+    for source in sources:
+        one = by_run.setdefault(source.run, {"run": source.run, "attempt": source.attempt, "logs": []})
+        one["logs"] += _texts(source, lines)
+    found = list(by_run.values())
     print_json({**found[0], "runs": found} if len(found) == 1 else {"runs": found})
     return 0
 
@@ -146,8 +184,8 @@ def follow(
     """
     sources = [source] if isinstance(source, Source) else list(source)
     form = lines if isinstance(lines, Form) else Form(lines, raw=True)
-    pipes = {one.run: _Pipe(one, form, len(sources) > 1) for one in sources}
-    states = dict.fromkeys(pipes, "unknown")
+    pipes = _Pipes(sources, form)
+    states = dict.fromkeys(pipes.runs, "unknown")
     told: dict[str, str] = {}
     asked_at, ask = float("-inf"), SharedSlurm(home)
     try:
@@ -157,38 +195,65 @@ def follow(
                 views = observe(home, open_runs, ask=ask).views
                 states.update({run: view.state for run, view in views.items()})
                 asked_at = clock()
-            for run, pipe in pipes.items():
-                newest = find(home, run, err=pipe.source.err)
-                paths = [] if newest.outdated and states[run] in LIVE else newest.paths
-                pipe.copy(paths)
-                if run in open_runs and told.get(run) != states[run] and not paths and states[run] in LIVE:
+            for run, first in pipes.runs.items():
+                newest = find_parts(home, run, first.pick, err=first.err, strict=False)
+                started = bool(newest[0].paths) and not (newest[0].outdated and states[run] in LIVE)
+                if started:
+                    pipes.copy(newest)
+                if run in open_runs and told.get(run) != states[run] and not started and states[run] in LIVE:
                     sys.stderr.write(f"{run} is {states[run]}\n")
                     told[run] = states[run]
             if not any(state in LIVE for state in states.values()):
                 break
             sleep(_LOOK_EVERY_S)
     except KeyboardInterrupt:
-        go = "goes" if len(pipes) == 1 else "go"
-        sys.stderr.write(f"\nstopped following; {' and '.join(list(pipes)[:3])} {go} on\n")
+        go = "goes" if len(states) == 1 else "go"
+        sys.stderr.write(f"\nstopped following; {' and '.join(list(states)[:3])} {go} on\n")
         return 130
-    for run, pipe in pipes.items():
-        pipe.finish()
-        sys.stderr.write(f"{run} is {states[run]}\n")
+    pipes.finish()
+    for run, state in states.items():
+        sys.stderr.write(f"{run} is {state}\n")
     return 0 if all(state == "done" for state in states.values()) else 4
 
 
-class _Pipe:
-    """Copies what one run writes to our output: as it comes for a single run, in whole lines with a prefix for many."""
+class _Pipes:
+    """One pipe for each source. Ranks and replicas join when they begin to write; then they have labels."""
 
-    def __init__(self, source: Source, form: Form, prefixed: bool) -> None:
-        self.source, self.form = source, form
-        self._prefix = f"{source.run} | ".encode() if prefixed else b""
+    def __init__(self, sources: Sequence[Source], form: Form) -> None:
+        self.runs = {source.run: source for source in reversed(sources)}
+        self._form = form
+        self._pipes = {self._key(one): self._pipe(one) for one in sources}
+
+    def copy(self, sources: Iterable[Source]) -> None:
+        for source in sources:
+            key = self._key(source)
+            if key not in self._pipes:
+                self._pipes[key] = self._pipe(source._replace(paths=[]))
+            self._pipes[key].copy(source.paths)
+
+    def finish(self) -> None:
+        for pipe in self._pipes.values():
+            pipe.finish()
+
+    def _key(self, source: Source) -> tuple[str, str]:
+        return source.run, source.label
+
+    def _pipe(self, source: Source) -> _Pipe:
+        return _Pipe(source, self._form, _prefix(source, len(self.runs) > 1))
+
+
+class _Pipe:
+    """Copies what one source writes to our output: as it comes, or in whole lines with a prefix if it has one."""
+
+    def __init__(self, source: Source, form: Form, prefix: bytes) -> None:
+        self.form, self._prefix = form, prefix
         self._offsets: dict[str, int] = dict.fromkeys(source.paths, -1)
-        self._bars = Collapser() if prefixed and not form.raw else None
+        self._bars = Collapser() if prefix and not form.raw else None
         self._sieve = Sieve() if form.tty else None
 
-    def copy(self, paths: Iterable[str]) -> None:
-        for path in paths:
+    def copy(self, paths: Sequence[str]) -> None:
+        """What came since the last time; also of the file before, which may have grown until these began."""
+        for path in dict.fromkeys([*list(self._offsets)[-1:], *paths]):
             try:
                 with open(path, "rb") as file:  # noqa: PTH123
                     offset = self._offsets.get(path, 0)
@@ -248,6 +313,12 @@ def _print(data: bytes, prefix: bytes, sieve: Sieve | None, out: BinaryIO) -> by
         data = sieve.feed(data)
     out.write(_with_prefix(data, prefix) if prefix else data)
     return data[-1:]
+
+
+def _prefix(source: Source, several: bool) -> bytes:
+    """The run where there are several, the rank or replica where its others are shown too; else nothing."""
+    words = " ".join(word for word in (source.run if several else "", source.label) if word)
+    return f"{words} | ".encode() if words else b""
 
 
 def _with_prefix(data: bytes, prefix: bytes) -> bytes:

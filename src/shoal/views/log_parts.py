@@ -1,0 +1,69 @@
+"""Which files of an attempt hold the output of which rank and replica, by the names that agent/launch gives them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+from shoal.agent.files import names_in
+
+_NAME = re.compile(
+    r"(?:replica-(?P<replica>\d+)(?:\.start-(?P<start>\d+))?\.try-(?P<attempt>\d+)\.?)?"
+    r"(?:rank-(?P<rank>\d+)(?:\.restart-(?P<restart>\d+))?)?\.?(?P<stream>out|err)\Z"
+)
+Number = int | Literal["all"] | None
+
+
+class Pick(NamedTuple):
+    """What to show of several ranks or replicas: a number, all, or None: rank 0 of every replica there is."""
+
+    replica: Number = None
+    rank: Number = None
+
+
+class Part(NamedTuple):
+    """The output of one rank. `tries`: its files, oldest first; what was started again has several."""
+
+    replica: int | None
+    rank: int
+    tries: list[str]
+
+    @property
+    def label(self) -> str:
+        words = [] if self.replica is None else [f"replica {self.replica}"]
+        if self.replica is None or self.rank:
+            words.append(f"rank {self.rank}")
+        return " ".join(words)
+
+
+def parts(log_dir: str, attempt: int, stream: str) -> list[Part]:
+    """Every rank of an attempt, by replica and rank. Rank 0 without a replica is what the run itself printed."""
+    folder = os.path.join(log_dir, f"attempt-{attempt}.launch")
+    found: dict[tuple[int, int], list[tuple[int, int, int, str]]] = {}
+    for name in names_in(folder):
+        match = _NAME.match(name)
+        if match and match["stream"] == stream:
+            start, again, restart = (int(match[key] or 1) for key in ("start", "attempt", "restart"))
+            place = (int(match["replica"]) if match["replica"] else -1, int(match["rank"] or 0))
+            found.setdefault(place, []).append((start, again, restart, os.path.join(folder, name)))
+    found.setdefault((-1, 0), []).append((0, 0, 0, os.path.join(log_dir, f"attempt-{attempt}.{stream}")))
+    return [
+        Part(None if replica < 0 else replica, rank, [path for *_, path in sorted(tries)])
+        for (replica, rank), tries in sorted(found.items())
+    ]
+
+
+def has_label(part: Part, pick: Pick) -> bool:
+    """Whether its lines must say whose they are, because others are shown beside it."""
+    return "all" in pick or (pick == Pick() and part.replica is not None)
+
+
+def picked(found: Iterable[Part], pick: Pick) -> list[Part]:
+    return [
+        part
+        for part in found
+        if (pick.replica in (None, "all") or part.replica == pick.replica)
+        and (pick.rank == "all" or part.rank == (pick.rank or 0))
+    ]

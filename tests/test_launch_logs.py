@@ -1,0 +1,84 @@
+"""`shoal logs` of launches: ranks, replicas and tries are picked, followed, and searched for errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from launching import Launching
+from project import assert_clear_error, end_process
+from shoal.views.log_parts import Pick, parts, picked
+from waiting import wait_until
+
+BROKEN = """
+import os, time
+print("replica", os.environ["SHOAL_REPLICA"], "begins", flush=True)
+if os.environ["SHOAL_REPLICA"] == "1":
+    raise RuntimeError("the loss is not a number")
+time.sleep(60)
+"""
+
+
+def test_ranks_of_a_launch_are_picked_by_number(tmp_path: Path) -> None:
+    project = Launching(tmp_path, show='launch = { mode = "srun", processes = 2 }')
+    name = project.submit("000_show_0", "show")
+    assert project.shoal("logs", name).out == "rank 0 speaks\n"
+    assert project.shoal("logs", name, "--rank", "1").out == "rank 1 speaks\n"
+    both = "rank 0 | rank 0 speaks\nrank 1 | rank 1 speaks\n"
+    assert project.shoal("logs", name, "--rank", "all").out == both
+    assert project.shoal("logs", name, "--rank", "all", "-f").out == both
+    found = json.loads(project.shoal("logs", name, "--rank", "all", "--json").out)
+    assert [Path(log["path"]).name for log in found["logs"]] == ["attempt-1.out", "rank-1.out"]
+    lost = project.shoal("logs", name, "--rank", "7", code=None)
+    assert_clear_error(lost, 2, "attempt 1 of 001_a/000_show_0 has no such part; it has rank 0, rank 1")
+    assert project.shoal("logs", name, "--rank", "first", code=None).code == 2
+
+
+def test_replicas_are_followed_together_and_their_errors_are_found(tmp_path: Path) -> None:
+    launch = 'launch = { mode = "replicas", replicas_per_node = 2, restarts = 1 }'
+    project = Launching(tmp_path, broken=launch)
+    project.write("broken.py", BROKEN)
+    project.script("001_a/000_broken_0.sh", "broken")
+    name = "001_a/000_broken_0"
+    running = project.start("submit", "experiments")
+    try:
+        wait_until(lambda: list((project.home / "runs" / name).glob("attempt.1.start")), 60, "the run begins")
+        followed = project.shoal("logs", name, "-f", code=4)
+        running.communicate(timeout=60)
+    finally:
+        end_process(running)
+    assert "replica 0 | replica 0 begins\n" in followed.out
+    assert followed.out.count("replica 1 | replica 1 begins\n") == 2, "both tries"
+    assert project.shoal("logs", name, "--replica", "1").out == "replica 1 begins\n"
+    headed = project.shoal("logs", name, "--replica", "1", "--all").out
+    assert headed.startswith("==> replica-1.try-1.out <==\nreplica 1 begins\n==> replica-1.try-2.out <==\n")
+    assert "replica 1 ended with code 1 and starts again" in project.shoal("logs", name, "--err").out
+    errors = project.shoal("logs", "--errors").out
+    assert "RuntimeError: the loss is not a number" in errors
+    assert "replica-1.try-2.err" in errors
+
+
+def test_every_name_that_a_launch_gives_is_read_back(tmp_path: Path) -> None:
+    folder = tmp_path / "attempt-2.launch"
+    folder.mkdir()
+    names = ("replica-0.try-1.out", "replica-0.try-1.rank-1.out", "replica-0.try-10.out", "replica-0.try-9.out",
+             "replica-0.start-2.try-1.out", "replica-3.try-1.rank-1.restart-1.out", "lighthouse.log", "plan.json",
+             "replica-0.try-1.unit.json", "rank-2.restart-1.out", "rank-2.out", "rank-2.err")  # fmt: skip
+    for name in names:
+        (folder / name).touch()
+    found = {part.label: [Path(path).name for path in part.tries] for part in parts(str(tmp_path), 2, "out")}
+    assert found == {
+        "rank 0": ["attempt-2.out"],
+        "rank 2": ["rank-2.out", "rank-2.restart-1.out"],
+        "replica 0": [
+            "replica-0.try-1.out",
+            "replica-0.try-9.out",
+            "replica-0.try-10.out",
+            "replica-0.start-2.try-1.out",
+        ],
+        "replica 0 rank 1": ["replica-0.try-1.rank-1.out"],
+        "replica 3 rank 1": ["replica-3.try-1.rank-1.restart-1.out"],
+    }
+    everything = parts(str(tmp_path), 2, "out")
+    assert [part.label for part in picked(everything, Pick(replica=0, rank="all"))] == ["replica 0", "replica 0 rank 1"]
+    assert [part.label for part in picked(everything, Pick(rank=2))] == ["rank 2"]
