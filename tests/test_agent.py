@@ -110,12 +110,12 @@ def test_a_process_is_known_by_more_than_its_number() -> None:
     assert process.is_alive({**me, "host": "elsewhere"}) is None
 
 
-def test_the_shipped_agent_is_the_same_bytes_each_time_and_has_all_its_modules(tmp_path: Path) -> None:
-    assert shipping.build() == shipping.build()
+def test_the_agent_is_shipped_once_and_has_all_its_modules(tmp_path: Path) -> None:
     path = shipping.ship(str(tmp_path))
     assert path == shipping.ship(str(tmp_path)) and len(os.listdir(tmp_path / "agent")) == 1
-    done = subprocess.run([sys.executable, "-I", path, str(tmp_path / "submissions/x")], capture_output=True, text=True)
-    assert done.returncode == 0 and "no record of this submission" in done.stdout, done.stderr
+    for python in filter(None, (sys.executable, _python38())):  # compiled for the first, source for the other
+        done = subprocess.run([python, "-I", path, str(tmp_path / "submissions/x")], capture_output=True, text=True)
+        assert done.returncode == 0 and "no record of this submission" in done.stdout, done.stderr
 
 
 def _python38() -> str | None:
