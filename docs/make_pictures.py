@@ -55,8 +55,8 @@ def main() -> None:
         shutil.rmtree(folder)
     lines = text.replace(str(folder / "lead"), "~/lead").strip().split("\n")
     # The middle is more of the same: two seeds and two evaluations.
-    start = next(number for number, line in enumerate(lines) if "011_posttrain1_1 starts from" in line)
-    end = next(number for number, line in enumerate(lines) if "022_evaluate1_2 starts from" in line)
+    start = next(number for number, line in enumerate(lines) if "run 001_example/011_posttrain1_1," in line)
+    end = next(number for number, line in enumerate(lines) if "run 001_example/022_evaluate1_2," in line)
     picture("demo", "make demo", "\n".join([*lines[:start], "  ...", *lines[end:]]))
 
 

@@ -205,3 +205,49 @@ def test_stages_wait_on_disk_under_a_budget_as_well(tmp_path: Path, slurm: Sandb
         lambda: {run["state"] for run in project.status().values()} == {"done"}, 120, "all seven are done", poll_s=0.5
     )
     assert len(project.status()) == 7
+
+
+def scripts(project: Project, *more: str) -> Path:
+    """The same graph as bash scripts: each names the run it builds on, which need not exist yet."""
+    flags = "--time=5 --mem=50"
+    project.script("001_lead/000_pretrain.sh", f"train {flags} -- save=7 {' '.join(more)}")
+    project.script("001_lead/010_posttrain.sh", f"posttrain 000_pretrain --seeds=0-2 {flags} -- save=9")
+    project.script("001_lead/020_evaluate.sh", f'evaluate "010_posttrain_$SHOAL_SEED" --seeds 0-2 {flags}')
+    return project.root / "experiments" / "001_lead"
+
+
+@pytest.mark.slurm
+def test_bash_scripts_build_on_each_other_by_name_in_one_submit(tmp_path: Path, slurm: Sandbox) -> None:
+    project = Project(tmp_path, slurm)
+    folder = scripts(project, "wait=go")
+    project.shoal("submit", folder)
+    project.wait_started("001_lead/000_pretrain")
+    rows = project.slurm("squeue", "-h", "-r", "-o", "%T|%E").splitlines()
+    assert len(rows) == 7 and sum("PENDING|afterok" in row for row in rows) == 6
+    (project.root / "go").touch()
+    for seed in range(3):
+        project.wait(f"001_lead/020_evaluate_{seed}", "done")
+        mark = project.marks(f"001_lead/010_posttrain_{seed}")[0]
+        assert mark["env"]["SHOAL_START_FROM"].endswith("model_7.pth")
+        assert f"010_posttrain_{seed}/" in project.marks(f"001_lead/020_evaluate_{seed}")[0]["args"][0]
+    project.assert_ran_once(*project.status())
+    assert {run["did"] for run in project.shoal("submit", "--json", folder).json["runs"]} == {"left alone"}
+
+
+def test_a_script_names_its_seeds_and_its_parent_like_a_page(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    folder = scripts(project)
+    planned = {run["name"]: run["parents"] for run in project.shoal("plan", folder, "--json").json["runs"]}
+    assert list(planned)[1:] == [f"001_lead/0{k}_{seed}" for k in ("10_posttrain", "20_evaluate") for seed in range(3)]
+    assert planned["001_lead/010_posttrain_2"] == ["001_lead/000_pretrain"]
+    assert planned["001_lead/020_evaluate_2"] == ["001_lead/010_posttrain_2"]
+    by_hand = project.bash(folder / "010_posttrain.sh", code=2)
+    assert "builds on 001_lead/000_pretrain, which does not exist" in by_hand.err
+    project.bash(folder / "000_pretrain.sh")
+    project.bash(folder / "010_posttrain.sh")
+    assert len(project.marks("001_lead/010_posttrain_1")) == 1
+    told = project.bash(folder / "020_evaluate.sh", code=2)
+    assert "uses $SHOAL_SEED and names several seeds" in told.err and "hint: shoal submit" in told.err
+    project.script("001_lead/021_evaluate.sh", "evaluate 010_posttrain_{seed} --seeds=1")
+    project.bash(folder / "021_evaluate.sh")
+    assert "010_posttrain_1/" in project.marks("001_lead/021_evaluate_1")[0]["args"][0]

@@ -95,12 +95,12 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `step` is the word in the script's name (pretrain1); `step_kind` is the step of shoal.toml that it calls (train).
     `command` is the step's, whose {placeholders} the agent fills in; `args` are the user's and arrive as they are.
     `env` holds only what the experiment itself set; the rest of the environment is the machine's business.
-    `start_from` is the checkpoint that the user named as input, as in post-training; if they named a run, `start_run`
-    is that run, and it is what counts: its newest checkpoint may be another one tomorrow.
+    `start_from` is the checkpoint that the user named as input, as in post-training; a run that they named instead is
+    `start_parent`, because its newest checkpoint may be another one tomorrow.
     `sweep` is the base name of the sweep that the run belongs to; `derived` names the `params` that follow from others;
     `cost` is its relative duration and `search` how losers are stopped, for whoever packs; `survive` is the step's
     policy for what clusters do.
-    `parents` are runs that must be done first; `start_parent` is the one of them whose checkpoint it starts from.
+    `parents` are runs that must be done first; `start_parent` is the one of them to start from.
     `smoke` says after how many steps a smoke run has passed; `trial` which run it may take over, and after which step.
     """
 
@@ -118,7 +118,6 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     env: dict[str, str] = {}
     checkpoint: str | None = None
     start_from: str | None = None
-    start_run: str | None = None
     launch: str = "process"
     launch_settings: LaunchSettings = LaunchSettings()
     title: str | None = None
@@ -160,7 +159,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             "args": self.args,
             "params": self.params,
             "env": self.env,
-            "start_from": self.start_run or self.start_from,
+            "start_from": self.start_from,
             "launch": self.launch,
             **({"data": self.data} if self.data else {}),
         }

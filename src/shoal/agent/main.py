@@ -155,6 +155,8 @@ def _attempt(home: str, claim: fence.Claim, me: Dict[str, Any], set_up_exit: int
     if resume_from:
         step = checkpoints.step_of(resume_from)
         _say("continuing from %s%s" % (resume_from, "" if step is None else " (step %d)" % step))
+    elif spec.get("start_from"):
+        _say("starting from %s" % spec["start_from"])
     _say("output in %s" % out)
     attempt, end, env = _run(home, claim, number, spec, resume_from, out, err, set_up_exit)
     end["job_id"] = me.get("job_id")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from shoal.config.cluster import Cluster
     from shoal.config.project import Project
     from shoal.plan.doors import Wish
-    from shoal.submit.scripts import How
+    from shoal.submit.orders import How
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +63,7 @@ def add_how(parser: argparse.ArgumentParser) -> None:
 
 
 def how_of(args: argparse.Namespace) -> How:
-    from shoal.submit.scripts import How
+    from shoal.submit.orders import How
 
     packed = args.shape in ("pack", "pilots") or args.pilots is not None
     pack = pack_of(args) if packed else None

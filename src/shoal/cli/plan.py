@@ -34,45 +34,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    project = project_here()
-    return show_plan(args, project, cluster_for(project, args.on))
+    return show_plan(args)
 
 
-def show_plan(args: argparse.Namespace, project: Project, cluster: Cluster) -> int:
+def show_plan(args: argparse.Namespace) -> int:
+    """What `submit --dry-run` shows as well."""
     from shoal.submit.orders import prepare
     from shoal.submit.pruning import removed
     from shoal.submit.scripts import read_scripts, where
     from shoal.views import plan
 
-    asked, waiting, grown = read_scripts(args.file, project, os.environ, wish_of(args))
-    cluster = where(asked, project, cluster, os.environ, args.on)
+    project = project_here()
+    asked, grown = read_scripts(args.file, project, os.environ, wish_of(args))
+    cluster = where(asked, project, cluster_for(project, args.on), os.environ, args.on)
     if getattr(args, "shapes", False):
         return show_shapes(args, asked, project, cluster)
-    how = how_of(args)
-    order = prepare(
-        asked,
-        project,
-        cluster,
-        os.environ,
-        shape=how.shape,
-        again=how.again,
-        at_once=how.at_once,
-        pack=how.pack,
-        force=how.force,
-        smoke=how.smoke is not None,
-    )
+    order = prepare(asked, project, cluster, os.environ, how_of(args))
     gone = removed(str(project.home), grown, [one.run.spec.name for one in asked], os.environ)
-    plan.show(
-        order,
-        asked,
-        waiting,
-        project,
-        cluster,
-        gone=gone,
-        as_json=args.json,
-        quiet=args.quiet,
-        scripts=getattr(args, "script", False),
-    )
+    scripts = getattr(args, "script", False)
+    plan.show(order, asked, project, cluster, gone=gone, as_json=args.json, quiet=args.quiet, scripts=scripts)
     return 0
 
 

@@ -11,36 +11,18 @@ import argparse
 import os
 
 from shoal.cli import submit
-from shoal.cli.options import cluster_for, how_of, project_here, wish_of
+from shoal.cli.options import home_here
 
 configure = submit.configure
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.submit.budget import set_limits
-    from shoal.submit.scripts import submit_scripts
     from shoal.views.watching import follow_to_end
 
-    project = project_here()
-    cluster = cluster_for(project, args.on)
     if args.dry_run:
         return submit.run(args)
-    if args.budget:
-        set_limits(str(project.home), cluster, args.budget)
-    say = submit.teller(args, next_steps=False)
-    with say:
-        results = submit_scripts(
-            args.file,
-            project,
-            cluster,
-            os.environ,
-            tell=say,
-            follow=not args.quiet,
-            wish=wish_of(args),
-            how=how_of(args),
-            prune=args.prune,
-            on=args.on,
-        )
-        if cluster.is_local or all(result.did == "ran" for result in results):
+    with submit.teller(args, next_steps=False) as say:
+        results = submit.submit_files(args, say)
+        if any(result.did == "ran" for result in results):
             return submit.exit_code(results)
-        return follow_to_end(str(project.home), results, say, os.environ)
+        return follow_to_end(home_here(), results, say, os.environ)

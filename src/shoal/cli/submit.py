@@ -46,31 +46,35 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.dry_run:
+        from shoal.cli.plan import show_plan
+
+        return show_plan(args)
+    with teller(args) as say:
+        return exit_code(submit_files(args, say))
+
+
+def submit_files(args: argparse.Namespace, say: Teller) -> list[Result]:
+    """What `submit` and `run` do with their files."""
     from shoal.submit.budget import set_limits
     from shoal.submit.scripts import submit_scripts
 
     project = project_here()
     cluster = cluster_for(project, args.on)
-    if args.budget and not args.dry_run:
+    if args.budget:
         set_limits(str(project.home), cluster, args.budget)
-    if args.dry_run:
-        from shoal.cli.plan import show_plan
-
-        return show_plan(args, project, cluster)
-    with teller(args) as say:
-        results = submit_scripts(
-            args.file,
-            project,
-            cluster,
-            os.environ,
-            tell=say,
-            follow=not args.quiet,
-            wish=wish_of(args),
-            how=how_of(args),
-            prune=args.prune,
-            on=args.on,
-        )
-    return exit_code(results)
+    return submit_scripts(
+        args.file,
+        project,
+        cluster,
+        os.environ,
+        tell=say,
+        follow=not args.quiet,
+        wish=wish_of(args),
+        how=how_of(args),
+        prune=args.prune,
+        on=args.on,
+    )
 
 
 def submit_calls(calls: Sequence[Call], *, secret: Sequence[str] = ()) -> int:
@@ -101,13 +105,16 @@ def submit_added(added: Sequence[dict[str, Any]], *, on: str | None, quiet: bool
 
 
 def exit_code(results: Sequence[Result]) -> int:
-    """A single run on this machine lends its exit code; several are 0, or 4 if one failed, or 130 if interrupted."""
+    """A single run on this machine lends its exit code; several are 0, or 4 if one failed, or 130 if interrupted. A run
+    that is held because of its parent counts as failed."""
     from shoal.model import AS_MEANT
 
     ran = [result for result in results if result.did == "ran"]
     if any(result.state == "cancelled" for result in ran):
         return 130
-    if len(ran) == 1 and not any(result.did == "held" for result in results):
+    if any(result.did == "held" for result in results):
+        return 4
+    if len(ran) == 1:
         return ran[0].exit_code or (0 if ran[0].state == "done" else 4)
     return 4 if any(result.state not in AS_MEANT for result in ran) else 0
 

@@ -18,12 +18,13 @@ from shoal.errors import InputError
 from shoal.model import RunSpec
 from shoal.names import check_length, parse_script_path, stem_with_seed
 from shoal.plan.calls import Call
-from shoal.plan.inputs import Found, NotReadyError, find_checkpoint, find_run, output_folders
+from shoal.plan.inputs import Source, find_run, find_source, output_folders
 from shoal.plan.submissions import PlannedRun
 from shoal.store.reading import Reader
+from shoal.sweep.values import parse_seeds
 
-#: Flags of shoal among a step function's words; the others are sbatch's.
-_VALUE_FLAGS = ("--on", "--launch")
+#: Flags of shoal among a step function's words; the others are sbatch's. `plan/doors.py` reads --seeds.
+_VALUE_FLAGS = ("--on", "--launch", "--seeds")
 _PLAIN_FLAGS = ("--again", "--dry-run", "--json", "--quiet-run")
 
 
@@ -46,7 +47,7 @@ class _Words(NamedTuple):
 
 
 def describe(call: Call, project: Project) -> Asked:
-    """The run that a call asks for. InputError names the script; NotReadyError: its input does not exist yet."""
+    """The run that a call asks for; a mistake is an InputError that names the script."""
     words = _split(call)
     script = Path(call.script)
     named = parse_script_path(script, project.root)
@@ -61,7 +62,7 @@ def describe(call: Call, project: Project) -> Asked:
     if call.seed is not None and call.seed != seed:
         seed, stem = call.seed, stem_with_seed(stem, call.seed)
         check_length(named.experiment, stem)
-    found = _source(words.source, project, named.experiment, step.checkpoint)
+    source = _source(words.source, project, named.experiment, step.checkpoint, seed)
     launch, settings = change_mode(words.own.get("--launch", step.launch), step.launch, step.launch_settings)
     spec = RunSpec(
         experiment=named.experiment,
@@ -76,8 +77,9 @@ def describe(call: Call, project: Project) -> Asked:
         output=step.output,
         env={**step.env, **call.env},
         checkpoint=step.checkpoint,
-        start_from=found.checkpoint if found else None,
-        start_run=found.run if found else None,
+        start_from=source.checkpoint,
+        parents=[source.parent] if source.parent else [],
+        start_parent=source.parent,
         launch=launch,
         launch_settings=settings,
         title=named.title,
@@ -86,7 +88,7 @@ def describe(call: Call, project: Project) -> Asked:
         survive=step.survive,
         data=resolve_data(step.data, project.root),
     )
-    note = f"starts from {_with_step(found.checkpoint)}" if found and found.checkpoint else None
+    note = f"starts from {with_step(source.checkpoint)}" if source.checkpoint else None
     return Asked(PlannedRun(spec), words.own.get("--on"), "--again" in words.own, "--dry-run" in words.own, note)
 
 
@@ -109,8 +111,8 @@ def resume(word: str, project: Project, flags: Sequence[str], experiment: str | 
         newest = checkpoints.newest(folder, spec.checkpoint)
         if newest is not None:
             spec = msgspec.structs.replace(spec, flags=list(flags) or spec.flags)
-            return Asked(PlannedRun(spec, resume_in=folder), note=f"continues from {_with_step(newest)}")
-    raise NotReadyError(
+            return Asked(PlannedRun(spec, resume_in=folder), note=f"continues from {with_step(newest)}")
+    raise InputError(
         f"{name} has no checkpoint {spec.checkpoint} to continue from" + (f" in {wanted[0]}" if wanted else ""),
         hint=f"shoal retry {name} --fresh   # starts it from the beginning",
     )
@@ -126,6 +128,11 @@ def refuse_doubles(asked: Sequence[Asked]) -> None:
                 f"{name} is asked for twice: one script is one run", hint="put the second step into a script of its own"
             )
         seen[name] = one
+
+
+def seeds_in(call: Call) -> list[int] | None:
+    """The seeds that a call names itself: posttrain 000_pretrain_0 --seeds=0-2."""
+    return parse_seeds(_split(call).own.get("--seeds"))
 
 
 def _split(call: Call) -> _Words:
@@ -150,13 +157,13 @@ def _split(call: Call) -> _Words:
     return _Words(source, rest, args, own)
 
 
-def _source(word: str | None, project: Project, experiment: str, pattern: str | None) -> Found | None:
+def _source(word: str | None, project: Project, experiment: str, pattern: str | None, seed: int | None) -> Source:
     if word is None:
-        return None
-    return find_checkpoint(str(project.home), project.root, word, experiment, pattern)
+        return Source()
+    return find_source(project.root, word.replace("{seed}", "" if seed is None else str(seed)), experiment, pattern)
 
 
-def _with_step(checkpoint: str) -> str:
+def with_step(checkpoint: str) -> str:
     step = checkpoints.step_of(checkpoint)
     shown = os.path.relpath(checkpoint)
     return shown if step is None else f"{shown} (step {step})"

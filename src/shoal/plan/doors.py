@@ -14,8 +14,8 @@ from shoal.config.document import Document, read_document
 from shoal.config.project import Project
 from shoal.errors import InputError
 from shoal.names import parse_script_path
-from shoal.plan.calls import collect
-from shoal.plan.describe import Asked, describe
+from shoal.plan.calls import Call, collect
+from shoal.plan.describe import Asked, describe, seeds_in
 from shoal.plan.python_file import collect_blocks
 from shoal.plan.submissions import PlannedRun
 from shoal.sweep.blocks import Block, parse_block, with_flags
@@ -71,8 +71,15 @@ def read_file(path: Path, project: Project, environ: Mapping[str, str], wish: Wi
             for sweep in collect_blocks(path, environ)
         ]
         return read_sweeps(sweeps, project)
-    asked = [describe(call, project) for call in collect(path, environ, parse_seeds(wish.seeds))]
+    asked = [describe(call, project) for call in _calls(path, environ, parse_seeds(wish.seeds))]
     return _swept(asked, wish, project, path) if wish.sets else Reading(asked, [])
+
+
+def _calls(path: Path, environ: Mapping[str, str], seeds: Sequence[int] | None) -> list[Call]:
+    """The calls of a script for these seeds, or for those that its call names itself."""
+    calls = collect(path, environ, seeds)
+    own = seeds_in(calls[0]) if seeds is None else None
+    return calls if own is None else collect(path, environ, own)
 
 
 def _list_files(document: Document, root: Path) -> None:
@@ -135,7 +142,13 @@ def _swept(asked: Sequence[Asked], wish: Wish, project: Project, path: Path) -> 
             ]
             args = [_with(word, values) for word in spec.args]
             run = msgspec.structs.replace(
-                spec, stem=stem, params=dict(sorted(point.params.items())), args=[*args, *extra], sweep=base
+                spec,
+                stem=stem,
+                params=dict(sorted(point.params.items())),
+                args=[*args, *extra],
+                sweep=base,
+                parents=[_with(parent, values) for parent in spec.parents],
+                start_parent=None if spec.start_parent is None else _with(spec.start_parent, values),
             )
             found.append(one._replace(run=PlannedRun(run)))
     return Reading(found, [Grown(named.experiment, base, number, naming)])

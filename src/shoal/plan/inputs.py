@@ -11,20 +11,14 @@ from shoal.agent.files import names_in
 from shoal.errors import InputError
 from shoal.store import records
 from shoal.store.listing import run_names
-from shoal.store.reading import Reader
 from shoal.store.records import Claim
 
 
-class NotReadyError(InputError):
-    """What the run needs does not exist yet, but may come: its parent has not written a checkpoint."""
+class Source(NamedTuple):
+    """What a run starts from: a checkpoint that is there, or a run whose newest one is looked up in time."""
 
-
-class Found(NamedTuple):
-    """A checkpoint, the output folder it stands in, and the run that wrote it, where those are known."""
-
-    checkpoint: str | None
-    folder: str
-    run: str | None
+    checkpoint: str | None = None
+    parent: str | None = None
 
 
 def find_run(home: str, word: str, experiment: str | None = None) -> str:
@@ -50,39 +44,18 @@ def find_run(home: str, word: str, experiment: str | None = None) -> str:
     )
 
 
-def find_checkpoint(home: str, root: Path, word: str, experiment: str, pattern: str | None) -> Found:
-    """The newest checkpoint that a word stands for.
-
-    A file is itself. A folder gives its newest checkpoint, or that of its newest dated folder. A run gives the newest
-    of its output folders that has one. Nothing there is an InputError; nothing there yet is a NotReadyError.
+def find_source(root: Path, word: str, experiment: str, pattern: str | None) -> Source:
+    """What a word stands for. A file is itself; a folder gives its newest checkpoint, or that of its newest dated
+    folder, as it is now. Anything else names a run, of this experiment unless it says another; it need not exist yet.
     """
     path = Path(os.path.expanduser(word))
     path = path if path.is_absolute() else (path if path.exists() else root / path)
     if path.is_file():
-        return Found(str(path.absolute()), str(path.absolute().parent), None)
+        return Source(str(path.absolute()))
     if path.is_dir():
-        return _in_folder(path.absolute(), pattern, word)
-    script = root / "experiments" / (word if "/" in word else f"{experiment}/{word}")
-    try:
-        name = find_run(home, word, experiment)
-    except InputError:
-        if not script.with_name(f"{script.name}.sh").is_file():
-            raise
-        raise NotReadyError(f"{word} has not been submitted yet", hint=f"shoal submit {script}.sh") from None
-    spec = Reader(home).spec(name)
-    pattern = (spec.checkpoint if spec else None) or pattern
-    if pattern is None:
-        raise InputError(
-            f"nothing says how checkpoints of {name} are named", hint='checkpoint = "model_*.pth"   # in its step'
-        )
-    folders = output_folders(home, name)
-    for folder in folders:
-        if (newest := checkpoints.newest(folder, pattern)) is not None:
-            return Found(newest, folder, name)
-    raise NotReadyError(
-        f"{name} has written no checkpoint {pattern} yet" + (f" in {folders[0]}" if folders else ""),
-        hint=f"shoal status {name}",
-    )
+        return Source(_in_folder(path.absolute(), pattern, word))
+    name = word.removesuffix(".sh").rstrip("/")
+    return Source(parent=name if "/" in name else f"{experiment}/{name}")
 
 
 def output_folders(home: str, name: str) -> list[str]:
@@ -96,10 +69,10 @@ def output_folders(home: str, name: str) -> list[str]:
     return list(found)
 
 
-def _in_folder(folder: Path, pattern: str | None, word: str) -> Found:
+def _in_folder(folder: Path, pattern: str | None, word: str) -> str:
     if pattern is None:
         raise InputError(f"nothing says how checkpoints in {word} are named", hint='checkpoint = "model_*.pth"')
     for candidate in (folder, *sorted((path for path in folder.iterdir() if path.is_dir()), reverse=True)):
         if (newest := checkpoints.newest(str(candidate), pattern)) is not None:
-            return Found(newest, str(candidate), None)
-    raise NotReadyError(f"there is no checkpoint {pattern} in {folder}", hint=f"ls {folder}")
+            return newest
+    raise InputError(f"there is no checkpoint {pattern} in {folder}", hint=f"ls {folder}")

@@ -28,10 +28,10 @@ def check_graph(specs: Sequence[RunSpec], known: Collection[str]) -> None:
     for spec in specs:
         for name in spec.parents:
             if name not in by_name and name not in known:
-                near = get_close_matches(name, [*by_name, *known], n=1)
+                near = [one.removeprefix(f"{spec.experiment}/") for one in get_close_matches(name, [*by_name, *known])]
                 raise InputError(
                     f"{spec.name} builds on {name}, which does not exist"
-                    + (f"; did you mean {near[0].partition('/')[2]}?" if near else ""),
+                    + (f"; did you mean {near[0]}?" if near else ""),
                     hint="submit the file that describes it together with this one",
                 )
     _refuse_circles(by_name)

@@ -22,7 +22,7 @@ from shoal.observe import observe
 from shoal.pack.earlier import earlier_durations
 from shoal.pack.options import PackOptions
 from shoal.plan import packs
-from shoal.plan.describe import Asked, refuse_doubles
+from shoal.plan.describe import Asked, refuse_doubles, with_step
 from shoal.plan.seeds import unread_seeds
 from shoal.plan.stages import Held, arrange, check_graph, parents_of
 from shoal.plan.submissions import LARGEST_ARRAY, PlannedRun, PlannedSubmission, lay_out
@@ -63,23 +63,33 @@ class Order(NamedTuple):
     notes: list[str]
 
 
+class How(NamedTuple):
+    """How runs are submitted: their shape, whether done ones start over, how many may run at once, whether the doctor
+    may be overruled, whether jobs get the code as it is now, and where a smoke run goes first ("there", as a job, or
+    "here")."""
+
+    shape: str = "auto"
+    again: bool = False
+    at_once: int | None = None
+    pack: PackOptions | None = None
+    force: bool = False
+    snapshot: bool = True
+    smoke: str | None = None
+
+    def smokes_here(self, cluster: Cluster) -> bool:
+        return self.smoke == "here" and not cluster.is_local
+
+
+DEFAULT = How()
+
+
 def prepare(
-    asked: Sequence[Asked],
-    project: Project,
-    cluster: Cluster,
-    environ: Mapping[str, str],
-    *,
-    shape: str = "auto",
-    again: bool = False,
-    at_once: int | None = None,
-    pack: PackOptions | None = None,
-    force: bool = False,
-    smoke: bool = False,
+    asked: Sequence[Asked], project: Project, cluster: Cluster, environ: Mapping[str, str], how: How = DEFAULT
 ) -> Order:
     """Decide what each run needs and lay the ones to start over jobs. Reads everything, changes nothing.
 
-    With `smoke`, a short run of each kind stands before them. What the doctor refuses is a RefusedError; with `force`
-    it is a note.
+    With `how.smoke`, a short run of each kind stands before them, unless this machine runs it first. What the doctor
+    refuses is a RefusedError; with `how.force` it is a note.
     """
     refuse_doubles(asked)
     home = str(project.home)
@@ -94,22 +104,23 @@ def prepare(
     for one in asked:
         secrecy.refuse_leaks(one.run.spec, secrets)
         view = views[one.run.spec.name]
-        decision = _decide(one, reader, view, again or one.again)
+        decision = _decide(one, reader, view, how.again or one.again)
         if decision.start:
             spec = msgspec.structs.replace(one.run.spec, revision=decision.revision)
             start.append(one.run._replace(spec=spec))
         else:
             left.append(Result(view.name, "left alone", view.state, decision.reason, view.job_id, view.output_dir))
-    start, held = _arrange([one.run.spec for one in asked], start, views, home, environ)
+    start, held, inherited = _arrange([one.run.spec for one in asked], start, views, home, environ)
+    notes += inherited
     left += [Result(one.run.spec.name, "held", "new", one.reason) for one in held]
     start, avoided = avoid_failed_nodes(start, views, project, cluster, environ)
     notes += avoided
     requeue = {step.name: step.requeue for step in project.steps.values()}
     most = largest_array(environ) if len(start) > 1 and not cluster.is_local else None
-    packed = bool(start) and (pack is not None or shape in packs.SHAPES)
+    packed = bool(start) and (how.pack is not None or how.shape in packs.SHAPES)
     if packed and any(run.needs for run in start):
         raise InputError("runs that build on each other cannot share a pack", hint="leave --shape out")
-    if smoke and start:
+    if how.smoke and not how.smokes_here(cluster) and start:
         start, under_way = _with_smoke(start, views, project, cluster, environ)
         left += under_way
     first = [run for run in start if run.spec.smoke] if packed else start
@@ -117,21 +128,21 @@ def prepare(
         first,
         project,
         cluster,
-        shape="job" if packed else shape,
+        shape="job" if packed else how.shape,
         requeue=requeue,
-        at_once=at_once,
+        at_once=how.at_once,
         largest_array=most or LARGEST_ARRAY,
     )
     if packed:
         rest = [run for run in start if not run.spec.smoke]
-        submissions.append(_pack(rest, project, cluster, pack or PackOptions(), shape))
+        submissions.append(_pack(rest, project, cluster, how.pack or PackOptions(), how.shape))
     elif any(run.spec.search for run in start):
         notes.append("[search] stops runs of packs only, and none of these: --shape pack, or --pilots K")
     notes += dict.fromkeys(note for planned in submissions for note in planned.resolved.notes)
     if submissions and not cluster.is_local:
-        if not force:
+        if not how.force:
             refuse_impossible([planned.resolved for planned in submissions], environ)
-        notes += check_before(submissions, str(project.root), force=force)
+        notes += check_before(submissions, str(project.root), force=how.force)
     return Order(submissions, left, views, notes)
 
 
@@ -185,21 +196,27 @@ def _arrange(
     views: Mapping[str, RunView],
     home: str,
     environ: Mapping[str, str],
-) -> tuple[list[PlannedRun], list[Held]]:
-    """Stages in their order; costs nothing where no run builds on another."""
+) -> tuple[list[PlannedRun], list[Held], list[str]]:
+    """Stages in their order, and from where those start whose parents are done; costs nothing without stages."""
     parents = parents_of(specs)
     if not parents:
-        return start, []
+        return start, [], []
     check_graph(specs, run_names(home))
     others = observe(home, sorted(parents - set(views)), environ=environ).views
     placed, held = arrange(start, {name: view.state for name, view in {**views, **others}.items()})
+    notes: dict[str, str] = {}
     for run in placed:
         # A parent that is done will write no checkpoint any more: better to know now than after a night in the queue.
         if run.spec.start_parent and run.spec.start_parent not in run.needs:
             found = stages.inherit(home, {"start_parent": run.spec.start_parent})
             if "cannot_start" in found:
-                raise InputError(f"{run.spec.name} cannot start: {found['cannot_start']}")
-    return placed, held
+                raise InputError(
+                    f"{run.spec.name} cannot start: {found['cannot_start']}",
+                    hint=f"shoal logs {run.spec.start_parent}   # what did it save?",
+                )
+            checkpoint = str(found["start_from"])
+            notes.setdefault(checkpoint, f"{run.spec.name} starts from {with_step(checkpoint)}")
+    return placed, held, list(notes.values())
 
 
 def _pack(

@@ -15,7 +15,7 @@ from shoal.pack.options import PackOptions
 from shoal.plan.describe import Asked
 from shoal.plan.doors import Grown, keep, read_sweeps
 from shoal.plan.submissions import PlannedRun, PlannedSubmission
-from shoal.submit.orders import Result, carry_out, prepare
+from shoal.submit.orders import How, Result, carry_out, prepare
 from shoal.sweep.blocks import with_flags
 
 #: What a command line says about its parameters: --set, --zip, --seeds.
@@ -78,7 +78,7 @@ def pack_commands(
         whole = whole._replace(blocks=tuple(with_flags(block, *sweep) for block in whole.blocks))
         asked, grown = read_sweeps([whole], project)
     names = [one.run.spec.name for one in asked]
-    order = prepare(asked, project, cluster, environ, shape="pack", again=again, pack=options)
+    order = prepare(asked, project, cluster, environ, How("pack", again, pack=options))
     for text in order.notes:
         note(text)
     planned = order.submissions[0] if order.submissions else None

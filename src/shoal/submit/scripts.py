@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -13,13 +12,11 @@ from shoal.config.cluster import Cluster
 from shoal.config.project import Project
 from shoal.errors import InputError
 from shoal.names import parse_script_path
-from shoal.pack.options import PackOptions
 from shoal.plan.calls import Call
-from shoal.plan.describe import Asked, describe
+from shoal.plan.describe import Asked, describe, seeds_in
 from shoal.plan.doors import SUFFIXES, Grown, Wish, keep, read_file
-from shoal.plan.inputs import NotReadyError
 from shoal.submit.cancelling import cancel
-from shoal.submit.orders import Result, carry_out, prepare, smoke_here
+from shoal.submit.orders import DEFAULT, How, Result, carry_out, prepare, smoke_here
 from shoal.submit.pruning import removed
 from shoal.units import natural
 
@@ -58,39 +55,18 @@ def _inside(folder: Path, pattern: str) -> list[Path]:
     return sorted((path for suffix in SUFFIXES for path in folder.glob(pattern + suffix)), key=natural)
 
 
-class How(NamedTuple):
-    """How runs are submitted: their shape, whether done ones start over, how many may run at once, whether the doctor
-    may be overruled, and where a smoke run goes first ("there", as a job, or "here")."""
-
-    shape: str = "auto"
-    again: bool = False
-    at_once: int | None = None
-    pack: PackOptions | None = None
-    force: bool = False
-    snapshot: bool = True
-    smoke: str | None = None
-
-
-DEFAULT = How()
-
-
 class Read(NamedTuple):
-    """Everything that files ask for, the files whose inputs do not exist yet, and what the names of sweeps rest on."""
+    """Everything that files ask for, and what the names of sweeps rest on."""
 
     asked: list[Asked]
-    waiting: list[tuple[Path, NotReadyError]]
     grown: list[Grown]
 
 
 def read_scripts(paths: Sequence[Path], project: Project, environ: Mapping[str, str], wish: Wish | None = None) -> Read:
     """Read every file; a mistake in any of them is raised."""
-    read = Read([], [], [])
+    read = Read([], [])
     for path in find_scripts(paths, project):
-        try:
-            found = read_file(path, project, environ, wish or Wish())
-        except NotReadyError as error:
-            read.waiting.append((path, error))
-            continue
+        found = read_file(path, project, environ, wish or Wish())
         read.asked.extend(found.asked)
         read.grown.extend(found.grown)
     return read
@@ -111,34 +87,14 @@ def submit_scripts(
 ) -> list[Result]:
     """Submit scripts in order. All are read first, so that a mistake in the last one stops the first.
 
-    On this machine a script whose input does not exist yet is read once more when its turn comes. With `prune`, live
-    runs that a sweep no longer describes are cancelled.
+    With `prune`, live runs that a sweep no longer describes are cancelled.
     """
-    asked, waiting, grown = read_scripts(paths, project, environ, wish)
+    asked, grown = read_scripts(paths, project, environ, wish)
     cluster = where(asked, project, cluster, environ, on)
     tell_secrets(environ, cluster, tell)
-    results: list[Result] = []
-    late = dict(waiting)
-    if cluster.is_local and late:
-        for path in find_scripts(paths, project):
-            asked, still, grown = read_scripts([path], project, environ, wish)
-            if still:
-                raise still[0][1]
-            keep(str(project.home), grown)
-            results += submit_asked(asked, project, cluster, environ, tell=tell, follow=follow, how=how)
-            if results[-1].did == "ran" and results[-1].state != "done":
-                break
-        return results
-    if asked:
-        keep(str(project.home), grown)
-        _prune(project, grown, asked, environ, tell, prune)
-        results = submit_asked(asked, project, cluster, environ, tell=tell, follow=follow, how=how)
-    if late:
-        path, error = waiting[0]
-        raise NotReadyError(
-            f"{path.name} waits: {error.message}", hint=f"shoal submit {os.path.relpath(path)}   # when it is there"
-        )
-    return results
+    keep(str(project.home), grown)
+    _prune(project, grown, asked, environ, tell, prune)
+    return submit_asked(asked, project, cluster, environ, tell=tell, follow=follow, how=how)
 
 
 def where(
@@ -178,12 +134,22 @@ def submit_described(
     calls: Sequence[Call], project: Project, environ: Mapping[str, str], *, secret: Sequence[str], tell: Tell
 ) -> list[Result]:
     """What one script asked for when a person ran it with bash."""
-    asked = [describe(call, project) for call in calls]
+    asked = [describe(call, project) for one in calls for call in _each_seed(one)]
     cluster = choose_cluster(project, asked[0].on, environ)
     if secret:
         tell.note(f"{', '.join(secret)} looks secret and is not kept with the run")
     tell_secrets(environ, cluster, tell)
     return submit_asked(asked, project, cluster, environ, tell=tell, dry_run=asked[0].dry_run)
+
+
+def _each_seed(call: Call) -> list[Call]:
+    """A call that names its seeds, once for each. The script has run already, so it cannot have used them itself."""
+    seeds = seeds_in(call)
+    if seeds is None:
+        return [call]
+    if "SHOAL_SEED" in Path(call.script).read_text("utf-8", "replace"):
+        raise InputError(f"{call.script} uses $SHOAL_SEED and names several seeds", hint=f"shoal submit {call.script}")
+    return [call._replace(seed=seed) for seed in seeds]
 
 
 def tell_secrets(environ: Mapping[str, str], cluster: Cluster, tell: Tell) -> None:
@@ -210,20 +176,8 @@ def submit_asked(
     dry_run: bool = False,
 ) -> list[Result]:
     """Check what is asked for and carry it out; with `dry_run`, say what would be done."""
-    here = how.smoke == "here" and not cluster.is_local
-    order = prepare(
-        asked,
-        project,
-        cluster,
-        environ,
-        shape=how.shape,
-        again=how.again,
-        at_once=how.at_once,
-        pack=how.pack,
-        force=how.force,
-        smoke=how.smoke is not None and not here,
-    )
-    if here and not dry_run:
+    order = prepare(asked, project, cluster, environ, how)
+    if how.smokes_here(cluster) and not dry_run:
         smoked = smoke_here(order, project, environ, tell=tell, follow=follow)
         if any(result.did != "ran" or result.state != "done" for result in smoked):
             return smoked

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,7 +11,6 @@ from shoal.config.cluster import Cluster
 from shoal.config.project import Project
 from shoal.model import Request, RunSpec
 from shoal.plan.describe import Asked
-from shoal.plan.inputs import NotReadyError
 from shoal.plan.submissions import PlannedSubmission, script_text
 from shoal.store.fold import RunView
 from shoal.submit.orders import Order
@@ -22,7 +20,6 @@ from shoal.views.render import print_json, print_table
 def show(
     order: Order,
     asked: Sequence[Asked],
-    waiting: Sequence[tuple[Path, NotReadyError]],
     project: Project,
     cluster: Cluster,
     *,
@@ -33,7 +30,7 @@ def show(
 ) -> None:
     if as_json:
         removed = [{"name": view.name, "state": view.state} for view in gone]
-        print_json({**document(order, asked, waiting, project, cluster), "removed": removed})
+        print_json({**document(order, asked, project, cluster), "removed": removed})
         return
     starting = [run.spec.name for planned in order.submissions for run in planned.runs]
     if quiet:
@@ -48,7 +45,6 @@ def show(
     ]
     rows += [(left.name, "-", "-", "-", left.reason) for left in order.left_alone]
     rows += [(view.name, "-", "-", "-", f"{view.state}, no longer described; --prune cancels it") for view in gone]
-    rows += [(path.stem, "-", "-", "-", f"waits: {error.message}") for path, error in waiting]
     print_table(("RUN", "SHAPE", "REQUEST", "PARTITION", "WHAT"), rows, widest=4)
     hours = sum(gpu_hours(planned) for planned in order.submissions)
     if hours:
@@ -62,7 +58,6 @@ def show(
 def document(
     order: Order,
     asked: Sequence[Asked],
-    waiting: Sequence[tuple[Path, NotReadyError]],
     project: Project,
     cluster: Cluster,
 ) -> dict[str, Any]:
@@ -85,7 +80,6 @@ def document(
             }
             for planned in order.submissions
         ],
-        "waiting": [{"file": str(path), "reason": error.message} for path, error in waiting],
         "notes": order.notes,
     }
 
@@ -110,6 +104,7 @@ def _run(spec: RunSpec, request: Request | None) -> dict[str, Any]:
         "args": spec.args,
         "env": spec.env,
         "start_from": spec.start_from,
+        "parents": spec.parents,
         "digest": spec.digest,
         "title": spec.title,
     }
