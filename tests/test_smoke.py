@@ -33,6 +33,7 @@ TOML = """
 [steps.pretrain]
 command = [{python}, "-S", {program}]
 request = {{ time = "3h", memory = "50M" }}
+env = {{ SHOAL_LOOK_S = "0.2" }}
 """
 NAME, SMOKE = "001_a/000_train_0", "001_a/000_train_smoke"
 
@@ -40,7 +41,6 @@ NAME, SMOKE = "001_a/000_train_0", "001_a/000_train_smoke"
 def project_with(folder: Path, cluster: Sandbox | None = None, toml: str = "") -> Project:
     words = {"python": json.dumps(sys.executable), "program": json.dumps(str(folder / "project" / "stepping.py"))}
     project = Project(folder, cluster, toml=TOML.format(**words) + toml)
-    project.env["SHOAL_LOOK_S"] = "0.2"
     project.write("stepping.py", f"ROOT = {str(project.root)!r}\n{STEPPING}")
     return project
 

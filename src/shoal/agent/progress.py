@@ -30,7 +30,7 @@ _ASIDE = re.compile(
     r"valid|sanity|\beval|\btest|download|fetch|load(?:ing)?\b(?!er)|tokeniz|\bmap\b|\bval\b", re.IGNORECASE
 )
 #: In W&B's record of a step the value follows its key: field 16 of the item, whose text is JSON.
-_WANDB_STEP = re.compile(rb"\x05_step\x82\x01.(\d+)", re.DOTALL)
+_WANDB_STEP = re.compile(rb"\x05_step\x82\x01(.)(\d+)", re.DOTALL)
 
 
 class Progress(NamedTuple):
@@ -217,4 +217,4 @@ def _wandb_step(path: str) -> Optional[int]:
             found = _WANDB_STEP.findall(file.read())
     except OSError:
         return None
-    return int(found[-1]) if found else None
+    return int(found[-1][1][: ord(found[-1][0])]) if found else None

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from shoal.agent import process
+from shoal.agent.trial import trials_of
 from shoal.backends.slurm.query import scancel, squeue
 from shoal.errors import SchedulerError
 from shoal.model import LIVE
@@ -24,11 +25,14 @@ def live_among(home: str, names: Sequence[str]) -> list[RunView]:
 
 
 def cancel(home: str, views: Sequence[RunView], environ: Mapping[str, str]) -> list[str]:
-    """Cancel these runs and return their names.
+    """Cancel these runs, and trials that would take them over, and return the names of the former.
 
     After success each has its wish on disk, which the fence and the heartbeat obey, and its job is being ended. When
     Slurm does not answer, SchedulerError: the wish stands, and a job that starts later ends itself at once.
     """
+    names = [view.name for view in views]
+    trials = [trial for name in names for trial in trials_of(home, name) if trial not in names]
+    views = [*views, *(live_among(home, trials) if trials else ())]
     reader = Reader(home)
     jobs: dict[str, list[int | None]] = {}
     queues: dict[str, Submission] = {}
@@ -49,7 +53,7 @@ def cancel(home: str, views: Sequence[RunView], environ: Mapping[str, str]) -> l
             jobs[token] = [None, *range(len(submission.runs))]
     if jobs:
         _cancel_jobs(jobs, environ)
-    return [view.name for view in views]
+    return names
 
 
 def _still_wanted(home: str, submission: Submission, reader: Reader) -> bool:

@@ -58,6 +58,7 @@ def smoke_spec(spec: RunSpec, stem: str, smoke: Smoke, cluster: Cluster) -> RunS
         env={**spec.env, **smoke.env, "SHOAL_SMOKE": "1"},
         flags=[*spec.flags, *where, *smoke.flags, f"--time={time}"],
         survive={},
+        search={},
         smoke={"steps": smoke.steps, "time_s": smoke.time_s},
         revision=1,
     )

@@ -40,7 +40,7 @@ def expected_starts(
         except InputError:
             continue
         if argv not in asked:
-            asked[argv] = _ask(argv, environ, clock)
+            asked[argv] = expected_start(argv, environ, clock)
         seconds = asked[argv]
         if seconds is not None:
             found[shape.name] = seconds
@@ -59,7 +59,10 @@ def _argv(shape: ShapeCost, per_gpu: Request, project: Project, cluster: Cluster
     return resolve(request, SbatchFlags(), cluster, project.clusters).argv()
 
 
-def _ask(argv: Sequence[str], environ: Mapping[str, str], clock: Callable[[], float]) -> float | None:
+def expected_start(
+    argv: Sequence[str], environ: Mapping[str, str], clock: Callable[[], float] = time.time
+) -> float | None:
+    """Seconds until Slurm would start a job with these options; None if it does not say."""
     try:
         answer = run(["sbatch", "--test-only", *argv], _TIMEOUT_S, environ=environ, stdin="#!/bin/bash\ntrue\n")
     except SchedulerError:

@@ -1,0 +1,68 @@
+"""Keep a running job, or switch to more GPUs? Measures its progress, asks Slurm, and recommends with numbers.
+
+shoal switch 000_train_0 --gpus 8
+shoal switch 000_train_0 --gpus 8 --nodes 2 --efficiency 0.7
+shoal switch 000_train_0 --gpus 8 --apply --after-step 100
+
+With --apply the other job is submitted beside the first. It starts from the newest checkpoint, takes the run over when
+it has done the given steps itself, and cancels the first job then. If it fails, the first one goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+
+from shoal.cli.options import add_output, project_here
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN")
+    parser.add_argument("flags", nargs="*", metavar="-- SBATCH_FLAGS", help="what else the other job asks for")
+    parser.add_argument("--gpus", type=_count, required=True, metavar="N", help="GPUs of the other job, on each node")
+    parser.add_argument("--nodes", type=_count, metavar="N", help="nodes of the other job (1)")
+    parser.add_argument("--time", metavar="12h", help="time limit of the other job, if not the same")
+    parser.add_argument(
+        "--efficiency", type=_share, metavar="0.8", help="how well it scales: 1 is twice as fast on twice as many"
+    )
+    parser.add_argument("--progress", metavar="300/1000", help="how far it is, where that cannot be seen")
+    parser.add_argument("--apply", action="store_true", help="submit the other job, and switch when it is healthy")
+    parser.add_argument(
+        "--after-step",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="with --apply: steps that it does before it takes over",
+    )
+    add_output(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from shoal.plan.inputs import find_run
+    from shoal.submit.trial import Wish, apply, compare
+    from shoal.views import switch
+
+    project, now = project_here(), time.time()
+    name = find_run(str(project.home), args.run)
+    wish = Wish(args.gpus, args.nodes, args.time, args.flags, args.efficiency, args.progress, args.after_step)
+    found = compare(name, wish, project, os.environ, now)
+    applied = apply(found, project, os.environ) if args.apply else []
+    switch.show(found, applied, as_json=args.json, quiet=args.quiet, now=now)
+    return 0
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 10**6:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 upwards")
+    return int(text)
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an efficiency, such as 0.8")
+    return value

@@ -1,0 +1,176 @@
+"""Keep a running job, or switch to another request? From how far it has come and what the other would do. Pure.
+
+The wait for the other job is counted once: meanwhile the first one goes on, and the other starts from the checkpoint
+that exists then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+#: What GPUs that work together are taken to lose, where nobody has measured it.
+ASSUMED_EFFICIENCY = 0.8
+#: A switch has its own risks: it must save a tenth of the time that is left, and at least this much.
+_LEAST_SAVING_S = 300.0
+
+
+class Running(msgspec.Struct, frozen=True, kw_only=True):
+    """The job as it is. `since` is the part of the way at which this attempt began, `measured_s` how long it took from
+    there to `fraction`; `checkpoint_age_s` is None when there is nothing to start from."""
+
+    gpus: int
+    fraction: float
+    since: float = 0.0
+    measured_s: float
+    age_s: float = 0.0
+    checkpoint_age_s: float | None = None
+    time_left_s: float | None = None
+
+    @property
+    def rate(self) -> float:
+        """Part of the way per second."""
+        return max(1e-12, (self.fraction - self.since) / max(1.0, self.measured_s))
+
+
+class Alternative(msgspec.Struct, frozen=True, kw_only=True):
+    """`wait_s` is None when Slurm gives no estimate; `efficiency` is 1 for twice as fast on twice as many GPUs."""
+
+    gpus: int
+    efficiency: float = ASSUMED_EFFICIENCY
+    efficiency_from: str = "assumed"
+    wait_s: float | None = None
+    time_limit_s: float | None = None
+
+
+class Advice(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds are counted from now. `lost_s` is work of the first job that the other does again."""
+
+    recommend: str
+    why: str
+    keep_s: float
+    switch_s: float
+    saved_s: float
+    wait_s: float | None
+    speedup: float
+    efficiency: float
+    efficiency_from: str
+    worth_above: float | None
+    lost_s: float
+    keep_gpu_hours: float
+    switch_gpu_hours: float
+    notes: list[str] = []
+
+
+def advise(running: Running, other: Alternative) -> Advice:
+    """Numbers for both ways, and a recommendation that they bear."""
+    rate, wait_s = running.rate, other.wait_s or 0.0
+    now = min(1.0, running.fraction + rate * running.age_s)
+    keep_s = (1.0 - now) / rate
+    at_start = min(1.0, now + rate * wait_s)
+    begins = _begins(running, now, at_start)
+    speedup = other.gpus / max(1, running.gpus) * other.efficiency
+    work_s = (1.0 - begins) / (rate * speedup)
+    switch_s = wait_s + work_s
+    lost_s = (at_start - begins) / rate
+    spare_s = keep_s - wait_s
+    worth = (1.0 - begins) / (rate * other.gpus / max(1, running.gpus) * spare_s) if spare_s > 0 else None
+    recommend, why = _recommend(running, other, keep_s, switch_s, work_s)
+    return Advice(
+        recommend=recommend,
+        why=why,
+        keep_s=keep_s,
+        switch_s=switch_s,
+        saved_s=keep_s - switch_s,
+        wait_s=other.wait_s,
+        speedup=speedup,
+        efficiency=other.efficiency,
+        efficiency_from=other.efficiency_from,
+        worth_above=worth,
+        lost_s=lost_s,
+        keep_gpu_hours=keep_s * running.gpus / 3600,
+        switch_gpu_hours=(min(wait_s, keep_s) * running.gpus + work_s * other.gpus) / 3600,
+        notes=_notes(running, other, keep_s, work_s),
+    )
+
+
+def _begins(running: Running, now: float, at_start: float) -> float:
+    """The part of the way at which the other begins: that of the newest checkpoint when it starts. Checkpoints are
+    taken to be as old then as the newest one is now."""
+    if running.checkpoint_age_s is None:
+        return 0.0
+    behind = running.rate * running.checkpoint_age_s
+    return max(0.0, now - behind, at_start - behind)
+
+
+def _recommend(running: Running, other: Alternative, keep_s: float, switch_s: float, work_s: float) -> tuple[str, str]:
+    if other.wait_s is not None and keep_s <= other.wait_s:
+        return "keep", "it is done before the other would start"
+    if other.time_limit_s is not None and work_s > other.time_limit_s:
+        return "keep", "the other would not be done within its time limit"
+    if running.time_left_s is not None and keep_s > running.time_left_s:
+        return "switch", "it is stopped at its time limit before it is done"
+    if keep_s - switch_s > max(_LEAST_SAVING_S, keep_s / 10):
+        return "switch", "the other is done sooner"
+    return "keep", "the other is not done sooner, or by too little to be worth it"
+
+
+def _notes(running: Running, other: Alternative, keep_s: float, work_s: float) -> list[str]:
+    notes = []
+    if running.checkpoint_age_s is None:
+        notes.append("it has no checkpoint: the other begins at the beginning")
+    if other.wait_s is None:
+        notes.append("Slurm gives no estimate of the other's start; none is counted")
+    if other.efficiency_from == "assumed":
+        notes.append(
+            f"the efficiency {other.efficiency:g} is assumed; measure it with a short run, or say it with --efficiency"
+        )
+    if running.time_left_s is not None and keep_s > running.time_left_s:
+        notes.append("it does not fit into its time limit")
+    if other.time_limit_s is not None and work_s > other.time_limit_s:
+        notes.append("the other does not fit into its time limit; --time gives it more")
+    if running.fraction - running.since < 0.02:
+        notes.append("it has only begun: what was measured is mostly its start-up")
+    return notes
+
+
+def batch_notes(words: Sequence[str], ratio: float) -> list[str]:
+    """What changes silently when the number of processes does; `words` are the command and its arguments."""
+    if ratio == 1:
+        return []
+    found = _value_of(words, "batch")
+    of = f" ({found:g} becomes {found * ratio:g})" if found is not None else ""
+    times = f"{ratio:g} times as large" if ratio > 1 else f"{1 / ratio:g} times smaller"
+    notes = [
+        f"with the same batch per GPU, the batch of one optimizer step is {times}{of}, and an epoch has "
+        f"{'fewer' if ratio > 1 else 'more'} steps; a fixed number of steps means {ratio:g} times the data"
+    ]
+    rate = _value_of(words, "lr", "learning_rate", "learning-rate")
+    if rate is not None:
+        notes.append(
+            f"the learning rate {rate:g} was chosen for another batch size; the linear rule gives {rate * ratio:g}"
+        )
+    return notes
+
+
+def _value_of(words: Sequence[str], *keys: str) -> float | None:
+    """The number behind `--batch-size 22`, `dataloader.params.batch_size=22`, `lr=0.1`: the last part of the name must
+    begin with a key."""
+    for number, word in enumerate(words):
+        name, equals, value = word.lstrip("-").partition("=")
+        if not equals:
+            value = words[number + 1] if word.startswith("-") and number + 1 < len(words) else ""
+        if not name.rpartition(".")[2].lower().startswith(keys):
+            continue
+        try:
+            return float(value)
+        except ValueError:
+            continue
+    return None
+
+
+def totals(words: Sequence[str]) -> tuple[float | None, float | None]:
+    """(steps, epochs) that a command's words promise, for logs that tell only how many are done."""
+    steps = _value_of(words, "max_steps", "max-steps", "total_steps", "total-steps", "num_steps", "num-steps", "steps")
+    return steps, _value_of(words, "max_epochs", "max-epochs", "num_epochs", "num-epochs", "epochs", "num_train_epochs")

@@ -1,0 +1,92 @@
+"""Keep or switch, on the terminal and as JSON: what was measured, both ways with their numbers, and the advice."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from shoal.submit.orders import Result
+from shoal.submit.trial import Comparison
+from shoal.units import format_duration
+from shoal.views.render import plain, plural, print_json
+
+
+def record(found: Comparison, applied: list[Result]) -> dict[str, Any]:
+    view, seen = found.view, found.progress
+    return {
+        "run": view.name,
+        "job_id": view.job_id,
+        "gpus": view.gpus,
+        "progress": {
+            "step": seen.step,
+            "total": seen.total,
+            "fraction": seen.fraction,
+            "from": seen.source,
+            "text": seen.text,
+        },
+        "alternative": {
+            "run": found.trial,
+            "state": found.trial_state,
+            "request": msgspec.to_builtins(found.request),
+        },
+        **msgspec.to_builtins(found.advice),
+        "applied": [result._asdict() for result in applied],
+    }
+
+
+def show(found: Comparison, applied: list[Result], *, as_json: bool, quiet: bool, now: float) -> None:
+    if as_json:
+        print_json(record(found, applied))
+    elif quiet:
+        print(found.advice.recommend)
+    else:
+        _print(found, applied, now)
+
+
+def _print(found: Comparison, applied: list[Result], now: float) -> None:
+    view, advice, seen, gpus = found.view, found.advice, found.progress, _gpus(found)
+    since = f" for {format_duration(now - view.started)}" if view.started else ""
+    print(f"{view.name} runs on {plural(max(1, view.gpus or 0), 'GPU')} as job {view.job_id}{since}")
+    print(f"  progress  {seen.fraction or 0:.0%}: {plain(seen.text)} ({seen.source})")
+    print(f"  keep      done in {_span(advice.keep_s, now)}; {advice.keep_gpu_hours:.3g} GPU-hours more")
+    wait = "starts at a time that Slurm does not tell" if advice.wait_s is None else _starts(advice.wait_s)
+    again = f", does {format_duration(advice.lost_s)} of work again" if advice.lost_s >= 1 else ""
+    done = f"done in {_span(advice.switch_s, now)}; {advice.switch_gpu_hours:.3g} GPU-hours more"
+    print(f"  {f'{gpus} GPUs':<9} {wait}{again}, {done}")
+    print(
+        f"            {advice.speedup:.3g} times as fast: efficiency {advice.efficiency:.2g}, {advice.efficiency_from}"
+    )
+    sooner = (
+        f" ({format_duration(advice.saved_s)} sooner)" if advice.recommend == "switch" and advice.saved_s > 0 else ""
+    )
+    print(f"{advice.recommend}: {advice.why}{sooner}")
+    if advice.recommend == "switch" and advice.worth_above is not None:
+        print(f"  it pays as long as the efficiency is above {advice.worth_above:.2g}")
+    for note in advice.notes:
+        print(f"note: {plain(note)}")
+    for result in applied:
+        job = f" as job {result.job_id}" if result.job_id else ""
+        print(f"{result.did} {result.name}{job}" + (f": {result.reason}" if result.reason else ""))
+        if result.did == "submitted":
+            print(f"  it takes {view.name} over by itself; if it fails, job {view.job_id} goes on")
+            print(f"next: shoal status {view.experiment}")
+    if applied:
+        return
+    if found.trial_state in ("queued", "unknown", "pending", "running", "stuck"):
+        print(f"{found.trial} is {found.trial_state} already; next: shoal status {view.experiment}")
+    elif advice.recommend == "switch":
+        print(f"next: shoal switch {view.name} --gpus {found.request.gpus} --apply")
+
+
+def _gpus(found: Comparison) -> int:
+    return (found.request.nodes or 1) * (found.request.gpus or 0)
+
+
+def _starts(wait_s: float) -> str:
+    return "starts at once" if wait_s < 60 else f"starts in {format_duration(wait_s)}"
+
+
+def _span(seconds: float, now: float) -> str:
+    return f"{format_duration(seconds)} ({time.strftime('%a %H:%M', time.localtime(now + seconds))})"

@@ -1,0 +1,370 @@
+"""Keep or switch: the advice in numbers, and the switch itself on a real Slurm, with everything that may go wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import _session_sandbox, cancel_all
+from project import Project, assert_clear_error, end_process
+from shoal.agent import progress
+from shoal.doctor.switching import Alternative, Running, advise, batch_notes, totals
+from shoal.sandbox import Sandbox
+from waiting import wait_until
+
+HOUR = 3600.0
+#: A training of `total` steps, ten per second and GPU; saves every fifth; bad=N fails on N GPUs, mute=1 says nothing.
+TRAINING = """\
+import json, os, sys, time
+words = dict(word.split("=", 1) for word in sys.argv[1:])
+out, total = os.environ["SHOAL_OUTPUT_DIR"], int(words.get("total", 100000))
+gpus = len(os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(","))
+resume = os.environ["SHOAL_RESUME_FROM"]
+first = int(os.path.basename(resume)[6:-4]) if resume else 0
+with open(os.path.join(ROOT, "marks", os.environ["SHOAL_RUN"].replace("/", ".")), "a") as file:
+    file.write(json.dumps({"what": "start", "gpus": gpus, "first": first, "resume": resume}) + "\\n")
+if str(gpus) == words.get("bad"):
+    sys.exit("RuntimeError: NCCL error: unhandled system error")
+for step in range(first + 1, total + 1):
+    time.sleep(0.1 / gpus)
+    if os.path.exists(os.path.join(ROOT, "finish")):
+        break
+    if gpus > 1 and words.get("stop") and step > first + 2:
+        time.sleep(600)
+    if "mute" not in words:
+        print("step %d/%d loss 0.1" % (step, total), flush=True)
+    if step % 5 == 0 and "nosave" not in words:
+        with open(os.path.join(out, "model_%d.pth.tmp" % step), "w") as file:
+            file.write("weights of step %d" % step)
+        os.rename(os.path.join(out, "model_%d.pth.tmp" % step), os.path.join(out, "model_%d.pth" % step))
+"""
+TOML = """
+[steps.pretrain]
+command = [{python}, "-S", {program}]
+checkpoint = "model_*.pth"
+request = {{ gpus = 1, cpus = 1, memory = "50M", time = "2h" }}
+env = {{ SHOAL_LOOK_S = "0.2", SHOAL_BEAT_S = "1", SHOAL_GRACE_S = "2" }}
+"""
+#: squeue, which an agent calls between the claim and the end of the other job, and which is the end of that agent.
+DEADLY = """\
+#!/bin/bash
+if tr '\\0' ' ' < /proc/$PPID/cmdline | grep -q pyz; then kill -9 $PPID; exit 1; fi
+PATH=${PATH#*:} exec squeue "$@"
+"""
+NAME, TRIAL = "001_navsim/000_train_0", "001_navsim/000_train_0_8gpus"
+
+
+# ---- the advice
+
+
+def seed_story(**changes: Any) -> Running:
+    """Seed 004: 24 hours on one GPU, 30 % done, a checkpoint of an hour ago, 3 days of time."""
+    facts = {"gpus": 1, "fraction": 0.3, "measured_s": 24 * HOUR, "checkpoint_age_s": HOUR, "time_left_s": 60 * HOUR}
+    return Running(**{**facts, **changes})  # type: ignore[arg-type]
+
+
+def test_the_seeds_question_is_answered_with_numbers() -> None:
+    told = advise(seed_story(), Alternative(gpus=8, efficiency=0.8, efficiency_from="given", wait_s=1.5 * HOUR))
+    assert told.recommend == "switch"
+    assert told.keep_s == pytest.approx(56 * HOUR)
+    # While the other waits, the first goes on: 55.5 hours of work are left at its start (54.5 and the lost one).
+    assert told.switch_s == pytest.approx(1.5 * HOUR + 55.5 * HOUR / 6.4)
+    assert told.lost_s == pytest.approx(HOUR)
+    assert told.keep_gpu_hours == pytest.approx(56) and told.switch_gpu_hours == pytest.approx(1.5 + 8 * 55.5 / 6.4)
+    assert told.worth_above is not None
+    even = advise(seed_story(), Alternative(gpus=8, efficiency=told.worth_above, wait_s=1.5 * HOUR))
+    assert even.saved_s == pytest.approx(0, abs=1) and even.recommend == "keep"
+
+
+@pytest.mark.parametrize(
+    ("changes", "other", "recommend", "why"),
+    [
+        ({"fraction": 0.99}, {"wait_s": 2 * HOUR}, "keep", "done before the other would start"),
+        ({"fraction": 0.9, "checkpoint_age_s": None}, {"efficiency": 0.5}, "keep", "not done sooner"),
+        ({"fraction": 0.3}, {"efficiency": 0.12}, "keep", "not done sooner"),
+        ({"time_left_s": 20 * HOUR}, {"efficiency": 0.12}, "switch", "time limit"),
+        ({}, {"time_limit_s": 2 * HOUR}, "keep", "not be done within its time limit"),
+        ({"checkpoint_age_s": None}, {}, "switch", "sooner"),
+    ],
+)
+def test_it_recommends_what_the_numbers_bear(
+    changes: dict[str, Any], other: dict[str, Any], recommend: str, why: str
+) -> None:
+    told = advise(seed_story(**changes), Alternative(gpus=8, **other))
+    assert told.recommend == recommend and why in told.why, told
+
+
+def test_what_is_not_known_is_said() -> None:
+    told = advise(seed_story(checkpoint_age_s=None, time_left_s=HOUR), Alternative(gpus=8))
+    said = "\n".join(told.notes)
+    for words in ("no checkpoint", "no estimate", "0.8 is assumed", "does not fit into its time limit"):
+        assert words in said
+
+
+def test_the_batch_and_the_learning_rate_are_mentioned() -> None:
+    notes = batch_notes(["python", "run.py", "dataloader.params.batch_size=22", "--lr", "0.001"], 8)
+    assert "8 times as large (22 becomes 176)" in notes[0] and "0.008" in notes[1]
+    assert batch_notes(["python"], 1) == []
+    assert totals(["python", "x.py", "--max-steps", "500", "trainer.max_epochs=40"]) == (500, 40)
+
+
+# ---- progress
+
+
+@pytest.mark.parametrize(
+    ("line", "step", "fraction"),
+    [
+        ("step 120/1000 loss 0.3", 120, 0.12),
+        ("[2026-11-15 10:00] iter 120 of 1,000: loss=0.1", 120, 0.12),
+        ("Epoch 3:  45%|####5     | 45/100 [00:10<00:12, 4.5it/s, v_num=0]", 345, 345 / 4000),
+        ("Epoch 3/40: loss 0.2", 2, 0.05),
+        ("Epoch [3/40], Step [50/100], Loss: 0.1", 250, 0.0625),
+        (" 12%|#2        | 120/1000 [00:10<01:13, 12.0it/s]", 120, 0.12),
+        ("global_step=7000", 7000, None),
+        ("Validation DataLoader 0:  30%|###   | 3/10 [00:01<00:02]", None, None),
+        ("Downloading shards: 100%|######| 3/3 [00:01<00:02]", None, None),
+        ("loaded 3/4 files", None, None),
+        ("accuracy 97 %", None, None),
+    ],
+)
+def test_progress_is_read_from_lines_of_logs(line: str, step: float | None, fraction: float | None) -> None:
+    found = progress.parse(line, epochs=40)
+    if step is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert found[0] == pytest.approx(step) and found[2] == (None if fraction is None else pytest.approx(fraction))
+
+
+def test_the_progress_file_comes_before_the_log_and_the_log_before_events(tmp_path: Path) -> None:
+    log = tmp_path / "attempt-1.err"
+    assert progress.read(str(tmp_path), [str(log)]) is None
+    event = b"\x09" + struct.pack("<d", 1e9) + b"\x10\xd8\x36" + b"\x00" * 40  # step 7000
+    (tmp_path / "tb").mkdir()
+    frame = struct.pack("<Q", len(event)) + b"crc_" + event + b"crc_"
+    (tmp_path / "tb" / "events.out.tfevents.1.host").write_bytes(frame + frame + frame[:9])
+    seen = progress.read(str(tmp_path), [str(log)], total=10000)
+    assert seen is not None and (seen.step, seen.fraction, seen.source) == (7000, 0.7, "TensorBoard")
+    log.write_bytes(b"noise\rstep 5/10\r\0step 6/10\nsaved\n")
+    seen = progress.read(str(tmp_path), [str(log)])
+    assert seen is not None and (seen.step, seen.source) == (6, "log")
+    (tmp_path / "progress").write_text('1/10\n{"step": 7, "total": 10, "loss": 0.1}\n')
+    seen = progress.read(str(tmp_path), [str(log)])
+    assert seen is not None and (seen.fraction, seen.source) == (0.7, "progress file")
+
+
+def test_steps_are_found_in_files_that_wandb_wrote(tmp_path: Path) -> None:
+    wandb = pytest.importorskip("wandb")
+    with wandb.init(mode="offline", dir=tmp_path, project="p") as run:
+        for step in range(12):
+            run.log({"loss": 1.0 / (step + 1)}, step=step * 10)
+    seen = wait_until(lambda: progress.read(str(tmp_path), [], total=1000), 20, "its own process has written it")
+    assert seen.source == "W&B" and seen.step == 110
+
+
+# ---- the switch
+
+
+@pytest.fixture(scope="module")
+def eight() -> Iterator[Sandbox]:
+    """2 nodes with 8 GPUs each."""
+    yield from _session_sandbox("eight", nodes=2, gpus=8, cpus=8)
+
+
+@pytest.fixture
+def slurm(eight: Sandbox) -> Iterator[Sandbox]:
+    yield eight
+    cancel_all(eight)
+
+
+def start(folder: Path, slurm: Sandbox | None, *args: str, toml: str = "") -> Project:
+    """The 1-GPU job of the story, under way."""
+    words = {"python": json.dumps(sys.executable), "program": json.dumps(str(folder / "project" / "training.py"))}
+    project = Project(folder, slurm, toml=TOML.format(**words) + toml)
+    project.write("training.py", f"ROOT = {str(project.root)!r}\n{TRAINING}")
+    script = project.script(f"{NAME}.sh", f"pretrain -- {' '.join(args)}")
+    if slurm is not None:
+        project.shoal("submit", script)
+        project.wait_started(NAME)
+        checkpoint = Path(project.status(NAME)[NAME]["output_dir"]) / "model_5.pth"
+        if "nosave=1" not in args:
+            wait_until(checkpoint.exists, 30, "it has a checkpoint")
+    return project
+
+
+def job_words(project: Project, job: str) -> str:
+    return project.slurm("squeue", "-h", "-t", "all", "-j", job, "-o", "%T", check=False).strip()
+
+
+def assert_one_writer_each(project: Project) -> None:
+    """The two never shared a folder."""
+    folders = {record["output_dir"] for record in project.records(NAME, "attempt.*.start")}
+    trial = {record["output_dir"] for record in project.records(TRIAL, "attempt.*.start")}
+    first = project.records(NAME, "attempt.1.start")[0]["output_dir"]
+    assert first not in trial and folders <= {first} | trial
+
+
+@pytest.mark.slurm
+def test_the_seeds_story_one_gpu_runs_eight_take_over_when_they_are_healthy(tmp_path: Path, slurm: Sandbox) -> None:
+    project = start(tmp_path, slurm, "total=3000")
+    old = project.status(NAME)[NAME]
+    advice = project.shoal("switch", NAME, "--gpus", "8", "--json").json
+    assert advice["progress"]["from"] == "log" and advice["progress"]["total"] == 3000
+    assert advice["efficiency_from"] == "assumed" and advice["speedup"] == pytest.approx(6.4)
+    assert advice["wait_s"] is not None and advice["keep_s"] > advice["switch_s"] > 0
+    assert advice["alternative"]["request"]["cpus"] == 8 and advice["applied"] == []
+    assert TRIAL not in project.status()
+    told = project.shoal("switch", NAME, "--gpus", "8", "--apply", "--after-step", "4").out
+    assert f"submitted {TRIAL} as job" in told
+    wait_until(lambda: project.status(NAME)[NAME]["job_id"] != old["job_id"], 60, "the run is another job")
+    now = project.wait(NAME, "running")
+    assert now["output_dir"] != old["output_dir"] and now["attempt"] == 2 and now["gpus"] == 8
+    wait_until(lambda: job_words(project, old["job_id"]) in ("CANCELLED", ""), 30, "the old job is cancelled")
+    began = project.marks(TRIAL)[0]
+    assert began["gpus"] == 8 and began["first"] >= 5 and now["output_dir"] in began["resume"]
+    trial = project.status(TRIAL)[TRIAL]
+    assert trial["state"] == "done" and trial["cause"] == f"it goes on as {NAME}"
+    assert project.records(NAME, "submit.2.claim")[0]["switched"] is True
+    wait_until(lambda: project.records(NAME, "attempt.1.end"), 30, "the old attempt wrote its end")
+    assert project.records(NAME, "attempt.1.end")[0]["stopped_by"] == "superseded"
+    assert "step" in project.shoal("logs", NAME, "-n", "3").out
+    again = project.shoal("submit", f"experiments/{NAME}.sh", "--json").json["runs"]
+    assert [run["did"] for run in again] == ["left alone"]
+    (project.root / "finish").touch()
+    assert project.wait(NAME, "done")["attempt"] == 2
+    assert len(project.marks(NAME)) == 1 and len(project.marks(TRIAL)) == 1
+    assert_one_writer_each(project)
+
+
+@pytest.mark.slurm
+def test_if_the_alternative_fails_the_old_one_goes_on(tmp_path: Path, slurm: Sandbox) -> None:
+    project = start(tmp_path, slurm, "bad=8")
+    old = project.status(NAME)[NAME]
+    project.shoal("switch", NAME, "--gpus", "8", "--apply", "--progress", "10%", code=2)
+    project.shoal("switch", NAME, "--gpus", "8", "--apply")
+    assert project.wait(TRIAL, "failed")["cause"].startswith("exit code 1")
+    kept = project.wait(NAME, "running")
+    assert (kept["job_id"], kept["attempt"]) == (old["job_id"], 1)
+    assert job_words(project, old["job_id"]) == "RUNNING"
+    assert "NCCL" in project.shoal("why", TRIAL).out
+    (project.root / "finish").touch()
+    project.wait(NAME, "done")
+
+
+@pytest.mark.slurm
+def test_an_alternative_that_never_starts_is_ended_when_the_old_one_is_done(tmp_path: Path, slurm: Sandbox) -> None:
+    project = start(tmp_path, slurm)
+    for node in slurm.run("sinfo", "-h", "-N", "-o", "%N").stdout.split():
+        slurm.run(
+            "sbatch", "--wrap=sleep 600", f"--nodelist={node}", "--gpus-per-node=1", "--mem=10", "--output=/dev/null"
+        )
+    told = project.shoal("switch", NAME, "--gpus", "8", "--apply", "--json").json
+    job = told["applied"][0]["job_id"]
+    wait_until(lambda: job_words(project, job) == "PENDING", 30, "it waits")
+    again = project.shoal("switch", NAME, "--gpus", "8", "--apply", "--json").json
+    assert again["applied"][0]["did"] == "left alone" and again["alternative"]["state"] == "pending"
+    (project.root / "finish").touch()
+    project.wait(NAME, "done")
+    ended = project.wait(TRIAL, "cancelled")
+    assert ended["cause"] == f"cancelled: {NAME} is done" and project.marks(TRIAL) == []
+
+
+@pytest.mark.slurm
+def test_cancelling_the_run_cancels_what_would_take_it_over(tmp_path: Path, slurm: Sandbox) -> None:
+    project = start(tmp_path, slurm, "stop=1")
+    project.shoal("switch", NAME, "--gpus", "8", "--apply", "--after-step", "50")
+    project.wait_started(TRIAL)
+    project.shoal("cancel", NAME)
+    project.wait(NAME, "cancelled")
+    project.wait(TRIAL, "cancelled")
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("point", ["after-claims", "after-sbatch"])
+def test_a_command_that_is_killed_leaves_the_old_one_running(tmp_path: Path, slurm: Sandbox, point: str) -> None:
+    project = start(tmp_path, slurm)
+    old = project.status(NAME)[NAME]["job_id"]
+    killed = project.start("switch", NAME, "--gpus", "8", "--apply", SHOAL_FAILPOINT=point)
+    killed.communicate(timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    kept = project.status(NAME)[NAME]
+    assert kept["state"] == "running"
+    if point != "after-sbatch":
+        assert kept["job_id"] == old
+        wait_until(lambda: project.status()[TRIAL]["state"] in ("new", "lost"), 30, "it was given up", poll_s=0.5)
+        project.shoal("switch", NAME, "--gpus", "8", "--apply")
+    wait_until(lambda: project.status(NAME)[NAME]["job_id"] != old, 60, "the run is another job", poll_s=0.5)
+    assert len(project.marks(TRIAL)) == 1
+    project.shoal("cancel", NAME)
+
+
+@pytest.mark.slurm
+def test_an_agent_that_dies_in_the_moment_of_the_switch_gives_the_run_back(tmp_path: Path, slurm: Sandbox) -> None:
+    project = start(tmp_path, slurm)
+    old = project.status(NAME)[NAME]["job_id"]
+    deadly = project.write("deadly/squeue", DEADLY)
+    deadly.chmod(0o755)
+    path = f"{deadly.parent}{os.pathsep}{project.env['PATH']}"
+    project.shoal("switch", NAME, "--gpus", "8", "--apply", PATH=path)
+    wait_until(lambda: project.records(NAME, "submit.2.claim"), 60, "the trial has claimed the run")
+    wait_until(lambda: project.records(NAME, "submit.3.claim"), 60, "the old one has taken it back")
+    kept = project.wait(NAME, "running")
+    assert kept["job_id"] == old and kept["attempt"] == 3 - (len(project.records(NAME, "attempt.2.start")) == 0)
+    assert job_words(project, old) == "RUNNING" and len(project.marks(NAME)) == 1
+    (project.root / "finish").touch()
+    project.wait(NAME, "done")
+
+
+@pytest.mark.slurm
+def test_a_job_that_took_over_and_is_requeued_goes_on_as_the_run(tmp_path: Path, slurm: Sandbox) -> None:
+    project = start(tmp_path, slurm)
+    old = project.status(NAME)[NAME]["job_id"]
+    project.shoal("switch", NAME, "--gpus", "8", "--apply")
+    wait_until(lambda: project.status(NAME)[NAME]["job_id"] != old, 60, "the run is another job", poll_s=0.5)
+    new = project.wait(NAME, "running")
+    wait_until(lambda: len(list(Path(new["output_dir"]).glob("model_*.pth"))) > 2, 30, "it has saved")
+    project.slurm("scontrol", "requeue", new["job_id"])
+    wait_until(lambda: len(project.records(NAME, "attempt.*.start")) == 3, 90, "it began again as the run")
+    back = project.wait(NAME, "running")
+    assert back["job_id"] == new["job_id"] and back["output_dir"] == new["output_dir"] and back["attempt"] == 3
+    assert project.marks(NAME)[-1]["first"] > 5 and project.marks(NAME)[-1]["gpus"] == 8
+
+
+@pytest.mark.slurm
+def test_what_cannot_be_switched_is_told_with_a_next_command(tmp_path: Path, slurm: Sandbox) -> None:
+    project = start(tmp_path, slurm, "mute=1")
+    assert_clear_error(project.shoal("switch", "nothing", "--gpus", "8", code=2), 2, "there is no run")
+    assert_clear_error(project.shoal("switch", NAME, "--gpus", "8", code=2), 2, "cannot be seen", "--progress")
+    told = project.shoal("switch", NAME, "--gpus", "8", "--progress", "300/1000", "--efficiency", "0.5", "--json").json
+    assert told["progress"]["fraction"] == 0.3 and told["speedup"] == 4 and told["efficiency_from"] == "given"
+    done = project.shoal("switch", NAME, "--gpus", "8", "--progress", "300/1000", "--apply", code=2)
+    assert_clear_error(done, 2, "nothing would tell")
+    assert_clear_error(project.shoal("switch", NAME, "--gpus", "1", code=2), 2, "has 1 GPU already")
+    assert_clear_error(project.shoal("switch", NAME, "--gpus", "8", "--progress", "much", code=2), 2, "no progress")
+    refused = project.shoal("switch", NAME, "--gpus", "64", "--progress", "30%", code=3)
+    assert "64" in refused.err and "8" in refused.err
+    project.shoal("cancel", NAME)
+    project.wait(NAME, "cancelled")
+    assert_clear_error(project.shoal("switch", NAME, "--gpus", "8", code=2), 2, "is cancelled, and not running")
+
+
+def test_a_run_on_this_machine_has_nothing_to_switch_to(tmp_path: Path) -> None:
+    project = start(tmp_path, None)
+    here = project.start("submit", f"experiments/{NAME}.sh", "--on", "local", "-q")
+    try:
+        project.wait_started(NAME)
+        assert_clear_error(project.shoal("switch", NAME, "--gpus", "8", code=2), 2, "runs on this machine")
+        assert_clear_error(project.shoal("switch", NAME, "--gpus", "0", code=2), 2)
+    finally:
+        (project.root / "finish").touch()
+        here.communicate(timeout=60)
+        end_process(here)
+    assert os.listdir(project.root / "marks") == [NAME.replace("/", ".")]
