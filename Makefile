@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # Most tests wait for processes, so three at a time keep two cores busy; a file's tests share its fixtures.
 PARALLEL := -n 3 --dist loadfile
 PACKAGES := slurm-wlm slurmdbd slurm-wlm-basic-plugins slurm-wlm-mysql-plugin munge mariadb-server iproute2 \
-            squashfs-tools chromium chromium-driver
+            squashfs-tools chromium chromium-driver zsh fish tcc
 
 .PHONY: demo test lint types unit slurm packages bench clean
 
@@ -34,9 +34,10 @@ slurm: $(VENV)/.installed-test packages
 bench: $(VENV)/.installed-test packages
 	$(BIN)/python -m benchmarks
 
-# Slurm for the sandbox, a browser for the page: Debian's packages, where we may install them.
+# Slurm for the sandbox, a browser for the page, shells to complete in, a C compiler of a megabyte for an NVML that
+# tells what a test says: Debian's packages, where we may install them.
 packages:
-	@missing=; for program in slurmctld slurmd slurmdbd munged mariadbd ip mksquashfs chromium chromedriver; do \
+	@missing=; for program in slurmctld slurmd slurmdbd munged mariadbd ip mksquashfs chromium chromedriver zsh fish tcc; do \
 	    command -v $$program >/dev/null || missing=$$program; \
 	done; \
 	if [ -z "$$missing" ]; then :; \

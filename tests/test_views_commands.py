@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from made_up import NOW, MadeUp, picture
+from shoal.config.columns import Said
 from shoal.errors import InputError
 from shoal.model import STATES
 from shoal.store.fold import RunView
@@ -96,7 +97,7 @@ def report_of(made: MadeUp, wanted: Filter | None = None) -> status.Report:
         ("status_pipe.txt", {"screen": PLAIN}),
         ("status_all.txt", {"screen": NARROW, "everything": True}),
         ("status_quiet.txt", {"quiet": True}),
-        ("status_columns.txt", {"screen": NARROW, "columns": "run,state,gpus,exit"}),
+        ("status_columns.txt", {"screen": NARROW, "columns": [Said("run,state,gpus,exit", "--columns")]}),
     ],
 )
 def test_status_looks_like_its_picture(pictured: MadeUp, name: str, options: dict[str, Any]) -> None:
@@ -168,10 +169,29 @@ def test_every_state_can_be_told_without_colour_and_no_two_look_the_same() -> No
 def test_table_columns_are_keys_of_the_json(made: MadeUp) -> None:
     record = status.document(report_of(made))["runs"][0]
     assert {column.key for column in BY_NAME.values()} <= set(record)
-    assert [column.name for column in choose("+gpus,-node,-output", {})][-1] == "gpus"
-    assert [column.name for column in choose(None, {"SHOAL_COLUMNS": "run,state"})] == ["run", "state"]
+    assert [column.name for column in choose([Said("+gpus,-node,-output", "--columns")])][-1] == "gpus"
     with pytest.raises(InputError, match="no column 'colour'"):
-        choose("+colour", {})
+        choose([Said("+colour", "--columns")])
+
+
+def test_columns_are_kept_in_the_projects_and_in_the_persons_settings(made: MadeUp, tmp_path: Path) -> None:
+    def header(*words: str, code: int = 0) -> list[str]:
+        shown = shoal("status", *words, folder=made.root, code=code, XDG_CONFIG_HOME=str(tmp_path / "config"))
+        return next((line for line in shown.splitlines() if line.startswith("RUN")), "").split("\t")
+
+    toml = made.root / "shoal.toml"
+    toml.write_text(toml.read_text() + '[status]\ncolumns = "run,state,gpus"\n')
+    assert header() == ["RUN", "STATE", "GPUS"]
+    own = tmp_path / "config" / "shoal" / "config.toml"
+    own.parent.mkdir(parents=True)
+    own.write_text('[status]\ncolumns = "-gpus,+exit"\n')
+    assert header() == ["RUN", "STATE", "EXIT"] and header("--columns", "+job") == ["RUN", "STATE", "EXIT", "JOB"]
+    own.write_text('[status]\ncolumns = "+colour"\n')
+    assert header(code=2) == [""]
+    own.write_text('[status]\ncolums = "run"\n')
+    assert "did you mean 'columns'" in failing(
+        "plan", "experiments", folder=made.root, XDG_CONFIG_HOME=str(tmp_path / "config")
+    )
 
 
 def test_runs_are_selected_by_the_words_people_use(made: MadeUp) -> None:
@@ -255,6 +275,14 @@ def shoal(*words: str, folder: Path, code: int = 0, **env: str) -> str:
     )
     assert done.returncode == code, done.stderr
     return done.stdout
+
+
+def failing(*words: str, folder: Path, **env: str) -> str:
+    done = subprocess.run(
+        [SHOAL, *words], cwd=folder, env={**os.environ, **env}, capture_output=True, errors="replace", timeout=60
+    )
+    assert done.returncode == 2, done.stdout
+    return done.stderr
 
 
 def test_status_on_a_real_terminal_fits_eighty_columns_and_obeys_no_color(made: MadeUp) -> None:

@@ -130,6 +130,29 @@ def test_cancel_asks_names_the_run_and_only_a_yes_cancels(made: MadeUp, monkeypa
     drive(made.home, story)
 
 
+def test_a_retry_may_ask_for_more_memory_or_time(made: MadeUp, monkeypatch: pytest.MonkeyPatch) -> None:
+    acted: list[tuple[list[str], str | None]] = []
+    monkeypatch.setattr(actions, "retry", lambda home, names, more: acted.append((list(names), more)) or "started")
+
+    async def story(app: WatchApp, pilot: Any) -> None:
+        await pilot.press("slash", *"state:oom", "enter")
+        for key in "nmty":
+            await pilot.press("r")
+            await until(pilot, lambda: isinstance(app.screen, Ask))
+            assert "m  with twice the memory" in str(app.screen.query_one("#question", Static).render())
+            await pilot.press(key)
+            await until(pilot, lambda: not isinstance(app.screen, Ask))
+        await until(pilot, lambda: len(acted) == 3)
+        assert sorted(more or "-" for _, more in acted) == ["-", "memory", "time"]
+        await pilot.press("escape", "slash", *"state:running", "enter", "c")
+        await until(pilot, lambda: isinstance(app.screen, Ask))
+        await pilot.press("m")
+        assert isinstance(app.screen, Ask), "more memory is no answer to this question"
+        await pilot.press("n")
+
+    drive(made.home, story)
+
+
 def test_hostile_names_and_logs_are_text(made: MadeUp) -> None:
     made.run(
         "003_evil/000_train_0", "failed", out=b"\x1b]0;owned\x07[bold]x[/bold] \x1b[2J\xff\0\n", err=b"[link=x]boom\n"

@@ -114,7 +114,7 @@ def test_the_host_rule_knows_our_own_names() -> None:
 
 def test_another_site_can_neither_read_nor_act_through_this_browser(made: MadeUp) -> None:
     acted: list[list[str]] = []
-    server = start(made, actions={"cancel": lambda names: acted.append(names) or "ok"})
+    server = start(made, actions={"cancel": lambda names, more: acted.append(names) or "ok"})
     try:
         cookie, host = log_in(server), f"127.0.0.1:{server.server_address[1]}"
         assert ask(server, "/api/runs", cookie=cookie, Sec_Fetch_Site="cross-site").code == 403
@@ -130,8 +130,8 @@ def test_another_site_can_neither_read_nor_act_through_this_browser(made: MadeUp
         assert acted == []
         assert ask(server, "/api/cancel", Origin=f"http://{host}", **base).code == 200
         assert acted == [["001_lr/000_train_6"]]
-        bad = {**base, "body": b'{"runs": ["../../etc"]}', "Origin": f"http://{host}"}
-        assert ask(server, "/api/cancel", **bad).code == 404
+        for wrong in (b'{"runs": ["../../etc"]}', b'{"runs": "all"}', b"[]", body[:-1] + b', "more": "--mem=1"}'):
+            assert ask(server, "/api/cancel", **{**base, "body": wrong, "Origin": f"http://{host}"}).code == 404, wrong
         assert ask(server, "/api/retry", Origin=f"http://{host}", **base).code == 403
     finally:
         server.shutdown()
@@ -353,7 +353,9 @@ def test_five_thousand_runs_keep_the_page_small_and_quick(tmp_path: Path, browse
 
 def test_actions_ask_first_and_name_the_run(made: MadeUp, browser: Any) -> None:
     acted: list[list[str]] = []
-    server = start(made, actions={"cancel": lambda names: acted.append(names) or "cancelled 1 of 1"})
+    server = start(
+        made, actions={name: lambda names, more: acted.append([*names, more]) or "ok" for name in ("cancel", "retry")}
+    )
     try:
         browser.get(server.link)
         wait_until(lambda: script(browser, "document.querySelectorAll('.row').length") == 12, 20, "rows")
@@ -366,7 +368,12 @@ def test_actions_ask_first_and_name_the_run(made: MadeUp, browser: Any) -> None:
         script(browser, "document.querySelector('#confirm button[value=no]').click()")
         script(browser, "document.querySelector('#acts .danger').click()")
         script(browser, "document.querySelector('#confirm button[value=yes]').click()")
-        wait_until(lambda: acted == [["001_lr/000_train_6"]], 20, "it was cancelled once")
+        wait_until(lambda: acted == [["001_lr/000_train_6", None]], 20, "it was cancelled once")
+        press(browser, "j")
+        wait_until(lambda: script(browser, "document.querySelector('#acts').innerText") == "retry", 20, "another run")
+        script(browser, "document.querySelector('#acts button').click()")
+        script(browser, "document.querySelector('#confirm button[value=memory]').click()")
+        wait_until(lambda: acted[1:] == [["001_lr/000_train_3", "memory"]], 20, "it was started with more memory")
     finally:
         server.shutdown()
         server.server_close()

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from . import fence, files, layout, memory, notices, trial, usage
+from . import fence, files, layout, memory, notices, tree, trial, usage
 
 _FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 #: Signals that ask the run to end. Leaving with code 0 after one of them is a polite stop, not a finished training.
@@ -206,8 +206,9 @@ class Attempt:
 
     def _sample(self) -> None:
         if self._child is not None:
+            pid = self._child.pid
             path = os.path.join(self.claim.run_dir, layout.attempt_file(self.number, "use"))
-            usage.watch(path, self._child.pid, self.env, self._over)
+            usage.watch(path, self.env, lambda: tree.use_of(pid, self.env), self._over)
 
 
 def _wait(child: "subprocess.Popen[bytes]") -> int:

@@ -1,8 +1,9 @@
 """What an attempt executes: the step's command completed, the environment around it, or why it cannot be started."""
 
+import os
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from . import environment, fence
+from . import environment, fence, layout
 from .launch import plan
 
 
@@ -37,5 +38,6 @@ def prepare(
     if spec.get("launch", "process") == "process":
         return argv, plan.for_process(env), None
     out, err = streams
-    argv, problem = plan.prepare(spec, number, values, env, out, err, claim.output_dir, here_only)
+    use = os.path.join(claim.run_dir, layout.attempt_file(number, "use"))
+    argv, problem = plan.prepare(spec, number, values, env, out, err, claim.output_dir, here_only, use)
     return argv, env, problem

@@ -31,6 +31,7 @@
     submit.<n>.verdict<k>           Slurm's last word on attempt k's job, kept because Slurm forgets
     attempt.<k>.start|beat|end      one try, written by the job; k is never used twice
     attempt.<k>.use                 what it used: memory, processors, GPUs, over its time
+    attempt.<k>.use<n>              the same on a further node of the run
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Tell a person, from inside the job: the experiment is over, its first run failed, a run has gone quiet.
+"""Tell a person, from inside the job: the experiment is over, its first run failed, a run or its GPUs stand still.
 
 One message per event and submission, however many jobs see it: whoever creates the notice's file first sends it. The
 settings are what shoal.toml said at the last submission (`notify.json`); addresses of webhooks come from the
@@ -28,7 +28,7 @@ def after_end(home: str, name: str, env: Mapping[str, str], last: bool = True) -
         return
     experiment = name.split("/")[0]
     over, wave, ends = survey(home, experiment)
-    bad = [run for run, success, _ in ends if not success]
+    bad = [end["run"] for end in ends if not end.get("success")]
     if bad and "failure" in settings["on"] and (not over or not last):
         _tell(home, settings, "failure", experiment, wave, _text(experiment, ends, "first failure: %s" % bad[0]), env)
     if over and last and "end" in settings["on"]:
@@ -37,22 +37,33 @@ def after_end(home: str, name: str, env: Mapping[str, str], last: bool = True) -
 
 def when_quiet(home: str, name: str, logs: List[str], began: float, env: Mapping[str, str]) -> None:
     """Called now and then while a run lives: tell once when it has printed nothing for as long as the settings say."""
-    settings = _settings(home)
-    if settings is None or "quiet" not in settings["on"] or not settings.get("quiet_after_s"):
-        return
     moments = [os.stat(path).st_mtime for path in logs if os.path.exists(path)]
-    silent_s = time.time() - max([began, *moments])
-    if silent_s >= settings["quiet_after_s"]:
+    _when_long(home, name, "quiet", "has printed nothing", time.time() - max([began, *moments]), env)
+
+
+def when_idle(home: str, name: str, idle_s: float, env: Mapping[str, str]) -> None:
+    """The same for a run whose GPUs, on one of its nodes, have done nothing for that long."""
+    host = env.get("SLURMD_NODENAME") or os.uname().nodename
+    _when_long(home, name, "idle", "has left its GPUs on %s idle" % host, idle_s, env)
+
+
+def _when_long(home: str, name: str, event: str, what: str, lasted_s: float, env: Mapping[str, str]) -> None:
+    settings = _settings(home)
+    if settings is None or event not in settings["on"]:
+        return
+    after_s = settings.get("%s_after_s" % event)
+    if after_s and lasted_s >= after_s:
         experiment = name.split("/")[0]
         _, wave, ends = survey(home, experiment)
-        what = "%s has printed nothing for %d minutes" % (name, silent_s // 60)
-        _tell(home, settings, "quiet", experiment, wave, _text(experiment, ends, what), env)
+        told = "%s %s for %d minutes" % (name, what, lasted_s // 60)
+        _tell(home, settings, event, experiment, wave, _text(experiment, ends, told), env)
 
 
-def survey(home: str, experiment: str) -> Tuple[bool, int, List[Tuple[str, bool, Optional[str]]]]:
-    """(whether every submitted run has ended, a number that each submission raises, runs with success and problem)."""
+def survey(home: str, experiment: str) -> Tuple[bool, int, List[Dict[str, Any]]]:
+    """(whether every submitted run has ended, a number that each submission raises, the ends with their `run`)."""
     folder = os.path.join(layout.runs_dir(home), experiment)
-    over, wave, ends = True, 0, []
+    over, wave = True, 0
+    ends: List[Dict[str, Any]] = []
     for stem in sorted(files.names_in(folder)):
         run_dir = os.path.join(folder, stem)
         names = layout.parse_names(files.names_in(run_dir))
@@ -66,21 +77,43 @@ def survey(home: str, experiment: str) -> Tuple[bool, int, List[Tuple[str, bool,
             except (OSError, ValueError):
                 end = None
         if end is not None and end.get("generation") == names.generation:
-            ends.append(("%s/%s" % (experiment, stem), bool(end.get("success")), end.get("problem")))
+            ends.append(dict(end, run="%s/%s" % (experiment, stem)))
         elif not names.has_submit(names.generation, "cancel"):
             over = False
     return over, wave, ends
 
 
-def _text(experiment: str, ends: List[Tuple[str, bool, Optional[str]]], what: str) -> str:
-    good = sum(1 for _, success, _ in ends if success)
-    lines = ["%s: %s" % (experiment, what), "%d done, %d not" % (good, len(ends) - good)]
-    bad = [run for run, success, _ in ends if not success]
+def _text(experiment: str, ends: List[Dict[str, Any]], what: str) -> str:
+    bad = [end for end in ends if not end.get("success")]
+    lines = ["%s: %s" % (experiment, what), "%d done, %d not" % (len(ends) - len(bad), len(bad))]
     if bad:
         more = " and %d more" % (len(bad) - 5) if len(bad) > 5 else ""
-        lines.append("not done: %s%s" % (", ".join(bad[:5]), more))
-        lines.append("shoal why %s" % bad[0])
+        lines.append("not done: %s%s" % (", ".join(end["run"] for end in bad[:5]), more))
+        lines.append(_top_error(bad))
+        lines.append("shoal why %s" % bad[0]["run"])
     return "\n".join([*lines, "shoal report %s" % experiment])
+
+
+def _top_error(bad: List[Dict[str, Any]]) -> str:
+    """The most frequent end of runs that are not done, and the last line that the first of them printed."""
+    words = [str(end.get("problem") or end.get("stopped_by") or "exit code %s" % end.get("exit_code")) for end in bad]
+    word = max(words, key=words.count)
+    first = bad[words.index(word)]
+    line = _last_line(os.path.join(str(first.get("log_dir")), "attempt-%s.err" % first.get("attempt")))
+    times = " (%d times)" % words.count(word) if len(words) > 1 else ""
+    return "%s%s%s" % (word, times, ": %s" % line if line else "")
+
+
+def _last_line(path: str) -> str:
+    """Of a log, fit to be sent: nothing but letters, and not too many."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.path.getsize(path) - 4096))
+            lines = file.read(4096).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return "".join(letter if letter.isprintable() else " " for letter in last)[:200]
 
 
 def _settings(home: str) -> Optional[Dict[str, Any]]:

@@ -1,86 +1,179 @@
 """What a run uses, sampled from inside its job: processors and memory from /proc, GPUs from NVML where there is one.
 
 Cheap on purpose: one look every ten seconds, only at the run's own processes, and one small file that never grows past
-a few hundred points (older ones are averaged in pairs). Where something cannot be read, it says so and goes on.
+a few hundred points (older ones are averaged in pairs). Where something cannot be read, it says so and goes on. Each
+node of a run has its own file; on further nodes whoever starts the ranks there also samples them.
 """
 
 import os
 import resource
 import threading
 import time
-from typing import Any, Dict, List, Mapping, Optional, Set
+from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol
 
-from . import files, nvml
+from . import files, layout, notices, nvml, tree
 
 _MOST_POINTS = 240
-_WRITE_EVERY_S = 30.0
+#: Samples between two writes.
+_WRITE_EVERY = 3
 #: A GPU that does less than this is called idle; an empty CUDA context shows 0, a data loader's trickle 1 or 2.
 _IDLE_PERCENT = 5.0
-_TICKS = float(os.sysconf("SC_CLK_TCK")) if hasattr(os, "sysconf") else 100.0
-_PAGE_MB = (os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096) / 1048576.0
+#: Sampling many runs may take this part of one processor.
+_MOST_OF_TIME = 0.02
 
 
-def watch(path: str, pid: int, env: Mapping[str, str], over: threading.Event) -> None:
-    """Sample the process tree under `pid` until `over`, keeping the record at `path` up to date. Never raises."""
-    every_s = _number(env.get("SHOAL_SAMPLE_S"), 10.0)
-    if every_s <= 0:
-        return
-    record = Record(every_s)
-    written = 0.0
-    wait_s = min(1.0, every_s)
-    try:
-        gpus, record.gpu_problem = nvml.open_gpus(env)
-    except Exception as error:  # a driver may do anything, and the run matters more
-        gpus, record.gpu_problem = [], "NVML failed: %s" % error
-    while True:
-        ended = over.wait(wait_s)
-        wait_s = every_s
+class Over(Protocol):
+    """A threading.Event, or what answers like one: has it ended, within so many seconds?"""
+
+    def wait(self, timeout: float) -> bool: ...
+
+
+class Sampler:
+    """Looks at one run, or at all runs of a pack, from one thread. Nothing here ever raises into the caller."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.every_s = _number(env.get("SHOAL_SAMPLE_S"), 10.0)
+        self._subjects: Dict[str, _Subject] = {}
+        self._ended: List[_Subject] = []
+        self._lock = threading.Lock()
+
+    def add(
+        self,
+        path: str,
+        env: Mapping[str, str],
+        look: Callable[[], tree.Use],
+        alone: bool = False,
+        also: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Keep the record at `path` up to date, and do `also` whenever it is written.
+
+        `alone`: no other run is a child of this process.
+        """
+        if self.every_s > 0:
+            with self._lock:
+                self._subjects[path] = _Subject(path, env, look, self.every_s, alone, also)
+
+    def end(self, path: str) -> None:
+        """The run is over. One that was never sampled leaves no record: that would cost short runs a file each."""
+        with self._lock:
+            subject = self._subjects.pop(path, None)
+            if subject is not None and subject.record.has_samples:
+                subject.record.close()
+                self._ended.append(subject)
+
+    def run(self, over: Over) -> None:
+        """Sample until `over`, then close every record."""
+        wait_s = min(1.0, self.every_s)
+        while self.every_s > 0 and not over.wait(wait_s):
+            begin = time.monotonic()
+            with self._lock:
+                subjects = list(self._subjects.values())
+                ended, self._ended = self._ended, []
+            for subject in ended:
+                subject.write()
+            # With many runs each is written more seldom: a file server counts files, not runs.
+            write_every_s = _WRITE_EVERY * self.every_s * (1 + len(subjects) // 16)
+            for subject in subjects:
+                if subject.path in self._subjects:
+                    subject.sample(write_every_s)
+            wait_s = max(self.every_s, (time.monotonic() - begin) / _MOST_OF_TIME)
+        for subject in self._subjects.values():
+            subject.record.close()
+        for subject in (*self._subjects.values(), *self._ended):
+            subject.write()
+
+
+def watch(path: str, env: Mapping[str, str], look: Callable[[], tree.Use], over: Over) -> None:
+    """Sample one run until `over`."""
+    sampler = Sampler(env)
+    sampler.add(path, env, look, alone=True)
+    sampler.run(over)
+
+
+class _Subject:
+    """One run: how to look at it, and where that is written."""
+
+    def __init__(
+        self,
+        path: str,
+        env: Mapping[str, str],
+        look: Callable[[], tree.Use],
+        every_s: float,
+        alone: bool,
+        also: Callable[[], None],
+    ) -> None:
+        self.path, self.env, self.look, self.also = path, env, look, also
+        self.record = Record(every_s, alone)
+        self._gpus: Optional[List[nvml.Gpu]] = None
+        self._written = 0.0
+
+    def sample(self, write_every_s: float) -> None:
         try:
-            if not ended:
-                record.add(_processes(pid, env), [gpu.read() for gpu in gpus])
-            else:
-                record.close()
-            if ended or time.monotonic() - written >= _WRITE_EVERY_S:
-                files.replace(path, files.to_json(record.as_json()), sync=False)
-                written = time.monotonic()
+            if self._gpus is None:
+                self._gpus = self._open()
+            self.record.add(self.look(), [gpu.read() for gpu in self._gpus])
+            if time.monotonic() - self._written >= write_every_s:
+                self.write()
+                home, run = layout.home_of(os.path.dirname(self.path)), self.env.get("SHOAL_RUN", "")
+                notices.when_idle(home, run, self.record.idle_for_s, self.env)
+                self.also()
         except Exception:  # a full disk or a vanished process costs one sample, not the run
             pass
-        if ended:
-            return
+
+    def write(self) -> None:
+        self._written = time.monotonic()
+        try:
+            files.replace(self.path, files.to_json(self.record.as_json()), sync=False)
+        except OSError:
+            pass
+
+    def _open(self) -> List[nvml.Gpu]:
+        try:
+            gpus, self.record.gpu_problem = nvml.open_gpus(self.env)
+        except Exception as error:  # a driver may do anything, and the run matters more
+            gpus, self.record.gpu_problem = [], "NVML failed: %s" % error
+        return gpus
 
 
 class Record:
-    """Samples of one attempt, and what they add up to."""
+    """Samples of one attempt on one node, and what they add up to."""
 
-    def __init__(self, every_s: float) -> None:
-        self.every_s = every_s
+    def __init__(self, every_s: float, alone: bool) -> None:
+        self.every_s, self.alone = every_s, alone
         self.gpu_problem: Optional[str] = None
+        #: How long all GPUs have done nothing, up to now.
+        self.idle_for_s = 0.0
         self._began = self._last = time.monotonic()
         self._cpu_s = self._peak_mb = 0.0
         self._points: List[List[Optional[float]]] = []
         self._gpus: List[Dict[str, Any]] = []
         self._before = _children_cpu_s()
 
-    def add(self, processes: Mapping[str, float], gpus: List[Optional[Mapping[str, Any]]]) -> None:
+    @property
+    def has_samples(self) -> bool:
+        return bool(self._points)
+
+    def add(self, use: tree.Use, gpus: List[Optional[Mapping[str, Any]]]) -> None:
         now = time.monotonic()
         span = max(1e-6, now - self._last)
-        cpus = max(0.0, processes["cpu_s"] - self._cpu_s) / span
-        self._cpu_s = max(self._cpu_s, processes["cpu_s"])
-        self._peak_mb = max(self._peak_mb, processes["memory_mb"])
+        cpus = max(0.0, use.cpu_s - self._cpu_s) / span
+        self._cpu_s = max(self._cpu_s, use.cpu_s)
+        self._peak_mb = max(self._peak_mb, use.memory_mb)
         known = [gpu for gpu in gpus if gpu is not None]
-        self._add_gpus(gpus, span)
+        self._add_gpus(known, span)
         mean = sum(gpu["percent"] for gpu in known) / len(known) if known else None
         memory = sum(gpu["used_mb"] for gpu in known) if known else None
-        self._points.append([now - self._began, cpus, processes["memory_mb"], mean, memory])
+        self._points.append([now - self._began, cpus, use.memory_mb, mean, memory])
         self._last = now
         if len(self._points) > _MOST_POINTS:
             self._points = [_mean(a, b) for a, b in zip(self._points[::2], self._points[1::2])]
 
     def close(self) -> None:
-        """The kernel's own sum, which also knows processes that lived between two samples."""
+        """The kernel's own sum, where it is this run's: it also knows processes that lived between two samples."""
         self._last = time.monotonic()
-        self._cpu_s = max(self._cpu_s, _children_cpu_s() - self._before)
-        self._peak_mb = max(self._peak_mb, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024.0)
+        if self.alone:
+            self._cpu_s = max(self._cpu_s, _children_cpu_s() - self._before)
+            self._peak_mb = max(self._peak_mb, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024.0)
 
     def as_json(self) -> Dict[str, Any]:
         gpus = [
@@ -96,104 +189,30 @@ class Record:
         ]
         return {
             "schema": 1,
+            "host": os.environ.get("SLURMD_NODENAME") or os.uname().nodename,
             "every_s": self.every_s,
             "duration_s": self._last - self._began,
             "cpu_s": self._cpu_s,
             "peak_memory_mb": self._peak_mb,
             "gpus": gpus,
             "gpu_problem": self.gpu_problem,
+            "gpu_idle_for_s": self.idle_for_s,
             "points": [[None if value is None else round(value, 2) for value in point] for point in self._points],
         }
 
-    def _add_gpus(self, gpus: List[Optional[Mapping[str, Any]]], span: float) -> None:
+    def _add_gpus(self, gpus: List[Mapping[str, Any]], span: float) -> None:
         if not self._gpus:
-            fresh = {
-                "name": "",
-                "area": 0.0,
-                "seen_s": 0.0,
-                "peak": 0.0,
-                "peak_mb": 0.0,
-                "total_mb": 0.0,
-                "idle_s": 0.0,
-            }
-            self._gpus = [dict(fresh) for gpu in gpus if gpu is not None]
-        for kept, gpu in zip(self._gpus, (gpu for gpu in gpus if gpu is not None)):
+            numbers = dict.fromkeys(("area", "seen_s", "peak", "peak_mb", "total_mb", "idle_s"), 0.0)
+            self._gpus = [dict(numbers, name="") for _ in gpus]
+        for kept, gpu in zip(self._gpus, gpus):
             kept["name"], kept["total_mb"] = gpu["name"], gpu["total_mb"]
             kept["area"] += gpu["percent"] * span
             kept["seen_s"] += span
             kept["peak"] = max(kept["peak"], gpu["percent"])
             kept["peak_mb"] = max(kept["peak_mb"], gpu["used_mb"])
             kept["idle_s"] += span if gpu["percent"] < _IDLE_PERCENT else 0.0
-
-
-def _processes(pid: int, env: Mapping[str, str]) -> Dict[str, float]:
-    """CPU seconds and memory of the run's processes that live now; times of those that ended are in their parents."""
-    pids = _family(pid)
-    if any(_comm(one) == "srun" for one in pids) and env.get("SLURM_JOB_ID"):
-        # srun's tasks are children of Slurm's own daemon: the job's number in their environment tells them.
-        pids |= _of_job(env["SLURM_JOB_ID"], pids)
-    ticks, own_mb, shared_mb = 0.0, 0.0, 0.0
-    for one in pids:
-        try:
-            with open("/proc/%d/stat" % one, "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
-            with open("/proc/%d/statm" % one, "rb") as file:
-                pages = file.read().split()
-        except (OSError, IndexError):
-            continue
-        ticks += sum(int(field) for field in fields[11:15])
-        own_mb += max(0, int(pages[1]) - int(pages[2])) * _PAGE_MB
-        shared_mb = max(shared_mb, int(pages[2]) * _PAGE_MB)
-    return {"cpu_s": ticks / _TICKS, "memory_mb": own_mb + shared_mb}
-
-
-def _family(pid: int) -> Set[int]:
-    """The process and its descendants, from the kernel's own lists of children."""
-    found: Set[int] = set()
-    waiting = [pid]
-    while waiting and len(found) < 5000:
-        one = waiting.pop()
-        if one in found:
-            continue
-        found.add(one)
-        try:
-            for thread in os.listdir("/proc/%d/task" % one):
-                with open("/proc/%d/task/%s/children" % (one, thread)) as file:
-                    waiting += [int(word) for word in file.read().split()]
-        except OSError:
-            continue
-    return found
-
-
-_known: Dict[int, bool] = {}
-
-
-def _of_job(job_id: str, known: Set[int]) -> Set[int]:
-    wanted, uid, found = ("SLURM_JOB_ID=%s" % job_id).encode(), os.getuid(), set()
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        pid = int(name)
-        if pid not in _known:
-            try:
-                if os.stat("/proc/%d" % pid).st_uid != uid:
-                    _known[pid] = False
-                    continue
-                with open("/proc/%d/environ" % pid, "rb") as file:
-                    _known[pid] = wanted in file.read(1 << 18).split(b"\0")
-            except OSError:
-                continue
-        if _known[pid]:
-            found.add(pid)
-    return found - {os.getpid()}
-
-
-def _comm(pid: int) -> str:
-    try:
-        with open("/proc/%d/comm" % pid) as file:
-            return file.read().strip()
-    except OSError:
-        return ""
+        idle = bool(gpus) and all(gpu["percent"] < _IDLE_PERCENT for gpu in gpus)
+        self.idle_for_s = self.idle_for_s + span if idle else 0.0
 
 
 def _children_cpu_s() -> float:

@@ -16,6 +16,7 @@ from shoal.cli.options import add_output, home_here
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from shoal.config.columns import Said
     from shoal.views.status import Filter
 
 
@@ -35,7 +36,7 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", metavar="PATTERN", help="only names like this, as in 'lr*'")
     parser.add_argument("--since", metavar="2h", help="only what was submitted, started or ended since, or is live")
     parser.add_argument("--last", type=int, metavar="N", help="only the N submitted last")
-    parser.add_argument("--columns", metavar="+gpus,-node", help="add, remove or list columns; SHOAL_COLUMNS for good")
+    parser.add_argument("--columns", metavar="+gpus,-node", help="add, remove or list columns")
     forms = parser.add_mutually_exclusive_group()
     forms.add_argument(
         "--plain", dest="tty", action="store_false", default=None, help="as in a pipe: tabs, nothing cut"
@@ -70,13 +71,22 @@ def run(args: argparse.Namespace) -> int:
         quiet=args.quiet,
         everything=everything,
         tasks=args.tasks,
-        columns=args.columns,
+        columns=columns_of(args),
         screen=screen_of(force=args.tty),
     )
     from shoal.model import AS_MEANT, ENDED
 
     bad = any(view.state in ENDED - AS_MEANT for view in report.views)
     return 4 if args.exit_status and bad else 0
+
+
+def columns_of(args: argparse.Namespace) -> list[Said]:
+    """What the settings say about columns, and then the command line."""
+    from shoal.config.columns import Said, saved_columns
+    from shoal.config.locate import find_root
+
+    said = saved_columns(find_root(os.getcwd()), os.environ)
+    return [*said, Said(args.columns, "--columns")] if args.columns else said
 
 
 def filter_of(args: argparse.Namespace) -> Filter:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 
 from shoal.cli.options import home_here
-from shoal.cli.status import add_filters, filter_of
+from shoal.cli.status import add_filters, columns_of, filter_of
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +43,7 @@ def watch(args: argparse.Namespace, home: str) -> int:
         args.quiet,
         args.all or bool(args.state or args.last),
         args.tasks,
-        args.columns,
+        columns_of(args),
         args.exit_status,
         getattr(args, "notify", False),
     )

@@ -10,8 +10,10 @@ import msgspec
 from shoal.config.document import Table
 from shoal.units import parse_duration_s
 
-KEYS = ("command", "webhook", "webhook_as", "mail", "on", "quiet_after")
-EVENTS = ("end", "failure", "quiet")
+KEYS = ("command", "webhook", "webhook_as", "mail", "on", "quiet_after", "idle_after")
+EVENTS = ("end", "failure", "quiet", "idle")
+#: A quiet run, or one whose GPUs idle, is told after this long unless the table says otherwise.
+_DEFAULT_AFTER_S = 30 * 60
 _VARIABLE = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*")
 _ADDRESS = re.compile(r"[^\s@<>,;-][^\s@<>,;]*@[A-Za-z0-9.-]+")
 
@@ -25,6 +27,7 @@ class Notify(msgspec.Struct, frozen=True, kw_only=True):
     mail: str | None = None
     on: list[str] = msgspec.field(default_factory=lambda: ["end", "failure"])
     quiet_after_s: int | None = None
+    idle_after_s: int | None = None
 
 
 def parse_notify(table: Table) -> Notify | None:
@@ -42,7 +45,6 @@ def parse_notify(table: Table) -> Notify | None:
         )
     if mail is not None and not _ADDRESS.fullmatch(mail):
         raise table.error(("mail",), f"{mail!r} is not a mail address")
-    quiet = table.text("quiet_after")
     if not (command or webhook or mail):
         return None
     return Notify(
@@ -51,5 +53,12 @@ def parse_notify(table: Table) -> Notify | None:
         webhook_as=table.text("webhook_as", ("json", "text")) or "json",
         mail=mail,
         on=on,
-        quiet_after_s=parse_duration_s(quiet, place=table.place("quiet_after")) if quiet else None,
+        quiet_after_s=_after(table, "quiet"),
+        idle_after_s=_after(table, "idle"),
     )
+
+
+def _after(table: Table, event: str) -> int:
+    """How long something lasts before it is told."""
+    text = table.text(f"{event}_after")
+    return parse_duration_s(text, place=table.place(f"{event}_after")) if text else _DEFAULT_AFTER_S

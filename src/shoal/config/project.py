@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from shoal.config.cluster import Cluster, Layer, build_cluster, parse_cluster
+from shoal.config.columns import parse_columns
 from shoal.config.document import Document, Table, read_document
 from shoal.config.locate import TOML_NAME, find_root, home_of, user_config_path
 from shoal.config.notify import KEYS as NOTIFY_KEYS
@@ -45,8 +46,9 @@ def find_project(start: Path, environ: Mapping[str, str]) -> Project:
 def load_project(root: Path, environ: Mapping[str, str]) -> Project:
     """Read shoal.toml in `root` and the user's config; the project's values win over the user's."""
     document = read_document(root / TOML_NAME, TOML_NAME)
-    top = document.table(("steps", "clusters", "notify"))
+    top = document.table(("steps", "clusters", "notify", "status"))
     steps = {name: parse_step(name, table) for name, table in top.tables("steps").items()}
+    parse_columns(top)
     project = _assemble(root, environ, steps, _cluster_values(top), root / TOML_NAME)
     return msgspec.structs.replace(project, notify=parse_notify(top.table("notify", NOTIFY_KEYS)))
 
@@ -88,7 +90,9 @@ def _user_values(path: Path, environ: Mapping[str, str]) -> dict[str, Layer]:
     home = environ.get("HOME", "")
     shown = f"~{str(path)[len(home) :]}" if home and str(path).startswith(home.rstrip("/") + "/") else str(path)
     document: Document = read_document(path, shown)
-    return _cluster_values(document.table(("clusters",)))
+    top = document.table(("clusters", "status"))
+    parse_columns(top)
+    return _cluster_values(top)
 
 
 def _cluster_values(top: Table) -> dict[str, Layer]:

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from shoal.errors import InputError, ShoalError
 from shoal.observe import observe
 from shoal.store.reading import Reader
-from shoal.views.why import restart_words
 
 _SHOAL = (sys.executable, "-c", "import sys; from shoal.cli import main; sys.exit(main())")
+#: What a retry may ask for more of -> flags of `shoal retry`.
+MORE = {"memory": ("--mem", "x2"), "time": ("--time", "x2")}
 
 
 def cancel(home: str, names: Sequence[str]) -> str:
@@ -24,21 +25,19 @@ def cancel(home: str, names: Sequence[str]) -> str:
     return f"cancelled {len(done)} of {len(names)}"
 
 
-def retry(home: str, names: Sequence[str], root: str | None = None) -> str:
-    """Resume each run from its checkpoint, or submit it again where it has none; runs on Slurm only."""
-    views = observe(home, names).views
+def retry(home: str, names: Sequence[str], more: str | None = None, root: str | None = None) -> str:
+    """`shoal retry` these runs, from a checkpoint where there is one; `more` is a key of MORE. Runs on Slurm only."""
+    states = {view.state for view in observe(home, names).views.values()}
+    words = ["retry", *names, "--state", ",".join(sorted(states)), *(MORE[more] if more else ())]
     reader = Reader(home)
-    told = []
-    for name, view in views.items():
+    for name in names:
         origin = reader.run(name).origin
         if origin is not None and origin.submission is not None and origin.submission.backend != "slurm":
-            raise InputError("runs on this machine are started in a terminal", hint=" ".join(restart_words(home, view)))
-        words = restart_words(home, view)[1:]
-        done = subprocess.run(
-            [*_SHOAL, *words, "-q"], cwd=root or os.path.dirname(home), capture_output=True, timeout=120, check=False
-        )
-        if done.returncode != 0:
-            text = done.stderr.decode("utf-8", "replace").strip().splitlines()
-            raise ShoalError(text[0].removeprefix("error: ") if text else f"{name} could not be started again")
-        told.append(name)
-    return f"started {len(told)} again"
+            raise InputError("runs on this machine are started in a terminal", hint=f"shoal retry {name}")
+    done = subprocess.run(
+        [*_SHOAL, *words, "-q"], cwd=root or os.path.dirname(home), capture_output=True, timeout=600, check=False
+    )
+    if done.returncode != 0:
+        text = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise ShoalError(text[0].removeprefix("error: ") if text else f"{names[0]} could not be started again")
+    return f"started {len(names)} again" + (f" with twice the {more}" if more else "")

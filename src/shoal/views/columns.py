@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from shoal.config.columns import Said
 from shoal.errors import InputError
 from shoal.store.fold import RunView
 from shoal.units import format_duration
@@ -68,7 +68,9 @@ def _why(cell: Cell) -> str:
         return f"{before}{semicolon}{explain(word).sentence}"
     if cause:
         return cause
-    return cell.details.progress.text if cell.details.progress else ""
+    idle = cell.details.gpu_idle_s
+    progress = cell.details.progress.text if cell.details.progress else ""
+    return "   ".join(filter(None, (f"GPUs idle for {format_duration(idle)}" if idle else "", progress)))
 
 
 def _gpu(cell: Cell) -> str:
@@ -106,14 +108,11 @@ BY_NAME = {column.name: column for column in COLUMNS}
 DEFAULT = ("run", "state", "why", "try", "job", "node", "time", "gpu", "log", "output")
 
 
-def choose(text: str | None, environ: Mapping[str, str] = os.environ) -> list[Column]:
-    """`name,name` replaces the usual columns, `+name,-name` adds to and removes from them.
-
-    SHOAL_COLUMNS says the same for good; what stands on the command line comes on top of it.
-    """
+def choose(said: Sequence[Said]) -> list[Column]:
+    """`name,name` replaces the usual columns, `+name,-name` adds to and removes from them; the last word counts."""
     names = list(DEFAULT)
-    for said, place in ((environ.get("SHOAL_COLUMNS"), "SHOAL_COLUMNS"), (text, "--columns")):
-        names = _apply(names, said, place) if said else names
+    for one in said:
+        names = _apply(names, one.text, one.place)
     return [BY_NAME[name] for name in names]
 
 

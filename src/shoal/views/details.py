@@ -32,6 +32,7 @@ class Details(NamedTuple):
     progress: Progress | None = None
     log_age_s: float | None = None
     gpu_percent: float | None = None
+    gpu_idle_s: float | None = None
     memory_mb: float | None = None
     cause: Cause | None = None
 
@@ -40,12 +41,13 @@ def details_of(home: str, view: RunView, now: float) -> Details:
     """Details of one run: a running one from its progress, log and samples; a failed one from its log's end."""
     if view.state == "running":
         sample = usage.read(home, view.name, view.attempt)
-        latest = sample.latest() if sample else None
+        idle = sample.idle_node if sample else None
         return Details(
             progress_of(view),
             log_age_s(view.log_dir, view.attempt, now),
-            latest.gpu_percent if latest else None,
-            latest.memory_mb if latest else None,
+            sample.gpu_percent if sample else None,
+            idle.gpu_idle_for_s if idle else None,
+            sample.memory_mb if sample else None,
         )
     if view.state in BAD_STATES and view.log_dir and view.attempt:
         return Details(cause=cause_in_log(view), log_age_s=log_age_s(view.log_dir, view.attempt, now))

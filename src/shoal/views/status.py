@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from shoal.config.columns import Said
 from shoal.model import LIVE
 from shoal.observe import Ask, observe
 from shoal.store.fold import RunView
@@ -115,7 +116,7 @@ def show(
     quiet: bool = False,
     everything: bool = False,
     tasks: bool = False,
-    columns: str | None = None,
+    columns: Sequence[Said] = (),
     screen: Screen | None = None,
 ) -> None:
     if as_json:
@@ -133,7 +134,7 @@ def show(
 
 
 def lines_of(
-    report: Report, shown: Sequence[RunView], screen: Screen, *, tasks: bool = False, columns: str | None = None
+    report: Report, shown: Sequence[RunView], screen: Screen, *, tasks: bool = False, columns: Sequence[Said] = ()
 ) -> list[str]:
     """The whole picture as lines: counts, table, what is hidden, hints."""
     lines = [headline(report, screen)]
@@ -147,7 +148,9 @@ def lines_of(
     for family in folded:
         lines += family_lines(family, tally(totals[family.key]), screen)
     if singles:
-        lines += run_lines(singles, report, screen, choose(columns), fixed=columns is not None)
+        lines += run_lines(
+            singles, report, screen, choose(columns), fixed=any(one.place == "--columns" for one in columns)
+        )
     hidden = len(report.views) - len(shown)
     if hidden:
         lines.append(
@@ -205,6 +208,9 @@ def headline(report: Report, screen: Screen) -> str:
     parts = [f"{name}{plural(total, 'run')}{many}", words]
     if report.gpus_busy:
         parts.append(f"{plural(report.gpus_busy, 'GPU')} busy")
+    idle = sum(1 for one in report.details.values() if one.gpu_idle_s)
+    if idle:
+        parts.append(screen.paint(f"{plural(idle, 'run')} with idle GPUs", "31"))
     if any(state in report.counts for state in LIVE):
         parts.append(_ends(report))
     if report.slurm_t is not None:
@@ -252,6 +258,7 @@ def as_record(view: RunView, details: Details | None = None) -> dict[str, Any]:
         "progress_fraction": details.progress.fraction if details.progress else None,
         "log_age_s": details.log_age_s,
         "gpu_percent": details.gpu_percent,
+        "gpu_idle_s": details.gpu_idle_s,
         "memory_mb": details.memory_mb,
         "error_kind": details.cause.kind if details.cause else None,
         "error_line": details.cause.line if details.cause else None,

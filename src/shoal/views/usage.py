@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
 
 from shoal.agent import layout
+from shoal.agent.files import names_in
+
+#: GPUs that have done nothing for this long are pointed out.
+IDLE_ALARM_S = 600.0
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,24 +26,20 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float = 0.0
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt's samples. `points`: [seconds since start, CPUs in use, memory in MB, mean GPU %, its memory in MB].
-    The last two are null where no GPU could be read, which `gpu_problem` explains."""
+class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt's samples on one node. `points`: [seconds since start, CPUs in use, memory in MB, mean GPU %, its
+    memory in MB]. The last two are null where no GPU could be read, which `gpu_problem` explains."""
 
     every_s: float
     duration_s: float
+    host: str = ""
     cpu_s: float = 0.0
     peak_memory_mb: float = 0.0
     gpus: list[Gpu] = []
     gpu_problem: str | None = None
+    gpu_idle_for_s: float = 0.0
     points: list[tuple[float, float, float, float | None, float | None]] = []
     schema: int = 1
-
-    def latest(self) -> Latest | None:
-        if not self.points:
-            return None
-        _, cpus, memory_mb, gpu, gpu_memory_mb = self.points[-1]
-        return Latest(cpus, memory_mb, gpu, gpu_memory_mb)
 
     @property
     def mean_cpus(self) -> float | None:
@@ -46,26 +47,85 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mean_gpu_percent(self) -> float | None:
-        return sum(gpu.mean_percent for gpu in self.gpus) / len(self.gpus) if self.gpus else None
+        return _mean([gpu.mean_percent for gpu in self.gpus])
 
     @property
-    def gpu_idle_s(self) -> float:
-        return sum(gpu.idle_s for gpu in self.gpus)
+    def gpu_percent(self) -> float | None:
+        """Of the last sample."""
+        return self.points[-1][3] if self.points else None
 
 
-class Latest(NamedTuple):
-    cpus: float
-    memory_mb: float
-    gpu_percent: float | None
-    gpu_memory_mb: float | None
+class Usage(NamedTuple):
+    """An attempt on all nodes that told, the first one first. Memory and CPUs are per node, as they are asked for."""
+
+    nodes: list[NodeUse]
+
+    @property
+    def first(self) -> NodeUse:
+        return self.nodes[0]
+
+    @property
+    def gpus(self) -> list[Gpu]:
+        return [gpu for node in self.nodes for gpu in node.gpus]
+
+    @property
+    def gpu_problem(self) -> str | None:
+        return next((node.gpu_problem for node in self.nodes if node.gpu_problem), None)
+
+    @property
+    def peak_memory_mb(self) -> float:
+        return max(node.peak_memory_mb for node in self.nodes)
+
+    @property
+    def memory_mb(self) -> float | None:
+        """Of the last sample, on the node that used most."""
+        return max((node.points[-1][2] for node in self.nodes if node.points), default=None)
+
+    @property
+    def cpu_s(self) -> float:
+        """Of all nodes together."""
+        return sum(node.cpu_s for node in self.nodes)
+
+    @property
+    def mean_cpus(self) -> float | None:
+        return self._over_nodes(lambda node: node.mean_cpus)
+
+    @property
+    def mean_gpu_percent(self) -> float | None:
+        return _mean([gpu.mean_percent for gpu in self.gpus])
+
+    @property
+    def gpu_percent(self) -> float | None:
+        return self._over_nodes(lambda node: node.gpu_percent)
+
+    @property
+    def idle_node(self) -> NodeUse | None:
+        """The node whose GPUs have done nothing for longest, if that is long enough to be pointed out."""
+        worst = max(self.nodes, key=lambda node: node.gpu_idle_for_s)
+        return worst if worst.gpu_idle_for_s >= IDLE_ALARM_S else None
+
+    def _over_nodes(self, value: Callable[[NodeUse], float | None]) -> float | None:
+        return _mean([found for node in self.nodes if (found := value(node)) is not None])
 
 
 def read(home: str, run: str, attempt: int) -> Usage | None:
     """The samples of an attempt; None where none were taken or they cannot be read."""
-    path = os.path.join(layout.run_dir(home, run), layout.attempt_file(attempt, "use"))
+    folder, name = layout.run_dir(home, run), layout.attempt_file(attempt, "use")
+    # attempt.3.use of the first node, attempt.3.use1 of the next.
+    further = (one[len(name) :] for one in names_in(folder) if one.startswith(name))
+    numbers = sorted((end for end in further if not end.strip("0123456789")), key=lambda end: int(end or 0))
+    found = [node for end in numbers if (node := _read(os.path.join(folder, name + end))) is not None]
+    return Usage(found) if found else None
+
+
+def _read(path: str) -> NodeUse | None:
     try:
         with open(path, "rb") as file:  # noqa: PTH123
-            found = msgspec.json.decode(file.read(1 << 20), type=Usage)
+            found = msgspec.json.decode(file.read(1 << 20), type=NodeUse)
     except (OSError, msgspec.MsgspecError):
         return None
     return found if found.schema == 1 else None
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

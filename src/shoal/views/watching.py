@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from shoal.config.columns import Said
 from shoal.model import AS_MEANT, ENDED, LIVE
 from shoal.observe import observe
 from shoal.store.fold import RunView
@@ -44,7 +45,7 @@ class Manner(NamedTuple):
     quiet: bool = False
     everything: bool = False
     tasks: bool = False
-    columns: str | None = None
+    columns: Sequence[Said] = ()
     exit_status: bool = False
     bell: bool = False
 
@@ -92,7 +93,7 @@ class _Liner:
 
     def tell(self, report: Report) -> None:
         for view in report.views:
-            word = (view.state, view.attempt, view.cause if view.state != "running" else None)
+            word = (view.state, view.attempt, view.cause if view.state != "running" else self._idle(view, report))
             if self.seen.get(view.name) != word:
                 first = view.name not in self.seen
                 self.seen[view.name] = word
@@ -118,8 +119,14 @@ class _Liner:
         elif self.manner.quiet:
             self._print(view.name, report.now)
         else:
-            cause = f" ({plain(view.cause)})" if view.cause else ""
+            why = view.cause or self._idle(view, report)
+            cause = f" ({plain(why)})" if why else ""
             self._print(f"{self._when(report.now)} {plain(view.name)} {view.state}{cause}", report.now)
+
+    @staticmethod
+    def _idle(view: RunView, report: Report) -> str | None:
+        details = report.details.get(view.name)
+        return "its GPUs are idle" if details is not None and details.gpu_idle_s else None
 
     def _when(self, now: float) -> str:
         return time.strftime("%H:%M:%S", time.localtime(now)) if self.screen.tty else iso(now)

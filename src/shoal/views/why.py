@@ -178,16 +178,28 @@ def _running(home: str, view: RunView, now: float) -> Explanation:
     evidence += [f"progress {details.progress.text}"] if details.progress else []
     if details.log_age_s is not None:
         evidence.append(f"it last printed something {format_duration(details.log_age_s)} ago")
-    if details.gpu_percent is not None:
-        evidence.append(f"its GPUs are at {details.gpu_percent:.0f} %")
-    elif view.gpus:
-        sample = usage.read(home, view.name, view.attempt)
+    sample = usage.read(home, view.name, view.attempt)
+    if sample is not None:
+        evidence += [f"on {plain(node.host)}: {_use_words(node)}" for node in sample.nodes]
+    if view.gpus and details.gpu_percent is None:
         evidence.append(f"GPU use: no data{f' ({plain(sample.gpu_problem)})' if sample and sample.gpu_problem else ''}")
-    quiet = details.log_age_s is not None and details.log_age_s > 1800
-    headline = "it runs, but has printed nothing for a while" if quiet else "it is running"
+    headline = "it is running"
+    if details.gpu_idle_s:
+        headline = f"it runs, but its GPUs have done nothing for {format_duration(details.gpu_idle_s)}"
+    elif details.log_age_s is not None and details.log_age_s > 1800:
+        headline = "it runs, but has printed nothing for a while"
     return Explanation(
         run=view.name, state=view.state, headline=headline, evidence=evidence, next=[f"shoal logs {view.name} -f"]
     )
+
+
+def _use_words(node: usage.NodeUse) -> str:
+    """What a node of a run uses now: CPUs, memory, GPUs."""
+    if not node.points:
+        return "no samples yet"
+    _, cpus, memory_mb, gpu, _ = node.points[-1]
+    words = f"{cpus:.1f} CPUs busy, {format_memory(round(memory_mb))} of memory"
+    return words if gpu is None else f"{words}, {len(node.gpus)} GPU{'s' * (len(node.gpus) != 1)} at {gpu:.0f} %"
 
 
 def post_mortem(home: str, view: RunView, spec: RunSpec | None, asked: Asked | None) -> Explanation:
@@ -249,13 +261,6 @@ def _remedies(home: str, view: RunView, kind: str | None, spec: RunSpec | None, 
     if view.state == "cancelled":
         return [resume or again]
     return [f"shoal logs {view.name} --err", f"{resume or again}   # once it is fixed"]
-
-
-def restart_words(home: str, view: RunView) -> list[str]:
-    """The command that starts a run again: from its checkpoint if it has one."""
-    if _checkpoint(view, Reader(home).spec(view.name)):
-        return ["shoal", "resume", view.name]
-    return ["shoal", "submit", _script(home, view.name)]
 
 
 def _checkpoint(view: RunView, spec: RunSpec | None) -> str | None:

@@ -102,6 +102,7 @@ def unit_of(
         options=settings.get("options", []),
         # Replicas meet through torchft, whatever the size of a process group is.
         watched=not replica and geometry.world > 1 and not settings.get("independent"),
+        use=plan.get("use", ""),
     )
 
 

@@ -9,9 +9,11 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from typing import Any, Callable, List, Mapping, Optional, Set
 
+from .. import tree, usage
 from . import family, network, words
 from .rank import BAD_GEOMETRY
 from .unit import Unit, load, write
@@ -64,7 +66,9 @@ class Node:
             if self.stopping is not None:
                 self._tell_ranks(self.stopping)  # also those that torchrun has started again meanwhile
 
+        over = self._sample(env)
         code = family.wait(self._child, inbox, self.signal, look_around)
+        over.set()
         family.end_orphans()
         return 128 + self.stopping if code == -signal.SIGKILL and self.stopping else family.exit_code(code)
 
@@ -80,6 +84,16 @@ class Node:
             for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
                 env.setdefault(name, self.unit.interface)
         return env
+
+    def _sample(self, env: "dict[str, str]") -> threading.Event:
+        """On a further node of the job nobody else looks at what is used."""
+        over = threading.Event()
+        path = self.unit.use_file(env.get("SLURMD_NODENAME", ""))
+        if path is not None and self._child is not None:
+            pid = self._child.pid
+            look = lambda: tree.use_of(pid, env)  # noqa: E731
+            threading.Thread(target=usage.watch, args=(path, env, look, over), daemon=True).start()
+        return over
 
     def signal(self, number: int) -> None:
         """Hand a signal to every rank of this node. Before there is one, a wish to stop ends the launcher itself."""

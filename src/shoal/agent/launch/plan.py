@@ -24,6 +24,7 @@ def prepare(
     err: str,
     output_dir: str,
     here_only: bool,
+    use: str = "",
 ) -> Tuple[List[str], Optional[str]]:
     """(the command that the attempt runs, None), or ([], why it cannot be launched here)."""
     settings = {key: value for key, value in (spec.get("launch_settings") or {}).items() if value is not None}
@@ -61,6 +62,7 @@ def prepare(
         "err": err,
         "output_dir": output_dir,
         "checkpoint": spec.get("checkpoint"),
+        "use": use,
     }
     path = os.path.join(folder, "plan.json")
     write(path, record)

@@ -38,6 +38,11 @@ def main(argv: List[str]) -> int:
         return BAD_GEOMETRY
     if cpus < int(env["LOCAL_WORLD_SIZE"]) and unit.mode != "srun" and env["LOCAL_RANK"] == "0":
         family.say("%s ranks share %d CPU%s here" % (env["LOCAL_WORLD_SIZE"], cpus, "" if cpus == 1 else "s"))
+    use = unit.use_file(env.get("SLURMD_NODENAME", "")) if unit.mode == "srun" and env["LOCAL_RANK"] == "0" else None
+    if use is not None:
+        from . import beside  # only here, because most ranks do without
+
+        beside.sample_node(use, env)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, family.FORWARDED)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)  # Python ignores them, and exec would hand that on

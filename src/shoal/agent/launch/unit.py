@@ -14,8 +14,9 @@ class Unit(NamedTuple):
     """`processes`, `gpus` and `cpus` are per node. `log` begins the name of every file about the unit's ranks.
 
     `port` 0 means that the ranks of one node find each other without help, -1 that the unit's first node chooses one
-    and tells the others through a file. `peers` are the job's other nodes. `slurm`: it runs as a Slurm step. `watched`:
-    ranks that train alone are stopped (watch.py).
+    and tells the others through a file. `peers` are the job's nodes if it has several. `slurm`: it runs as a Slurm
+    step. `use` begins the name of the file in which a node says what it uses. `watched`: ranks that train alone are
+    stopped (watch.py).
     """
 
     mode: str
@@ -38,6 +39,7 @@ class Unit(NamedTuple):
     options: Sequence[str] = ()
     env: Mapping[str, str] = MappingProxyType({})
     watched: bool = False
+    use: str = ""
 
     @property
     def world(self) -> int:
@@ -53,6 +55,12 @@ class Unit(NamedTuple):
 
     def rank_record(self, rank: int) -> str:
         return "%srank-%d.json" % (self.log, rank)
+
+    def use_file(self, node: str) -> Optional[str]:
+        """Where a further node of the job writes what it uses; None on the first, where the attempt itself does."""
+        place = list(self.peers).index(node) if node in self.peers else 0
+        replica = int(self.env.get("SHOAL_REPLICA") or 0)
+        return "%s%d" % (self.use, place + len(self.peers) * replica) if self.use and place else None
 
     def save(self) -> str:
         os.makedirs(os.path.dirname(self.log), exist_ok=True)

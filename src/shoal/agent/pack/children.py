@@ -26,6 +26,9 @@ class Child:
     `problem` says why it could not be started; `slot_lost` that nothing can be started in its place any more.
     """
 
+    #: Whether `pid` is a process of this machine, which can be looked at.
+    is_here = True
+
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.code: Optional[int] = None

@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, List, Optional
 from .. import command, files, handover, memory
 from . import children, claims
 from .bell import Bell
+from .beside import Beside
 from .books import Books, Holding
 from .leases import Leases
 from .ledger import Ledger
@@ -52,6 +53,7 @@ class Engine:
         self.ledger = Ledger(self.bell.rope, say, self._account)
         self.leases = Leases(node.home, node.token, node.me)
         self.search = Search(rule_of(settings.search), node.home, node.me["engine"])
+        self.beside = Beside(node)
         self._look_at = time.monotonic() + _LOOK_S
         self._oom = memory.oom_kills()
 
@@ -76,6 +78,7 @@ class Engine:
             self.starter.close()
             self.node.sharing.close()
             children.end_everything()
+            self.beside.close()
             self.ledger.close()
             self.data.close()
 
@@ -184,7 +187,8 @@ class Engine:
             cpus = holding.cpus if self.settings.bind else ()
             try:
                 child = self.starter.start(argv, env, begun.spec["cwd"], (begun.out, begun.err), cpus)
-                self.running[child.pid] = Running(item, begun, holding, child)
+                self.running[child.pid] = running = Running(item, begun, holding, child)
+                self.beside.began(running, env)
                 return
             except OSError as error:
                 problem = "cannot start %s: %s" % (error.filename or argv[0], error.strerror)
@@ -217,6 +221,7 @@ class Engine:
             self.retired += 1
         else:
             self.books.give(running.holding)
+        self.beside.ended(running)
         code = running.child.code or 0
         oom = False
         if code != 0:
@@ -256,8 +261,10 @@ class Engine:
             self.queue.put_back(item, last=True)
             word = "failed, will be tried again:"
         else:
-            self.tally.count("stopped" if why == "cancelled" else "failed")
             word = "cancelled" if why == "cancelled" else "failed"
+            self.tally.count("stopped" if why == "cancelled" else "failed")
+            if word == "failed":
+                self.beside.failed(running)
         self.tally.tell(item.name, word, end)
 
     def _may_try_again(self, item: Item) -> bool:

@@ -157,6 +157,8 @@ def _finish(folder: str, submission: Mapping[str, Any], engine: Engine, problems
         say("%d runs are left over: %s" % (len(engine.queue), "job %s continues" % job if job else what))
     elif code in (0, 4) and not len(engine.queue):
         follow.cancel_waiting(me)
+        for name in {name.split("/")[0]: name for name in submission["runs"]}.values():
+            engine.beside.all_ended(name)
     return code
 
 

@@ -59,6 +59,8 @@ class SlotWorker:
 class RayChild(Child):
     """A run in a worker of Ray: its end comes as a message. `slot_lost` when the worker itself is gone."""
 
+    is_here = False
+
     def __init__(self, number: int, owner: "RayStarter", slot: int) -> None:
         super().__init__(number)
         self._owner, self._slot = owner, slot

@@ -47,7 +47,7 @@ def gpu_hours(tries: Sequence[Try]) -> Hours:
         lost += 0.0 if one.kept else here
         if one.use is not None and one.use.gpus and here:
             seen = sum(gpu.idle_s for gpu in one.use.gpus) / 3600
-            # Samples come from the first node; the others are taken to do the same.
+            # GPUs that nobody could sample are taken to do as the others.
             idle += min(here, seen * one.gpus / len(one.use.gpus))
             sampled += here
     return Hours(requested, held, held - idle, idle, lost, sampled)
@@ -62,7 +62,7 @@ def cpu_hours(tries: Sequence[Try]) -> Hours:
         requested += cpus * max(one.hours, (one.time_limit_s or 0) / 3600)
         lost += 0.0 if one.kept else here
         if one.use is not None:
-            used += min(here, one.use.cpu_s * one.asked.nodes / 3600)
+            used += min(here, one.use.cpu_s * one.asked.nodes / len(one.use.nodes) / 3600)
             sampled += here
     return Hours(requested, held, used, max(0.0, sampled - used), lost, sampled)
 

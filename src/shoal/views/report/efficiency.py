@@ -113,7 +113,8 @@ def _gpus(tries: Sequence[Try]) -> Advice | None:
     if not seen:
         return None
     mean = median(use.mean_gpu_percent or 0.0 for use in seen)
-    memory = max(gpu.peak_memory_mb / gpu.memory_mb for use in seen for gpu in use.gpus if gpu.memory_mb)
+    parts = [gpu.peak_memory_mb / gpu.memory_mb for use in seen for gpu in use.gpus if gpu.memory_mb]
+    memory = max(parts, default=0.0)
     if mean >= 50:
         return None
     sentence = f"GPUs: {mean:.0f} % busy in the median, {memory:.0%} of their memory used at most; "

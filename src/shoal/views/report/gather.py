@@ -14,11 +14,12 @@ from shoal.views.causes import WORDS
 from shoal.views.columns import iso
 from shoal.views.details import Details, details_of, with_cause
 from shoal.views.family import family_key, tally
-from shoal.views.report import account, efficiency, results, timeline
+from shoal.views.report import account, efficiency, nodes, results, timeline
 from shoal.views.report.history import RunHistory, Try, read_history, read_metrics
 from shoal.views.report.staged import staged
 from shoal.views.select import select_runs
 from shoal.views.status import as_record
+from shoal.views.usage import NodeUse
 
 
 class Report(NamedTuple):
@@ -113,6 +114,7 @@ def document(report: Report) -> dict[str, Any]:
         ],
         "lanes": [{"name": lane.name, "busy": lane.busy} for lane in report.lanes],
         "failures": [one._asdict() for one in report.failures],
+        "nodes": [one._asdict() for one in nodes.nodes(report.tries)],
         "data": [one._asdict() for one in staged(report.tries)],
         "results": [
             {**row._asdict(), "metrics": {key: value._asdict() for key, value in row.metrics.items()}}
@@ -157,7 +159,19 @@ def _attempt(one: Try) -> dict[str, Any]:
         "mean_cpus": use.mean_cpus if use else None,
         "mean_gpu_percent": use.mean_gpu_percent if use else None,
         "gpu_problem": use.gpu_problem if use else None,
+        "nodes": [_node(node) for node in use.nodes] if use else [],
         "data": list(one.data),
+    }
+
+
+def _node(node: NodeUse) -> dict[str, Any]:
+    """What one node of an attempt used."""
+    return {
+        "host": node.host,
+        "peak_memory_mb": node.peak_memory_mb,
+        "mean_cpus": node.mean_cpus,
+        "mean_gpu_percent": node.mean_gpu_percent,
+        "gpu_idle_s": sum(gpu.idle_s for gpu in node.gpus) if node.gpus else None,
     }
 
 

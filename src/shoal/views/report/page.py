@@ -8,7 +8,7 @@ from html import escape
 
 from shoal.units import format_duration
 from shoal.views.columns import iso
-from shoal.views.report import timeline
+from shoal.views.report import nodes, timeline
 from shoal.views.report.gather import Report, hours_words
 from shoal.views.report.staged import HEADER, rows, staged
 from shoal.views.report.style import STYLE
@@ -23,6 +23,7 @@ def page(report: Report) -> str:
         ("Next time", _advice(report)),
         ("Efficiency", _efficiency(report)),
         ("GPUs over time" if report.gpu.held else "Runs over time", gantt(report)),
+        ("Nodes", _nodes(report)),
         ("Data", _data(report)),
         ("Failures by cause", _failures(report)),
         ("Results", _table(*results_table(report))),
@@ -142,6 +143,11 @@ def gantt(report: Report) -> str:
 def _clock(moment: float, length: float) -> str:
     form = "%H:%M:%S" if length < 7200 else "%H:%M" if length < 72000 else "%m-%d %H:%M"
     return time.strftime(form, time.localtime(moment))
+
+
+def _nodes(report: Report) -> str:
+    found = nodes.rows(nodes.nodes(report.tries))
+    return _table(nodes.HEADER, found) if len(found) > 1 else ""
 
 
 def _data(report: Report) -> str:

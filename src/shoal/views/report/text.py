@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from shoal.units import format_duration
 from shoal.views.render import bar, fit, paint_state, plain, plural, table_lines
-from shoal.views.report import timeline
+from shoal.views.report import nodes, timeline
 from shoal.views.report.efficiency import Spread
 from shoal.views.report.gather import Report, hours_words, metric_names, setting_names, value_words
 from shoal.views.report.staged import HEADER, rows, staged
@@ -24,6 +24,7 @@ def lines_of(report: Report, screen: Screen) -> list[str]:
         ("efficiency", _efficiency(report, screen)),
         ("next time", _advice(report)),
         ("GPUs over time" if report.gpu.held else "runs over time", _timeline(report, screen)),
+        ("nodes", _nodes(report, screen)),
         ("data", _data(report, screen)),
         ("failures", _failures(report, screen)),
         ("stopped by search", _stopped(report, screen)),
@@ -126,6 +127,12 @@ def _stopped(report: Report, screen: Screen) -> list[str]:
 
 def _clock(moment: float) -> str:
     return time.strftime("%m-%d %H:%M", time.localtime(moment))
+
+
+def _nodes(report: Report, screen: Screen) -> list[str]:
+    found = nodes.rows(nodes.nodes(report.tries))
+    lines = table_lines(nodes.HEADER, found[:_MOST_LANES], _inside(screen)) if len(found) > 1 else []
+    return [f"  {line}" for line in lines] if screen.tty else lines
 
 
 def _data(report: Report, screen: Screen) -> list[str]:

@@ -36,7 +36,7 @@ def lanes(tries: Sequence[Try]) -> list[Lane]:
     found: dict[str, list[Bar]] = {}
     for one in sorted(tries, key=lambda one: (one.begin, one.run)):
         for node in range(one.asked.nodes):
-            host = one.host if node == 0 else f"{one.host}+{node}"
+            host = _host(one, node)
             ends = free.setdefault(host, [])
             for _ in range(max(1, one.asked.gpus)):
                 at = next((place for place, end in enumerate(ends) if end <= one.begin + 1e-3), None)
@@ -52,6 +52,14 @@ def lanes(tries: Sequence[Try]) -> list[Lane]:
         Lane(name, bars, min(1.0, sum(bar.end - bar.start for bar in bars) / length))
         for name, bars in sorted(found.items(), key=lambda item: natural(item[0]))
     ]
+
+
+def _host(one: Try, node: int) -> str:
+    """The name of a run's n-th node: as it told itself, else by its place behind the first."""
+    told = [use.host for use in one.use.nodes] if one.use else []
+    if node == 0:
+        return one.host
+    return told[node] if len(set(told)) == one.asked.nodes else f"{one.host}+{node}"
 
 
 def span(tries: Sequence[Try]) -> tuple[float, float]:

@@ -27,28 +27,39 @@ from shoal.views.tui.detail import TABS, text_of, title_of
 from shoal.views.tui.runlist import Line, RunList, lay_out
 
 _LOOK_S = 2.0
+#: Answers that mean yes -> what a retry asks for more of.
+_MORE = {"y": None, "m": "memory", "t": "time"}
 _HELP = """j k, arrows   move            1-5, tab   log, errors, metrics, script, events
 Enter         fold, unfold    /          filter: words, or state:failed
 a             done runs too   Esc        clear the filter
-c             cancel          r          retry (resume or submit again)
+c             cancel          r          retry, also with more memory or time
 o             open the log    p          copy the log's path
 q             quit; the runs go on"""
 
 
-class Ask(ModalScreen[bool]):
-    """A question that names what would be done; only y says yes."""
+class Ask(ModalScreen[str]):
+    """A question that names what would be done. The answer is the key: y is yes, and a retry may also be m or t."""
 
-    BINDINGS: ClassVar = [Binding("y", "answer(True)", "yes"), Binding("n,escape,enter,q", "answer(False)", "no")]
+    BINDINGS: ClassVar = [
+        Binding("y", "answer('y')", "yes"),
+        Binding("m", "answer('m')", "with more memory"),
+        Binding("t", "answer('t')", "with more time"),
+        Binding("n,escape,enter,q", "answer('n')", "no"),
+    ]
 
-    def __init__(self, question: str) -> None:
+    def __init__(self, question: str, *, more: bool = False) -> None:
         super().__init__()
-        self.question = question
+        self.question, self.more = question, more
 
     def compose(self) -> ComposeResult:
-        yield Static(f"{self.question}\n\ny  yes      n  no", id="question", markup=False)
+        keys = "y  yes      n  no"
+        if self.more:
+            keys = "y  yes      m  with twice the memory\nn  no       t  with twice the time"
+        yield Static(f"{self.question}\n\n{keys}", id="question", markup=False)
 
-    def action_answer(self, answer: bool) -> None:
-        self.dismiss(answer)
+    def action_answer(self, answer: str) -> None:
+        if self.more or answer in ("y", "n"):
+            self.dismiss(answer)
 
 
 class Help(ModalScreen[None]):
@@ -226,16 +237,16 @@ class WatchApp(App[int]):
         names = [view.name for view in views]
         many = plain(names[0]) if len(names) == 1 else f"{len(names)} runs, from {plain(names[0])}"
 
-        def answered(yes: bool | None) -> None:
-            if yes:
-                self._act(what, names)
+        def answered(answer: str | None) -> None:
+            if answer in _MORE:
+                self._act(what, names, _MORE[answer])
 
-        self.push_screen(Ask(f"{what} {many}?"), answered)
+        self.push_screen(Ask(f"{what} {many}?", more=what == "retry"), answered)
 
     @work(thread=True, exit_on_error=False)
-    def _act(self, what: str, names: Sequence[str]) -> None:
+    def _act(self, what: str, names: Sequence[str], more: str | None) -> None:
         try:
-            said = (actions.cancel if what == "cancel" else actions.retry)(self.home, names)
+            said = actions.cancel(self.home, names) if what == "cancel" else actions.retry(self.home, names, more)
         except (ShoalError, OSError) as error:
             said = f"{what} failed: {error}"
         self.call_from_thread(self.notify, plain(said), markup=False)

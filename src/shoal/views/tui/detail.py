@@ -51,22 +51,31 @@ def _metrics(home: str, view: RunView, details: Details, width: int) -> list[str
     if details.progress is not None:
         part = details.progress.fraction
         lines.append(f"progress {details.progress.text}" + (f" {bar(part, 20)}" if part is not None else ""))
-    if sample is not None:
-        latest = sample.latest()
-        lines.append(f"memory   {sample.peak_memory_mb:.0f} MB at most, {sample.cpu_s:.0f} CPU seconds")
-        for gpu in sample.gpus:
-            lines.append(
-                f"GPU {gpu.mean_percent:.0f}% {bar(gpu.mean_percent / 100)} {gpu.peak_memory_mb:.0f} MB  {gpu.name}"
-            )
-        if not sample.gpus:
-            lines.append(f"GPU      no data{f' ({sample.gpu_problem})' if sample.gpu_problem else ''}")
-        if latest is not None:
-            lines.append(f"CPUs     {sparkline([point[1] for point in sample.points], width - 20)} {latest.cpus:.1f}")
+    for node in sample.nodes if sample else ():
+        lines += _node_use(node, width)
     for name, points in read_series(view).items():
         values = [value for _, value in points]
         lines.append(f"{plain(name)[:14]:<14} {sparkline(values, width - 30)} {values[-1]:.4g}")
     lines += [f"{plain(name)} {value:.5g}" for name, value in read_metrics(view.output_dir).items()]
     return lines or ["no data"]
+
+
+def _node_use(node: usage.NodeUse, width: int) -> list[str]:
+    """Numbers first, then little bars over time: processors, memory and every GPU of one node."""
+    lines = [f"{node.host}: {node.peak_memory_mb:.0f} MB at most, {node.cpu_s:.0f} CPU seconds"]
+    for gpu in node.gpus:
+        lines.append(
+            f"GPU {gpu.mean_percent:.0f}% {bar(gpu.mean_percent / 100)} {gpu.peak_memory_mb:.0f} MB  {gpu.name}"
+        )
+    if node.gpu_idle_for_s >= usage.IDLE_ALARM_S:
+        lines.append(f"GPU      idle for {format_duration(node.gpu_idle_for_s)}")
+    if not node.gpus:
+        lines.append(f"GPU      no data{f' ({node.gpu_problem})' if node.gpu_problem else ''}")
+    for name, at, form in (("CPUs", 1, ".1f"), ("memory", 2, ".0f"), ("GPU %", 3, ".0f")):
+        values = [value for point in node.points if (value := point[at]) is not None]
+        if values:
+            lines.append(f"{name:<8} {sparkline(values, width - 20)} {values[-1]:{form}}")
+    return lines
 
 
 def _script(home: str, view: RunView, details: Details, width: int) -> list[str]:

@@ -34,7 +34,8 @@ _LOOK_S = 2.0
 _SLICE = 1 << 20
 _FIELDS = (
     "name", "experiment", "state", "cause", "attempt", "job_id", "node", "exit_code", "submitted", "started", "ended",
-    "time_limit_s", "gpus", "partition", "progress", "progress_fraction", "gpu_percent", "memory_mb", "error_kind",
+    "time_limit_s", "gpus", "partition", "progress", "progress_fraction", "gpu_percent", "gpu_idle_s", "memory_mb",
+    "error_kind",
 )  # fmt: skip
 
 
@@ -133,7 +134,7 @@ class Feed:
         sample = usage.read(self.home, name, record["attempt"]) if record["attempt"] else None
         return {
             "series": read_series(self._views.get(name)),
-            "usage": msgspec.to_builtins(sample) if sample else None,
+            "usage": [msgspec.to_builtins(node) for node in sample.nodes] if sample else [],
         }
 
     def report(self, experiment: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from shoal.errors import ShoalError
+from shoal.views.actions import MORE
 from shoal.views.web import guard
 from shoal.views.web.feed import Feed, NotFound
 from shoal.views.web.guard import Guard
@@ -31,8 +32,8 @@ _MOST_BODY = 1 << 16
 _MOST_AT_ONCE = 32
 _READ_TIMEOUT_S = 20.0
 
-#: names of the runs -> one line for the person
-Action = Callable[[list[str]], str]
+#: (names of the runs, what a retry asks for more of) -> one line for the person
+Action = Callable[[list[str], str | None], str]
 
 
 class Server(ThreadingHTTPServer):
@@ -162,10 +163,12 @@ class Handler(BaseHTTPRequestHandler):
 
         def act() -> dict[str, Any]:
             wanted = json.loads(body)
-            ids = wanted.get("runs") if isinstance(wanted, dict) else None
+            ids, more = (wanted.get("runs"), wanted.get("more")) if isinstance(wanted, dict) else (None, None)
             if not isinstance(ids, list) or not ids or len(ids) > 5000 or not all(isinstance(one, str) for one in ids):
                 raise NotFound("which runs?")
-            return {"said": self.server.actions[name]([self.server.feed.name_of(one) for one in ids])}
+            if more is not None and more not in MORE:
+                raise NotFound("more of what?")
+            return {"said": self.server.actions[name]([self.server.feed.name_of(one) for one in ids], more)}
 
         self._answer(act)
 

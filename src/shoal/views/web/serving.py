@@ -27,7 +27,9 @@ def serve(
 ) -> int:
     """Serve until Ctrl-C, which is the normal end: 0."""
     allowed: Mapping[str, Action] = (
-        {"cancel": partial(actions.cancel, home), "retry": partial(actions.retry, home)} if allow_actions else {}
+        {"cancel": lambda names, more: actions.cancel(home, names), "retry": partial(actions.retry, home)}
+        if allow_actions
+        else {}
     )
     try:
         server = Server(Feed(home, SharedSlurm(home)), port=port, actions=allowed)

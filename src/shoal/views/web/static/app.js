@@ -119,9 +119,11 @@ function answerOf(dialog) {
 
 async function act(name, run) {
   $("question").textContent = `${name} ${run.name} (${run.state})?`;
+  $("confirm").querySelectorAll(".more").forEach(button => { button.hidden = name !== "retry"; });
   $("confirm").showModal();
-  if (await answerOf($("confirm")) !== "yes") return;
-  const answer = await fetch(`/api/${name}`, {method: "POST", credentials: "same-origin", headers: {"Content-Type": "application/json"}, body: JSON.stringify({runs: [run.id]})});
+  const said = await answerOf($("confirm")), more = ["memory", "time"].includes(said) ? said : null;
+  if (said !== "yes" && !more) return;
+  const answer = await fetch(`/api/${name}`, {method: "POST", credentials: "same-origin", headers: {"Content-Type": "application/json"}, body: JSON.stringify({runs: [run.id], more})});
   const found = await answer.json();
   toast(found.said || found.error);
 }

@@ -124,14 +124,7 @@ export class Detail {
       const found = await this.get("/api/metrics", {run: this.run.id});
       if (ticket !== this.ticket) return;
       const plots = Object.entries(found.series).map(([name, points]) => plot(name, points, "step"));
-      if (found.usage && found.usage.points.length) {
-        const pick = at => found.usage.points.filter(point => point[at] !== null).map(point => [point[0], point[at]]);
-        [["CPUs in use", 1], ["memory, MB", 2], ["GPU, %", 3], ["GPU memory, MB", 4]].forEach(([name, at]) => {
-          const points = pick(at);
-          if (points.length) plots.push(plot(name, points, "s"));
-        });
-        if (!found.usage.gpus.length) plots.push(element("p", "dim", `GPU: no data${found.usage.gpu_problem ? ` (${found.usage.gpu_problem})` : ""}`));
-      }
+      found.usage.forEach(node => plots.push(...usagePlots(node, found.usage.length > 1 ? `${node.host}: ` : "")));
       if (!plots.length) plots.push(element("p", "dim", "no metrics.jsonl in its output folder, and no samples yet"));
       this.pane.replaceChildren(...plots);
       if (this.run.state !== "running") return;
@@ -157,6 +150,15 @@ export class Detail {
     found.events.forEach(event => list.append(element("dt", "", new Date(event.t * 1000).toLocaleString()), element("dd", "", event.what)));
     this.pane.replaceChildren(list);
   }
+}
+
+function usagePlots(node, prefix) {
+  const plots = [["CPUs in use", 1], ["memory, MB", 2], ["GPU, %", 3], ["GPU memory, MB", 4]].map(([name, at]) => {
+    const points = node.points.filter(point => point[at] !== null).map(point => [point[0], point[at]]);
+    return points.length ? plot(prefix + name, points, "s") : null;
+  });
+  if (!node.gpus.length) plots.push(element("p", "dim", `${prefix}GPU: no data${node.gpu_problem ? ` (${node.gpu_problem})` : ""}`));
+  return plots.filter(Boolean);
 }
 
 function plot(name, points, unit) {

@@ -11,7 +11,10 @@ export const COLUMNS = [
   ["GPU", run => run.gpu_percent ?? -1],
 ];
 // The exit code is the least telling part of a cause, and space is scarce.
-function why(run) { return (run.cause || run.progress || "").replace(/^exit code \d+: /, ""); }
+function why(run) {
+  const idle = run.gpu_idle_s ? `GPUs idle for ${span(run.gpu_idle_s)}` : "";
+  return [idle, (run.cause || run.progress || "").replace(/^exit code \d+: /, "")].filter(Boolean).join("   ");
+}
 
 const ORDER = ["running", "stuck", "unknown", "failed", "oom", "timeout", "node_fail", "lost", "preempted", "pending",
   "queued", "new", "cancelled", "stopped", "done"];
@@ -136,6 +139,6 @@ export class Table {
 function progress(run) {
   const box = element("span", "prog"), track = element("span", "track"), fill = element("i");
   fill.style.width = `${Math.round(100 * run.progress_fraction)}%`;
-  track.append(fill); box.append(track, element("span", "dim", run.progress));
+  track.append(fill); box.append(track, element("span", run.gpu_idle_s ? "failed" : "dim", why(run)));
   return box;
 }

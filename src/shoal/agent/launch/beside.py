@@ -1,0 +1,66 @@
+"""A small process beside the ranks of a further node that samples what they use.
+
+srun's tasks become the user's program by exec, so nobody of ours stays on that node; torchrun's have a parent that does
+this in a thread (node.py).
+"""
+
+import os
+import signal
+import time
+from typing import Dict
+
+from .. import tree, usage
+from . import family
+
+_LOOK_S = 0.5
+
+
+def sample_node(path: str, env: Dict[str, str]) -> None:
+    """Leave a process behind that samples this job on this node until the caller's process has ended.
+
+    It is no child of the caller: a program that waits for all its children must not wait for ours.
+    """
+    rank = os.getpid()
+    try:
+        between = os.fork()
+        if between:
+            os.waitpid(between, 0)
+            return
+        if os.fork():
+            os._exit(0)
+    except OSError:
+        return  # No room for one more process: the run matters more.
+    try:
+        _let_go()
+        sampler = usage.Sampler(env)
+        sampler.add(path, env, lambda: tree.use_of_job(env))
+        sampler.run(_Rank(rank))
+    finally:
+        os._exit(0)
+
+
+def _let_go() -> None:
+    """Hold nothing open that somebody waits for, and outlive the signals that are for the ranks."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nothing, stream)
+    os.closerange(3, 1024)
+    os.chdir("/")
+    for number in family.FORWARDED:
+        signal.signal(number, signal.SIG_IGN)
+
+
+class _Rank:
+    """The rank's life, asked as a threading.Event is: has it ended?"""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._started = pid, tree.start_of(pid)
+
+    def wait(self, timeout: float) -> bool:
+        end = time.monotonic() + timeout
+        while tree.start_of(self._pid) == self._started:
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                return False
+            time.sleep(min(_LOOK_S, left_s))
+        return True

@@ -1,0 +1,241 @@
+"""What runs use: sampled on every node, in packs too; GPUs through NVML, idle ones told; "no data" where there is none.
+
+There is no GPU here, so a small library (nvml.c) answers in NVML's place; everything else is real.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from made_up import NOW, MadeUp
+from made_up import usage as made_up_usage
+from project import Project
+from shoal.agent import nvml, tree, usage
+from shoal.sandbox import Sandbox
+from shoal.views import status, why
+from shoal.views import usage as reading
+from shoal.views.screen import Screen
+from shoal.views.tui.detail import text_of
+from waiting import wait_until
+
+#: Burns a processor, and on a further node also holds 150 MB, until the file `go` is there.
+BURN = """\
+import os, time
+held = bytearray(150 << 20 if int(os.environ.get("GROUP_RANK") or os.environ.get("NODE_RANK") or 0) else 1)
+while not os.path.exists({go!r}):
+    sum(range(100000))
+"""
+
+
+@pytest.fixture(scope="module")
+def fake_nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for LD_LIBRARY_PATH."""
+    folder = tmp_path_factory.mktemp("nvml")
+    compiler = shutil.which("tcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.fail("this needs a C compiler: apt-get install tcc", pytrace=False)
+    source = Path(__file__).with_name("nvml.c")
+    subprocess.run(
+        [compiler, "-shared", "-nostdlib", "-o", folder / "libnvidia-ml.so.1", source], check=True, timeout=60
+    )
+    return folder
+
+
+def gpu_env(fake_nvml: Path, busy: Path, percent: int) -> dict[str, str]:
+    busy.write_text(str(percent))
+    return {"LD_LIBRARY_PATH": str(fake_nvml), "FAKE_NVML": str(busy), "CUDA_VISIBLE_DEVICES": "0,1"}
+
+
+def burning(folder: Path, cluster: Sandbox | None = None, toml: str = "") -> Project:
+    project = Project(folder, cluster, toml=toml)
+    project.write("burn.py", BURN.format(go=str(project.root / "go")))
+    step = (
+        f'\n[steps.burn]\ncommand = [{json.dumps(sys.executable)}, "-S", {json.dumps(str(project.root / "burn.py"))}]\n'
+    )
+    project.write("shoal.toml", (project.root / "shoal.toml").read_text() + step)
+    return project
+
+
+def beside(project: Project, done: Callable[[], object]) -> threading.Thread:
+    """Let the program end when something is so; for runs on this machine, which the command waits for."""
+    thread = threading.Thread(target=lambda: (wait_until(done, 60, "sampled"), project.write("go", "")))
+    thread.start()
+    return thread
+
+
+def test_gpus_are_read_through_nvml_and_shown_in_report_and_record(tmp_path: Path, fake_nvml: Path) -> None:
+    project = burning(tmp_path)
+    project.script("001_use/000_burn_0.sh", "burn --gres=gpu:2")
+    go = beside(
+        project, lambda: any(one["cpu_s"] > 0.3 for one in project.records("001_use/000_burn_0", "attempt.1.use"))
+    )
+    env = gpu_env(fake_nvml, tmp_path / "busy", 63)
+    project.shoal("submit", "experiments/001_use", SHOAL_SAMPLE_S="0.2", **env)
+    go.join(60)
+    (record,) = project.records("001_use/000_burn_0", "attempt.1.use")
+    assert [(gpu["name"], round(gpu["mean_percent"])) for gpu in record["gpus"]] == [("Paper GPU", 63)] * 2
+    assert record["gpu_problem"] is None and record["gpus"][0]["peak_memory_mb"] == 10240
+    assert record["cpu_s"] > 0.3 and record["peak_memory_mb"] > 5 and len(record["points"]) > 2
+    attempt = project.shoal("report", "--json").json["runs"][0]["attempts"][0]
+    assert attempt["mean_gpu_percent"] == pytest.approx(63) and attempt["nodes"][0]["gpu_idle_s"] == 0
+
+
+def test_idle_gpus_are_told_once_and_pointed_out(tmp_path: Path, fake_nvml: Path) -> None:
+    told = tmp_path / "told"
+    notify = f'\n[notify]\ncommand = "sh -c \'cat >> {told}\'"\non = ["idle"]\nidle_after = "1s"\n'
+    project = burning(tmp_path, toml=notify)
+    project.script("001_idle/000_burn_0.sh", "burn --gres=gpu:2")
+    go = beside(project, lambda: told.exists() and told.read_text())
+    env = gpu_env(fake_nvml, tmp_path / "busy", 0)
+    project.shoal("submit", "experiments/001_idle", SHOAL_SAMPLE_S="0.2", **env)
+    go.join(60)
+    assert told.read_text().count("has left its GPUs on") == 1
+    assert told.read_text().startswith("001_idle: 001_idle/000_burn_0 has left its GPUs on ")
+
+
+def test_without_nvml_it_says_no_data_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> Any:
+        raise OSError(name)
+
+    monkeypatch.setattr("ctypes.CDLL", absent)
+    assert nvml.open_gpus({"CUDA_VISIBLE_DEVICES": "0"}) == ([], "no NVML on this node")
+    assert nvml.open_gpus({"CUDA_VISIBLE_DEVICES": ""}) == ([], None), "a run that asked for none misses nothing"
+    assert nvml.open_gpus({"SLURM_JOB_ID": "1"}) == ([], None)
+
+
+def test_a_record_stays_small_and_idle_time_begins_anew_after_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    record = usage.Record(10.0, alone=False)
+    gpu = {"name": "x", "used_mb": 1.0, "total_mb": 2.0}
+    for second in range(5000):
+        now[0] += 10
+        busy = 50.0 if second == 4000 else 0.0
+        record.add(tree.Use(second * 5.0, 100.0), [{**gpu, "percent": busy}, {**gpu, "percent": 0.0}])
+    found = record.as_json()
+    assert len(found["points"]) <= 240 and found["points"][-1][0] == pytest.approx(50000, rel=0.01)
+    assert found["gpu_idle_for_s"] == pytest.approx(9990) and found["gpus"][0]["idle_s"] == pytest.approx(49990)
+    assert found["gpus"][1]["idle_s"] == pytest.approx(50000) and found["cpu_s"] == 4999 * 5.0
+    record.add(tree.Use(0.0, 1.0), [None, None])
+    assert record.as_json()["gpu_idle_for_s"] == 0, "what cannot be read is not called idle"
+
+
+def test_a_sampler_of_many_runs_writes_each_and_only_those_it_saw(tmp_path: Path) -> None:
+    sampler, over = usage.Sampler({"SHOAL_SAMPLE_S": "0.05"}), threading.Event()
+    thread = threading.Thread(target=sampler.run, args=(over,))
+    paths = [str(tmp_path / "runs" / "e" / str(n) / "attempt.1.use") for n in range(3)]
+    for path in paths[:2]:
+        os.makedirs(os.path.dirname(path))
+        sampler.add(path, {}, lambda: tree.use_of(os.getpid(), {}))
+    thread.start()
+    wait_until(lambda: all(map(os.path.exists, paths[:2])), 20, "both are written")
+    os.makedirs(os.path.dirname(paths[2]))
+    os.unlink(paths[0])
+    sampler.end(paths[0])
+    over.set()
+    thread.join(20)
+    quick = usage.Sampler({})
+    quick.add(paths[2], {}, lambda: tree.use_of(os.getpid(), {}))
+    quick.end(paths[2])
+    quick.run(over)
+    assert not os.path.exists(paths[2]), "a run that ended before a sample was taken leaves no file"
+    found = [json.loads(Path(path).read_text()) for path in paths[:2]]
+    assert all(one["peak_memory_mb"] > 5 and one["points"] for one in found)
+    assert not usage.Sampler({"SHOAL_SAMPLE_S": "0"})._subjects
+
+
+def two_nodes(made: MadeUp, name: str, idle_for_s: float) -> None:
+    made.run(name, "running", use=made_up_usage() | {"host": "gpu01"}, progress="3/9", began=-1200)
+    folder = Path(made.home) / "runs" / name
+    other = made_up_usage(gpu=0.0, memory_mb=20000.0, idle_s=900.0)
+    other |= {"host": "gpu02", "gpu_idle_for_s": idle_for_s}
+    (folder / "attempt.1.use1").write_text(json.dumps({"schema": 1, **other}))
+    (folder / "attempt.1.use12x").write_text("{}")
+
+
+def test_views_add_the_nodes_of_a_run_up_and_point_out_the_idle_one(tmp_path: Path) -> None:
+    made = MadeUp(tmp_path / "project")
+    two_nodes(made, "001_two/000_train_0", 1500.0)
+    found = reading.read(made.home, "001_two/000_train_0", 1)
+    assert found is not None and [node.host for node in found.nodes] == ["gpu01", "gpu02"]
+    assert (found.peak_memory_mb, found.gpu_percent, found.cpu_s) == (20000.0, 35.0, 7200.0)
+    assert found.mean_cpus == pytest.approx(2.0), "per node, as CPUs are asked for"
+    report = status.gather(made.home, clock=lambda: NOW)
+    screen = Screen(tty=True, width=100)
+    shown = "\n".join(status.lines_of(report, report.views, screen))
+    assert "1 run with idle GPUs" in shown and "GPUs idle for 25m   3/9 (33%)" in shown
+    assert status.document(report)["runs"][0]["gpu_idle_s"] == 1500.0
+    told = why.gather(made.home, "001_two/000_train_0", {}, clock=lambda: NOW)
+    assert told.headline == "it runs, but its GPUs have done nothing for 25m"
+    assert "on gpu02: 2.0 CPUs busy, 20000M of memory, 2 GPUs at 0 %" in told.evidence
+    lines = text_of("metrics", made.home, report.views[0], report.details["001_two/000_train_0"])
+    assert any(line.startswith("GPU      idle for 25m") for line in lines) and any("gpu01" in line for line in lines)
+
+
+def test_runs_of_a_pack_are_sampled(tmp_path: Path, fake_nvml: Path) -> None:
+    project = burning(tmp_path)
+    names = [f"001_p/000_pack_k{k}" for k in (1, 2)]
+    go = beside(project, lambda: len(list((project.home / "runs").glob("*/*/attempt.1.use"))) == 2)
+    env = gpu_env(fake_nvml, tmp_path / "busy", 40)
+    words = ("--set", "k=1,2", "--slots", "2", "--on", "local", "--", sys.executable, "-S", "burn.py", "{k}")
+    project.shoal("pack", *words, SHOAL_SAMPLE_S="0.2", **env)
+    go.join(60)
+    found = [json.loads(path.read_text()) for path in (project.home / "runs").glob("*/*/attempt.1.use")]
+    assert len(found) == len(names)
+    assert all(len(one["gpus"]) == 1 and one["gpus"][0]["mean_percent"] == pytest.approx(40) for one in found)
+    assert all(one["peak_memory_mb"] > 5 and one["points"] for one in found)
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("launch", ["srun", "torchrun"])
+def test_every_node_of_a_run_tells_what_it_uses(tmp_path: Path, host_cluster: Sandbox, launch: str) -> None:
+    project = burning(tmp_path, host_cluster)
+    toml = (project.root / "shoal.toml").read_text()
+    request = f'launch = "{launch}"\nrequest = {{ nodes = 2, gpus = 1, cpus = 2, time = "5m" }}\n'
+    project.write("shoal.toml", toml + request)
+    name = "001_two/000_burn_0"
+    project.script(f"{name}.sh", "burn")
+    project.shoal("submit", "experiments/001_two", SHOAL_SAMPLE_S="0.3")
+
+    def both() -> list[dict[str, Any]]:
+        found = project.records(name, "attempt.1.use*")
+        if len(found) < 2 or any(one["cpu_s"] < 0.5 for one in found):
+            return []
+        return found if found[1]["peak_memory_mb"] > found[0]["peak_memory_mb"] + 80 else []
+
+    first, second = wait_until(both, 60, "both nodes have told")
+    assert first["host"] != second["host"]
+    told = project.shoal("why", name, "--json").json["evidence"]
+    assert sum("CPUs busy" in line for line in told) == 2 and any("GPU use: no data" in line for line in told)
+    project.write("go", "")
+    project.wait(name, "done")
+    document = project.shoal("report", "--json").json
+    assert {node["host"] for node in document["nodes"]} == {first["host"], second["host"]}
+    assert {bar["lane"].partition(":")[0] for bar in document["timeline"]} == {first["host"], second["host"]}
+    assert "NODE" in project.shoal("report").out
+
+
+@pytest.mark.slurm
+def test_a_pack_on_slurm_tells_its_first_failure_and_its_end(tmp_path: Path, quiet_cluster: Sandbox) -> None:
+    told = tmp_path / "told"
+    notify = f"\n[notify]\ncommand = \"sh -c '(cat; echo; echo ===) >> {told}'\"\n"
+    project = Project(tmp_path, quiet_cluster, toml=notify)
+    for seed in range(3):
+        project.script(
+            f"001_p/000_train_{seed}.sh", f"train --time=5 --mem=50 -- {'exit=3' if seed < 1 else 'wait=go'}"
+        )
+    project.shoal("submit", "experiments/001_p", "--shape", "pack", "--slots", "3", "--time", "5m")
+    wait_until(lambda: told.exists() and "first failure: 001_p/000_train_0" in told.read_text(), 60, "the failure")
+    project.write("go", "")
+    wait_until(lambda: "all runs have ended\n2 done, 1 not" in told.read_text(), 60, "the end")
+    assert "exit code 3" in told.read_text() and told.read_text().count("===") == 2
