@@ -36,6 +36,7 @@ from shoal.views.report import gather as reporting
 from shoal.views.report import page, tables, text
 from shoal.views.screen import Screen
 from shoal.views.status import Filter
+from test_results import event_file
 from waiting import wait_until
 
 GOLDEN = Path(__file__).parent / "golden" / "views"
@@ -147,6 +148,16 @@ def test_the_report_counts_hours_by_hand(made: MadeUp) -> None:
     assert flags >= {("memory_low", "--mem=11G"), ("time_low", "--time=00:50:00"), ("time_low", "--time=00:45:00")}
     lanes = {bar["lane"] for bar in found["timeline"]}
     assert len(lanes) >= 4 and all(bar["end"] >= bar["start"] for bar in found["timeline"])
+
+
+def test_a_report_reads_what_trackers_wrote_and_a_diverged_run_is_no_number(made: MadeUp) -> None:
+    for seed, loss in ((0, 0.5), (1, float("nan"))):
+        output = made.run(f"004_tb/000_train_{seed}", "done", gpus=0)
+        (output / "events.out.tfevents.1.host").write_bytes(event_file(("loss", 3.0), ("loss", loss)))
+    found = reporting.document(reporting.gather(made.home, ["004_tb"], clock=lambda: NOW))
+    assert [run["metrics"]["loss"] for run in found["runs"]] == [0.5, None]
+    assert found["results"][0]["metrics"]["loss"] == {"mean": None, "spread": None, "runs": 2}
+    json.dumps(found, allow_nan=False)
 
 
 def test_the_page_of_a_report_needs_no_network_and_escapes_what_others_wrote(made: MadeUp) -> None:

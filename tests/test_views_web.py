@@ -21,6 +21,7 @@ from shoal.backends.slurm.query import Snapshot
 from shoal.views.web import guard
 from shoal.views.web.feed import Feed, id_of
 from shoal.views.web.server import Server
+from test_results import event_file, wandb_file
 from waiting import wait_until
 
 
@@ -202,6 +203,13 @@ def test_a_run_its_metrics_and_reasons_can_be_asked_for(made: MadeUp, server: Se
     series = ask(server, f"/api/metrics?run={run}", cookie=cookie).json["series"]
     assert set(series) == {"loss"} and len(series["loss"]) <= 601 and series["loss"][-1][0] == 1999
     assert "KeyError: 'x'" in ask(server, f"/api/why?run={run}", cookie=cookie).json["headline"]
+    (output / "events.out.tfevents.1.host").write_bytes(event_file(("loss", 9.0), ("eval/acc", 0.5)))
+    tracked = output / "wandb" / "offline-run-1"
+    tracked.mkdir(parents=True)
+    (tracked / "run-x.wandb").write_bytes(wandb_file({"_step": 3, "lr": 0.1, "loss": 7}, {"_step": 5, "lr": 0.2}))
+    series = ask(server, f"/api/metrics?run={run}", cookie=cookie).json["series"]
+    assert set(series) == {"loss", "eval/acc", "lr"} and series["lr"] == [[3, 0.1], [5, 0.2]]
+    assert series["loss"][-1][0] == 1999 and series["eval/acc"] == [[7, 0.5]], "the program's own file wins"
     detail = ask(server, f"/api/run?run={run}", cookie=cookie).json
     assert detail["attempts"] == [1] and "#SBATCH" in detail["script"] and detail["events"]
     report = ask(server, "/report?experiment=001_lr", cookie=cookie)

@@ -27,16 +27,24 @@ def read_metrics(folder: str) -> Numbers:
     """Every number in a run's output folder; damaged or half-written files give what is whole in them."""
     root = Path(folder)
     found: Numbers = {}
-    for path in _newest_last(root.glob("**/*.tfevents.*"), root):
+    for path in tensorboard_files(root):
         found.update(_numbers(tensorboard_numbers(_bytes(path))))
     for path in _newest_last(root.glob("wandb/*run-*/files/wandb-summary.json"), root):
         found.update(_flat(_json(path)))
-    for path in _newest_last(root.glob("wandb/*run-*/run-*.wandb"), root):
+    for path in wandb_files(root):
         found.update(_flat(dict(wandb_numbers(_bytes(path)))))
     found = {name: value for name, value in found.items() if not name.startswith("_")}
     found.update(_lines(root / "metrics.jsonl"))
     found.update(_flat(_json(root / "metrics.json")))
     return found
+
+
+def tensorboard_files(root: Path) -> list[Path]:
+    return _newest_last(root.glob("**/*.tfevents.*"), root)
+
+
+def wandb_files(root: Path) -> list[Path]:
+    return _newest_last(root.glob("wandb/*run-*/run-*.wandb"), root)
 
 
 def _lines(path: Path) -> Numbers:

@@ -21,27 +21,40 @@ Field = tuple[int, int | bytes]
 
 def wandb_numbers(data: bytes) -> Iterator[tuple[str, Any]]:
     """(key, value) of every logged and summary item of a run-*.wandb file, in order."""
+    for _, row in wandb_rows(data):
+        yield from row.items()
+
+
+def wandb_rows(data: bytes) -> Iterator[tuple[bool, dict[str, Any]]]:
+    """(whether it was logged and not a summary, key -> value) of every record with numbers, in order."""
     for record in _leveldb(data):
         for number, value in fields(record):
             if number not in (2, 3) or not isinstance(value, bytes):
                 continue  # 2 is a history record, 3 a summary; both hold items as their field 1
-            for inner, item in fields(value):
-                if inner == 1 and isinstance(item, bytes):
-                    yield from _wandb_item(item)
+            items = (item for inner, item in fields(value) if inner == 1 and isinstance(item, bytes))
+            yield number == 2, {key: value for item in items for key, value in _wandb_item(item)}
 
 
 def tensorboard_numbers(data: bytes) -> Iterator[tuple[str, float]]:
     """(tag, value) of every scalar in an event file, in order."""
+    return ((tag, value) for tag, _, value in tensorboard_points(data))
+
+
+def tensorboard_points(data: bytes) -> Iterator[tuple[str, int, float]]:
+    """(tag, step, value) of every scalar in an event file, in order."""
     at = 0
     while at + 12 <= len(data):
         (length,) = struct.unpack_from("<Q", data, at)
         if at + 12 + length + 4 > len(data):
             return
+        step = 0
         for number, value in fields(data[at + 12 : at + 12 + length]):
-            if number == 5 and isinstance(value, bytes):
+            if number == 2 and isinstance(value, int):
+                step = value
+            elif number == 5 and isinstance(value, bytes):
                 for inner, one in fields(value):
                     if inner == 1 and isinstance(one, bytes):
-                        yield from _tensorboard_value(one)
+                        yield from ((tag, step, scalar) for tag, scalar in _tensorboard_value(one))
         at += 12 + length + 4
 
 

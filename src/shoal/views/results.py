@@ -91,7 +91,7 @@ def document(results: Results) -> dict[str, Any]:
                 "seed": run.seed,
                 "params": dict(run.params),
                 "state": run.state,
-                "metrics": {name: _finite(value) for name, value in run.numbers.items()},
+                "metrics": {name: finite(value) for name, value in run.numbers.items()},
             }
             for group in results.groups
             for run in group.runs
@@ -149,11 +149,11 @@ def _param(value: Any) -> str:
 
 
 def _statistic(one: Statistic) -> dict[str, Any]:
-    values = {seed: _finite(value) for seed, value in one.values.items()}
-    return {"mean": _finite(one.mean), "std": _finite(one.std), "count": one.size, "values": values}
+    values = {seed: finite(value) for seed, value in one.values.items()}
+    return {"mean": finite(one.mean), "std": finite(one.std), "count": one.size, "values": values}
 
 
-def _finite(value: float | None) -> float | None:
+def finite(value: float | None) -> float | None:
     """JSON has no NaN."""
     return value if value is not None and math.isfinite(value) else None
 

@@ -9,14 +9,18 @@ from typing import Any, NamedTuple
 import msgspec
 
 from shoal.observe import Ask, observe
+from shoal.results.metrics import read_metrics
 from shoal.store.reading import Reader
+from shoal.store.writing import in_parallel
 from shoal.views.causes import WORDS
 from shoal.views.columns import iso
+from shoal.views.curves import TIMES
 from shoal.views.details import Details, details_of, with_cause
 from shoal.views.family import family_key, tally
 from shoal.views.report import account, efficiency, nodes, results, timeline
-from shoal.views.report.history import RunHistory, Try, read_history, read_metrics
+from shoal.views.report.history import RunHistory, Try, read_history
 from shoal.views.report.staged import staged
+from shoal.views.results import finite
 from shoal.views.select import select_runs
 from shoal.views.status import as_record
 from shoal.views.usage import NodeUse
@@ -60,7 +64,7 @@ def gather(
     tries = [one for history in histories for one in history.tries]
     causes = {name: WORDS[one.cause.kind] for name, one in details.items() if one.cause is not None}
     python = {name: one.cause.line for name, one in details.items() if one.cause and one.cause.kind == "python"}
-    metrics = {history.view.name: read_metrics(history.view.output_dir) for history in histories}
+    metrics = dict(in_parallel(_metrics, histories)) if histories else {}
     experiments = list(dict.fromkeys(view.experiment for view in views.values()))
     return Report(
         title=experiments[0] if len(experiments) == 1 else f"{len(experiments)} experiments",
@@ -81,6 +85,12 @@ def gather(
         details=details,
         slurm_problem=found.slurm_problem,
     )
+
+
+def _metrics(history: RunHistory) -> tuple[str, dict[str, float]]:
+    folder = history.view.output_dir
+    found = read_metrics(folder) if folder and history.tries else {}
+    return history.view.name, {key: value for key, value in found.items() if key not in TIMES}
 
 
 def _advice(tries: Sequence[Try]) -> list[efficiency.Advice]:
@@ -117,7 +127,7 @@ def document(report: Report) -> dict[str, Any]:
         "nodes": [one._asdict() for one in nodes.nodes(report.tries)],
         "data": [one._asdict() for one in staged(report.tries)],
         "results": [
-            {**row._asdict(), "metrics": {key: value._asdict() for key, value in row.metrics.items()}}
+            {**row._asdict(), "metrics": {key: _value(value) for key, value in row.metrics.items()}}
             for row in report.rows
         ],
         "runs": [_run(report, history) for history in report.histories],
@@ -136,9 +146,13 @@ def _run(report: Report, history: RunHistory) -> dict[str, Any]:
         "seed": spec.seed if spec else None,
         "step": spec.step if spec else None,
         "params": spec.params if spec else {},
-        "metrics": report.metrics.get(name, {}),
+        "metrics": {key: finite(value) for key, value in report.metrics.get(name, {}).items()},
         "attempts": [_attempt(one) for one in history.tries],
     }
+
+
+def _value(value: results.Value) -> dict[str, Any]:
+    return {"mean": finite(value.mean), "spread": finite(value.spread), "runs": value.runs}
 
 
 def _attempt(one: Try) -> dict[str, Any]:

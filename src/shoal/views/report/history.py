@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from shoal.agent import files, layout
+from shoal.agent import layout
 from shoal.agent.files import names_in
 from shoal.model import LIVE, RunSpec
 from shoal.store import records
@@ -127,32 +127,3 @@ def _with_kept(tries: list[Try]) -> list[Try]:
         went_on = bool(found) and found[-1].resumed and found[-1].kept
         found.append(one._replace(kept=one.state in ("done", "running", "stopped") or went_on))
     return found[::-1]
-
-
-def read_metrics(folder: str | None) -> dict[str, float]:
-    """Numbers that a run left in metrics.json, or in the last line of metrics.jsonl; nothing where there is neither."""
-    if not folder:
-        return {}
-    from shoal.views.tail import last_text
-
-    found: Any = None
-    try:
-        if os.path.getsize(os.path.join(folder, "metrics.json")) < 1 << 20:
-            found = files.read_json(os.path.join(folder, "metrics.json"))
-    except (OSError, ValueError):
-        found = None
-    if not isinstance(found, dict):
-        import json
-
-        lines = [line for line in last_text(os.path.join(folder, "metrics.jsonl"), 3) if line.strip()]
-        try:
-            found = json.loads(lines[-1]) if lines else {}
-        except ValueError:
-            found = {}
-    if not isinstance(found, dict):
-        return {}
-    return {
-        str(key)[:60]: float(value)
-        for key, value in found.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and key not in ("t", "time", "timestamp")
-    }

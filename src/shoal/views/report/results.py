@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from shoal.model import RunSpec
+from shoal.results.table import statistic
 from shoal.views.report.history import RunHistory
 
 
@@ -70,4 +70,6 @@ def _label(spec: RunSpec) -> str:
 
 
 def _value(numbers: Sequence[float]) -> Value:
-    return Value(fmean(numbers), stdev(numbers) if len(numbers) > 1 else None, len(numbers))
+    """As `shoal results` has it: a run that diverged makes the mean no number."""
+    found = statistic({str(place): number for place, number in enumerate(numbers)})
+    return Value(found.mean, found.std, found.size)

@@ -6,6 +6,7 @@ import os
 import time
 
 from shoal.agent import layout
+from shoal.results.metrics import read_metrics
 from shoal.store.fold import RunView
 from shoal.store.reading import Reader
 from shoal.store.records import DamagedRecord
@@ -16,7 +17,6 @@ from shoal.views.details import Details
 from shoal.views.events import events
 from shoal.views.faults import look
 from shoal.views.render import bar, plain
-from shoal.views.report.history import read_metrics
 from shoal.views.tail import last_text
 from shoal.views.terminal_text import harmless
 
@@ -56,7 +56,8 @@ def _metrics(home: str, view: RunView, details: Details, width: int) -> list[str
     for name, points in read_series(view).items():
         values = [value for _, value in points]
         lines.append(f"{plain(name)[:14]:<14} {sparkline(values, width - 30)} {values[-1]:.4g}")
-    lines += [f"{plain(name)} {value:.5g}" for name, value in read_metrics(view.output_dir).items()]
+    if view.output_dir and view.state == "done":
+        lines += [f"{plain(name)} {value:.5g}" for name, value in read_metrics(view.output_dir).items()]
     return lines or ["no data"]
 
 

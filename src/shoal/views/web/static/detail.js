@@ -125,7 +125,7 @@ export class Detail {
       if (ticket !== this.ticket) return;
       const plots = Object.entries(found.series).map(([name, points]) => plot(name, points, "step"));
       found.usage.forEach(node => plots.push(...usagePlots(node, found.usage.length > 1 ? `${node.host}: ` : "")));
-      if (!plots.length) plots.push(element("p", "dim", "no metrics.jsonl in its output folder, and no samples yet"));
+      if (!plots.length) plots.push(element("p", "dim", "no metrics.jsonl, W&B or TensorBoard file in its output folder, and no samples yet"));
       this.pane.replaceChildren(...plots);
       if (this.run.state !== "running") return;
       await new Promise(resolve => setTimeout(resolve, 3 * LOOK_MS));
