@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import select
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from made_up import MadeUp, picture
 from shoal.cli import COMMANDS
 from shoal.model import STATES
 from shoal.views.completing import SCRIPTS, candidates
+from waiting import wait_until
 
 jsonschema = pytest.importorskip("jsonschema")
 referencing = pytest.importorskip("referencing")
@@ -95,16 +100,76 @@ def test_completion_knows_commands_flags_runs_and_states(made: MadeUp) -> None:
     assert candidates(["shoal", "why", ""], 2, None) == []
 
 
-def test_the_shells_own_lines_work_and_slurm_is_not_asked(made: MadeUp, tmp_path: Path) -> None:
+@pytest.fixture
+def shells(made: MadeUp, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """An environment in which asking Slurm is noticed, and a home folder of its own."""
     trap = tmp_path / "trap"
     trap.mkdir()
     for program in ("squeue", "sacct", "scontrol", "sinfo"):
         (trap / program).write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\n")
         (trap / program).chmod(0o755)
+    path = f"{trap}{os.pathsep}{SHOAL.parent}{os.pathsep}{os.environ['PATH']}"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
+    yield {**kept, "PATH": path, "HOME": str(tmp_path), "TERM": "dumb"}
+    assert not (tmp_path / "asked").exists(), "Slurm was asked"
+
+
+def in_shell(argv: list[str], made: MadeUp, env: dict[str, str]) -> str:
+    done = subprocess.run(argv, cwd=made.root, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_bash_completes(made: MadeUp, shells: dict[str, str]) -> None:
     words = "COMP_WORDS=(shoal why 001_lr/000_train_3); COMP_CWORD=2"
     line = f'eval "$(shoal completion bash)"; {words}; _shoal; echo "${{COMPREPLY[@]}}"'
-    env = {**os.environ, "PATH": f"{trap}{os.pathsep}{SHOAL.parent}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run(["bash", "-c", line], cwd=made.root, env=env, capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == ["001_lr/000_train_3"] and not (tmp_path / "asked").exists()
+    assert in_shell(["bash", "-c", line], made, shells).split() == ["001_lr/000_train_3"]
     assert set(SCRIPTS) == {"bash", "zsh", "fish"}
     assert "which shell" in subprocess.run([SHOAL, "completion"], capture_output=True, text=True, timeout=60).stderr
+
+
+def test_fish_completes(made: MadeUp, shells: dict[str, str]) -> None:
+    lines = 'shoal completion fish | source; complete -C "shoal sta"; complete -C "shoal why 001_lr/000_train_"'
+    found = in_shell(["fish", "--no-config", "-c", lines], made, shells).splitlines()
+    assert found[0].split("\t")[0] == "status" and {"001_lr/000_train_3", "001_lr/000_train_7"} <= set(found)
+    folder = made.root.parent / ".config/fish/completions"
+    folder.mkdir(parents=True)
+    (folder / "shoal.fish").write_text(SCRIPTS["fish"])
+    found = in_shell(["fish", "-c", 'complete -C "shoal status --state fail"'], made, shells).splitlines()
+    assert found == ["failed"]
+
+
+@pytest.mark.parametrize("way", ["a file of $fpath", "evaluated"])
+def test_zsh_completes_what_is_typed(made: MadeUp, shells: dict[str, str], way: str) -> None:
+    """On a terminal, with the tab key: what stands on the line when return is pressed is what the tab made of it."""
+    home = made.root.parent
+    (home / ".zfunc").mkdir()
+    begin = "fpath=(~/.zfunc $fpath); autoload -Uz compinit; compinit -u -D; shoal-is() { print -r -- $@ > ~/typed }"
+    if way == "evaluated":
+        begin += '; eval "$(shoal completion zsh)"'
+    else:
+        (home / ".zfunc/_shoal").write_text(SCRIPTS["zsh"])
+    (home / ".zshrc").write_text(f"PS1='ready> '; {begin}; compdef _shoal shoal-is\n")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(made.root)
+        os.execvpe("zsh", ["zsh", "-i", "-o", "NO_GLOBAL_RCS"], {**shells, "TERM": "vt100", "ZDOTDIR": str(home)})
+    try:
+        said = b""
+
+        def heard(what: bytes) -> bool:
+            nonlocal said
+            if select.select([terminal], [], [], 0.2)[0]:
+                said += os.read(terminal, 65536)
+            return what in said
+
+        wait_until(lambda: heard(b"ready> "), 60, "zsh is there")
+        os.write(terminal, b"shoal-is why 002_new/0\t")
+        wait_until(lambda: heard(b"002_new/000_train_0"), 60, "the tab has completed it")
+        os.write(terminal, b"\n")
+        wait_until(lambda: heard(b"") and (home / "typed").is_file(), 60, "the line was taken")
+        assert (home / "typed").read_text().split() == ["why", "002_new/000_train_0"]
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(terminal)

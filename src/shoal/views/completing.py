@@ -21,7 +21,8 @@ _shoal() {
     found=("${(@f)$(shoal completion --complete $((CURRENT - 1)) -- "${words[@]}" 2>/dev/null)}")
     if [[ -n "${found[*]}" ]]; then compadd -- "${found[@]}"; else _files; fi
 }
-compdef _shoal shoal
+# As a file of $fpath this text is itself the function, called for the first completion; else it is evaluated.
+if [[ "${funcstack[1]}" == _shoal ]]; then _shoal "$@"; else compdef _shoal shoal; fi
 """,
     "fish": """function __shoal_complete
     set -l words (commandline -opc)
