@@ -13,7 +13,7 @@ from shoal.views import estimate
 from shoal.views.causes import find_cause, signature, strip_escapes
 from shoal.views.details import parse_progress
 from shoal.views.reasons import REASONS, explain
-from shoal.views.render import cell_width, fit, plain
+from shoal.views.render import cell_width, fit, fit_end, plain
 from shoal.views.screen import screen_of
 from shoal.views.tail import Collapser, collapse, last_text, read_slice, seek_last_lines
 from shoal.views.terminal_text import Sieve, harmless
@@ -154,6 +154,9 @@ def test_progress_is_understood_in_the_forms_people_write(line: str, text: str, 
 def test_wide_letters_take_two_columns_and_nothing_is_cut_in_half() -> None:
     assert cell_width("日本") == 4 and cell_width("e\u0301") == 1
     assert fit("日本語", 5) == "日本…" and fit("abc", 5) == "abc  "
+    assert (
+        fit_end("001_a/000_train_12", 8) == "…rain_12" and fit_end("日本語", 5) == "…本語" and fit_end("ab", 3) == "ab "
+    )
     assert plain("a\x1b[2Jb\u202ec\0") == "a [2Jb c "
 
 

@@ -103,6 +103,16 @@ def fit(cell: str, width: int) -> str:
     return cut + " " * (width - cell_width(cut))
 
 
+def fit_end(cell: str, width: int) -> str:
+    """The same, but what is too long loses its beginning: the end of a name tells runs apart."""
+    if cell_width(cell) <= width:
+        return fit(cell, width)
+    at = max(1, len(cell) - width + 1)
+    while cell_width(cell[at:]) > width - 1:
+        at += 1
+    return fit("…" + cell[at:], width)
+
+
 def cell_width(text: str) -> int:
     """Columns that a text takes: Chinese, Japanese and most emoji take two each, combining marks none."""
     if text.isascii():

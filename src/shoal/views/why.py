@@ -180,7 +180,7 @@ def _running(home: str, view: RunView, now: float) -> Explanation:
         evidence.append(f"it last printed something {format_duration(details.log_age_s)} ago")
     sample = usage.read(home, view.name, view.attempt)
     if sample is not None:
-        evidence += [f"on {plain(node.host)}: {_use_words(node)}" for node in sample.nodes]
+        evidence += [f"on {plain(node.host or view.node or '?')}: {_use_words(node)}" for node in sample.nodes]
     if view.gpus and details.gpu_percent is None:
         evidence.append(f"GPU use: no data{f' ({plain(sample.gpu_problem)})' if sample and sample.gpu_problem else ''}")
     headline = "it is running"
@@ -198,7 +198,7 @@ def _use_words(node: usage.NodeUse) -> str:
     if not node.points:
         return "no samples yet"
     _, cpus, memory_mb, gpu, _ = node.points[-1]
-    words = f"{cpus:.1f} CPUs busy, {format_memory(round(memory_mb))} of memory"
+    words = f"{cpus:.1f} CPUs busy, {memory_mb / 1024:.1f} GB of memory"
     return words if gpu is None else f"{words}, {len(node.gpus)} GPU{'s' * (len(node.gpus) != 1)} at {gpu:.0f} %"
 
 

@@ -16,7 +16,7 @@ from textual.strip import Strip
 
 from shoal.store.fold import RunView
 from shoal.views.family import Family, families, tally
-from shoal.views.render import fit, plain, state_code, state_word
+from shoal.views.render import fit, fit_end, plain, state_code, state_word
 
 #: SGR code of the plain table -> rich's name for the same theme colour.
 _COLOURS = {"32": "green", "36": "cyan", "33": "yellow", "35": "magenta", "31": "red", "0": "default"}
@@ -121,7 +121,7 @@ class RunList(ScrollView, can_focus=True):
             return Strip.blank(width)
         line = self.lines[at]
         room = min(max(10, len(line.word)), max(10, width // 2))
-        name = fit(plain(line.text), max(6, width - room - 2))
+        name = fit_end(plain(line.text), max(6, width - room - 2))
         here = at == self.cursor
         base = Style(reverse=here and self.has_focus, bold=here)
         colour = base + Style(color=_COLOURS[state_code(line.state)])

@@ -58,7 +58,7 @@ function refresh() {
   $("shown").textContent = shown.length === all.length ? `${all.length.toLocaleString()} runs` : `${shown.length.toLocaleString()} of ${all.length.toLocaleString()} runs`;
   $("none").hidden = shown.length > 0;
   $("rows").hidden = shown.length === 0;
-  $("none").textContent = all.length ? "no run matches the filter" : "no runs yet";
+  $("none").textContent = all.length ? "no run matches the filter" : "no runs yet; shoal submit experiments/... begins some";
 }
 
 function tally(list) {
@@ -81,6 +81,8 @@ function sidebar(all) {
   const groups = new Map();
   all.forEach(run => { if (!groups.has(run.experiment)) groups.set(run.experiment, []); groups.get(run.experiment).push(run); });
   const entries = [["", all], ...[...groups].sort((a, b) => a[0].localeCompare(b[0], undefined, {numeric: true}))];
+  // The same choice as a list that drops down, where there is no room for a sidebar.
+  $("pick").replaceChildren(...entries.map(([name]) => new Option(name || "all experiments", name, false, name === experiment)));
   $("experiments").replaceChildren(...entries.map(([name, list]) => {
     const button = element("button");
     button.setAttribute("aria-current", name === experiment);
@@ -141,6 +143,7 @@ $("help-button").addEventListener("click", () => $("help").showModal());
 $("report-button").addEventListener("click", report);
 $("report-close").addEventListener("click", closeReport);
 $("filter").addEventListener("input", refresh);
+$("pick").addEventListener("change", () => { experiment = $("pick").value; refresh(); });
 
 document.addEventListener("keydown", event => {
   if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
