@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -336,6 +337,33 @@ def test_the_page_shows_runs_follows_a_log_and_is_driven_by_keys(made: MadeUp, s
     # The frame of the report may hold no script, and the browser says so when the driver looks into it; nothing else.
     told = [entry["message"] for entry in browser.get_log("browser") if "sandboxed" not in entry["message"]]
     assert told == []
+
+
+def test_a_copy_of_the_page_opens_without_a_server(made: MadeUp, browser: Any, tmp_path: Path) -> None:
+    hostile = b"</script><script>document.title='owned'</script>\n"
+    made.run("001_lr/000_train_6", "running", out=hostile, progress="82/200", began=-1200)
+    shoal = Path(sys.executable).with_name("shoal")
+    words = [shoal, "ui", "--export", tmp_path / "copy", "--json"]
+    done = subprocess.run(words, cwd=made.root, capture_output=True, text=True, timeout=120, check=True)
+    page = Path(json.loads(done.stdout)["page"])
+    assert sorted(path.name for path in page.parent.iterdir()) == [
+        "index.html", "report-001_lr.html", "report-002_new.html", "report.html"]  # fmt: skip
+    browser.get(page.as_uri())
+    wait_until(lambda: script(browser, "document.querySelectorAll('.row').length") == 12, 20, "twelve rows")
+    assert "copy of" in script(browser, "document.querySelector('#facts').innerText")
+    press(browser, "j", "\ue007")
+    wait_until(lambda: "owned" in script(browser, "document.querySelector('#pane').innerText"), 20, "the log is there")
+    assert script(browser, "document.title") == "project - shoal"
+    press(browser, "j", "2")
+    wait_until(lambda: "CUDA out" in script(browser, "document.querySelector('#pane').innerText"), 20, "its error")
+    press(browser, "r")
+    browser.switch_to.frame("report-frame")
+    wait_until(lambda: "GPU-hours" in browser.find_element("tag name", "body").text, 20, "the report is there")
+    browser.switch_to.default_content()
+    told = [entry["message"] for entry in browser.get_log("browser") if "sandboxed" not in entry["message"]]
+    assert told == []
+    occupied = subprocess.run([*words[:3], page, "-q"], cwd=made.root, capture_output=True, text=True, timeout=120)
+    assert occupied.returncode == 2 and occupied.stderr.startswith("error: --export: cannot write")
 
 
 def test_five_thousand_runs_keep_the_page_small_and_quick(tmp_path: Path, browser: Any) -> None:

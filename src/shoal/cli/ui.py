@@ -3,6 +3,7 @@
 shoal ui                       prints a link, and the ssh line for a browser on another machine
 shoal ui --port 8765
 shoal ui --allow-actions       the page may also cancel runs and start them again
+shoal ui --export copy         the page as it is now, as files to keep or to send; copy/index.html opens anywhere
 
 Everything comes from the run folders and the one answer of Slurm that all watchers share. Ctrl-C ends the page, never
 a run.
@@ -19,13 +20,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=0, help="this port instead of a free one")
     parser.add_argument("--allow-actions", action="store_true", help="let the page cancel and restart runs")
     parser.add_argument("--open", action="store_true", help="open it in this machine's browser")
+    parser.add_argument("--export", metavar="FOLDER", help="write a copy that needs no server, and stop")
     parser.add_argument("--json", action="store_true", help="print the link as one JSON document")
     parser.add_argument("-q", "--quiet", action="store_true", help="print the link alone")
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.views.web.serving import serve
+    from shoal.views.web.serving import save_copy, serve
 
+    if args.export is not None:
+        return save_copy(home_here(), args.export, as_json=args.json, quiet=args.quiet)
     return serve(
         home_here(), args.port, allow_actions=args.allow_actions, browser=args.open, as_json=args.json, quiet=args.quiet
     )

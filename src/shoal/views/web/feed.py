@@ -47,6 +47,11 @@ def id_of(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
+def project_of(home: str) -> str:
+    """What the page calls the project: its folder's name."""
+    return os.path.basename(os.path.dirname(home)) or home
+
+
 class Feed:
     """One project, looked at on demand. Safe to use from several threads."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import socket
 import sys
 import threading
@@ -17,7 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 from shoal.errors import ShoalError
 from shoal.views.actions import MORE
 from shoal.views.web import guard
-from shoal.views.web.feed import Feed, NotFound
+from shoal.views.web.feed import Feed, NotFound, project_of
 from shoal.views.web.guard import Guard
 
 _STATIC = {
@@ -135,7 +134,7 @@ class Handler(BaseHTTPRequestHandler):
             "/api/runs": lambda: {
                 **feed.runs(_integer(query.get("since"), 0)),
                 "actions": sorted(self.server.actions),
-                "project": os.path.basename(os.path.dirname(feed.home)) or feed.home,
+                "project": project_of(feed.home),
             },
             "/api/run": lambda: feed.run(run),
             "/api/why": lambda: feed.why(run),

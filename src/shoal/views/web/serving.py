@@ -12,7 +12,7 @@ from shoal.errors import InputError
 from shoal.views import actions
 from shoal.views.polling import SharedSlurm
 from shoal.views.render import print_json
-from shoal.views.web.feed import Feed
+from shoal.views.web.feed import Feed, project_of
 from shoal.views.web.server import Action, Server
 
 
@@ -57,6 +57,18 @@ def serve(
         sys.stderr.write("\nthe page is closed; the runs go on\n")
     finally:
         server.server_close()
+    return 0
+
+
+def save_copy(home: str, folder: str, *, as_json: bool = False, quiet: bool = False) -> int:
+    """`--export`: no server, only files."""
+    from shoal.views.web.export import export
+
+    page = export(Feed(home, SharedSlurm(home)), folder, project_of(home))
+    if as_json:
+        print_json({"page": page})
+    else:
+        print(page if quiet else f"wrote {page}")
     return 0
 
 

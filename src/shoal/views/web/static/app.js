@@ -7,7 +7,15 @@ const $ = id => document.getElementById(id);
 const runs = new Map();
 let version = 0, head = {counts: {}, actions: []}, experiment = "", failures = 0, drawn = "";
 
+// A copy made by shoal ui --export holds the answers itself.
+const copy = $("kept") ? JSON.parse($("kept").textContent) : null;
+
 async function get(path, query = {}) {
+  if (copy) {
+    const found = copy[[path, query.run, query.stream].filter(Boolean).join(" ")];
+    if (!found) throw new Error("this copy of the page does not hold that");
+    return found;
+  }
   const answer = await fetch(`${path}?${new URLSearchParams(query)}`, {credentials: "same-origin"});
   const found = await answer.json();
   if (!answer.ok) throw new Error(found.error || answer.statusText);
@@ -15,7 +23,7 @@ async function get(path, query = {}) {
 }
 
 const table = new Table($("rows"), $("head"), open);
-const detail = new Detail($("detail"), get, act);
+const detail = new Detail($("detail"), get, act, copy !== null);
 
 async function poll() {
   try {
@@ -32,7 +40,7 @@ async function poll() {
     failures++;
     warn(`no answer from shoal ui: ${error.message}`);
   }
-  setTimeout(poll, document.hidden ? 5 * POLL_MS : POLL_MS * Math.min(8, 1 + failures));
+  if (!copy) setTimeout(poll, document.hidden ? 5 * POLL_MS : POLL_MS * Math.min(8, 1 + failures));
 }
 
 function facts() {
@@ -40,7 +48,8 @@ function facts() {
   const words = [];
   if (head.gpus_busy) words.push(`${head.gpus_busy} GPUs busy`);
   if (head.expected_end) words.push(`ends ~${new Date(head.expected_end * 1000).toLocaleTimeString([], {hour: "2-digit", minute: "2-digit"})}`);
-  if (head.slurm_time) words.push(`Slurm ${span(head.time - head.slurm_time)} ago`);
+  if (copy) words.push(`copy of ${new Date(head.time * 1000).toLocaleString()}`);
+  else if (head.slurm_time) words.push(`Slurm ${span(head.time - head.slurm_time)} ago`);
   $("facts").textContent = words.join("   ·   ");
   warn(head.slurm_problem ? `Slurm does not answer, these are last known states: ${head.slurm_problem}` : "");
 }
@@ -101,7 +110,7 @@ function open(id) { const run = runs.get(id); if (run) detail.open(run, head.act
 function report() {
   const name = experiment || (detail.run ? detail.run.experiment : "");
   $("report-name").textContent = name ? `Report: ${name}` : "Report of all experiments";
-  $("report-frame").src = `/report?${new URLSearchParams({experiment: name})}`;
+  $("report-frame").src = copy ? `report${name ? `-${name}` : ""}.html` : `/report?${new URLSearchParams({experiment: name})}`;
   $("report").hidden = false; $("report-close").focus();
 }
 

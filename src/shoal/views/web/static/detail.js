@@ -5,8 +5,8 @@ export const TABS = ["log", "errors", "metrics", "why", "script", "events"];
 const LOOK_MS = 2000;
 
 export class Detail {
-  constructor(root, get, act) {
-    this.root = root; this.get = get; this.act = act; this.tab = "log"; this.run = null; this.ticket = 0; this.stream = "out";
+  constructor(root, get, act, isCopy) {
+    this.isCopy = isCopy; this.root = root; this.get = get; this.act = act; this.tab = "log"; this.run = null; this.ticket = 0; this.stream = "out";
     this.pane = root.querySelector("#pane"); this.tabs = root.querySelector("#tabs");
     TABS.forEach(name => {
       const button = element("button", "", name);
@@ -57,13 +57,13 @@ export class Detail {
     const run = this.run, info = await this.get("/api/run", {run: run.id});
     if (ticket !== this.ticket) return;
     const tools = element("div", "tools"), box = element("div", "log"), text = element("pre"), size = element("span");
-    ["out", "err", "slurm"].forEach(stream => {
+    (this.isCopy ? ["out", "err"] : ["out", "err", "slurm"]).forEach(stream => {
       const button = element("button", "", stream);
       button.setAttribute("aria-pressed", stream === this.stream);
       button.addEventListener("click", () => { this.stream = stream; this.show("log"); });
       tools.append(button);
     });
-    if (info.attempts.length > 1) {
+    if (info.attempts.length > 1 && !this.isCopy) {
       const choice = element("select");
       info.attempts.forEach(number => choice.append(new Option(`attempt ${number}`, number)));
       choice.value = this.attempt || info.attempts[info.attempts.length - 1];
@@ -81,6 +81,7 @@ export class Detail {
       first = found.offset; text.prepend(part); earlier.hidden = first === 0;
     });
     while (ticket === this.ticket) {
+      if (next !== null && this.isCopy) { earlier.hidden = true; return; }
       const found = await this.get("/api/log", query(next === null ? -65536 : next));
       if (ticket !== this.ticket) return;
       const low = box.scrollHeight - box.scrollTop - box.clientHeight < 40 || next === null;
@@ -127,7 +128,7 @@ export class Detail {
       found.usage.forEach(node => plots.push(...usagePlots(node, found.usage.length > 1 ? `${node.host}: ` : "")));
       if (!plots.length) plots.push(element("p", "dim", "no metrics.jsonl, W&B or TensorBoard file in its output folder, and no samples yet"));
       this.pane.replaceChildren(...plots);
-      if (this.run.state !== "running") return;
+      if (this.run.state !== "running" || this.isCopy) return;
       await new Promise(resolve => setTimeout(resolve, 3 * LOOK_MS));
     }
   }

@@ -1,0 +1,96 @@
+"""`shoal ui --export FOLDER`: the page as it is now, as files that open without a server: in a mail, on a file share.
+
+index.html holds style, scripts and data, and may load nothing else; the reports lie beside it. Of runs beyond the
+first thousand (failed ones come first) the copy knows what the table shows, and no logs.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import InputError
+from shoal.model import LIVE
+from shoal.views.render import BAD_STATES
+from shoal.views.web.feed import Feed
+
+_STATIC = Path(__file__).with_name("static")
+_SCRIPTS = ("table.js", "detail.js", "app.js")
+_MOST_DETAILS = 1000
+_LOG_BYTES = 16 << 10
+
+
+def export(feed: Feed, folder: str, project: str) -> str:
+    """Write the copy and return the path of its page; an existing file that is not ours to replace is an InputError."""
+    found = feed.runs()
+    kept: dict[str, Any] = {"/api/runs": {**found, "actions": [], "project": project, "snapshot": True}}
+    for run in _most_telling(found["runs"]):
+        kept.update(_details(feed, run))
+    try:
+        os.makedirs(folder, exist_ok=True)
+        for experiment in ("", *dict.fromkeys(run["experiment"] for run in found["runs"])):
+            _write(os.path.join(folder, report_name(experiment)), feed.report(experiment))
+        page = os.path.join(folder, "index.html")
+        _write(page, _page(kept))
+    except OSError as error:
+        raise InputError(
+            f"cannot write {error.filename}: {error.strerror}", hint="shoal ui --export /tmp/copy", place="--export"
+        ) from None
+    return page
+
+
+def report_name(experiment: str) -> str:
+    """The same in app.js."""
+    return f"report{f'-{experiment}' if experiment else ''}.html"
+
+
+def _most_telling(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    def rank(run: dict[str, Any]) -> tuple[int, float]:
+        return 0 if run["state"] in BAD_STATES else 1 if run["state"] in LIVE else 2, -(run["started"] or 0.0)
+
+    return sorted(runs, key=rank)[:_MOST_DETAILS]
+
+
+def _details(feed: Feed, run: dict[str, Any]) -> dict[str, Any]:
+    """What the page would ask about a run, by the address it would ask under; why a run waits only Slurm knows."""
+    one = run["id"]
+    kept = {f"/api/run {one}": feed.run(one), f"/api/metrics {one}": feed.metrics(one)}
+    for stream in ("out", "err"):
+        kept[f"/api/log {one} {stream}"] = feed.log(one, stream, None, -_LOG_BYTES)
+    if run["state"] not in LIVE or run["state"] == "running":
+        kept[f"/api/why {one}"] = feed.why(one)
+    return kept
+
+
+def _page(kept: dict[str, Any]) -> str:
+    """One file: scripts are named by their hash in its policy, so nothing else in it can run."""
+    script = "\n".join(_without_modules((_STATIC / name).read_text("utf-8")) for name in _SCRIPTS)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    icon = "data:image/svg+xml;base64," + base64.b64encode((_STATIC / "icon.svg").read_bytes()).decode()
+    policy = f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; frame-src *"
+    data = json.dumps(kept, separators=(",", ":")).replace("<", "\\u003c")
+    text = (_STATIC / "index.html").read_text("utf-8")
+    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+    text = text.replace(
+        '<link rel="stylesheet" href="/style.css">', f"<style>{(_STATIC / 'style.css').read_text('utf-8')}</style>"
+    )
+    text = text.replace('<script type="module" src="/app.js"></script>\n', "").replace("<head>\n", f"<head>\n{head}", 1)
+    text = text.replace("/icon.svg", icon)
+    end = f'<script type="application/json" id="kept">{data}</script>\n<script>{script}</script>\n</body>'
+    return text.replace("</body>", end)
+
+
+def _without_modules(text: str) -> str:
+    """Browsers load no module from a file; put one behind the other, the three scripts share their names."""
+    return re.sub(r"^export ", "", re.sub(r"^import .*\n", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123
+        file.write(text)
