@@ -11,8 +11,8 @@ import pytest
 
 from conftest import cancel_all
 from project import Project
-from shoal.agent import admission
-from shoal.backends.slurm.facts import parse_submit_limit
+from shoal.agent import accounts, admission
+from shoal.backends.slurm.submit_limits import parse_association, parse_qos, parse_tree
 from shoal.sandbox import Sandbox
 from waiting import wait_until
 
@@ -108,12 +108,74 @@ def test_what_the_account_may_not_submit_at_once_waits_on_disk(tmp_path: Path, a
     cancel_all(accounting_cluster)
 
 
-def test_the_limit_of_the_account_is_read_from_its_own_line() -> None:
-    text = "small|lab|5|\nlab|lab||\nlab|lab|100|40\nroot|lab||\n"
-    assert parse_submit_limit(text, "small") == 5
-    assert parse_submit_limit(text, None) == 40
-    assert parse_submit_limit(text, "root") is None
-    assert parse_submit_limit("nonsense\n", None) is None
+@pytest.mark.slurm
+def test_limits_of_a_qos_count_and_so_do_other_jobs(tmp_path: Path, accounting_cluster: Sandbox) -> None:
+    def change(*words: str) -> None:
+        accounting_cluster.run("sacctmgr", "-i", *words)
+
+    user = accounting_cluster.run("id", "-un").stdout.strip()
+    change("add", "qos", "tight", "MaxSubmitJobsPerUser=4")
+    try:
+        change("modify", "user", user, "where", "account=lab", "set", "qos+=tight")
+        toml = '[clusters.tight]\nmatch = { host = "*" }\naccount = "lab"\nflags = ["--qos=tight"]\n'
+        project = Project(tmp_path, accounting_cluster, toml=toml)
+        held = ("--hold", "-Alab", "-qtight", "-o/dev/null", "--time=5", "--wrap=true")
+        wait_until(
+            lambda: "Submitted" in project.slurm("sbatch", *held, check=False), 30, "the controller knows the QOS"
+        )
+        text = PAGE.replace("gpus = 2\n", "")
+        told = project.shoal("submit", "--on", "tight", page(project, text))
+        assert "6 runs: 3 submitted, 3 waits" in told.out
+        go(project, *range(6))
+        wait_until(lambda: states(project) == {"done": 6}, 120, "all are done", poll_s=0.5)
+        project.assert_ran_once(*project.status())
+    finally:
+        cancel_all(accounting_cluster)
+        change("delete", "qos", "tight")
+
+
+def test_the_limit_is_the_smallest_of_association_accounts_above_and_qos() -> None:
+    text = "small|lab|normal|5|\nlab|lab|normal||\nlab|lab|normal|100|40\nroot|lab|||\n"
+    assert parse_association(text, "small") == ("small", "normal", [5])
+    assert parse_association(text, None) == ("lab", "normal", [100, 40])
+    assert parse_association(text, "root") == ("root", "", [])
+    assert parse_association("nonsense\n", None) is None
+    tree = "root|||700\nlab||root|50\nsub||lab|\nlab|me|lab|3\nodd||odd|9\n"
+    assert parse_tree(tree, "sub") == [50, 700]
+    assert parse_tree(tree, "odd") == [9] and parse_tree(tree, "none") == []
+    assert parse_qos("normal|||\ntight|4|6|9\n") == [4, 6, 9]
+
+
+SHOWN = """\
+Association Records
+
+ClusterName=c Account=lab UserName= Partition= Priority=0 ID=3
+    GrpSubmitJobs=50(44) GrpWall=N(0.00)
+    MaxJobs= MaxJobsAccrue= MaxSubmitJobs=2(0) MaxWallPJ=
+ClusterName=c Account=lab UserName=me(7) Partition= Priority=0 ID=6
+    GrpSubmitJobs=N(4) GrpWall=N(0.00)
+    MaxJobs= MaxJobsAccrue= MaxSubmitJobs=30(4) MaxWallPJ=
+
+QOS Records
+
+QOS=tight(3)
+    GrpJobs=N(0) GrpJobsAccrue=N(0) GrpSubmitJobs=90(4) GrpWall=N(0.00)
+    Account Limits
+      lab
+        MaxJobsPA=N(0) MaxJobsAccruePA=N(0) MaxSubmitJobsPA=60(4)
+    User Limits
+      6
+        MaxJobsPU=N(0) MaxJobsAccruePU=N(0) MaxSubmitJobsPU=4(4)
+      7
+        MaxJobsPU=N(0) MaxJobsAccruePU=N(0) MaxSubmitJobsPU=LIMIT(4)
+"""
+
+
+@pytest.mark.parametrize(("limit", "left"), [("N", 6), ("9", 5), ("4", 0)])
+def test_room_is_what_the_controller_says_each_limit_leaves_to_us(limit: str, left: int) -> None:
+    assert accounts.parse_room(SHOWN.replace("LIMIT", limit), "me", 7, "lab", ["tight"]) == left
+    assert accounts.parse_room(SHOWN.replace("LIMIT", limit), "me", 7, "lab", ["normal"]) == 6
+    assert accounts.parse_room("nonsense\n\nQOS=x\n", "me", 7, "lab", ["x"]) is None
 
 
 def test_turns_are_taken_one_after_another_and_a_dead_holder_loses_its(tmp_path: Path) -> None:
@@ -135,3 +197,5 @@ def test_room_is_what_every_limit_leaves() -> None:
     assert admission.fits(need, used, {"nodes": 8, "gpus": 32})
     assert not admission.fits(need, used, {"nodes": 8, "gpus": 31})
     assert admission.fits(need, used, {})
+    assert admission.fits(need, {**used, "submit": 8}, {"submit": 9, "jobs": 9})
+    assert not admission.fits(need, {**used, "submit": 9}, {"submit": 9, "jobs": 9})

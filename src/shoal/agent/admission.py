@@ -1,6 +1,6 @@
 """Let waiting runs in: what did not fit under the project's budget waits on disk, and whoever frees room sends it.
 
-    queue/<cluster>/limits.json       the budget: jobs, nodes, gpus; changeable at any time; submit: the account's own
+    queue/<cluster>/limits.json       the budget: jobs, nodes, gpus; changeable at any time; submit: the account's
     queue/<cluster>/<order>.<token>   a submission that waits, with what it needs; sent in this order
     queue/<cluster>/turn.<n>          who is letting runs in just now; turn.<n>.end when they have finished
 
@@ -16,7 +16,7 @@ import subprocess
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from . import files, layout, process, sbatch, stages
+from . import accounts, files, layout, process, sbatch, stages
 
 _ENTRY = re.compile(r"(\d{20})\.([%s]+)\Z" % layout.TOKEN_LETTERS)
 _TURN = re.compile(r"turn\.(\d+)(\.end)?\Z")
@@ -87,30 +87,39 @@ def admit(
         admitted: List[str] = []
         for name, token in entries(home, queue):
             need = files.read_json(os.path.join(queue_dir(home, queue), name)) or {}
-            # Slurm still counts the ending job among those that the account has submitted.
-            if not fits(need, used, most, 1 if ending else 0):
+            if not fits(need, used, most):
                 break
             admitted += _send(home, token)
             _remove(os.path.join(queue_dir(home, queue), name))
-            used = {kind: used[kind] + int(need.get(kind, 0)) for kind in _KINDS}
+            used = together(used, need)
         return Report(admitted, len(entries(home, queue)), problem)
     finally:
         end_turn(home, queue, turn)
 
 
-def fits(need: Need, used: Need, most: Need, ending: int = 0) -> bool:
-    """Whether there is room under every limit; `ending` jobs hold nothing, but are still submitted."""
-    if "submit" in most and used["jobs"] + ending + int(need.get("jobs", 0)) > most["submit"]:
-        return False
-    return all(used[kind] + int(need.get(kind, 0)) <= most[kind] for kind in _KINDS if kind in most)
+def fits(need: Need, used: Need, most: Need) -> bool:
+    """Whether there is room under every limit."""
+    after = together(used, need)
+    return all(after.get(kind, 0) <= most[kind] for kind in most)
+
+
+def together(used: Need, need: Need) -> Need:
+    """What is held when this joins; for Slurm's own limit every job counts."""
+    after = {kind: used[kind] + int(need.get(kind, 0)) for kind in _KINDS}
+    return dict(after, submit=used.get("submit", 0) + int(need.get("jobs", 0)))
 
 
 def usage(home: str, queue: str, ending: Optional[str] = None) -> Tuple[Need, Optional[str]]:
-    """What this project's jobs hold or wait for in Slurm, the ending one left out; or why squeue did not say."""
-    used = dict.fromkeys(_KINDS, 0)
+    """What this project's jobs hold or wait for in Slurm, the ending one left out; or why squeue did not say.
+
+    `submit` is what counts towards Slurm's own limit: this user's jobs of any project, the ending one too, and where
+    the controller tells it, other people's under the same account.
+    """
+    used = dict.fromkeys((*_KINDS, "submit"), 0)
+    record = files.read_json(os.path.join(queue_dir(home, queue), "limits.json")) or {}
     try:
         done = subprocess.run(
-            ["squeue", "--me", "-t", "all", "-r", "-h", "-o", "%A|%T|%j"],
+            ["squeue", "--me", "-t", "all", "-r", "-h", "-o", "%A|%T|%a|%j"],
             env=sbatch.clean(os.environ),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -123,15 +132,20 @@ def usage(home: str, queue: str, ending: Optional[str] = None) -> Tuple[Need, Op
         return used, " ".join(done.stderr.decode("utf-8", "replace").split()) or "squeue failed"
     needs: Dict[str, Need] = {}
     for line in done.stdout.decode("utf-8", "replace").splitlines():
-        job_id, _, rest = line.partition("|")
-        word, _, name = rest.partition("|")
+        job_id, word, account, name = [*line.split("|", 3), "", "", ""][:4]
         token = _TOKEN.search(name)
-        if token is None or word in _OVER or job_id == ending:
+        if word in _OVER:
+            continue
+        used["submit"] += account == record.get("account", account)
+        if token is None or job_id == ending:
             continue
         if token.group(1) not in needs:
             needs[token.group(1)] = _need_of(home, queue, token.group(1))
         for kind in _KINDS:
             used[kind] += needs[token.group(1)][kind]
+    if "submit" in record:
+        left = accounts.room(record.get("account"), record.get("qos") or "")
+        used["submit"] = max(used["submit"], int(record["submit"]) - left if left is not None else 0)
     return used, None
 
 

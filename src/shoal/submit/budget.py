@@ -9,12 +9,12 @@ from __future__ import annotations
 import getpass
 import os
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shoal import secrecy
-from shoal.agent import admission, files
+from shoal.agent import accounts, admission, files
 from shoal.agent.admission import Need
-from shoal.backends.slurm.facts import submit_limit
+from shoal.backends.slurm.submit_limits import submit_limit
 from shoal.config.cluster import Cluster
 from shoal.config.project import Project
 from shoal.errors import InputError, SchedulerError
@@ -47,7 +47,7 @@ class Gate(NamedTuple):
             if planned.pack is not None:  # a queue inside jobs is let in as a whole
                 has_room = self.closed is None and not later and admission.fits(need, used, self.most)
                 (now if has_room else later).append(planned)
-                used = {kind: used[kind] + need[kind] for kind in _KINDS} if has_room else used
+                used = admission.together(used, need) if has_room else used
                 continue
             while (
                 self.closed is None
@@ -55,7 +55,7 @@ class Gate(NamedTuple):
                 and fitting < len(planned.runs)
                 and admission.fits(need, used, self.most)
             ):
-                used = {kind: used[kind] + need[kind] for kind in _KINDS}
+                used = admission.together(used, need)
                 fitting += 1
             if fitting:
                 now.append(planned._replace(runs=planned.runs[:fitting], shape="array" if fitting > 1 else "job"))
@@ -111,7 +111,7 @@ def park(claimed: Claimed, project: Project, environ: Mapping[str, str], queue: 
 
 def set_limits(home: str, cluster: Cluster, text: str) -> None:
     """--budget jobs=20,nodes=8,gpus=32, or none; it holds for every run of the project on this cluster from now on."""
-    found = {kind: number for kind, number in _written(home, queue_of(cluster)).items() if kind == "submit"}
+    found = {kind: value for kind, value in _written(home, queue_of(cluster)).items() if kind not in _KINDS}
     for part in text.split(",") if text != "none" else ():
         kind, _, number = part.strip().partition("=")
         if kind not in _KINDS or not (number.isascii() and number.isdigit() and 0 < int(number) < 10**7):
@@ -121,22 +121,29 @@ def set_limits(home: str, cluster: Cluster, text: str) -> None:
 
 
 def _learn_limit(home: str, queue: str, submissions: Sequence[PlannedSubmission], environ: Mapping[str, str]) -> None:
-    """Many runs at once: ask how many jobs the account may have; Slurm need not refuse what can wait on disk."""
+    """Many runs at once: ask how many jobs accounting allows; Slurm need not refuse what can wait on disk."""
     count = sum(len(planned.runs) for planned in submissions)
     if count < 2:
         return
-    limit = submit_limit(environ, getpass.getuser(), submissions[0].resolved.get("account"))
-    written = _written(home, queue)
-    if limit is not None and count * 2 > limit and written.get("submit") != limit:
-        _write(home, queue, {**written, "submit": limit})
+    asked = submissions[0].resolved
+    limit = submit_limit(environ, getpass.getuser(), asked.get("account"), asked.get("qos"), asked.get("partition"))
+    if limit is None:
+        return
+    left = accounts.room(limit.account, limit.qos)
+    if count * 2 > min(limit.most, limit.most if left is None else left):
+        _write(
+            home,
+            queue,
+            {**_written(home, queue), "submit": limit.most, "account": limit.account, "qos": limit.qos},
+        )
 
 
-def _written(home: str, queue: str) -> dict[str, int]:
+def _written(home: str, queue: str) -> dict[str, Any]:
     record = files.read_json(os.path.join(admission.queue_dir(home, queue), "limits.json")) or {}
-    return {kind: int(number) for kind, number in record.items() if kind in (*_KINDS, "submit")}
+    return {kind: value for kind, value in record.items() if kind != "schema"}
 
 
-def _write(home: str, queue: str, limits: Mapping[str, int]) -> None:
+def _write(home: str, queue: str, limits: Mapping[str, Any]) -> None:
     folder = admission.queue_dir(home, queue)
     os.makedirs(folder, exist_ok=True)
     files.replace(os.path.join(folder, "limits.json"), files.to_json({"schema": 1, **limits}))

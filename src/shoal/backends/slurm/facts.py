@@ -72,23 +72,6 @@ def largest_array(environ: Mapping[str, str]) -> int | None:
     return None if match is None else int(match[1])
 
 
-def submit_limit(environ: Mapping[str, str], user: str, account: str | None) -> int | None:
-    """How many jobs this user may have in Slurm's hands under an account (MaxSubmitJobs); None if nothing says so."""
-    question = ["show", "user", user, "withassoc", "format=Account,DefaultAccount,MaxSubmitJobs,GrpSubmitJobs"]
-    answer = ask(["sacctmgr", "--noheader", "--parsable2", *question], environ, [])
-    return parse_submit_limit(answer or "", account)
-
-
-def parse_submit_limit(text: str, account: str | None) -> int | None:
-    """The smallest number of the account's lines; of the default account's where none is named."""
-    found = []
-    for line in text.splitlines():
-        fields = [field.strip() for field in line.split("|")]
-        if len(fields) == 4 and (fields[0] == account if account else fields[0] == fields[1] or not fields[1]):
-            found += [int(field) for field in fields[2:] if field.isascii() and field.isdigit()]
-    return min(found, default=None)
-
-
 def gather(environ: Mapping[str, str], user: str) -> Facts:
     """Ask sinfo, scontrol and sacctmgr, each with a time limit; what does not answer is named in `silent`."""
     silent: list[str] = []
@@ -224,6 +207,7 @@ def time_s(word: str) -> int | None:
 
 
 def ask(argv: list[str], environ: Mapping[str, str], silent: list[str]) -> str | None:
+    """What a program of Slurm prints, or None; then `silent` gets a sentence about it."""
     """What the program answers; None, and a sentence more in `silent`, where it does not."""
     try:
         answer = run(argv, TIMEOUT_S, environ=environ)
