@@ -15,6 +15,7 @@ from shoal.agent.pack.books import WHOLE
 from shoal.pack.order import Job
 from shoal.pack.shapes import compare, with_lengths, with_starts
 from shoal.sandbox import Sandbox
+from waiting import wait_until
 
 SEED = [Job(k, WHOLE, expect_s=0.85 * k) for k in range(1, 21)]
 
@@ -43,6 +44,14 @@ def test_a_queue_that_starts_late_loses_against_one_that_starts_now() -> None:
     found = compare(SEED, [])
     starts = {shape.name: (0.0 if "pilots" in shape.name else 3600.0) for shape in found.shapes}
     assert "pilots" in with_starts(found, starts).fastest
+
+
+def test_on_a_full_cluster_pilots_are_recommended_because_nothing_starts_together() -> None:
+    found = compare(SEED, [])
+    full = with_starts(found, {shape.name: 7200.0 if "pack" in shape.name else 1800.0 for shape in found.shapes})
+    assert full.full and full.fastest == "16 pilots" and any("is full" in text for text in full.assumptions)
+    free = with_starts(found, {shape.name: 0.0 for shape in found.shapes})
+    assert not free.full and free.fastest in ("job each", "array")
 
 
 @pytest.mark.parametrize(
@@ -109,3 +118,15 @@ def test_slurm_is_asked_when_each_shape_would_start(tmp_path: Path, quiet_cluste
     starts = {shape["name"]: shape["start_s"] for shape in done.json["shapes"]}
     assert starts["pack of 4"] is not None and starts["pack of 4"] < 3600
     assert starts["pack of 16"] is None, "no node has 16 GPUs"
+
+
+@pytest.mark.slurm
+def test_a_cluster_that_is_full_is_recognised(tmp_path: Path, quiet_cluster: Sandbox) -> None:
+    project = Project(tmp_path, quiet_cluster)
+    nodes = len(set(project.slurm("sinfo", "-h", "-N", "-o", "%N").split()))
+    job = ("sbatch", "--exclusive", f"--nodes={nodes}", "--time=20", "--output=/dev/null", "--wrap=sleep 600")
+    project.slurm(*job)
+    wait_until(lambda: project.slurm("squeue", "-h", "-t", "R").strip(), 30, "somebody has the whole cluster")
+    path = _sweep(project, 'cost = "depth"')
+    table = project.shoal("plan", path, "--shapes").out
+    assert "shoal submit FILE --pilots" in table and "the cluster is full" in table

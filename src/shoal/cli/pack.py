@@ -31,6 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="show the runs and the order, and stop")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table there as well")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the timeline there as well")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="the same as a PNG (pip install 'shoal[png]')")
     add_pack(parser)
     add_output(parser)
 
@@ -40,6 +41,10 @@ def run(args: argparse.Namespace) -> int:
     from shoal.submit.packing import pack_commands
     from shoal.views import pack
 
+    if args.png:
+        from shoal.pack.png import need_pillow
+
+        need_pillow()
     project = project_or_bare(Path.cwd(), os.environ)
     cluster = cluster_for(project, args.on or (None if args.gpus or args.pilots or args.nodes else "local"))
     packed = pack_commands(
@@ -56,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         follow=not args.quiet and not args.json,
         note=_silent if args.quiet or args.json else _note,
     )
-    pack.show(packed, as_json=args.json, quiet=args.quiet, csv=args.csv, svg=args.svg)
+    pack.show(packed, as_json=args.json, quiet=args.quiet, csv=args.csv, svg=args.svg, png=args.png)
     return packed.exit_code
 
 

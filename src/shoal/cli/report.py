@@ -4,6 +4,7 @@ shoal report 001_example
 shoal report last --html report.html     one file, no network needed to read it
 shoal report 001_example --md >> notes.md
 shoal report --csv > attempts.csv        one line per attempt of every run
+shoal report 002_depth --svg slots.svg   GPUs against time; --png for slides
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     forms = parser.add_mutually_exclusive_group()
     forms.add_argument("--html", metavar="FILE", help="write one self-contained HTML file; - is standard output")
     forms.add_argument("--md", action="store_true", help="print Markdown")
+    forms.add_argument("--svg", metavar="FILE", help="draw the GPUs, or slots, against time")
+    forms.add_argument("--png", metavar="FILE", help="the same as a PNG (pip install 'shoal[png]')")
     forms.add_argument("--csv", action="store_true", help="print CSV, one line per attempt")
     add_output(parser)
 
@@ -38,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
         from shoal.views.report.page import page
 
         _write(args.html, page(report), quiet=args.quiet)
+    elif args.svg or args.png:
+        _draw(report, args.svg, args.png, quiet=args.quiet)
     elif args.md or args.csv:
         from shoal.views.report import tables
 
@@ -57,6 +62,21 @@ def _write(path: str, text: str, *, quiet: bool) -> None:
     Path(path).write_text(text, encoding="utf-8")
     if not quiet:
         print(f"wrote {path}")
+
+
+def _draw(report: Report, svg: str | None, png: str | None, *, quiet: bool) -> None:
+    from shoal.agent.files import replace
+    from shoal.pack.drawing import as_svg
+    from shoal.pack.png import as_png
+    from shoal.views.report.timeline import as_timeline
+
+    timeline = as_timeline(report.lanes)
+    if svg:
+        _write(svg, as_svg(timeline, report.title), quiet=quiet)
+    elif png:
+        replace(png, as_png(timeline, report.title))
+        if not quiet:
+            print(f"wrote {png}")
 
 
 def _print(report: Report, *, quiet: bool) -> None:

@@ -17,6 +17,9 @@ from shoal.pack.simulate import Schedule, play
 
 #: A time limit is this much longer than what is expected.
 SAFETY = 1.2
+#: Where even the smallest request would wait so long, the cluster is full.
+_FULL_S = 60.0
+_EACH, _ARRAY = "job each", "array"
 
 
 class ShapeCost(NamedTuple):
@@ -45,12 +48,13 @@ class ShapeCost(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """All shapes, what was assumed, and the best for time and for cost."""
+    """All shapes, what was assumed, the best for time and for cost, and whether the cluster is full."""
 
     shapes: list[ShapeCost]
     assumptions: list[str]
     fastest: str
     cheapest: str
+    full: bool = False
 
 
 def with_lengths(jobs: Sequence[Job], source: str) -> tuple[list[Job], list[str]]:
@@ -80,30 +84,42 @@ def compare(
     if widths is None:
         widths = [width for width in (1, 2, 4, 8, 16, 32) if widest <= width <= most] or [widest]
     shapes = [_each(jobs, startup_s), _array(jobs, startup_s)]
-    ordered = longest_first(jobs)
-    for width in widths:
-        shapes.append(_pack(ordered, width, startup_s))
-    for count in widths:
-        if count > 1:
-            shapes.append(_pilots(ordered, count, widest, startup_s))
+    # What pilots do together is what one allocation of all their GPUs would: each width is played once.
+    played = _Played(longest_first(jobs))
+    shapes += [_pack(played.on(width), startup_s) for width in widths]
+    shapes += [_pilots(played.on(count * widest), count, widest, startup_s) for count in widths if count > 1]
     return Comparison(shapes, [*assumptions, *_said(startup_s)], _fastest(shapes), _cheapest(shapes))
 
 
 def with_starts(comparison: Comparison, starts: Mapping[str, float]) -> Comparison:
-    """The same with the seconds until Slurm would start each shape, as it answered."""
+    """The same with the seconds until Slurm would start each shape, as it answered.
+
+    On a full cluster the runs of jobs and arrays do not start together: what is expected of them is not true there,
+    and small allocations that share a queue are what gets through it.
+    """
     shapes = [shape._replace(start_s=starts.get(shape.name)) for shape in comparison.shapes]
-    return comparison._replace(shapes=shapes, fastest=_fastest(shapes), cheapest=_cheapest(shapes))
+    if not starts or min(starts.values()) < _FULL_S:
+        return comparison._replace(shapes=shapes, fastest=_fastest(shapes), cheapest=_cheapest(shapes))
+    queues = [shape for shape in shapes if shape.name not in (_EACH, _ARRAY) and shape.start_s is not None] or shapes
+    said = "the cluster is full: jobs and arrays would not start together and are not compared for time"
+    return comparison._replace(
+        shapes=shapes,
+        fastest=_fastest(queues),
+        cheapest=_cheapest(shapes),
+        assumptions=[*comparison.assumptions, said],
+        full=True,
+    )
 
 
 def _each(jobs: Sequence[Job], startup_s: float) -> ShapeCost:
     limits = [math.ceil(length(job) * SAFETY + startup_s) for job in jobs]
     asked = sum(limit * _gpus(job) for limit, job in zip(limits, jobs, strict=True))
-    return _apart("job each", jobs, asked, max(limits), startup_s)
+    return _apart(_EACH, jobs, asked, max(limits), startup_s)
 
 
 def _array(jobs: Sequence[Job], startup_s: float) -> ShapeCost:
     limit = math.ceil(max(length(job) for job in jobs) * SAFETY + startup_s)
-    return _apart("array", jobs, limit * sum(_gpus(job) for job in jobs), limit, startup_s)
+    return _apart(_ARRAY, jobs, limit * sum(_gpus(job) for job in jobs), limit, startup_s)
 
 
 def _apart(name: str, jobs: Sequence[Job], asked: float, limit: float, startup_s: float) -> ShapeCost:
@@ -115,19 +131,32 @@ def _apart(name: str, jobs: Sequence[Job], asked: float, limit: float, startup_s
     return ShapeCost(name, len(jobs), gpus, limit, asked / 3600, used / 3600, (held - used) / 3600, longest)
 
 
-def _pack(ordered: Sequence[Job], width: int, startup_s: float) -> ShapeCost:
-    played = _played(ordered, width)
+class _Played:
+    """Schedules of the same jobs over allocations of different width, each computed once."""
+
+    def __init__(self, ordered: Sequence[Job]) -> None:
+        self._ordered, self._known = ordered, dict[int, Schedule]()
+        self._least = min(max(job.gpu_parts, 1) for job in ordered)
+
+    def on(self, width: int) -> Schedule:
+        if width not in self._known:
+            slots = max(1, width * WHOLE // self._least)
+            self._known[width] = play(self._ordered, slots=slots, gpus=width)
+        return self._known[width]
+
+
+def _pack(played: Schedule, startup_s: float) -> ShapeCost:
+    width = played.width
     makespan = played.makespan + startup_s
     limit = math.ceil(makespan * SAFETY)
-    idle = width * makespan - played.busy
+    idle = max(0.0, width * makespan - played.busy)
     return ShapeCost(
         f"pack of {width}", 1, width, limit, width * limit / 3600, played.busy / 3600, idle / 3600, makespan
     )
 
 
-def _pilots(ordered: Sequence[Job], count: int, widest: int, startup_s: float) -> ShapeCost:
+def _pilots(played: Schedule, count: int, widest: int, startup_s: float) -> ShapeCost:
     """Small allocations that share the queue: each ends with the last run that it got."""
-    played = _played(ordered, count * widest)
     ends: dict[int, float] = {}
     for one in played.placed:
         for gpu in one.holding.gpus:
@@ -136,13 +165,8 @@ def _pilots(ordered: Sequence[Job], count: int, widest: int, startup_s: float) -
     makespan = played.makespan + startup_s
     limit = math.ceil(makespan * SAFETY)
     asked = count * widest * limit
-    return ShapeCost(
-        f"{count} pilots", count, widest, limit, asked / 3600, played.busy / 3600, (held - played.busy) / 3600, makespan
-    )
-
-
-def _played(ordered: Sequence[Job], width: int) -> Schedule:
-    return play(ordered, slots=max(1, width * WHOLE // min(max(job.gpu_parts, 1) for job in ordered)), gpus=width)
+    idle = max(0.0, held - played.busy)
+    return ShapeCost(f"{count} pilots", count, widest, limit, asked / 3600, played.busy / 3600, idle / 3600, makespan)
 
 
 def _gpus(job: Job) -> int:

@@ -15,6 +15,7 @@ from shoal.agent.files import replace
 from shoal.model import AS_MEANT
 from shoal.pack.drawing import as_svg, as_text
 from shoal.pack.order import Job
+from shoal.pack.png import as_png
 from shoal.pack.simulate import lower_bound
 from shoal.pack.timeline import Timeline, read_timeline
 from shoal.submit.orders import Result
@@ -26,7 +27,7 @@ from shoal.views.screen import screen_of
 _MOST_ROWS = 40
 
 
-def show(packed: Packed, *, as_json: bool, quiet: bool, csv: Path | None, svg: Path | None) -> None:
+def show(packed: Packed, *, as_json: bool, quiet: bool, csv: Path | None, svg: Path | None, png: Path | None) -> None:
     """Print what became of a pack, or what would; write the files that were asked for."""
     if packed.dry_run:
         _show_plan(packed, as_json=as_json, quiet=quiet)
@@ -36,6 +37,8 @@ def show(packed: Packed, *, as_json: bool, quiet: bool, csv: Path | None, svg: P
         replace(str(csv), as_csv(packed, timeline).encode())
     if svg is not None:
         replace(str(svg), as_svg(timeline, packed.names[0].partition("/")[0]).encode())
+    if png is not None:
+        replace(str(png), as_png(timeline, packed.names[0].partition("/")[0]))
     if as_json:
         print_json({"runs": [_record(result, timeline) for result in packed.results], **timeline.record()})
     elif quiet:

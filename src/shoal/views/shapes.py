@@ -33,9 +33,17 @@ def show(comparison: Comparison, runs: int, *, as_json: bool) -> None:
     for text in comparison.assumptions:
         print(f"assumes: {text}")
     print(f"for time: {comparison.fastest}; for cost: {comparison.cheapest}")
+    count, _, kind = comparison.fastest.partition(" ")
+    if comparison.full and kind == "pilots":
+        print(f"the cluster is full: shoal submit FILE --pilots {count}   # each starts when there is room for it")
 
 
 def document(comparison: Comparison, runs: int) -> dict[str, Any]:
     shapes = [{**shape._asdict(), "finish_s": shape.finish_s} for shape in comparison.shapes]
-    best = {"time": comparison.fastest, "cost": comparison.cheapest}
-    return {"runs": runs, "shapes": shapes, "assumptions": comparison.assumptions, "best": best}
+    return {
+        "runs": runs,
+        "shapes": shapes,
+        "assumptions": comparison.assumptions,
+        "best": {"time": comparison.fastest, "cost": comparison.cheapest},
+        "full": comparison.full,
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from shoal.pack import timeline as drawn
 from shoal.units import natural
 from shoal.views.report.history import Try
 
@@ -60,6 +61,12 @@ def _host(one: Try, node: int) -> str:
     if node == 0:
         return one.host
     return told[node] if len(set(told)) == one.asked.nodes else f"{one.host}+{node}"
+
+
+def as_timeline(lanes: Sequence[Lane]) -> drawn.Timeline:
+    """The same as it is drawn."""
+    bars = [drawn.Bar(*bar) for lane in lanes for bar in lane.bars]
+    return drawn.Timeline(bars, min((b.start for b in bars), default=0.0), max((b.end for b in bars), default=0.0))
 
 
 def span(tries: Sequence[Try]) -> tuple[float, float]:

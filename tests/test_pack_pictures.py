@@ -1,0 +1,66 @@
+"""Timelines as pictures: SVG and PNG show the same lanes and bars; CSV and JSON hold the same numbers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image, ImageColor
+
+from project import Project, assert_clear_error
+from shoal.pack.drawing import LEFT, TOP, WIDTH, as_svg, axis_step, colour_of, mark_words
+from shoal.pack.png import as_png
+from shoal.pack.timeline import Bar, Timeline
+
+#: Two lanes of 100 s: the first is busy for 60 s with a run that failed, the second all the time.
+BARS = [Bar("n:0", "e/r_a", 1, 0.0, 60.0, "failed"), Bar("n:1", "e/r_b", 1, 0.0, 100.0, "done")]
+TIMELINE = Timeline(BARS, 0.0, 100.0)
+
+
+def test_a_png_has_a_bar_where_something_ran_and_hatching_where_nothing_did() -> None:
+    image = Image.open(io.BytesIO(as_png(TIMELINE, "two lanes"))).convert("RGB")
+
+    def colour_at(lane: int, seconds: float) -> object:
+        return image.getpixel((round((LEFT + seconds * WIDTH / 100) * 2), (TOP + 26 * lane + 17) * 2))
+
+    assert colour_at(0, 50) == ImageColor.getrgb(colour_of(BARS[0], 0))
+    assert colour_at(1, 90) == ImageColor.getrgb(colour_of(BARS[1], 0))
+    hatched = {colour_at(0, seconds / 10) for seconds in range(700, 950)}
+    assert hatched <= {ImageColor.getrgb("#f1efe9"), ImageColor.getrgb("#cfc9bb")}
+    assert "20.0% idle" in as_svg(TIMELINE, "two lanes")
+
+
+@pytest.mark.parametrize(("length", "marks"), [(5.1, "0 s, 0.5 s"), (90, "0 s, 10 s"), (3000, "0 min, 5 min")])
+def test_the_axis_has_round_numbers_in_one_unit(length: float, marks: str) -> None:
+    step = axis_step(Timeline([], 0.0, length))
+    assert f"{mark_words(0, step)}, {mark_words(1, step)}" == marks
+    assert length / step <= 12
+
+
+def test_a_pack_and_a_report_draw_what_was_measured_and_tell_it_in_numbers(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.env["SHOAL_ON"] = "local"
+    files = ("--svg", "a.svg", "--png", "a.png", "--csv", "a.csv")
+    words = ("--slots", 2, "--set", "k=1:3:1", "--", sys.executable, "-S", "train.py", "{k}")
+    done = project.shoal("pack", *files, "--json", *words)
+    rows = list(csv.DictReader((project.root / "a.csv").open()))
+    assert [row["state"] for row in rows] == ["done"] * 3
+    for row, run in zip(rows, done.json["runs"], strict=True):
+        assert row["name"] == run["name"] and float(row["duration_s"]) == run["duration_s"]
+    assert Image.open(project.root / "a.png").format == "PNG"
+    for form in ("svg", "png"):
+        project.shoal("report", "pack_train", f"--{form}", f"b.{form}")
+    assert (project.root / "b.svg").read_text().count("<title>") == 3
+    assert Image.open(project.root / "b.png").format == "PNG"
+
+
+def test_without_pillow_a_png_is_one_sentence_before_anything_runs(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.write("blocked/PIL/__init__.py", "raise ImportError('not here')\n")
+    project.env.update(SHOAL_ON="local", PYTHONPATH=str(project.root / "blocked"))
+    words = ("--slots", 2, "--png", "a.png", "--set", "k=1:2:1", "--", sys.executable, "-S", "train.py", "{k}")
+    assert_clear_error(project.shoal("pack", *words, code=2), 2, "Pillow")
+    assert not project.home.exists()
