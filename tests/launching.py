@@ -34,7 +34,7 @@ def note(**what):
 for name in ("SIGTERM", "SIGUSR1"):
     signal.signal(getattr(signal, name), lambda number, frame: got.append(signal.Signals(number).name))
 note(what="start", args=sys.argv[1:], env={name: os.environ[name] for name in names if name in os.environ},
-     cpus=len(os.sched_getaffinity(0)))
+     cpus=len(os.sched_getaffinity(0)), in_image=os.path.exists("/in-image"), cwd=os.getcwd())
 print("rank", rank, "speaks", flush=True)
 for word in sys.argv[1:]:
     do, _, what = word.partition("=")

@@ -236,6 +236,7 @@ def test_what_is_not_a_number_is_uncertain_and_never_guessed() -> None:
         ("nohup conda run -n env python a.py", "python", "a.py", False),
         ("CUDA=1 env X=1 timeout 10 uv run --frozen python a.py", "python", "a.py", False),
         ("singularity exec --nv -B /a:/b img.sif python a.py", "python", "a.py", False),
+        ("ch-run -b /a:/b --write images/torch -- python a.py", "python", "a.py", False),
         ("python -m torch.distributed.run --nproc_per_node=2 a.py", "torchrun", "a.py", False),
         ("python -m accelerate.commands.launch --num_processes 4 a.py", "accelerate", "a.py", False),
         ("srun bash -c 'torchrun --node_rank $SLURM_NODEID a.py'", "torchrun", "a.py", True),

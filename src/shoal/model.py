@@ -89,6 +89,29 @@ class LaunchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         return found
 
 
+class ContainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """A container as far as one place describes it (a step, an experiment, a cluster); the rest comes from the others.
+
+    `runtime` "none" means: no container, whatever the cluster says. `agent/launch/container.py` makes words of it.
+    """
+
+    runtime: str | None = None
+    image: str | None = None
+    binds: list[str] = []
+    gpu: str | None = None
+    options: list[str] = []
+    workdir: str | None = None
+
+    def __bool__(self) -> bool:
+        """Whether anything was said."""
+        return bool(self.record())
+
+    def record(self) -> dict[str, Any]:
+        """What was said, as the agent reads it."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found
+
+
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything that makes a run what it is. `request` and `flags` say where it runs and are not part of its identity.
 
@@ -120,6 +143,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     start_from: str | None = None
     launch: str = "process"
     launch_settings: LaunchSettings = LaunchSettings()
+    container: ContainerSettings = ContainerSettings()
     title: str | None = None
     request: Request = Request()
     flags: list[str] = []
@@ -162,6 +186,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             "start_from": self.start_from,
             "launch": self.launch,
             **({"data": self.data} if self.data else {}),
+            **({"image": self.container.image} if self.container.image else {}),
         }
 
 

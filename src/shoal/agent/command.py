@@ -4,7 +4,7 @@ import os
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from . import environment, fence, layout
-from .launch import plan
+from .launch import allocation, container, plan
 
 
 def prepare(
@@ -35,9 +35,29 @@ def prepare(
         return argv, env, str(spec["cannot_start"])
     if claim.resume and not resume_from:
         return argv, env, "no checkpoint %s in %s to resume from" % (spec.get("checkpoint"), claim.output_dir)
-    if spec.get("launch", "process") == "process":
+    problem = container.problem_of(spec, env, places(spec, claim), here_only)
+    if problem is not None:
+        return argv, env, problem
+    one = container.chosen(spec, env)
+    env.update(container.surroundings(env) if one else {})
+    if spec.get("launch", "process") == "process" and not (one and one.by_srun):
         return argv, plan.for_process(env), None
     out, err = streams
     use = os.path.join(claim.run_dir, layout.attempt_file(number, "use"))
-    argv, problem = plan.prepare(spec, number, values, env, out, err, claim.output_dir, here_only, use)
+    folders = places(spec, claim)
+    argv, problem = plan.prepare(spec, number, values, env, out, err, claim.output_dir, here_only, folders, use)
     return argv, env, problem
+
+
+def places(spec: Mapping[str, Any], claim: fence.Claim) -> List[str]:
+    """Folders of this run that its program must see, wherever it runs."""
+    return [spec.get("root", spec["cwd"]), layout.home_of(claim.run_dir), claim.output_dir, claim.log_dir]
+
+
+def inside(spec: Mapping[str, Any], claim: fence.Claim, argv: List[str], env: Mapping[str, str]) -> List[str]:
+    """The command in its container, once its data is there; a launcher is outside and contains its processes itself."""
+    if spec.get("launch", "process") != "process":
+        return argv
+    gpus = int(env.get("SHOAL_GPUS_PER_NODE") or 0) > 0
+    seen = gpus and bool(env.get("SLURM_JOB_ID") or allocation.local_gpus(env))
+    return [*container.box_of(spec, env, places(spec, claim), seen).around, *argv]

@@ -31,7 +31,7 @@ from . import (
     trial,
 )
 from .attempt import Attempt
-from .launch import plan
+from .launch import container, plan
 
 
 def main(argv: List[str]) -> int:
@@ -122,7 +122,7 @@ def _attempt(home: str, claim: fence.Claim, me: Dict[str, Any], set_up_exit: int
     spec = files.read_json(os.path.join(claim.run_dir, layout.spec_file(claim.revision)))
     if spec is None:
         raise ValueError("%s has no spec %d" % (claim.run_dir, claim.revision))
-    spec = _with_code(home, claim.token, stages.inherit(home, spec))
+    spec = container.settle(_with_code(home, claim.token, stages.inherit(home, spec)), os.environ)
     again = _has_earlier_attempt(claim)
     failed_nodes = nodes.failed_before(claim.run_dir, claim.generation, nodes.ask_slurm(os.environ))
     if os.environ.get("SLURMD_NODENAME") in failed_nodes:
@@ -205,7 +205,7 @@ def _with_code(home: str, token: str, spec: Dict[str, Any]) -> Dict[str, Any]:
     code = submission.get("code")
     if code and not os.path.isdir(code):
         return dict(spec, cannot_start="the snapshot of its code is gone: %s" % code)
-    return dict(spec, cwd=code) if code else spec
+    return dict(spec, cwd=code, root=spec["cwd"]) if code else spec
 
 
 def _run(
@@ -224,10 +224,12 @@ def _run(
         problem = "the cluster's set-up lines ended with exit code %d" % set_up_exit
     data = handover.for_attempt(spec, env, claim, number, _say)
     problem = problem or data.begin()
-    if problem is not None:
+    if problem is None:
+        argv = command.inside(spec, claim, argv, env)
+    else:
         argv = ["sh", "-c", 'echo "shoal: $1" >&2; exit "$2"', "sh", problem, str(set_up_exit or 2)]
     follow = os.environ.get("SHOAL_FOLLOW", "0" if os.environ.get("SLURM_JOB_NAME", "").endswith(claim.token) else "1")
-    with plan.no_orphans(spec.get("launch", "process")):
+    with plan.no_orphans(spec):
         logs = [out, err]
         look = smoke.watcher(spec, claim.output_dir, logs) or trial.watcher(home, spec, claim, logs, resume_from)
         attempt = Attempt(claim, number, argv, env, spec["cwd"], look)

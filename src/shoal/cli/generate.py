@@ -30,6 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how to launch it")
     how.add_argument("--use-ddp", action="store_true", help="torchrun on every node")
     how.add_argument("--launch", metavar="MODE", help="process, torchrun, srun, accelerate, deepspeed or replicas")
+    how.add_argument("--container", metavar="IMAGE", help="image, RUNTIME:IMAGE, or none (default: the step's)")
     how.add_argument(
         "--num-ft-replicas-per-node", metavar="N", type=int, help="fault-tolerant replicas on slices of a node's GPUs"
     )

@@ -13,8 +13,11 @@ from typing import Any
 
 import msgspec
 
+from shoal.config.containers import KEYS as CONTAINER_KEYS
+from shoal.config.containers import parse_container
 from shoal.config.document import Table
 from shoal.config.networks import NETWORKS
+from shoal.model import ContainerSettings
 from shoal.units import format_memory, format_slurm_time, parse_duration_s, parse_memory_mb
 
 LOCAL = "local"
@@ -28,6 +31,7 @@ _SCALARS = (
 )  # fmt: skip
 CLUSTER_KEYS = (
     "match", *_SCALARS, "qos", "debug", "gpu_types", "scratch", "logs", "setup", "env", "network", "flags",
+    "container",
 )  # fmt: skip
 _DEBUG_KEYS = ("partition", "qos", "account")
 _GRES = re.compile(r"(?:[A-Za-z0-9_]+:)(?:\{type\}:)?\{count\}", re.ASCII)
@@ -86,6 +90,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     flags: tuple[str, ...] = ()
     debug: dict[str, str] = {}
+    container: ContainerSettings = ContainerSettings()
 
     @property
     def is_local(self) -> bool:
@@ -137,6 +142,9 @@ def parse_cluster(values: Table) -> Layer:
     for name, value in table.environment("env").items():
         found[f"env.{name}"] = Sourced(value, table.place("env", name))
     _add(found, table, "flags", "flags", table.strings("flags"))
+    written = isinstance(table.values.get("container"), dict)
+    for name, value in parse_container(table).record().items():
+        found[f"container.{name}"] = Sourced(value, table.place(*("container", name) if written else ("container",)))
     return Layer(found, qos)
 
 
@@ -163,6 +171,9 @@ def build_cluster(name: str, layer: Layer) -> Cluster:
         gpu_types=group("gpu_types."),
         env=group("env."),
         debug=group("debug."),
+        container=ContainerSettings(
+            **{key: one(f"container.{key}") for key in CONTAINER_KEYS if f"container.{key}" in values}
+        ),
         **plain,
     )
 

@@ -8,17 +8,19 @@ from typing import Any
 
 import msgspec
 
+from shoal.config.containers import parse_container
 from shoal.config.data_sets import parse_data
 from shoal.config.document import Table
 from shoal.config.launches import parse_launch
 from shoal.config.smoke import Smoke, parse_smoke
 from shoal.config.survival import parse_survival
 from shoal.errors import InputError
-from shoal.model import LaunchSettings, Request
+from shoal.model import ContainerSettings, LaunchSettings, Request
 from shoal.names import MAX_COMPONENT, slug
 from shoal.units import parse_duration_s, parse_memory_mb
 
-_KEYS = ("command", "output", "checkpoint", "request", "launch", "requeue", "env", "params", "survive", "data", "smoke")
+_KEYS = ("command", "output", "checkpoint", "request", "launch", "requeue", "env", "params", "survive", "data", "smoke",
+         "container")  # fmt: skip
 #: How a swept parameter that the command does not mention is passed on.
 DEFAULT_PARAMS = "--{name}={value}"
 _REQUEST_KEYS = ("nodes", "gpus", "gpu_type", "cpus", "memory", "time")
@@ -56,6 +58,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     survive: dict[str, Any] = {}
     data: dict[str, dict[str, str]] = {}
     smoke: Smoke = Smoke()
+    container: ContainerSettings = ContainerSettings()
     origin: str = "default"
 
 
@@ -81,6 +84,7 @@ def parse_step(name: str, values: Table) -> Step:
         survive=parse_survival(table),
         data=parse_data(table),
         smoke=parse_smoke(table),
+        container=parse_container(table),
         origin=values.place(),
     )
 

@@ -49,15 +49,15 @@ _WRAPPERS = {
     "conda": "-n -p --name --prefix", "mamba": "-n -p --name --prefix", "micromamba": "-n -p -r --name --prefix",
     "uv": "--python --with --project --directory --extra --group", "poetry": "", "pipenv": "", "pixi": "-e",
     "hatch": "", "singularity": "", "apptainer": "", "docker": "", "podman": "", "enroot": "", "shifter": "",
-    "taskset": "", "chrt": "", "systemd-cat": "-t", "/usr/bin/time": "-o -f",
+    "ch-run": "", "taskset": "", "chrt": "", "systemd-cat": "-t", "/usr/bin/time": "-o -f",
 }  # fmt: skip
 _SUBCOMMANDS = {"conda": "run", "mamba": "run", "micromamba": "run", "uv": "run", "poetry": "run", "pipenv": "run",
                 "pixi": "run", "hatch": "run", "nsys": "profile"}  # fmt: skip
-CONTAINERS = frozenset({"singularity", "apptainer", "docker", "podman", "enroot", "shifter"})
+CONTAINERS = frozenset({"singularity", "apptainer", "docker", "podman", "enroot", "shifter", "ch-run"})
 _CONTAINER_ALONE = """
 --nv --rocm --cleanenv -e --contain -c --containall -C --no-home --writable-tmpfs --writable -w --fakeroot -f
 --userns -u --ipc -i --pid -p --net -n --rm --rw -it -ti -t --privileged --no-mount-home --compat -q --quiet
---silent -s --nvccli --no-init --unsquash --keep-privs
+--silent -s --nvccli --no-init --unsquash --keep-privs --home --private-tmp --write --no-passwd
 """
 _CONTAINER_FLAGS = frozenset(_CONTAINER_ALONE.split())
 _PYTHON = re.compile(r"(?:.*/)?(?:python|pypy)(?:\d+(?:\.\d+)*)?")
@@ -156,7 +156,7 @@ def _behind_container(rest: list[str]) -> list[str]:
         word = rest.pop(0)
         if "=" not in word and word not in _CONTAINER_FLAGS and rest and not rest[0].startswith("-"):
             rest.pop(0)
-    return rest[1:]
+    return rest[2:] if rest[1:2] == ["--"] else rest[1:]
 
 
 def read_launcher(words: Sequence[str]) -> Call | None:

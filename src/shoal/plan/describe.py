@@ -11,6 +11,7 @@ import msgspec
 
 from shoal.agent import checkpoints
 from shoal.backends.slurm.flags import DASHES, parse_flags
+from shoal.config.containers import over, parse_word
 from shoal.config.data_sets import resolve_data
 from shoal.config.launches import change_mode
 from shoal.config.project import Project
@@ -24,7 +25,7 @@ from shoal.store.reading import Reader
 from shoal.sweep.values import parse_seeds
 
 #: Flags of shoal among a step function's words; the others are sbatch's. `plan/doors.py` reads --seeds.
-_VALUE_FLAGS = ("--on", "--launch", "--seeds")
+_VALUE_FLAGS = ("--on", "--launch", "--container", "--seeds")
 _PLAIN_FLAGS = ("--again", "--dry-run", "--json", "--quiet-run")
 
 
@@ -64,6 +65,7 @@ def describe(call: Call, project: Project) -> Asked:
         check_length(named.experiment, stem)
     source = _source(words.source, project, named.experiment, step.checkpoint, seed)
     launch, settings = change_mode(words.own.get("--launch", step.launch), step.launch, step.launch_settings)
+    flag = words.own.get("--container")
     spec = RunSpec(
         experiment=named.experiment,
         stem=stem,
@@ -87,6 +89,7 @@ def describe(call: Call, project: Project) -> Asked:
         flags=words.flags,
         survive=step.survive,
         data=resolve_data(step.data, project.root),
+        container=over(parse_word(flag, "--container"), step.container) if flag is not None else step.container,
     )
     note = f"starts from {with_step(source.checkpoint)}" if source.checkpoint else None
     return Asked(PlannedRun(spec), words.own.get("--on"), "--again" in words.own, "--dry-run" in words.own, note)

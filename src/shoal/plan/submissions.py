@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,8 @@ from typing import NamedTuple
 import msgspec
 
 from shoal import __version__
-from shoal.agent.launch.geometry import Geometry, describe
+from shoal.agent.launch.container import VARIABLE
+from shoal.agent.launch.geometry import describe
 from shoal.backends.slurm.flags import parse_flags
 from shoal.backends.slurm.options import Resolved, resolve
 from shoal.backends.slurm.quoting import escape_percent, shell_quote
@@ -21,6 +23,7 @@ from shoal.errors import InputError
 from shoal.model import Request, RunSpec
 from shoal.names import job_name
 from shoal.pack.describe import PackPlan
+from shoal.plan.containers import container_of, describe_container
 
 #: Slurm's own default of MaxArraySize is 1001, and the index 1000 is the last.
 LARGEST_ARRAY = 1001
@@ -150,7 +153,7 @@ def script_text(
     role, words = ("", f"--index {index} ") if planned.pack is None else ("pack ", "")
     launch = "\n".join(
         (
-            *_shape(planned.resolved.geometry),
+            *_shape(planned),
             f"python={shell_quote(python)}",
             '[ -x "$python" ] || python=python3',
             "set_up",
@@ -161,15 +164,23 @@ def script_text(
     return f"{header(options, comments)}\n{set_up(planned.resolved.cluster)}\n{launch}\n"
 
 
-def _shape(geometry: Geometry) -> list[str]:
-    """What the launcher needs to know and a job's own environment tells badly; for people it says what runs where."""
-    if geometry.mode == "process":
-        return []
-    cpus = "" if geometry.cpus is None else f" SHOAL_CPUS_PER_NODE={geometry.cpus}"
-    return [
-        f"# {describe(geometry)}",
-        f"export SHOAL_NODES={geometry.nodes} SHOAL_GPUS_PER_NODE={geometry.gpus}{cpus}",
-    ]
+def _shape(planned: PlannedSubmission) -> list[str]:
+    """What the launcher needs to know and a job's own environment tells badly; for people it says what runs where.
+
+    Of a container it is the cluster's part that the script tells; the rest stands in each run's own record.
+    """
+    geometry, cluster, spec = planned.resolved.geometry, planned.resolved.cluster, planned.runs[0].spec
+    one = container_of(spec, cluster)
+    lines = []
+    if geometry.mode != "process" or (one is not None and planned.pack is None):
+        cpus = "" if geometry.cpus is None else f" SHOAL_CPUS_PER_NODE={geometry.cpus}"
+        lines.append(f"# {describe(geometry)}")
+        lines.append(f"export SHOAL_NODES={geometry.nodes} SHOAL_GPUS_PER_NODE={geometry.gpus}{cpus}")
+    if one is not None:
+        lines.append(f"# {describe_container(one, spec, gpus=bool(geometry.gpus))}")
+    if settings := cluster.container.record():
+        lines.append(f"export {VARIABLE}={shell_quote(json.dumps(settings))}")
+    return lines
 
 
 def ranges(indices: Sequence[int]) -> str:

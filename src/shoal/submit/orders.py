@@ -22,6 +22,7 @@ from shoal.observe import observe
 from shoal.pack.earlier import earlier_durations
 from shoal.pack.options import PackOptions
 from shoal.plan import packs
+from shoal.plan.containers import check_containers
 from shoal.plan.describe import Asked, refuse_doubles, with_step
 from shoal.plan.seeds import unread_seeds
 from shoal.plan.stages import Held, arrange, check_graph, parents_of
@@ -139,6 +140,7 @@ def prepare(
     elif any(run.spec.search for run in start):
         notes.append("[search] stops runs of packs only, and none of these: --shape pack, or --pilots K")
     notes += dict.fromkeys(note for planned in submissions for note in planned.resolved.notes)
+    notes += check_containers(submissions, cluster)
     if submissions and not cluster.is_local:
         if not how.force:
             refuse_impossible([planned.resolved for planned in submissions], environ)

@@ -11,11 +11,12 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from shoal.config.containers import parse_container
 from shoal.config.document import Document, Key, Table
 from shoal.config.launches import parse_launch
 from shoal.config.steps import parse_request
 from shoal.errors import InputError
-from shoal.model import LaunchSettings, Request
+from shoal.model import ContainerSettings, LaunchSettings, Request
 from shoal.sweep.expressions import Expression, parse_expression
 from shoal.sweep.search import SEARCH_KEYS, SearchRule, parse_search
 from shoal.sweep.values import MOST_RUNS, Scalar, check_scalar, draw, parse_seeds, parse_words
@@ -24,9 +25,9 @@ Params = dict[str, Scalar]
 Axis = tuple[Params, ...]
 
 KEYS = (
-    "step", "name", "command", "args", "env", "launch", "seeds", "cost", "params", "sweep", "zip", "points", "samples",
-    "defaults", "exclude", "tables", "derived", "require", "request", "requests", "search", "start_from",
-    "after",
+    "step", "name", "command", "args", "env", "launch", "container", "seeds", "cost", "params", "sweep", "zip",
+    "points", "samples", "defaults", "exclude", "tables", "derived", "require", "request", "requests", "search",
+    "start_from", "after",
 )  # fmt: skip
 REQUEST_KEYS = ("nodes", "gpus", "gpu_type", "cpus", "memory", "time")
 #: What the agent fills in by itself; no parameter may be called so.
@@ -62,6 +63,7 @@ class Block(NamedTuple):
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = {}
     launch: tuple[str, LaunchSettings | None] | None = None
+    container: ContainerSettings = ContainerSettings()
     seeds: tuple[int, ...] | None = None
     params: Mapping[str, Scalar] = {}
     axes: tuple[Axis, ...] = ()
@@ -89,6 +91,7 @@ def parse_block(document: Document) -> Block:
         args=_words(top, "args") or (),
         env=top.environment("env"),
         launch=_launch(top),
+        container=parse_container(top),
         seeds=_seeds(top),
         params=dict(_flat(top.table("params"))),
         axes=_axes(top),

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from typing import NamedTuple
 
 from shoal.agent.environment import complete, text_of
+from shoal.config.containers import over
 from shoal.config.data_sets import resolve_data
 from shoal.config.launches import change_mode
 from shoal.config.project import Project
@@ -81,6 +82,7 @@ class _Maker:
             mode, settings = block.launch
             kept = change_mode(mode, self.step.launch, self.step.launch_settings)
             self.launch, self.settings = (mode, settings) if settings is not None else kept
+        self.container = over(block.container, self.step.container)
         self._requests: dict[Request, Request] = {}
         self._check_placeholders()
 
@@ -124,6 +126,7 @@ class _Maker:
             parents=self._parents(known),
             start_parent=self._named(self.block.start_from, known) if self.block.start_from else None,
             data=resolve_data(self.step.data, self.root),
+            container=self.container,
         )
 
     def _parents(self, known: Mapping[str, str]) -> list[str]:

@@ -7,7 +7,7 @@ import sys
 from typing import Any, Dict, List
 
 from .. import environment
-from . import failures, family, network, steps, watch, words
+from . import container, failures, family, network, steps, watch, words
 from .geometry import ELASTIC, Geometry
 from .node import Node
 from .plan import wrapper
@@ -52,7 +52,7 @@ def run(plan: Dict[str, Any]) -> int:
         with open(one.log + "hosts", "w") as file:
             file.write(words.deepspeed_hosts(one))
     try:
-        if geometry.mode in ELASTIC and geometry.nodes == 1:
+        if geometry.mode in ELASTIC and geometry.nodes == 1 and not one.step_flags:
             code = Node(one._replace(slurm=False), 0).run(os.environ, look)
         elif plan["slurm"]:
             code = _as_step(plan, geometry, one, look)
@@ -81,6 +81,9 @@ def unit_of(
     address = "127.0.0.1"
     if plan["slurm"] and peers and port > 0:
         address = network.reachable_address(peers, settings.get("interface"))
+    box = container.box_of(plan, os.environ, plan["places"], geometry.gpus > 0)
+    contained = box.around or box.step_flags
+    inner = [container.python_inside(argv), *wrapper()[1:]] if contained else []
     return Unit(
         mode="torchrun" if replica else geometry.mode,
         nodes=nodes,
@@ -91,7 +94,7 @@ def unit_of(
         log=log,
         id="-".join(part for part in (plan["id"], name) if part),
         start=words.start_of(geometry.mode, argv),
-        wrapper=wrapper(),
+        wrapper=inner if box.step_flags else wrapper(),
         slurm=plan["slurm"],
         peers=plan["nodes"] if peers else [],
         cpus=plan["cpus"],
@@ -103,14 +106,17 @@ def unit_of(
         # Replicas meet through torchft, whatever the size of a process group is.
         watched=not replica and geometry.world > 1 and not settings.get("independent"),
         use=plan.get("use", ""),
+        inner=inner,
+        **box._asdict(),
     )
 
 
 def _as_step(plan: Dict[str, Any], geometry: Geometry, one: Unit, look: watch.Watch) -> int:
     tasks = geometry.tasks
     cpus = None if plan["cpus"] is None else plan["cpus"] // tasks
-    argv = words.srun(geometry.nodes, tasks, cpus, name="shoal")
-    role = "rank" if geometry.mode == "srun" else "node"
+    nodes = 1 if geometry.mode == "process" else geometry.nodes
+    argv = words.srun(nodes, tasks, cpus, name="shoal", nodelist=one.nodes[:nodes], share=one.step_flags)
+    role = "node" if geometry.mode in ELASTIC else "rank"
     inbox = family.Inbox()
     step = steps.Step([*argv, *one.wrapper, role, one.path], one, dict(os.environ), plan["job"])
     return step.wait(inbox, look)

@@ -24,13 +24,18 @@ class NotReady(Exception):
 
 def program_of(command: List[str], environ: Mapping[str, str]) -> str:
     """The lighthouse that belongs to the command's Python, or the one on the search path; NotReady if there is none."""
-    beside = os.path.join(os.path.dirname(command[0]), "torchft_lighthouse")
-    if "/" in command[0] and os.access(beside, os.X_OK):
+    beside = name_beside(command)
+    if "/" in beside and os.access(beside, os.X_OK):
         return beside
     found = shutil.which("torchft_lighthouse", path=environ.get("PATH"))
     if found is None:
         raise NotReady("torchft is not installed in the job's environment: pip install torchft")
     return found
+
+
+def name_beside(command: List[str]) -> str:
+    """Its path beside the command's Python; only its name if that is found on a search path."""
+    return os.path.join(os.path.dirname(command[0]), "torchft_lighthouse")
 
 
 class Lighthouse:
@@ -46,6 +51,7 @@ class Lighthouse:
                     begin = file.tell()
                     self.process = subprocess.Popen(
                         argv,
+                        env=words.step_environment(os.environ),
                         stdin=subprocess.DEVNULL,
                         stdout=file,
                         stderr=file,

@@ -43,7 +43,7 @@ class Node:
         family.adopt_orphans()
         inbox = family.Inbox()
         env = self.environment(environ)
-        problem = network.check_interfaces(env)
+        problem = network.check_interfaces(env) or self.unit.absent()
         if problem is not None:
             family.say(problem)
             return BAD_GEOMETRY

@@ -10,7 +10,7 @@ import shutil
 import sys
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
-from . import allocation, family
+from . import allocation, container, family
 from .geometry import DEFAULTS, GeometryError, compute, describe, to_record
 from .unit import write
 
@@ -24,6 +24,7 @@ def prepare(
     err: str,
     output_dir: str,
     here_only: bool,
+    places: List[str],
     use: str = "",
 ) -> Tuple[List[str], Optional[str]]:
     """(the command that the attempt runs, None), or ([], why it cannot be launched here)."""
@@ -31,7 +32,7 @@ def prepare(
     nodes, gpus = (int(environ.get(name) or least) for name, least in (("SHOAL_NODES", 1), ("SHOAL_GPUS_PER_NODE", 0)))
     told = environ.get("SHOAL_CPUS_PER_NODE")
     try:
-        geometry = compute(spec["launch"], settings, nodes, gpus, int(told) if told else None)
+        geometry = compute(spec.get("launch", "process"), settings, nodes, gpus, int(told) if told else None)
         found = allocation.find(geometry, environ, here_only)
         if not found.slurm:
             geometry = allocation.on_this_machine(geometry, environ)
@@ -40,7 +41,7 @@ def prepare(
     except allocation.Mismatch as error:
         return [], str(error)
     program = spec["command"][0]
-    if "{" not in program and not _is_there(program, spec["cwd"], environ):
+    if "{" not in program and not container.wanted(spec) and not _is_there(program, spec["cwd"], environ):
         return [], "there is no program %s on %s" % (program, os.uname().nodename)
     folder = os.path.join(os.path.dirname(out), "attempt-%d.launch" % attempt)
     os.makedirs(folder, exist_ok=True)
@@ -63,6 +64,8 @@ def prepare(
         "output_dir": output_dir,
         "checkpoint": spec.get("checkpoint"),
         "use": use,
+        "container": spec.get("container") or {},
+        "places": places,
     }
     path = os.path.join(folder, "plan.json")
     write(path, record)
@@ -75,9 +78,9 @@ def wrapper() -> List[str]:
 
 
 @contextlib.contextmanager
-def no_orphans(launch: str) -> Iterator[None]:
-    """Around an attempt: what its launcher leaves behind when it is killed comes to us and is ended."""
-    if launch == "process":
+def no_orphans(spec: Mapping[str, Any]) -> Iterator[None]:
+    """Around an attempt: what its launcher, or podman, leaves behind when it is killed comes to us and is ended."""
+    if spec.get("launch", "process") == "process" and not container.wanted(spec):
         yield
         return
     family.adopt_orphans()

@@ -21,6 +21,8 @@ def main(argv: List[str]) -> int:
     if not (unit.slurm and unit.mode == "srun"):
         family.die_with_parent()  # a Slurm task is Slurm's to end
     env = dict(os.environ)
+    if unit.mode == "process":
+        return _alone(unit, env)
     env.update(variables(unit, env))
     if "RANK" not in env:
         family.say("this rank was started without a number: the launcher started one process and not %d" % unit.world)
@@ -31,7 +33,9 @@ def main(argv: List[str]) -> int:
     if rank > 0:
         _redirect(unit.rank_log(rank, restart))
     cpus = _affinity()
-    problem = check(unit, env)
+    # Under torchrun we are in the container already; as a task of srun we put it around the program.
+    around = list(unit.around) if unit.mode == "srun" else []
+    problem = check(unit, env) or (unit.absent() if around else None)
     _record(unit, env, rank, cpus)
     if problem is not None:
         family.say(problem)
@@ -43,10 +47,16 @@ def main(argv: List[str]) -> int:
         from . import beside  # only here, because most ranks do without
 
         beside.sample_node(use, env)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, family.FORWARDED)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)  # Python ignores them, and exec would hand that on
-    return become(unit.argv, env)
+    return become([*around, *unit.argv], env)
+
+
+def _alone(unit: Unit, env: Dict[str, str]) -> int:
+    """A single program as a task of srun, as pyxis puts it in a container: no rank, and a step number to signal."""
+    from .plan import for_process
+
+    record = {"host": os.uname().nodename, "pid": os.getpid(), "step": env.get("SLURM_STEP_ID")}
+    write(unit.rank_record(0), record)
+    return become(unit.argv, for_process(env))
 
 
 def variables(unit: Unit, env: Dict[str, str]) -> Dict[str, str]:
@@ -104,6 +114,9 @@ def visible_gpus(env: Dict[str, str]) -> Optional[List[str]]:
 
 def become(argv: List[str], env: Dict[str, str]) -> int:
     """Exec; returns an exit code only if that fails."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, family.FORWARDED)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)  # Python ignores them, and exec would hand that on
     try:
         os.execvpe(argv[0], argv, env)  # noqa: S606
     except OSError as error:

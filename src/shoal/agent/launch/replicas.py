@@ -11,7 +11,7 @@ import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from .. import checkpoints, environment
-from . import entry, failures, family, lighthouse, network, steps, words
+from . import container, entry, failures, family, lighthouse, network, steps, words
 from .geometry import Geometry, slices
 from .policy import Board, limits
 from .rank import visible_gpus
@@ -57,7 +57,7 @@ class Supervisor:
     def _round(self, start: int) -> int:
         """One lighthouse and all replicas around it, until the run is decided or the lighthouse is gone."""
         board = Board(limits(self.settings, self.geometry.replicas, self.geometry.min_replicas))
-        program = [lighthouse.program_of(self.plan["command"], self.environ)]
+        program = self._lighthouse()
         log = os.path.join(self.plan["folder"], "lighthouse%s.log" % ("" if start == 1 else "-%d" % start))
         beacon = lighthouse.Lighthouse(program, self.settings, self.geometry.min_replicas, log)
         url = lighthouse.address(self._own_address(), beacon.port)
@@ -151,6 +151,7 @@ class Supervisor:
         step = words.srun(
             len(unit.nodes), 1, unit.cpus, name=unit.id, nodelist=unit.nodes, share=[*share, "--immediate=60"]
         )
+        step += unit.step_flags
         return step + argv
 
     def _bury(self, board: Board, now: float) -> None:
@@ -192,6 +193,18 @@ class Supervisor:
         for one in self._alive.values():
             one.process.wait()
         self._alive.clear()
+
+    def _lighthouse(self) -> List[str]:
+        """How it is called: from the command's own environment, which may be a container."""
+        plan = self.plan
+        box = container.box_of(plan, self.environ, plan["places"], gpus=False)
+        if box.step_flags:
+            share = ["--overlap", "--gres=none", *box.step_flags]
+            step = words.srun(1, 1, 1, name="lighthouse", nodelist=plan["nodes"][:1], share=share)
+            return [*step, lighthouse.name_beside(plan["command"])]
+        if box.around:
+            return [*box.around, lighthouse.name_beside(plan["command"])]
+        return [lighthouse.program_of(plan["command"], self.environ)]
 
     def _own_address(self) -> str:
         others = self.plan["nodes"][1:]

@@ -17,6 +17,8 @@ class Unit(NamedTuple):
     and tells the others through a file. `peers` are the job's nodes if it has several. `slurm`: it runs as a Slurm
     step. `use` begins the name of the file in which a node says what it uses. `watched`: ranks that train alone are
     stopped (watch.py).
+    A container is words `around` the node's launcher (or each task of srun), or `step_flags` of srun; `inner` calls our
+    wrapper of a rank in it, and without the paths `needs` it cannot be started.
     """
 
     mode: str
@@ -40,6 +42,10 @@ class Unit(NamedTuple):
     env: Mapping[str, str] = MappingProxyType({})
     watched: bool = False
     use: str = ""
+    around: Sequence[str] = ()
+    step_flags: Sequence[str] = ()
+    inner: Sequence[str] = ()
+    needs: Sequence[str] = ()
 
     @property
     def world(self) -> int:
@@ -61,6 +67,13 @@ class Unit(NamedTuple):
         place = list(self.peers).index(node) if node in self.peers else 0
         replica = int(self.env.get("SHOAL_REPLICA") or 0)
         return "%s%d" % (self.use, place + len(self.peers) * replica) if self.use and place else None
+
+    def absent(self) -> Optional[str]:
+        """What the container needs and this node does not have, in words."""
+        for path in self.needs:
+            if not os.path.exists(path):
+                return "there is no %s on %s, and the container needs it" % (path, os.uname().nodename)
+        return None
 
     def save(self) -> str:
         os.makedirs(os.path.dirname(self.log), exist_ok=True)

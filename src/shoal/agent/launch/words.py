@@ -64,9 +64,9 @@ def program_of(command: Sequence[str]) -> List[str]:
 
 def launcher(unit: Unit, node: int, local_address: Optional[str]) -> List[str]:
     """What runs on node number `node` of a unit and starts its ranks; each rank is our wrapper around the program."""
-    rank = [*unit.wrapper, "rank", unit.path]
+    rank = [*(unit.inner or unit.wrapper), "rank", unit.path]
     build = {"accelerate": accelerate, "deepspeed": deepspeed}.get(unit.mode, torchrun)
-    return [*build(unit, node, local_address), *rank]
+    return [*unit.around, *build(unit, node, local_address), *rank]
 
 
 def torchrun(unit: Unit, node: int, local_address: Optional[str]) -> List[str]:

@@ -11,6 +11,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional
 
 from .. import command, files, handover, memory
+from ..launch import container
 from . import children, claims
 from .bell import Bell
 from .beside import Beside
@@ -173,8 +174,9 @@ class Engine:
         return why not in ("cancelled", "search") and standing.tried <= self.settings.retries
 
     def _launch(self, item: Item, begun: claims.Begun, holding: Holding) -> None:
+        spec = container.settle(begun.spec, self.node.environ)
         argv, env, problem = command.prepare(
-            begun.spec,
+            spec,
             begun.claim,
             begun.number,
             begun.resume_from,
@@ -182,11 +184,12 @@ class Engine:
             (begun.out, begun.err),
             here_only=True,
         )
-        problem, code = problem or self.problems.get(item.place) or self.data.join(begun.spec, env), 2
+        problem, code = problem or self.problems.get(item.place) or self.data.join(spec, env), 2
         if problem is None:
             cpus = holding.cpus if self.settings.bind else ()
             try:
-                child = self.starter.start(argv, env, begun.spec["cwd"], (begun.out, begun.err), cpus)
+                argv = command.inside(spec, begun.claim, argv, env)
+                child = self.starter.start(argv, env, spec["cwd"], (begun.out, begun.err), cpus)
                 self.running[child.pid] = running = Running(item, begun, holding, child)
                 self.beside.began(running, env)
                 return

@@ -12,7 +12,7 @@ import time
 from typing import Any, Dict, List, Mapping, Tuple
 
 from .. import by_hand, fence, files, process
-from ..launch import family
+from ..launch import container, family
 from . import claims, follow, machine, warm
 from .books import WHOLE, Books, Need, even_share
 from .children import ColdStarter
@@ -203,6 +203,9 @@ def _starter(settings: Settings, items: List[Item], node: Node, slots: int) -> A
     if not settings.preload or not items:
         return cold
     spec = claims.spec_of(node.home, items[0].name)
+    if spec is not None and container.wanted(container.settle(spec, node.environ)):
+        say("--preload is not for containers; these start as usual")
+        return cold
     if spec is None or not warm.is_python(spec["command"][0]):
         say("--preload is for commands that begin with python; these start as usual")
         return cold

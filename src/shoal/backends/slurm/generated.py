@@ -7,17 +7,20 @@ import shlex
 
 import msgspec
 
+from shoal.agent.launch.container import ContainerError, build, merge, whole
+from shoal.backends.slurm.container_lines import Box, container_lines
 from shoal.backends.slurm.flags import parse_flags
 from shoal.backends.slurm.launch_lines import launch_lines
 from shoal.backends.slurm.options import Resolved, resolve
 from shoal.backends.slurm.quoting import refuse_line_breaks
 from shoal.backends.slurm.script import header, render_script, set_up
 from shoal.config.cluster import Cluster
+from shoal.config.containers import over, parse_word
 from shoal.config.launches import ARGUMENT_SETS, change_mode
 from shoal.config.project import Project
 from shoal.config.steps import Step
 from shoal.errors import InputError
-from shoal.model import LaunchSettings, Request
+from shoal.model import ContainerSettings, LaunchSettings, Request
 from shoal.names import slug
 
 #: What the reference generator runs, and what it asks for when nobody says anything.
@@ -35,6 +38,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     extra_args: str = ""
     use_ddp: bool = False
     launch: str | None = None
+    container: str | None = None
     replicas_per_node: int | None = None
     nodes_per_replica: int | None = None
     job_name: str | None = None
@@ -93,7 +97,7 @@ def generate(wish: Wish, project: Project, cluster: Cluster) -> Generated:
     text = render_script(
         header(options, comments),
         set_up(resolved.cluster, step.env if step else None),
-        launch_lines(launch, command, resolved.request, settings),
+        launch_lines(launch, command, resolved.request, settings, _box(wish, step, project, resolved)),
     )
     return Generated(
         script=text,
@@ -104,6 +108,20 @@ def generate(wish: Wish, project: Project, cluster: Cluster) -> Generated:
         log_folders=folders,
         notes=(*notes, *resolved.notes, *([f"the job is called {name}"] if name != real_name else [])),
     )
+
+
+def _box(wish: Wish, step: Step | None, project: Project, resolved: Resolved) -> Box:
+    """The container of the flag, over the step's, over the profile's."""
+    flag = ContainerSettings() if wish.container is None else parse_word(wish.container, "--container")
+    settings = over(flag, step.container if step else ContainerSettings())
+    try:
+        one = build(merge(settings.record(), resolved.cluster.container.record()))
+        if one is not None:
+            one = whole(one, str(project.root))
+        as_root, gpus = os.getuid() == 0, bool(resolved.request.gpus)
+        return container_lines(one, resolved.cluster.scratch, gpus=gpus, as_root=as_root)
+    except ContainerError as error:
+        raise InputError(error.message, hint=error.hint, place="container") from None
 
 
 def _launch(wish: Wish, step: Step | None) -> tuple[str, LaunchSettings, list[str]]:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 
 from shoal.agent.launch.geometry import MODES, Geometry, compute
+from shoal.backends.slurm.container_lines import Box
 from shoal.backends.slurm.quoting import shell_command, shell_quote
 from shoal.backends.slurm.replica_lines import replica_lines
 from shoal.errors import InputError
@@ -22,24 +23,40 @@ _PYTHON = re.compile(r"(?:.*/)?python(?:3(?:\.\d+)?)?", re.ASCII | re.DOTALL)
 PORT_BASE, PORT_COUNT = 20000, 10000
 
 
-def launch_lines(launch: str, command: Sequence[str], request: Request, settings: LaunchSettings | None = None) -> str:
-    """Shell lines that run `command` over the nodes of `request`; their exit code is the command's."""
+def launch_lines(
+    launch: str,
+    command: Sequence[str],
+    request: Request,
+    settings: LaunchSettings | None = None,
+    box: Box | None = None,
+) -> str:
+    """Shell lines that run `command` over the nodes of `request`, in a container if there is one.
+
+    Their exit code is the command's.
+    """
     if not command:
         raise InputError("there is no command to launch")
+    box = box or Box()
+    return box.lines + _launch_lines(launch, command, request, settings, box)
+
+
+def _launch_lines(
+    launch: str, command: Sequence[str], request: Request, settings: LaunchSettings | None, box: Box
+) -> str:
     if launch == "process":
-        return _process(command, request)
+        return _process(command, request, box)
     if launch not in MODES:
         raise InputError(f"there is no launch {launch!r}; allowed are {', '.join(MODES)}")
     said = settings or LaunchSettings()
     geometry = compute(launch, said.record(), request.nodes or 1, request.gpus or 0, request.cpus)
     if launch == "torchrun":
-        return _torchrun(command, request, geometry, said)
+        return _torchrun(command, request, geometry, said, box)
     if launch == "srun":
-        return _tasks(command, request, geometry)
+        return _tasks(command, request, geometry, box)
     start, program = torchrun_words(command)
     if launch == "replicas":
-        return _guard(request) + replica_lines(start, program, request, geometry, said)
-    return _preset(launch, program, request, geometry, said)
+        return _guard(request) + replica_lines(start, program, request, geometry, said, box)
+    return _preset(launch, program, request, geometry, said, box)
 
 
 def torchrun_words(command: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -61,22 +78,24 @@ def torchrun_words(command: Sequence[str]) -> tuple[list[str], list[str]]:
     return start, ["--no-python", *program]
 
 
-def _process(command: Sequence[str], request: Request) -> str:
-    if (request.nodes or 1) == 1:
-        return shell_command(command) + "\n"
-    return f"{_guard(request)}{_srun(request)} \\\n    {shell_command(command)}\n"
+def _process(command: Sequence[str], request: Request, box: Box) -> str:
+    line = f"{box.around}{shell_command(command)}\n"
+    if (request.nodes or 1) == 1 and not box.step:
+        return line
+    return f"{_guard(request)}{_srun(request, box)} \\\n    {line}"
 
 
-def _torchrun(command: Sequence[str], request: Request, geometry: Geometry, settings: LaunchSettings) -> str:
+def _torchrun(command: Sequence[str], request: Request, geometry: Geometry, settings: LaunchSettings, box: Box) -> str:
     start, program = torchrun_words(command)
     restarts = f" --max-restarts {settings.max_restarts}" if settings.max_restarts else ""
     processes, nodes = f"{geometry.processes}{restarts}", geometry.nodes
     words = " ".join(shell_quote(word) for word in program)
     if nodes == 1:
-        return f"{shell_command(start)} --standalone --nproc-per-node {processes} \\\n    {words}\n"
+        line = f"{box.around}{shell_command(start)} --standalone --nproc-per-node {processes} \\\n    {words}\n"
+        return f"{_guard(request)}{_srun(request, box)} \\\n    {line}" if box.step else line
     return (
-        f"{_guard(request)}{_HEAD}{_srun(request)} \\\n"
-        f"    {shell_command(start)} --nnodes {nodes} --nproc-per-node {processes} \\\n"
+        f"{_guard(request)}{_HEAD}{_srun(request, box)} \\\n"
+        f"    {box.around}{shell_command(start)} --nnodes {nodes} --nproc-per-node {processes} \\\n"
         '    --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d --rdzv-endpoint "$head:$port" \\\n'
         f"    {words}\n"
     )
@@ -89,20 +108,22 @@ port=$(({PORT_BASE} + SLURM_JOB_ID % {PORT_COUNT}))
 """
 
 
-def _tasks(command: Sequence[str], request: Request, geometry: Geometry) -> str:
+def _tasks(command: Sequence[str], request: Request, geometry: Geometry, box: Box) -> str:
     """One task per GPU; each learns its rank from Slurm at its own start, not from the batch shell."""
     cpus = "" if geometry.cpus_per_task is None else f" --cpus-per-task={geometry.cpus_per_task}"
     place = "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS"
     return (
         f"{_guard(request)}{_HEAD}"
         'export MASTER_ADDR="$head" MASTER_PORT="$port"\n'
-        f"srun --kill-on-bad-exit=1 --ntasks-per-node={geometry.tasks}{cpus} \\\n"
+        f"srun --kill-on-bad-exit=1 --ntasks-per-node={geometry.tasks}{cpus}{box.step} \\\n"
         f"    bash -c '{place}; exec \"$@\"' rank \\\n"
-        f"    {shell_command(command)}\n"
+        f"    {box.around}{shell_command(command)}\n"
     )
 
 
-def _preset(launch: str, program: Sequence[str], request: Request, geometry: Geometry, said: LaunchSettings) -> str:
+def _preset(
+    launch: str, program: Sequence[str], request: Request, geometry: Geometry, said: LaunchSettings, box: Box
+) -> str:
     """accelerate or deepspeed on each node, told its place by Slurm; neither needs ssh."""
     words = " ".join(shell_quote(word) for word in (*said.options, *_plain(program, launch)))
     hosts = ""
@@ -122,7 +143,8 @@ def _preset(launch: str, program: Sequence[str], request: Request, geometry: Geo
             '--master_addr "$0" --master_port "$1" "${@:3}"'
         )
         given = '"$head" "$port" "$hostfile"'
-    return f"{_guard(request)}{_HEAD}{hosts}{_srun(request)} \\\n    bash -c 'exec {line}' {given} \\\n    {words}\n"
+    step = f"{_guard(request)}{_HEAD}{hosts}{_srun(request, box)}"
+    return f"{step} \\\n    {box.around}bash -c 'exec {line}' {given} \\\n    {words}\n"
 
 
 def _plain(program: Sequence[str], launch: str) -> list[str]:
@@ -136,11 +158,11 @@ def _guard(request: Request) -> str:
     return f': "${{SLURM_JOB_ID:?this script needs {request.nodes} nodes: submit it with sbatch}}"\n'
 
 
-def _srun(request: Request) -> str:
+def _srun(request: Request, box: Box) -> str:
     # Since 22.05 srun does not take --cpus-per-task from the job: without it a task would get one core.
     cpus = (
         f"--cpus-per-task={request.cpus}"
         if request.cpus
         else '${SLURM_CPUS_PER_TASK:+"--cpus-per-task=$SLURM_CPUS_PER_TASK"}'
     )
-    return f"srun --kill-on-bad-exit=1 --ntasks-per-node=1 {cpus}"
+    return f"srun --kill-on-bad-exit=1 --ntasks-per-node=1 {cpus}{box.step}"

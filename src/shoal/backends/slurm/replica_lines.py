@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 
 from shoal.agent.launch.geometry import DEFAULTS, PORT_BASE, PORT_COUNT, Geometry
+from shoal.backends.slurm.container_lines import Box
 from shoal.backends.slurm.quoting import shell_command, shell_quote
 from shoal.model import LaunchSettings, Request
 
@@ -18,7 +19,12 @@ _SHELL = {"replica": '"$replica"', "replicas": '"$NUM_REPLICA_GROUPS"', "lightho
 
 
 def replica_lines(
-    start: Sequence[str], program: Sequence[str], request: Request, geometry: Geometry, settings: LaunchSettings
+    start: Sequence[str],
+    program: Sequence[str],
+    request: Request,
+    geometry: Geometry,
+    settings: LaunchSettings,
+    box: Box,
 ) -> str:
     """Shell lines; `start` is how torchrun is called and `program` what it runs, with the templates of the settings."""
     said = {**DEFAULTS, **settings.record()}
@@ -33,7 +39,7 @@ mkdir -p "$logs"
 unset SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_MEM_PER_NODE SLURM_MEM_PER_CPU SLURM_GPUS_PER_NODE
 
 # The replicas' meeting point, on a free port of the first node. {least} of {geometry.replicas} must be alive.
-torchft_lighthouse --min_replicas {least} --bind '[::]:0' --quorum_tick_ms {said["quorum_tick_ms"]} \\
+{_beside(box)}torchft_lighthouse --min_replicas {least} --bind '[::]:0' --quorum_tick_ms {said["quorum_tick_ms"]} \\
     --join_timeout_ms {said["join_timeout_ms"]} \\
     --heartbeat_timeout_ms {said["heartbeat_timeout_ms"]} > "$logs/lighthouse.log" 2>&1 &
 lighthouse=$!
@@ -49,9 +55,9 @@ replica() {{
     export REPLICA_GROUP_ID=$replica
     for try in {tries}; do
         code=0
-        {_srun(request, geometry)} \\
+        {_srun(request, geometry)}{box.step} \\
             --nodelist="$nodes" --output="$logs/replica-$replica.try-$try.log" \\
-            {_torchrun(start, geometry)} \\
+            {box.around}{_torchrun(start, geometry)} \\
             {_program(program, settings)} || code=$?
         [ "$code" -ne 0 ] || {{ echo "replica $replica finished"; touch "$logs/finished-$replica"; return 0; }}
         echo "replica $replica, try $try: exit code $code" >&2
@@ -86,6 +92,12 @@ done
 kill "$lighthouse"
 [ "$finished" -ge {finish} ] || exit "$first"
 """
+
+
+def _beside(box: Box) -> str:
+    """What stands before the lighthouse: its container, and under pyxis the step that has it as a flag."""
+    step = 'srun --overlap --nodes=1 --ntasks=1 --nodelist="${hosts[0]}" --gres=none'
+    return f"{step}{box.step} \\\n    " if box.step else box.around
 
 
 def with_placeholders(words: Sequence[str]) -> list[str]:
