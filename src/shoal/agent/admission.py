@@ -164,14 +164,14 @@ def _send(home: str, token: str) -> List[str]:
     waiting = files.read_json(os.path.join(folder, "waiting.json"))
     if submission is None or waiting is None or not _still_wanted(home, submission["runs"][0], token):
         return []
-    waits = stages.dependency(home, waiting.get("needs") or [])
+    waits = stages.dependency(home, waiting.get("needs") or [], any_end=bool(waiting.get("any_end")))
     if waits.problem is not None:
         reason = files.to_json(
             {"kind": "void", "reason": "it builds on a run that is not under way: %s" % waits.problem}
         )
         files.create_exclusive(os.path.join(folder, "outcome.json"), reason)
         return []
-    argv = waiting["argv"] + (["--dependency=afterok:%s" % waits.job] if waits.job else [])
+    argv = waiting["argv"] + (["--dependency=%s" % waits.waits] if waits.waits else [])
     mark = dict(process.this_process(), schema=1, t=time.time())
     if not files.create_exclusive(os.path.join(folder, "sending"), files.to_json(mark)):
         return []

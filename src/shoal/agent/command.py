@@ -7,6 +7,13 @@ from . import environment, fence, layout
 from .launch import allocation, container, plan
 
 
+def in_snapshot(spec: Dict[str, Any], code: Optional[str]) -> Dict[str, Any]:
+    """The spec, to be executed in the code as it was when the job was submitted, where that was kept."""
+    if code and not os.path.isdir(code):
+        return dict(spec, cannot_start="the snapshot of its code is gone: %s" % code)
+    return dict(spec, cwd=code, root=spec["cwd"]) if code else spec
+
+
 def prepare(
     spec: Mapping[str, Any],
     claim: fence.Claim,

@@ -46,13 +46,20 @@ class Handover:
         self.stages: List[Stage] = []
         self._helpers: "Optional[subprocess.Popen[bytes]]" = None
         self._stopped: Optional[str] = None
-        self.stopped_by: Optional[int] = None
 
     def begin(self) -> Optional[str]:
         """Bring the data, and wait until the run may start; a signal that ends the job ends the waiting too."""
         if not self._asked:
             return None
         before = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            return self.bring()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def bring(self) -> Optional[str]:
+        """The same in a thread, where no signal arrives; `give_up` ends it."""
         try:
             self._start_helpers()
             for name, one in self._asked.items():
@@ -69,10 +76,10 @@ class Handover:
             self._wait_helpers()
         except StageError as error:
             return "the data cannot be used: %s" % error
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
         return None
+
+    def give_up(self, why: str) -> None:
+        self._stopped = why
 
     def close(self) -> List[Dict[str, Any]]:
         """Let go of everything, here and on the other nodes; one record for each data set."""
@@ -107,7 +114,7 @@ class Handover:
                 self._beat()
 
     def _stop(self, number: int, frame: Any) -> None:
-        self._stopped, self.stopped_by = signal.Signals(number).name, number
+        self.give_up(signal.Signals(number).name)
 
     def _start_helpers(self) -> None:
         """One process on each other node of the allocation; none where there is no other node."""
@@ -136,48 +143,6 @@ class Handover:
             if name.startswith("node-") and name.endswith(".json"):
                 told[name[5:-5]] = files.read_json(os.path.join(self._folder, name)) or {"records": []}
         return told
-
-
-class Shared:
-    """Data of runs that take turns in one allocation: staged when the first one asks, held until all are over."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._known: Dict[str, Handover] = {}
-        self._problems: Dict[str, Optional[str]] = {}
-        self._told: Dict[str, bool] = {}
-
-    def join(self, spec: Mapping[str, Any], env: Dict[str, str]) -> Optional[str]:
-        """Fill a run's environment, or return why it cannot start; only the first run waits for the data."""
-        if not spec.get("data"):
-            return None
-        key = _key(spec)
-        if key not in self._known:
-            # Each node of an allocation has an engine of its own, so none of them looks after the others.
-            handover = Handover(spec, dict(env, SLURM_JOB_NUM_NODES="1"), "", self._say)
-            self._known[key] = handover
-            self._problems[key] = handover.begin()
-            if handover.stopped_by is not None:
-                signal.raise_signal(handover.stopped_by)
-        env.update(self._known[key].variables())
-        return self._problems[key]
-
-    def records(self, spec: Mapping[str, Any]) -> List[Dict[str, Any]]:
-        """For a run's record: what was copied belongs to the run that asked first, the others shared it."""
-        key = _key(spec)
-        if not spec.get("data") or key not in self._known:
-            return []
-        first, self._told[key] = key not in self._told, True
-        found = [stage.told() for stage in self._known[key].stages]
-        return found if first else [dict(one, how="shared", copied_bytes=0, ready_s=0.0) for one in found]
-
-    def close(self) -> None:
-        for handover in self._known.values():
-            handover.close()
-
-
-def _key(spec: Mapping[str, Any]) -> str:
-    return json.dumps(spec.get("data"), sort_keys=True)
 
 
 def main(argv: List[str]) -> int:

@@ -122,7 +122,8 @@ def _attempt(home: str, claim: fence.Claim, me: Dict[str, Any], set_up_exit: int
     spec = files.read_json(os.path.join(claim.run_dir, layout.spec_file(claim.revision)))
     if spec is None:
         raise ValueError("%s has no spec %d" % (claim.run_dir, claim.revision))
-    spec = container.settle(_with_code(home, claim.token, stages.inherit(home, spec)), os.environ)
+    submission = files.read_json(os.path.join(layout.submission_dir(home, claim.token), "submission.json")) or {}
+    spec = container.settle(command.in_snapshot(stages.inherit(home, spec), submission.get("code")), os.environ)
     again = _has_earlier_attempt(claim)
     failed_nodes = nodes.failed_before(claim.run_dir, claim.generation, nodes.ask_slurm(os.environ))
     if os.environ.get("SLURMD_NODENAME") in failed_nodes:
@@ -197,15 +198,6 @@ def _begin_trial(home: str, spec: Dict[str, Any], claim: fence.Claim) -> bool:
         raise fence.Fenced(why)
     trial.bring_checkpoint(home, spec, claim.output_dir)
     return True
-
-
-def _with_code(home: str, token: str, spec: Dict[str, Any]) -> Dict[str, Any]:
-    """The spec, to be executed in the code as it was when the job was submitted, where that was kept."""
-    submission = files.read_json(os.path.join(layout.submission_dir(home, token), "submission.json")) or {}
-    code = submission.get("code")
-    if code and not os.path.isdir(code):
-        return dict(spec, cannot_start="the snapshot of its code is gone: %s" % code)
-    return dict(spec, cwd=code, root=spec["cwd"]) if code else spec
 
 
 def _run(

@@ -15,15 +15,19 @@ _TIMEOUT_S = 30
 
 
 class Parent(NamedTuple):
-    """`done`; or the job that works on it, as sbatch takes it in a dependency; or why there is neither."""
+    """`done`; or what to wait for, as sbatch --dependency takes it; or why there is neither."""
 
     done: bool
-    job: Optional[str] = None
+    waits: Optional[str] = None
     problem: Optional[str] = None
 
 
-def parent(home: str, name: str) -> Parent:
-    """How far a run is that others build on."""
+def parent(home: str, name: str, any_end: bool = False) -> Parent:
+    """How far a run is that others build on.
+
+    A child waits for its parent's job to end well. The job of a pack says nothing about one of its runs, so there, and
+    with `any_end`, its end is waited for, and the child itself looks whether its parent is done.
+    """
     run_dir = layout.run_dir(home, name)
     names = layout.parse_names(files.names_in(run_dir))
     if fence.finished_attempt(run_dir, names, names.revision) is not None:
@@ -36,19 +40,20 @@ def parent(home: str, name: str) -> Parent:
         return Parent(False, None, "%s %s" % (name, "did not end well" if ended else "has no job yet"))
     submission = files.read_json(os.path.join(folder, "submission.json")) or {}
     is_array = len(submission.get("runs", ())) > 1 and not submission.get("shape")
-    return Parent(False, "%s_%d" % (outcome["job_id"], claim.get("index", 0)) if is_array else str(outcome["job_id"]))
+    job = "%s_%d" % (outcome["job_id"], claim.get("index", 0)) if is_array else str(outcome["job_id"])
+    return Parent(False, ("afterany:" if any_end or submission.get("shape") else "afterok:") + job)
 
 
-def dependency(home: str, names: List[str]) -> Parent:
-    """One answer for all parents: everything done, or the jobs of those that are not, joined by colons."""
-    jobs = []
+def dependency(home: str, names: List[str], any_end: bool = False) -> Parent:
+    """One answer for all parents: everything done, or what those that are not have to be waited for."""
+    waits: Dict[str, None] = {}
     for name in names:
-        found = parent(home, name)
+        found = parent(home, name, any_end)
         if found.problem is not None:
             return found
-        if found.job is not None:
-            jobs.append(found.job)
-    return Parent(not jobs, ":".join(jobs) or None)
+        if found.waits is not None:
+            waits[found.waits] = None
+    return Parent(not waits, ",".join(waits) or None)
 
 
 def inherit(home: str, spec: Mapping[str, Any]) -> Dict[str, Any]:

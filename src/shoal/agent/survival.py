@@ -17,7 +17,7 @@ from . import environment, fence, files, layout, nodes, process, sbatch, stages
 #: What GPUs say when their own memory is full; the host's memory has its own witness (memory.py).
 _CUDA_OOM = re.compile(rb"CUDA out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|HIP out of memory")
 _TAIL_BYTES = 64 * 1024
-_CHECK_TIMEOUT_S = 600
+CHECK_TIMEOUT_S = 600
 _MEMORY = re.compile(r"--mem=(\d+)([KMGT]?)\Z")
 _KILO = {"K": 1 / 1024.0, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
 _LONGEST_BACKOFF_S = 3600
@@ -25,17 +25,34 @@ _LONGEST_BACKOFF_S = 3600
 
 def judge(end: Dict[str, Any], spec: Mapping[str, Any], claim: fence.Claim, env: Mapping[str, str], err: str) -> None:
     """Complete the end record: `success`, `cause`, and for a run with a result check what that said."""
+    words = check_of(end, spec, claim, env)
+    conclude(end, err, None if words is None else _check(words, spec, env, err))
+
+
+def check_of(
+    end: Dict[str, Any], spec: Mapping[str, Any], claim: fence.Claim, env: Mapping[str, str]
+) -> Optional[List[str]]:
+    """The command of the step's result check, if that decides; notes in the end that the run itself wants to go on."""
     policy = spec.get("survive") or {}
     asked_on = policy.get("continue_code") is not None and end["exit_code"] == policy["continue_code"]
     polite = end.get("warned") and (end["exit_code"] == 0 or end["signal"] == "SIGUSR1")
     if end["stopped_by"] is None and (asked_on or polite):
         end["stopped_by"] = "limit"
+    if not policy.get("check") or end["stopped_by"] is not None or end["oom"]:
+        return None
+    values = {name: environment.text_of(value) for name, value in (spec.get("params") or {}).items()}
+    values.update(output_dir=claim.output_dir, run=env["SHOAL_RUN"], seed=env["SHOAL_SEED"])
+    return environment.complete(policy["check"], values)
+
+
+def conclude(end: Dict[str, Any], err: str, check_exit: Optional[int]) -> None:
+    """Write into the end whether it is good, and else why; a check's word counts, not the program's exit code."""
     good = end["exit_code"] == 0
-    if policy.get("check") and end["stopped_by"] is None and not end["oom"]:
-        end["check_exit"] = _check(policy["check"], spec, claim, env, err)
-        good = end["check_exit"] == 0
+    if check_exit is not None:
+        end["check_exit"] = check_exit
+        good = check_exit == 0
         if not good:
-            end["problem"] = end["problem"] or "the result check ended with exit code %d" % end["check_exit"]
+            end["problem"] = end["problem"] or "the result check ended with exit code %d" % check_exit
     end["success"] = good and not end["stopped_by"] and not end["oom"]
     end["cause"] = _cause(end, err)
 
@@ -46,26 +63,24 @@ def _cause(end: Mapping[str, Any], err: str) -> Optional[str]:
     if end["oom"]:
         return "oom"
     if end["stopped_by"]:
-        return str(end["stopped_by"])
+        return "limit" if end["stopped_by"] == "time limit" else str(end["stopped_by"])
     if _CUDA_OOM.search(_tail(err)):
         return "cuda_oom"
     return "bad_result" if end.get("check_exit") else "failed"
 
 
-def _check(words: List[str], spec: Mapping[str, Any], claim: fence.Claim, env: Mapping[str, str], err: str) -> int:
-    """Run the step's own check of what was written; its word counts, not the program's exit code."""
-    values = {name: environment.text_of(value) for name, value in (spec.get("params") or {}).items()}
-    values.update(output_dir=claim.output_dir, run=env["SHOAL_RUN"], seed=env["SHOAL_SEED"])
+def _check(words: List[str], spec: Mapping[str, Any], env: Mapping[str, str], err: str) -> int:
+    """Run the step's own check of what was written."""
     try:
         with open(err, "ab", 0) as file:
             done = subprocess.run(
-                environment.complete(words, values),
+                words,
                 env=dict(env),
                 cwd=spec["cwd"],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                timeout=_CHECK_TIMEOUT_S,
+                timeout=CHECK_TIMEOUT_S,
                 check=False,
             )
             return done.returncode

@@ -53,6 +53,7 @@ class PackPlan(NamedTuple):
         for job in self.jobs:
             row: dict[str, Any] = {"index": job.place, "gpu_parts": job.gpu_parts, "cpus": job.cpus}
             row.update(cost=job.cost, expect_s=job.expect_s, limit_s=options.run_limit_s or job.limit_s)
+            row.update(warn_s=job.warn_s, needs=list(job.needs) or None)
             queue.append({name: value for name, value in row.items() if value is not None})
         return {"schema": 1, "settings": settings, "queue": queue, "order": self.source}
 
@@ -77,8 +78,15 @@ class PackPlan(NamedTuple):
         return int(max(longest, min(bound, _DAY_S)) + self.options.warn_s) + 60
 
 
-def plan_pack(runs: Sequence[tuple[RunSpec, Request]], options: PackOptions, earlier: Mapping[int, float]) -> PackPlan:
-    """Put runs, each with what it asks for, into their order. `earlier`: measured durations of some, by place."""
+def plan_pack(
+    runs: Sequence[tuple[RunSpec, Request]],
+    options: PackOptions,
+    earlier: Mapping[int, float],
+    needs: Mapping[int, tuple[str, ...]] | None = None,
+) -> PackPlan:
+    """Put runs, each with what it asks for, into their order. `earlier`: measured durations of some, by place; `needs`:
+    runs that some of them wait for.
+    """
     jobs = []
     for place, (spec, request) in enumerate(runs):
         if (request.nodes or 1) > 1:
@@ -96,7 +104,8 @@ def plan_pack(runs: Sequence[tuple[RunSpec, Request]], options: PackOptions, ear
                 hint=f"--gpus {own // WHOLE}",
             )
         cpus = options.cpus_per_run or request.cpus or 0
-        jobs.append(Job(place, own, cpus, spec.cost, None, request.time_limit_s))
+        waits_for = (needs or {}).get(place, ())
+        jobs.append(Job(place, own, cpus, spec.cost, None, request.time_limit_s, spec.survive.get("warn_s"), waits_for))
     known, source = expected(jobs, earlier)
     return PackPlan(options, tuple(longest_first(known)), source, _search([spec for spec, _ in runs], options))
 

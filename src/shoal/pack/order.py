@@ -23,6 +23,8 @@ class Job(NamedTuple):
     cost: float | None = None
     expect_s: float | None = None
     limit_s: float | None = None
+    warn_s: float | None = None
+    needs: tuple[str, ...] = ()
 
 
 def expected(jobs: Sequence[Job], earlier: Mapping[int, float]) -> tuple[list[Job], str]:

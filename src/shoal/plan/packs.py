@@ -31,6 +31,7 @@ def lay_out_pack(
     earlier: Mapping[int, float],
     *,
     shape: str,
+    requeue: bool = True,
 ) -> PlannedSubmission:
     """All runs as one submission. What a run asks for is its part; the allocation is computed from it and `options`."""
     options = options.checked()
@@ -46,11 +47,11 @@ def lay_out_pack(
         options = options._replace(pilots=min(len(runs), 8))
     if not cluster.is_local:
         options = options._replace(gpus=_gpus(options, asked, shape))
-    plan = plan_pack(asked, options, earlier)
+    plan = plan_pack(asked, options, earlier, {place: run.needs for place, run in enumerate(runs) if run.needs})
     first = next(iter(known.values()))
     request = _allocation(plan, [request for _, request in asked], cluster)
     resolved = resolve(request, msgspec.structs.replace(first, request=Request()), cluster, project.clusters)
-    return PlannedSubmission(tuple(runs), shape, resolved, requeue=False, pack=plan)
+    return PlannedSubmission(tuple(runs), shape, resolved, requeue=requeue, pack=plan)
 
 
 def _gpus(options: PackOptions, asked: Sequence[tuple[object, Request]], shape: str) -> int:

@@ -55,6 +55,17 @@ class PlannedSubmission(NamedTuple):
     def request(self) -> Request:
         return self.resolved.request
 
+    @property
+    def needs(self) -> list[str]:
+        """Runs outside of it that it waits for."""
+        own = {run.spec.name for run in self.runs}
+        return list(dict.fromkeys(name for run in self.runs for name in run.needs if name not in own))
+
+    @property
+    def any_end(self) -> bool:
+        """Whether it starts however those end, because only some of its runs build on them; the others may run."""
+        return any(not set(self.needs) <= set(run.needs) for run in self.runs)
+
 
 def lay_out(
     runs: Sequence[PlannedRun],
@@ -120,7 +131,7 @@ def own_options(
         ("requeue" if planned.requeue else "no-requeue", None),
     ]
     warn_s = planned.runs[0].spec.survive.get("warn_s")
-    if warn_s and planned.resolved.get("signal") is None:
+    if warn_s and planned.pack is None and planned.resolved.get("signal") is None:
         options.append(("signal", f"B:USR1@{warn_s}"))
     if planned.shape == "array":
         options.append(("array", ranges(indices) + (f"%{planned.at_once}" if planned.at_once else "")))

@@ -226,11 +226,11 @@ def was_signalled(end: End) -> bool:
 
 def _after_success(files: RunFiles, end: End, row: JobRow | None) -> RunView:
     verdict = _verdict(files, row)
-    oom = verdict is not None and verdict.word == "OUT_OF_MEMORY"
+    oom = _lacked_memory(files, verdict)
     cause = end.problem if end.stopped_by in ("smoke", "switched") else None
     if oom:
         cause = "exit code 0, but the kernel killed a process of it for lack of memory"
-    elif verdict is not None and verdict.word not in ("COMPLETED", "COMPLETING", "RUNNING"):
+    elif verdict is not None and not _in_queue(files) and verdict.word not in ("COMPLETED", "COMPLETING", "RUNNING"):
         cause = f"finished well; Slurm later called the job {verdict.word}"
     return RunView(
         name=files.name,
@@ -247,6 +247,11 @@ def _after_success(files: RunFiles, end: End, row: JobRow | None) -> RunView:
         ended=end.ended,
         slurm_state=verdict.word if verdict else None,
     )
+
+
+def _lacked_memory(files: RunFiles, verdict: Verdict | None) -> bool:
+    """Slurm's word about a job is not about one run of a queue in it, whose end the engine has written itself."""
+    return verdict is not None and not _in_queue(files) and (verdict.word == "OUT_OF_MEMORY" or verdict.oom_step)
 
 
 def _not_acknowledged(files: RunFiles, view: dict[str, Any]) -> RunView:
@@ -304,7 +309,7 @@ def _after_end(files: RunFiles, end: End, verdict: Verdict | None, view: dict[st
     limit = files.origin.submission.time_limit_s if files.origin and files.origin.submission else None
     if end.stopped_by == "search":
         return RunView(**view, state="stopped", cause=end.problem or "stopped by search")
-    if end.oom or word == "OUT_OF_MEMORY" or (verdict and verdict.oom_step):
+    if end.oom or _lacked_memory(files, verdict):
         return RunView(**view, state="oom", cause="out of memory: the kernel killed a process of the run")
     if files.cancelled or end.stopped_by == "cancelled":
         return RunView(**view, state="cancelled", cause=_cancelled(files))

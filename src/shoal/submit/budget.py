@@ -105,7 +105,7 @@ def park(claimed: Claimed, project: Project, environ: Mapping[str, str], queue: 
         *own_options(planned, claimed.folder, str(project.root), claimed.indices),
     ]
     argv = [f"--{name}" if value is None else f"--{name}={value}" for name, value in options]
-    keep_order(home, claimed.folder, "waiting.json", argv, kept, planned.runs[0].needs)
+    keep_order(home, claimed.folder, "waiting.json", argv, kept, planned.needs, planned.any_end)
     admission.enqueue(home, queue, claimed.token, need_of(planned))
 
 

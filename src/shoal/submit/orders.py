@@ -119,8 +119,6 @@ def prepare(
     requeue = {step.name: step.requeue for step in project.steps.values()}
     most = largest_array(environ) if len(start) > 1 and not cluster.is_local else None
     packed = bool(start) and (how.pack is not None or how.shape in packs.SHAPES)
-    if packed and any(run.needs for run in start):
-        raise InputError("runs that build on each other cannot share a pack", hint="leave --shape out")
     if how.smoke and not how.smokes_here(cluster) and start:
         start, under_way = _with_smoke(start, views, project, cluster, environ)
         left += under_way
@@ -136,7 +134,8 @@ def prepare(
     )
     if packed:
         rest = [run for run in start if not run.spec.smoke]
-        submissions.append(_pack(rest, project, cluster, how.pack or PackOptions(), how.shape))
+        again_by_slurm = all(requeue.get(run.spec.step_kind, True) for run in rest)
+        submissions.append(_pack(rest, project, cluster, how.pack or PackOptions(), how.shape, again_by_slurm))
     elif any(run.spec.search for run in start):
         notes.append("[search] stops runs of packs only, and none of these: --shape pack, or --pilots K")
     notes += dict.fromkeys(note for planned in submissions for note in planned.resolved.notes)
@@ -222,12 +221,12 @@ def _arrange(
 
 
 def _pack(
-    start: Sequence[PlannedRun], project: Project, cluster: Cluster, options: PackOptions, shape: str
+    start: Sequence[PlannedRun], project: Project, cluster: Cluster, options: PackOptions, shape: str, requeue: bool
 ) -> PlannedSubmission:
     """One queue for all of them, ordered by what earlier attempts took."""
     earlier = earlier_durations(str(project.home), [run.spec.name for run in start])
     shape = "pilots" if options.pilots is not None or shape == "pilots" else "pack"
-    return packs.lay_out_pack(start, project, cluster, options, earlier, shape=shape)
+    return packs.lay_out_pack(start, project, cluster, options, earlier, shape=shape, requeue=requeue)
 
 
 def _decide(one: Asked, reader: Reader, view: RunView, again: bool) -> Decision:
@@ -304,7 +303,7 @@ def _send_all(
     before: str | None = None
     home = str(project.home)
     for planned in submissions:
-        waits = stages.dependency(home, list(planned.runs[0].needs))
+        waits = stages.dependency(home, planned.needs)
         if waits.problem is not None or (cluster.is_local and not waits.done):
             for run in planned.runs:
                 note(Result(run.spec.name, "held", "new", waits.problem or "what it builds on is not done"))

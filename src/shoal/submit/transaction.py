@@ -154,8 +154,8 @@ def send(claimed: Claimed, project: Project, environ: Mapping[str, str], *, afte
         *own_options(planned, claimed.folder, str(project.root), claimed.indices),
     ]
     waits = [f"afterany:{after}"] if after else []
-    needed = stages.dependency(home, list(planned.runs[0].needs))
-    waits += [f"afterok:{needed.job}"] if needed.job else []
+    needed = stages.dependency(home, planned.needs, any_end=planned.any_end)
+    waits += [needed.waits] if needed.waits else []
     if waits:
         options.append(("dependency", ",".join(waits)))
     argv = [f"--{name}" if value is None else f"--{name}={value}" for name, value in options]
@@ -178,11 +178,17 @@ def send(claimed: Claimed, project: Project, environ: Mapping[str, str], *, afte
 
 
 def keep_order(
-    home: str, folder: str, name: str, argv: Sequence[str], environ: Mapping[str, str], needs: Sequence[str] = ()
+    home: str,
+    folder: str,
+    name: str,
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    needs: Sequence[str] = (),
+    any_end: bool = False,
 ) -> None:
     """Write down how a submission is sent, so that a job can send its own follow-up, or a waiting one be sent later."""
     kept = admission.keep_environment(home, clean_environ(environ))
-    record = {"schema": 1, "argv": list(argv), "environment": kept, "needs": list(needs)}
+    record = {"schema": 1, "argv": list(argv), "environment": kept, "needs": list(needs), "any_end": any_end}
     files.create_exclusive(os.path.join(folder, name), files.to_json(record))
 
 

@@ -10,6 +10,9 @@ node.py      what one engine works with, and what surrounds a run there
 running.py   a run that has a process: its limit, its beat, how it is asked to stop
 ledger.py    starts and ends on their way to the disk, and a full disk
 leases.py    signs of life of engines
+others.py    runs that other engines have, and runs that others build on
+again.py     is a run that was tried tried again? (pure)
+data.py      data of runs that take turns, brought in threads
 bell.py      what wakes the loop: signals, threads, the clock
 tally.py     how many runs ended how
 engine.py    the loop: start what fits, reap what ended, stop when told to

@@ -7,19 +7,26 @@ WHOLE = 1000000
 
 
 class Need(NamedTuple):
-    """What one run takes: parts of a GPU (several whole ones, or a share of a single one) and CPUs."""
+    """What one run takes: parts of a GPU (several whole ones, or a share of a single one), CPUs, and slots.
+
+    More than one slot is a larger part of the node's memory: the slots beside its own stay empty.
+    """
 
     gpus: int = 0
     cpus: int = 0
+    slots: int = 1
 
 
 class Holding(NamedTuple):
-    """What a run holds until it ends. `gpus` are places in the node's list; `share` is its part of each of them."""
+    """What a run holds until it ends. `gpus` are places in the node's list; `share` is its part of each of them;
+    `empty` are slots that are kept free beside its own.
+    """
 
     slot: int
     gpus: Tuple[int, ...] = ()
     share: int = 0
     cpus: Tuple[int, ...] = ()
+    empty: Tuple[int, ...] = ()
 
 
 def parts(gpus: float) -> int:
@@ -61,6 +68,10 @@ class Books:
     def held(self) -> List[Holding]:
         return list(self._held.values())
 
+    @property
+    def is_full(self) -> bool:
+        return not self._free_slots
+
     def never(self, need: Need) -> Optional[str]:
         """Why a run could not even run alone here, or None."""
         if need.gpus > WHOLE * len(self._free_parts):
@@ -71,7 +82,7 @@ class Books:
 
     def take(self, need: Need) -> Optional[Holding]:
         """Lend what a run needs, or None while it is not free."""
-        if not self._free_slots or len(self._free_cpus) < need.cpus:
+        if len(self._free_slots) < need.slots or len(self._free_cpus) < need.cpus:
             return None
         gpus = self._choose(need.gpus)
         if gpus is None:
@@ -79,16 +90,16 @@ class Books:
         share = 0 if not gpus else min(need.gpus, WHOLE)
         for index in gpus:
             self._free_parts[index] -= share
-        slot = self._free_slots.pop(0)
+        slots, self._free_slots = self._free_slots[: need.slots], self._free_slots[need.slots :]
         cpus, self._free_cpus = self._free_cpus[: need.cpus], self._free_cpus[need.cpus :]
-        self._held[slot] = Holding(slot, gpus, share, tuple(cpus))
-        return self._held[slot]
+        self._held[slots[0]] = Holding(slots[0], gpus, share, tuple(cpus), tuple(slots[1:]))
+        return self._held[slots[0]]
 
     def give(self, holding: Holding) -> None:
         """Take back what a run held; a holding that was not lent, or was given back before, is a mistake of ours."""
         if self._held.pop(holding.slot, None) != holding:
             raise ValueError("slot %d was not lent like this" % holding.slot)
-        self._free_slots = sorted([*self._free_slots, holding.slot])
+        self._free_slots = sorted([*self._free_slots, holding.slot, *holding.empty])
         self._free_cpus = sorted([*self._free_cpus, *holding.cpus])
         for index in holding.gpus:
             self._free_parts[index] += holding.share

@@ -58,9 +58,14 @@ class Child:
 
 
 class Starter:
-    """What an engine asks of whoever starts its processes. Nothing is started while it is `waiting`."""
+    """What an engine asks of whoever starts its processes. Nothing is started while it is `waiting`, and never again
+    once it is `broken`.
+    """
 
     waiting = False
+    broken = False
+    #: Whether all slots share one node's memory, so that an empty one leaves more to the others.
+    one_node = True
     #: Processes that are not runs and must be left alone, and what the loop should wake up for.
     pids: Sequence[int] = ()
     wait_on: Sequence[Any] = ()

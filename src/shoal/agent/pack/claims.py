@@ -9,9 +9,11 @@ by whoever notices, so that it cannot be written differently later.
 import os
 import socket
 import time
-from typing import Any, Dict, NamedTuple, Optional
+from typing import Any, Dict, Mapping, NamedTuple, Optional
 
-from .. import checkpoints, fence, files, layout, process
+from .. import checkpoints, command, fence, files, layout, process, stages
+from ..launch import container
+from .node import Node
 
 #: Exit code written for an attempt whose engine was killed: as for a process that was.
 _KILLED = 137
@@ -21,7 +23,7 @@ class Standing(NamedTuple):
     """What the files say about a run: `word` is free, done, ended, taken or gone; `attempt` is its last one.
 
     ended: tried in this generation and not done. taken: somebody works on it, `start` says who. gone: cancelled, or
-    somebody else's by now.
+    somebody else's by now. `causes` counts why earlier attempts of this revision ended.
     """
 
     word: str
@@ -31,6 +33,7 @@ class Standing(NamedTuple):
     end: Optional[Dict[str, Any]] = None
     tried: int = 0
     lost: int = 0
+    causes: Mapping[str, int] = {}
 
 
 class Begun(NamedTuple):
@@ -53,43 +56,52 @@ def look(home: str, name: str, token: str) -> Standing:
     if claim is None or claim.token != token or names.has_submit(claim.generation, "cancel"):
         return Standing("gone")
     tried = lost = 0
+    causes: Dict[str, int] = {}
     start = end = None
     for number in names.attempts.get("start", []):
         start = _read(run_dir, number, "start")
         end = _read(run_dir, number, "end") if names.has_attempt(number, "end") else None
         if end is not None and end.get("success") and end.get("revision") == claim.revision:
             return Standing("done", claim, number, start, end)
+        if end is not None and end.get("cause") and end.get("revision") == claim.revision:
+            causes[end["cause"]] = causes.get(end["cause"], 0) + 1
         if start is not None and start.get("generation") == claim.generation:
             tried += 1
             lost += end is not None and end.get("stopped_by") == "lost"
     ours = start is not None and start.get("generation") == claim.generation
     if not ours:
         return Standing("free", claim, names.attempt)
-    return Standing("ended" if end is not None else "taken", claim, names.attempt, start, end, tried, lost)
+    return Standing("ended" if end is not None else "taken", claim, names.attempt, start, end, tried, lost, causes)
 
 
-def spec_of(home: str, name: str) -> Optional[Dict[str, Any]]:
-    """What a run is, in its newest revision."""
-    run_dir = layout.run_dir(home, name)
-    revision = layout.parse_names(files.names_in(run_dir)).revision
-    return files.read_json(os.path.join(run_dir, layout.spec_file(revision)))
+def spec_of(claim: fence.Claim, node: Node) -> Dict[str, Any]:
+    """What a run is: as it was claimed, in the code that was kept for it, with what its parents left."""
+    spec = files.read_json(os.path.join(claim.run_dir, layout.spec_file(claim.revision)))
+    if spec is None:
+        raise ValueError("%s has no spec %d" % (claim.run_dir, claim.revision))
+    return container.settle(command.in_snapshot(stages.inherit(node.home, spec), node.code), node.environ)
 
 
-def begin(standing: Standing, me: Dict[str, Any], held: Dict[str, Any]) -> Optional[Begun]:
+def policy_of(standing: Standing) -> Mapping[str, Any]:
+    """What the run's step says about going on after an end."""
+    claim = _claim_of(standing)
+    spec = files.read_json(os.path.join(claim.run_dir, layout.spec_file(claim.revision))) or {}
+    return dict(spec.get("survive") or {})
+
+
+def begin(standing: Standing, node: Node, held: Dict[str, Any]) -> Optional[Begun]:
     """Take the next attempt and write down that it begins; None if another engine was faster.
 
     The record is there for everybody at once; that it survives a power cut is for the caller to see to (`record`).
     """
     claim = _claim_of(standing)
-    spec = files.read_json(os.path.join(claim.run_dir, layout.spec_file(claim.revision)))
-    if spec is None:
-        raise ValueError("%s has no spec %d" % (claim.run_dir, claim.revision))
+    spec = spec_of(claim, node)
     resume_from = None
     if spec.get("checkpoint") and (standing.tried or claim.resume):
         resume_from = checkpoints.newest(claim.output_dir, spec["checkpoint"])
     number = standing.attempt + 1
     record = dict(
-        me,
+        node.me,
         t=time.time(),
         output_dir=claim.output_dir,
         log_dir=claim.log_dir,
@@ -111,8 +123,11 @@ def begin(standing: Standing, me: Dict[str, Any], held: Dict[str, Any]) -> Optio
 
 
 def end_record(begun: Begun, me: Dict[str, Any], held: Dict[str, Any], **what: Any) -> Dict[str, Any]:
-    """The end of an attempt as the rest of shoal reads it; `what` is code, signal, stopped_by, times and the like."""
-    end = dict(
+    """The end of an attempt as the rest of shoal reads it; `what` is code, signal, stopped_by, times and the like.
+
+    Whether it is good is for `survival.conclude` to say.
+    """
+    return dict(
         attempt=begun.number,
         generation=begun.claim.generation,
         revision=begun.claim.revision,
@@ -125,8 +140,6 @@ def end_record(begun: Begun, me: Dict[str, Any], held: Dict[str, Any], **what: A
         held=held,
         **what,
     )
-    end["success"] = end["exit_code"] == 0 and not end["stopped_by"] and not end["oom"]
-    return end
 
 
 def write_end(run_dir: str, end: Dict[str, Any]) -> bool:
@@ -154,22 +167,23 @@ def write_lost(standing: Standing) -> bool:
         ended=time.time(),
         duration_s=max(0.0, time.time() - began),
         success=False,
+        cause="lost",
     )
     return write_end(claim.run_dir, end)
 
 
-def is_gone(start: Dict[str, Any], me: Dict[str, Any], last_beat_s: Optional[float], lease_s: float) -> bool:
+def is_gone(start: Dict[str, Any], me: Dict[str, Any], silent_s: float, lease_s: float) -> bool:
     """Whether the engine that began an attempt is certainly or very probably no more.
 
-    On this host its process is looked at. The same Slurm job in an earlier life (a requeue) is over by definition. For
-    any other its lease has to have been silent, as seen by our own clock, for `lease_s`.
+    On this host its process is looked at. The same Slurm job in an earlier life (a requeue) is over by definition. Any
+    other must not have renewed its lease for `lease_s`.
     """
     alive = process.is_alive(start)
     if alive is not None:
         return not alive
     if start.get("job_id") and start.get("job_id") == me.get("job_id") and start.get("life") != me.get("life"):
         return True
-    return last_beat_s is not None and last_beat_s > lease_s
+    return silent_s > lease_s
 
 
 def this_engine(environ: Dict[str, str], own_job: bool) -> Dict[str, Any]:

@@ -10,15 +10,17 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from .. import command, files, handover, memory
-from ..launch import container
+from .. import command, files, memory, survival
 from . import children, claims
+from .again import Again, again
 from .bell import Bell
 from .beside import Beside
 from .books import Books, Holding
+from .data import SharedData
 from .leases import Leases
 from .ledger import Ledger
 from .node import Node
+from .others import Others
 from .queue import Item, Queue, Settings
 from .running import INTERRUPTED, Running
 from .search import Search, rule_of
@@ -42,17 +44,17 @@ class Engine:
     ) -> None:
         self.queue, self.books, self.settings, self.node = queue, books, settings, node
         self.starter, self.say = starter, say
-        self.data = handover.Shared(say)
         self.running: Dict[int, Running] = {}
         self.tally = Tally(len(queue), say)
         self.draining = False
         self.stopping: Optional[str] = None
         self.retired = 0
         self.problems: Dict[int, str] = {}
-        self.elsewhere: List[Item] = []
         self.bell = Bell()
+        self.data = SharedData(self.bell.rope, say)
         self.ledger = Ledger(self.bell.rope, say, self._account)
-        self.leases = Leases(node.home, node.token, node.me)
+        self.leases = Leases(node.home, node.token, node.me, node.environ)
+        self.others = Others(node, queue, self.tally, self.leases)
         self.search = Search(rule_of(settings.search), node.home, node.me["engine"])
         self.beside = Beside(node)
         self._look_at = time.monotonic() + _LOOK_S
@@ -62,15 +64,19 @@ class Engine:
 
     def run(self) -> int:
         self.bell.listen()
+        self.others.look_for_parents()
         try:
             while True:
                 self._obey()
                 self.starter.collect()
+                self.data.collect()
                 self._reap()
                 self.ledger.collect()
                 self._watch()
                 self._start_ready()
                 if self._is_over():
+                    for item in self.others.orphans:
+                        self.say("%s was not started: it builds on %s" % (item.name, ", ".join(item.needs)))
                     return self._exit_code()
                 self.bell.wait(self._due(), self.starter.wait_on)
         finally:
@@ -86,13 +92,17 @@ class Engine:
     def _is_over(self) -> bool:
         if self.running or not self.ledger.is_settled:
             return False
-        if self.stopping or self.draining or not len(self.queue) or self.retired == self.books.slots:
+        if self.stopping or self.draining or self.starter.broken or self.retired == self.books.slots:
             return True
+        if not len(self.queue):
+            return not self.others.look()
         if self.starter.waiting:
             return False
         if self.ledger.is_full:
             return self.ledger.is_hopeless
-        return len(self.queue.too_late(self._left_s())) == len(self.queue)
+        if self.queue.later or len(self.queue.too_late(self._left_s())) < len(self.queue.waiting):
+            return False
+        return bool(self.queue.waiting) or not self.others.look()
 
     def _exit_code(self) -> int:
         failed = self.tally.counts["failed"]
@@ -102,9 +112,9 @@ class Engine:
             return 74
         if self.draining:
             return 130 if len(self.queue) else (4 if failed else 0)
-        if self.stopping or len(self.queue):
+        if self.stopping or self.queue.waiting or self.queue.later:
             return 124
-        return 4 if failed else 0
+        return 4 if failed or self.others.orphans else 0
 
     def _left_s(self) -> Optional[float]:
         """Time for runs: until the warning before the allocation's end."""
@@ -113,8 +123,8 @@ class Engine:
     def _due(self) -> List[float]:
         """When the loop has to look again though nothing happened."""
         now, left_s = time.monotonic(), self._left_s()
-        due = [self.leases.due_at, *self.ledger.due_at(now)]
-        if self.running:
+        due = [self.leases.due_at, *self.ledger.due_at(now), *(until for until, _ in self.queue.later)]
+        if self.running or self.queue.blocked:
             due += [self._look_at, self.search.due_at]
             due += [running.due_at for running in self.running.values()]
         if left_s is not None:
@@ -124,7 +134,10 @@ class Engine:
     # -- starting ------------------------------------------------------------------------------------------------
 
     def _start_ready(self) -> None:
-        while not (self.draining or self.stopping or self.starter.waiting) and self.ledger.takes_more:
+        if self.draining or self.stopping or self.starter.waiting or self.starter.broken:
+            return
+        self.queue.wake(time.monotonic())
+        while self.ledger.takes_more:
             choice = self.queue.next(self.books, self._left_s())
             if choice is None:
                 return
@@ -145,38 +158,47 @@ class Engine:
                 self._launch(item, begun, holding)
 
     def _begin(self, item: Item, holding: Holding) -> Optional[claims.Begun]:
-        """Take the run's next attempt if it may still run; None if there is nothing (more) to do for it here."""
+        """Take the run's next attempt if it may still run; None if there is nothing (more) to do for it now."""
         standing = claims.look(self.node.home, item.name, self.node.token)
         if standing.word == "taken":
             if not self.leases.is_gone(standing.start or {}):
-                self.elsewhere.append(item)
-                self.tally.count("elsewhere")
+                self.others.leave(item)
                 return None
             claims.write_lost(standing)
             standing = claims.look(self.node.home, item.name, self.node.token)
         if standing.word == "done":
             self.tally.count("done")
+            self.others.is_done(item.name)
             return None
-        if standing.word in ("gone", "taken") or (standing.word == "ended" and not self._again(standing)):
+        if standing.word == "ended":
+            more = self._again(standing)
+            if more is None:
+                self.tally.count("failed")
+                return None
+            if more.slots > item.need.slots:
+                self._try_again(item, more._replace(wait_s=0.0))
+                return None
+        if standing.word in ("gone", "taken"):
             return None
-        begun = claims.begin(standing, self.node.me, self._held(holding))
+        begun = claims.begin(standing, self.node, self._held(holding))
         if begun is None:
-            self.elsewhere.append(item)
+            self.others.leave(item)
         return begun
 
-    def _again(self, standing: claims.Standing) -> bool:
-        """Whether a run that was tried in this generation is tried again: after an interruption, or by --retries."""
-        why = (standing.end or {}).get("stopped_by")
-        if why == "lost":
-            return standing.lost <= self.settings.losses
-        if why in INTERRUPTED:
-            return True
-        return why not in ("cancelled", "search") and standing.tried <= self.settings.retries
+    def _again(self, standing: claims.Standing) -> Optional[Again]:
+        slots = self.books.slots if self.starter.one_node else 1
+        return again(standing, self.settings, claims.policy_of(standing), slots)
+
+    def _try_again(self, item: Item, how: Again) -> None:
+        item = item._replace(need=item.need._replace(slots=how.slots))
+        if how.wait_s:
+            self.queue.put_off(item, time.monotonic() + how.wait_s)
+        else:
+            self.queue.put_back(item, last=True)
 
     def _launch(self, item: Item, begun: claims.Begun, holding: Holding) -> None:
-        spec = container.settle(begun.spec, self.node.environ)
         argv, env, problem = command.prepare(
-            spec,
+            begun.spec,
             begun.claim,
             begun.number,
             begun.resume_from,
@@ -184,23 +206,42 @@ class Engine:
             (begun.out, begun.err),
             here_only=True,
         )
-        problem, code = problem or self.problems.get(item.place) or self.data.join(spec, env), 2
-        if problem is None:
-            cpus = holding.cpus if self.settings.bind else ()
-            try:
-                argv = command.inside(spec, begun.claim, argv, env)
-                child = self.starter.start(argv, env, spec["cwd"], (begun.out, begun.err), cpus)
-                self.running[child.pid] = running = Running(item, begun, holding, child)
-                self.beside.began(running, env)
-                return
-            except OSError as error:
-                problem = "cannot start %s: %s" % (error.filename or argv[0], error.strerror)
-                code = 127 if isinstance(error, FileNotFoundError) else 126
-        with open(begun.err, "ab") as file:
+        running = Running(item, begun, holding, argv, env)
+        problem = problem or self.problems.get(item.place)
+        if problem is not None:
+            self._fail(running, problem, 2)
+        elif begun.spec.get("data"):
+            running.child = self.data.ask(begun.spec, env)
+            self.running[running.child.pid] = running
+        else:
+            self._start_program(running)
+
+    def _start_program(self, running: Running) -> None:
+        begun = running.begun
+        child = self._start(running, command.inside(begun.spec, begun.claim, running.argv, running.env))
+        if child is not None:
+            running.begin_program(child, self._left_s())
+            self.running[child.pid] = running
+            self.beside.began(running, running.env)
+
+    def _start(self, running: Running, argv: List[str]) -> Optional[children.Child]:
+        """A process of a run, or None after its end was written, because it cannot be started."""
+        cpus = running.holding.cpus if self.settings.bind else ()
+        try:
+            return self.starter.start(argv, running.env, running.begun.spec["cwd"], running.streams, cpus)
+        except OSError as error:
+            problem = "cannot start %s: %s" % (error.filename or argv[0], error.strerror)
+            self._fail(running, problem, 127 if isinstance(error, FileNotFoundError) else 126)
+            return None
+
+    def _fail(self, running: Running, problem: str, code: int) -> None:
+        """End a run that cannot go on."""
+        with open(running.begun.err, "ab") as file:
             file.write(("shoal: %s\n" % problem).encode("utf-8", "replace"))
-        child = children.Child(0)
-        child.code, child.problem = code, problem
-        self._finish(Running(item, begun, holding, child))
+        running.child = children.Child(0)
+        running.child.code, running.child.problem = code, problem
+        running.end = running.end or self._end_of(running)
+        self._finish(running, code if running.phase == "check" else None)
 
     def _held(self, holding: Holding) -> Dict[str, Any]:
         return dict(self.node.held(holding), **self.starter.place(holding.slot))
@@ -214,65 +255,101 @@ class Engine:
         if ended:
             alive = {running.identity for running in self.running.values()}
             children.end_strangers([*self.running, *self.starter.pids], alive)
-        for running in ended:
-            self._finish(running)
+        # A killed one goes first: if the kernel killed for memory, that is the one.
+        for running in sorted(ended, key=lambda running: running.child.code != -signal.SIGKILL):
+            self._proceed(running)
 
-    def _finish(self, running: Running) -> None:
+    def _proceed(self, running: Running) -> None:
+        """From the data to the program, from there to the check of the result, from there to the end."""
+        if running.phase == "check":
+            code = running.child.code or 0
+            running.end["stopped_by"] = running.stopped_by
+            self._finish(running, code if code >= 0 else 128 - code)
+            return
+        if running.phase == "data" and running.child.code == 0:
+            running.env.update(self.data.variables(running.begun.spec))
+            self._start_program(running)
+            return
+        if running.phase == "data" and running.child.problem:
+            self._fail(running, running.child.problem, 2)
+            return
+        running.end = self._end_of(running)
+        words = survival.check_of(running.end, running.begun.spec, running.begun.claim, running.env)
+        if words is None or running.child.problem or running.child.slot_lost:
+            self._finish(running, None)
+            return
+        child = self._start(running, words)
+        if child is not None:
+            running.begin_check(child)
+            self.running[child.pid] = running
+
+    def _end_of(self, running: Running) -> Dict[str, Any]:
+        """How the program ended; what that means is decided later."""
         if running.child.slot_lost:
-            # The slot stays lent for ever: there is nothing left that could run in it.
             running.stopped_by = running.stopped_by or "lost"
-            self.retired += 1
-        else:
-            self.books.give(running.holding)
-        self.beside.ended(running)
+        if running.phase == "program":
+            self.beside.ended(running)
         code = running.child.code or 0
         oom = False
         if code != 0:
             kills = memory.oom_kills()
             oom, self._oom = kills > self._oom, kills
-        end = claims.end_record(
+        return claims.end_record(
             running.begun,
             self.node.me,
             self._held(running.holding),
             exit_code=code if code >= 0 else 128 - code,
             signal=signal.Signals(-code).name if code < 0 else None,
             stopped_by=running.stopped_by,
+            warned=running.warned,
             oom=oom,
             problem=running.child.problem or running.stopped_words,
             began=running.began,
             ended=time.time(),
             duration_s=time.monotonic() - running.clock,
         )
-        end["data"] = self.data.records(running.begun.spec)
-        self.ledger.ended(running, end)
+
+    def _finish(self, running: Running, check_exit: Optional[int]) -> None:
+        """Give back what the run held, and write down how it ended."""
+        if running.child.slot_lost:
+            # The slot stays lent for ever: there is nothing left that could run in it.
+            self.retired += 1
+        else:
+            self.books.give(running.holding)
+        survival.conclude(running.end, running.begun.err, check_exit)
+        running.end["data"] = self.data.records(running.begun.spec)
+        self.ledger.ended(running, running.end)
 
     def _account(self, running: Running, end: Dict[str, Any], ours: bool) -> None:
         """An end is on disk: does the run go on?"""
         item, why = running.item, end["stopped_by"]
-        if end["success"] and ours:
+        if not ours:
+            self.others.leave(item)
+            self.say("%s was taken over by another engine, which took this one for dead" % item.name)
+            return
+        more = None
+        if not end["success"]:
+            standing = claims.look(self.node.home, item.name, self.node.token)
+            more = self._again(standing) if standing.word == "ended" else None
+        if end["success"]:
             self.tally.count("done")
             self.queue.learn(item, end["duration_s"])
+            self.others.is_done(item.name)
             word = "done"
-        elif why in INTERRUPTED and why != "lost":
-            self.tally.count("stopped")
-            self.queue.put_back(item, last=True)
-            word = "stopped"
         elif why == "search":
             self.tally.count("by_search")
             word = "stopped"
-        elif ours and not self.stopping and self._may_try_again(item):
-            self.queue.put_back(item, last=True)
-            word = "failed, will be tried again:"
+        elif more is not None:
+            stopped = why in INTERRUPTED and why != "lost"
+            self._try_again(item, more)
+            self.tally.count("stopped" if stopped else "again")
+            word = "stopped" if stopped else "failed, will be tried again:"
         else:
             word = "cancelled" if why == "cancelled" else "failed"
             self.tally.count("stopped" if why == "cancelled" else "failed")
             if word == "failed":
                 self.beside.failed(running)
         self.tally.tell(item.name, word, end)
-
-    def _may_try_again(self, item: Item) -> bool:
-        standing = claims.look(self.node.home, item.name, self.node.token)
-        return standing.word == "ended" and self._again(standing)
 
     # -- watching and stopping -----------------------------------------------------------------------------------
 
@@ -290,8 +367,11 @@ class Engine:
                 why = running.unwanted()
                 if why is not None:
                     running.ask_to_stop(why, self.settings.grace_s)
+            self.others.look_for_parents()
         self.search.stop_losers(now, list(self.running.values()), self.settings.grace_s)
-        self.leases.renew(now)
+        if now >= self.leases.due_at:
+            self.leases.renew(now)
+            self.others.look()
 
     def _stop(self, why: str) -> None:
         """No more starts; everything that runs is asked to end, then killed. Asked twice, it is killed at once."""
@@ -307,7 +387,7 @@ class Engine:
         for number in self.bell.heard():
             if number in (signal.SIGUSR1, signal.SIGUSR2):
                 for running in self.running.values():
-                    running.child.signal(number)
+                    running.pass_on(number)
             elif number == signal.SIGINT and not self.draining and not self.stopping:
                 self.draining = True
                 self.say("Ctrl-C: %d running runs finish, no more are started; again to stop now" % len(self.running))

@@ -89,7 +89,7 @@ def _work(
     if settings.time_limit_s is not None:
         ends_at = min(ends_at or float("inf"), time.time() + settings.time_limit_s)
     home = os.path.dirname(os.path.dirname(folder))
-    node = Node(home, submission["token"], me, gpus, cpus, _for_runs(environ), ends_at)
+    node = Node(home, submission["token"], me, gpus, cpus, _for_runs(environ), ends_at, submission.get("code"))
     if settings.engine == "ray":
         return _work_by_ray(folder, submission, settings, items, node, slots, nodes)
     whole = {item.need.gpus >= WHOLE for item in items if item.need.gpus}
@@ -175,7 +175,8 @@ def lay_out(settings: Settings, items: List[Item], gpus: int, cpus: int) -> Tupl
             slots = cpus // max(1, min((item.need.cpus for item in items), default=1))
     slots = max(1, min(slots, _MOST_SLOTS))
     share = even_share(slots, gpus)
-    return slots, [item if item.need.gpus >= 0 else item._replace(need=Need(share, item.need.cpus)) for item in items]
+    even = [item if item.need.gpus >= 0 else item._replace(need=item.need._replace(gpus=share)) for item in items]
+    return slots, even
 
 
 def _possible(items: List[Item], books: Books, gpus: machine.Gpus) -> Tuple[Queue, Dict[int, str]]:
@@ -202,8 +203,9 @@ def _starter(settings: Settings, items: List[Item], node: Node, slots: int) -> A
     cold = ColdStarter(node.environ)
     if not settings.preload or not items:
         return cold
-    spec = claims.spec_of(node.home, items[0].name)
-    if spec is not None and container.wanted(container.settle(spec, node.environ)):
+    claim = claims.look(node.home, items[0].name, node.token).claim
+    spec = None if claim is None else claims.spec_of(claim, node)
+    if spec is not None and container.wanted(spec):
         say("--preload is not for containers; these start as usual")
         return cold
     if spec is None or not warm.is_python(spec["command"][0]):

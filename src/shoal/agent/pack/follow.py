@@ -5,7 +5,7 @@ import subprocess
 import time
 from typing import Any, Dict, Mapping, Optional, Tuple
 
-from .. import files
+from .. import files, stages
 
 _SBATCH_S = 120.0
 
@@ -45,7 +45,11 @@ def submit_follow_up(
         return None, "sbatch did not answer: %s" % error
     if done.returncode != 0:
         return None, " ".join(done.stderr.decode("utf-8", "replace").split()) or "sbatch refused"
-    return done.stdout.decode().split(";")[0].strip(), "submitted"
+    new = done.stdout.decode().split(";")[0].strip()
+    # The other tasks of an array may still work: whoever waits for it now waits for both.
+    array = str(me.get("array_job_id") or "")
+    stages.move_children(array or str(job), "%s:%s" % (array, new) if array else new)
+    return new, "submitted"
 
 
 def cancel_waiting(me: Mapping[str, Any]) -> None:

@@ -8,7 +8,9 @@ from .sharing import Sharing
 
 
 class Node(NamedTuple):
-    """A node as its engine sees it. `ends_at` is when its allocation ends (Unix time), if anything ends it."""
+    """A node as its engine sees it. `ends_at` is when its allocation ends (Unix time), if anything ends it; `code` is
+    the copy of the project that runs execute, if one was kept.
+    """
 
     home: str
     token: str
@@ -18,6 +20,7 @@ class Node(NamedTuple):
     environ: Mapping[str, str]
     ends_at: Optional[float]
     sharing: Sharing = Sharing()
+    code: Optional[str] = None
 
     def environment(self, holding: Holding, slots: int) -> Dict[str, str]:
         """What a run finds around it: its GPUs and no others, as many threads as CPUs, its place."""

@@ -1,7 +1,7 @@
 """The runs in the order in which they should start, and which of them starts next. Pure: clock and books come in."""
 
 import statistics
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from .books import Books, Holding, Need
 
@@ -10,7 +10,10 @@ SAFETY = 1.1
 
 
 class Item(NamedTuple):
-    """One run of the queue. `expect_s` is its expected duration; `cost` only compares it with the others."""
+    """One run of the queue. `expect_s` is its expected duration; `cost` only compares it with the others.
+
+    `needs` are runs that must be done first; `warn_s` is the time before its end at which it wants to be warned.
+    """
 
     name: str
     place: int
@@ -18,6 +21,8 @@ class Item(NamedTuple):
     cost: Optional[float] = None
     expect_s: Optional[float] = None
     limit_s: Optional[float] = None
+    warn_s: float = 0.0
+    needs: Tuple[str, ...] = ()
 
 
 class Settings(NamedTuple):
@@ -41,15 +46,21 @@ class Settings(NamedTuple):
 
 
 class Queue:
-    """Items that wait, in order. A run that other ones overtook too often is waited for, so that none starves."""
+    """Items that wait, in order. A run that other ones overtook too often is waited for, so that none starves.
+
+    `later` may start from a moment on; `blocked` when the runs that they build on are done.
+    """
 
     def __init__(self, items: List[Item]) -> None:
-        self.waiting = items
+        self.waiting = [item for item in items if not item.needs]
+        self.blocked = [item for item in items if item.needs]
+        self.later: List[Tuple[float, Item]] = []
+        self._rank = {item.place: rank for rank, item in enumerate(items)}
         self._rates: List[float] = []
         self._overtaken: Dict[int, int] = {}
 
     def __len__(self) -> int:
-        return len(self.waiting)
+        return len(self.waiting) + len(self.later) + len(self.blocked)
 
     def learn(self, item: Item, duration_s: float) -> None:
         """A run has finished: what the others will take is now known better."""
@@ -69,7 +80,7 @@ class Queue:
         if left_s is None:
             return True
         expected = self.expected_s(item)
-        return left_s > 0 and (expected is None or expected * SAFETY <= left_s)
+        return left_s > item.warn_s and (expected is None or expected * SAFETY <= left_s)
 
     def next(self, books: Books, left_s: Optional[float]) -> "Optional[Choice]":
         """The first run in order that fits into what is free and into the time left, with what it now holds."""
@@ -82,15 +93,34 @@ class Queue:
                     self._overtaken[passed.place] = self._overtaken.get(passed.place, 0) + 1
                 del self.waiting[position]
                 return Choice(item, holding)
-            if len(books.held) >= books.slots or self._overtaken.get(item.place, 0) >= 2 * books.slots:
+            if books.is_full or self._overtaken.get(item.place, 0) >= 2 * books.slots:
                 return None
         return None
 
     def put_back(self, item: Item, last: bool = False) -> None:
         self.waiting.insert(len(self.waiting) if last else 0, item)
 
+    def put_off(self, item: Item, until: float) -> None:
+        """Let a run wait until a moment of the clock that `wake` is told."""
+        self.later.append((until, item))
+
+    def wake(self, now: float) -> None:
+        for until, item in [entry for entry in self.later if entry[0] <= now]:
+            self.later.remove((until, item))
+            self.put_back(item, last=True)
+
+    def unblock(self, done: Container[str]) -> None:
+        """Runs that waited for others may start when all of those are done, at their place in the order."""
+        for item in [item for item in self.blocked if all(name in done for name in item.needs)]:
+            self.blocked.remove(item)
+            rank = self._rank[item.place]
+            later = (at for at, other in enumerate(self.waiting) if self._rank[other.place] > rank)
+            self.waiting.insert(next(later, len(self.waiting)), item)
+
     def too_late(self, left_s: Optional[float]) -> List[Item]:
         """What waits only because the allocation ends too soon for it."""
+        if left_s is None:
+            return []
         return [item for item in self.waiting if not self.fits(item, left_s)]
 
 
@@ -108,5 +138,16 @@ def read_queue(record: Mapping[str, Any], names: Sequence[str]) -> "tuple[Settin
         if not 0 <= index < len(names):
             raise ValueError("the queue names run %d of %d" % (index, len(names)))
         need = Need(int(row.get("gpu_parts", -1)), int(row.get("cpus", 0)))
-        items.append(Item(names[index], index, need, row.get("cost"), row.get("expect_s"), row.get("limit_s")))
+        items.append(
+            Item(
+                names[index],
+                index,
+                need,
+                row.get("cost"),
+                row.get("expect_s"),
+                row.get("limit_s"),
+                float(row.get("warn_s") or 0),
+                tuple(row.get("needs") or ()),
+            )
+        )
     return Settings(**known), items

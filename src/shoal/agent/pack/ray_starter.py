@@ -86,6 +86,7 @@ class RayStarter(Starter):
             raise RayProblem("Ray is not installed beside shoal: pip install 'shoal[ray]', or leave --engine ray out")
         self.ray, self.cluster, self.say = ray, cluster, say
         self.waiting = True
+        self.one_node = slots == per_node
         self._children: Dict[int, RayChild] = {}
         self._count = 0
         self._messages: "queue.SimpleQueue[Tuple[Any, ...]]" = queue.SimpleQueue()

@@ -1,11 +1,11 @@
-"""A run that has a process: its clock, its limit, its beat, and how it is asked to stop."""
+"""A run that holds a slot: its data arrives, its program runs, its result is checked, and it may be asked to stop."""
 
 import os
 import signal
 import time
-from typing import Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
-from .. import fence, files, layout
+from .. import fence, files, layout, survival
 from .books import Holding
 from .children import Child
 from .claims import Begun
@@ -18,37 +18,91 @@ INTERRUPTED = ("SIGTERM", "SIGINT", "SIGHUP", "walltime", "lost")
 
 class Running:
     """One attempt from its start to its end. `stopped_by` says who asked it to stop, if anybody did, and
-    `stopped_words` why, if there is more to say."""
+    `stopped_words` why, if there is more to say.
 
-    def __init__(self, item: Item, begun: Begun, holding: Holding, child: Child) -> None:
-        self.item, self.begun, self.holding, self.child = item, begun, holding, child
+    `child` is what it waits for: its data, its program, or the check of its result, as `phase` says.
+    """
+
+    def __init__(self, item: Item, begun: Begun, holding: Holding, argv: List[str], env: Dict[str, str]) -> None:
+        self.item, self.begun, self.holding, self.argv, self.env = item, begun, holding, argv, env
         self.began, self.clock = time.time(), time.monotonic()
+        self.child, self.phase = Child(0), "data"
+        self.end: Dict[str, Any] = {}
         self.stopped_by: Optional[str] = None
         self.stopped_words: Optional[str] = None
+        self.warned = False
         self._kill_at: Optional[float] = None
+        self._limit_at: Optional[float] = None
+        self._warn_at: Optional[float] = None
         self._beat_at = self.clock + _BEAT_S
-        self._limit_at = None if item.limit_s is None else self.clock + item.limit_s
 
     @property
     def identity(self) -> Tuple[str, str]:
         return (self.item.name, str(self.begun.number))
 
     @property
+    def streams(self) -> Tuple[str, str]:
+        return (self.begun.out, self.begun.err)
+
+    def begin_program(self, child: Child, left_s: Optional[float]) -> None:
+        """The program runs, for as long as it may: its own limit, and what is left of the allocation's time."""
+        self.child, self.phase = child, "program"
+        self.began, self.clock = time.time(), time.monotonic()
+        self._limit_at = None if self.item.limit_s is None else self.clock + self.item.limit_s
+        ends = [at for at in (self._limit_at, None if left_s is None else self.clock + left_s) if at is not None]
+        if self.item.warn_s and ends:
+            self._warn_at = min(ends) - self.item.warn_s
+
+    def begin_check(self, child: Child) -> None:
+        self.child, self.phase = child, "check"
+        self._limit_at, self._warn_at = time.monotonic() + survival.CHECK_TIMEOUT_S, None
+
+    @property
     def due_at(self) -> float:
         """When `tend` has something to do."""
-        times = (self._beat_at, self._kill_at if self.stopped_by else self._limit_at)
+        if self.stopped_by is not None:
+            times: Tuple[Optional[float], ...] = (self._beat_at, self._kill_at)
+        else:
+            times = (self._beat_at, self._limit_at, self._warn_at)
         return min(time for time in times if time is not None)
 
     def tend(self, now: float, grace_s: float) -> None:
-        """What the clock asks for: the run's time limit, the end of its grace time, a sign of life."""
-        if self._limit_at is not None and now >= self._limit_at and self.stopped_by is None:
-            self.ask_to_stop("time limit", grace_s)
+        """What the clock asks for: a warning, the run's time limit, the end of its grace time, a sign of life."""
+        if self.stopped_by is None and self._warn_at is not None and now >= self._warn_at:
+            self.warn()
+        if self.stopped_by is None and self._limit_at is not None and now >= self._limit_at:
+            self._limit_at = None
+            if self.phase == "check":
+                self.child.signal(signal.SIGKILL)
+            else:
+                self.ask_to_stop("time limit", grace_s)
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             self.child.signal(signal.SIGKILL)
         if now >= self._beat_at:
             self._beat_at = now + _BEAT_S
             self._beat()
+
+    def warn(self) -> None:
+        """Its time is nearly up: tell the program in the way that its step chose, once."""
+        self._warn_at = None
+        if self.warned:
+            return
+        self.warned = True
+        if self.env.get("SHOAL_WARN_BY") == "file":
+            try:
+                files.create_exclusive(self.env["SHOAL_STOP_FILE"], b"time limit\n")
+                return
+            except OSError:
+                pass  # A signal is better than nothing.
+        self.child.signal(signal.SIGUSR1)
+
+    def pass_on(self, number: int) -> None:
+        """A signal for the program. SIGUSR1 is the warning, where its step wants to be warned."""
+        if number == signal.SIGUSR1 and self.item.warn_s:
+            self.warn()
+        else:
+            self.child.signal(number)
 
     def ask_to_stop(self, why: str, grace_s: float, words: Optional[str] = None) -> None:
         """The first to ask is the one who is remembered; after the grace time it is killed."""

@@ -8,10 +8,10 @@ class Tally:
 
     def __init__(self, total: int, say: Callable[[str], None]) -> None:
         self.total, self._say = total, say
-        self.counts = {"done": 0, "failed": 0, "stopped": 0, "by_search": 0, "elsewhere": 0}
+        self.counts = {"done": 0, "failed": 0, "stopped": 0, "by_search": 0, "again": 0, "elsewhere": 0}
 
-    def count(self, kind: str) -> None:
-        self.counts[kind] += 1
+    def count(self, kind: str, by: int = 1) -> None:
+        self.counts[kind] += by
 
     def tell(self, name: str, word: str, end: Mapping[str, Any]) -> None:
         finished = sum(self.counts[kind] for kind in ("done", "failed", "by_search", "elsewhere"))

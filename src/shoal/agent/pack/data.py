@@ -1,0 +1,108 @@
+"""Data of runs that take turns in one allocation: staged when the first one asks, held until all are over.
+
+It is brought in threads. A run whose data is on the way holds its slot and waits like one that works, so that it can be
+cancelled and stopped, while runs that need other data or none go on.
+"""
+
+import json
+import os
+import queue
+import threading
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from ..handover import Handover
+from .children import Child
+
+
+class Arriving(Child):
+    """What stands for a run's process while its data is on the way: ends with 0 when it is there."""
+
+    def poll(self) -> Optional[int]:
+        return self.code
+
+    def signal(self, number: int) -> None:
+        if self.code is None:
+            self.code = -number
+
+    def settle(self, problem: Optional[str]) -> None:
+        if self.code is None:
+            self.code, self.problem = (0, None) if problem is None else (2, problem)
+
+
+class _Coming(NamedTuple):
+    handover: Handover
+    thread: threading.Thread
+    waiting: List[Arriving]
+
+
+class SharedData:
+    """The data sets of one engine. Whoever asks gets an `Arriving`; `collect` settles those whose data has come."""
+
+    def __init__(self, rope: int, say: Callable[[str], None]) -> None:
+        self._rope, self._say = rope, say
+        self._count = 0
+        self._coming: Dict[str, _Coming] = {}
+        self._arrived: Dict[str, Optional[str]] = {}
+        self._told: Dict[str, bool] = {}
+        self._news: "queue.SimpleQueue[Tuple[str, Optional[str]]]" = queue.SimpleQueue()
+
+    def ask(self, spec: Mapping[str, Any], env: Mapping[str, str]) -> Arriving:
+        """Let a run wait for its data, which is brought once for all that need the same."""
+        self._count += 1
+        child, key = Arriving(-self._count), _key(spec)
+        if key in self._arrived:
+            child.settle(self._arrived[key])
+            return child
+        if key not in self._coming:
+            # Each node of an allocation has an engine of its own, so none of them looks after the others.
+            handover = Handover(spec, dict(env, SLURM_JOB_NUM_NODES="1"), "", self._say)
+            thread = threading.Thread(target=self._bring, args=(key, handover), daemon=True)
+            self._coming[key] = _Coming(handover, thread, [])
+            thread.start()
+        self._coming[key].waiting.append(child)
+        return child
+
+    def _bring(self, key: str, handover: Handover) -> None:
+        try:
+            problem = handover.bring()
+        except Exception as error:
+            problem = "the data cannot be used: %s" % error
+        self._news.put((key, problem))
+        try:
+            os.write(self._rope, b"d")
+        except BlockingIOError:
+            pass  # The loop has plenty to wake up for.
+
+    def collect(self) -> None:
+        while True:
+            try:
+                key, problem = self._news.get_nowait()
+            except queue.Empty:
+                return
+            self._arrived[key] = problem
+            for child in self._coming[key].waiting:
+                child.settle(problem)
+
+    def variables(self, spec: Mapping[str, Any]) -> Dict[str, str]:
+        """What a run whose data has come finds in its environment."""
+        return self._coming[_key(spec)].handover.variables()
+
+    def records(self, spec: Mapping[str, Any]) -> List[Dict[str, Any]]:
+        """For a run's record: what was copied belongs to the run that asked first, the others shared it."""
+        key = _key(spec)
+        if not spec.get("data") or key not in self._coming:
+            return []
+        first, self._told[key] = key not in self._told, True
+        found = [stage.told() for stage in self._coming[key].handover.stages]
+        return found if first else [dict(one, how="shared", copied_bytes=0, ready_s=0.0) for one in found]
+
+    def close(self) -> None:
+        """Stop what is still on its way, and let others remove what we held."""
+        for coming in self._coming.values():
+            coming.handover.give_up("its pack ends")
+            coming.thread.join()
+            coming.handover.close()
+
+
+def _key(spec: Mapping[str, Any]) -> str:
+    return json.dumps(spec.get("data"), sort_keys=True)
