@@ -343,7 +343,7 @@ def _here(claimed: Claimed, project: Project, environ: Mapping[str, str], follow
     name = claimed.planned.runs[0].spec.name
     code = run_here(claimed, project, environ, follow=follow)
     view = observe(str(project.home), [name], environ=environ).views[name]
-    exit_code = view.exit_code if view.exit_code is not None else code
+    exit_code = _exit_code(view) if view.exit_code is not None else code
     if view.state == "cancelled":
         exit_code = 130
     return Result(name, "ran", view.state, view.cause or "", None, view.output_dir, exit_code)
@@ -355,9 +355,14 @@ def _pack_here(claimed: Claimed, project: Project, environ: Mapping[str, str], f
     views = observe(str(project.home), names, environ=environ).views
     interrupted = code if code > 128 else None
     return [
-        Result(name, "ran", view.state, view.cause or "", None, view.output_dir, interrupted or view.exit_code)
+        Result(name, "ran", view.state, view.cause or "", None, view.output_dir, interrupted or _exit_code(view))
         for name, view in views.items()
     ]
+
+
+def _exit_code(view: RunView) -> int | None:
+    """A result check may find good what the program called a failure."""
+    return 0 if view.state == "done" else view.exit_code
 
 
 def _of_slurm(started: Started) -> Result:

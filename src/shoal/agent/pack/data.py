@@ -13,6 +13,8 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tup
 from ..handover import Handover
 from .children import Child
 
+_PATIENCE_S = 2.0
+
 
 class Arriving(Child):
     """What stands for a run's process while its data is on the way: ends with 0 when it is there."""
@@ -100,8 +102,9 @@ class SharedData:
         """Stop what is still on its way, and let others remove what we held."""
         for coming in self._coming.values():
             coming.handover.give_up("its pack ends")
-            coming.thread.join()
-            coming.handover.close()
+            coming.thread.join(_PATIENCE_S)
+            if not coming.thread.is_alive():  # One that waits for another job's copy ends with us.
+                coming.handover.close()
 
 
 def _key(spec: Mapping[str, Any]) -> str:

@@ -1,0 +1,173 @@
+"""What clusters do to packs, on a real Slurm: memory, requeues, frozen nodes, code that changes, stages across jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import cancel_all
+from project import Project
+from shoal.sandbox import Sandbox
+from test_pack_slurm import good_ends, held, job_of, sweep, wait_all
+from test_snapshot import git
+from waiting import wait_until
+
+pytestmark = pytest.mark.slurm
+
+HOG = """\
+import os, sys, time
+open(os.path.join("marks", sys.argv[1]), "w").close()
+while len(os.listdir("marks")) < 2:
+    time.sleep(0.02)
+blocks = [b"x" * (1 << 20) for _ in range(90)]
+time.sleep(1.5)
+"""
+STEP = """
+[steps.hog]
+command = [{python}, "-S", "hog.py"]
+request = {{ cpus = 1, memory = "60M" }}
+[steps.hog.survive]
+{policy}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, quiet_cluster: Sandbox) -> Iterator[Project]:
+    yield Project(tmp_path, quiet_cluster)
+
+
+def ends(project: Project) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in (project.home / "runs").glob("*/*/attempt.*.end")]
+
+
+@pytest.mark.parametrize(("policy", "state"), [("retry = { oom = 1 }\nmemory = 'x2'", "done"), ("", "oom")])
+def test_lack_of_memory_ends_one_run_alone_and_an_empty_slot_is_more_of_it(
+    tmp_path: Path, quiet_cluster: Sandbox, policy: str, state: str
+) -> None:
+    """Each of two slots has 60 MB, and a run takes 90: together they do not fit, one beside an empty slot does."""
+    toml = STEP.format(python=json.dumps(sys.executable), policy=policy)
+    project = Project(tmp_path, quiet_cluster, toml=toml)
+    project.write("hog.py", HOG)
+    project.write("experiments/001_a/000_hog.toml", 'step = "hog"\nargs = ["{k}"]\n[sweep]\nk = "1:2:1"\n')
+    project.shoal("submit", "experiments/001_a", "--shape", "pack", "--slots", 2, "--time", "5m")
+    runs = wait_all(project, "done", state)
+    assert sorted(run["state"] for run in runs.values()) == sorted(["done", state])
+    assert sorted(str(end["cause"]) for end in ends(project)) == sorted(["None", "oom", *["None"] * (state == "done")])
+    assert len(project.jobs()) == 1, "the engine lived"
+
+
+def test_a_packed_run_executes_the_code_that_was_there_when_it_was_submitted(project: Project) -> None:
+    path = project.write(
+        "experiments/001_a/000_train.toml",
+        'step = "train"\ncommand = ["sh", "code.sh"]\nseeds = "0-1"\n[request]\ntime = "1m"\nmemory = "50M"\n',
+    )
+    go = project.root / "go"
+    project.write("code.sh", f"while ! test -e {go}; do sleep 0.1; done; echo old\n")
+    project.write(".gitignore", "marks/\n.shoal/\noutputs/\ngo\n")
+    git(project.root, "init", "-q")
+    git(project.root, "add", ".")
+    git(project.root, "commit", "-qm", "first")
+    project.shoal("submit", path, "--shape", "pack", "--slots", 1, "--time", "5m")
+    wait_until(lambda: len(held(project)) == 1, 60, "one run has begun")
+    project.write("code.sh", "echo new\n")
+    go.touch()
+    for name in wait_all(project, "done"):
+        assert project.shoal("logs", name).out.split() == ["old"]
+
+
+def test_a_requeued_job_goes_on_with_its_queue(project: Project) -> None:
+    path = sweep(project, 4, "wait=go")
+    project.shoal("submit", path, "--shape", "pack", "--gpus", 2, "--time", "5m")
+    wait_until(lambda: len(held(project)) == 2, 60, "two runs have begun")
+    job = job_of(project)
+    project.slurm("scontrol", "requeue", job)
+    wait_until(lambda: project.slurm("squeue", "-h", "-j", job, "-t", "PD"), 60, "it waits again")
+    project.slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
+    wait_until(lambda: len(held(project)) == 4, 60, "two attempts more have begun")
+    project.write("go", "")
+    wait_all(project, "done")
+    assert good_ends(project) == [1] * 4 and len(project.jobs()) == 1
+
+
+def test_a_run_that_builds_on_a_packed_one_waits_for_it_alone(project: Project) -> None:
+    """Another run of the pack fails, and so its job does: that is no reason not to start."""
+    train = 'step = "train"\nseeds = "0-1"\nargs = ["save=7", "wait=go", "exit={seed}"]\n[request]\ntime = "1m"\n'
+    project.write("experiments/001_a/000_train.toml", train + 'memory = "50M"\n')
+    project.shoal("submit", "experiments/001_a", "--shape", "pack", "--slots", 2, "--time", "5m")
+    wait_until(lambda: len(held(project)) == 2, 60, "two runs have begun")
+    child = 'step = "evaluate"\nseeds = "0"\nstart_from = "000_train_0"\n[request]\ntime = "1m"\nmemory = "50M"\n'
+    project.write("experiments/001_a/010_evaluate.toml", child)
+    project.shoal("submit", "experiments/001_a/010_evaluate.toml")
+    project.write("go", "")
+    assert project.wait("001_a/010_evaluate_0", "done")["state"] == "done"
+    assert project.status("001_a/000_train_1")["001_a/000_train_1"]["state"] == "failed"
+
+
+def engines(project: Project) -> dict[str, int]:
+    """Job -> process of its engine, as this host counts processes; the nodes count their own."""
+    found = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
+            environ = Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"pack" in words and any(word.startswith(str(project.home).encode()) for word in words):
+            job = next((value for value in environ if value.startswith(b"SLURM_JOB_ID=")), b"=")
+            found[job.partition(b"=")[2].decode()] = int(name)
+    return found
+
+
+def test_a_frozen_node_loses_its_run_to_another_and_gives_it_up_when_it_wakes(
+    tmp_path: Path, host_cluster: Sandbox
+) -> None:
+    lease = '\n[clusters.here]\nmatch = { host = "*" }\nsetup = "export SHOAL_LEASE_S=3"\n'
+    project = Project(tmp_path, host_cluster, toml=lease)
+    path = sweep(project, 2, "wait=go{k}")
+    alone = ("--gpus", 2, "--gpus-per-run", 2)
+    project.shoal("submit", path, "--pilots", 2, *alone, "--time", "5m", "--on", "here")
+    wait_until(lambda: len(held(project)) == 2, 60, "two runs have begun")
+    assert len({one["host"] for one in held(project)}) == 2
+    name = "001_depth/000_train_k1"
+    (start,) = project.records(name, "attempt.1.start")
+    frozen = engines(project)[start["job_id"]]
+    os.kill(frozen, signal.SIGSTOP)
+    (lease,) = project.home.glob(f"submissions/*/engine.{start['engine']}.lease")
+    try:
+        wait_until(lambda: time.time() - lease.stat().st_mtime > 2, 30, "its lease is not renewed")
+        project.write("go2", "")
+        wait_until(lambda: project.records(name, "attempt.2.start"), 60, "the other pilot has taken it over")
+    finally:
+        os.kill(frozen, signal.SIGCONT)
+    wait_until(
+        lambda: not project.slurm("squeue", "-h", "-j", start["job_label"]).strip(), 60, "the first pilot has left"
+    )
+    project.write("go1", "")
+    wait_all(project, "done")
+    assert [end["stopped_by"] for end in project.records(name, "attempt.*.end")] == ["lost", None]
+    assert len(project.marks(name, "end")) == 1, "the frozen node's process was ended"
+    cancel_all(host_cluster)
+
+
+def test_a_killed_job_leaves_nothing_and_the_next_submit_continues(project: Project) -> None:
+    path = sweep(project, 3, "wait=go")
+    project.shoal("submit", path, "--shape", "pack", "--gpus", 2, "--time", "5m")
+    wait_until(lambda: len(held(project)) == 2, 60, "two runs have begun")
+    project.slurm("scancel", "--full", "--signal=KILL", job_of(project))
+    wait_until(lambda: not project.slurm("squeue", "-h", "-t", "PD,R,CG").strip(), 60, "the job has ended")
+    left = subprocess.run(["pgrep", "-f", str(project.root / "train.py")], capture_output=True, check=False)
+    assert not left.stdout
+    assert "done" not in {run["state"] for run in project.status().values()}
+    project.write("go", "")
+    project.shoal("submit", path, "--shape", "pack", "--gpus", 2, "--time", "5m")
+    wait_all(project, "done")
+    assert good_ends(project) == [1] * 3
