@@ -283,10 +283,10 @@ def test_cancelling_one_run_stops_it_alone(project: Project) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 700 kB."""
+    """A disk of 3 MB: half of it is the agent."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=700k,mode=700", "shoal-test", str(disk)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m,mode=700", "shoal-test", str(disk)], check=True)
     yield disk
     subprocess.run(["umount", "--lazy", str(disk)], check=True)
 

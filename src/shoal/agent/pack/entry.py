@@ -89,7 +89,7 @@ def _work(
     if settings.time_limit_s is not None:
         ends_at = min(ends_at or float("inf"), time.time() + settings.time_limit_s)
     home = os.path.dirname(os.path.dirname(folder))
-    node = Node(home, submission["token"], me, gpus, cpus, _for_runs(environ), ends_at, submission.get("code"))
+    node = Node(home, submission["token"], me, gpus, cpus, _for_runs(environ), ends_at, code=submission.get("code"))
     if settings.engine == "ray":
         return _work_by_ray(folder, submission, settings, items, node, slots, nodes)
     whole = {item.need.gpus >= WHOLE for item in items if item.need.gpus}
