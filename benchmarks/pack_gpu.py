@@ -1,4 +1,4 @@
-"""The seed's twenty models on one GPU: one process each in sequence, then packed, then packed from a warm parent.
+"""The seed's twenty models on one GPU: one process each in sequence, then packed, from a warm parent, and through MPS.
 
 python -m benchmarks pack_gpu        (needs CUDA and torch in this Python; says so where there is none)
 """
@@ -50,6 +50,9 @@ for epoch in range(args.epochs):
 print(args.blocks, float(loss))
 '''
 BLOCKS = range(4, 81, 4)
+#: An optimizer imports torch._dynamo when it is made, which takes as long as torch itself.
+WARM = ("--preload", "torch,torch._dynamo")
+WAYS = ((4, ()), (4, ("--preload", "torch")), (4, WARM), (8, WARM), (16, (*WARM, "--no-mps")), (16, WARM))
 
 
 def main() -> None:
@@ -69,16 +72,15 @@ def main() -> None:
         (folder / "shoal.toml").write_text("")
         one_by_one = timed(lambda: [run([sys.executable, "train.py", "--blocks", str(n)], folder) for n in BLOCKS])
         row("one process each, in sequence", one_by_one, one_by_one)
-        for slots, warm in ((4, False), (4, True), (8, True), (16, True)):
-            took = timed(lambda slots=slots, warm=warm: pack(folder, slots, warm))
-            row(f"`shoal pack --slots {slots}{' --preload torch' if warm else ''}`", took, one_by_one)
+        for slots, more in WAYS:
+            took = timed(lambda slots=slots, more=more: pack(folder, slots, more))
+            row(f"`shoal pack --slots {slots} {' '.join(more)}`".replace(" `", "`"), took, one_by_one)
     finally:
         shutil.rmtree(folder)
 
 
-def pack(folder: Path, slots: int, warm: bool) -> None:
+def pack(folder: Path, slots: int, more: tuple[str, ...]) -> None:
     words = [
-        "pack",
         "--slots",
         str(slots),
         "--gpus-per-run",
@@ -87,19 +89,11 @@ def pack(folder: Path, slots: int, warm: bool) -> None:
         "blocks=4:80:4",
         "--cost",
         "blocks",
+        *more,
     ]
-    words += ["--preload", "torch"] if warm else []
-    words += [
-        "--name",
-        f"s{slots}{'w' if warm else 'c'}",
-        "-q",
-        "--",
-        sys.executable,
-        "train.py",
-        "--blocks",
-        "{blocks}",
-    ]
-    run([sys.executable, "-m", "shoal", *words], folder)
+    name = "_".join(str(word).strip("-").replace(",", "_").replace(".", "_") for word in (f"s{slots}", *more))
+    train = ["--name", name, "-q", "--", sys.executable, "train.py", "--blocks", "{blocks}"]
+    run([sys.executable, "-m", "shoal", "pack", *words, *train], folder)
 
 
 def run(words: list[str], folder: Path) -> None:
