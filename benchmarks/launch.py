@@ -101,7 +101,8 @@ def by_hand(sandbox: Sandbox, root: Path, mode: str, nodes: int) -> None:
     script = root / "hand.sh"
     script.write_text(
         f"#!/bin/bash\n#SBATCH --nodes={nodes} --ntasks-per-node={tasks} --cpus-per-task={cpus} --gres=gpu:2 --time=5\n"
-        f"date +%s.%N > {root}/marks/start\nexport MARKS={root}/marks\n" + BY_HAND[mode].format(python=sys.executable, nodes=nodes)
+        f"date +%s.%N > {root}/marks/start\nexport MARKS={root}/marks\n"
+        + BY_HAND[mode].format(python=sys.executable, nodes=nodes)
     )
     sandbox.run("sbatch", "--wait", "--output=hand.out", str(script), cwd=root, timeout_s=120)
 
