@@ -56,6 +56,8 @@ sys.exit(code)
 """
 
 TOML = """\
+snapshot = false
+
 [steps.train]
 command = [{python}, "-S", {train}]
 output = "training"

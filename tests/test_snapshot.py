@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from conftest import cancel_all
 from project import Project
+from shoal.agent import packages
 from shoal.sandbox import Sandbox
-from shoal.submit.snapshot import take
+from shoal.submit.snapshot import SnapshotError, take
 from waiting import wait_until
 
 
@@ -82,7 +86,6 @@ def test_a_project_inside_a_repository_starts_in_its_own_folder(repository: Path
 
 
 def test_without_git_and_without_a_commit(tmp_path: Path, repository: Path) -> None:
-    assert take(tmp_path, tmp_path / "home", {**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}) is None
     assert take(repository, home_of(repository), {"PATH": "/nonexistent"}) is None
     bare = tmp_path / "fresh"
     bare.mkdir()
@@ -93,11 +96,51 @@ def test_without_git_and_without_a_commit(tmp_path: Path, repository: Path) -> N
 
 
 @pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    """A project outside of git, as people have them: code, data, an environment, results."""
+    root = tmp_path / "plain"
+    for path in ("train.py", "pkg/a.py", "pkg/data/load.py", "data/x", ".venv/lib/y.py", "results/1.json", "w.pth"):
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(f"{path}\n")
+    return root
+
+
+def test_a_project_outside_of_git_is_copied_and_what_is_not_code_is_linked(plain: Path) -> None:
+    home = home_of(plain)
+    code = take(plain, home, os.environ)
+    assert code is not None and code.commit is None and not code.changed
+    kept = Path(code.root)
+    for name in ("train.py", "pkg", "pkg/a.py", "pkg/data/load.py"):
+        assert (kept / name).exists() and not (kept / name).is_symlink()
+    for name in ("data", ".venv", "results", "w.pth"):
+        assert (kept / name).is_symlink() and (kept / name).exists()
+    assert not (kept / ".shoal").exists() and not (plain / ".git").exists()
+    assert take(plain, home, os.environ) == code
+    (plain / "train.py").write_text("two\n")
+    assert take(plain, home, os.environ) != code and (kept / "train.py").read_text() == "train.py\n"
+    (plain / ".shoalignore").write_text("/pkg/a.py\n!/results/\n")
+    other = take(plain, home, os.environ)
+    assert (
+        other is not None and Path(other.root, "pkg/a.py").is_symlink() and not Path(other.root, "results").is_symlink()
+    )
+
+
+def test_more_files_than_anybody_writes_are_refused_by_name(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.submit.snapshot._MOST_FILES", 10)
+    for number in range(12):
+        (plain / "routes").mkdir(exist_ok=True)
+        (plain / "routes" / f"{number}.xml").touch()
+    with pytest.raises(SnapshotError, match="most of them in routes") as told:
+        take(plain, home_of(plain), os.environ)
+    assert told.value.hint and "echo '/routes' >> " in told.value.hint and ".shoalignore" in told.value.hint
+
+
+@pytest.fixture
 def project(tmp_path: Path, cluster: Sandbox) -> Iterator[Project]:
     project = Project(tmp_path, cluster)
     project.write(".gitignore", ".shoal/\noutputs/\nmarks/\n")
     project.write("hello.py", "print('the old code')\n")
-    toml = (project.root / "shoal.toml").read_text()
+    toml = (project.root / "shoal.toml").read_text().replace("snapshot = false\n", "")
     project.write("shoal.toml", toml + '\n[steps.hello]\ncommand = "python3 hello.py"\n')
     project.write("experiments/001_a/000_hello.toml", 'step = "hello"\n[request]\ntime = "5m"\nmemory = "50M"\n')
     git(project.root, "init", "-q")
@@ -122,4 +165,26 @@ def test_a_queued_run_executes_the_code_of_its_submission(
     assert printed in project.shoal("logs", "001_a/000_hello").out
     record = json.loads((project.submissions()[0] / "provenance.json").read_text())
     assert record["python"] and json.loads(Path(record["packages"]).read_text())["packages"]
+    [start] = project.records("001_a/000_hello", "attempt.*.start")
+    assert start["python"]["python"] == shutil.which("python3", path=project.env["PATH"])
+    listed = json.loads(Path(start["python"]["packages"]).read_text())["packages"]
+    assert f"msgspec=={version('msgspec')}" in listed
     assert record["commit"] == (None if flags else git(project.root, "rev-parse", "HEAD"))
+
+
+def test_the_python_of_a_command_is_found_without_starting_it(tmp_path: Path) -> None:
+    (tmp_path / "env/bin").mkdir(parents=True)
+    site = tmp_path / "env/lib/python3.9/site-packages"
+    for name in ("torch-2.1.0+cu121.dist-info", "My_Pkg-0.3-py3.9.egg-info", "torch", "notes-x"):
+        (site / name).mkdir(parents=True)
+    for name, text in (("python", ""), ("torchrun", f"#!{tmp_path}/env/bin/python\n"), ("run.sh", "#!/bin/bash\n")):
+        (tmp_path / "env/bin" / name).write_text(text)
+        (tmp_path / "env/bin" / name).chmod(0o755)
+    around = {"PATH": f"{tmp_path}/env/bin:{os.environ['PATH']}"}
+    for command in (["python", "x.py"], ["torchrun", "x.py"], ["run.sh"], ["env/bin/python"], ["no-such-program"]):
+        found = packages.keep(str(tmp_path / "home"), command, around, str(tmp_path))
+        assert found is not None and found["python"] == f"{tmp_path}/env/bin/python" and found["version"] == "3.9"
+        kept = json.loads(Path(found["packages"]).read_text())["packages"]
+        assert kept == ["My_Pkg==0.3", "torch==2.1.0+cu121"]
+    assert packages.python_of([sys.executable], {"PATH": ""}, "/") == sys.executable
+    assert packages.keep(str(tmp_path / "home"), ["true"], {"PATH": "/nowhere"}, "/") is None

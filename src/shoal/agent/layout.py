@@ -18,7 +18,7 @@
   queue/<cluster>/                  the budget, and the submissions that wait for room under it (admission.py)
   environments/<hash>.json          an environment without secrets, as it was when something was submitted
   snapshots/<tree>/                 the code as it was when something was submitted; .json and .diff beside it
-  packages/<hash>.json              the packages of the Python that a submission was made with
+  packages/<hash>.json              the packages of a Python that attempts or submissions used
   sweeps/<experiment>/<base>.<n>.json   what the names of a sweep's runs rest on
   search/<experiment>/<kind>.<engine>.jsonl   what runs had at the rungs of a search, as one engine saw it
   runs/<experiment>/<stem>/

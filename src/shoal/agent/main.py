@@ -23,6 +23,7 @@ from . import (
     layout,
     nodes,
     notices,
+    packages,
     process,
     progress,
     smoke,
@@ -149,6 +150,7 @@ def _attempt(home: str, claim: fence.Claim, me: Dict[str, Any], set_up_exit: int
         ends=float(os.environ.get("SLURM_JOB_END_TIME") or 0) or None,  # older Slurm does not say
         nodes=os.environ.get("SLURM_JOB_NODELIST") if me.get("job_id") else None,
         failed_nodes=failed_nodes,
+        python=packages.keep(home, spec["command"], dict(os.environ, **(spec.get("env") or {})), spec["cwd"]),
     )
     number = fence.begin_attempt(claim, start)
     out, err = (os.path.join(claim.log_dir, "attempt-%d.%s" % (number, stream)) for stream in ("out", "err"))

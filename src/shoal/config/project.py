@@ -29,6 +29,7 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
     steps: dict[str, Step]
     clusters: dict[str, Cluster]
     notify: Notify | None = None
+    snapshot: bool = True
 
     def step(self, name: str) -> Step:
         """A declared step, or an InputError that lists those that are."""
@@ -46,11 +47,12 @@ def find_project(start: Path, environ: Mapping[str, str]) -> Project:
 def load_project(root: Path, environ: Mapping[str, str]) -> Project:
     """Read shoal.toml in `root` and the user's config; the project's values win over the user's."""
     document = read_document(root / TOML_NAME, TOML_NAME)
-    top = document.table(("steps", "clusters", "notify", "status"))
+    top = document.table(("steps", "clusters", "notify", "status", "snapshot"))
     steps = {name: parse_step(name, table) for name, table in top.tables("steps").items()}
     parse_columns(top)
     project = _assemble(root, environ, steps, _cluster_values(top), root / TOML_NAME)
-    return msgspec.structs.replace(project, notify=parse_notify(top.table("notify", NOTIFY_KEYS)))
+    notify = parse_notify(top.table("notify", NOTIFY_KEYS))
+    return msgspec.structs.replace(project, notify=notify, snapshot=top.flag("snapshot") is not False)
 
 
 def project_or_bare(start: Path, environ: Mapping[str, str]) -> Project:

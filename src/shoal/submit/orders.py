@@ -267,7 +267,7 @@ def carry_out(
     home = str(project.home)
     if not cluster.is_local:
         admit_everywhere(home)
-    wants_code = snapshot and order.submissions and not cluster.is_local
+    wants_code = snapshot and project.snapshot and order.submissions and not cluster.is_local
     code = take(project.root, Path(writing.open_home(project.home)), environ) if wants_code else None
     gate = None
     if order.submissions and not cluster.is_local:

@@ -1,9 +1,9 @@
 """The code as it is now, kept for jobs that start later: a queued run executes what was there when it was submitted.
 
-For a project in git: tracked files with their changes, and untracked ones that are not ignored, are written to
-snapshots/<tree> under the state folder, once for each state of the code. What git ignores (data, environments, compiled
-extensions) is linked, so that paths still lead there. The commit and the difference to it stand beside it. A project
-outside of git has nothing that says what is code, and runs from where it is.
+Tracked files with their changes, and untracked ones that are not ignored, are written to snapshots/<tree> under the
+state folder, once for each state of the code. What git ignores (data, environments, compiled extensions) is linked, so
+that paths still lead there. The commit and the difference to it stand beside it. A project outside of git is treated as
+if it had just been put there: a list of usual names and its .shoalignore say what is not code.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +22,45 @@ from shoal.errors import ShoalError
 
 #: An untracked file larger than this is data, and is linked like what git ignores.
 _LARGEST_UNTRACKED = 5 << 20
+#: More than this is not code that somebody wrote.
+_MOST_FILES = 20_000
+_MOST_BYTES = 500 << 20
 _TIMEOUT_S = 120
+IGNORE = ".shoalignore"
+#: What is seldom code, at the root of a project that has no .gitignore.
+_NOT_CODE = """\
+.*/
+__pycache__/
+*.egg-info/
+node_modules/
+/venv/
+/env/
+/data/
+/dataset/
+/datasets/
+/outputs/
+/output/
+/results/
+/logs/
+/log/
+/runs/
+/wandb/
+/mlruns/
+/checkpoints/
+/ckpts/
+/tmp/
+*.log
+*.pt
+*.pth
+*.ckpt
+*.safetensors
+*.npy
+*.npz
+*.h5
+*.tar
+*.gz
+*.zip
+"""
 
 
 class Code(NamedTuple):
@@ -38,14 +77,19 @@ class SnapshotError(ShoalError):
 
 
 def take(root: Path, home: Path, environ: Mapping[str, str]) -> Code | None:
-    """Keep the code around `root`; None where there is no git repository. The repository is not changed."""
+    """Keep the code around `root`; None where there is no git to do it. A repository is not changed by it."""
     git = _Git(root, environ)
-    top = git.ask("rev-parse", "--show-toplevel")
-    if top is None:
+    if git.ask("--version") is None:
         return None
+    top = git.ask("rev-parse", "--show-toplevel")
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
-        git = git.with_index(Path(top), Path(folder) / "index")
-        kept_out = _add_everything(git, Path(top), home, root)
+        if top is None:
+            top, ignore = str(root), IGNORE
+            git = git.outside_of_git(Path(folder) / "git")
+        else:
+            ignore = ".gitignore"
+            git = git.with_index(Path(top), Path(folder) / "index")
+        kept_out = _add_everything(git, Path(top), home, root, ignore)
         tree = git.must("write-tree")
         commit = git.ask("rev-parse", "--verify", "HEAD")
         target = home / "snapshots" / tree[:16]
@@ -60,18 +104,26 @@ def take(root: Path, home: Path, environ: Mapping[str, str]) -> Code | None:
     return Code(os.path.normpath(target / inside), commit, tree, bool(difference))
 
 
-def _add_everything(git: _Git, top: Path, home: Path, root: Path) -> list[str]:
+def _add_everything(git: _Git, top: Path, home: Path, root: Path, ignore: str) -> list[str]:
     """Put changes and small untracked files into our own index; returns the untracked paths that are left out."""
     git.must("add", "--update", ".")
     ours = [os.path.relpath(path, top.resolve()) + "/" for path in (home.resolve(), (root / "outputs").resolve())]
     small: list[str] = []
     out: list[str] = []
+    size = 0
     for name in git.names("ls-files", "--others", "--exclude-standard", "-z"):
         path = top / name
         if name.startswith(tuple(ours)):
             continue
         is_small = not path.is_symlink() and path.is_file() and path.stat().st_size <= _LARGEST_UNTRACKED
         (small if is_small or path.is_symlink() else out).append(name)
+        size += path.stat().st_size if is_small else 0
+    if len(small) > _MOST_FILES or size > _MOST_BYTES:
+        [(folder, _)] = Counter(name.split("/")[0] for name in small).most_common(1)
+        raise SnapshotError(
+            f"the code could not be kept: {len(small)} untracked files with {size >> 20} MB, most of them in {folder}",
+            hint=f"echo '/{folder}' >> {top / ignore}   # it is linked then; or add --no-snapshot",
+        )
     if small:
         git.must("update-index", "--add", "-z", "--stdin", given="\0".join(small))
     return out
@@ -124,6 +176,17 @@ class _Git:
         if current and (self.cwd / current).is_file():
             shutil.copyfile(self.cwd / current, index)
         return _Git(top, self.environ, index)
+
+    def outside_of_git(self, folder: Path) -> _Git:
+        """The same folder as the work tree of an empty repository elsewhere."""
+        git = _Git(self.cwd, self.environ)
+        git.env.update(GIT_DIR=str(folder), GIT_WORK_TREE=str(self.cwd.resolve()))
+        git.must("init", "-q")
+        own = self.cwd / IGNORE
+        text = own.read_text("utf-8", "surrogateescape") if own.is_file() else ""
+        (folder / "info").mkdir(exist_ok=True)
+        (folder / "info" / "exclude").write_text(_NOT_CODE + text, "utf-8", "surrogateescape")
+        return git
 
     def ask(self, *words: str) -> str | None:
         """One line of answer, or None."""
