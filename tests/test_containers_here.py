@@ -15,6 +15,7 @@ import pytest
 from images import BINDS, container_of, make_image, why_not
 from images import image as image
 from launching import Launching, assert_nothing_left
+from test_docs import ROOT, execute
 from waiting import wait_until
 
 TORCHRUN = 'launch = { mode = "torchrun", processes = 2 }'
@@ -183,3 +184,8 @@ def test_podman_runs_the_program_and_leaves_no_container_behind(
 def _podman_containers() -> str:
     argv = ["podman", "ps", "--all", "--no-trunc", "--format", "{{.Image}} {{.Command}} {{.Mounts}}"]
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_newcomer_can_follow_the_page(tmp_path: Path, image: Path) -> None:
+    done = execute(ROOT / "docs" / "containers.md", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
