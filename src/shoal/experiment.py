@@ -53,8 +53,8 @@ class Experiment:
         """Add the run, or the runs, of a step; a mistake is an InputError that names this line.
 
         `name` begins the names of the runs; it is the step's unless given. `more` takes what a TOML page takes beside:
-        command, args, env, container, sweep, zip, points, samples, defaults, exclude, tables, derived, require, requests,
-        cost, search.
+        command, args, env, container, sweep, zip, points, samples, defaults, exclude, tables, derived, require,
+        requests, cost, search.
         """
         caller = sys._getframe(1)
         given = {
