@@ -69,6 +69,15 @@ def test_three_forms_of_one_sweep_give_the_same_runs(project: Project) -> None:
     assert toml["002_depth/000_train_depth4_lr0.01_2"]["args"] == ["--lr=0.01"]
 
 
+def test_a_python_file_called_after_its_step_names_its_runs_like_a_page(project: Project) -> None:
+    text = (
+        "import shoal\nexp = shoal.Experiment('004_x')\nexp.add('train', seeds=0)\nexp.add('evaluate')\nexp.submit()\n"
+    )
+    for file, train in (("010_train.py", "010_train_0"), ("sweep.py", "train_0"), ("010_graph.py", "train_0")):
+        names = list(plan(project, project.write(f"experiments/004_x/{file}", text)))
+        assert names == [f"004_x/{train}", "004_x/evaluate"]
+
+
 def test_a_bash_script_can_be_swept_as_well_and_gives_the_same_runs(project: Project) -> None:
     script = project.script("002_depth/000_train.sh", "train --time=20 -- depth={depth} '{x}'")
     bash = plan(project, script, "--set", "depth=4,8", "--set", "lr=0.1,0.2", "--seeds", "0-1")

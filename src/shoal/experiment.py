@@ -52,9 +52,9 @@ class Experiment:
     ) -> None:
         """Add the run, or the runs, of a step; a mistake is an InputError that names this line.
 
-        `name` begins the names of the runs; it is the step's unless given. `more` takes what a TOML page takes beside:
-        command, args, env, container, sweep, zip, points, samples, defaults, exclude, tables, derived, require,
-        requests, cost, search.
+        `name` begins the names of the runs; unless given it is the file's if that is 000_STEP.py, else the step's.
+        `more` takes what a TOML page takes beside: command, args, env, container, sweep, zip, points, samples,
+        defaults, exclude, tables, derived, require, requests, cost, search, start_from, after.
         """
         caller = sys._getframe(1)
         given = {

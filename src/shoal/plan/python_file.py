@@ -53,8 +53,16 @@ def sweeps_of(added: Iterable[Added]) -> list[Sweep]:
     found: dict[tuple[str, str], list[Block]] = {}
     for one in added:
         block = parse_block(Given(one["place"], one["values"]))
-        found.setdefault((one["experiment"], block.name or block.step or ""), []).append(block)
+        name = block.name or _file_name(one["place"], block.step) or block.step or ""
+        found.setdefault((one["experiment"], name), []).append(block)
     return [Sweep(named(experiment, stem), tuple(blocks)) for (experiment, stem), blocks in found.items()]
+
+
+def _file_name(place: str, step: str | None) -> str | None:
+    """The name of a file that is called after this step, as a page's runs have it: 000_train.py for train."""
+    stem = Path(place.rpartition(":")[0]).stem
+    order, word, seed = parse_stem(stem)
+    return stem if order is not None and word == step and seed is None else None
 
 
 def named(experiment: str, stem: str) -> ScriptName:

@@ -222,7 +222,9 @@ class _Pipes:
     def __init__(self, sources: Sequence[Source], form: Form) -> None:
         self.runs = {source.run: source for source in reversed(sources)}
         self._form = form
-        self._pipes = {self._key(one): self._pipe(one) for one in sources}
+        # What the run wrote before it was submitted again is not followed, and must not appear beside what is.
+        fresh = [one._replace(paths=[]) if one.outdated else one for one in sources]
+        self._pipes = {self._key(one): self._pipe(one) for one in fresh}
 
     def copy(self, sources: Iterable[Source]) -> None:
         for source in sources:
