@@ -24,6 +24,7 @@ def add_pack(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--mem", metavar="32G", help="memory of the allocation, on each node (default: of its runs)")
     group.add_argument("--time", metavar="2h", help="how long the allocation may last (default: computed)")
     group.add_argument("--run-time", metavar="10m", help="stop a run that takes longer")
+    group.add_argument("--probe", metavar="10s", help="start runs of unknown length so long, then the longest first")
     group.add_argument("--warn", metavar="60s", help="ask runs to stop so long before the allocation ends")
     group.add_argument("--grace", metavar="30s", help="kill what has not stopped so long after it was asked to")
     group.add_argument(
@@ -63,6 +64,7 @@ def pack_of(args: argparse.Namespace) -> PackOptions:
         follow=args.follow_ups,
         bind=args.bind,
         preload=tuple(word for word in (args.preload or "").split(",") if word),
+        probe_s=seconds(args.probe, "--probe"),
         shrink=args.shrink,
         mps=not args.no_mps,
         search=args.search,

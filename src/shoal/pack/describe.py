@@ -45,6 +45,7 @@ class PackPlan(NamedTuple):
             "follow": options.follow,
             "preload": list(options.preload),
             "engine": options.engine,
+            "probe_s": options.probe_s,
             "shrink": options.shrink,
             "mps": options.mps,
             "search": dict(self.search) or None,

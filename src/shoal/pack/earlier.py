@@ -12,7 +12,7 @@ from shoal.store.records import DamagedRecord, End
 
 
 def earlier_durations(home: str, names: Sequence[str]) -> dict[int, float]:
-    """Place -> seconds of the newest attempt that ended well, for those of the named runs that have one.
+    """Place -> seconds of the newest attempt that ended well, or was a probe, for the named runs that have one.
 
     A run of the same sweep that is not asked for this time still tells what its neighbours take, but only costs say
     by how much they differ; it is left to `order.expected`.
@@ -25,7 +25,8 @@ def earlier_durations(home: str, names: Sequence[str]) -> dict[int, float]:
                 end = records.read(os.path.join(folder, layout.attempt_file(number, "end")), End)
             except DamagedRecord:
                 continue
-            if end is not None and end.success:
-                found[place] = end.duration_s
+            told = None if end is None else end.duration_s if end.success else end.expect_s
+            if told is not None:
+                found[place] = told
                 break
     return found

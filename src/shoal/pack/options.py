@@ -18,6 +18,7 @@ class PackOptions(NamedTuple):
     `time` is how long the allocation is asked for, `memory` what it has on each node.
     `pilots` asks for that many small allocations instead of one; `follow` bounds the jobs that continue what a time
     limit left over; `warn_s` before the end running runs are asked to stop, `grace_s` after that they are killed.
+    `probe_s` starts runs of unknown length once for so long, to put the longest first.
     `shrink` gives nodes back that have nothing left to do.
     `search` stops losing runs early: as --search spells it, "off", or None for what the sweep's page says.
     """
@@ -38,6 +39,7 @@ class PackOptions(NamedTuple):
     follow: int = 3
     bind: bool = False
     preload: tuple[str, ...] = ()
+    probe_s: float | None = None
     shrink: bool = False
     mps: bool = True
     search: str | None = None
@@ -62,6 +64,12 @@ class PackOptions(NamedTuple):
         if self.shrink and ((self.nodes or 1) < 2 or self.engine == "ray"):
             held = "Ray holds its nodes to the end" if self.engine == "ray" else "this pack has one node"
             raise InputError(f"--shrink gives idle nodes back, and {held}", hint="--nodes 2 --shrink", place="--shrink")
+        if self.probe_s is not None and (self.pilots or ((self.nodes or 1) > 1 and self.engine != "ray")):
+            raise InputError(
+                "--probe is for one allocation with one engine: several would each learn a part only",
+                hint='--cost EXPR, or cost = "..." in the sweep',
+                place="--probe",
+            )
         if self.search is not None:
             parse_words(self.search)
         if self.gpus_per_run is not None:

@@ -70,6 +70,7 @@ _PACK_STOPS = {
     "time limit": ("timeout", "stopped at its own time limit"),
     "walltime": ("timeout", "the time of its pack was up"),
     "lost": ("lost", "the engine that ran it was killed"),
+    "probe": ("new", "it was probed, and its pack ended before its turn"),
 }
 
 
@@ -215,6 +216,8 @@ def _has_ended(files: RunFiles, row: JobRow) -> bool:
     """
     if files.end is None or files.end.generation != files.generation or LIVE_WORDS.get(row.word) != "running":
         return False
+    if _in_queue(files) and files.end.stopped_by == "probe":
+        return False  # it waits for its turn in the same pack
     if _in_queue(files) and files.end.job_id != row.job_id and files.end.stopped_by in ("walltime", "lost"):
         return False  # another job of the queue will go on with it
     return files.cancelled or not was_signalled(files.end)

@@ -133,6 +133,7 @@ class End(Record, frozen=True, kw_only=True):
     cause: str | None = None
     oom: bool = False
     problem: str | None = None
+    expect_s: float | None = None
     job_id: str | None = None
     job_label: str | None = None
     held: Held | None = None

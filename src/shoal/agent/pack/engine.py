@@ -21,6 +21,7 @@ from .leases import Leases
 from .ledger import Ledger
 from .node import Node
 from .others import Others
+from .probe import Probes
 from .queue import Item, Queue, Settings
 from .running import INTERRUPTED, Running
 from .search import Search, rule_of
@@ -55,6 +56,7 @@ class Engine:
         self.ledger = Ledger(self.bell.rope, say, self._account)
         self.leases = Leases(node.home, node.token, node.me, node.environ)
         self.others = Others(node, queue, self.tally, self.leases)
+        self.probes = Probes(settings.probe_s)
         self.search = Search(rule_of(settings.search), node.home, node.me["engine"])
         self.beside = Beside(node)
         self._look_at = time.monotonic() + _LOOK_S
@@ -125,7 +127,7 @@ class Engine:
         now, left_s = time.monotonic(), self._left_s()
         due = [self.leases.due_at, *self.ledger.due_at(now), *(until for until, _ in self.queue.later)]
         if self.running or self.queue.blocked:
-            due += [self._look_at, self.search.due_at]
+            due += [self._look_at, self.search.due_at, *self.probes.due_at(list(self.running.values()))]
             due += [running.due_at for running in self.running.values()]
         if left_s is not None:
             due.append(now + max(left_s, 1.0))
@@ -173,7 +175,8 @@ class Engine:
         if standing.word == "ended":
             more = self._again(standing)
             if more is None:
-                self.tally.count("failed")
+                by_search = (standing.end or {}).get("stopped_by") == "search"
+                self.tally.count("by_search" if by_search else "failed")
                 return None
             if more.slots > item.need.slots:
                 self._try_again(item, more._replace(wait_s=0.0))
@@ -317,6 +320,8 @@ class Engine:
         else:
             self.books.give(running.holding)
         survival.conclude(running.end, running.begun.err, check_exit)
+        if running.stopped_by == "probe":
+            running.end["expect_s"] = self.probes.expected_s(running.item)
         running.end["data"] = self.data.records(running.begun.spec)
         self.ledger.ended(running, running.end)
 
@@ -336,6 +341,9 @@ class Engine:
             self.queue.learn(item, end["duration_s"])
             self.others.is_done(item.name)
             word = "done"
+        elif why == "probe":
+            self.queue.put_by_length(item._replace(expect_s=self.probes.expected_s(item) or 0.0))
+            word = "waits:"
         elif why == "search":
             self.tally.count("by_search")
             word = "stopped"
@@ -368,7 +376,9 @@ class Engine:
                 if why is not None:
                     running.ask_to_stop(why, self.settings.grace_s)
             self.others.look_for_parents()
-        self.search.stop_losers(now, list(self.running.values()), self.settings.grace_s)
+        everybody = list(self.running.values())
+        self.search.stop_losers(now, everybody, self.settings.grace_s)
+        self.probes.tend(now, everybody, self.settings.grace_s)
         if now >= self.leases.due_at:
             self.leases.renew(now)
             self.others.look()

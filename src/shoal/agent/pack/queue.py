@@ -40,6 +40,7 @@ class Settings(NamedTuple):
     follow: int = 0
     preload: Sequence[str] = ()
     engine: str = "auto"
+    probe_s: Optional[float] = None
     shrink: bool = False
     mps: bool = True
     search: Optional[Dict[str, Any]] = None
@@ -99,6 +100,12 @@ class Queue:
 
     def put_back(self, item: Item, last: bool = False) -> None:
         self.waiting.insert(len(self.waiting) if last else 0, item)
+
+    def put_by_length(self, item: Item) -> None:
+        """A run whose length was just learnt: behind those of which nothing is known yet, and the longer ones."""
+        shorter = (at for at, other in enumerate(self.waiting) if (other.expect_s or 0.0) < (item.expect_s or 0.0))
+        known = (at for at in shorter if self.waiting[at].expect_s is not None)
+        self.waiting.insert(next(known, len(self.waiting)), item)
 
     def put_off(self, item: Item, until: float) -> None:
         """Let a run wait until a moment of the clock that `wake` is told."""

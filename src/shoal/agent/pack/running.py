@@ -13,7 +13,7 @@ from .queue import Item
 
 _BEAT_S = 30.0
 #: stopped_by values after which the same generation may go on: the run was interrupted, it did not fail.
-INTERRUPTED = ("SIGTERM", "SIGINT", "SIGHUP", "walltime", "lost")
+INTERRUPTED = ("SIGTERM", "SIGINT", "SIGHUP", "walltime", "lost", "probe")
 
 
 class Running:
