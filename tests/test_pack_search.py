@@ -18,15 +18,18 @@ from shoal.sandbox import Sandbox
 from shoal.sweep.search import parse_words
 from waiting import wait_until
 
-#: Reports step 1 to 5 with loss q / step, then waits for a file, or for SIGTERM, upon which it saves.
+#: Reports step 1 to 5 with loss quality / step, then waits for a file, or for SIGTERM, upon which it saves. The best
+#: reports first, so that of six runs one goes on with it at most, in whatever order the others come.
 LEARN = """\
-import json, os, signal, sys, time
+import glob, json, os, signal, sys, time
 quality, out = float(sys.argv[1]), os.environ["SHOAL_OUTPUT_DIR"]
 def stop(number, frame):
     with open(os.path.join(out, "model_saved.pth"), "w") as file:
         file.write("weights")
     sys.exit(0)
 signal.signal(signal.SIGTERM, stop)
+while quality > 1 and not glob.glob(os.path.join(ROOT, ".shoal/search/*/*")):
+    time.sleep(0.05)
 with open(os.path.join(out, "metrics.jsonl"), "a") as file:
     for step in range(1, 6):
         file.write(json.dumps({"step": step, "loss": quality / step}) + "\\n")

@@ -187,13 +187,13 @@ class Search:
         reports = self._reports.setdefault((name, attempt), Reports(self.rule, path))
         for report in reports.new():
             try:
-                values = self.board.values(name, report.rung)
-                if name in values:
+                if name in self.board.values(name, report.rung):
                     continue  # an earlier attempt was here, and went on
+                # Noted first, then read: of several that arrive together, the last one sees all of them.
                 self.board.note(name, revision, report)
+                values = self.board.values(name, report.rung)
             except (OSError, ValueError):
                 continue
-            values[name] = report.value
             place = rank(self.rule, report.value, list(values.values()))
             if is_stopped(self.rule, place, len(values)):
                 return self._words(report, place, len(values))
