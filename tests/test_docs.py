@@ -100,13 +100,15 @@ def test_a_newcomer_can_follow_the_page_without_slurm(name: str, tmp_path: Path)
 
 
 @pytest.mark.slurm
-@pytest.mark.parametrize("name", ["getting-started.md", "tutorial-lead.md", "tutorial-stages.md"])
+@pytest.mark.parametrize("name", ["getting-started.md", "tutorial-lead.md", "tutorial-stages.md", "switch.md"])
 def test_a_newcomer_can_follow_the_page_to_slurm(name: str, tmp_path: Path) -> None:
     page = ROOT / "docs" / name
     # A short folder: the sandbox keeps Unix sockets in it, whose paths have a limit.
     with tempfile.TemporaryDirectory(prefix="sb") as sandboxes:
-        done = execute(page, tmp_path, sandboxes=sandboxes)
-        stop = [str(SHOAL), "sandbox", "down", "--all"]
-        subprocess.run(stop, env={**os.environ, "SHOAL_SANDBOX_HOME": sandboxes}, check=False)
+        try:
+            done = execute(page, tmp_path, sandboxes=sandboxes)
+        finally:
+            stop = [str(SHOAL), "sandbox", "down", "--all"]
+            subprocess.run(stop, env={**os.environ, "SHOAL_SANDBOX_HOME": sandboxes}, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "submitted" in done.stdout

@@ -162,30 +162,35 @@ def _attempt(home: str, claim: fence.Claim, me: Dict[str, Any], set_up_exit: int
         _say("starting from %s" % spec["start_from"])
     _say("output in %s" % out)
     attempt, end, env = _run(home, claim, number, spec, resume_from, out, err, set_up_exit)
-    end["job_id"] = me.get("job_id")
-    end["job_label"] = _job_label()
-    end["host"] = socket.gethostname()
-    end["log_dir"] = claim.log_dir
+    end.update(job_id=me.get("job_id"), job_label=_job_label(), host=socket.gethostname(), log_dir=claim.log_dir)
     survival.judge(end, spec, claim, env, err)
     if spec.get("smoke"):
         smoke.judge(end, spec, progress.read(claim.output_dir, [out, err]))
-    if spec.get("trial") and end["success"] and attempt.claim == claim and trial.pointless(home, spec) is None:
+    return _conclude(home, claim, attempt, spec, end, env)
+
+
+def _conclude(
+    home: str, begun: fence.Claim, attempt: Attempt, spec: Dict[str, Any], end: Dict[str, Any], env: Dict[str, str]
+) -> int:
+    """Write the end down, do what follows from it, and return the job's exit code."""
+    if spec.get("trial") and end["success"] and attempt.claim == begun and trial.pointless(home, spec) is None:
         trial.take_over(home, attempt, spec["trial"]["of"])  # it was done before anybody looked
-    # A trial that has taken over is an attempt of the run by now.
-    claim, number, name = attempt.claim, attempt.number, layout.name_of(attempt.claim.run_dir)
-    end.update(attempt=number, generation=claim.generation, revision=claim.revision)
-    switched_away = fence.superseded(claim, number) == "superseded"
-    if switched_away:
-        end["stopped_by"] = end["stopped_by"] and "superseded"
+    claim, number = attempt.claim, attempt.number
+    name = layout.name_of(claim.run_dir)
+    if claim != begun:
+        trial.as_the_run(end, claim, number)
+    replaced = fence.superseded(claim, number) == "superseded"
+    if replaced and end["stopped_by"]:
+        end["stopped_by"] = "superseded"
     _write_end(claim, number, end)
     _say("attempt %d ended with exit code %d after %.0f s" % (number, end["exit_code"], end["duration_s"]))
-    told = None if switched_away else survival.follow_up(home, name, claim, spec, end, _job_label())
-    if told:
-        print("shoal: %s" % told, file=sys.stderr, flush=True)
+    if not replaced:
+        told = survival.follow_up(home, name, claim, spec, end, _job_label())
+        if told:
+            print("shoal: %s" % told, file=sys.stderr, flush=True)
+        notices.after_end(home, name, env, last=bool(end["job_id"]))
     if end["success"]:
         trial.dismiss(home, name)
-    if not switched_away:
-        notices.after_end(home, name, env, last=bool(me.get("job_id")))
     # Runs that build on this one wait for exit code 0, which a program may have though its run is not done.
     if end["cause"] in ("limit", "bad_result", "oom"):
         return int(end["exit_code"]) or 1

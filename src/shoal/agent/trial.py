@@ -159,6 +159,14 @@ def _end_trial(claim: fence.Claim, number: int, goal: str) -> None:
     files.create_exclusive(os.path.join(claim.run_dir, layout.attempt_file(number, "end")), files.to_json(end))
 
 
+def as_the_run(end: Dict[str, Any], claim: fence.Claim, number: int) -> None:
+    """The end of an attempt that took over: it is the run's, and counts from the switch."""
+    start = files.read_json(os.path.join(claim.run_dir, layout.attempt_file(number, "start"))) or {}
+    began = max(float(start.get("t", end["began"])), end["began"])
+    end.update(attempt=number, generation=claim.generation, revision=claim.revision, began=began)
+    end["duration_s"] = max(0.0, end["ended"] - began)
+
+
 def beaten(attempt: "Attempt") -> Optional[str]:
     """Why an attempt that a newer generation stands before must stop; None while nobody lives behind that one."""
     home, name = layout.home_of(attempt.claim.run_dir), layout.name_of(attempt.claim.run_dir)
@@ -212,7 +220,7 @@ def _become(home: str, attempt: "Attempt", goal: str) -> bool:
     start = files.read_json(os.path.join(mine.run_dir, layout.attempt_file(attempt.number, "start"))) or {}
     owner = {key: start.get(key) for key in ("job_id", "job_label")}
     files.create_exclusive(os.path.join(run_dir, layout.submit_file(claim.generation, "owner")), files.to_json(owner))
-    number = fence.begin_attempt(claim, start)
+    number = fence.begin_attempt(claim, dict(start, t=time.time()))
     for stream in ("out", "err"):
         _same_log(mine.log_dir, attempt.number, number, stream)
     attempt.claim, attempt.number = claim, number

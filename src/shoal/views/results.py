@@ -35,7 +35,7 @@ def gather(
 
     def read(name: str) -> RunResult | None:
         spec, view = reader.spec(name), views[name]
-        if spec is None:
+        if spec is None or spec.smoke or spec.trial:
             return None
         sweeps.add((spec.experiment, spec.sweep))
         counts = view.output_dir is not None and (view.state == "done" or partial)
