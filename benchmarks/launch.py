@@ -3,8 +3,10 @@
     python -m benchmarks launch
 
 The hand-written script has the same srun and torchrun lines. Both note the time as their first command, and every rank
-notes it as its first line; the later rank counts. Then three replicas train on this machine, one is killed with -9, and
-the logs tell when it was started again and how long the others stood still. Needs root, torch and torchft.
+notes it as its first line; the later rank counts. Most of that time is torchrun importing torch, and on a busy machine
+it varies by seconds. So what comes before torchrun starts and after it has made its ranks is measured on its own: that
+sum is what shoal adds. Then three replicas train on this machine, one is killed with -9, and the logs tell when it was
+started again and how long the others stood still. Needs root, torch and torchft.
 """
 
 from __future__ import annotations
@@ -18,25 +20,34 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoal.sandbox import Sandbox, SandboxSpec
 
-REPEATS = 4
+REPEATS = 6
 PROMISE_S, RESTART_PROMISE_S, HEARTBEAT_S = 0.5, 2.0, 5.0
 EXAMPLES = Path(__file__).parent.parent / "examples" / "launch"
 SHOAL = [sys.executable, "-c", "import sys; from shoal.cli import main; sys.exit(main())"]
 
+#: The second number is the age of the process, which exec does not change: made by torchrun or srun.
 FIRST = """\
 import time
-now = time.time()
+now, up = time.time(), time.clock_gettime(time.CLOCK_BOOTTIME)
 import os
+with open("/proc/self/stat") as file:
+    born = int(file.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
 with open(os.path.join(os.environ["MARKS"], "rank-" + os.environ["RANK"]), "w") as file:
-    file.write(repr(now))
+    file.write("%r %r" % (now, up - born))
+"""
+#: Both sides start torchrun and ranks by this, which notes when torchrun starts.
+PYTHON = """\
+#!/bin/sh
+[ "$2" != torch.distributed.run ] || date +%s.%N > "$MARKS/torchrun-$SLURM_NODEID"
+exec {python} "$@"
 """
 BY_HAND = {
     "torchrun": """\
@@ -62,7 +73,10 @@ def main() -> None:
 def first_lines(folder: Path) -> None:
     spec = SandboxSpec(name=f"bench-{os.getpid()}"[:24], nodes=2, gpus=2, cpus=8, hosts=True)
     with Sandbox(spec) as sandbox:
-        print("| 2 ranks on each node | by hand (s) | shoal (s) | difference (s) | goal |\n|---|---|---|---|---|")
+        print(
+            "| 2 ranks on each node | by hand (s) | shoal (s) | difference (s) | before torchrun, after it (s) | goal |"
+        )
+        print("|---|---|---|---|---|---|")
         for mode, nodes in product(BY_HAND, (1, 2)):
             root = folder / f"{mode}-{nodes}"
             make_project(root, mode, nodes)
@@ -70,39 +84,60 @@ def first_lines(folder: Path) -> None:
             for number in range(REPEATS):
                 hand.append(measure(root, partial(by_hand, sandbox, root, mode, nodes), 2 * nodes))
                 ours.append(measure(root, partial(by_shoal, sandbox, root, number), 2 * nodes))
-            a, b = statistics.median(hand), statistics.median(ours)
-            best = min(ours) - min(hand)
+            total, before, after = (typical(ours, one) - typical(hand, one) for one in ("total", "before", "after"))
             what = f"{mode}, {nodes} node{'s' if nodes > 1 else ''}"
-            print(f"| {what} | {a:.2f} | {b:.2f} | {b - a:+.2f} (best {best:+.2f}) | {PROMISE_S} |")
+            split = f"{before:+.2f} {after:+.2f} = {before + after:+.2f}" if mode == "torchrun" else ""
+            print(f"| {what} | {typical(hand, 'total'):.2f} | {typical(ours, 'total'):.2f} | {total:+.2f} | {split} | "
+                  f"{PROMISE_S} |")  # fmt: skip
+    print(f"\nload {os.getloadavg()[0]:.0f}, {REPEATS} times each, by hand and shoal in turns, medians")
+
+
+class Times(NamedTuple):
+    """From the job's start to the last rank's first line, and to the last torchrun; a rank's age at its first line."""
+
+    total: float
+    before: float
+    after: float
+
+
+def typical(times: Sequence[Times], field: str) -> float:
+    return statistics.median(getattr(one, field) for one in times)
 
 
 def make_project(root: Path, mode: str, nodes: int = 2) -> None:
     (root / "marks").mkdir(parents=True)
     (root / "experiments/001_b").mkdir(parents=True)
     (root / "first.py").write_text(FIRST)
+    (root / "python3").write_text(PYTHON.format(python=sys.executable))
+    (root / "python3").chmod(0o755)
     (root / "shoal.toml").write_text(
-        f'[steps.first]\ncommand = ["{sys.executable}", "first.py"]\nlaunch = "{mode}"\n'
+        f'[steps.first]\ncommand = ["{root}/python3", "first.py"]\nlaunch = "{mode}"\n'
         f'env = {{ MARKS = "{root}/marks" }}\nrequest = {{ nodes = {nodes}, gpus = 2, cpus = 4, time = "5m" }}\n'
         f"[clusters.here]\nmatch = {{ host = \"*\" }}\nsetup = 'date +%s.%N > {root}/marks/start'\n"
     )
 
 
-def measure(root: Path, go: Callable[[], None], ranks: int) -> float:
+def measure(root: Path, go: Callable[[], None], ranks: int) -> Times:
     for mark in (root / "marks").iterdir():
         mark.unlink()
     go()
     wait_for(lambda: len(list((root / "marks").glob("rank-*"))) == ranks, 60)
     began = float((root / "marks/start").read_text())
-    return max(float(path.read_text()) for path in (root / "marks").glob("rank-*")) - began
+    firsts = [list(map(float, path.read_text().split())) for path in (root / "marks").glob("rank-*")]
+    launchers = [float(path.read_text()) for path in (root / "marks").glob("torchrun-*")]
+    return Times(
+        max(first for first, _ in firsts) - began, max(launchers, default=began) - began, max(age for _, age in firsts)
+    )
 
 
 def by_hand(sandbox: Sandbox, root: Path, mode: str, nodes: int) -> None:
     tasks, cpus = (2, 2) if mode == "srun" else (1, 4)
     script = root / "hand.sh"
     script.write_text(
-        f"#!/bin/bash\n#SBATCH --nodes={nodes} --ntasks-per-node={tasks} --cpus-per-task={cpus} --gres=gpu:2 --time=5\n"
+        "#!/bin/bash\n"
+        f"#SBATCH --nodes={nodes} --ntasks-per-node={tasks} --cpus-per-task={cpus} --gres=gpu:2 --time=5\n"
         f"date +%s.%N > {root}/marks/start\nexport MARKS={root}/marks\n"
-        + BY_HAND[mode].format(python=sys.executable, nodes=nodes)
+        + BY_HAND[mode].format(python=root / "python3", nodes=nodes)
     )
     sandbox.run("sbatch", "--wait", "--output=hand.out", str(script), cwd=root, timeout_s=120)
 
