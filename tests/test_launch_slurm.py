@@ -62,6 +62,20 @@ def test_a_lightning_program_has_as_many_ranks_as_gpus_in_both_modes(tmp_path: P
         assert {(one["world"], one["samples"]) for one in said} == {(world, 64)}, "all of the data, once"
 
 
+def test_accelerate_and_deepspeed_start_their_ranks_on_both_nodes(tmp_path: Path, host_cluster: Sandbox) -> None:
+    """Their own launchers, one on each node, told where they are; programs that know nothing of either."""
+    on_cpus = 'launch = { mode = "accelerate", processes = 2 }\nrequest = { nodes = 2, cpus = 4, time = "10m" }'
+    project = Launching(tmp_path, host_cluster, accel=on_cpus, ddp=TORCHRUN.replace("torchrun", "deepspeed"))
+    accel, deep = project.submit("000_accel_0", "accel"), project.submit("001_ddp_0", "ddp -- --steps 2")
+    for name in (accel, deep):
+        project.wait(name, "done", deadline_s=200)
+    said = project.says(accel, "accelerated")
+    assert sorted((one["rank"], one["world"], one["sum"]) for one in said) == [(rank, 4, 4.0) for rank in range(4)]
+    starts = project.says(deep, "start")
+    assert sorted((one["rank"], one["world"], one["gpus"]) for one in starts) == [(rank, 4, "0,1") for rank in range(4)]
+    assert len({one["host"] for one in said}) == len({one["host"] for one in starts}) == 2
+
+
 def test_a_failing_rank_on_another_node_ends_the_job_with_its_code(tmp_path: Path, host_cluster: Sandbox) -> None:
     project = Launching(tmp_path, host_cluster, show=TORCHRUN, show_srun=SRUN)
     runs = [

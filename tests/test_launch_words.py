@@ -63,7 +63,7 @@ def test_deepspeed_needs_no_ssh() -> None:
     two = unit(mode="deepspeed", nodes=["n1", "n2"], address="10.0.0.1", port=20012, start=["deepspeed"])
     assert words.launcher(two, 1, None) == [
         "deepspeed", "--hostfile=/logs/hosts", "--no_ssh", "--node_rank=1", "--master_addr=10.0.0.1",
-        "--master_port=20012", "--no_python", *RANK,
+        "--master_port=20012", "--no_python", "--no_local_rank", *RANK,
     ]  # fmt: skip
     assert words.deepspeed_hosts(two) == "n1 slots=2\nn2 slots=2\n"
 

@@ -80,6 +80,8 @@ class Node:
             env["OMP_NUM_THREADS"] = str(max(1, min(here, self.unit.cpus or here) // self.unit.processes))
         if self.unit.mode == "accelerate" and not self.unit.gpus:
             env.setdefault("ACCELERATE_USE_CPU", "true")
+        if self.unit.mode == "deepspeed" and env.get("CUDA_VISIBLE_DEVICES"):
+            env["SHOAL_DEVICES"] = env["CUDA_VISIBLE_DEVICES"]
         if self.unit.interface:
             for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
                 env.setdefault(name, self.unit.interface)

@@ -75,6 +75,10 @@ def variables(unit: Unit, env: Dict[str, str]) -> Dict[str, str]:
         )
         if not env.get("OMP_NUM_THREADS"):
             found["OMP_NUM_THREADS"] = str(_affinity())
+    if unit.mode == "deepspeed":
+        found["LOCAL_WORLD_SIZE"] = env.get("LOCAL_SIZE") or str(unit.processes)
+        if env.get("SHOAL_DEVICES"):
+            found["CUDA_VISIBLE_DEVICES"] = env["SHOAL_DEVICES"]  # it numbers GPUs from 0, whichever the job was given
     found["PYTHONUNBUFFERED"] = "1"
     return found
 

@@ -110,7 +110,8 @@ def deepspeed(unit: Unit, node: int, local_address: Optional[str]) -> List[str]:
     """One launcher per node, told its place: no ssh, no pdsh, no host file of the user."""
     words = [*unit.start, "--hostfile=%shosts" % unit.log, "--no_ssh", "--node_rank=%d" % node]
     words += ["--master_addr=%s" % unit.address, "--master_port=%d" % unit.port]
-    return [*words, *unit.options, "--no_python"]
+    # It would put --local_rank=N behind the first word of the command, as if that were the program itself.
+    return [*words, *unit.options, "--no_python", "--no_local_rank"]
 
 
 def deepspeed_hosts(unit: Unit) -> str:
