@@ -26,12 +26,14 @@ from made_up import NOW, MadeUp, picture
 from shoal.config.columns import Said
 from shoal.errors import InputError
 from shoal.model import STATES
+from shoal.results.table import tabulate
 from shoal.store.fold import RunView
-from shoal.views import faults, forecast, status, why
+from shoal.views import faults, forecast, results, status, why
 from shoal.views import select as selecting
+from shoal.views.causes import strip_escapes
 from shoal.views.columns import BY_NAME, choose
 from shoal.views.family import Family, families
-from shoal.views.render import state_word
+from shoal.views.render import cell_width, state_word
 from shoal.views.report import gather as reporting
 from shoal.views.report import page, tables, text
 from shoal.views.screen import Screen
@@ -71,6 +73,7 @@ def assert_golden(name: str, text: str, made: MadeUp) -> None:
     text = text.replace(str(made.root), "/project").replace("\x1b", "^[")
     text = re.sub(r"(?m)[ \t]+$", "", text)
     path = GOLDEN / name
+    path.parent.mkdir(exist_ok=True)
     if os.environ.get("SHOAL_ACCEPT_GOLDEN"):
         path.write_text(text)
     accept = f"SHOAL_ACCEPT_GOLDEN=1 python -m pytest {Path(__file__).name}"
@@ -126,6 +129,78 @@ def test_why_and_errors_and_report_look_like_their_pictures(pictured: MadeUp) ->
     assert_golden("report_80.txt", "\n".join(text.lines_of(found, NARROW)) + "\n", pictured)
     assert_golden("report.md", tables.markdown(found), pictured)
     assert_golden("report.csv", tables.as_csv(found), pictured)
+
+
+def _why(made: MadeUp, screen: Screen, **how: bool) -> None:
+    why.show(why.gather(made.home, "001_lr/000_train_3", {}, clock=lambda: NOW), screen, now=NOW, **how)
+
+
+def _why_running(made: MadeUp, screen: Screen, **how: bool) -> None:
+    for log in (made.root / "outputs/001_lr/000_train_6").glob("attempt-1.*"):
+        os.utime(log, (NOW - 40, NOW - 40))
+    why.show(why.gather(made.home, "001_lr/000_train_6", {}, clock=lambda: NOW), screen, now=NOW, **how)
+
+
+def _errors(made: MadeUp, screen: Screen, **how: bool) -> None:
+    faults.show(faults.gather(made.home, selecting.select_runs(made.home, [])), screen, **how)
+
+
+def _status(made: MadeUp, screen: Screen, **how: bool) -> None:
+    status.show(report_of(made), screen=screen, **how)
+
+
+def _report(made: MadeUp, screen: Screen, *, as_json: bool, quiet: bool) -> None:
+    found = reporting.gather(made.home, ["001_lr"], clock=lambda: NOW)
+    text.show(found, screen, as_json=as_json, quiet=quiet)
+
+
+def _results(made: MadeUp, screen: Screen, *, as_json: bool, quiet: bool) -> None:
+    runs, defaults = results.gather(made.home, ["001_lr"], {}, partial=False)
+    results.show(tabulate(runs, defaults=defaults), "json" if as_json else "names" if quiet else "text", screen)
+
+
+LOOKS: dict[str, Callable[..., None]] = {
+    "status": _status,
+    "why": _why,
+    "why_running": _why_running,
+    "errors": _errors,
+    "report": _report,
+    "results": _results,
+}
+MODES: dict[str, tuple[Screen, dict[str, bool]]] = {
+    "terminal": (TERMINAL, {}),
+    "no_color": (TERMINAL._replace(colour=False), {}),
+    "80": (NARROW, {}),
+    "accessible": (NARROW._replace(accessible=True), {}),
+    "pipe": (PLAIN, {}),
+    "quiet": (NARROW, {"quiet": True}),
+    "json": (PLAIN, {"as_json": True}),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("command", LOOKS)
+def test_each_command_looks_like_its_picture_in_each_mode(pictured: MadeUp, command: str, mode: str) -> None:
+    screen, how = MODES[mode]
+    shown = printed(lambda: LOOKS[command](pictured, screen, **{"as_json": False, "quiet": False, **how}))
+    if mode == "json":
+        shown = json.dumps(_shape(json.loads(shown)), indent=1) + "\n"
+    if mode == "terminal":
+        bare = LOOKS[command], MODES["no_color"][0]
+        same = printed(lambda: bare[0](pictured, bare[1], as_json=False, quiet=False))
+        assert strip_escapes(shown) == same, "colour adds nothing that could be missed"
+    if mode == "80" and command == "results":
+        assert max(map(cell_width, shown.splitlines())) <= 80
+    assert_golden(f"modes/{command}_{mode}.txt", shown, pictured)
+
+
+def _shape(value: Any) -> Any:
+    """What a program can rely on: keys, and the kinds of values; of a list the first."""
+    if isinstance(value, dict):
+        return {key: _shape(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_shape(value[0])] if value else []
+    return type(value).__name__
 
 
 def test_the_report_counts_hours_by_hand(made: MadeUp) -> None:

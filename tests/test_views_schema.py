@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import pty
@@ -10,12 +11,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from made_up import MadeUp, picture
+from project import Project
 from shoal.cli import COMMANDS
 from shoal.model import STATES
 from shoal.views.completing import SCRIPTS, candidates
@@ -65,6 +68,70 @@ def test_json_is_as_published(made: MadeUp, schema: str, words: list[str]) -> No
     document = json.loads(shoal(made, *words, "--json"))
     errors = [f"{list(error.absolute_path)}: {error.message}" for error in validator(schema).iter_errors(document)]
     assert errors == []
+
+
+#: Every command that has --json, as it is called in a project of two runs: (schema, words, exit code). In this order.
+COMMAND_LINES = [
+    ("init", ["init", "--dry-run"], 0),
+    ("plan", ["plan", "experiments/001_a"], 0),
+    ("doctor", ["doctor", "experiments/001_a"], 0),
+    ("plan", ["submit", "experiments/001_a", "--dry-run"], 0),
+    ("submit", ["submit", "experiments/001_a"], 4),
+    ("submit", ["run", "experiments/001_a/000_train_0.sh"], 0),
+    ("submit", ["retry", "001_a", "--dry-run"], 0),
+    ("submit", ["resume", "001_a/000_train_1"], 3),
+    ("shapes", ["plan", "experiments/001_a", "--shapes"], 0),
+    ("pack", ["pack", "--set", "k=1,2", "--slots", "2"], 0),
+    ("cancel", ["cancel", "001_a"], 0),
+    ("status", ["status"], 0),
+    ("why", ["why", "001_a/000_train_1"], 0),
+    ("logs", ["logs", "001_a/000_train_1"], 0),
+    ("logs", ["logs", "--errors"], 0),
+    ("watch", ["watch", "001_a/000_train_1"], 0),
+    ("results", ["results", "001_a"], 0),
+    ("report", ["report"], 0),
+    ("ui", ["ui", "--export", "copy"], 0),
+    ("generate", ["generate", "--command", "true", "--config-file", "x.toml", "--on", "slurm"], 0),
+    ("clusters", ["clusters", "list"], 0),
+    ("clusters", ["clusters", "show", "local"], 0),
+    ("clean", ["clean"], 0),
+    ("data", ["data", "pack", "experiments", "packed"], 0),
+    ("data", ["data", "verify", "packed"], 0),
+    ("data", ["data", "info", "packed"], 0),
+    ("data", ["data", "unpack", "packed", "unpacked"], 0),
+    ("sandbox", ["sandbox", "status"], 0),
+    ("error", ["switch", "001_a/000_train_1", "--gpus", "2"], None),
+    ("error", ["resume", "nothing"], 2),
+    ("error", ["status", "--state", "broken"], 2),
+]
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    project = Project(tmp_path_factory.mktemp("all"))
+    project.env["SHOAL_ON"] = "local"
+    project.script("001_a/000_train_0.sh", "train")
+    project.script("001_a/000_train_1.sh", "train -- save=1 exit=3")
+    return project
+
+
+def test_what_every_command_says_to_machines_is_published(two_runs: Project) -> None:
+    """One test, because each command finds what those before it have left."""
+    for schema, words, code in COMMAND_LINES:
+        tail = ["--", sys.executable, "-S", "train.py", "{k}"] if words[0] == "pack" else []
+        done = two_runs.shoal(*words, "--json", *tail, code=code)
+        documents = done.out.splitlines() if words[0] == "watch" else [done.out]
+        for document in documents:
+            errors = list(validator(schema).iter_errors(json.loads(document)))
+            assert not errors, (words, [f"{list(error.absolute_path)}: {error.message}" for error in errors])
+
+
+def test_no_command_with_json_is_left_out() -> None:
+    called = {words[0] for _, words, _ in COMMAND_LINES}
+    for command in (name for group in COMMANDS.values() for name in group):
+        parser = argparse.ArgumentParser()
+        import_module(f"shoal.cli.{command}").configure(parser)
+        assert ("--json" not in parser.format_help()) or command in called, f"no schema for {command} --json"
 
 
 def test_lines_of_a_watch_are_as_published(made: MadeUp) -> None:

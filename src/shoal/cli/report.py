@@ -30,14 +30,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.views.report.gather import document, gather
+    from shoal.views.report.gather import gather
 
     report = gather(home_here(), args.which)
-    if args.json:
-        from shoal.views.render import print_json
-
-        print_json(document(report))
-    elif args.html:
+    if args.html:
         from shoal.views.report.page import page
 
         _write(args.html, page(report), quiet=args.quiet)
@@ -48,7 +44,10 @@ def run(args: argparse.Namespace) -> int:
 
         print(tables.markdown(report) if args.md else tables.as_csv(report), end="")
     else:
-        _print(report, quiet=args.quiet)
+        from shoal.views.report import text
+        from shoal.views.screen import screen_of
+
+        text.show(report, screen_of(), as_json=args.json, quiet=args.quiet)
     return 0
 
 
@@ -59,7 +58,14 @@ def _write(path: str, text: str, *, quiet: bool) -> None:
     if path == "-":
         sys.stdout.write(text)
         return
-    Path(path).write_text(text, encoding="utf-8")
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        from shoal.errors import InputError
+
+        raise InputError(
+            f"cannot write {path}: {error.strerror}", hint="name a file in a folder that is there"
+        ) from None
     if not quiet:
         print(f"wrote {path}")
 
@@ -77,13 +83,3 @@ def _draw(report: Report, svg: str | None, png: str | None, *, quiet: bool) -> N
         replace(png, as_png(timeline, report.title))
         if not quiet:
             print(f"wrote {png}")
-
-
-def _print(report: Report, *, quiet: bool) -> None:
-    from shoal.views.report import text
-    from shoal.views.screen import screen_of
-
-    if quiet:
-        print("\n".join(history.view.name for history in report.histories))
-        return
-    print("\n".join(text.lines_of(report, screen_of())))

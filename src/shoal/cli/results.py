@@ -28,6 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--format", choices=("text", "csv", "json", "markdown", "latex"), default="text", help="text unless told"
     )
     parser.add_argument("--json", action="store_true", help="the same as --format json")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print names of groups alone")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -44,4 +45,4 @@ def run(args: argparse.Namespace) -> None:
         defaults=defaults,
         over=args.over,
     )
-    results.show(table, "json" if args.json else args.format)
+    results.show(table, "json" if args.json else "names" if args.quiet else args.format)

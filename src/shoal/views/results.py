@@ -16,6 +16,7 @@ from shoal.store.reading import Reader
 from shoal.store.writing import in_parallel
 from shoal.sweep.memory import read_naming
 from shoal.views.render import print_json, print_table
+from shoal.views.screen import Screen
 from shoal.views.select import select_runs
 
 #: In a cell; JSON names all of them.
@@ -50,9 +51,13 @@ def gather(
     return found, defaults
 
 
-def show(results: Results, kind: str) -> None:
+def show(results: Results, kind: str, screen: Screen | None = None) -> None:
+    """`kind` is one of FORMATS, or "names" for those of the groups alone."""
     if kind == "json":
         print_json(document(results))
+        return
+    if kind == "names":
+        print("\n".join(group.name for group in results.groups))
         return
     header, rows = cells(results, plus_minus=" ± " if kind in ("text", "markdown") else None)
     if kind == "csv":
@@ -63,7 +68,7 @@ def show(results: Results, kind: str) -> None:
     elif kind == "latex":
         print(_latex(results))
     else:
-        print_table(header, rows)
+        print_table(header, rows, widest=len(header) - 1, screen=screen)
 
 
 def document(results: Results) -> dict[str, Any]:

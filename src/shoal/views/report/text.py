@@ -6,15 +6,24 @@ import time
 from collections.abc import Sequence
 
 from shoal.units import format_duration
-from shoal.views.render import bar, fit, paint_state, plain, plural, table_lines
+from shoal.views.render import bar, fit, paint_state, plain, plural, print_json, table_lines
 from shoal.views.report import nodes, timeline
 from shoal.views.report.efficiency import Spread
-from shoal.views.report.gather import Report, hours_words, metric_names, setting_names, value_words
+from shoal.views.report.gather import Report, document, hours_words, metric_names, setting_names, value_words
 from shoal.views.report.staged import HEADER, rows, staged
 from shoal.views.screen import Screen
 
 _MOST_LANES = 24
 _SPARK = " ▁▂▃▄▅▆▇█"
+
+
+def show(report: Report, screen: Screen, *, as_json: bool = False, quiet: bool = False) -> None:
+    if as_json:
+        print_json(document(report))
+    elif quiet:
+        print("\n".join(history.view.name for history in report.histories))
+    else:
+        print("\n".join(lines_of(report, screen)))
 
 
 def lines_of(report: Report, screen: Screen) -> list[str]:

@@ -73,7 +73,7 @@ class WatchApp(App[int]):
     """`report` is what was last seen; a thread renews it, the keys never wait for it."""
 
     CSS = """
-    #headline { height: 1; text-style: bold; }
+    #headline { height: auto; max-height: 2; text-style: bold; }
     #list { width: 44%; border-right: solid $primary; scrollbar-size-vertical: 1; }
     #detail { width: 1fr; }
     #title, #tabs { height: 1; padding: 0 1; }

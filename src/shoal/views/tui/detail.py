@@ -52,7 +52,7 @@ def _metrics(home: str, view: RunView, details: Details, width: int) -> list[str
         part = details.progress.fraction
         lines.append(f"progress {details.progress.text}" + (f" {bar(part, 20)}" if part is not None else ""))
     for node in sample.nodes if sample else ():
-        lines += _node_use(node, width)
+        lines += _node_use(node, node.host or view.node or "here", width)
     for name, points in read_series(view).items():
         values = [value for _, value in points]
         lines.append(f"{plain(name)[:14]:<14} {sparkline(values, width - 30)} {values[-1]:.4g}")
@@ -61,9 +61,9 @@ def _metrics(home: str, view: RunView, details: Details, width: int) -> list[str
     return lines or ["no data"]
 
 
-def _node_use(node: usage.NodeUse, width: int) -> list[str]:
+def _node_use(node: usage.NodeUse, host: str, width: int) -> list[str]:
     """Numbers first, then little bars over time: processors, memory and every GPU of one node."""
-    lines = [f"{node.host}: {node.peak_memory_mb:.0f} MB at most, {node.cpu_s:.0f} CPU seconds"]
+    lines = [f"{host}: {node.peak_memory_mb:.0f} MB at most, {node.cpu_s:.0f} CPU seconds"]
     for gpu in node.gpus:
         lines.append(
             f"GPU {gpu.mean_percent:.0f}% {bar(gpu.mean_percent / 100)} {gpu.peak_memory_mb:.0f} MB  {gpu.name}"
