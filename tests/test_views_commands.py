@@ -96,11 +96,7 @@ def report_of(made: MadeUp, wanted: Filter | None = None) -> status.Report:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("status_terminal.txt", {"screen": TERMINAL}),
-        ("status_80.txt", {"screen": NARROW}),
-        ("status_pipe.txt", {"screen": PLAIN}),
         ("status_all.txt", {"screen": NARROW, "everything": True}),
-        ("status_quiet.txt", {"quiet": True}),
         ("status_columns.txt", {"screen": NARROW, "columns": [Said("run,state,gpus,exit", "--columns")]}),
     ],
 )
@@ -118,15 +114,10 @@ def test_many_runs_of_a_kind_are_one_line_with_a_tally_and_their_failures_once(p
     assert unfolded.count("000_train_lr") >= 120
 
 
-def test_why_and_errors_and_report_look_like_their_pictures(pictured: MadeUp) -> None:
-    told = why.gather(pictured.home, "001_lr/000_train_3", {}, clock=lambda: NOW)
-    assert_golden("why_failed.txt", printed(lambda: why.show(told, NARROW)), pictured)
+def test_why_and_report_in_other_forms_look_like_their_pictures(pictured: MadeUp) -> None:
     told = why.gather(pictured.home, "001_lr/000_train_5", {}, clock=lambda: NOW)
     assert_golden("why_oom.txt", printed(lambda: why.show(told, NARROW)), pictured)
-    groups = faults.gather(pictured.home, selecting.select_runs(pictured.home, []))
-    assert_golden("errors.txt", printed(lambda: faults.show(groups, NARROW, as_json=False, quiet=False)), pictured)
     found = reporting.gather(pictured.home, ["001_lr"], clock=lambda: NOW)
-    assert_golden("report_80.txt", "\n".join(text.lines_of(found, NARROW)) + "\n", pictured)
     assert_golden("report.md", tables.markdown(found), pictured)
     assert_golden("report.csv", tables.as_csv(found), pictured)
 
@@ -407,6 +398,22 @@ def test_logs_of_several_runs_have_prefixes_and_a_terminal_is_safe(made: MadeUp)
     assert shoal("logs", "003_evil/000_train_1", "--path", folder=made.root).strip().endswith("attempt-1.out")
     assert shoal("logs", folder=made.root, code=2) == ""
     assert "fine" in shoal("logs", "003_evil/000_train_1", "--pager", folder=made.root, PAGER="cat")
+
+
+def test_a_log_of_ten_gigabytes_costs_no_more_than_its_end(made: MadeUp) -> None:
+    output = made.run("003_huge/000_train_0", "failed")
+    for stream, end in (("out", b"\nthe last line\n"), ("err", b"\nValueError: at the very end\n")):
+        with (output / f"attempt-1.{stream}").open("r+b") as file:
+            file.truncate(10 << 30)  # sparse: NULs without a line break
+            file.seek(0, 2)
+            file.write(end)
+    assert shoal("logs", "003_huge", "-n", "1", folder=made.root).endswith("the last line\n")
+    # More lines are asked for than there are breaks: megabytes before the end, and not all of it.
+    many = subprocess.run([SHOAL, "logs", "003_huge", "-n", "50"], cwd=made.root, capture_output=True, timeout=60)
+    assert many.stdout.endswith(b"the last line\n") and len(many.stdout) < 64 << 20
+    assert "ValueError: at the very end" in shoal("why", "003_huge/000_train_0", "-q", folder=made.root)
+    assert "ValueError: at the very end" in shoal("logs", "--errors", "003_huge", folder=made.root)
+    assert "ValueError: at the very end" in shoal("status", "003_huge", folder=made.root)
 
 
 def test_a_watch_of_what_is_over_ends_at_once_and_its_exit_code_tells(made: MadeUp) -> None:

@@ -8,11 +8,15 @@ from typing import BinaryIO
 BLOCK = 1 << 16
 #: No single line is kept beyond this; a program that prints no line break must not fill our memory.
 LONGEST_LINE = 1 << 16
+#: The last lines begin at most so far before the end: 10 GB without a line break are not one line that anybody reads.
+_MOST_BACK = 32 << 20
 
 
-def seek_last_lines(file: BinaryIO, lines: int, most: int = 1 << 40) -> int:
+def seek_last_lines(file: BinaryIO, lines: int, most: int | None = None) -> int:
     """Place the file at the beginning of its last lines, reading backwards at most `most` bytes; 0 means all of it."""
     end = position = file.seek(0, os.SEEK_END)
+    if most is None:
+        most = _MOST_BACK if lines > 0 else end
     floor = max(0, end - most)
     while position > floor and lines > 0:
         start = max(floor, position - BLOCK)
