@@ -157,7 +157,7 @@ def test_a_queued_run_executes_the_code_of_its_submission(
 ) -> None:
     project.slurm("scontrol", "update", "PartitionName=main", "State=DOWN")
     try:
-        project.shoal("submit", *flags, "experiments/001_a/000_hello.toml")
+        project.shoal("submit", *flags, "experiments/001_a/000_hello.toml", WANDB_API_KEY="not-for-disk")
         project.write("hello.py", "print('the new code')\n")
     finally:
         project.slurm("scontrol", "update", "PartitionName=main", "State=UP")
@@ -165,6 +165,9 @@ def test_a_queued_run_executes_the_code_of_its_submission(
     assert printed in project.shoal("logs", "001_a/000_hello").out
     record = json.loads((project.submissions()[0] / "provenance.json").read_text())
     assert record["python"] and json.loads(Path(record["packages"]).read_text())["packages"]
+    order = json.loads((project.submissions()[0] / "sent.json").read_text())
+    kept = (project.home / "environments" / f"{order['environment']}.json").read_text()
+    assert json.loads(kept)["HOME"] == project.env["HOME"] and "not-for-disk" not in kept
     [start] = project.records("001_a/000_hello", "attempt.*.start")
     assert start["python"]["python"] == shutil.which("python3", path=project.env["PATH"])
     listed = json.loads(Path(start["python"]["packages"]).read_text())["packages"]

@@ -178,6 +178,14 @@ def test_room_is_what_the_controller_says_each_limit_leaves_to_us(limit: str, le
     assert accounts.parse_room("nonsense\n\nQOS=x\n", "me", 7, "lab", ["x"]) is None
 
 
+def test_nothing_is_let_in_when_squeue_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = str(tmp_path)
+    monkeypatch.setenv("PATH", "/nowhere")
+    admission.enqueue(home, "q", "abcdefghijkm", {"jobs": 1})
+    report = admission.admit(home, "q")
+    assert report.admitted == [] and report.waiting == 1 and report.problem and "squeue" in report.problem
+
+
 def test_turns_are_taken_one_after_another_and_a_dead_holder_loses_its(tmp_path: Path) -> None:
     home = str(tmp_path)
     first = admission.take_turn(home, "q", 0.0)

@@ -78,6 +78,15 @@ def test_a_python_file_called_after_its_step_names_its_runs_like_a_page(project:
         assert names == [f"004_x/{train}", "004_x/evaluate"]
 
 
+def test_a_plan_tells_requests_shapes_hours_and_scripts(project: Project) -> None:
+    told = project.shoal("plan", page(project, PAGE), "--on", "local")
+    assert "18 runs asked for; 18 to submit" in told.out and "1 GPU 20m" in told.out
+    assert "at most 6 GPU-hours" in told.out
+    document = project.shoal("plan", page(project, PAGE), "--json", "--on", "local").json
+    assert {(one["shape"], len(one["runs"])) for one in document["submissions"]} == {("job", 1)}
+    assert all("exec" in one["script"] for one in document["submissions"])
+
+
 def test_a_bash_script_can_be_swept_as_well_and_gives_the_same_runs(project: Project) -> None:
     script = project.script("002_depth/000_train.sh", "train --time=20 -- depth={depth} '{x}'")
     bash = plan(project, script, "--set", "depth=4,8", "--set", "lr=0.1,0.2", "--seeds", "0-1")

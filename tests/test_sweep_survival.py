@@ -12,7 +12,7 @@ import pytest
 from conftest import cancel_all
 from project import Project
 from shoal.agent import nodes
-from shoal.agent.survival import grow
+from shoal.agent.survival import _options, grow
 from shoal.config.document import Document
 from shoal.config.survival import parse_survival
 from shoal.errors import InputError
@@ -165,12 +165,39 @@ def test_the_result_check_decides_and_a_bad_result_is_tried_again(tmp_path: Path
 
 
 @pytest.mark.slurm
+def test_the_number_of_attempts_may_be_changed_while_a_run_is_under_way(tmp_path: Path, slurm: Sandbox) -> None:
+    words = f'command = [{json.dumps(sys.executable)}, "-S", "train.py", "wait=go"]'
+    policy = 'survive = { check = ["false"], retry = { bad_result = 9 }, backoff = "1s" }'
+    toml = f'\n[steps.bad]\n{words}\nrequest = {{ time = "5m", memory = "50M" }}\n{policy}\n'
+    project = Project(tmp_path, slurm, toml=toml)
+    page = project.write("experiments/001_a/000_work.toml", 'step = "bad"\n')
+    project.shoal("submit", page)
+    project.wait_started(RUN)
+    project.shoal("submit", page, "--budget", "attempts=3")
+    (project.root / "go").touch()
+    assert finish(project)["state"] == "failed"
+    assert [end["cause"] for end in project.records(RUN, "attempt.*.end")] == ["bad_result"] * 3
+
+
+def test_a_retry_waits_longer_each_time_and_the_follow_up_of_a_time_limit_does_not() -> None:
+    policy = {"backoff_s": 60, "retry": {"failed": 9}}
+    assert _options(["--mem=1G"], "failed", policy, 0) == (["--mem=1G", "--begin=now+60"], "")
+    assert _options([], "failed", policy, 3)[0] == ["--begin=now+480"]
+    assert _options([], "bad_result", policy, 30)[0] == ["--begin=now+3600"]
+    assert _options([], "limit", policy, 3) == ([], "")
+    assert _options(["--mem=1G"], "oom", {"memory": 2.0}, 0) == (["--mem=2048M"], ", mem 2048M")
+    assert _options(["--mem=1G"], "oom", {}, 0)[0] is None
+
+
+@pytest.mark.slurm
 def test_retry_starts_what_failed_with_more_memory_and_leaves_the_rest(tmp_path: Path, slurm: Sandbox) -> None:
     project = Project(tmp_path, slurm)
     text = 'step = "train"\nargs = ["exit={code}"]\n[sweep]\ncode = [0, 7]\n[request]\ntime = "5m"\nmemory = "50M"\n'
     project.shoal("submit", project.write("experiments/001_a/000_t.toml", text))
     project.wait("001_a/000_t_code7", "failed")
     project.wait("001_a/000_t_code0", "done")
+    assert len(project.submissions()) == 1  # a failing program is not tried again unless its step says so
+    assert "no run of these ended badly" in project.shoal("retry", "--cause", "oom", "--mem", "x2").err
     told = project.shoal("retry", "--state", "failed", "--mem", "x2", "--time", "x2", "--json").json["runs"]
     assert [(run["name"], run["did"]) for run in told] == [("001_a/000_t_code7", "submitted")]
     newest = max(project.submissions(), key=lambda folder: (folder / "submission.json").stat().st_mtime)

@@ -1,6 +1,7 @@
 """Let waiting runs in: what did not fit under the project's budget waits on disk, and whoever frees room sends it.
 
-    queue/<cluster>/limits.json       the budget: jobs, nodes, gpus; changeable at any time; submit: the account's
+    queue/<cluster>/limits.json       the budget: jobs, nodes, gpus; changeable at any time; submit: the account's;
+                                      attempts: how often a run may be tried, whatever its step says
     queue/<cluster>/<order>.<token>   a submission that waits, with what it needs; sent in this order
     queue/<cluster>/turn.<n>          who is letting runs in just now; turn.<n>.end when they have finished
 
@@ -59,6 +60,14 @@ def limits(home: str, queue: str) -> Need:
     """The budget, and as `submit` the account's own limit on jobs, where the cluster has told one."""
     record = files.read_json(os.path.join(queue_dir(home, queue), "limits.json")) or {}
     return {kind: int(record[kind]) for kind in (*_KINDS, "submit") if record.get(kind) is not None}
+
+
+def retries(home: str, token: str, times: int) -> int:
+    """How often a submission's runs are tried again after a failure: as their step said, or as the budget says now."""
+    submission = files.read_json(os.path.join(layout.submission_dir(home, token), "submission.json")) or {}
+    limits_path = os.path.join(queue_dir(home, str(submission.get("queue") or "-")), "limits.json")
+    attempts = (files.read_json(limits_path) or {}).get("attempts")
+    return times if attempts is None else int(attempts) - 1
 
 
 def enqueue(home: str, queue: str, token: str, need: Need) -> None:

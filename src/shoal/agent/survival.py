@@ -12,7 +12,7 @@ import subprocess
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from . import environment, fence, files, layout, nodes, process, sbatch, stages
+from . import admission, environment, fence, files, layout, nodes, process, sbatch, stages
 
 #: What GPUs say when their own memory is full; the host's memory has its own witness (memory.py).
 _CUDA_OOM = re.compile(rb"CUDA out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|HIP out of memory")
@@ -99,6 +99,8 @@ def follow_up(
     before = _earlier(claim, end["attempt"], cause)
     if times == 0:
         return None
+    if cause != "limit":
+        times = admission.retries(home, claim.token, times)
     if before >= times:
         return "not continued: %s for the %dth time, and %d are allowed" % (cause, before + 1, times)
 

@@ -110,11 +110,14 @@ def park(claimed: Claimed, project: Project, environ: Mapping[str, str], queue: 
 
 
 def set_limits(home: str, cluster: Cluster, text: str) -> None:
-    """--budget jobs=20,nodes=8,gpus=32, or none; it holds for every run of the project on this cluster from now on."""
-    found = {kind: value for kind, value in _written(home, queue_of(cluster)).items() if kind not in _KINDS}
+    """--budget jobs=20,nodes=8,gpus=32,attempts=6, or none; it holds for every run of the project on this cluster from
+    now on. Attempts bound retries, also of runs that are under way.
+    """
+    ours = (*_KINDS, "attempts")
+    found = {kind: value for kind, value in _written(home, queue_of(cluster)).items() if kind not in ours}
     for part in text.split(",") if text != "none" else ():
         kind, _, number = part.strip().partition("=")
-        if kind not in _KINDS or not (number.isascii() and number.isdigit() and 0 < int(number) < 10**7):
+        if kind not in ours or not (number.isascii() and number.isdigit() and 0 < int(number) < 10**7):
             raise InputError(f"{text!r} is not a budget", hint="--budget jobs=20,nodes=8,gpus=32", place="--budget")
         found[kind] = int(number)
     _write(home, queue_of(cluster), found)
