@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from project import Project
+from shoal.agent import cache
 from shoal.errors import InputError
+from shoal.sandbox import Sandbox
 from shoal.store.fold import RunView
 from shoal.tidy import backup
 from shoal.tidy.leftovers import Item, Left, find_leftovers
@@ -238,3 +240,81 @@ def test_a_running_job_keeps_everything_it_has(tmp_path: Path, quiet_cluster: ob
     (project.root / "go").touch()
     project.wait("001_a/000_train_0", "done")
     assert len(project.shoal("clean", "--keep", "1", "--json").json["items"]) == 2
+
+
+# --- snapshots and scratch
+
+
+@pytest.mark.slurm
+def test_code_that_a_live_run_executes_stays_and_goes_when_all_have_ended(
+    tmp_path: Path, quiet_cluster: Sandbox
+) -> None:
+    project = Project(tmp_path, quiet_cluster)
+    project.write("shoal.toml", (project.root / "shoal.toml").read_text().replace("snapshot = false", ""))
+    for name in ("000_train_0", "001_train_0"):
+        project.script(f"001_a/{name}.sh", "train --time=5 --mem=50 -- wait=go")
+    project.shoal("submit", "experiments/001_a/000_train_0.sh")
+    (first,) = (path for path in (project.home / "snapshots").iterdir() if path.is_dir())
+    project.write("train.py", (project.root / "train.py").read_text() + "# another state of the code\n")
+    project.shoal("submit", "experiments/001_a/001_train_0.sh")
+    for snapshot in (project.home / "snapshots").iterdir():
+        os.utime(snapshot, (1.0, 1.0))
+    only = ("clean", "--only", "snapshot", "--json")
+    assert project.shoal(*only).json["items"] == []
+    project.shoal("cancel", "001_a/000_train_0")
+    project.wait("001_a/000_train_0", "cancelled")
+    (item,) = project.shoal(*only, "--apply").json["items"]
+    assert item["path"].endswith(first.name) and item["kind"] == "snapshot"
+    assert not first.exists() and first.with_suffix(".json").exists()
+    (project.root / "go").touch()
+    project.wait("001_a/001_train_0", "done")
+    project.shoal("clean", "--undo")
+    assert (first / "train.py").is_file()
+    assert project.shoal("clean", "--only", "snapshot", "--older-than", "36500d", "--json").json["items"] == []
+
+
+def test_staged_data_that_nobody_uses_is_set_aside_and_comes_back(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    root, _ = cache.find_root({"SHOAL_SCRATCH": str(scratch)})
+    assert root is not None
+    for name in ("old", "held", "fresh"):
+        write(Path(root.folder("objects", name)) / "data" / "shard-0.tar", "x" * 5000)
+        Path(root.folder("use", name)).touch()
+    for name in ("old", "held"):
+        os.utime(root.folder("use", name), (1.0, 1.0))
+    project = Project(tmp_path)
+    reader = cache.Lock(root.folder("use", "held"))
+    assert reader.take(False)
+    try:
+        done = project.shoal("clean", "--only", "scratch", "--json", "--apply", SHOAL_SCRATCH=str(scratch)).json
+        assert [Path(item["path"]).name for item in done["items"]] == ["old"]
+        assert sorted(os.listdir(root.folder("objects"))) == ["fresh", "held"]
+        project.shoal("clean", "--undo")
+        assert sorted(os.listdir(root.folder("objects"))) == ["fresh", "held", "old"]
+        assert (Path(root.folder("objects", "old")) / "data" / "shard-0.tar").stat().st_size == 5000
+        project.shoal("clean", "--only", "scratch", "--apply", SHOAL_SCRATCH=str(scratch))
+        (kept,) = project.root.glob("backup_*")
+        assert os.listdir(root.folder("trash")) != []
+        project.shoal("clean", "--drop", kept.name)
+        assert os.listdir(root.folder("trash")) == []
+    finally:
+        reader.close()
+
+
+def test_a_manifest_that_names_something_else_as_staged_data_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "backup_1"
+    folder.mkdir()
+    (folder / "manifest.json").write_text('{"schema": 1, "entries": [], "scratch": {"/etc/objects/x": "/etc/trash/x"}}')
+    for command in (backup.drop, lambda path: backup.undo(tmp_path, path)):
+        with pytest.raises(InputError, match="no staged data set"):
+            command(folder)
+
+
+def test_a_log_that_goes_on_under_a_second_number_stays(tmp_path: Path) -> None:
+    run = left(tmp_path, "000_train_0", "done", "out", attempt=2)
+    for stream in ("out", "err"):
+        os.utime(write(tmp_path / "out" / f"attempt-1.{stream}"), (1.0, 1.0))
+    (tmp_path / "out" / "attempt-2.out").symlink_to("attempt-1.out")
+    found = find_leftovers([run], keep=3, older_than_s=10, now_s=time.time(), kinds=["log"])
+    assert [Path(item.path).name for item in found] == ["attempt-1.err"]

@@ -1,4 +1,4 @@
-"""Find what can go: near-copies of scripts, tries that came to nothing, old logs, checkpoints beyond the newest.
+"""Find what can go: near-copies of scripts, dead tries, old logs, old checkpoints, stale snapshots and scratch.
 
   shoal clean                          what the runs of this project left behind; changes nothing
   shoal clean scripts/                 near-copies among the scripts of a folder as well
@@ -27,9 +27,12 @@ if TYPE_CHECKING:
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", nargs="*", type=Path, help="folders whose scripts are compared with each other")
     parser.add_argument("--keep", type=int, default=3, metavar="K", help="checkpoints that stay of each run (3)")
-    parser.add_argument("--older-than", default="30d", metavar="TIME", help="logs younger than this stay (30d)")
+    parser.add_argument("--older-than", default="30d", metavar="TIME", help="logs and copies used since stay (30d)")
     parser.add_argument(
-        "--only", action="append", choices=("script", "attempt", "checkpoint", "log"), help="only these"
+        "--only",
+        action="append",
+        choices=("script", "attempt", "checkpoint", "log", "snapshot", "scratch"),
+        help="only these",
     )
     parser.add_argument("--apply", action="store_true", help="move what was found to backup_<timestamp>/")
     parser.add_argument("--undo", nargs="?", const="", metavar="BACKUP", help="move a backup, or the newest, back")
@@ -62,12 +65,19 @@ def _find(args: argparse.Namespace, project: Project) -> list[Item]:
     from shoal.observe import observe
     from shoal.tidy.finding import near_copies
     from shoal.tidy.leftovers import KINDS, find_leftovers, read_left
+    from shoal.tidy.stale import stale_snapshots, unused_scratch
     from shoal.units import parse_duration_s
 
     kinds = args.only or KINDS
     older_than_s = parse_duration_s(args.older_than, place="--older-than")
-    runs = read_left(str(project.home), observe(str(project.home), environ=os.environ).views)
-    found = find_leftovers(runs, keep=args.keep, older_than_s=older_than_s, now_s=time.time(), kinds=kinds)
+    home, now_s = str(project.home), time.time()
+    views = observe(home, environ=os.environ).views
+    found = find_leftovers(read_left(home, views), keep=args.keep, older_than_s=older_than_s, now_s=now_s, kinds=kinds)
+    if "snapshot" in kinds:
+        found += stale_snapshots(home, views, older_than_s=older_than_s, now_s=now_s)
+    if "scratch" in kinds:
+        bases = [os.environ.get("SHOAL_SCRATCH"), *(cluster.scratch for cluster in project.clusters.values())]
+        found += unused_scratch(bases, older_than_s=older_than_s, now_s=now_s)
     return found + (near_copies(args.folder, Path(project.root)) if "script" in kinds else [])
 
 

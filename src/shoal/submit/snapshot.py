@@ -100,6 +100,7 @@ def take(root: Path, home: Path, environ: Mapping[str, str]) -> Code | None:
             target.with_suffix(".json").write_text(json.dumps({**facts, "changed": bool(difference)}) + "\n")
             if difference:
                 target.with_suffix(".diff").write_text(difference, "utf-8", "surrogateescape")
+        os.utime(target)  # its last use, for `shoal clean`
     inside = os.path.relpath(root.resolve(), Path(top).resolve())
     return Code(os.path.normpath(target / inside), commit, tree, bool(difference))
 

@@ -3,6 +3,7 @@
 backup_<timestamp>/
   manifest.json      what was to be moved, from where; written before the first move, so that any crash can be undone
   files/<path>       the things, under the path that they had below the project's root
+Staged data sets stay on their own disk, set aside there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import NamedTuple
 
 from shoal.errors import InputError
 from shoal.tidy.leftovers import Item
+from shoal.tidy.stale import set_aside
 
 _MANIFEST = "manifest.json"
 _SCHEMA = 1
@@ -30,13 +32,23 @@ class Moved(NamedTuple):
 
 
 def move_away(root: Path, items: Sequence[Item], stamp: str) -> Moved:
-    """Move items into a new backup folder below the root. What cannot be moved stays where it is and is told."""
-    inside = [item for item in items if _below(item.path, root)]
-    left = [(item.path, "it is not below the project's folder") for item in items if item not in inside]
+    """Move items into a new backup folder below the root; what lies on scratch is set aside there, because a copy to
+    another disk would be no backup. What cannot be moved stays where it is and is told."""
+    scratch = {item.path: _aside(item.path, stamp) for item in items if item.kind == "scratch"}
+    inside = [item for item in items if item.path not in scratch and _below(item.path, root)]
+    known = {*scratch, *(item.path for item in inside)}
+    left = [(item.path, "it is not below the project's folder") for item in items if item.path not in known]
     folder = _new_folder(root, stamp)
     entries = [{"path": os.path.relpath(item.path, root), "kind": item.kind, "reason": item.reason} for item in inside]
-    _write_manifest(folder, entries)
+    _write_manifest(folder, entries, scratch)
     moved: list[str] = []
+    for path, goal in scratch.items():
+        try:
+            why = None if set_aside(path, goal) else "somebody uses it now"
+        except OSError as error:
+            why = error.strerror or str(error)
+        left += [] if why is None else [(path, why)]
+        moved += [path] if why is None else []
     for item in inside:
         target = folder / "files" / os.path.relpath(item.path, root)
         try:
@@ -53,8 +65,8 @@ def undo(root: Path, folder: Path) -> Moved:
     """Move everything of a backup back to where it was; what is in the way stays, and so does the thing itself."""
     moved: list[str] = []
     left: list[tuple[str, str]] = []
-    for path in read_manifest(folder):
-        source, target = folder / "files" / path, root / path
+    inside = [(folder / "files" / path, root / path) for path in read_manifest(folder)]
+    for source, target in [*inside, *((Path(goal), Path(path)) for path, goal in _scratch_of(folder).items())]:
         if not os.path.lexists(source):
             continue
         if os.path.lexists(target):
@@ -74,8 +86,11 @@ def undo(root: Path, folder: Path) -> Moved:
 
 def drop(folder: Path) -> int:
     """Delete a backup for good; returns how many things it held. Only a folder with our manifest is deleted."""
-    entries = read_manifest(folder)
+    entries, aside = read_manifest(folder), _scratch_of(folder).values()
     held = sum(1 for path in entries if os.path.lexists(folder / "files" / path))
+    held += sum(1 for path in aside if os.path.lexists(path))
+    for path in aside:
+        shutil.rmtree(path, ignore_errors=True)
     shutil.rmtree(folder)
     return held
 
@@ -98,6 +113,23 @@ def read_manifest(folder: Path) -> list[str]:
     return paths
 
 
+def _aside(path: str, stamp: str) -> str:
+    """Where a data set of the cache waits: in its trash, which is emptied when a job needs the room."""
+    root, name = os.path.dirname(os.path.dirname(path)), os.path.basename(path)
+    return os.path.join(root, "trash", f"{name}-{stamp}")
+
+
+def _scratch_of(folder: Path) -> dict[str, str]:
+    """Staged data sets of a backup: where they were -> where they wait. Paths of any other shape are not ours."""
+    found = json.loads((folder / _MANIFEST).read_text()).get("scratch") or {}
+    for path, goal in found.items():
+        root, name = os.path.dirname(os.path.dirname(path)), os.path.basename(path)
+        ours = os.path.basename(root).startswith("shoal-data") and os.path.dirname(goal) == os.path.join(root, "trash")
+        if not ours or path != os.path.join(root, "objects", name) or ".." in Path(path).parts:
+            raise InputError(f"the manifest of {folder} names {path!r}, which is no staged data set")
+    return dict(found)
+
+
 def _below(path: str, root: Path) -> bool:
     """Whether a path lies below the root, by its name and by where its folder really is."""
     real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
@@ -115,9 +147,9 @@ def _new_folder(root: Path, stamp: str) -> Path:
     raise InputError(f"there are a thousand backups of {stamp} already")
 
 
-def _write_manifest(folder: Path, entries: list[dict[str, str]]) -> None:
+def _write_manifest(folder: Path, entries: list[dict[str, str]], scratch: dict[str, str]) -> None:
     with (folder / _MANIFEST).open("x") as file:
-        json.dump({"schema": _SCHEMA, "entries": entries}, file, indent=1)
+        json.dump({"schema": _SCHEMA, "entries": entries, "scratch": scratch}, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
 

@@ -21,7 +21,7 @@ from shoal.store.records import Claim, DamagedRecord
 
 #: Preempted and lost runs may come back without asking, so they are not in this list.
 SURELY_ENDED = frozenset({"done", "failed", "oom", "timeout", "node_fail", "cancelled", "stopped"})
-KINDS = ("script", "attempt", "checkpoint", "log")
+KINDS = ("script", "attempt", "checkpoint", "log", "snapshot", "scratch")
 
 
 class Item(NamedTuple):
@@ -145,9 +145,14 @@ def _folder(path: str, folders: Sequence[str]) -> str:
 def _logs(run: Left, older_than_s: float, now_s: float) -> Iterator[Item]:
     """Logs of attempts before the last one, once they are old."""
     for folder in run.logs:
-        for path in sorted(glob.glob(os.path.join(glob.escape(folder), "attempt-*.*"))):
+        logs = sorted(glob.glob(os.path.join(glob.escape(folder), "attempt-*.*")))
+        # A trial that took its run over goes on writing to its first log, which a link gives the new number.
+        linked = {os.path.realpath(path) for path in logs if os.path.islink(path)}
+        for path in logs:
             number = os.path.basename(path).split("-")[1].split(".")[0]
             if not number.isdigit() or int(number) >= run.view.attempt or os.path.islink(path):
+                continue
+            if os.path.realpath(path) in linked:
                 continue
             if now_s - os.path.getmtime(path) >= older_than_s:
                 yield Item(path, "log", f"attempt {number} of {run.view.attempt} of {run.view.name}", size_of(path))
