@@ -61,7 +61,11 @@ def run(args: argparse.Namespace) -> int:
     if args.pager and paths:
         return logs.page(paths)
     form = logs.Form(args.lines, args.raw, screen_of().tty and not args.raw)
-    return logs.follow(home, sources, form) if args.follow else logs.show(sources, form)
+    if args.follow:
+        from shoal.views.following import follow
+
+        return follow(home, sources, form)
+    return logs.show(sources, form)
 
 
 def _sources(home: str, run: str, args: argparse.Namespace) -> list[logs.Source]:

@@ -21,6 +21,7 @@ from shoal.submit.orders import Result
 from shoal.views import logs, status
 from shoal.views.columns import iso
 from shoal.views.details import progress_of
+from shoal.views.following import follow
 from shoal.views.polling import SharedSlurm
 from shoal.views.render import plain
 from shoal.views.screen import Screen, can_redraw, screen_of
@@ -188,7 +189,7 @@ def follow_to_end(
     """Wait until none of the runs is live. Returns 0 if all are done, else 4; Ctrl-C is 130 and ends nothing."""
     names = [result.name for result in results]
     if len(names) == 1 and not say.quiet and not say.as_json:
-        code = logs.follow(home, logs.find(home, names[0]), 0)
+        code = follow(home, logs.find(home, names[0]), 0)
         say.update(observe(home, names, environ=environ).views[names[0]])
         return code
     seen: dict[str, str] = {}

@@ -8,44 +8,21 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from shoal.agent import checkpoints, layout, nodes
-from shoal.model import ENDED, RunSpec
+from shoal.agent import layout, nodes
+from shoal.model import ENDED
 from shoal.observe import observe
 from shoal.store.fold import RunView
 from shoal.store.reading import Reader
 from shoal.store.records import Asked
-from shoal.units import format_duration, format_memory, format_slurm_time
+from shoal.units import format_duration, format_slurm_time
 from shoal.views import estimate, usage
-from shoal.views.causes import KIND_OF_STATE, WORDS, Cause
-from shoal.views.details import cause_in_log, details_of
-from shoal.views.faults import look
+from shoal.views.details import details_of
+from shoal.views.explanation import Explanation, Sooner, lasted, script_of
+from shoal.views.post_mortem import post_mortem
 from shoal.views.reasons import explain
-from shoal.views.render import plain, print_json, state_word
+from shoal.views.render import plain, print_json
 from shoal.views.screen import Screen
 from shoal.views.terminal_text import harmless
-
-
-class Sooner(msgspec.Struct, frozen=True, kw_only=True):
-    what: str
-    flag: str
-    start: float
-
-
-class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a run is as it is. `headline` is one sentence, `evidence` what it rests on, `next` commands to paste."""
-
-    run: str
-    state: str
-    headline: str
-    evidence: list[str] = []
-    next: list[str] = []
-    kind: str | None = None
-    slurm_reason: str | None = None
-    start_estimate: float | None = None
-    estimate_note: str | None = None
-    sooner: list[Sooner] = []
-    log_lines: list[str] = []
-    log_path: str | None = None
 
 
 def gather(home: str, run: str, environ: Mapping[str, str], clock: Callable[[], float] = time.time) -> Explanation:
@@ -68,7 +45,7 @@ def _explain(home: str, run: str, environ: Mapping[str, str], clock: Callable[[]
     if view.state == "running":
         return _running(home, view, now)
     if view.state == "done":
-        evidence = [_lasted(view)] if view.started else []
+        evidence = [lasted(view)] if view.started else []
         return Explanation(
             run=run, state="done", headline=view.cause or "it is done; there is nothing to explain", evidence=evidence
         )
@@ -77,7 +54,7 @@ def _explain(home: str, run: str, environ: Mapping[str, str], clock: Callable[[]
             run=run,
             state=view.state,
             headline=view.cause or "it has not been submitted yet",
-            next=[f"shoal submit {_script(home, run)}"] if view.state == "new" else [f"shoal status {run}"],
+            next=[f"shoal submit {script_of(home, run)}"] if view.state == "new" else [f"shoal status {run}"],
         )
     return post_mortem(home, view, spec, _asked(home, reader, run))
 
@@ -108,7 +85,7 @@ def _held_up(home: str, view: RunView, before: list[RunView]) -> Explanation:
         state=view.state,
         headline=f"it never started, because {what} {bad.name} is {bad.state}",
         evidence=[*evidence, told.headline],
-        next=[f"shoal why {bad.name}", f"shoal submit {_script(home, view.name)}{smoke}   # once it is fixed"],
+        next=[f"shoal why {bad.name}", f"shoal submit {script_of(home, view.name)}{smoke}   # once it is fixed"],
     )
 
 
@@ -174,7 +151,7 @@ def _queue_evidence(waiting: estimate.Waiting, moves: bool, environ: Mapping[str
 
 def _running(home: str, view: RunView, now: float) -> Explanation:
     details = details_of(home, view, now)
-    evidence = [_lasted(view, now)]
+    evidence = [lasted(view, now)]
     evidence += [f"progress {details.progress.text}"] if details.progress else []
     if details.log_age_s is not None:
         evidence.append(f"it last printed something {format_duration(details.log_age_s)} ago")
@@ -202,94 +179,9 @@ def _use_words(node: usage.NodeUse) -> str:
     return words if gpu is None else f"{words}, {len(node.gpus)} GPU{'s' * (len(node.gpus) != 1)} at {gpu:.0f} %"
 
 
-def post_mortem(home: str, view: RunView, spec: RunSpec | None, asked: Asked | None) -> Explanation:
-    """What a run that did not end well died of: the verdict, the end record and the end of its log together."""
-    fault = look(view)
-    cause = cause_in_log(view) if view.log_dir and view.attempt else None
-    kind = _kind(view, cause)
-    sample = usage.read(home, view.name, view.attempt) if view.attempt else None
-    evidence = [f"{state_word(view.state)}: {view.cause}"] if view.cause else []
-    evidence += [_lasted(view)] if view.started else []
-    if view.node:
-        evidence.append(f"on {view.node}" + (f", job {view.job_id}" if view.job_id else ""))
-    if sample is not None and sample.peak_memory_mb and asked is not None and asked.memory_mb:
-        evidence.append(f"it used up to {sample.peak_memory_mb / 1024:.1f} of {asked.memory_mb / 1024:g} GB of memory")
-    said = "" if cause is None or kind not in (cause.kind, "python") else f": {cause.line}"
-    if kind in WORDS:
-        repeats = cause is not None and WORDS[kind].lower() in cause.line.lower()
-        headline = said.removeprefix(": ") if said and repeats else f"{WORDS[kind]}{said}"
-    else:
-        headline = view.cause or view.state
-    return Explanation(
-        run=view.name,
-        state=view.state,
-        headline=headline,
-        evidence=evidence,
-        next=_remedies(home, view, kind, spec, asked),
-        kind=kind,
-        slurm_reason=view.slurm_state,
-        log_lines=fault.window[-12:],
-        log_path=fault.path,
-    )
-
-
-def _kind(view: RunView, cause: Cause | None) -> str | None:
-    """Slurm's and the kernel's word comes before the log's: a run that was killed for memory may print anything."""
-    if view.state in KIND_OF_STATE:
-        return KIND_OF_STATE[view.state]
-    return cause.kind if cause is not None and view.state in ("failed", "lost") else None
-
-
-def _remedies(home: str, view: RunView, kind: str | None, spec: RunSpec | None, asked: Asked | None) -> list[str]:
-    """Commands that work when pasted; a comment behind # says what to change first where no command can."""
-    again = f"shoal submit {_script(home, view.name)}"
-    resume = f"shoal resume {view.name}" if _checkpoint(view, spec) else None
-    if kind == "host_oom":
-        more = f"--mem={format_memory(asked.memory_mb * 2)}" if asked and asked.memory_mb else "--mem=MORE"
-        return [f"{resume} -- {more}" if resume else f"{again}   # with {more} in the script"]
-    if kind == "time_limit":
-        more = f"--time={format_slurm_time(view.time_limit_s * 2)}" if view.time_limit_s else "--time=LONGER"
-        return [f"{resume} -- {more}" if resume else f"{again}   # with {more}; nothing to resume from was saved"]
-    if kind in ("preempted", "node", "nccl", "gpu_error", "port"):
-        if kind == "gpu_error" and view.node:
-            return [f"shoal retry {view.name} --exclude-nodes"]
-        return [resume or again]
-    if kind == "cuda_oom":
-        return [f"{resume or again}   # with a smaller batch, or GPUs with more memory"]
-    if kind == "disk":
-        return [f"df -h {view.output_dir or '.'}   # free some space, then: {resume or again}"]
-    if view.state == "cancelled":
-        return [resume or again]
-    return [f"shoal logs {view.name} --err", f"{resume or again}   # once it is fixed"]
-
-
-def _checkpoint(view: RunView, spec: RunSpec | None) -> str | None:
-    if spec is None or not spec.checkpoint or not view.output_dir:
-        return None
-    return checkpoints.newest(view.output_dir, spec.checkpoint)
-
-
-def _lasted(view: RunView, now: float | None = None) -> str:
-    end = view.ended or now
-    if view.started is None or end is None:
-        return "it never started"
-    limit = f" of {format_duration(view.time_limit_s)}" if view.time_limit_s else ""
-    return f"attempt {view.attempt}, {format_duration(max(0.0, end - view.started))}{limit} long"
-
-
 def _asked(home: str, reader: Reader, run: str) -> Asked | None:
     origin = reader.run(run).origin
     return origin.submission.asked if origin and origin.submission else None
-
-
-def _script(home: str, run: str) -> str:
-    """experiments/NAME.sh, or the folder where the run comes from a sweep file."""
-    root = os.path.dirname(home)
-    for suffix in (".sh", ".py", ".toml"):
-        path = os.path.join("experiments", f"{run}{suffix}")
-        if os.path.exists(os.path.join(root, path)):
-            return path
-    return os.path.join("experiments", run.split("/")[0])
 
 
 def _saved_script(home: str, run: str) -> tuple[str | None, str]:

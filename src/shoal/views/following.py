@@ -1,0 +1,143 @@
+"""`shoal logs -f`: what runs print, as they print it, over attempts, until they end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from shoal.agent import layout
+from shoal.agent.files import names_in
+from shoal.model import LIVE
+from shoal.observe import observe
+from shoal.views.logs import Form, Source, find_parts, prefix_of, with_prefix
+from shoal.views.polling import SharedSlurm
+from shoal.views.tail import BLOCK, Collapser, seek_last_lines
+from shoal.views.terminal_text import Sieve
+
+#: Files are looked at often; Slurm through the answer that all watchers share.
+_LOOK_EVERY_S = 0.3
+_ASK_EVERY_S = 5.0
+
+
+def follow(
+    home: str,
+    source: Source | Sequence[Source],
+    lines: int | Form,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> int:
+    """Print the last lines and then whatever comes, over attempts, until none of the runs is live.
+
+    Ctrl-C ends the following, never a run. Returns 0 if all are done, 4 if one ended otherwise.
+    """
+    sources = [source] if isinstance(source, Source) else list(source)
+    form = lines if isinstance(lines, Form) else Form(lines, raw=True)
+    pipes = _Pipes(sources, form)
+    states = dict.fromkeys(pipes.runs, "unknown")
+    told: dict[str, str] = {}
+    asked_at, ask = float("-inf"), SharedSlurm(home)
+    try:
+        while True:
+            open_runs = [run for run, state in states.items() if state in LIVE]
+            if clock() - asked_at >= _ASK_EVERY_S or any(_has_ended(home, run) for run in open_runs):
+                views = observe(home, open_runs, ask=ask).views
+                states.update({run: view.state for run, view in views.items()})
+                asked_at = clock()
+            for run, first in pipes.runs.items():
+                newest = find_parts(home, run, first.pick, err=first.err, strict=False)
+                started = bool(newest[0].paths) and not (newest[0].outdated and states[run] in LIVE)
+                if started:
+                    pipes.copy(newest)
+                if run in open_runs and told.get(run) != states[run] and not started and states[run] in LIVE:
+                    sys.stderr.write(f"{run} is {states[run]}\n")
+                    told[run] = states[run]
+            if not any(state in LIVE for state in states.values()):
+                break
+            sleep(_LOOK_EVERY_S)
+    except KeyboardInterrupt:
+        go = "goes" if len(states) == 1 else "go"
+        sys.stderr.write(f"\nstopped following; {' and '.join(list(states)[:3])} {go} on\n")
+        return 130
+    pipes.finish()
+    for run, state in states.items():
+        sys.stderr.write(f"{run} is {state}\n")
+    return 0 if all(state == "done" for state in states.values()) else 4
+
+
+class _Pipes:
+    """One pipe for each source. Ranks and replicas join when they begin to write; then they have labels."""
+
+    def __init__(self, sources: Sequence[Source], form: Form) -> None:
+        self.runs = {source.run: source for source in reversed(sources)}
+        self._form = form
+        # What the run wrote before it was submitted again is not followed, and must not appear beside what is.
+        fresh = [one._replace(paths=[]) if one.outdated else one for one in sources]
+        self._pipes = {self._key(one): self._pipe(one) for one in fresh}
+
+    def copy(self, sources: Iterable[Source]) -> None:
+        for source in sources:
+            key = self._key(source)
+            if key not in self._pipes:
+                self._pipes[key] = self._pipe(source._replace(paths=[]))
+            self._pipes[key].copy(source.paths)
+
+    def finish(self) -> None:
+        for pipe in self._pipes.values():
+            pipe.finish()
+
+    def _key(self, source: Source) -> tuple[str, str]:
+        return source.run, source.label
+
+    def _pipe(self, source: Source) -> _Pipe:
+        return _Pipe(source, self._form, prefix_of(source, len(self.runs) > 1))
+
+
+class _Pipe:
+    """Copies what one source writes to our output: as it comes, or in whole lines with a prefix if it has one."""
+
+    def __init__(self, source: Source, form: Form, prefix: bytes) -> None:
+        self.form, self._prefix = form, prefix
+        self._offsets: dict[str, int] = dict.fromkeys(source.paths, -1)
+        self._bars = Collapser() if prefix and not form.raw else None
+        self._sieve = Sieve() if form.tty else None
+
+    def copy(self, paths: Sequence[str]) -> None:
+        """What came since the last time; also of the file before, which may have grown until these began."""
+        for path in dict.fromkeys([*list(self._offsets)[-1:], *paths]):
+            try:
+                with open(path, "rb") as file:  # noqa: PTH123
+                    offset = self._offsets.get(path, 0)
+                    if offset < 0:
+                        seek_last_lines(file, self.form.lines)
+                    else:
+                        file.seek(offset)
+                    while block := file.read(BLOCK):
+                        self._write(block)
+                    sys.stdout.flush()
+                    self._offsets[path] = file.tell()
+            except FileNotFoundError:
+                continue
+
+    def finish(self) -> None:
+        rest = self._bars.flush() if self._bars else b""
+        self._emit(rest + b"\n" if rest else b"")
+        if self._sieve:
+            sys.stdout.buffer.write(self._sieve.flush())
+        sys.stdout.flush()
+
+    def _write(self, block: bytes) -> None:
+        self._emit(self._bars.feed(block) if self._bars else block)
+
+    def _emit(self, data: bytes) -> None:
+        if not data:
+            return
+        if self._sieve:
+            data = self._sieve.feed(data)
+        sys.stdout.buffer.write(with_prefix(data, self._prefix) if self._prefix else data)
+
+
+def _has_ended(home: str, run: str) -> bool:
+    names = layout.parse_names(names_in(layout.run_dir(home, run)))
+    return names.has_attempt(names.attempt, "end")
