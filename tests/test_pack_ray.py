@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import socket
 import stat
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import shoal
 from project import Project
+from shoal.agent.pack import ray_cluster
 from shoal.agent.pack.ray_cluster import Cluster, RayProblem, ray_environment, sizes
 from shoal.sandbox import Sandbox
 from waiting import wait_until
@@ -98,4 +105,138 @@ def test_ray_over_the_nodes_of_a_job(tmp_path: Path, make_sandbox: Callable[...,
     project.write("go", "")
     wait_until(lambda: {run["state"] for run in project.status().values()} == {"done"}, 90, "all runs are done")
     wait_until(lambda: not project.slurm("squeue", "-h", "-t", "PD,R,CG").strip(), 60, "the job has ended")
+    assert not _of_ray(project)
+
+
+def _ends(project: Project) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in (project.home / "runs").glob("*/*/attempt.*.end")]
+
+
+def _wait_begun(project: Project, count: int) -> None:
+    wait_until(lambda: len(list((project.root / "marks").iterdir())) >= count, 180, f"{count} runs have begun")
+
+
+@pytest.mark.parametrize("part", ["gcs_server", "raylet"])
+def test_killing_rays_head_ends_the_pack_and_the_next_command_continues(project: Project, part: str) -> None:
+    words = ("--slots", 2, "--set", "k=1:4:1", "--", *QUICK, "wait=go{k}", "{k}")
+    project.write("go1", "")
+    begun = project.start("pack", "--engine", "ray", *words)
+    wait_until(lambda: any(end["success"] for end in _ends(project)), 180, "one run is done")
+    _wait_begun(project, 3)
+    head = next(pid for pid in _of_ray(project) if part.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()[:200])
+    os.kill(head, signal.SIGKILL)
+    _, said = begun.communicate(timeout=60)
+    assert begun.returncode == 4 and "Ray's head has died" in said, said
+    wait_until(lambda: not _of_ray(project), 10, "nothing of Ray is left")
+    assert {run["state"] for run in project.status().values()} <= {"done", "lost", "new"}
+    for number in (2, 3, 4):
+        project.write(f"go{number}", "")
+    project.shoal("pack", *words)
+    assert sorted(end["success"] for end in _ends(project)).count(True) == 4, "what was done was not run again"
+
+
+def test_a_taken_port_means_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, project: Project) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ports = iter([taken.getsockname()[1], ray_cluster.free_port()])
+        monkeypatch.setattr(ray_cluster, "free_port", lambda: next(ports))
+        cluster = Cluster(str(tmp_path), 1, 0, 1, project.env, {})
+        try:
+            assert not cluster.address.endswith(f":{taken.getsockname()[1]}")
+            assert next(ports, None) is None, "the second port was tried"
+        finally:
+            cluster.close()
+
+
+USERS = (1, 65534)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be two other users")
+def test_two_users_on_one_node_do_not_meet() -> None:
+    """A's Ray is up while B's starts, works and ends; and B, who knows where A's is, is not let in."""
+    folder = Path(tempfile.mkdtemp(prefix="shoal-two-", dir="/tmp"))
+    folder.chmod(0o755)
+    try:
+        python = _open_python(folder)
+        first, second = (_project_of(folder / str(uid), uid) for uid in USERS)
+        words = ["-m", "shoal", "pack", "--engine", "ray", "--slots", "1", "--set", "k=1,2", "--", python, "train.py"]
+        waiting = _as(USERS[0], first, [python, *words, "{k}", "wait=go"])
+        _wait_begun(first, 1)
+        done = _as(USERS[1], second, [python, *words, "{k}"])
+        _, said = done.communicate(timeout=180)
+        assert done.returncode == 0, said
+        (log,) = first.submissions()[0].glob("ray.*.log")
+        address = "127.0.0.1:" + log.read_text().partition("--port=")[2].split()[0]
+        code = f"import ray; ray.init(address={address!r}, log_to_driver=False)"
+        stranger = _as(USERS[1], second, [python, "-c", code], RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0" * 64)
+        _, said = stranger.communicate(timeout=120)
+        assert stranger.returncode != 0 and "uthenticat" in said, said
+        first.write("go", "")
+        _, said = waiting.communicate(timeout=120)
+        assert waiting.returncode == 0, said
+        assert all(end["success"] for one in (first, second) for end in _ends(one))
+    finally:
+        shutil.rmtree(folder)
+
+
+def _open_python(folder: Path) -> str:
+    """A Python that everybody may use and that has what this one has; ours may stand where only we can go."""
+    base = f"/usr/bin/python{sys.version_info[0]}.{sys.version_info[1]}"
+    if not os.path.exists(base):
+        pytest.skip(f"there is no {base} that other users can run")
+    subprocess.run([base, "-m", "venv", "--without-pip", str(folder / "python")], check=True)
+    (site,) = (folder / "python").glob("lib/python*/site-packages")
+    packages = [path for path in sys.path if path.endswith("site-packages")]
+    (site / "ours.pth").write_text("\n".join([*packages, str(Path(shoal.__file__).parents[1])]) + "\n")
+    ray = folder / "python" / "bin" / "ray"
+    ray.write_text(
+        f"#!{folder}/python/bin/python\nimport sys\nfrom ray.scripts.scripts import main\nsys.exit(main())\n"
+    )
+    ray.chmod(0o755)
+    return str(folder / "python" / "bin" / "python")
+
+
+def _project_of(folder: Path, uid: int) -> Project:
+    folder.mkdir()
+    made = Project(folder)
+    made.env.update(SHOAL_ON="local", USER=f"user{uid}", LOGNAME=f"user{uid}")
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, uid, uid)
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    return made
+
+
+def _as(uid: int, project: Project, argv: list[str], **env: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        argv,
+        cwd=project.root,
+        env={**project.env, **env},
+        user=uid,
+        group=uid,
+        extra_groups=[],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.slurm
+def test_a_lost_node_of_ray_loses_its_runs_which_go_on_elsewhere(
+    tmp_path: Path, make_sandbox: Callable[..., Sandbox]
+) -> None:
+    project = Project(tmp_path, make_sandbox("raylost", nodes=2, hosts=True))
+    words = ("pack", "--engine", "ray", "--nodes", 2, "--gpus", 2, "--slots", 2, "--time", "10m", "--mem", "2G")
+    project.shoal(*words, "--set", "k=1:6:1", "--", *QUICK, "wait=go", "{k}")
+    _wait_begun(project, 4)
+    for pid in _of_ray(project):
+        cmdline = Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"ray-node" in cmdline.split(b"\0") and b"srun" not in cmdline:
+            os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: sum(end["stopped_by"] == "lost" for end in _ends(project)) == 2, 90, "two runs are lost")
+    project.write("go", "")
+    wait_until(lambda: {run["state"] for run in project.status().values()} == {"done"}, 90, "all runs are done")
+    wait_until(lambda: not project.slurm("squeue", "-h", "-t", "PD,R,CG").strip(), 60, "the job has ended")
+    assert sum(end["success"] for end in _ends(project)) == 6
     assert not _of_ray(project)

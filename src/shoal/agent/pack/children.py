@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Container, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ..launch import family
 
@@ -64,6 +64,8 @@ class Starter:
 
     waiting = False
     broken = False
+    #: Slots in which nothing can be started any more.
+    dead: Container[int] = ()
     #: Whether all slots share one node's memory, so that an empty one leaves more to the others.
     one_node = True
     #: Processes that are not runs and must be left alone, and what the loop should wake up for.

@@ -144,6 +144,10 @@ class Engine:
             if choice is None:
                 return
             item, holding = choice.item, choice.holding
+            if holding.slot in self.starter.dead:
+                self.retired += 1  # It stays lent for ever.
+                self.queue.put_back(item)
+                continue
             try:
                 begun = self._begin(item, holding)
                 self.ledger.has_room()

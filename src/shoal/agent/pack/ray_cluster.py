@@ -42,6 +42,7 @@ class Cluster:
         self.env = ray_environment(environ, token)
         self.processes: List[Any] = []
         self.step: Any = None
+        self.head: Any = None
         self.job = me.get("job_id")
         self.real_cpus = least_cpus(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
         try:
@@ -64,8 +65,10 @@ class Cluster:
                 "--temp-dir=%s" % os.path.join(self.temp, "r"),
                 *sizes(cpus, gpus),
             ]
+            said = _size(self.log)
             head = self._start(argv)
-            if self._is_up(head, port):
+            if self._is_up(head, said):
+                self.head = head
                 return address
             _end(head)
             self.processes.remove(head)
@@ -102,15 +105,21 @@ class Cluster:
         self.processes.append(process)
         return process
 
-    def _is_up(self, head: Any, port: int) -> bool:
+    def _is_up(self, head: Any, said: int) -> bool:
+        """Whether this head says so itself; that somebody answers at the port may be somebody else's doing."""
         deadline = time.monotonic() + _START_S
         while time.monotonic() < deadline and head.poll() is None:
-            with socket.socket() as probe:
-                probe.settimeout(1)
-                if probe.connect_ex((_own_address(), port)) == 0:
+            with open(self.log, "rb") as log:
+                log.seek(said)
+                if b"Ray runtime started" in log.read():
                     return True
             time.sleep(0.05)
         return False
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the head, or anything that it watches over, has died; without it Ray cannot go on."""
+        return self.head is not None and self.head.poll() is not None
 
     def close(self) -> None:
         """End what we started, and nothing of anybody else's, as `ray stop` would.
@@ -240,6 +249,10 @@ def _end(process: Any) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         pass
+
+
+def _size(path: str) -> int:
+    return os.path.getsize(path) if os.path.exists(path) else 0
 
 
 def _last_line(path: str) -> Optional[str]:

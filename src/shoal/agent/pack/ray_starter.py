@@ -8,7 +8,7 @@ import os
 import queue
 import signal
 import threading
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from .. import nvml
 from . import machine
@@ -63,7 +63,7 @@ class RayChild(Child):
 
     def __init__(self, number: int, owner: "RayStarter", slot: int) -> None:
         super().__init__(number)
-        self._owner, self._slot = owner, slot
+        self._owner, self.slot = owner, slot
 
     def poll(self) -> Optional[int]:
         if self.code is None:
@@ -72,7 +72,7 @@ class RayChild(Child):
 
     def signal(self, number: int) -> None:
         if self.code is None:
-            self._owner.signal(self._slot, number)
+            self._owner.signal(self.slot, number)
 
 
 class RayStarter(Starter):
@@ -95,6 +95,8 @@ class RayStarter(Starter):
         self.wait_on = [self._read]
         self._places: Dict[int, Dict[str, Any]] = {}
         self._workers: List[Any] = []
+        self.dead: Set[int] = set()
+        self.pids = [process.pid for process in cluster.processes]
         threading.Thread(target=self._connect, args=(slots, per_node, share), daemon=True).start()
 
     def _connect(self, slots: int, per_node: int, share: int) -> None:
@@ -140,6 +142,8 @@ class RayStarter(Starter):
                 pass
         except BlockingIOError:
             pass
+        if self.cluster.is_lost and not self.broken:
+            self._break()
         while True:
             try:
                 kind, *what = self._messages.get_nowait()
@@ -152,13 +156,36 @@ class RayStarter(Starter):
                 self.say(
                     "Ray is up: %d slots on %d node%s" % (len(what[0]), len(hosts), "" if len(hosts) == 1 else "s")
                 )
+            elif kind == "dead":
+                self.dead.add(what[0])
             elif kind == "failed":
                 raise RayProblem("Ray's workers do not start: %s; see %s" % (what[0], self.cluster.log))
             else:
                 self._settle(*what)
 
+    def _break(self) -> None:
+        """The head is gone: its workers follow, and every run that they had is lost; end them all before we say so."""
+        self.say("Ray's head has died: what ran is lost, and nothing more is started here")
+        self.broken, self.waiting = True, False
+        self.cluster.close()
+        for child in self._children.values():
+            child.slot_lost, child.code = True, -signal.SIGKILL
+        self._children = {}
+
+    def _look_beside(self, slot: int) -> None:
+        """A worker is gone: are the others on its node, too? Nothing should be started in their slots then."""
+        host = self._places.get(slot, {}).get("host")
+        for other, place in self._places.items():
+            if place.get("host") == host and other not in self.dead:
+                asked = self._workers[other].place.remote().future()
+                asked.add_done_callback(
+                    lambda future, other=other: self._post("dead", other) if future.exception() else None
+                )
+
     def _settle(self, number: int, code: Optional[int], error: Any) -> None:
-        child = self._children.pop(number)
+        child = self._children.pop(number, None)
+        if child is None:
+            return
         cause = getattr(error, "cause", error)
         if error is None:
             child.code = code
@@ -169,11 +196,13 @@ class RayStarter(Starter):
             self.say("a worker of Ray is gone: %s" % str(error).splitlines()[0])
             child.slot_lost = True
             child.code = -signal.SIGKILL
+            self._look_beside(child.slot)
 
     def close(self) -> None:
         """End Ray. Its workers' runs have ended or are killed with them."""
-        try:
-            self.ray.shutdown()
-        except Exception:
-            pass  # Its head may be what died.
+        if not self.broken:  # With its head gone there is nobody to say goodbye to, and Ray would wait for an answer.
+            try:
+                self.ray.shutdown()
+            except Exception:
+                pass
         self.cluster.close()
