@@ -80,6 +80,9 @@ def test_a_folder_is_bound_with_what_its_links_point_to_and_not_twice(tmp_path: 
     (tmp_path / "fast" / "outputs").mkdir(parents=True)
     (tmp_path / "proj" / "outputs").symlink_to(tmp_path / "fast" / "outputs")
     places = [str(tmp_path / "proj"), str(tmp_path / "proj" / "outputs"), "/data/set"]
+    assert [bind.source for bind in all_binds(Container("podman", "x", ["/data:/data:ro"]), ["/data/out"])] == [
+        "/data", "/data/out",
+    ], "what is bound for reading only is no place to write to"  # fmt: skip
     found = all_binds(Container("apptainer", "x.sif", ["/data"]), places)
     assert [bind.source for bind in found] == ["/data", str(tmp_path / "fast" / "outputs"), str(tmp_path / "proj")]
 

@@ -109,13 +109,14 @@ for name, text in (("key", os.environ["MY_KEY"]), ("words", open("/proc/self/cmd
 """
 
 
-def test_a_replica_set_trains_in_containers_and_so_does_its_lighthouse(tmp_path: Path, image: Path) -> None:
-    project = Launching(
-        tmp_path, diloco=f'launch = {{ mode = "replicas", replicas_per_node = 2 }}\n{container_of(image)}'
-    )
-    name = project.submit("000_diloco_0", "diloco -- --rounds 4")
-    losses = [said["loss"] for said in project.says(name, "round") if said["replica"] == 0]
-    assert losses[-1] < losses[0]
+def test_replicas_run_in_containers_and_so_does_their_lighthouse(tmp_path: Path, image: Path) -> None:
+    replicas = 'launch = { mode = "replicas", replicas_per_node = 2 }'
+    project = Launching(tmp_path, show=f"{replicas}\n{container_of(image)}")
+    name = project.submit("000_show_0", "show")
+    notes = project.notes(name)
+    assert [note["in_image"] for note in notes] == [True] * 2
+    assert {note["env"]["SHOAL_REPLICA"] for note in notes} == {"0", "1"}
+    assert "Lighthouse listening on" in (project.launch_folder(name) / "lighthouse.log").read_text()
     assert_nothing_left(project.root)
 
 

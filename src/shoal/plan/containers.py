@@ -65,4 +65,6 @@ def _refuse(one: Container, spec: RunSpec, cluster: Cluster, *, packed: bool) ->
     # What lies in the project is where it runs as well; other folders may exist on the nodes alone.
     known = cluster.is_local or Path(one.image).is_relative_to(spec.cwd)
     if one.image_is_path and known and "$" not in one.image and not os.path.exists(os.path.expanduser(one.image)):
-        raise InputError(f"there is no image {one.image}", hint="put it there, or name another", place=place)
+        folder = os.path.dirname(one.image)
+        hint = f"ls {shell_command([folder])}" if os.path.isdir(folder) else f"mkdir -p {shell_command([folder])}"
+        raise InputError(f"there is no image {one.image}", hint=f"{hint}   # where it is expected", place=place)

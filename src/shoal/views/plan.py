@@ -103,6 +103,7 @@ def _run(spec: RunSpec, request: Request | None) -> dict[str, Any]:
         "command": spec.command,
         "args": spec.args,
         "env": spec.env,
+        "container": spec.container.record() or None,
         "start_from": spec.start_from,
         "parents": spec.parents,
         "digest": spec.digest,

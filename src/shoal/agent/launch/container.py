@@ -25,7 +25,6 @@ GPUS = ("nvidia", "amd", "none")
 #: The cluster's part of the settings, as the batch script hands it to the agent.
 VARIABLE = "SHOAL_CONTAINER"
 _NAME = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
-_PYTHON = re.compile(r"(?:.*/)?python(?:3(?:\.\d+)?)?\Z")
 #: Mounted from the host by charliecloud itself, so that no image needs a folder for what lies in them.
 _CHARLIECLOUD_SHARES = ("/dev", "/proc", "/sys", "/tmp")  # noqa: S108
 
@@ -138,14 +137,8 @@ def whole(one: Container, root: str) -> Container:
 
 
 def parse_bind(text: str) -> Bind:
-    source, target, mode = (*text.split(":"), "", "")[:3]
-    if (
-        text.count(":") > 2
-        or "," in text
-        or not text.isprintable()
-        or not source
-        or (mode and mode not in ("ro", "rw"))
-    ):
+    source, target, mode, *more = (*text.split(":"), "", "")
+    if not source or any(more) or mode not in ("", "ro", "rw") or "," in text or not text.isprintable():
         raise ContainerError("%r is not a bind" % text, 'binds = ["/data", "/scratch:/scratch:ro"]')
     return Bind(source, target or source, mode)
 
@@ -153,9 +146,9 @@ def parse_bind(text: str) -> Bind:
 def all_binds(one: Container, places: Sequence[str]) -> List[Bind]:
     """The user's binds, and those of `places` that they do not cover: each at its own path, links followed."""
     asked = [parse_bind(text) for text in one.binds]
-    covered = [bind.target for bind in asked if bind.source == bind.target]
-    wanted = sorted({path for place in places for path in (os.path.abspath(place), os.path.realpath(place))})
-    for path in wanted:  # parents come before what lies in them
+    covered = [bind.target for bind in asked if bind.source == bind.target and bind.mode != "ro"]
+    needed = sorted({path for place in places for path in (os.path.abspath(place), os.path.realpath(place))})
+    for path in needed:  # parents come before what lies in them
         if not any(path == other or path.startswith(other.rstrip("/") + "/") for other in covered):
             if ":" in path or "," in path:
                 raise ContainerError("%r cannot be bound: it has a colon or comma" % path, "rename the folder")
@@ -215,11 +208,6 @@ def _joined(bind: Bind) -> str:
     return ":".join(part for part in bind if part)
 
 
-def python_inside(command: Sequence[str]) -> str:
-    """The Python of the image that runs our wrapper around each rank: the command's own, else python3."""
-    return command[0] if command and _PYTHON.match(command[0]) else "python3"
-
-
 def places_of(spec: Mapping[str, Any], environ: Mapping[str, str], more: Sequence[str]) -> List[str]:
     """Folders that a run needs: its code, outputs, logs and state (`more`), what it starts from, scratch, its data."""
     found = [spec["cwd"], *more, environ.get("SHOAL_PARENT_DIR", ""), environ.get("SHOAL_SCRATCH", "")]
@@ -255,10 +243,8 @@ def missing(one: Container, places: Sequence[str], environ: Mapping[str, str]) -
         return "there is no image %s on %s: put it there, or name another with `container`" % (one.image, node)
     for bind in all_binds(one, places):
         if not os.path.exists(bind.source):
-            return "%s is to be bound into the container and does not exist on %s: mkdir -p it, or leave it out" % (
-                bind.source,
-                node,
-            )
+            told = "%s is to be bound into the container and does not exist on %s: mkdir -p %s, or leave it out"
+            return told % (bind.source, node, bind.source)
     return _no_mount_point(one, places)
 
 

@@ -83,7 +83,7 @@ def unit_of(
         address = network.reachable_address(peers, settings.get("interface"))
     box = container.box_of(plan, os.environ, plan["places"], geometry.gpus > 0)
     contained = box.around or box.step_flags
-    inner = [container.python_inside(argv), *wrapper()[1:]] if contained else []
+    inner = [words.python_of(argv), *wrapper()[1:]] if contained else []
     return Unit(
         mode="torchrun" if replica else geometry.mode,
         nodes=nodes,

@@ -62,6 +62,11 @@ def program_of(command: Sequence[str]) -> List[str]:
     return ["torchrun"]
 
 
+def python_of(command: Sequence[str]) -> str:
+    """The Python that runs our wrapper of a rank inside a container: the command's own, else python3."""
+    return command[0] if command and _PYTHON.match(command[0]) else "python3"
+
+
 def launcher(unit: Unit, node: int, local_address: Optional[str]) -> List[str]:
     """What runs on node number `node` of a unit and starts its ranks; each rank is our wrapper around the program."""
     rank = [*(unit.inner or unit.wrapper), "rank", unit.path]

@@ -12,7 +12,7 @@ _VARIABLE = re.compile(r"(\$\{[A-Za-z_][A-Za-z0-9_]*\}|\$[A-Za-z_][A-Za-z0-9_]*)
 _WIDTH = 110
 
 
-class Box(NamedTuple):
+class ContainerText(NamedTuple):
     """`lines` come before the launch; `around` before what runs inside, `step` among srun's own flags."""
 
     lines: str = ""
@@ -20,10 +20,10 @@ class Box(NamedTuple):
     step: str = ""
 
 
-def container_lines(one: Container | None, scratch: str | None, *, gpus: bool, as_root: bool) -> Box:
+def container_lines(one: Container | None, scratch: str | None, *, gpus: bool, as_root: bool) -> ContainerText:
     """The folder that the script is submitted from and the profile's scratch are bound beside what was asked for."""
     if one is None:
-        return Box()
+        return ContainerText()
     one = one._replace(
         image=_at_home(one.image), binds=[*map(_at_home, one.binds), "$PWD", *([scratch] if scratch else [])]
     )
@@ -33,7 +33,11 @@ def container_lines(one: Container | None, scratch: str | None, *, gpus: bool, a
         image = shell_text(one.image)
         check = f'[ -e {image} ] || {{ echo "error: there is no image" {image} >&2; exit 2; }}\n'
     lines = f"{check}container=(\n{array}\n)\n"
-    return Box(lines, step=' "${container[@]}"') if one.by_srun else Box(lines, around='"${container[@]}" ')
+    return (
+        ContainerText(lines, step=' "${container[@]}"')
+        if one.by_srun
+        else ContainerText(lines, around='"${container[@]}" ')
+    )
 
 
 def shell_text(text: str) -> str:

@@ -8,7 +8,7 @@ import shlex
 import msgspec
 
 from shoal.agent.launch.container import ContainerError, build, merge, whole
-from shoal.backends.slurm.container_lines import Box, container_lines
+from shoal.backends.slurm.container_lines import ContainerText, container_lines
 from shoal.backends.slurm.flags import parse_flags
 from shoal.backends.slurm.launch_lines import launch_lines
 from shoal.backends.slurm.options import Resolved, resolve
@@ -110,7 +110,7 @@ def generate(wish: Wish, project: Project, cluster: Cluster) -> Generated:
     )
 
 
-def _box(wish: Wish, step: Step | None, project: Project, resolved: Resolved) -> Box:
+def _box(wish: Wish, step: Step | None, project: Project, resolved: Resolved) -> ContainerText:
     """The container of the flag, over the step's, over the profile's."""
     flag = ContainerSettings() if wish.container is None else parse_word(wish.container, "--container")
     settings = over(flag, step.container if step else ContainerSettings())

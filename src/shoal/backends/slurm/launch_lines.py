@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from shoal.agent.launch.geometry import MODES, Geometry, compute
-from shoal.backends.slurm.container_lines import Box
+from shoal.backends.slurm.container_lines import ContainerText
 from shoal.backends.slurm.quoting import shell_command, shell_quote
 from shoal.backends.slurm.replica_lines import replica_lines
 from shoal.errors import InputError
@@ -28,20 +28,17 @@ def launch_lines(
     command: Sequence[str],
     request: Request,
     settings: LaunchSettings | None = None,
-    box: Box | None = None,
+    box: ContainerText | None = None,
 ) -> str:
-    """Shell lines that run `command` over the nodes of `request`, in a container if there is one.
-
-    Their exit code is the command's.
-    """
+    """Shell lines that run `command` over the nodes of `request`, contained or not; their exit code is the command's."""
     if not command:
         raise InputError("there is no command to launch")
-    box = box or Box()
+    box = box or ContainerText()
     return box.lines + _launch_lines(launch, command, request, settings, box)
 
 
 def _launch_lines(
-    launch: str, command: Sequence[str], request: Request, settings: LaunchSettings | None, box: Box
+    launch: str, command: Sequence[str], request: Request, settings: LaunchSettings | None, box: ContainerText
 ) -> str:
     if launch == "process":
         return _process(command, request, box)
@@ -78,14 +75,16 @@ def torchrun_words(command: Sequence[str]) -> tuple[list[str], list[str]]:
     return start, ["--no-python", *program]
 
 
-def _process(command: Sequence[str], request: Request, box: Box) -> str:
+def _process(command: Sequence[str], request: Request, box: ContainerText) -> str:
     line = f"{box.around}{shell_command(command)}\n"
     if (request.nodes or 1) == 1 and not box.step:
         return line
     return f"{_guard(request)}{_srun(request, box)} \\\n    {line}"
 
 
-def _torchrun(command: Sequence[str], request: Request, geometry: Geometry, settings: LaunchSettings, box: Box) -> str:
+def _torchrun(
+    command: Sequence[str], request: Request, geometry: Geometry, settings: LaunchSettings, box: ContainerText
+) -> str:
     start, program = torchrun_words(command)
     restarts = f" --max-restarts {settings.max_restarts}" if settings.max_restarts else ""
     processes, nodes = f"{geometry.processes}{restarts}", geometry.nodes
@@ -108,7 +107,7 @@ port=$(({PORT_BASE} + SLURM_JOB_ID % {PORT_COUNT}))
 """
 
 
-def _tasks(command: Sequence[str], request: Request, geometry: Geometry, box: Box) -> str:
+def _tasks(command: Sequence[str], request: Request, geometry: Geometry, box: ContainerText) -> str:
     """One task per GPU; each learns its rank from Slurm at its own start, not from the batch shell."""
     cpus = "" if geometry.cpus_per_task is None else f" --cpus-per-task={geometry.cpus_per_task}"
     place = "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS"
@@ -122,7 +121,7 @@ def _tasks(command: Sequence[str], request: Request, geometry: Geometry, box: Bo
 
 
 def _preset(
-    launch: str, program: Sequence[str], request: Request, geometry: Geometry, said: LaunchSettings, box: Box
+    launch: str, program: Sequence[str], request: Request, geometry: Geometry, said: LaunchSettings, box: ContainerText
 ) -> str:
     """accelerate or deepspeed on each node, told its place by Slurm; neither needs ssh."""
     words = " ".join(shell_quote(word) for word in (*said.options, *_plain(program, launch)))
@@ -158,7 +157,7 @@ def _guard(request: Request) -> str:
     return f': "${{SLURM_JOB_ID:?this script needs {request.nodes} nodes: submit it with sbatch}}"\n'
 
 
-def _srun(request: Request, box: Box) -> str:
+def _srun(request: Request, box: ContainerText) -> str:
     # Since 22.05 srun does not take --cpus-per-task from the job: without it a task would get one core.
     cpus = (
         f"--cpus-per-task={request.cpus}"

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from shoal.agent.launch.geometry import DEFAULTS, PORT_BASE, PORT_COUNT, Geometry
-from shoal.backends.slurm.container_lines import Box
+from shoal.backends.slurm.container_lines import ContainerText
 from shoal.backends.slurm.quoting import shell_command, shell_quote
 from shoal.model import LaunchSettings, Request
 
@@ -24,7 +24,7 @@ def replica_lines(
     request: Request,
     geometry: Geometry,
     settings: LaunchSettings,
-    box: Box,
+    box: ContainerText,
 ) -> str:
     """Shell lines; `start` is how torchrun is called and `program` what it runs, with the templates of the settings."""
     said = {**DEFAULTS, **settings.record()}
@@ -94,7 +94,7 @@ kill "$lighthouse"
 """
 
 
-def _beside(box: Box) -> str:
+def _beside(box: ContainerText) -> str:
     """What stands before the lighthouse: its container, and under pyxis the step that has it as a flag."""
     step = 'srun --overlap --nodes=1 --ntasks=1 --nodelist="${hosts[0]}" --gres=none'
     return f"{step}{box.step} \\\n    " if box.step else box.around
