@@ -30,7 +30,7 @@ def launch_lines(
     settings: LaunchSettings | None = None,
     box: ContainerText | None = None,
 ) -> str:
-    """Shell lines that run `command` over the nodes of `request`, contained or not; their exit code is the command's."""
+    """Shell that runs `command` over the nodes of `request`, contained or not; their exit code is the command's."""
     if not command:
         raise InputError("there is no command to launch")
     box = box or ContainerText()
