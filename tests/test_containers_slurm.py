@@ -67,18 +67,21 @@ def test_scancel_lets_contained_ranks_save_once_and_a_failing_one_gives_its_code
     assert_nothing_left(project.root)
 
 
-def test_the_clusters_profile_brings_the_runtime_and_a_missing_image_is_told_by_the_node(
+def test_the_clusters_profile_brings_the_runtime_and_the_node_tells_what_is_missing(
     tmp_path: Path, host_cluster: Sandbox, image: Path
 ) -> None:
-    project = Launching(tmp_path, host_cluster, show=f'container = "{image}"', show_bare='container = "none"')
+    steps = {"show": f'container = "{image}"', "show_bare": 'container = "none"', "show_pyxis": 'container = "pyxis:x"'}
+    project = Launching(tmp_path, host_cluster, **steps)
     _write_profile(project, container_of(tmp_path / "gone"))
     inside, bare = project.submit("000_show_0", "show --time=5"), project.submit("001_show_0", "show_bare --time=5")
-    gone = project.submit("002_train_0", "train --time=5")
+    gone, none = project.submit("002_train_0", "train --time=5"), project.submit("003_show_0", "show_pyxis --time=5")
     project.wait(inside, "done")
     project.wait(bare, "done")
     assert [note["in_image"] for name in (inside, bare) for note in project.notes(name)] == [True, False]
     assert project.wait(gone, "failed")["exit_code"] == 2
     assert f"there is no image {tmp_path / 'gone'} on " in project.err(gone)
+    assert project.wait(none, "failed")["exit_code"] == 2
+    assert "pyxis is not installed there" in project.err(none)
 
 
 def _write_profile(project: Launching, line: str) -> None:
@@ -91,6 +94,9 @@ PYXIS = """\
 #!{python}
 import os, sys
 words, own, box = sys.argv[1:], [], {{}}
+if words == ["--help"]:
+    print("--container-image")
+    sys.exit()
 while words and words[0].startswith("--"):
     name, _, value = words.pop(0).partition("=")
     if name.startswith("--container-"):

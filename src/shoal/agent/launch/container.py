@@ -239,6 +239,8 @@ def missing(one: Container, places: Sequence[str], environ: Mapping[str, str]) -
             'setup = "module load %s"   # in the cluster\'s profile' % one.runtime
         )  # fmt: skip
         return "there is no program %s on %s for the container: %s" % (program, node, helps)
+    if one.by_srun and not _srun_knows_containers(environ):
+        return "srun on %s knows no --container-image, so pyxis is not installed there: another `runtime`" % node
     if one.image_is_path and not os.path.exists(one.image):
         return "there is no image %s on %s: put it there, or name another with `container`" % (one.image, node)
     for bind in all_binds(one, places):
@@ -246,6 +248,17 @@ def missing(one: Container, places: Sequence[str], environ: Mapping[str, str]) -
             told = "%s is to be bound into the container and does not exist on %s: mkdir -p %s, or leave it out"
             return told % (bind.source, node, bind.source)
     return _no_mount_point(one, places)
+
+
+def _srun_knows_containers(environ: Mapping[str, str]) -> bool:
+    """Whether pyxis is there; srun's help has what plugins add to it."""
+    import subprocess
+
+    try:
+        told = subprocess.run(["srun", "--help"], env=dict(environ), stdout=subprocess.PIPE, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return True  # srun itself will say what is wrong
+    return b"--container-image" in told.stdout
 
 
 def _no_mount_point(one: Container, places: Sequence[str]) -> Optional[str]:
