@@ -79,7 +79,7 @@ def execute(page: Path, folder: Path, *, sandboxes: str | None = None) -> subpro
         env["SHOAL_SANDBOX_HOME"] = sandboxes
     script = runnable(page, slurm=sandboxes is not None)
     return subprocess.run(
-        ["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False
+        ["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, timeout=600, check=False
     )
 
 
@@ -100,7 +100,17 @@ def test_a_newcomer_can_follow_the_page_without_slurm(name: str, tmp_path: Path)
 
 
 @pytest.mark.slurm
-@pytest.mark.parametrize("name", ["getting-started.md", "tutorial-lead.md", "tutorial-stages.md", "switch.md"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "getting-started.md",
+        "tutorial-lead.md",
+        "tutorial-stages.md",
+        "switch.md",
+        "tutorial-launch.md",
+        "tutorial-muloco-launch.md",
+    ],
+)
 def test_a_newcomer_can_follow_the_page_to_slurm(name: str, tmp_path: Path) -> None:
     page = ROOT / "docs" / name
     # A short folder: the sandbox keeps Unix sockets in it, whose paths have a limit.

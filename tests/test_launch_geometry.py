@@ -253,3 +253,13 @@ def test_a_straggler_without_a_quorum_is_not_waited_for() -> None:
     one.ended(1, 0, 10.0)
     assert one.hanging(100.0) == []
     assert one.hanging(200.0) == [2]
+
+
+def test_a_replica_that_came_back_too_late_is_waited_for_only_briefly() -> None:
+    one = board()
+    one.ended(2, 137, 5.0)
+    one.started(2, 6.0)
+    one.ended(0, 0, 10.0)
+    one.ended(1, 0, 10.0)
+    assert one.hanging(30.0) == []
+    assert one.hanging(40.0) == [2]

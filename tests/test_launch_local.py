@@ -134,7 +134,7 @@ def test_a_replica_killed_here_comes_back_and_the_run_succeeds(tmp_path: Path) -
         wait_until(while_running(running, lambda: len(project.says(name, "round")) >= 6), 90, "the replicas train")
         victim = next(said["pid"] for said in project.says(name, "start") if said["replica"] == 1)
         os.kill(victim, signal.SIGKILL)
-        running.communicate(timeout=120)
+        running.communicate(timeout=200)
     finally:
         end_process(running)
     assert project.status()[name]["state"] == "done"

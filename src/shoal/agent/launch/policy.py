@@ -10,6 +10,8 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 _LONGEST_BACKOFF_S = 60.0
 #: How long a replica may be silent after enough others have finished: it waits for a quorum that cannot form any more.
 _LINGER_S = 120.0
+#: The same for one that was started again: it came too late, and waits for peers that are gone.
+_TOO_LATE_S = 30.0
 
 
 class Limits(NamedTuple):
@@ -82,11 +84,14 @@ class Board:
 
     def hanging(self, now: float) -> List[int]:
         """Replicas that stand still while others move. When all stand still nobody can tell which one is to blame."""
-        enough = len(self.finished) >= self.limits.finish
-        allowed = min(self.limits.hang_s, _LINGER_S) if enough else self.limits.hang_s
-        still = [number for number in self.since if now - self.progress[number] > allowed]
+        still = [number for number in self.since if now - self.progress[number] > self._patience(number)]
         others_move = self.finished or len(still) < len(self.since)
         return still if others_move else []
+
+    def _patience(self, number: int) -> float:
+        if len(self.finished) < self.limits.finish:
+            return self.limits.hang_s
+        return min(self.limits.hang_s, _TOO_LATE_S if self.tries[number] > 1 else _LINGER_S)
 
     def verdict(self) -> Optional[int]:
         """The run's exit code once it is decided, else None: 0 when as many finished as were asked for.
