@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -65,6 +66,17 @@ def test_a_failing_rank_under_torchrun_gives_its_own_code(tmp_path: Path) -> Non
     project.script("001_a/000_show_0.sh", "show -- fail=1:9")
     project.start("submit", "experiments").communicate(timeout=60)
     assert project.status()["001_a/000_show_0"]["exit_code"] == 9
+
+
+def test_torchrun_starts_its_ranks_again_if_asked_and_each_start_has_its_log(tmp_path: Path) -> None:
+    project = Launching(tmp_path, again=TORCHRUN.replace(" }", ", max_restarts = 1 }"))
+    program = "import os, sys\nprint('start', os.environ['TORCHELASTIC_RESTART_COUNT'], flush=True)\n"
+    project.write("again.py", program + "sys.exit(3 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)\n")
+    name = project.submit("000_again_0", "again")
+    folder = project.launch_folder(name)
+    assert (folder / "rank-1.out").read_text() == "start 0\n"
+    assert (folder / "rank-1.restart-1.out").read_text() == "start 1\n"
+    assert project.status()[name]["state"] == "done"
 
 
 @pytest.mark.parametrize("launch", [TORCHRUN, SRUN], ids=["torchrun", "srun"])
@@ -153,6 +165,20 @@ def test_a_program_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
     project.script("001_a/000_lost_0.sh", "lost")
     project.shoal("submit", "experiments", code=None)
     assert "there is no program ./nothing.py" in project.err("001_a/000_lost_0")
+
+
+def test_a_missing_torch_is_one_sentence(tmp_path: Path) -> None:
+    bare = next(path for path in ("/usr/bin/python3", f"{sys.base_prefix}/bin/python3") if not _has_torch(path))
+    project = Launching(tmp_path)
+    project.write("shoal.toml", f'[steps.lost]\ncommand = ["{bare}", "show.py"]\nlaunch = "torchrun"\n')
+    project.script("001_a/000_lost_0.sh", "lost")
+    assert project.shoal("submit", "experiments", code=None).code == 127
+    said = f"torch is not installed in the job's environment: {bare} -m pip install torch"
+    assert said in project.err("001_a/000_lost_0")
+
+
+def _has_torch(python: str) -> bool:
+    return subprocess.run([python, "-c", "import torch"], capture_output=True, check=False).returncode == 0
 
 
 def test_a_missing_lighthouse_is_one_sentence(tmp_path: Path) -> None:

@@ -206,3 +206,29 @@ def test_an_interface_that_is_not_there_is_named_with_those_that_are() -> None:
 
 def test_the_address_of_an_interface() -> None:
     assert network.interface_address("lo") == "127.0.0.1"
+
+
+def test_an_address_is_never_one_that_only_this_host_can_reach() -> None:
+    """A name may mean 127.0.1.1, ::1, nothing, or several networks; then the host's name is the better answer."""
+    for peers in (["localhost"], ["127.0.1.1"], ["::1"], ["no-such-host.invalid"], []):
+        assert network.reachable_address(peers, None) == socket.gethostname()
+
+
+def test_the_address_is_the_one_that_leads_to_the_peer() -> None:
+    own = []
+    for name in network.interfaces():
+        try:
+            own.append(network.interface_address(name))
+        except network.NoSuchInterface:  # it has no IPv4 address
+            continue
+    for address in own:
+        if not address.startswith("127."):
+            assert network.reachable_address(["no-such-host.invalid", "127.0.1.1", address], None) == address
+
+
+def test_torch_reads_an_ipv6_rendezvous_as_it_is_written() -> None:
+    from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+    two = unit(nodes=["n1", "n2"], address="fd00::1", port=20012)
+    word = next(word for word in words.launcher(two, 1, "fd00::2") if word.startswith("--rdzv-endpoint="))
+    assert parse_rendezvous_endpoint(word.partition("=")[2], default_port=-1) == ("fd00::1", 20012)

@@ -14,6 +14,8 @@ from .plan import wrapper
 from .rank import BAD_GEOMETRY
 from .unit import Unit
 
+NOT_FOUND = 127
+
 
 def main(argv: List[str]) -> int:
     with open(argv[0]) as file:
@@ -64,6 +66,10 @@ def run(plan: Dict[str, Any]) -> int:
         return BAD_GEOMETRY
     if mark is not None:
         mark.close()
+    missing = failures.not_installed(plan["err"], begin) if code == 1 and geometry.mode in ELASTIC else None
+    if missing is not None:
+        family.say(missing)
+        return NOT_FOUND
     if code != 0:
         code = failures.true_code(code, plan["err"], begin) if geometry.mode in ELASTIC else code
         for line in failures.last_words(one.log):

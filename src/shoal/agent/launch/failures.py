@@ -12,6 +12,9 @@ _CAUSE = re.compile(
     r"Root Cause \(first observed failure\):\s*\[\d+\]:\s*time\s*:\s*(?P<time>\S+)\s*host\s*:\s*(?P<host>\S+)\s*"
     r"rank\s*:\s*(?P<rank>\d+)[^\n]*\s*exitcode\s*:\s*(?P<code>-?\d+)"
 )
+_NOT_INSTALLED = re.compile(
+    r"(\S+): Error while finding module specification for '\S+' \(ModuleNotFoundError: No module named '([\w.]+)'\)"
+)
 
 
 class Failure(NamedTuple):
@@ -48,6 +51,14 @@ def true_code(returncode: int, err: str, begin: int) -> int:
         return 0
     failure = first_failure(read_tail(err, begin))
     return failure.exit_code if failure is not None and failure.exit_code else code
+
+
+def not_installed(err: str, begin: int) -> Optional[str]:
+    """What is missing if the launcher could not even be found, in words."""
+    match = _NOT_INSTALLED.search(read_tail(err, begin))
+    if match is None:
+        return None
+    return "%s is not installed in the job's environment: %s -m pip install %s" % (match[2], match[1], match[2])
 
 
 def last_words(log: str, lines: int = 15, ranks: int = 2) -> List[str]:
