@@ -204,6 +204,30 @@ def test_shrinking_what_cannot_shrink_is_one_sentence(project: Project, words: t
     assert_clear_error(done, 2, "--shrink gives idle nodes back")
 
 
+def test_ray_with_runs_of_different_width_is_refused_before_anything_is_submitted(project: Project) -> None:
+    extra = '[[requests]]\nwhen = "k > 1"\ngpus = 2\n'
+    done = project.shoal(
+        "submit", sweep(project, 2, extra=extra), "--shape", "pack", "--gpus", 2, "--engine", "ray", code=2
+    )
+    assert_clear_error(done, 2, "same number of GPUs")
+
+
+def test_a_share_on_the_page_lets_runs_share_the_one_gpu_that_is_asked_for(project: Project) -> None:
+    path = sweep(project, 4, "wait=go")
+    path.write_text(path.read_text().replace("gpus = 1", "gpus = 0.25"))
+    plan = project.shoal("plan", path, "--shape", "pack", "--slots", 4, "--time", "5m", "--json").json
+    assert {run["request"]["gpus"] for run in plan["runs"]} == {1}
+    project.shoal("submit", path, "--shape", "pack", "--slots", 4, "--time", "5m")
+    wait_until(lambda: len(held(project)) == 4, 60, "four runs have begun")
+    assert {(*one["gpus"], one["share"]) for one in held(project)} == {("0", 0.25)}
+    assert "gpu:1\n" in project.slurm("scontrol", "show", "job", job_of(project))
+    project.write("go", "")
+    wait_all(project, "done")
+    assert {
+        start["env"]["SHOAL_GPU_MEMORY_FRACTION"] for run in project.status() for start in project.marks(run)[:1]
+    } == {"0.2250"}
+
+
 def test_commands_go_to_slurm_as_one_job(project: Project) -> None:
     done = project.shoal(
         "pack", "--on", "slurm", "--slots", 2, "--time", "5m", "--set", "k=1:4:1", "--", *_quick(), "{k}"

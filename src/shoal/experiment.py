@@ -105,7 +105,9 @@ def _pass_on(kind: type[BaseException], error: BaseException, trace: TracebackTy
 def _plain(value: Any) -> Any:
     """What the other doors write: tables with text keys, lists, and a request as a table."""
     if isinstance(value, Request):
-        return msgspec.to_builtins(value)
+        found_request: dict[str, Any] = msgspec.to_builtins(value)
+        share = found_request.pop("gpu_share", None)
+        return {**found_request, "gpus": share} if share else found_request
     if isinstance(value, Mapping):
         found: dict[str, Any] = {}
         for key, inner in value.items():

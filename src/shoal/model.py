@@ -21,16 +21,25 @@ SCHEMA = 1
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """Resources per node (`gpus`, `cpus`, `memory`), nodes, and time. None means: whatever the next layer says."""
+    """Resources per node (`gpus`, `cpus`, `memory`), nodes, and time. None means: whatever the next layer says.
+
+    `gpus = 0.25` is one GPU and a `gpu_share` of it: the rest is for other runs of a pack, or idle in a job alone.
+    """
 
     nodes: int | None = None
     gpus: int | None = None
+    gpu_share: float | None = None
     gpu_type: str | None = None
     cpus: int | None = None
     memory: str | None = None
     time: str | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.gpus, float) and 0 < self.gpus < 1:
+            msgspec.structs.force_setattr(self, "gpu_share", self.gpus)
+            msgspec.structs.force_setattr(self, "gpus", 1)
+        if self.gpu_share is not None and not 0 < self.gpu_share < 1:
+            raise InputError(f"a share of a GPU is between 0 and 1, not {self.gpu_share}")
         for name, least in (("nodes", 1), ("gpus", 0), ("cpus", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -54,6 +63,8 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def over(self, base: Request) -> Request:
         """This request on top of another: what this one leaves open comes from `base`."""
         changes = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+        if self.gpus is not None:
+            changes["gpu_share"] = self.gpu_share
         return msgspec.structs.replace(base, **changes)
 
 

@@ -117,7 +117,7 @@ def parse_request(table: Table) -> Request:
     try:
         return Request(
             nodes=table.integer("nodes", 1),
-            gpus=table.integer("gpus", 0),
+            gpus=_gpus(table),
             gpu_type=table.text("gpu_type"),
             cpus=table.integer("cpus", 1),
             memory=memory,
@@ -127,6 +127,12 @@ def parse_request(table: Table) -> Request:
         hint = error.hint or "request = { nodes = 1, gpus = 4, cpus = 32, memory = '64G', time = '3d' }"
         message = error.message.removeprefix(f"{error.place}: ")
         raise InputError(message, hint=hint, place=error.place or table.place()) from None
+
+
+def _gpus(table: Table) -> Any:
+    """Whole ones, or a share of one such as 0.25, which `Request` understands."""
+    share = table.values.get("gpus")
+    return share if isinstance(share, float) and 0 < share < 1 else table.integer("gpus", 0)
 
 
 def _command(table: Table) -> tuple[str, ...]:

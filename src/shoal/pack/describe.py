@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from shoal.agent.pack.books import WHOLE
+from shoal.agent.pack.books import WHOLE, parts
 from shoal.errors import InputError
 from shoal.model import Request, RunSpec
 from shoal.pack.options import PackOptions
@@ -98,7 +98,7 @@ def plan_pack(
         own = options.gpu_parts
         if own is None:
             # -1 leaves it to the engine, which divides its GPUs among its slots.
-            own = -1 if request.gpus is None else request.gpus * WHOLE
+            own = -1 if request.gpus is None else parts(request.gpu_share or request.gpus)
         if options.gpus is not None and own > options.gpus * WHOLE:
             raise InputError(
                 f"{spec.name} asks for {own // WHOLE} GPUs, and the pack has {options.gpus} on a node",
@@ -107,6 +107,12 @@ def plan_pack(
         cpus = options.cpus_per_run or request.cpus or 0
         waits_for = (needs or {}).get(place, ())
         jobs.append(Job(place, own, cpus, spec.cost, None, request.time_limit_s, spec.survive.get("warn_s"), waits_for))
+    if options.engine == "ray" and len({job.gpu_parts for job in jobs}) > 1:
+        raise InputError(
+            "with --engine ray all runs of a pack have the same number of GPUs, and these differ",
+            hint="leave --engine ray out, or --gpus-per-run 1",
+            place="--engine",
+        )
     known, source = expected(jobs, earlier)
     return PackPlan(options, tuple(longest_first(known)), source, _search([spec for spec, _ in runs], options))
 

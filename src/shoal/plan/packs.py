@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -58,16 +59,16 @@ def _gpus(options: PackOptions, asked: Sequence[tuple[object, Request]], shape: 
     """GPUs on each node of the allocation: as said, or as many as the runs need at a time."""
     if options.gpus is not None:
         return options.gpus
-    widest = max((request.gpus or 0) for _, request in asked)
-    if options.gpus_per_run is not None:
-        widest = -int(-options.gpus_per_run // 1)
+    widest = options.gpus_per_run
+    if widest is None:
+        widest = max((request.gpu_share or request.gpus or 0) for _, request in asked)
     if shape == "pilots" or not widest:
-        return widest
+        return math.ceil(widest)
     if options.slots is None:
         raise InputError(
             "how many GPUs should the pack ask for?", hint="--gpus 4, or --shape pilots for several small allocations"
         )
-    return widest * options.slots
+    return math.ceil(widest * options.slots)
 
 
 def slots_of(plan: PackPlan) -> int:

@@ -195,11 +195,14 @@ def _request(block: Block, values: Mapping[str, Scalar], known: dict[tuple[objec
 
 
 def _computed(rule: RequestRule, computed: Params, values: Mapping[str, Scalar]) -> Request:
-    found: dict[str, int | str] = {}
+    found: dict[str, int | float | str] = {}
     for name, value in computed.items():
         wants_number = name in ("nodes", "gpus", "cpus")
         if isinstance(value, float) and value.is_integer() and wants_number:
             value = int(value)
+        if name == "gpus" and isinstance(value, float) and 0 < value < 1:
+            found[name] = value
+            continue
         fits = (isinstance(value, int) and not isinstance(value, bool)) if wants_number else isinstance(value, str)
         if not fits or isinstance(value, float):
             kind = "a whole number" if wants_number else 'a word with its unit, such as "2h" or "64G"'
