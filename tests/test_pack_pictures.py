@@ -51,6 +51,11 @@ def test_a_pack_and_a_report_draw_what_was_measured_and_tell_it_in_numbers(tmp_p
     for row, run in zip(rows, done.json["runs"], strict=True):
         assert row["name"] == run["name"] and float(row["duration_s"]) == run["duration_s"]
     assert Image.open(project.root / "a.png").format == "PNG"
+    ran, *others = project.shoal("report", "pack_train", "--json").json["shapes"]
+    took = sum(run["duration_s"] for run in done.json["runs"])
+    assert ran["name"] == "as it ran" and ran["gpus"] == 2 and ran["used"] * 3600 == pytest.approx(took, rel=0.3)
+    assert {"job each", "array", "pack of 2"} <= {shape["name"] for shape in others}
+    assert "as it ran" in project.shoal("report", "pack_train").out
     for form in ("svg", "png"):
         project.shoal("report", "pack_train", f"--{form}", f"b.{form}")
     assert (project.root / "b.svg").read_text().count("<title>") == 3

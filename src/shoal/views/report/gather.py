@@ -19,6 +19,7 @@ from shoal.views.details import Details, details_of, with_cause
 from shoal.views.family import family_key, tally
 from shoal.views.report import account, efficiency, nodes, results, timeline
 from shoal.views.report.history import RunHistory, Try, read_history
+from shoal.views.report.shapes import shapes
 from shoal.views.report.staged import staged
 from shoal.views.results import finite
 from shoal.views.select import select_runs
@@ -122,6 +123,7 @@ def document(report: Report) -> dict[str, Any]:
             for lane in report.lanes
             for bar in lane.bars
         ],
+        "shapes": [shape._asdict() for shape in shapes(report.tries)],
         "lanes": [{"name": lane.name, "busy": lane.busy} for lane in report.lanes],
         "failures": [one._asdict() for one in report.failures],
         "nodes": [one._asdict() for one in nodes.nodes(report.tries)],

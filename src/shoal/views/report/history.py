@@ -12,7 +12,7 @@ from shoal.model import LIVE, RunSpec
 from shoal.store import records
 from shoal.store.fold import RunView
 from shoal.store.reading import Reader
-from shoal.store.records import Asked, Beat, Claim, DamagedRecord, End, Start
+from shoal.store.records import Asked, Beat, Claim, DamagedRecord, End, Held, Start
 from shoal.views import usage
 from shoal.views.usage import Usage
 
@@ -20,7 +20,8 @@ from shoal.views.usage import Usage
 class Try(NamedTuple):
     """One attempt. `end` is when it ended, or was last known to live; `kept`: its work was not lost.
 
-    `share` is its part of each GPU, when it shared them with other runs of a pack.
+    `share` is its part of each GPU, when it shared them with other runs of a pack; `held` is what it had there, and
+    `token` names the submission.
     """
 
     run: str
@@ -37,6 +38,8 @@ class Try(NamedTuple):
     resumed: bool = False
     data: Sequence[dict[str, Any]] = ()
     share: float = 1.0
+    held: Held | None = None
+    token: str = ""
 
     @property
     def gpus(self) -> float:
@@ -111,6 +114,8 @@ def _read_try(
         start.resume_from is not None,
         end.data if end is not None else (),
         held.share if held is not None and 0 < held.share < 1 else 1.0,
+        held,
+        start.token,
     )
 
 

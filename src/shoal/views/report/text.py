@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from shoal.units import format_duration
 from shoal.views.render import bar, fit, paint_state, plain, plural, print_json, table_lines
-from shoal.views.report import nodes, timeline
+from shoal.views.report import nodes, shapes, timeline
 from shoal.views.report.efficiency import Spread
 from shoal.views.report.gather import Report, document, hours_words, metric_names, setting_names, value_words
 from shoal.views.report.staged import HEADER, rows, staged
@@ -34,6 +34,7 @@ def lines_of(report: Report, screen: Screen) -> list[str]:
         ("next time", _advice(report)),
         ("GPUs over time" if report.gpu.held else "runs over time", _timeline(report, screen)),
         ("nodes", _nodes(report, screen)),
+        ("the same runs in other shapes, by their measured lengths", _shapes(report, screen)),
         ("data", _data(report, screen)),
         ("failures", _failures(report, screen)),
         ("stopped by search", _stopped(report, screen)),
@@ -121,6 +122,12 @@ def _timeline(report: Report, screen: Screen) -> list[str]:
         f"  {' ' * wide}  {axis}",
         f"  {mean:.0%} busy over all; # and = are attempts, x a bad end, . nothing",
     ]
+
+
+def _shapes(report: Report, screen: Screen) -> list[str]:
+    found = shapes.rows(shapes.shapes(report.tries))
+    lines = table_lines(shapes.header(report.tries), found, _inside(screen)) if found else []
+    return [f"  {line}" if screen.tty else line for line in lines]
 
 
 def _stopped(report: Report, screen: Screen) -> list[str]:
