@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from project import Project, assert_clear_error
@@ -97,6 +97,7 @@ def test_a_loss_of_nan_is_the_worst_of_all(values: list[float]) -> None:
     assert rank(rule, math.nan, [*values, math.nan]) >= rank(rule, worst, values)
 
 
+@settings(max_examples=25, deadline=None)
 @given(st.permutations(range(1, 10)), st.integers(1, 4))
 def test_several_engines_decide_as_one(tmp_path_factory: pytest.TempPathFactory, order: list[int], n: int) -> None:
     """The same reports in the same order, through files: whoever reads them, the decisions are the same."""
