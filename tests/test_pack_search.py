@@ -205,6 +205,8 @@ def test_losers_are_stopped_gently_told_honestly_and_run_on_only_when_named(proj
     table = project.shoal("results", "001_search", "--json").json
     (group,) = (one for one in table["groups"] if one["name"] == name)
     assert group["metrics"] == {} and group["missing"][0]["cause"] == losers[name]["cause"]
+    assert "1/1 (1 not done)" in project.shoal("results", "001_search", "--partial").out
+    assert f"shoal retry {name} --state stopped" in project.shoal("why", name).out
     assert "rank" in project.shoal("report", "001_search").out
     assert project.shoal("status", "001_search").code == 0
     project.shoal("retry", name, "--state", "stopped")

@@ -71,6 +71,11 @@ def _remedies(home: str, view: RunView, kind: str | None, spec: RunSpec | None, 
         return [f"{resume or again}   # with a smaller batch, or GPUs with more memory"]
     if kind == "disk":
         return [f"df -h {view.output_dir or '.'}   # free some space, then: {resume or again}"]
+    if view.state == "stopped":
+        return [
+            f"shoal results {view.experiment}",
+            f"shoal retry {view.name} --state stopped   # let it go on after all",
+        ]
     if view.state == "cancelled":
         return [resume or again]
     return [f"shoal logs {view.name} --err", f"{resume or again}   # once it is fixed"]

@@ -119,8 +119,15 @@ def cells(results: Results, plus_minus: str | None) -> tuple[list[str], list[lis
                 row.append(_short(one, plus_minus))
             else:
                 row += ["", ""] if one is None else [repr(one.mean), "" if one.std is None else repr(one.std)]
-        rows.append([*row, f"{len(group.runs) - len(group.missing)}/{len(group.runs)}", _missing(group)])
+        rows.append([*row, _count(group), _missing(group)])
     return header, rows
+
+
+def _count(group: Group) -> str:
+    """2/3, and how many of them tell only what they had so far."""
+    partial = sum(1 for run in group.runs if run.numbers and run.state != "done")
+    words = f"{len(group.runs) - len(group.missing)}/{len(group.runs)}"
+    return f"{words} ({partial} not done)" if partial else words
 
 
 def _missing(group: Group) -> str:
@@ -193,7 +200,7 @@ def _latex(results: Results) -> str:
     ]
     for group in results.groups:
         first = [_param(group.params.get(name)) for name in results.params] or [group.name]
-        count = f"{len(group.runs) - len(group.missing)}/{len(group.runs)}"
+        count = _count(group)
         row = [*map(escape, first), *(number(group.metrics.get(name)) for name in results.metrics), count]
         lines.append(" & ".join(row) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
