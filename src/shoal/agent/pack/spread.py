@@ -12,6 +12,8 @@ from ..launch import allocation, family
 from . import machine
 
 _GIVE_BACK_TRIES, _GIVE_BACK_S = 3, 2.0
+#: Exit codes of an engine that has worked through the queue: all done, or some failed.
+_FINISHED = (0, 4)
 
 
 def spread(
@@ -33,7 +35,8 @@ def spread(
         if node is None:
             continue
         codes.append(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status))
-        if shrink and steps and node != nodes[0]:
+        # An engine that was stopped is no sign of an idle node: the whole job is about to end.
+        if shrink and steps and node != nodes[0] and codes[-1] in _FINISHED:
             kept.remove(node)
             problem = give_back(str(me["job_id"]), kept)
             say("node %s has nothing left to do and %s" % (node, problem or "is given back"))
