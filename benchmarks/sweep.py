@@ -93,8 +93,8 @@ def submit(folder: Path, page: Path, env: dict[str, str]) -> None:
                 folder,
                 env,
             )
-        plain = folder / "durable"
-        plain.mkdir()
+        plain = folder / "outputs" / "durable"  # where it is no part of the code that is kept
+        plain.mkdir(parents=True)
         for number in range(2 * RUNS):
             files.create_exclusive(str(plain / f"{number}.json"), b'{"small": "file"}\n' * 20)
 
