@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -110,3 +112,24 @@ def test_unknown_fields_of_a_record_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "claim").write_text(json.dumps(record))
     assert records.read(str(tmp_path / "claim"), Claim) == claim
     assert records.read(str(tmp_path / "nothing"), Claim) is None
+
+
+COLD = """\
+import sys, threading
+sys.setswitchinterval(1e-6)
+import msgspec
+from shoal.store import reading
+record = dict(experiment="e", stem="s", order=None, step="t", step_kind="t", seed=0, command=["x"], cwd="/", output="o")
+together = threading.Barrier(8)
+def work():
+    together.wait()
+    assert msgspec.convert(record, reading.RunSpec).stem == "s"
+threads = [threading.Thread(target=work) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+
+
+def test_threads_may_read_records_of_a_kind_that_nobody_read_before() -> None:
+    for _ in range(5):
+        assert subprocess.run([sys.executable, "-c", COLD], check=False).returncode == 0

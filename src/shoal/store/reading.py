@@ -14,6 +14,10 @@ from shoal.model import RunSpec
 from shoal.store import records
 from shoal.store.records import Beat, Claim, DamagedRecord, End, Missing, Outcome, Start, Submission, Verdict
 
+# msgspec learns a type when it is first used, and two threads that do so at once crash Python (measured).
+for _kind in (RunSpec, Beat, Claim, End, Missing, Outcome, Start, Submission, Verdict):
+    msgspec.json.Decoder(_kind)
+
 
 class SubmissionFiles(NamedTuple):
     """A submission's folder. `sending` means that Slurm may know the job, whatever else is missing.

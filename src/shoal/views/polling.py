@@ -38,6 +38,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = 1
 
 
+#: Learnt here and not by the first of several threads, which would crash Python.
+_ANSWER = msgspec.json.Decoder(Answer)
+
+
 class SharedSlurm:
     """`ask` for observe(): a snapshot no older than `interval_s`, or the last one with what is wrong."""
 
@@ -117,7 +121,7 @@ class SharedSlurm:
         try:
             with open(self._path, "rb") as file:  # noqa: PTH123
                 if os.fstat(file.fileno()).st_uid == os.getuid():
-                    found = msgspec.json.decode(file.read(), type=Answer)
+                    found = _ANSWER.decode(file.read())
         except (OSError, msgspec.MsgspecError):
             found = None
         best = max((one for one in (found, self._own) if one is not None), key=lambda one: one.tried, default=None)

@@ -55,6 +55,10 @@ class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
         return self.points[-1][3] if self.points else None
 
 
+#: Learnt here and not by the first of several threads, which would crash Python.
+_NODEUSE = msgspec.json.Decoder(NodeUse)
+
+
 class Usage(NamedTuple):
     """An attempt on all nodes that told, the first one first. Memory and CPUs are per node, as they are asked for."""
 
@@ -121,7 +125,7 @@ def read(home: str, run: str, attempt: int) -> Usage | None:
 def _read(path: str) -> NodeUse | None:
     try:
         with open(path, "rb") as file:  # noqa: PTH123
-            found = msgspec.json.decode(file.read(1 << 20), type=NodeUse)
+            found = _NODEUSE.decode(file.read(1 << 20))
     except (OSError, msgspec.MsgspecError):
         return None
     return found if found.schema == 1 else None
