@@ -161,12 +161,4 @@ def _reason(path: str) -> str | None:
 
 
 def read_spec(path: str) -> RunSpec | None:
-    try:
-        record = files.read_json(path)
-        spec = None if record is None else msgspec.convert(record, RunSpec)
-    except (ValueError, msgspec.ValidationError) as error:
-        what = str(error).removeprefix(f"{path} is damaged: ")
-        raise DamagedRecord(f"{path} is damaged: {what}") from None
-    if spec is not None:
-        records.refuse_newer(path, spec.schema)
-    return spec
+    return records.read(path, RunSpec)

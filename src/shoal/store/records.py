@@ -9,8 +9,9 @@ import msgspec
 
 from shoal.agent import files
 from shoal.errors import InputError
+from shoal.model import RunSpec
 
-T = TypeVar("T", bound="Record")
+T = TypeVar("T", bound="Record | RunSpec")
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
