@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from shoal.views import estimate
 from shoal.views.causes import find_cause, signature, strip_escapes
 from shoal.views.details import parse_progress
+from shoal.views.progress import Bar
 from shoal.views.reasons import REASONS, explain
 from shoal.views.render import cell_width, fit, fit_end, plain
 from shoal.views.screen import screen_of
@@ -158,6 +159,32 @@ def test_wide_letters_take_two_columns_and_nothing_is_cut_in_half() -> None:
         fit_end("001_a/000_train_12", 8) == "…rain_12" and fit_end("日本語", 5) == "…本語" and fit_end("ab", 3) == "ab "
     )
     assert plain("a\x1b[2Jb\u202ec\0") == "a [2Jb c "
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_is_drawn_over_itself_and_gone_at_the_end_and_only_where_it_is_wanted() -> None:
+    def drawn(terminal: io.StringIO | None = None, off: bool = False, **environ: str) -> str:
+        stream, now = Terminal() if terminal is None else terminal, [0.0]
+        env = {"TERM": "xterm", "COLUMNS": "80", **environ}
+        with Bar("packing", off=off, stream=stream, environ=env, clock=lambda: now[0]) as bar:
+            for done in range(100):
+                now[0] += 1
+                bar(done, 200)
+        return stream.getvalue()
+
+    shown = drawn()
+    assert "\r\x1b[Kpacking  49% [#####-----]  98 of 200  1/s" in shown and shown.endswith("\r\x1b[K")
+    assert max(map(len, shown.split("\r"))) < 90 and "\n" not in shown
+    silent = (drawn(off=True), drawn(SHOAL_NO_PROGRESS="1"), drawn(io.StringIO()))
+    assert silent == ("", "", "")
+    read = drawn(ACCESSIBLE="1")
+    assert read.count("still working: packing") == 3 and "\r" not in read and "\x1b" not in read
 
 
 def test_the_screen_obeys_the_usual_variables() -> None:

@@ -12,6 +12,10 @@ import sys
 
 from shoal.cli.options import add_output, home_here
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from shoal.store.fold import RunView
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("which", nargs="+", metavar="RUN_OR_EXPERIMENT")
@@ -27,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
 
     home = home_here()
     views = cancelling.live_among(home, select_runs(home, args.which))
-    if args.dry_run or not views or (len(views) > 1 and not args.yes and not _agreed(len(views))):
+    if args.dry_run or not views or (len(views) > 1 and not args.yes and not _agreed(views)):
         cancelled = []
     else:
         cancelled = cancelling.cancel(home, views, os.environ)
@@ -36,12 +40,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _agreed(count: int) -> bool:
+def _agreed(views: list[RunView]) -> bool:
     from shoal.errors import InputError
+    from shoal.views.family import tally
 
+    counts = " and ".join(f"{count:,} {state}" for state, count in tally(views).items())
+    experiments = sorted({view.experiment for view in views})
+    where = experiments[0] if len(experiments) == 1 else f"{len(experiments)} experiments"
     if not sys.stdin.isatty():
-        raise InputError(f"this would cancel {count} runs", hint="add --yes to cancel them all")
-    return input(f"cancel {count} runs? [y/N] ").strip().lower() in ("y", "yes")
+        raise InputError(f"this would cancel {counts} runs of {where}", hint="add --yes to cancel them all")
+    return input(f"cancel {counts} runs of {where}? [y/N] ").strip().lower() in ("y", "yes")
 
 
 def _show(args: argparse.Namespace, views: list, cancelled: list) -> None:  # type: ignore[type-arg]

@@ -13,12 +13,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from shoal.cli.options import add_output
 from shoal.cli.parser import Parser
+
+if TYPE_CHECKING:
+    from shoal.views.progress import Bar
 
 _ACTIONS = "pack|verify|info|unpack|stage|bench|advise"
 
@@ -251,16 +253,8 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@contextmanager
-def _bar(what: str, args: argparse.Namespace) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on a terminal; off it, and with -q, nothing."""
-    if args.quiet or not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+def _bar(what: str, args: argparse.Namespace) -> Bar:
+    from shoal.views.data import megabytes
+    from shoal.views.progress import Bar
 
-    columns: tuple[Any, ...] = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(what, *columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    return Bar(what, megabytes, off=args.quiet)

@@ -18,4 +18,14 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         from shoal.errors import InputError
 
-        raise InputError(f"{self.prog}: {message}", hint=f"{self.prog} --help")
+        raise InputError(f"{self.prog}: {message}{self._near(message)}", hint=f"{self.prog} --help")
+
+    def _near(self, message: str) -> str:
+        """For a flag that is misspelt: the one that was meant."""
+        from difflib import get_close_matches
+
+        _, colon, words = message.partition("unrecognized arguments: ")
+        wrong = next((word.partition("=")[0] for word in words.split() if word.startswith("-")), "")
+        known = [flag for action in self._actions if action.help != argparse.SUPPRESS for flag in action.option_strings]
+        near = get_close_matches(wrong, known, n=1) if colon and wrong.startswith("--") else []
+        return f"; did you mean {near[0]}?" if near else ""

@@ -131,11 +131,15 @@ class Teller:
         self.quiet = quiet
         self.next_steps = next_steps
         self.results: dict[str, dict[str, Any]] = {}
+        from shoal.views.progress import Bar
+
+        self._bar = Bar("runs so far", off=as_json or quiet)
 
     def __enter__(self) -> Teller:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._bar.clear()
         if kind is None:
             self._tell_a_person()
         if self.as_json and kind is None:
@@ -153,6 +157,8 @@ class Teller:
             print(result.name, flush=True)
         elif len(self.results) <= _MOST_LINES:
             print(_line(result), flush=True)
+        else:
+            self._bar(len(self.results))
 
     def note(self, text: str) -> None:
         if not self.quiet and not self.as_json:
