@@ -400,6 +400,16 @@ def test_logs_of_several_runs_have_prefixes_and_a_terminal_is_safe(made: MadeUp)
     assert "fine" in shoal("logs", "003_evil/000_train_1", "--pager", folder=made.root, PAGER="cat")
 
 
+def test_a_status_imports_nothing_that_submits_or_reads_profiles(made: MadeUp) -> None:
+    """Half of what a status of a thousand runs costs was such imports."""
+    code = "import sys; from shoal.cli import main; main(['status', '-q']); print([*sys.modules], file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=made.root, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "shoal.observe" in done.stderr
+    assert not [
+        name for name in ("shoal.submit", "shoal.config.cluster", "shoal.sweep", "tomllib") if f"'{name}" in done.stderr
+    ]
+
+
 def test_a_misspelt_flag_is_told_with_the_one_that_was_meant(made: MadeUp) -> None:
     assert "unrecognized arguments: --colums=x; did you mean --columns?" in failing(
         "status", "--colums=x", folder=made.root

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from shoal.agent import files as raw_files
 from shoal.agent import layout, process
-from shoal.backends.slurm.facts import cluster_name
 from shoal.backends.slurm.query import Snapshot, newest, sacct, squeue
 from shoal.model import LIVE
 from shoal.store import writing
@@ -90,6 +89,8 @@ def _read(
         files = reader.run(name)
         if _needs_slurm(files):
             if snapshot is None:
+                from shoal.backends.slurm.facts import cluster_name  # only where Slurm is asked: it reads profiles too
+
                 here, snapshot = cluster_name(environ), squeue(environ) if ask is None else ask(environ, 0.0)
                 reader = Reader(home)
                 files = reader.run(name)

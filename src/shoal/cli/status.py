@@ -56,13 +56,13 @@ def run(args: argparse.Namespace) -> int:
         from shoal.cli.watch import watch
 
         return watch(args, home)
-    from shoal.submit.budget import admit_everywhere
     from shoal.views import status
     from shoal.views.screen import screen_of
 
     if os.path.isdir(os.path.join(home, "queue")):
-        admit_everywhere(home)
+        from shoal.submit.budget import admit_everywhere  # imported only here: it needs half of shoal
 
+        admit_everywhere(home)
     report = status.gather(home, filter_of(args))
     everything = args.all or bool(args.state or args.last)
     status.show(
