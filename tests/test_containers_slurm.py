@@ -13,6 +13,7 @@ from images import container_of
 from images import image as image
 from launching import Launching, assert_nothing_left
 from shoal.sandbox import Sandbox
+from waiting import wait_until
 
 pytestmark = pytest.mark.slurm
 
@@ -150,3 +151,23 @@ def test_pyxis_takes_the_container_as_flags_of_srun_in_every_launch(
     losses = [said["loss"] for said in project.says(trained, "round") if said["replica"] == 0]
     assert losses[-1] < losses[0]
     assert "torchft_lighthouse --min_replicas=2" in (tmp_path / "srun.log").read_text()
+
+
+def test_a_generated_script_starts_its_tasks_in_the_container(
+    tmp_path: Path, host_cluster: Sandbox, image: Path
+) -> None:
+    project = Launching(
+        tmp_path, host_cluster, show=f'env = {{ SHOAL_OUTPUT_DIR = "." }}\n{SRUN}\n{container_of(image)}'
+    )
+    (project.root / "logs").mkdir()
+    project.shoal("generate", "--step", "show", "--extra-args=fail=3:7 wait", "--output-file", "job.sh")
+    job = project.run(["sbatch", "--parsable", "job.sh"]).out.strip()
+    told = wait_until(lambda: _ended(project, job), 120, f"job {job} ended")
+    assert "ExitCode=7:0" in told
+    notes = [json.loads(path.read_text().splitlines()[0]) for path in sorted(project.root.glob("rank-*.jsonl"))]
+    assert [(note["env"]["RANK"], note["in_image"]) for note in notes] == [(str(rank), True) for rank in range(4)]
+
+
+def _ended(project: Launching, job: str) -> str:
+    told = project.slurm("scontrol", "show", "job", job)
+    return told if "JobState=COMPLETED" in told or "JobState=FAILED" in told else ""

@@ -32,7 +32,9 @@ def container_lines(one: Container | None, scratch: str | None, *, gpus: bool, a
     if one.image_is_path:
         image = shell_text(one.image)
         check = f'[ -e {image} ] || {{ echo "error: there is no image" {image} >&2; exit 2; }}\n'
-    lines = f"{check}container=(\n{array}\n)\n"
+    # ch-run stops without it, and not every job has it.
+    user = 'export USER="${USER:-$(id -un)}"\n' if one.runtime == "charliecloud" else ""
+    lines = f"{check}{user}container=(\n{array}\n)\n"
     return (
         ContainerText(lines, step=' "${container[@]}"')
         if one.by_srun
