@@ -103,6 +103,7 @@ def test_a_retry_avoids_the_node_that_failed_as_long_as_there_is_another(tmp_pat
     [good] = set(two_nodes.nodes) - {bad}
     power_cut(two_nodes, bad)
     assert project.wait(name, "node_fail")["cause"] == f"the node failed ({bad})"
+    assert "node failure" in project.shoal("why", name).out
     assert f"{bad} failed under it" in project.shoal("why", name).out
     assert f"{name} avoids {bad}, which failed" in project.shoal("plan", "experiments/001_a").out
     project.slurm("scontrol", "update", f"NodeName={good}", "State=DRAIN", "Reason=test")

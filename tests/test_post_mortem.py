@@ -1,0 +1,118 @@
+"""`shoal why` of runs that really ended badly on a real Slurm: the cause in words, the evidence, the next command."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import MakeSandbox
+from project import Project
+from shoal.sandbox import Sandbox
+
+pytestmark = pytest.mark.slurm
+
+#: What the program does -> kind, words of the headline, words of the next command. Errors are real where a machine
+#: without GPUs can have them; the others are raised with the words that torch and NCCL use.
+ENDS = {
+    "disk": ("open('/dev/full', 'w', buffering=1).write('weights\\n')", "disk", "No space left on device", "df -h"),
+    "quota": ("raise OSError(122, os.strerror(122))", "disk", "Disk quota exceeded", "df -h"),
+    "cuda": (
+        "raise type('OutOfMemoryError', (RuntimeError,), {'__module__': 'torch'})"
+        "('CUDA out of memory. Tried to allocate 2.00 GiB')",
+        "cuda_oom",
+        "CUDA out of memory",
+        "smaller batch",
+    ),
+    "nccl": (
+        "raise RuntimeError('NCCL error in: ProcessGroupNCCL.cpp:1275, remote process exited')",
+        "nccl",
+        "NCCL communication failure",
+        "shoal submit",
+    ),
+    "python": ("{}['lr']", "python", "KeyError: 'lr'", "shoal logs"),
+    "module": ("import no_such_module", "import", "No module named 'no_such_module'", "shoal logs"),
+    "host": ("bytearray(1 << 50)", "host_oom", "out of memory on the host", "--mem="),
+    "crash": ("os.abort()", "", "SIGABRT", "shoal logs"),
+    "code": ("sys.exit(7)", "", "exit code 7", "shoal logs"),
+}
+TOML = """
+[steps.end]
+command = [{python}, "end.py"]
+checkpoint = "model_*.pth"
+request = {{ time = "5m", memory = "50M" }}
+"""
+PROGRAM = """\
+import os, sys
+open(os.path.join(os.environ["SHOAL_OUTPUT_DIR"], "model_3.pth"), "w").write("w" if len(sys.argv) > 2 else "")
+print("step 1/10", flush=True)
+exec(sys.argv[1])
+"""
+
+
+def project_with(folder: Path, cluster: Sandbox) -> Project:
+    project = Project(folder, cluster, toml=TOML.format(python=json.dumps(sys.executable)))
+    project.write("end.py", PROGRAM)
+    return project
+
+
+def why(project: Project, name: str) -> dict[str, Any]:
+    return project.shoal("why", name, "--json").json
+
+
+def test_what_a_run_died_of_is_told_in_words_with_the_next_command(tmp_path: Path, quiet_cluster: Sandbox) -> None:
+    project = project_with(tmp_path, quiet_cluster)
+    for word, (code, *_) in ENDS.items():
+        project.script(f"001_ends/000_{word}_0.sh", f"end -- {shlex.quote(code)}")
+    project.shoal("submit", "experiments/001_ends")
+    for word, (_, kind, headline, command) in ENDS.items():
+        name = f"001_ends/000_{word}_0"
+        project.wait(name, "failed")
+        told = why(project, name)
+        assert (told["kind"] or "") == kind and headline in told["headline"], (word, told)
+        assert command in told["next"][0], (word, told["next"])
+        assert any("attempt 1" in line for line in told["evidence"]) and any("job" in line for line in told["evidence"])
+        if kind:
+            assert told["log_lines"] and told["log_path"].endswith("attempt-1.err")
+
+
+def test_a_run_with_a_checkpoint_is_resumed_and_the_command_works_when_pasted(
+    tmp_path: Path, quiet_cluster: Sandbox
+) -> None:
+    project = project_with(tmp_path, quiet_cluster)
+    name = "001_ends/000_nccl_0"
+    project.script(f"{name}.sh", f"end -- {shlex.quote(ENDS['nccl'][0])} saved")
+    project.shoal("submit", "experiments/001_ends")
+    project.wait(name, "failed")
+    command = why(project, name)["next"][0]
+    assert command == f"shoal resume {name}"
+    assert "submitted" in project.bash("-c", command).out
+
+
+def test_memory_and_time_limit_are_told_with_what_would_have_been_enough(
+    tmp_path: Path, make_sandbox: MakeSandbox
+) -> None:
+    cluster = make_sandbox("ends", nodes=1, gpus=0)
+    project = project_with(tmp_path, cluster)
+    forever = "import time; time.sleep(600)"
+    project.script("001_ends/000_slow_0.sh", f"end --time=1 -- {shlex.quote(forever)} saved")
+    eats = cluster.layout.load()
+    limits_memory = eats is not None and bool(eats.cgroups)
+    if limits_memory:
+        project.script("001_ends/000_eats_0.sh", "end --mem=30 -- 'bytearray(1 << 29).find(1)'")
+    project.shoal("submit", "experiments/001_ends")
+    slow = project.wait("001_ends/000_slow_0", "running")
+    project.slurm("scontrol", "update", f"JobId={slow['job_id']}", "EndTime=now+1")
+    project.wait("001_ends/000_slow_0", "timeout", deadline_s=120)
+    told = why(project, "001_ends/000_slow_0")
+    assert told["kind"] == "time_limit" and told["next"] == ["shoal resume 001_ends/000_slow_0 -- --time=00:02:00"]
+    if limits_memory:
+        project.wait("001_ends/000_eats_0", "oom")
+        told = why(project, "001_ends/000_eats_0")
+        assert told["kind"] == "host_oom" and "--mem=60M" in told["next"][0], told
+    assert os.path.exists(slow["output_dir"])
