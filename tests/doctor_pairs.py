@@ -313,6 +313,13 @@ PAIRS: list[Pair] = [
         Case(GPU, "unset TORCHFT_MANAGER_PORT\nsrun python train.py\n"),
     ),
     Pair(
+        "N10",
+        Case("--gres=gpu:1", "pip install -r requirements.txt\nsrun python train.py\n"),
+        Case(
+            "--gres=gpu:1", "pip install --no-index wheels/*.whl\ncurl -s localhost:8000/health\nsrun python train.py\n"
+        ),
+    ),
+    Pair(
         "N11",
         Case("--nodes=2\n--gres=gpu:4", "deepspeed --hostfile hosts train.py\n"),
         Case("--nodes=2\n--gres=gpu:4", "deepspeed --launcher slurm train.py\n"),
@@ -409,6 +416,20 @@ PAIRS: list[Pair] = [
         "R09",
         Case("--nodes=2\n--ntasks-per-node=4"),
         Case("--nodes=2\n--ntasks-per-node=4", "srun --kill-on-bad-exit=1 python train.py\n"),
+    ),
+    Pair(
+        "R10",
+        Case(
+            "--nodes=2\n--ntasks-per-node=4",
+            program="import signal, sys, torch\ntorch.distributed.init_process_group()\n"
+            "def stop(*_):\n    save()\n    sys.exit(0)\nsignal.signal(signal.SIGUSR1, stop)\n",
+        ),
+        Case(
+            "--nodes=2\n--ntasks-per-node=4",
+            program="import signal, sys, torch\ntorch.distributed.init_process_group()\n"
+            "def stop(*_):\n    global stopping\n    stopping = True\nsignal.signal(signal.SIGUSR1, stop)\n"
+            "def main():\n    sys.exit(0)\n",
+        ),
     ),
     Pair(
         "R11",

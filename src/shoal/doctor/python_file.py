@@ -16,7 +16,8 @@ _FREE_PORT = re.compile(r"\b(?:find_free_port|get_free_port|free_port|get_open_p
 
 
 class PythonHints(NamedTuple):
-    """Facts of one file; a number is None when it is not written out. `unread` says why there are none."""
+    """Facts of one file; a number is None when it is not written out. `leaves_line` is where a handler of a signal ends
+    the process on the spot. `unread` says why there are none."""
 
     path: str = ""
     imports: frozenset[str] = frozenset()
@@ -35,6 +36,7 @@ class PythonHints(NamedTuple):
     free_port: bool = False
     auto_requeue: bool = False
     resumes: bool = False
+    leaves_line: int | None = None
     unread: str = ""
 
     @property
@@ -111,6 +113,7 @@ def hints_of(tree: ast.Module, text: str, path: str) -> PythonHints:
         free_port=bool(_FREE_PORT.search(text)),
         auto_requeue="auto_requeue=False" not in text and "SLURMEnvironment" in text,
         resumes=bool(_RESUME.search(text)),
+        leaves_line=found.leaves_line(),
     )
 
 
@@ -127,6 +130,8 @@ class _Walk:
         self.set_device_line: int | None = None
         self.wandb_line: int | None = None
         self.spawns = False
+        self.handlers: list[ast.expr] = []
+        self.leaving: dict[str, int] = {}
 
     def visit_all(self, tree: ast.Module) -> None:
         for node in ast.walk(tree):
@@ -134,8 +139,19 @@ class _Walk:
                 self.imports |= {name.name.split(".")[0] for name in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 self.imports.add(node.module.split(".")[0])
+            elif isinstance(node, ast.FunctionDef) and (line := _leaves(node)) is not None:
+                self.leaving[node.name] = line
             elif isinstance(node, ast.Call):
                 self._call(node)
+
+    def leaves_line(self) -> int | None:
+        """The line on which a handler of SIGTERM, SIGUSR1 or the like ends its process, if one does."""
+        for handler in self.handlers:
+            line = _leaves(handler) if isinstance(handler, ast.Lambda) else None
+            line = line or self.leaving.get(_dotted(handler).rsplit(".", 1)[-1])
+            if line is not None:
+                return line
+        return None
 
     def _call(self, node: ast.Call) -> None:
         name = _dotted(node.func)
@@ -156,6 +172,7 @@ class _Walk:
             self.wandb_line = node.lineno
         elif name == "signal.signal" and node.args:
             self.signals.add(_dotted(node.args[0]).rsplit(".", 1)[-1])
+            self.handlers += node.args[1:2]
         elif last in ("spawn", "start_processes") and name.split(".")[0] in ("mp", "torch", "xmp", "multiprocessing"):
             self.spawns = True
         elif last == "add_argument":
@@ -168,6 +185,17 @@ class _Walk:
         if any(re.fullmatch(r"--?(?:num[_-]?)?workers", name) for name in names):
             number = _integer(keywords.get("default"))
             self.workers += [number] if number is not None else []
+
+
+def _leaves(function: ast.FunctionDef | ast.Lambda) -> int | None:
+    """Where a function ends the process without any condition on what other processes do."""
+    body = function.body if isinstance(function.body, list) else [function.body]
+    for node in (inner for statement in body for inner in ast.walk(statement)):
+        if isinstance(node, ast.Call) and _dotted(node.func) in ("sys.exit", "os._exit", "exit", "quit"):
+            return node.lineno
+        if isinstance(node, ast.Raise) and node.exc is not None and "SystemExit" in ast.unparse(node.exc):
+            return node.lineno
+    return None
 
 
 def _dotted(node: ast.AST) -> str:

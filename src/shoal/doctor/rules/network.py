@@ -21,6 +21,13 @@ _RANGE = re.compile(
 _SLOW = {"NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "CUDA_LAUNCH_BLOCKING": "1",
          "TORCH_DISTRIBUTED_DEBUG": "DETAIL", "NCCL_DEBUG": "INFO TRACE"}  # fmt: skip
 
+#: Commands that need the world outside, and what shows that they do not.
+_DOWNLOAD = re.compile(
+    r"^(?:wget|curl)\s|^git (?:clone|pull|fetch)\b|^(?:hf|huggingface-cli) (?:download|snapshot)|^gdown\b"
+    r"|^(?:python3? -m )?(?:uv )?pip3? install\b|^(?:conda|mamba|micromamba) (?:install|create|update|env )"
+)
+_NOT_FAR = re.compile(r"--no-index|--offline|localhost|127\.0\.0\.1|file://|--no-deps\s+(?:-e\s+)?\.")
+
 
 def _ports(facts: Facts) -> Iterator[tuple[int, str, str, Export | Launch]]:
     """(line, what sets it, value) of every rendezvous port that is written in the script."""
@@ -193,6 +200,21 @@ def manager_port(facts: Facts) -> Iterator[Hit]:
                 "the second replica on a node dies: address already in use (os error 98)",
                 "unset TORCHFT_MANAGER_PORT",
             )
+
+
+@rule("N10", "hint", "a download inside the job")
+def downloads(facts: Facts) -> Iterator[Hit]:
+    if facts.script.kind != "batch" or not facts.script.directives.options:
+        return
+    for command in facts.script.commands:
+        if _DOWNLOAD.search(" ".join(command.texts)) and not _NOT_FAR.search(command.raw):
+            yield Hit(
+                command.line,
+                f"the job itself fetches something from the network ({' '.join(command.texts[:2])})",
+                "on many clusters compute nodes reach no network: it hangs or times out; else the GPUs wait for it",
+                "fetch it on the login node before; in the job HF_HUB_OFFLINE=1 and WANDB_MODE=offline",
+            )
+            return
 
 
 @rule("N11", "warning", "a launcher that needs ssh between nodes")

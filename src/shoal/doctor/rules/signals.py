@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from shoal.doctor.finding import Edit, Facts, Hit, rule
-from shoal.doctor.rules.common import lightning
+from shoal.doctor.rules.common import lightning, step_tasks_per_node
 from shoal.doctor.script import Script
 from shoal.doctor.shell_commands import Command
 
@@ -212,6 +212,24 @@ def two_owners(facts: Facts) -> Iterator[Hit]:
                 "the script requeues the job, and so does Lightning when it gets the signal",
                 "the job is requeued twice, or leaves before its checkpoint is written",
                 "SLURMEnvironment(auto_requeue=False), or leave scontrol requeue to Lightning",
+            )
+            return
+
+
+@rule("R10", "warning", "a rank that leaves alone")
+def leaves_alone(facts: Facts) -> Iterator[Hit]:
+    script = facts.script
+    for launch in script.work:
+        hints = script.hints(launch)
+        if hints is None or hints.leaves_line is None or not hints.inits_group:
+            continue
+        several = launch.launcher != "python" or (step_tasks_per_node(launch, script) or 1) > 1 or script.geometry.n > 1
+        if several:
+            yield Hit(
+                launch.line,
+                f"line {hints.leaves_line} of {launch.program} ends its own rank on a signal, at whatever step that is",
+                "the others wait for it in a collective operation until the job is killed, and no checkpoint is whole",
+                "set a flag in the handler, all-reduce it after each step, and leave together",
             )
             return
 
