@@ -269,6 +269,7 @@ def test_an_alternative_that_never_starts_is_ended_when_the_old_one_is_done(tmp_
     told = project.shoal("switch", NAME, "--gpus", "8", "--apply", "--json").json
     job = told["applied"][0]["job_id"]
     wait_until(lambda: job_words(project, job) == "PENDING", 30, "it waits")
+    assert any(TRIAL in line for line in project.shoal("why", NAME, "--json").json["evidence"])
     again = project.shoal("switch", NAME, "--gpus", "8", "--apply", "--json").json
     assert again["applied"][0]["did"] == "left alone" and again["alternative"]["state"] == "pending"
     (project.root / "finish").touch()

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from shoal.agent import layout, nodes
-from shoal.model import ENDED
+from shoal.agent.trial import trials_of
+from shoal.model import ENDED, LIVE
 from shoal.observe import observe
 from shoal.store.fold import RunView
 from shoal.store.reading import Reader
@@ -35,15 +36,15 @@ def gather(home: str, run: str, environ: Mapping[str, str], clock: Callable[[], 
 def _explain(home: str, run: str, environ: Mapping[str, str], clock: Callable[[], float]) -> Explanation:
     found = observe(home, [run], environ=environ, clock=clock)
     view, now = found.views[run], clock()
-    before = _unmet(home, run, environ, clock)
-    if before and view.started is None:
+    before = _unmet(home, run, environ, clock) if view.started is None else []
+    if before and (view.state in LIVE or any(one.state in ENDED for one in before)):
         return _held_up(home, view, before)
     if view.state in ("pending", "stuck"):
         return _waiting(home, view, found.slurm_problem, environ, now)
     reader = Reader(home)
     spec = reader.spec(run)
     if view.state == "running":
-        return _running(home, view, now)
+        return _running(home, view, environ, now)
     if view.state == "done":
         evidence = [lasted(view)] if view.started else []
         return Explanation(
@@ -149,9 +150,13 @@ def _queue_evidence(waiting: estimate.Waiting, moves: bool, environ: Mapping[str
     return lines
 
 
-def _running(home: str, view: RunView, now: float) -> Explanation:
+def _running(home: str, view: RunView, environ: Mapping[str, str], now: float) -> Explanation:
     details = details_of(home, view, now)
     evidence = [lasted(view, now)]
+    trials = trials_of(home, view.name)
+    for trial in observe(home, trials, environ=environ).views.values() if trials else ():
+        if trial.state in LIVE:
+            evidence.append(f"{trial.name} is {trial.state}, and takes it over when it is healthy (shoal switch)")
     evidence += [f"progress {details.progress.text}"] if details.progress else []
     if details.log_age_s is not None:
         evidence.append(f"it last printed something {format_duration(details.log_age_s)} ago")
