@@ -42,7 +42,6 @@ class PartitionFacts(NamedTuple):
     total_nodes: int = 0
     allow_accounts: tuple[str, ...] = ()
     deny_accounts: tuple[str, ...] = ()
-    allow_qos: tuple[str, ...] = ()
     def_mem_per_cpu_mb: int | None = None
     max_mem_per_node_mb: int | None = None
     max_cpus_per_node: int | None = None
@@ -190,7 +189,6 @@ def parse_partitions(text: str, settings: Mapping[str, str]) -> Iterator[Partiti
             total_nodes=_whole(field.get("TotalNodes", "")) or 0,
             allow_accounts=_list(field.get("AllowAccounts", "ALL")),
             deny_accounts=_list(field.get("DenyAccounts", "")),
-            allow_qos=_list(field.get("AllowQos", "ALL")),
             def_mem_per_cpu_mb=None if "DefMemPerNode" in field and field["DefMemPerNode"].isdigit() else each,
             max_mem_per_node_mb=_whole(field.get("MaxMemPerNode", "")),
             max_cpus_per_node=_whole(field.get("MaxCPUsPerNode", "")),

@@ -23,8 +23,6 @@ class PythonHints(NamedTuple):
     imports: frozenset[str] = frozenset()
     devices: int | None = None
     num_nodes: int | None = None
-    trainer_line: int | None = None
-    strategy: str = ""
     max_workers: int | None = None
     cpu_count_line: int | None = None
     set_device_line: int | None = None
@@ -32,9 +30,7 @@ class PythonHints(NamedTuple):
     signals: tuple[str, ...] = ()
     spawns: bool = False
     inits_group: bool = False
-    reads_slurm_rank: bool = False
     free_port: bool = False
-    auto_requeue: bool = False
     resumes: bool = False
     leaves_line: int | None = None
     unread: str = ""
@@ -100,8 +96,6 @@ def hints_of(tree: ast.Module, text: str, path: str) -> PythonHints:
         imports=frozenset(found.imports),
         devices=found.devices,
         num_nodes=found.num_nodes,
-        trainer_line=found.trainer_line,
-        strategy=found.strategy,
         max_workers=max(found.workers, default=None),
         cpu_count_line=found.cpu_count_line,
         set_device_line=found.set_device_line,
@@ -109,9 +103,7 @@ def hints_of(tree: ast.Module, text: str, path: str) -> PythonHints:
         signals=tuple(sorted(found.signals)),
         spawns=found.spawns,
         inits_group="init_process_group" in text,
-        reads_slurm_rank="SLURM_PROCID" in text or "SLURM_LOCALID" in text,
         free_port=bool(_FREE_PORT.search(text)),
-        auto_requeue="auto_requeue=False" not in text and "SLURMEnvironment" in text,
         resumes=bool(_RESUME.search(text)),
         leaves_line=found.leaves_line(),
     )
@@ -124,8 +116,6 @@ class _Walk:
         self.workers: list[int] = []
         self.devices: int | None = None
         self.num_nodes: int | None = None
-        self.trainer_line: int | None = None
-        self.strategy = ""
         self.cpu_count_line: int | None = None
         self.set_device_line: int | None = None
         self.wandb_line: int | None = None
@@ -158,12 +148,10 @@ class _Walk:
         last = name.rsplit(".", 1)[-1]
         keywords = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
         if last in ("Trainer", "Fabric"):
-            self.trainer_line = node.lineno
             self.devices = _integer(keywords.get("devices")) or _integer(keywords.get("gpus"))
             self.num_nodes = _integer(keywords.get("num_nodes"))
             strategy = keywords.get("strategy")
-            self.strategy = str(strategy.value) if isinstance(strategy, ast.Constant) else ""
-            self.spawns = self.spawns or "spawn" in self.strategy
+            self.spawns = self.spawns or (isinstance(strategy, ast.Constant) and "spawn" in str(strategy.value))
         elif name in ("os.cpu_count", "multiprocessing.cpu_count", "mp.cpu_count", "cpu_count"):
             self.cpu_count_line = self.cpu_count_line or node.lineno
         elif last == "set_device" and node.args and "rank" in ast.unparse(node.args[0]).lower():

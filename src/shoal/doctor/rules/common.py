@@ -6,7 +6,6 @@ import re
 
 from shoal.doctor.finding import Facts
 from shoal.doctor.launches import Launch, as_number
-from shoal.doctor.python_file import PythonHints
 from shoal.doctor.script import Script
 
 _LIGHTNING_ARGS = re.compile(
@@ -47,10 +46,6 @@ def step_tasks_per_node(launch: Launch, script: Script) -> int | None:
     if {"ntasks", "ntasks-per-node"} & geometry.uncertain:
         return None
     return geometry.tasks_on_node
-
-
-def hints_of(facts: Facts, launch: Launch) -> PythonHints | None:
-    return facts.script.hints(launch)
 
 
 def lightning(facts: Facts, launch: Launch) -> tuple[bool, bool]:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from shoal.doctor.finding import Edit, Facts, Hit, rule
 from shoal.doctor.launches import Launch
 from shoal.doctor.script import Script
-from shoal.doctor.shell_commands import Command
 
 _HARMLESS_AFTER = frozenset({"wait", "exit", "trap", "set", "unset", "}", "return", "exec"})
 _STATUS = re.compile(r"\$\{?(?:\?|PIPESTATUS|rc\b|ret\b|status\b|exit_code\b|code\b|EXIT)", re.IGNORECASE)
@@ -228,7 +227,3 @@ def login_files(facts: Facts) -> Iterator[Hit]:
                 "set up what the job needs in the script",
             )
             return
-
-
-def commands_named(script: Script, *names: str) -> list[Command]:
-    return [command for command in script.commands if command.name in names]
