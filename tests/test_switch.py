@@ -185,11 +185,16 @@ def slurm(eight: Sandbox) -> Iterator[Sandbox]:
     cancel_all(eight)
 
 
-def start(folder: Path, slurm: Sandbox | None, *args: str, toml: str = "") -> Project:
-    """The 1-GPU job of the story, under way."""
+def project_with(folder: Path, slurm: Sandbox | None) -> Project:
     words = {"python": json.dumps(sys.executable), "program": json.dumps(str(folder / "project" / "training.py"))}
-    project = Project(folder, slurm, toml=TOML.format(**words) + toml)
+    project = Project(folder, slurm, toml=TOML.format(**words))
     project.write("training.py", f"ROOT = {str(project.root)!r}\n{TRAINING}")
+    return project
+
+
+def start(folder: Path, slurm: Sandbox | None, *args: str) -> Project:
+    """The 1-GPU job of the story, under way."""
+    project = project_with(folder, slurm)
     script = project.script(f"{NAME}.sh", f"pretrain -- {' '.join(args)}")
     if slurm is not None:
         project.shoal("submit", script)
@@ -242,6 +247,23 @@ def test_the_seeds_story_one_gpu_runs_eight_take_over_when_they_are_healthy(tmp_
     assert project.wait(NAME, "done")["attempt"] == 2
     assert len(project.marks(NAME)) == 1 and len(project.marks(TRIAL)) == 1
     assert_one_writer_each(project)
+
+
+@pytest.mark.slurm
+def test_of_an_array_only_the_run_that_is_switched_is_cancelled(tmp_path: Path, slurm: Sandbox) -> None:
+    project = project_with(tmp_path, slurm)
+    names = [f"002_sweep/000_train_{seed}" for seed in range(3)]
+    page = project.write("experiments/002_sweep/000_train.toml", 'step = "pretrain"\nseeds = "0-2"\n')
+    project.shoal("submit", page)
+    for name in names:
+        project.wait_started(name)
+    jobs = {name: project.status(name)[name]["job_id"] for name in names}
+    # The last task of an array has the array's own number.
+    wait_until(lambda: project.shoal("switch", names[2], "--gpus", "8", code=None).code == 0, 30, "it has steps")
+    project.shoal("switch", names[2], "--gpus", "8", "--apply")
+    wait_until(lambda: project.status(names[2])[names[2]]["job_id"] != jobs[names[2]], 60, "it is another job")
+    wait_until(lambda: job_words(project, jobs[names[2]]) in ("CANCELLED", ""), 30, "its task is cancelled")
+    assert [project.wait(name, "running")["job_id"] for name in names[:2]] == [jobs[name] for name in names[:2]]
 
 
 @pytest.mark.slurm

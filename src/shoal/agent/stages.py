@@ -7,7 +7,7 @@ checkpoint, is looked up when the child starts, because nobody knows it before.
 import os
 import re
 import subprocess
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from . import checkpoints, fence, files, layout, sbatch
 
@@ -33,15 +33,24 @@ def parent(home: str, name: str, any_end: bool = False) -> Parent:
     if fence.finished_attempt(run_dir, names, names.revision) is not None:
         return Parent(True)
     claim = files.read_json(os.path.join(run_dir, layout.submit_file(names.generation, "claim"))) or {}
+    job, shape = job_of(home, claim)
+    if job is None:
+        ended = names.has_attempt(names.attempt, "end")
+        return Parent(False, None, "%s %s" % (name, "did not end well" if ended else "has no job yet"))
+    return Parent(False, ("afterany:" if any_end or shape else "afterok:") + job)
+
+
+def job_of(home: str, claim: Mapping[str, Any]) -> Tuple[Optional[str], Optional[str]]:
+    """(the job of a claim, its own task if it is an array, because the number alone may stand for all of them; the
+    shape of a queue that it waits in)."""
     folder = layout.submission_dir(home, str(claim.get("token", "-")))
     outcome = files.read_json(os.path.join(folder, "outcome.json")) or {}
     if outcome.get("kind") != "accepted" or not outcome.get("job_id"):
-        ended = names.has_attempt(names.attempt, "end")
-        return Parent(False, None, "%s %s" % (name, "did not end well" if ended else "has no job yet"))
+        return None, None
     submission = files.read_json(os.path.join(folder, "submission.json")) or {}
-    is_array = len(submission.get("runs", ())) > 1 and not submission.get("shape")
-    job = "%s_%d" % (outcome["job_id"], claim.get("index", 0)) if is_array else str(outcome["job_id"])
-    return Parent(False, ("afterany:" if any_end or submission.get("shape") else "afterok:") + job)
+    shape = submission.get("shape")
+    is_array = len(submission.get("runs", ())) > 1 and not shape
+    return "%s_%d" % (outcome["job_id"], claim.get("index", 0)) if is_array else str(outcome["job_id"]), shape
 
 
 def dependency(home: str, names: List[str], any_end: bool = False) -> Parent:

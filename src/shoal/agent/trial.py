@@ -141,10 +141,11 @@ def take_over(home: str, attempt: "Attempt", goal: str) -> bool:
     """
     with attempt.moving:
         mine, number, old = attempt.claim, attempt.number, _newest(home, goal)
+        job, _ = stages.job_of(home, _newest_record(home, goal) or {})
         if old is None or not _become(home, attempt, goal):
             return False
         _end_trial(mine, number, goal)
-        _end_job(home, old)
+        _end_job(job, old.token)
         attempt.beat()
         return True
 
@@ -235,14 +236,12 @@ def _same_log(folder: str, old: int, new: int, stream: str) -> None:
         pass
 
 
-def _end_job(home: str, old: fence.Claim) -> None:
+def _end_job(job: Optional[str], token: str) -> None:
     """Cancel the job that was the run, by id and only if it carries its token; runs that wait for it wait for us."""
-    owner = files.read_json(os.path.join(old.run_dir, layout.submit_file(old.generation, "owner"))) or {}
-    outcome = files.read_json(os.path.join(layout.submission_dir(home, old.token), "outcome.json")) or {}
-    job, mine = str(owner.get("job_id") or outcome.get("job_id") or ""), os.environ.get("SLURM_JOB_ID")
-    if mine:
-        stages.move_children(str(owner.get("job_label") or job), mine)
-    if _is_ours(job, old.token):
+    mine = os.environ.get("SLURM_JOB_ID")
+    if job and mine:
+        stages.move_children(job, mine)
+    if job and _is_ours(job, token):
         stages.slurm(["scancel", job])
 
 

@@ -13,7 +13,7 @@ from shoal.doctor.check import Examined, as_record
 from shoal.doctor.cluster import ClusterFacts
 from shoal.doctor.explain import Explained, table
 from shoal.doctor.finding import ORDER, Finding
-from shoal.views.render import print_json
+from shoal.views.render import plain, print_json
 
 _COLOUR = {"error": "31", "warning": "33", "hint": "36"}
 
@@ -25,9 +25,9 @@ def show_findings(
     for one in examined:
         for finding in one.findings:
             place = f"{finding.file}:{finding.line}"
-            print(f"{place}: {_paint(finding.severity)} {finding.code} {_plain(finding.message)}")
+            print(f"{place}: {_paint(finding.severity)} {finding.code} {plain(finding.message)}")
             if not quiet:
-                print(f"    then  {_plain(finding.effect)}\n    fix   {_plain(finding.fix)}")
+                print(f"    then  {plain(finding.effect)}\n    fix   {plain(finding.fix)}")
     for path, done in fixed:
         print(f"wrote {path} ({', '.join(dict.fromkeys(finding.code for finding in done))})")
     if not quiet:
@@ -64,13 +64,13 @@ def show_explained(explained: Sequence[tuple[str, Explained]]) -> None:
     for file, one in explained:
         print(f"{file}:{one.line}" if one.line else file)
         for name, value in table(one):
-            print(f"  {name:<20} {_plain(value)}")
+            print(f"  {name:<20} {plain(value)}")
         for line in one.header:
             print(f"  {line}")
         if one.command:
             print(f"  {one.command}")
         for note in one.notes:
-            print(f"  note: {_plain(note)}")
+            print(f"  note: {plain(note)}")
 
 
 def _summary(examined: Sequence[Examined], fixed: Sequence[tuple[Path, list[Finding]]]) -> str:
@@ -91,8 +91,3 @@ def _paint(severity: str) -> str:
 
     plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb" or not sys.stdout.isatty()
     return severity if plain else f"\x1b[{_COLOUR[severity]}m{severity}\x1b[0m"
-
-
-def _plain(text: str) -> str:
-    """No control character of a script reaches the terminal."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
