@@ -92,6 +92,7 @@ def execute(page: Path, folder: Path, *, sandboxes: str | None = None) -> subpro
         "tutorial-stages.md",
         "tutorial-data.md",
         "smoke.md",
+        "pack.md",
     ],
 )
 def test_a_newcomer_can_follow_the_page_without_slurm(name: str, tmp_path: Path) -> None:
