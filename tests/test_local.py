@@ -79,6 +79,9 @@ def test_post_training_without_a_checkpoint_is_refused(project: Project) -> None
     assert_clear_error(
         project.bash(wrong, code=None), 2, "001_example/000_pretrain2_0, which does not exist", "did you mean"
     )
+    for path in ("/nowhere/model_1.pth", "outputs/training/001_example/000_pretrain1_0/20200101_000000"):
+        gone = project.script("001_example/012_posttrain1_0.sh", f"posttrain {path}")
+        assert_clear_error(project.bash(gone, code=None), 2, f"there is no file or folder {path}")
     assert project.marks(POSTTRAIN) == [] and len(project.submissions()) == 1
 
 

@@ -55,6 +55,8 @@ def find_source(root: Path, word: str, experiment: str, pattern: str | None) -> 
     if path.is_dir():
         return Source(_in_folder(path.absolute(), pattern, word))
     name = word.removesuffix(".sh").rstrip("/")
+    if name.count("/") > 1 or name.startswith(("/", "~", ".")):
+        raise InputError(f"there is no file or folder {word}", hint=f"ls {os.path.dirname(name)}")
     return Source(parent=name if "/" in name else f"{experiment}/{name}")
 
 
