@@ -202,6 +202,18 @@ def test_a_shard_that_shrinks_while_it_is_read_is_an_error_and_not_garbage(tmp_p
         data.batch(range(20))
 
 
+@pytest.mark.parametrize("format", ["tar", "tfrecord"])
+def test_views_are_the_same_bytes_without_a_copy(folder: Path, tmp_path: Path, format: str) -> None:
+    shoal.data.pack(str(folder / "src"), str(tmp_path / "out"), SMALL._replace(format=format))
+    copied, viewed = (shoal.data.open(str(tmp_path / "out"), fields=("jpg", "cls"), views=views) for views in (0, 1))
+    assert viewed.batch(range(101)) == copied.batch(range(101))
+    assert {type(image) for image, _ in viewed.stream(seed=1)} == {memoryview}
+    assert pickle.loads(pickle.dumps(viewed))[7] == copied[7]
+    os.truncate(tmp_path / "out" / copied.manifest.shards[0].name, 4000)
+    with pytest.raises(ShoalError, match="is cut off"):
+        shoal.data.open(str(tmp_path / "out"), fields=("jpg",), views=True).batch(range(101))
+
+
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     make_folder(tmp_path / "src", 20)
     shoal.data.pack(str(tmp_path / "src"), str(tmp_path / "out"))
@@ -256,6 +268,17 @@ def test_the_loader_gives_the_same_batches_for_any_number_of_workers_and_resumes
     assert found == reference
     assert resumed.epoch == 1
     assert [list(names) for names, _ in resumed] != reference
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_whoever_took_the_last_batch_gets_the_next_epoch(folder: Path, drop_last: bool) -> None:
+    from shoal.data.for_torch import Loader
+
+    data = shoal.data.open(str(folder / "out"), fields=("__key__", "cls"))
+    loader, other = (Loader(data, batch_size=8, seed=1, drop_last=drop_last) for _ in range(2))
+    whole = [[list(names) for names, _ in other] for _ in range(2)]
+    assert [len(batches) for batches in whole] == [len(loader)] * 2
+    assert [[list(names) for names, _ in islice(loader, len(loader))] for _ in range(2)] == whole
 
 
 def test_persistent_workers_are_refused_because_they_would_repeat_an_epoch(data: Dataset) -> None:

@@ -18,39 +18,40 @@ BATCH = 64
 
 
 def few(batch: list[Any]) -> tuple[int, int, int]:
+    """A batch as three numbers; of every page of every sample one byte is looked at, so that all of it is there."""
     images = [sample[0] if isinstance(sample, tuple) else sample["jpg"] for sample in batch]
-    return len(images), sum(map(len, images)), images[0][0]
+    return len(images), sum(map(len, images)), sum([bytes(image[::4096])[-1] for image in images])
 
 
-def shoal_random(folder: str) -> Any:
+def shoal_random(folder: str, **options: Any) -> Any:
     import torch
 
     import shoal.data
     from shoal.data.for_torch import MapDataset
 
-    return torch.utils.data.DataLoader(
-        MapDataset(shoal.data.open(folder, fields=("jpg", "cls"))), BATCH, shuffle=True, collate_fn=few
-    )
+    data = shoal.data.open(folder, fields=("jpg", "cls"), **options)
+    return torch.utils.data.DataLoader(MapDataset(data), BATCH, shuffle=True, collate_fn=few)
 
 
 def shoal_checked(folder: str) -> Any:
-    import torch
-
-    import shoal.data
-    from shoal.data.for_torch import MapDataset
-
-    return torch.utils.data.DataLoader(
-        MapDataset(shoal.data.open(folder, fields=("jpg", "cls"), check=True)), BATCH, shuffle=True, collate_fn=few
-    )
+    return shoal_random(folder, check=True)
 
 
-def shoal_stream(folder: str) -> Any:
+def shoal_views(folder: str) -> Any:
+    return shoal_random(folder, views=True)
+
+
+def shoal_stream(folder: str, **options: Any) -> Any:
     import shoal.data
     from shoal.data.for_torch import Loader
 
-    loader = Loader(shoal.data.open(folder, fields=("jpg", "cls")), batch_size=BATCH, collate=few)
+    loader = Loader(shoal.data.open(folder, fields=("jpg", "cls"), **options), batch_size=BATCH, collate=few)
     loader.stream.epoch = 1
     return loader
+
+
+def shoal_stream_views(folder: str) -> Any:
+    return shoal_stream(folder, views=True)
 
 
 def folder_of_files(folder: str) -> Any:
@@ -105,6 +106,33 @@ def litdata(folder: str) -> Any:
     return StreamingDataLoader(StreamingDataset(folder, shuffle=True), batch_size=BATCH, collate_fn=few)
 
 
+def at_random(data: Any) -> Any:
+    """A rival's data set in fully random order, sample by sample: its own shuffle stays within chunks or blocks."""
+    import torch
+
+    class ByNumber(torch.utils.data.Dataset):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            return len(data)
+
+        def __getitem__(self, number: int) -> Any:
+            return data[number]
+
+    return torch.utils.data.DataLoader(ByNumber(), BATCH, shuffle=True, collate_fn=few)
+
+
+def litdata_random(folder: str) -> Any:
+    from litdata import StreamingDataset
+
+    return at_random(StreamingDataset(folder))
+
+
+def mosaic_random(folder: str) -> Any:
+    _spare_torchvision()
+    from streaming import StreamingDataset
+
+    return at_random(StreamingDataset(local=folder, batch_size=BATCH))
+
+
 def write_mosaic(source: str, goal: str) -> None:
     _spare_torchvision()
     from streaming import MDSWriter
@@ -138,11 +166,15 @@ def _files(source: str) -> list[tuple[str, int]]:
 READERS = {
     "shoal, random": shoal_random,
     "shoal, random, checked": shoal_checked,
+    "shoal, random, views": shoal_views,
     "shoal, stream": shoal_stream,
+    "shoal, stream, views": shoal_stream_views,
     "folder of files": folder_of_files,
     "webdataset": webdataset_shards,
     "MosaicML Streaming": mosaic,
+    "MosaicML Streaming, random": mosaic_random,
     "LitData": litdata,
+    "LitData, random": litdata_random,
 }
 
 

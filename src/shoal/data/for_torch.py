@@ -103,11 +103,16 @@ class Loader:
 
     def __len__(self) -> int:
         """Batches in a whole epoch."""
-        whole, rest = divmod(len(self.stream), self.batch_size)
+        return self._batches(len(self.stream))
+
+    def _batches(self, samples: int) -> int:
+        whole, rest = divmod(samples, self.batch_size)
         return whole + (1 if rest and not self._drop_last else 0)
 
     def __iter__(self) -> Iterator[Any]:
         """The batches from here to the end of the epoch; then the next epoch is next."""
+        if self.stream.position and not self._batches(self.stream.left()):
+            self.stream.next_epoch()  # Lightning counts the batches and never asks for one more.
         start = self.stream.position
         for number, batch in enumerate(self._loader, 1):
             # Workers read ahead; what counts is what was handed out here.

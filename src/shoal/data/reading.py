@@ -112,9 +112,14 @@ def open_dataset(
     fields: Sequence[str] | None = None,
     transform: Callable[[Any], Any] | None = None,
     check: bool = False,
+    views: bool = False,
 ) -> Dataset:
     """Open a data set: its folder or manifest, a staged folder, or tar or TFRecord shards made elsewhere.
 
-    `check` compares every value with its checksum while reading. Opening reads the manifest only.
+    `check` compares every value with its checksum while reading. With `views` values are memoryviews of the mapped
+    shards instead of bytes: nothing is copied, but they cannot be sent to another process, so decode them where they
+    are read. Opening reads the manifest only.
     """
-    return Dataset(find_shards(path), fields=fields, transform=transform, check=check)
+    shards = find_shards(path)
+    shards.mapped = views
+    return Dataset(shards, fields=fields, transform=transform, check=check)

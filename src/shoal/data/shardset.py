@@ -8,12 +8,14 @@ safely, because every read names its place.
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import resource
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any
 
 from shoal.agent import cache, files, staging
 from shoal.data import foreign
@@ -34,14 +36,26 @@ _KEPT = 31 << 20
 
 
 class ShardSet:
-    """Shards of a data set by number. `staged` is the folder of a staging cache that this one is in, or None."""
+    """Shards of a data set by number. `staged` is the folder of a staging cache that this one is in, or None.
 
-    def __init__(self, folder: str, manifest: Manifest, staged: str | None = None, source: str | None = None) -> None:
+    With `mapped` the files are mapped into memory, and what is read are views of that: nothing is copied.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        manifest: Manifest,
+        staged: str | None = None,
+        source: str | None = None,
+        mapped: bool = False,
+    ) -> None:
+        self.mapped = mapped
         self.folder = folder
         self.manifest = manifest
         self.staged = staged
         self.source = source
         self._indexes: dict[int, ShardIndex] = {}
+        self._maps: dict[int, memoryview] = {}
         self._local = threading.local()
         self._most_files = max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         self._probe = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")
@@ -54,7 +68,7 @@ class ShardSet:
 
     def __getstate__(self) -> dict[str, object]:
         """For workers that are spawned: paths travel, open files and maps do not."""
-        return {key: getattr(self, key) for key in ("folder", "manifest", "staged", "source")}
+        return {key: getattr(self, key) for key in ("folder", "manifest", "staged", "source", "mapped")}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -128,7 +142,13 @@ class ShardSet:
             fd = table[shard] = os.open(self.path(shard), os.O_RDONLY | os.O_CLOEXEC)
         return fd
 
-    def read(self, shards: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
+    def _map(self, shard: int) -> memoryview:
+        whole = self._maps.get(shard)
+        if whole is None:
+            whole = self._maps[shard] = memoryview(mmap.mmap(self.open(shard), 0, access=mmap.ACCESS_READ))
+        return whole
+
+    def read(self, shards: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> list[Any]:
         """The bytes at many places. What is not in memory is asked for all at once, then everything is read.
 
         Asking costs a system call, so while memory has everything only some places are asked about.
@@ -140,8 +160,13 @@ class ShardSet:
         fds = [self.open(shard) for shard in shards]
         if self._probe:
             self._ask(fds, offsets, sizes)
-        pread = os.pread
-        found = [pread(fd, size, offset) for fd, size, offset in zip(fds, sizes, offsets, strict=True)]
+        found: list[Any]
+        if self.mapped:
+            maps = [self._map(shard) for shard in shards]
+            found = [whole[at : at + size] for whole, at, size in zip(maps, offsets, sizes, strict=True)]
+        else:
+            pread = os.pread
+            found = [pread(fd, size, offset) for fd, size, offset in zip(fds, sizes, offsets, strict=True)]
         for place, data in enumerate(found):
             if len(data) != sizes[place]:
                 found[place] = self._read_rest(shards[place], fds[place], data, sizes[place], offsets[place])
@@ -171,7 +196,8 @@ class ShardSet:
                 return 0
         return missed
 
-    def _read_rest(self, shard: int, fd: int, data: bytes, size: int, offset: int) -> bytes:
+    def _read_rest(self, shard: int, fd: int, begin: Any, size: int, offset: int) -> bytes:
+        data = bytes(begin)
         while data and len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
             data += more
         if len(data) != size:

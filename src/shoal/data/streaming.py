@@ -83,12 +83,18 @@ class Stream:
 
     def __iter__(self) -> Iterator[Any]:
         """This rank's samples from the current position to the end of the epoch."""
+        if self.position and not self.left():
+            self.next_epoch()  # Whoever took the last sample need not have asked for one more.
         for block in self.blocks():
             for sample, place in zip(block.samples, block.positions, strict=True):
                 # The position counts samples of all ranks: those behind it have been handed out by every rank.
                 self.position = place - self.rank + self.world
                 yield sample
         self.next_epoch()
+
+    def left(self) -> int:
+        """Samples of this rank from the current position to the end of the epoch."""
+        return len(self._positions())
 
     def next_epoch(self) -> None:
         self.epoch += 1

@@ -88,7 +88,7 @@ class Table:
         if check:
             self._check(found, rows, shards, offsets)
         decode = _DECODE.get(self.kinds[field])
-        return [decode(data) for data in found] if decode is not None else found
+        return [decode(bytes(data)) for data in found] if decode is not None else found
 
     def _with_gaps(self, wanted: Any, shards: list[int], field: str, rows: Any, check: bool) -> list[Any]:
         """None for the samples that lack a field; an error if no sample of the table has it."""
