@@ -19,7 +19,7 @@ from shoal.agent import cache
 from shoal.config.data_sets import resolve_data
 from shoal.data.planning import Settings
 from shoal.sandbox import Sandbox
-from test_data_stage import Gate
+from staging_cases import Gate
 
 
 def make_data(folder: Path) -> Path:

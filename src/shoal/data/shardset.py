@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from shoal.agent import cache, files, staging
+from shoal.agent import cache, copies, files
 from shoal.data import foreign
 from shoal.data import manifest as manifests
 from shoal.data.index import SUFFIX, ShardIndex, open_index
@@ -107,12 +107,12 @@ class ShardSet:
 
     def _wait_for(self, name: str, path: str) -> str:
         home, free_since = str(self.staged), None
-        want = os.path.join(home, staging.WANTS, name)
+        want = os.path.join(home, copies.WANTS, name)
         lock = os.path.join(os.path.dirname(os.path.dirname(home)), "locks", os.path.basename(home))
         asked = False
         while not os.path.exists(path):
-            if os.path.exists(os.path.join(home, staging.PROBLEM)):
-                with open(os.path.join(home, staging.PROBLEM), encoding="utf-8") as file:
+            if os.path.exists(os.path.join(home, copies.PROBLEM)):
+                with open(os.path.join(home, copies.PROBLEM), encoding="utf-8") as file:
                     raise ShoalError(file.read(), hint=f"shoal data verify {self.source}")
             if cache.busy(lock):
                 free_since = None
@@ -254,9 +254,7 @@ def find_shards(path: str) -> ShardSet:
         path = os.path.dirname(path) or "."
     home = os.path.dirname(os.path.abspath(path))
     about = (
-        files.read_json(os.path.join(home, staging.ABOUT))
-        if os.path.basename(os.path.abspath(path)) == "data"
-        else None
+        files.read_json(os.path.join(home, copies.ABOUT)) if os.path.basename(os.path.abspath(path)) == "data" else None
     )
     staged, source = (home, str(about["source"])) if about and "source" in about else (None, None)
     if manifests.find(path) is not None:

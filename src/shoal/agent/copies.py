@@ -1,0 +1,186 @@
+"""A data set's copy on a node: its folder in the cache, what is in it, and what was noted beside it.
+
+HOME/data/          the files, each whole when it has its name, or a link to the source where there was no room
+HOME/parts/         files on their way
+HOME/wants/         names that readers wait for
+HOME/about.json     where it came from;  complete.json: all of it is there;  problem: why it never will be
+"""
+
+import os
+import shutil
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from . import cache, files, listing
+from .cache import Lock, Root
+from .copying import Item, flat
+from .listing import Listing
+
+#: Beside the data set's folder: where it came from; that all of it is there; why it never will be; what readers want.
+ABOUT, COMPLETE, PROBLEM, WANTS = "about.json", "complete.json", "problem", "wants"
+
+
+class Copy:
+    """The copy of what `told` lists, in the cache `root`. Whoever made it must hold its locks as `Stage` does."""
+
+    def __init__(self, root: Root, told: Listing) -> None:
+        self.root = root
+        self.list = told
+        self.home = root.folder("objects", told.id)
+        self.folder = os.path.join(self.home, "data")
+        self.parts = os.path.join(self.home, "parts")
+        self.wants = os.path.join(self.home, WANTS)
+
+    def lay_out(self) -> None:
+        """Make the folder, once. Left by a node that went down while copying, it may hold files without their bytes."""
+        if self._is_laid_out():
+            return
+        lock = Lock(self.root.folder("locks", self.list.id))
+        try:
+            lock.take(True, wait=True)
+            about = files.read_json(os.path.join(self.home, ABOUT))
+            if about is not None and about.get("boot") == boot_id():
+                return
+            grave = cache.bury(self.root, self.list.id)
+            if grave is not None:
+                shutil.rmtree(grave, ignore_errors=True)
+            for folder in (self.home, self.folder, self.parts, self.wants):
+                self.root.make(folder)
+            if self.list.manifest is not None:
+                _write(os.path.join(self.folder, listing.MANIFEST), self.list.manifest)
+            about = {"source": self.list.folder, "id": self.list.id, "boot": boot_id()}
+            _write(os.path.join(self.home, ABOUT), files.to_json(about))
+        finally:
+            lock.close()
+
+    def _is_laid_out(self) -> bool:
+        about = files.read_json(os.path.join(self.home, ABOUT))
+        return about is not None and (about.get("boot") == boot_id() or self.is_complete())
+
+    def is_complete(self) -> bool:
+        """All files are there, and their bytes are on disk or at least of this boot."""
+        record = files.read_json(os.path.join(self.home, COMPLETE))
+        return record is not None and bool(record.get("synced") or record.get("boot") == boot_id())
+
+    def note_complete(self, synced: bool) -> None:
+        record: Dict[str, Any] = {"boot": boot_id(), "bytes": self.list.bytes}
+        if synced:
+            record["synced"] = True
+        _write(os.path.join(self.home, COMPLETE), files.to_json(record))
+
+    def note_problem(self, text: Optional[str]) -> None:
+        """Tell readers why the data will never be there; None takes it back."""
+        path = os.path.join(self.home, PROBLEM)
+        if text is None:
+            _remove(path)
+        else:
+            _write(path, text.encode("utf-8", "replace"))
+
+    def has(self, name: str) -> bool:
+        """Whether a file can be read: it is a copy, or a link to the source."""
+        try:
+            return os.stat(os.path.join(self.folder, name)).st_size == self.list.items[name].size
+        except OSError:
+            return False
+
+    def is_copied(self, name: str) -> bool:
+        return self.has(name) and not os.path.islink(os.path.join(self.folder, name))
+
+    def missing(self, units: List[Tuple[str, ...]]) -> List[Tuple[str, ...]]:
+        """Units of which some file is not copied."""
+        return [unit for unit in units if not all(self.is_copied(name) for name in unit)]
+
+    def link(self, rest: List[Tuple[str, ...]]) -> int:
+        """A link to the source in the place of each file, so no reader sees a gap; returns the bytes left there."""
+        size = 0
+        for unit in rest:
+            for name in unit:
+                path = os.path.join(self.folder, name)
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                if not os.path.lexists(path):
+                    os.symlink(os.path.join(self.list.folder, name), path)
+                size += self.list.items[name].size if os.path.islink(path) else 0
+        return size
+
+    def arrived(self, name: str) -> None:
+        """Nobody need wait for this file any more."""
+        _remove(os.path.join(self.wants, flat(name)))
+
+    def drop_parts(self) -> None:
+        """Give back the room of files on their way."""
+        for name in files.names_in(self.parts):
+            _remove(os.path.join(self.parts, name))
+
+    def sync(self, stop: Callable[[], bool]) -> bool:
+        """Bring the bytes safely to disk; False if told to stop before that was done."""
+        for name in self.list.items:
+            if stop():
+                return False
+            _sync(os.path.join(self.folder, name))
+        return True
+
+
+class Queue:
+    """What to copy next: what a reader waits for, else the next in order. Called with the copier's lock held."""
+
+    def __init__(self, units: List[Tuple[str, ...]], copy: Copy) -> None:
+        self._units = list(units)
+        self._copy = copy
+        self._now: List[str] = []
+
+    def __call__(self) -> Optional[Item]:
+        while not self._now:
+            if not self._units:
+                return None
+            wanted = set(files.names_in(self._copy.wants)) if len(self._units) > 1 else set()
+            first = self._units[0]
+            chosen = next((unit for unit in self._units if wanted & set(unit)), first) if wanted else first
+            self._units.remove(chosen)
+            self._now = [name for name in chosen if not self._copy.is_copied(name)]
+        return self._copy.list.items[self._now.pop(0)]
+
+
+def fit(units: List[Tuple[str, ...]], items: Dict[str, Item], room: int) -> Tuple[Any, Any]:
+    """Units that fit into the room, in order, and the rest."""
+    fitting: List[Tuple[str, ...]] = []
+    rest: List[Tuple[str, ...]] = []
+    for unit in units:
+        size = sum(items[name].size for name in unit)
+        if not rest and size <= room:
+            room -= size
+            fitting.append(unit)
+        else:
+            rest.append(unit)
+    return fitting, rest
+
+
+def boot_id() -> str:
+    """Which start of this machine we are in."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _write(path: str, data: bytes) -> None:
+    files.replace(path, data, sync=False)
+
+
+def _sync(path: str) -> None:
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(fd)
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
