@@ -93,8 +93,8 @@ class Stream:
         self.next_epoch()
 
     def left(self) -> int:
-        """Samples of this rank from the current position to the end of the epoch."""
-        return len(self._positions())
+        """Samples from the current position to the end of the epoch, of the rank that has most: the same for all."""
+        return max(0, -((self.position - self._total()) // self.world))
 
     def next_epoch(self) -> None:
         self.epoch += 1
