@@ -74,10 +74,82 @@ static int slow_open(const char *path, struct fuse_file_info *fi) {
     char full[8192];
     round_trip();
     locate(full, path);
-    int fd = open(full, O_RDONLY);
+    int fd = open(full, fi->flags);
     if (fd == -1) return -errno;
     fi->fh = fd;
     return 0;
+}
+
+/* Writing costs a round trip and no bandwidth: what is measured here is reading. */
+static int slow_create(const char *path, mode_t mode, struct fuse_file_info *fi) {
+    char full[8192];
+    round_trip();
+    locate(full, path);
+    int fd = open(full, fi->flags | O_CREAT, mode);
+    if (fd == -1) return -errno;
+    fi->fh = fd;
+    return 0;
+}
+
+static int slow_write(const char *path, const char *data, size_t size, off_t offset, struct fuse_file_info *fi) {
+    (void)path;
+    ssize_t done = pwrite(fi->fh, data, size, offset);
+    return done == -1 ? -errno : done;
+}
+
+static int slow_fsync(const char *path, int only_data, struct fuse_file_info *fi) {
+    (void)path, (void)only_data;
+    return fsync(fi->fh) == -1 ? -errno : 0;
+}
+
+static int slow_mkdir(const char *path, mode_t mode) {
+    char full[8192];
+    round_trip();
+    locate(full, path);
+    return mkdir(full, mode) == -1 ? -errno : 0;
+}
+
+static int slow_remove(const char *path) {
+    char full[8192];
+    round_trip();
+    locate(full, path);
+    return remove(full) == -1 ? -errno : 0;
+}
+
+static int slow_rename(const char *path, const char *other, unsigned int flags) {
+    char full[8192], goal[8192];
+    if (flags) return -EINVAL;
+    round_trip();
+    locate(full, path), locate(goal, other);
+    return rename(full, goal) == -1 ? -errno : 0;
+}
+
+static int slow_truncate(const char *path, off_t size, struct fuse_file_info *fi) {
+    char full[8192];
+    (void)fi;
+    locate(full, path);
+    return truncate(full, size) == -1 ? -errno : 0;
+}
+
+static int slow_chmod(const char *path, mode_t mode, struct fuse_file_info *fi) {
+    char full[8192];
+    (void)fi;
+    locate(full, path);
+    return chmod(full, mode) == -1 ? -errno : 0;
+}
+
+static int slow_utimens(const char *path, const struct timespec times[2], struct fuse_file_info *fi) {
+    char full[8192];
+    (void)fi;
+    locate(full, path);
+    return utimensat(AT_FDCWD, full, times, 0) == -1 ? -errno : 0;
+}
+
+static int slow_link(const char *path, const char *other) {
+    char full[8192], goal[8192];
+    round_trip();
+    locate(full, path), locate(goal, other);
+    return link(full, goal) == -1 ? -errno : 0;
 }
 
 static int slow_read(const char *path, char *buffer, size_t size, off_t offset, struct fuse_file_info *fi) {
@@ -109,6 +181,17 @@ static const struct fuse_operations operations = {
     .open = slow_open,
     .read = slow_read,
     .release = slow_release,
+    .create = slow_create,
+    .write = slow_write,
+    .fsync = slow_fsync,
+    .mkdir = slow_mkdir,
+    .unlink = slow_remove,
+    .rmdir = slow_remove,
+    .rename = slow_rename,
+    .truncate = slow_truncate,
+    .chmod = slow_chmod,
+    .utimens = slow_utimens,
+    .link = slow_link,
 };
 
 int main(int argc, char **argv) {

@@ -48,7 +48,7 @@ class Bench(NamedTuple):
     scratch: str
     files: int
     bytes: int
-    cold: bool
+    cold: bool | None
     rows: list[Measured]
 
     def estimate_s(self, row: Measured, gigabytes: float) -> float:
@@ -213,8 +213,8 @@ def drop_cache(folder: str) -> None:
                 os.close(fd)
 
 
-def _is_dropped(home: str) -> bool:
-    """Whether the kernel does forget when asked: then every measurement began with a cold cache."""
+def _is_dropped(home: str) -> bool | None:
+    """Whether the kernel does forget when asked: then measurements began with a cold cache. None: it cannot say."""
     path = os.path.join(home, "data.tar")
     drop_cache(home)
     fd = os.open(path, os.O_RDONLY)
@@ -224,7 +224,7 @@ def _is_dropped(home: str) -> bool:
     except BlockingIOError:
         return True
     except OSError:
-        return False
+        return None
     finally:
         os.close(fd)
 

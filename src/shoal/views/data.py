@@ -145,7 +145,8 @@ def print_bench(bench: Bench, args: argparse.Namespace) -> None:
         ]
         return print_json({**bench._asdict(), "rows": rows, "estimate_gb": args.estimate})
     print(f"{bench.files:,} files, {megabytes(bench.bytes)}, from {bench.storage} to {bench.scratch}")
-    print("cache: " + ("cold before every measurement" if bench.cold else "warm (the kernel would not forget)"))
+    cold = "cold before every measurement" if bench.cold else "warm (the kernel would not forget)"
+    print("cache: " + ("dropped before every measurement" if bench.cold is None else cold))
     header = ("method", "readers", "seconds", "MB/s each", "first sample s", f"{args.estimate:g} GB")
     table = [
         (
