@@ -335,6 +335,29 @@ def test_a_full_disk_is_one_sentence_and_the_pack_goes_on_when_there_is_room(tmp
         subprocess.run(["umount", str(disk)], check=True)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+def test_a_full_disk_stops_unpacking_and_measuring_with_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+    source = make_folder(tmp_path / "src", 60, size=20_000)
+    shoal.data.pack(str(source), str(tmp_path / "data"))
+    disk, room = tmp_path / "disk", tmp_path / "room"
+    disk.mkdir()
+    room.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=800k", "tmpfs", str(disk)], check=True)
+    bench = ["bench", "--files", "30", "--file-size", "100", "--readers", "1"]
+    try:
+        for words in (
+            ["unpack", str(tmp_path / "data"), str(disk / "out")],
+            [*bench, "--storage", str(disk), "--scratch", str(room)],
+            [*bench, "--storage", str(room), "--scratch", str(disk)],
+        ):
+            failed = subprocess.run([*SHOAL, "data", *words], capture_output=True, text=True, check=False)
+            errors = [line for line in failed.stderr.splitlines() if line.startswith("error: ")]
+            assert failed.returncode == 74 and len(errors) == 1 and "no space left" in errors[0].lower(), failed.stderr
+            assert os.listdir(disk) == os.listdir(room) == []
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
 def test_a_dry_run_counts_and_writes_nothing(tmp_path: Path) -> None:
     source = make_folder(tmp_path / "src", 60)
     told = estimate(str(source), SMALL)

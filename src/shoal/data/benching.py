@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from shoal.agent import files
+from shoal.data.disk import call, failed, writing
 from shoal.data.packing import pack
 from shoal.data.planning import Settings
 from shoal.errors import InputError, ShoalError
@@ -99,10 +100,10 @@ def _make_data(home: str, count: int, kilobytes: int) -> int:
         folder = os.path.join(source, f"class{number % 10}")
         os.makedirs(folder, exist_ok=True)
         size = int(kilobytes * 1000 * dice.uniform(0.4, 1.6))
-        with open(os.path.join(folder, f"{number:06d}.bin"), "wb") as file:
+        with writing(home), open(os.path.join(folder, f"{number:06d}.bin"), "wb") as file:
             file.write(dice.randbytes(size))
         total += size
-    subprocess.run(["tar", "cf", os.path.join(home, "data.tar"), "-C", home, "folder"], check=True)
+    call(["tar", "cf", os.path.join(home, "data.tar"), "-C", home, "folder"])
     pack(source, os.path.join(home, "shards"), Settings(shard_mb=max(8.0, total / 8e6)))
     return total
 
@@ -132,7 +133,7 @@ def _measure(
     ]
     for result in results:
         if "error" in result:
-            raise ShoalError(f"{METHODS[method]} failed: {result['error']}")
+            raise failed(f"{METHODS[method]} failed: {result['error']}")
     slowest = max(float(result["seconds"]) for result in results)
     first = max(float(result["first_s"]) for result in results)
     return Measured(method, number, slowest, first, int(results[0]["bytes"]))
@@ -151,7 +152,7 @@ def work(room: str, me: str) -> None:
         os.makedirs(mine)
         size, first_s = _copy(plan, mine, began)
         result: dict[str, Any] = {"seconds": time.monotonic() - began, "first_s": first_s, "bytes": size}
-    except (OSError, ShoalError, subprocess.CalledProcessError) as error:
+    except (OSError, ShoalError) as error:
         result = {"error": str(error)}
     finally:
         shutil.rmtree(mine, ignore_errors=True)
@@ -163,11 +164,11 @@ def _copy(plan: dict[str, Any], mine: str, began: float) -> tuple[int, float]:
     home, method = str(plan["home"]), plan["method"]
     folder = os.path.join(home, "folder")
     if method == "folder":
-        subprocess.run(["cp", "-r", folder, mine], check=True)
+        call(["cp", "-r", folder, mine])
         return _folder_bytes(os.path.join(mine, "folder")), 0.0
     if method == "tar":
-        subprocess.run(["cp", os.path.join(home, "data.tar"), mine], check=True)
-        subprocess.run(["tar", "xf", os.path.join(mine, "data.tar"), "-C", mine], check=True)
+        call(["cp", os.path.join(home, "data.tar"), mine])
+        call(["tar", "xf", os.path.join(mine, "data.tar"), "-C", mine])
         return _folder_bytes(os.path.join(mine, "folder")), time.monotonic() - began
     from shoal.agent.staging import Stage
 

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from shoal.data import crc, needs, tar, tfrecord
+from shoal.data.disk import writing
 from shoal.data.index import INT64, NO_LABEL, RAW, SUFFIX, IndexBuilder, Member, Sample, write_index
 from shoal.data.manifest import Shard
 from shoal.errors import InputError
@@ -65,10 +66,8 @@ class ShardWriter:
     def finish(self, about: dict[str, Any] | None = None) -> Shard:
         """Sync, rename, write the index; `about` is kept with it."""
         self._flush()
-        try:
+        with writing(self.path):
             os.fsync(self._fd)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, self.path) from None
         os.close(self._fd)
         self._fd = -1
         checksum = f"{crc.combine(self._pieces):08x}"
@@ -94,7 +93,7 @@ class ShardWriter:
 
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, []
-        try:
+        with writing(self.path):
             while waiting:
                 done = os.writev(self._fd, waiting)
                 # A nearly full disk takes a part and reports no error; the next call reports it.
@@ -102,8 +101,6 @@ class ShardWriter:
                     done -= len(waiting.pop(0))
                 if waiting and done:
                     waiting[0] = waiting[0][done:]
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, self.path) from None
 
 
 class TarWriter(ShardWriter):

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from shoal.data import foreign, squash
 from shoal.data.checking import locate
+from shoal.data.disk import writing
 from shoal.data.index import INT64, SUFFIX, Sample, ShardIndex, open_index
 from shoal.data.tfrecord import int64_list
 from shoal.errors import InputError, ShoalError
@@ -88,7 +89,7 @@ def _inside(name: bytes) -> bytes:
 def _write(path: bytes, data: bytes, shard: str) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     try:
-        with open(path, "xb") as file:
+        with writing(os.fsdecode(path)), open(path, "xb") as file:
             file.write(data)
     except FileExistsError:
         with open(path, "rb") as there:

@@ -1,0 +1,31 @@
+"""Errors of a disk that say where: what the kernel reports when a disk is full names no file."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from shoal.errors import DiskError, ShoalError
+
+
+@contextmanager
+def writing(path: str) -> Iterator[None]:
+    """Whatever fails in here for lack of room failed at `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, error.filename or path) from None
+
+
+def call(argv: Sequence[str]) -> None:
+    """Run a program; its first complaint as an error if it fails."""
+    done = subprocess.run(list(argv), check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        first = next(iter(done.stderr.splitlines()), f"exit code {done.returncode}")
+        raise failed(first if first.startswith(argv[0]) else f"{argv[0]}: {first}")
+
+
+def failed(text: str) -> ShoalError:
+    """An error of another program, with the exit code of a full disk if that is what it complains about."""
+    return (DiskError if "no space left" in text.lower() else ShoalError)(text)
