@@ -14,6 +14,7 @@ from project import Project, assert_clear_error
 from shoal.agent.pack.books import Need
 from shoal.agent.pack.probe import estimate
 from shoal.agent.pack.queue import Item, Queue
+from waiting import wait_until
 
 #: Takes `length` steps of 0.1 s and tells of each; from its second attempt on it is quick about it.
 LEARN = """\
@@ -34,8 +35,8 @@ def test_start_up_is_paid_once_and_not_in_proportion(start_s: float, step_s: flo
     elapsed = start_s + seen * step_s
     whole = start_s + steps * step_s
     if seen > 1:
-        assert estimate(first, elapsed, seen / steps) == pytest.approx(whole)
-    assert estimate(None, elapsed, None) is None
+        assert estimate(first, (elapsed, seen / steps)) == pytest.approx(whole)
+    assert estimate(None, None) is None
 
 
 def test_what_was_learnt_decides_who_is_next() -> None:
@@ -50,9 +51,12 @@ def test_after_a_short_start_of_each_the_longest_goes_first(tmp_path: Path) -> N
     project.env["SHOAL_ON"] = "local"
     project.write("learn.py", LEARN)
     words = ("--slots", 1, "--probe", "2s", "--set", "length=1,30,300,100", "--json")
-    done = project.shoal("pack", *words, "--", sys.executable, "-S", "learn.py", "{length}")
-    assert {run["state"] for run in done.json["runs"]} == {"done"}
-    bars = [(bar["run"].rpartition("length")[2], bar["state"]) for bar in done.json["timeline"]]
+    begun = project.start("pack", *words, "--", sys.executable, "-S", "learn.py", "{length}")
+    wait_until(lambda: "was probed" in str(project.status()), 60, "one was probed and waits for its turn")
+    out, said = begun.communicate(timeout=60)
+    done = json.loads(out)
+    assert {run["state"] for run in done["runs"]} == {"done"}, said
+    bars = [(bar["run"].rpartition("length")[2], bar["state"]) for bar in done["timeline"]]
     assert bars[:4] == [("1", "done"), ("30", "stopped"), ("300", "stopped"), ("100", "stopped")]
     assert bars[4:] == [("300", "done"), ("100", "done"), ("30", "done")], "done in its probe, it needs no second start"
     ends = [json.loads(path.read_text()) for path in (project.home / "runs").glob("*/*length300/attempt.1.end")]

@@ -154,6 +154,8 @@ def _fold(files: RunFiles, evidence: Evidence) -> RunView:
         return _in_slurm(files, evidence.row, view)
     verdict = _verdict(files, evidence.row)
     if files.end is not None and files.end.generation == files.generation:
+        if files.end.stopped_by == "probe" and evidence.alive and not files.cancelled:
+            return RunView(**view, state="queued", cause="was probed, and waits for its turn in the pack")
         return _after_end(files, files.end, verdict, view)
     if verdict is not None:
         return _by_slurm_alone(files, verdict, view)

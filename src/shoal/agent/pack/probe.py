@@ -14,13 +14,17 @@ from .running import Running
 _EVERY_S = 0.5
 
 
+#: After so many seconds, this part of the way.
+Sign = Tuple[float, float]
+
+
 class Probes:
     """The short starts of one engine. `seconds` is None where none was asked for."""
 
     def __init__(self, seconds: Optional[float]) -> None:
         self._seconds = seconds
-        #: Run -> its first sign of progress: when, and how far.
-        self._first: Dict[str, Tuple[float, float]] = {}
+        #: Run -> its first and its last sign of progress.
+        self._signs: Dict[str, Tuple[Sign, Sign]] = {}
         self._over: Dict[str, Optional[float]] = {}
 
     def wants(self, item: Item) -> bool:
@@ -36,11 +40,11 @@ class Probes:
                 continue
             elapsed = now - one.clock
             seen = progress.read(one.begun.claim.output_dir, (one.begun.out, one.begun.err))
-            part = seen.fraction if seen else None
-            if part:
-                self._first.setdefault(one.item.name, (elapsed, part))
+            if seen is not None and seen.fraction:
+                sign = (elapsed, seen.fraction)
+                self._signs[one.item.name] = (self._signs.get(one.item.name, (sign, sign))[0], sign)
             if elapsed >= self._seconds:
-                expected = estimate(self._first.get(one.item.name), elapsed, part)
+                expected = estimate(*self._signs.get(one.item.name, (None, None)))
                 self._over[one.item.name] = expected
                 words = "no progress to tell by" if expected is None else "about %.0f s in all" % expected
                 one.ask_to_stop("probe", grace_s, "probed for %.0f s: %s" % (elapsed, words))
@@ -50,15 +54,15 @@ class Probes:
         return self._over.get(item.name)
 
 
-def estimate(first: Optional[Tuple[float, float]], elapsed: float, part: Optional[float]) -> Optional[float]:
-    """Seconds for all of it: what has passed, and the rest at the pace between the first sign and now.
+def estimate(first: Optional[Sign], last: Optional[Sign]) -> Optional[float]:
+    """Seconds for all of it: those until the last sign, and the rest at the pace between the first sign and that.
 
     What comes before the first sign (imports, data) is paid once and not in proportion. With a single sign there is
     no pace but that from the start, which is too slow rather than too fast.
     """
-    if not part or first is None:
+    if first is None or last is None:
         return None
-    then, before = first
-    if part > before and elapsed > then:
-        return elapsed + (1 - part) * (elapsed - then) / (part - before)
-    return elapsed / part
+    (then, before), (now, part) = first, last
+    if part > before and now > then:
+        return now + (1 - part) * (now - then) / (part - before)
+    return now / part
