@@ -179,6 +179,16 @@ def test_an_experiment_names_its_own_image_and_another_image_is_another_run(tmp_
         assert image in plan["notes"][0]
         digests.add(plan["runs"][0]["digest"])
     assert len(digests) == 2
+    python = project.write("experiments/002_b/sweep.py", _PYTHON)
+    assert "/img/c.sif" in project.shoal("plan", python, "--on", "big", "--json").json["notes"][0]
+
+
+_PYTHON = """\
+import shoal
+exp = shoal.Experiment("002_b")
+exp.add("train", container={"image": "/img/c.sif", "binds": ["/data"]})
+exp.submit()
+"""
 
 
 def test_runs_of_a_pack_cannot_be_contained_by_pyxis(tmp_path: Path) -> None:

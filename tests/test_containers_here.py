@@ -70,17 +70,21 @@ def test_runs_of_a_pack_are_contained_one_by_one_and_find_their_data(tmp_path: P
     (tmp_path / "numbers" / "one").write_text("1")
     project = Launching(tmp_path, show=f'data = {{ numbers = "{tmp_path}/numbers" }}\n{container_of(image)}')
     project.write("show.py", _SHOW_DATA)
+    (tmp_path / "scratch").mkdir()
+    project.env["SHOAL_SCRATCH"] = str(tmp_path / "scratch")
     project.write("experiments/001_a/000_show.toml", 'step = "show"\nseeds = "0-3"\n')
     project.shoal("submit", "experiments", "--shape", "pack", "--slots", "2")
     said = [json.loads(path.read_text()) for path in (project.root / "outputs").glob("show/*/*/*/said.json")]
-    assert said == [[True, "1"]] * 4
+    assert said == [[True, True, "1"]] * 4
 
 
 _SHOW_DATA = """\
 import json, os
-data = open(os.path.join(os.environ["SHOAL_DATA_NUMBERS"], "one")).read()
+folder = os.environ["SHOAL_DATA_NUMBERS"]
+data = open(os.path.join(folder, "one")).read()
+staged = folder.startswith(os.environ["SHOAL_SCRATCH"])
 with open(os.path.join(os.environ["SHOAL_OUTPUT_DIR"], "said.json"), "w") as file:
-    json.dump([os.path.exists("/in-image"), data], file)
+    json.dump([os.path.exists("/in-image"), staged, data], file)
 """
 
 

@@ -24,12 +24,16 @@ SRUN = f'launch = "srun"\n{TWO_BY_TWO}'
 BOXED = "import os, runpy; assert os.path.exists('/in-image'); runpy.run_path('ddp.py', run_name='__main__')\n"
 
 
-@pytest.mark.parametrize("launch", [TORCHRUN, SRUN], ids=["torchrun", "srun"])
-def test_ddp_trains_over_two_nodes_each_in_its_container(
-    tmp_path: Path, host_cluster: Sandbox, image: Path, launch: str
-) -> None:
-    project = Launching(tmp_path, host_cluster, boxed=f"{launch}\n{container_of(image)}")
+def _boxed(tmp_path: Path, cluster: Sandbox, image: Path, launch: str) -> Launching:
+    project = Launching(tmp_path, cluster, boxed=f"{launch}\n{container_of(image)}")
     project.write("boxed.py", BOXED)
+    return project
+
+
+def test_ddp_trains_over_two_nodes_with_a_container_around_each_task(
+    tmp_path: Path, host_cluster: Sandbox, image: Path
+) -> None:
+    project = _boxed(tmp_path, host_cluster, image, SRUN)
     name = project.submit("000_boxed_0", "boxed -- --steps 6")
     project.wait(name, "done", deadline_s=180)
     starts = sorted(project.says(name, "start"), key=lambda said: said["rank"])
@@ -37,9 +41,23 @@ def test_ddp_trains_over_two_nodes_each_in_its_container(
     assert len({said["host"] for said in starts}) == 2
     losses = [said["loss"] for said in project.says(name, "step") if said["rank"] == 0]
     assert losses[-1] < losses[0]
+
+
+def test_ddp_under_torchrun_in_one_container_for_each_node_saves_when_it_is_told_to_stop(
+    tmp_path: Path, host_cluster: Sandbox, image: Path
+) -> None:
+    project = _boxed(tmp_path, host_cluster, image, TORCHRUN)
+    name = project.submit("000_boxed_0", "boxed -- --steps 100000 --save-every 100000 --pause 0.02")
+    wait_until(lambda: project.says(name, "step"), 180, "it trains")
+    project.slurm("scancel", str(project.status()[name]["job_id"]))
+    project.wait(name, "cancelled", deadline_s=90)
+    stopped = {said["rank"]: said for said in project.says(name, "stopped")}
+    assert sorted(stopped) == [0, 1, 2, 3] and {said["world"] for said in stopped.values()} == {4}
+    saved = [path.name for path in project.output(name).glob("model_*.pth")]
+    assert saved == [f"model_{stopped[0]['step']:06d}.pth"]
     ranks = [json.loads(path.read_text()) for path in sorted(project.launch_folder(name).glob("rank-*.json"))]
     assert [rank["gpu"] for rank in ranks] == ["0", "1", "0", "1"], "the map of ranks to GPUs is written down"
-    assert list(project.output(name).glob("model_*.pth"))
+    assert len({rank["host"] for rank in ranks}) == 2
 
 
 def test_scancel_lets_contained_ranks_save_once_and_a_failing_one_gives_its_code(
