@@ -53,7 +53,8 @@ def main() -> None:
         text = record([str(SHOAL), "demo", "--dir", str(folder / "lead")])
     finally:
         shutil.rmtree(folder)
-    lines = text.replace(str(folder / "lead"), "~/lead").strip().split("\n")
+    text = text.replace(str(folder / "lead"), "~/lead").replace(str(SHOAL), "shoal")
+    lines = text.strip().split("\n")
     # The middle is more of the same: two seeds and two evaluations.
     start = next(number for number, line in enumerate(lines) if "run 001_example/011_posttrain1_1," in line)
     end = next(number for number, line in enumerate(lines) if "run 001_example/022_evaluate1_2," in line)
