@@ -73,6 +73,11 @@ def test_one_container_stands_around_torchrun_and_its_ranks_are_started_by_the_i
         "apptainer exec /img/torch.sif python -m torch.distributed.run --standalone --nproc-per-node=2 "
         "--max-restarts=0 --no-python python -I -S /home/agent.pyz rank /log/unit.json"
     )
+    assert unit._replace(needs=["/"]).absent() is None
+    node = os.uname().nodename
+    assert unit._replace(needs=["/", "/not/there"]).absent() == (
+        f"there is no /not/there on {node}, and the container needs it"
+    )
 
 
 def test_a_folder_is_bound_with_what_its_links_point_to_and_not_twice(tmp_path: Path) -> None:
