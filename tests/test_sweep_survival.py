@@ -247,3 +247,35 @@ def test_failed_nodes_join_those_that_the_user_excludes_unless_no_place_is_left(
     assert nodes.avoid(options, ["n5", "n4"], ask)[0] == changed
     same, words = nodes.avoid(options, ["n4", "n5"], ask)
     assert same == options and "cannot avoid n4, n5" in words and "no such nodes" in words
+
+
+@pytest.mark.parametrize(
+    ("allocated", "beat", "ended", "sinfo", "failed"),
+    [
+        ("n1", {}, False, "", ["n1"]),
+        ("n1", {"stopping": "SIGTERM"}, False, "", []),  # preempted, and killed before it could say so
+        ("n1", {}, True, "n1|idle", []),
+        ("n[1-2]", {}, False, "n1|idle n2|down*", ["n2"]),
+        ("n[1-2]", {"stopping": "SIGTERM"}, True, "n1|allocated n2|down", ["n2"]),  # the batch host lived to tell
+        ("n[1-2]", {}, False, "", []),
+    ],
+)
+def test_a_node_failed_if_slurm_says_so_or_an_attempt_ended_without_a_word(
+    tmp_path: Path, allocated: str, beat: dict[str, str], ended: bool, sinfo: str, failed: list[str]
+) -> None:
+    def write(name: str, **record: object) -> None:
+        (tmp_path / name).write_text(json.dumps(record))
+
+    def ask(argv: list[str]) -> tuple[bool, str]:
+        return argv[0] == "sinfo", sinfo
+
+    write("attempt.1.start", generation=1, nodes=allocated)
+    write("attempt.1.beat", t=1.0, **beat)
+    if ended:
+        write("attempt.1.end", success=False)
+    assert nodes.failed_before(str(tmp_path), 1, ask) == failed
+    assert nodes.failed_before(str(tmp_path), 2, ask) == []
+    write("attempt.2.start", generation=1, failed_nodes=failed)
+    write("submit.1.verdict2", word="NODE_FAIL", node="n9")
+    write("submit.2.verdict3", word="FAILED", node="n8")
+    assert nodes.failed(str(tmp_path), ask) == [*failed, "n9"]
