@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from project import Project, assert_clear_error
+from shoal.agent import smoke
 from shoal.sandbox import Sandbox
 from shoal.submit.smoke import shortened
 from waiting import wait_until
@@ -195,3 +196,19 @@ def test_a_smoke_run_here_stands_before_jobs_there(tmp_path: Path, quiet_cluster
     told = project.shoal("submit", script, "--smoke-here", "--json").json["runs"]
     assert [(run["name"], run["did"]) for run in told] == [(SMOKE, "ran"), (NAME, "submitted")]
     project.wait(NAME, "done")
+
+
+def test_the_progress_of_an_earlier_attempt_does_not_count(tmp_path: Path) -> None:
+    stops: list[str] = []
+
+    class Listener:
+        stop = staticmethod(stops.append)
+
+    (tmp_path / "progress").write_text("30/100\n")
+    look = smoke.watcher({"smoke": {"steps": 3, "time_s": 600}}, str(tmp_path), [])
+    assert look is not None
+    look(Listener)  # type: ignore[arg-type]
+    assert stops == []
+    (tmp_path / "progress").write_text("4/100\n")
+    look(Listener)  # type: ignore[arg-type]
+    assert stops == [smoke.PASSED]

@@ -22,10 +22,11 @@ def watcher(spec: Mapping[str, Any], output_dir: str, logs: List[str]) -> Option
         return None
     deadline = time.monotonic() + float(policy["time_s"])
     first: List[float] = [] if spec.get("start_from") else [0.0]
+    before = progress.read(output_dir, logs)  # of an earlier attempt in the same folder
 
     def look(attempt: "Attempt") -> None:
         seen = progress.read(output_dir, logs)
-        if seen is not None and seen.step is not None:
+        if seen is not None and seen.step is not None and seen != before:
             first.append(seen.step)
             if seen.step - first[0] >= float(policy["steps"]):
                 attempt.stop(PASSED)
