@@ -6,6 +6,8 @@ import contextlib
 import itertools
 import json
 import os
+import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 
 from project import Done, Project, assert_clear_error, end_process
+from test_agent import _python38 as find_python38
 from waiting import wait_until
 
 QUICK = [sys.executable, "-S", "train.py"]
@@ -330,6 +333,39 @@ def test_bash_on_the_saved_script_continues_what_is_left(project: Project) -> No
     (folder,) = project.submissions()
     project.bash(folder / "script.sh")
     assert list(good_ends(project).values()) == [1] * 4
+
+
+def test_the_engine_works_under_python_3_8(project: Project) -> None:
+    python = find_python38()
+    if python is None:
+        pytest.skip("there is no Python 3.8 on this machine")
+    begun = _begin(project, runs=4)
+    os.kill(engine_pid(project), signal.SIGKILL)
+    begun.communicate(timeout=60)
+    project.write("go", "")
+    (folder,) = project.submissions()
+    script = project.write("old.sh", (folder / "script.sh").read_text().replace(sys.executable, python))
+    assert f"python={python}" in script.read_text()
+    project.bash(script)
+    assert list(good_ends(project).values()) == [1] * 4
+
+
+def test_a_run_that_writes_a_huge_log_costs_nobody_anything(project: Project) -> None:
+    """Its output goes to its file without passing through us, and whoever shows it reads the end alone."""
+    size = 300 << 20
+    flood = f"head -c {size} /dev/zero | tr '\\0' x; echo; echo last words; exit 3"
+    project.write("jobs.txt", f"bash -c {shlex.quote(flood)}\ntrue\n")
+    done = pack(project, "--slots", 2, "--json", "jobs.txt", code=4)
+    assert sorted(states(done).values()) == ["done", "failed"]
+    (engine,) = project.home.glob("submissions/*/engine.*.end")
+    assert json.loads(engine.read_text())["max_rss_mb"] < 60
+    name = next(name for name, state in states(done).items() if state == "failed")
+    (log,) = (path for path in project.root.glob("outputs/**/attempt-1.out") if path.stat().st_size > size)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    assert "exit code 3" in project.shoal("why", name).out
+    assert project.shoal("logs", name, "-n", 1).out.strip() == "last words"
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < max(before, 200_000), "in kB"
+    log.unlink()
 
 
 def test_csv_and_svg_are_written_when_asked_for(project: Project) -> None:

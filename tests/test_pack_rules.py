@@ -28,28 +28,29 @@ shares = st.sampled_from([0, 1, 250_000, 333_333, 500_000, WHOLE, 2 * WHOLE])
     gpus=st.integers(0, 4),
     cpus=st.integers(0, 6),
     keep_whole=st.booleans(),
-    wishes=st.lists(st.tuples(shares, st.integers(0, 3), st.booleans()), max_size=60),
+    wishes=st.lists(st.tuples(shares, st.integers(0, 3), st.integers(1, 3), st.booleans()), max_size=60),
 )
 def test_nothing_is_ever_lent_twice(
-    slots: int, gpus: int, cpus: int, keep_whole: bool, wishes: list[tuple[int, int, bool]]
+    slots: int, gpus: int, cpus: int, keep_whole: bool, wishes: list[tuple[int, int, int, bool]]
 ) -> None:
     books = Books(slots, gpus, range(cpus), keep_whole)
-    for gpu_parts, wanted_cpus, give_first in wishes:
+    for gpu_parts, wanted_cpus, wanted_slots, give_first in wishes:
         if give_first and books.held:
             books.give(books.held[0])
-        holding = books.take(Need(gpu_parts, wanted_cpus))
+        holding = books.take(Need(gpu_parts, wanted_cpus, wanted_slots))
         if holding is not None:
-            assert len(holding.cpus) == wanted_cpus
+            assert len(holding.cpus) == wanted_cpus and 1 + len(holding.empty) == wanted_slots
             assert holding.share * len(holding.gpus) == gpu_parts
         held = books.held
-        assert len({one.slot for one in held}) == len(held) <= slots
+        lent_slots = [slot for one in held for slot in (one.slot, *one.empty)]
+        assert len(set(lent_slots)) == len(lent_slots) <= slots
         lent_cpus = [cpu for one in held for cpu in one.cpus]
         assert len(set(lent_cpus)) == len(lent_cpus)
         for gpu in range(gpus):
             assert sum(one.share for one in held if gpu in one.gpus) <= WHOLE
     for one in books.held:
         books.give(one)
-    everything = books.take(Need(gpus * WHOLE, cpus))
+    everything = books.take(Need(gpus * WHOLE, cpus, slots))
     assert everything is not None and len(everything.gpus) == gpus
 
 

@@ -14,8 +14,6 @@ from shoal.agent import stages
 from shoal.backends.slurm.facts import largest_array
 from shoal.config.cluster import LOCAL, Cluster
 from shoal.config.project import Project
-from shoal.doctor.before import check_before
-from shoal.doctor.request import refuse_impossible
 from shoal.errors import InputError, SchedulerError
 from shoal.model import LIVE, RunSpec
 from shoal.observe import observe
@@ -141,6 +139,9 @@ def prepare(
     notes += dict.fromkeys(note for planned in submissions for note in planned.resolved.notes)
     notes += check_containers(submissions, cluster)
     if submissions and not cluster.is_local:
+        from shoal.doctor.before import check_before  # not for a pack on this machine, which should start at once
+        from shoal.doctor.request import refuse_impossible
+
         if not how.force:
             refuse_impossible([planned.resolved for planned in submissions], environ)
         notes += check_before(submissions, str(project.root), force=how.force)

@@ -18,6 +18,8 @@ from .ray_cluster import Cluster, RayProblem
 from .sharing import memory_environment
 
 _UP_S = 120.0
+#: `ray start` looks once a second whether its own processes live.
+_DOUBT_S = 2.0
 
 
 class SlotWorker:
@@ -64,6 +66,7 @@ class RayChild(Child):
     def __init__(self, number: int, owner: "RayStarter", slot: int) -> None:
         super().__init__(number)
         self._owner, self.slot = owner, slot
+        self.was_signalled = False
 
     def poll(self) -> Optional[int]:
         if self.code is None:
@@ -72,6 +75,7 @@ class RayChild(Child):
 
     def signal(self, number: int) -> None:
         if self.code is None:
+            self.was_signalled = True
             self._owner.signal(self.slot, number)
 
 
@@ -126,12 +130,23 @@ class RayStarter(Starter):
         slot = int(env["SHOAL_SLOT"])
         child = self._children[self._count] = RayChild(self._count, self, slot)
         done = self._workers[slot].run.remote(list(argv), dict(env), cwd, tuple(streams))
-        done.future().add_done_callback(lambda future, number=self._count: self._ended(number, future))
+        done.future().add_done_callback(lambda future, number=self._count: self._ended(number, child, future))
         return child
 
-    def _ended(self, number: int, future: Any) -> None:
+    def _ended(self, number: int, child: "RayChild", future: Any) -> None:
         error = future.exception()
-        self._post("ended", number, None if error is not None else future.result(), error)
+        code = None if error is not None else future.result()
+        if code is not None and code < 0 and not child.was_signalled:
+            # Nobody here killed it. A Ray that dies kills runs first: does the worker outlive it?
+            last = threading.Timer(_DOUBT_S, self._ask_worker, (number, child.slot, code))
+            last.daemon = True
+            last.start()
+        else:
+            self._post("ended", number, code, error)
+
+    def _ask_worker(self, number: int, slot: int, code: int) -> None:
+        asked = self._workers[slot].place.remote().future()
+        asked.add_done_callback(lambda future: self._post("ended", number, code, future.exception()))
 
     def signal(self, slot: int, number: int) -> None:
         self._workers[slot].signal.remote(int(number))

@@ -10,10 +10,12 @@ import hashlib
 import json
 import math
 import os
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from .. import files, layout
-from .running import Running
+
+if TYPE_CHECKING:  # The tool reads rules, and needs no engine for that.
+    from .running import Running
 
 #: How often the reports of running runs are read.
 _EVERY_S = 1.0
@@ -171,7 +173,7 @@ class Search:
         self.due_at = 0.0 if rule else math.inf
         self._reports: Dict[Tuple[str, int], Reports] = {}
 
-    def stop_losers(self, now: float, running: Sequence[Running], grace_s: float) -> None:
+    def stop_losers(self, now: float, running: "Sequence[Running]", grace_s: float) -> None:
         if now < self.due_at:
             return
         self.due_at = now + _EVERY_S
