@@ -325,6 +325,45 @@ def test_two_commands_at_once_share_the_work_and_run_nothing_twice(project: Proj
     assert all(len(project.marks(name)) == 1 for name in good_ends(project))
 
 
+@pytest.mark.parametrize(
+    "point", ["after-submission", "after-sending", "after-outcome", "between-claims", "after-claims"]
+)
+def test_wherever_the_command_dies_no_run_is_lost_and_none_runs_twice(project: Project, point: str) -> None:
+    words = ("--slots", 2, "--set", "k=1:5:1", "--", *QUICK, "{k}")
+    pack(project, *words, code=-9, SHOAL_FAILPOINT=point)
+    wait_for_no_process(project)
+    pack(project, *words)
+    assert list(good_ends(project).values()) == [1] * 5
+
+
+def test_an_engine_that_begins_before_all_runs_are_claimed_waits_for_the_next_in_order(project: Project) -> None:
+    words = ("--slots", 2, "--set", "k=1:5:1", "--", *QUICK, "{k}")
+    pack(project, *words, code=-9, SHOAL_FAILPOINT="after-claims")
+    wait_for_no_process(project)
+    (folder,) = project.submissions()
+    engines = lambda kind: len(list(folder.glob(f"engine.*.{kind}")))  # noqa: E731
+    wait_until(lambda: engines("json") == engines("end"), 20, "the first engine has ended")
+    before = good_ends(project)
+    (project.home / "runs/pack_train/train_k1/submit.1.claim").rename(project.root / "claim")
+    env = {**project.env, "SHOAL_TOKEN": folder.name, "SHOAL_CLAIMING": "1", "SHOAL_LEASE_S": "0.6"}
+    engine = subprocess.Popen(["bash", str(folder / "script.sh")], cwd=project.root, env=env)
+    try:
+        leases: set[float] = set()
+
+        def looked_often() -> bool:
+            leases.update(path.stat().st_mtime for path in folder.glob("engine.*.lease"))
+            return len(leases) > 5
+
+        wait_until(looked_often, 30, "the engine lives")
+        assert engine.poll() is None and good_ends(project) == before
+        (project.root / "claim").rename(project.home / "runs/pack_train/train_k1/submit.1.claim")
+        (folder / "claimed").touch()
+        assert engine.wait(30) == 0
+    finally:
+        end_process(engine)
+    assert list(good_ends(project).values()) == [1] * 5
+
+
 def test_bash_on_the_saved_script_continues_what_is_left(project: Project) -> None:
     begun = _begin(project, runs=4)
     os.kill(engine_pid(project), signal.SIGKILL)

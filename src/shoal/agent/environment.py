@@ -11,7 +11,15 @@ from . import fence
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.]*)\}")
 #: Between shoal's own processes; none of the program's business.
-_INTERNAL = ("SHOAL_TOKEN", "SHOAL_FOLLOW", "SHOAL_ON", "SHOAL_SHELL_BASE", "SHOAL_COLLECT", "SHOAL_CONTAINER")
+_INTERNAL = (
+    "SHOAL_TOKEN",
+    "SHOAL_FOLLOW",
+    "SHOAL_ON",
+    "SHOAL_SHELL_BASE",
+    "SHOAL_COLLECT",
+    "SHOAL_CLAIMING",
+    "SHOAL_CONTAINER",
+)
 _SECRET_LINE = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=(.*)")
 SECRETS_FILE = os.path.join("shoal", "secrets.env")
 

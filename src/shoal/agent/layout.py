@@ -13,6 +13,9 @@
     provenance.json                 the code's commit, Python and packages at that moment
     waiting.json                    how to send it, for a run that waits for room under the budget
     sending                         from here on Slurm may know the job
+    pack.json                       the queue of a pack, and how it is worked through
+    claimed                         every run of a pack on this machine is claimed that will be
+    engine.<host-pid>.json|lease|end    an engine of a pack: what it has, that it lives, how it ended
     outcome.json                    accepted with a job id, or void; the first writer decides
     slurm-*.out                     what Slurm and the set-up lines printed
   queue/<cluster>/                  the budget, and the submissions that wait for room under it (admission.py)

@@ -33,7 +33,7 @@ from shoal.submit.avoiding import avoid_failed_nodes
 from shoal.submit.budget import Gate, admit_everywhere, open_gate, park
 from shoal.submit.decide import Decision, decide
 from shoal.submit.here import run_here
-from shoal.submit.pack_here import run_pack_here
+from shoal.submit.pack_here import EngineHere
 from shoal.submit.smoke import gated
 from shoal.submit.snapshot import Code, take
 from shoal.submit.transaction import Claimed, Started, claim_runs, send
@@ -309,17 +309,17 @@ def _send_all(
             for run in planned.runs:
                 note(Result(run.spec.name, "held", "new", waits.problem or "what it builds on is not done"))
             continue
+        if cluster.is_local and planned.pack is not None:
+            for result in _pack_here(planned, order, project, environ, follow, clock()):
+                note(result)
+            continue
         backend = "local" if cluster.is_local else "slurm"
         claimed = claim_runs(planned, order.views, project, backend=backend, environ=environ, clock=clock(), code=code)
-        for index, run in enumerate(planned.runs):
-            if index not in set(claimed.indices):
-                note(Result(run.spec.name, "left alone", "queued", "another command has just claimed it"))
+        for result in _not_won(claimed):
+            note(result)
         if not claimed.indices:
             continue
-        if cluster.is_local and planned.pack is not None:
-            for result in _pack_here(claimed, project, environ, follow):
-                note(result)
-        elif cluster.is_local:
+        if cluster.is_local:
             note(_here(claimed, project, environ, follow))
             if results[-1].exit_code in (130, 143):
                 break
@@ -350,12 +350,25 @@ def _here(claimed: Claimed, project: Project, environ: Mapping[str, str], follow
     return Result(name, "ran", view.state, view.cause or "", None, view.output_dir, exit_code)
 
 
-def _pack_here(claimed: Claimed, project: Project, environ: Mapping[str, str], follow: bool) -> list[Result]:
-    names = [claimed.planned.runs[index].spec.name for index in claimed.indices]
-    code = run_pack_here(claimed, project, environ, follow=follow)
+def _not_won(claimed: Claimed) -> list[Result]:
+    won = set(claimed.indices)
+    lost = [run.spec.name for index, run in enumerate(claimed.planned.runs) if index not in won]
+    return [Result(name, "left alone", "queued", "another command has just claimed it") for name in lost]
+
+
+def _pack_here(
+    planned: PlannedSubmission, order: Order, project: Project, environ: Mapping[str, str], follow: bool, clock: float
+) -> list[Result]:
+    """The engine begins with the first runs while the last ones are still being claimed."""
+    with EngineHere(project, environ, follow=follow) as engine:
+        claimed = claim_runs(
+            planned, order.views, project, backend="local", environ=environ, clock=clock, opened=engine.begin
+        )
+        code = engine.wait()
+    names = [planned.runs[index].spec.name for index in claimed.indices]
     views = observe(str(project.home), names, environ=environ).views
     interrupted = code if code > 128 else None
-    return [
+    return _not_won(claimed) + [
         Result(name, "ran", view.state, view.cause or "", None, view.output_dir, interrupted or _exit_code(view))
         for name, view in views.items()
     ]

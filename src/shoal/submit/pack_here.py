@@ -7,43 +7,66 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
 
+from shoal.agent import files
 from shoal.agent.launch import family
+from shoal.agent.pack.node import CLAIMED
 from shoal.config.project import Project
 from shoal.store import writing
 from shoal.store.records import Outcome
 from shoal.submit.failpoints import reach
-from shoal.submit.transaction import Claimed
 
 
-def run_pack_here(claimed: Claimed, project: Project, environ: Mapping[str, str], *, follow: bool) -> int:
-    """Work through a claimed queue on this machine and return the engine's exit code.
+class EngineHere:
+    """An engine that begins as soon as the queue is on disk, while its runs are still being claimed; `wait` returns its
+    exit code.
 
     Ctrl-C reaches the engine from the terminal; SIGTERM and SIGHUP are passed on; if this command is killed the engine
     hears of it and stops. If the engine is killed, its runs' processes come to us and are killed too.
     """
-    home = str(project.home)
-    reach("before-sending")
-    writing.mark_sending(home, claimed.token)
-    reach("after-sending")
-    writing.settle(home, claimed.token, Outcome(kind="accepted"))
-    reach("after-outcome")
-    family.adopt_orphans()
-    env = {
-        **environ,
-        "SHOAL_TOKEN": claimed.token,
-        "SHOAL_FOLLOW": "1" if follow else "0",
-        "SHOAL_PARENT": str(os.getpid()),
-    }
-    script = os.path.join(claimed.folder, "script.sh")
-    engine = subprocess.Popen(["bash", script], env=env, cwd=project.root, stdout=sys.stderr)
-    before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        before[number] = signal.signal(number, lambda number, _: engine.send_signal(number))
-    try:
-        code = engine.wait()
+
+    def __init__(self, project: Project, environ: Mapping[str, str], *, follow: bool) -> None:
+        self._project, self._environ, self._follow = project, environ, follow
+        self._engine: subprocess.Popen[bytes] | None = None
+        self._before: dict[signal.Signals, Any] = {}
+        self._folder = ""
+
+    def begin(self, token: str, folder: str) -> None:
+        home = str(self._project.home)
+        reach("before-sending")
+        writing.mark_sending(home, token)
+        reach("after-sending")
+        writing.settle(home, token, Outcome(kind="accepted"))
+        reach("after-outcome")
+        family.adopt_orphans()
+        own = {"SHOAL_TOKEN": token, "SHOAL_FOLLOW": "1" if self._follow else "0", "SHOAL_CLAIMING": "1"}
+        env = {**self._environ, **own, "SHOAL_PARENT": str(os.getpid())}
+        self._folder = folder
+        argv = ["bash", os.path.join(folder, "script.sh")]
+        engine = subprocess.Popen(argv, env=env, cwd=self._project.root, stdout=sys.stderr)
+        self._before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            self._before[number] = signal.signal(number, lambda number, _: engine.send_signal(number))
+        self._engine = engine
+
+    def wait(self) -> int:
+        """Every run is claimed by now, or somebody else's."""
+        if self._engine is None:
+            return 0
+        files.create_exclusive(os.path.join(self._folder, CLAIMED), b"", sync=False)
+        code = self._engine.wait()
         family.end_orphans()
         return family.exit_code(code)
-    finally:
-        for number, handler in before.items():
+
+    def __enter__(self) -> EngineHere:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        if kind is not None and self._engine is not None and self._engine.poll() is None:
+            self._engine.terminate()
+            self._engine.wait()
+            family.end_orphans()
+        for number, handler in self._before.items():
             signal.signal(number, handler)

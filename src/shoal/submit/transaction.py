@@ -6,6 +6,8 @@
 3. the mark "sending" is set, then sbatch is called once, with the token in the job's name;
 4. the answer becomes the outcome. An unclear answer stays open: the next look at the runs finds the job by its name, or
    gives the submission up when it can no longer turn into a job. It is never sent again blindly.
+
+A pack on this machine does 3 before 2: its engine starts while runs are still being claimed, and takes each once it is.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import getpass
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -68,16 +70,21 @@ def claim_runs(
     environ: Mapping[str, str],
     clock: float,
     code: Code | None = None,
+    opened: Callable[[str, str], None] | None = None,
 ) -> Claimed:
     """Record specs and intent, and claim every run; runs that another command won meanwhile are left out.
 
-    `code` is the snapshot that its jobs execute, if there is one.
+    `code` is the snapshot that its jobs execute, if there is one. `opened` hears of the token and the folder as soon as
+    the intent is on disk: an engine on this machine may begin with runs that are claimed while others still are not.
+    Each run is recorded before it is claimed, and claimed before it can start.
     """
     root, home = str(project.root), writing.open_home(project.home)
     reach("before-spec")
     ids = writing.project_id(home)
     writing.keep_notify(home, project.notify)
-    specs = writing.in_parallel(lambda run: _record(home, ids, run), list(planned.runs))
+    specs = [run.spec for run in planned.runs]
+    if opened is None:
+        specs = writing.in_parallel(lambda run: _record(home, ids, run), list(planned.runs))
     reach("after-spec")
     token, agent = new_token(), ship(home)
     cluster = planned.resolved.cluster
@@ -98,7 +105,7 @@ def claim_runs(
         commit=code.commit if code else None,
         asked=_asked(planned),
         shape=planned.shape if planned.pack is not None else None,
-        needs=list(planned.runs[0].needs),
+        needs=planned.needs,
         **process.this_process(),
     )
     folder = os.path.join(home, "submissions", token)
@@ -110,12 +117,15 @@ def claim_runs(
     if backend == "slurm":
         provenance.keep(folder, project.home, code, environ)
     reach("after-submission")
+    if opened is not None:
+        opened(token, folder)
     logs = log_root(cluster, root)
     stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(clock))
     outputs = {}
 
     def claim_one(index: int) -> bool:
-        spec, run = specs[index], planned.runs[index]
+        run = planned.runs[index]
+        spec = specs[index] if opened is None else _record(home, ids, run)
         view = views[spec.name]
         output = run.resume_in or _free_folder(root, spec, stamp, view)
         outputs[spec.name] = output
@@ -134,9 +144,10 @@ def claim_runs(
         reach("between-claims")
         return won
 
-    won = writing.in_parallel(claim_one, list(range(len(specs))))
+    order = [job.place for job in planned.pack.jobs] if planned.pack is not None else list(range(len(specs)))
+    won = writing.in_parallel(claim_one, order)
     reach("after-claims")
-    indices = [index for index, ours in enumerate(won) if ours]
+    indices = sorted(index for index, ours in zip(order, won, strict=True) if ours)
     if not indices:
         writing.settle(home, token, Outcome(kind="void", reason="another command claimed every run first"))
     return Claimed(token, folder, script, planned, indices, outputs)

@@ -27,7 +27,7 @@ from .running import INTERRUPTED, Running
 from .search import Search, rule_of
 from .tally import Tally
 
-_LOOK_S = 2.0
+_LOOK_S, _CLAIM_S = 2.0, 0.01
 
 
 class Engine:
@@ -59,6 +59,7 @@ class Engine:
         self.probes = Probes(settings.probe_s)
         self.search = Search(rule_of(settings.search), node.home, node.me["engine"])
         self.beside = Beside(node)
+        self._claims_at: Optional[float] = None
         self._look_at = time.monotonic() + _LOOK_S
         self._oom = memory.oom_kills()
 
@@ -131,6 +132,8 @@ class Engine:
             due += [running.due_at for running in self.running.values()]
         if left_s is not None:
             due.append(now + max(left_s, 1.0))
+        if self._claims_at is not None:
+            due.append(self._claims_at)
         return due
 
     # -- starting ------------------------------------------------------------------------------------------------
@@ -139,7 +142,8 @@ class Engine:
         if self.draining or self.stopping or self.starter.waiting or self.starter.broken:
             return
         self.queue.wake(time.monotonic())
-        while self.ledger.takes_more:
+        self._claims_at = None
+        while self.ledger.takes_more and self._claims_at is None:
             choice = self.queue.next(self.books, self._left_s())
             if choice is None:
                 return
@@ -165,6 +169,7 @@ class Engine:
 
     def _begin(self, item: Item, holding: Holding) -> Optional[claims.Begun]:
         """Take the run's next attempt if it may still run; None if there is nothing (more) to do for it now."""
+        all_claimed = self.node.all_claimed()
         standing = claims.look(self.node.home, item.name, self.node.token)
         if standing.word == "taken":
             if not self.leases.is_gone(standing.start or {}):
@@ -185,6 +190,10 @@ class Engine:
             if more.slots > item.need.slots:
                 self._try_again(item, more._replace(wait_s=0.0))
                 return None
+        if standing.word == "gone" and not all_claimed:
+            # Claims are made in the queue's order: this one is next.
+            self.queue.put_back(item)
+            self._claims_at = time.monotonic() + _CLAIM_S
         if standing.word in ("gone", "taken"):
             return None
         begun = claims.begin(standing, self.node, self._held(holding))

@@ -9,7 +9,7 @@ import os
 import resource
 import signal
 import time
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from .. import by_hand, fence, files, process
 from ..launch import container, family
@@ -203,8 +203,7 @@ def _starter(settings: Settings, items: List[Item], node: Node, slots: int) -> A
     cold = ColdStarter(node.environ)
     if not settings.preload or not items:
         return cold
-    claim = claims.look(node.home, items[0].name, node.token).claim
-    spec = None if claim is None else claims.spec_of(claim, node)
+    spec = _spec_of_first(items[0], node)
     if spec is not None and container.wanted(spec):
         say("--preload is not for containers; these start as usual")
         return cold
@@ -218,6 +217,15 @@ def _starter(settings: Settings, items: List[Item], node: Node, slots: int) -> A
     except OSError as error:
         say("runs start cold: %s" % error)
         return cold
+
+
+def _spec_of_first(item: Item, node: Node) -> Optional[Dict[str, Any]]:
+    while True:
+        all_claimed = node.all_claimed()
+        claim = claims.look(node.home, item.name, node.token).claim
+        if claim is not None or all_claimed:
+            return None if claim is None else claims.spec_of(claim, node)
+        time.sleep(0.01)
 
 
 def _sharing(folder: str, settings: Settings, items: List[Item], node: Node) -> Sharing:

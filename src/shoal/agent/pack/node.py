@@ -1,10 +1,15 @@
 """What one engine works with: where the records are, who it is, what the node has, what surrounds it."""
 
+import os
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
+from .. import layout
 from . import machine
 from .books import WHOLE, Holding
 from .sharing import Sharing
+
+#: In the submission's folder, when every run is claimed; before that an engine may find runs that are not yet.
+CLAIMED = "claimed"
 
 
 class Node(NamedTuple):
@@ -21,6 +26,12 @@ class Node(NamedTuple):
     ends_at: Optional[float]
     sharing: Sharing = Sharing()
     code: Optional[str] = None
+
+    def all_claimed(self) -> bool:
+        """Whether every run of the queue is claimed that will be. On this machine that still goes on when we begin."""
+        if self.environ.get("SHOAL_CLAIMING") != "1":
+            return True
+        return os.path.exists(os.path.join(layout.submission_dir(self.home, self.token), CLAIMED))
 
     def environment(self, holding: Holding, slots: int) -> Dict[str, str]:
         """What a run finds around it: its GPUs and no others, as many threads as CPUs, its place."""

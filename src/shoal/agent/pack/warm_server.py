@@ -179,8 +179,8 @@ def _code_of(given: Any) -> int:
 
 def _show(error: BaseException) -> None:
     """The traceback as the interpreter prints it: without the frames that are ours."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+    trace, ours = error.__traceback__, _show.__code__.co_filename
+    while trace is not None and trace.tb_frame.f_code.co_filename == ours:
         trace = trace.tb_next
     sys.excepthook(type(error), error.with_traceback(trace), trace)
 
