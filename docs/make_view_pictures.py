@@ -59,7 +59,7 @@ def write_project(root: Path) -> None:
 def main() -> None:
     with (
         tempfile.TemporaryDirectory(prefix="pictures-") as folder,
-        Sandbox(SandboxSpec(name=f"pics{os.getpid()}")) as cluster,
+        Sandbox(SandboxSpec(name="lab")) as cluster,
     ):
         root = Path(folder) / "vision"
         write_project(root)

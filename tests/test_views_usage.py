@@ -213,7 +213,7 @@ def test_every_node_of_a_run_tells_what_it_uses(tmp_path: Path, host_cluster: Sa
             return []
         return found if found[1]["peak_memory_mb"] > found[0]["peak_memory_mb"] + 80 else []
 
-    first, second = wait_until(both, 60, "both nodes have told")
+    first, second = wait_until(both, 120, "both nodes have told")
     assert first["host"] != second["host"]
     told = project.shoal("why", name, "--json").json["evidence"]
     assert sum("CPUs busy" in line for line in told) == 2 and any("GPU use: no data" in line for line in told)

@@ -21,7 +21,7 @@ _MOST_CURVES = 40
 _MOST_BYTES = 4 << 20
 _MOST_TRACKER_BYTES = 16 << 20
 #: Keys that say when a line was written, the best first; never curves themselves.
-_STEPS = ("step", "_step", "epoch")
+STEPS = ("step", "_step", "epoch")
 TIMES = ("t", "time", "timestamp", "_timestamp", "_runtime")
 
 
@@ -66,9 +66,9 @@ def _tensorboard(root: Path) -> Iterator[tuple[str, float, float]]:
 
 
 def _row(record: dict[str, Any], number: int) -> Iterator[tuple[str, float, float]]:
-    step = next((record[key] for key in _STEPS if _is_finite(record.get(key))), number)
+    step = next((record[key] for key in STEPS if _is_finite(record.get(key))), number)
     for key, value in record.items():
-        if key not in _STEPS and key not in TIMES and _is_finite(value):
+        if key not in STEPS and key not in TIMES and _is_finite(value):
             yield str(key), float(step), float(value)
 
 

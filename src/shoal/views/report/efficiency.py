@@ -67,13 +67,13 @@ def _memory(tries: Sequence[Try]) -> Advice | None:
     if not seen:
         return None
     least, most, asked = min(peak for peak, _ in seen), max(peak for peak, _ in seen), max(mb for _, mb in seen)
-    words = f"{_gb(most)}" if most - least < 0.1 * most else f"{_gb(least)} to {_gb(most)}"
+    words = f"{gigabytes(most)}" if most - least < 0.1 * most else f"{gigabytes(least)} to {gigabytes(most)}"
     want = _round_memory(most * _MEMORY_RESERVE)
     if want < 0.7 * asked:
-        sentence = f"memory: {_gb(asked)} was asked for per node, {words} was used by {len(seen)} attempts"
+        sentence = f"memory: {gigabytes(asked)} was asked for per node, {words} was used by {len(seen)} attempts"
         return Advice("memory_low", sentence, f"--mem={format_memory(want)}")
     if most > 0.92 * asked:
-        sentence = f"memory: {words} of {_gb(asked)} was used, which is close to being killed"
+        sentence = f"memory: {words} of {gigabytes(asked)} was used, which is close to being killed"
         return Advice("memory_high", sentence, f"--mem={format_memory(_round_memory(most * 1.5))}")
     return None
 
@@ -123,7 +123,7 @@ def _gpus(tries: Sequence[Try]) -> Advice | None:
     return Advice("gpu_idle", sentence + "more data-loading workers or a larger batch may help", None)
 
 
-def _gb(size_mb: float) -> str:
+def gigabytes(size_mb: float) -> str:
     return f"{size_mb:.0f} MB" if size_mb < 1024 else f"{size_mb / 1024:.1f} GB"
 
 

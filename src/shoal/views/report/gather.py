@@ -14,7 +14,7 @@ from shoal.store.reading import Reader
 from shoal.store.writing import in_parallel
 from shoal.views.causes import WORDS
 from shoal.views.columns import iso
-from shoal.views.curves import TIMES
+from shoal.views.curves import STEPS, TIMES
 from shoal.views.details import Details, details_of, with_cause
 from shoal.views.family import family_key, tally
 from shoal.views.report import account, efficiency, nodes, results, timeline
@@ -91,7 +91,7 @@ def gather(
 def _metrics(history: RunHistory) -> tuple[str, dict[str, float]]:
     folder = history.view.output_dir
     found = read_metrics(folder) if folder and history.tries else {}
-    return history.view.name, {key: value for key, value in found.items() if key not in TIMES}
+    return history.view.name, {key: value for key, value in found.items() if key not in (*STEPS, *TIMES)}
 
 
 def _advice(tries: Sequence[Try]) -> list[efficiency.Advice]:

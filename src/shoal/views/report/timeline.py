@@ -57,9 +57,9 @@ def lanes(tries: Sequence[Try]) -> list[Lane]:
 
 def _host(one: Try, node: int) -> str:
     """The name of a run's n-th node: as it told itself, else by its place behind the first."""
-    told = [use.host for use in one.use.nodes] if one.use else []
+    told = [use.host for use in one.use.nodes if use.host] if one.use else []
     if node == 0:
-        return one.host
+        return told[0] if told else one.host
     return told[node] if len(set(told)) == one.asked.nodes else f"{one.host}+{node}"
 
 

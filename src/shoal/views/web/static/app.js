@@ -63,6 +63,7 @@ function refresh() {
   const here = experiment ? all.filter(run => run.experiment === experiment) : all;
   chips(here);
   const shown = here.filter(matcher($("filter").value));
+  $("rows").classList.toggle("one", experiment !== ""); // then its name before each run says nothing
   table.show(shown);
   $("shown").textContent = shown.length === all.length ? `${all.length.toLocaleString()} runs` : `${shown.length.toLocaleString()} of ${all.length.toLocaleString()} runs`;
   $("none").hidden = shown.length > 0;
