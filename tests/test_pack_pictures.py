@@ -53,7 +53,8 @@ def test_a_pack_and_a_report_draw_what_was_measured_and_tell_it_in_numbers(tmp_p
     assert Image.open(project.root / "a.png").format == "PNG"
     ran, *others = project.shoal("report", "pack_train", "--json").json["shapes"]
     took = sum(run["duration_s"] for run in done.json["runs"])
-    assert ran["name"] == "as it ran" and ran["gpus"] == 2 and ran["used"] * 3600 == pytest.approx(took, rel=0.3)
+    assert ran["name"] == "as it ran" and ran["gpus"] == 2
+    assert took - 0.1 <= ran["used"] * 3600 <= took + 30, "from the start record on, a moment before the program"
     assert {"job each", "array", "pack of 2"} <= {shape["name"] for shape in others}
     assert "as it ran" in project.shoal("report", "pack_train").out
     for form in ("svg", "png"):
