@@ -40,7 +40,7 @@ def trials_of(home: str, name: str) -> List[str]:
     """The trials that a run has, or had."""
     experiment, _, stem = name.partition("/")
     found = files.names_in(os.path.join(layout.runs_dir(home), experiment))
-    near = [one for one in sorted(found) if one.startswith(stem) and _NAME.match(one[len(stem) :])]
+    near = sorted(one for one in found if one.startswith(stem) and _NAME.match(one[len(stem) :]))
     full = ["%s/%s" % (experiment, one) for one in near]
     return [one for one in full if _spec(home, one).get("trial", {}).get("of") == name]
 
@@ -128,8 +128,8 @@ def watcher(
         if first and seen.step < first[0]:
             first.clear()  # The number in the checkpoint's name counts something else than the program does.
         first.append(seen.step)
-        if seen.step - first[0] >= float(spec["trial"]["after_step"]):
-            take_over(home, attempt, spec["trial"]["of"])
+        enough = seen.step - first[0] >= float(spec["trial"]["after_step"])
+        if enough and take_over(home, attempt, spec["trial"]["of"]):
             attempt.look = None
 
     return look
@@ -158,7 +158,10 @@ def _end_trial(claim: fence.Claim, number: int, goal: str) -> None:
     end = {key: start.get(key) for key in kept}
     end.update(exit_code=0, success=True, stopped_by=SWITCHED, problem="it goes on as %s" % goal)
     end.update(began=began, ended=now, duration_s=now - began)
-    files.create_exclusive(os.path.join(claim.run_dir, layout.attempt_file(number, "end")), files.to_json(end))
+    try:
+        files.create_exclusive(os.path.join(claim.run_dir, layout.attempt_file(number, "end")), files.to_json(end))
+    except OSError:
+        pass  # A full disk; the run itself goes on, and that is what counts.
 
 
 def as_the_run(end: Dict[str, Any], claim: fence.Claim, number: int) -> None:
@@ -173,9 +176,12 @@ def beaten(attempt: "Attempt") -> Optional[str]:
     """Why an attempt that a newer generation stands before must stop; None while nobody lives behind that one."""
     home, name = layout.home_of(attempt.claim.run_dir), layout.name_of(attempt.claim.run_dir)
     record = _newest_record(home, name)
-    if record is None or not record.get("switched") or record["token"] == attempt.claim.token:
-        return "superseded"
     names = layout.parse_names(files.names_in(attempt.claim.run_dir))
+    if record is None or not record.get("switched") or names.generation == attempt.claim.generation:
+        return "superseded"
+    if record["token"] == attempt.claim.token:
+        _become(home, attempt, name)  # once more: the disk was full when it was taken back
+        return None
     if names.attempt > attempt.number and names.has_attempt(names.attempt, "beat"):
         return "superseded"
     if time.time() - float(record.get("t", 0)) > _BEATS * attempt.beat_s:
@@ -198,27 +204,19 @@ def dismiss(home: str, name: str) -> None:
 
 def _become(home: str, attempt: "Attempt", goal: str) -> bool:
     """Claim the next generation of `goal` for this attempt; True if the run is its own now. Exclusive creation decides:
-    if somebody else was faster, nothing has happened."""
+    if somebody else was faster, nothing has happened. After an error it can be repeated."""
     run_dir, mine = layout.run_dir(home, goal), attempt.claim
-    before = _newest(home, goal)
-    if before is None:
-        return False
-    wish = {
-        "schema": 1,
-        "token": mine.token,
-        "index": 0,
-        "revision": before.revision,
-        "output_dir": mine.output_dir,
-        "log_dir": mine.log_dir,
-        "t": time.time(),
-        "switched": True,
-    }
-    path = os.path.join(run_dir, layout.submit_file(before.generation + 1, "claim"))
-    if not files.create_exclusive(path, files.to_json(wish)):
-        return False
-    claim = fence.read_claim(run_dir, before.generation + 1)
+    claim = _newest(home, goal)
     if claim is None:
         return False
+    if claim.token != mine.token:
+        own = files.read_json(os.path.join(mine.run_dir, layout.submit_file(mine.generation, "claim"))) or {}
+        kept: Dict[str, Any] = {key: own[key] for key in ("token", "index", "output_dir", "log_dir") if key in own}
+        wish = dict(kept, schema=1, revision=claim.revision, t=time.time(), switched=True)
+        path = os.path.join(run_dir, layout.submit_file(claim.generation + 1, "claim"))
+        if not files.create_exclusive(path, files.to_json(wish)):
+            return False
+        claim = fence.read_claim(run_dir, claim.generation + 1) or claim
     start = files.read_json(os.path.join(mine.run_dir, layout.attempt_file(attempt.number, "start"))) or {}
     owner = {key: start.get(key) for key in ("job_id", "job_label")}
     files.create_exclusive(os.path.join(run_dir, layout.submit_file(claim.generation, "owner")), files.to_json(owner))
