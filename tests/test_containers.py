@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 
 from project import Project, assert_clear_error
-from shoal.agent.launch.container import Container, ContainerError, all_binds, build, chosen, merge, parse_bind, words
+from shoal.agent.launch.container import (
+    Container,
+    ContainerError,
+    all_binds,
+    build,
+    chosen,
+    merge,
+    parse_bind,
+    words,
+)
+from shoal.agent.launch.container_needs import missing
 from shoal.agent.launch.unit import Unit
 from shoal.agent.launch.words import launcher
 
@@ -113,6 +123,15 @@ def test_paths_begin_at_the_project_and_names_come_from_the_job() -> None:
     )
     with pytest.raises(ContainerError, match=r"\$SCRATCH is not set in the job"):
         chosen(spec, {})
+
+
+def test_a_missing_runtime_is_answered_with_its_twin_or_with_a_module(tmp_path: Path) -> None:
+    one, empty = Container("apptainer", "/img/torch.sif"), {"PATH": str(tmp_path)}
+    assert 'setup = "module load apptainer"' in (missing(one, [], {**empty, "SLURM_JOB_ID": "1"}) or "")
+    assert "install it" in (missing(one, [], empty) or "")
+    (tmp_path / "singularity").write_text("#!/bin/sh\n")
+    (tmp_path / "singularity").chmod(0o755)
+    assert 'runtime = "singularity", which is there' in (missing(one, [], empty) or "")
 
 
 @pytest.mark.parametrize("text", ["", ":/data", "/a:/b:/c", "/a,b", "/a:/b:wo", "/a\n"])

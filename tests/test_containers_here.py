@@ -127,7 +127,10 @@ def test_replicas_run_in_containers_and_so_does_their_lighthouse(tmp_path: Path,
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('container = "apptainer:{image}"', "there is no program apptainer on {node} for the container: setup = "),
+        (
+            'container = "apptainer:{image}"',
+            "there is no program apptainer on {node} for the container: install it, or run ",
+        ),
         (
             container_of("{image}", binds=["/usr", "/not/there"]),
             "/not/there is to be bound into the container and does",

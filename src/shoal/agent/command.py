@@ -4,7 +4,7 @@ import os
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from . import environment, fence, layout
-from .launch import allocation, container, plan
+from .launch import allocation, container, container_needs, plan
 
 
 def in_snapshot(spec: Dict[str, Any], code: Optional[str]) -> Dict[str, Any]:
@@ -42,7 +42,7 @@ def prepare(
         return argv, env, str(spec["cannot_start"])
     if claim.resume and not resume_from:
         return argv, env, "no checkpoint %s in %s to resume from" % (spec.get("checkpoint"), claim.output_dir)
-    problem = container.problem_of(spec, env, places(spec, claim), here_only)
+    problem = container_needs.problem_of(spec, env, places(spec, claim), here_only)
     if problem is not None:
         return argv, env, problem
     one = container.chosen(spec, env)

@@ -3,7 +3,8 @@
 geometry.py    what a mode makes of nodes, GPUs and CPUs (pure; planning uses it too)
 allocation.py  what this job really has: nodes, CPUs, GPUs, and whether Slurm signals our steps itself
 network.py     addresses that other nodes can reach, ports that nobody else takes
-words.py       argument lists: srun, torchrun, accelerate, deepspeed, the lighthouse, containers (pure)
+words.py       argument lists: srun, torchrun, accelerate, deepspeed, the lighthouse (pure)
+container.py   the container around them: words, binds (pure); container_needs.py: what of it is missing on a node
 unit.py        one group of ranks (a whole run, or one try of one replica) as a small file that its nodes read
 entry.py       the launcher, one per job: prepares units and starts them
 node.py        one node of a unit: starts torchrun, hands signals to the ranks
