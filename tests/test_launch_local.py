@@ -143,7 +143,7 @@ def test_a_replica_killed_here_comes_back_and_the_run_succeeds(tmp_path: Path) -
     name = "001_a/000_diloco_0"
     running = project.start("submit", "experiments")
     try:
-        wait_until(while_running(running, lambda: len(project.says(name, "round")) >= 6), 90, "the replicas train")
+        wait_until(while_running(running, lambda: len(project.says(name, "round")) >= 6), 180, "the replicas train")
         victim = next(said["pid"] for said in project.says(name, "start") if said["replica"] == 1)
         os.kill(victim, signal.SIGKILL)
         running.communicate(timeout=200)
