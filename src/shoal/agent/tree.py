@@ -82,7 +82,7 @@ _known: Dict[Tuple[int, bytes], bool] = {}
 def _of_job(env: Mapping[str, str]) -> Set[int]:
     """srun's tasks are children of Slurm's own daemon: the job and the node in their environment tell them."""
     wanted = {("%s=%s" % (name, env[name])).encode() for name in ("SLURM_JOB_ID", "SLURMD_NODENAME") if env.get(name)}
-    uid, found = os.getuid(), set()
+    uid, seen = os.getuid(), {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -91,14 +91,18 @@ def _of_job(env: Mapping[str, str]) -> Set[int]:
             if os.stat("/proc/%d" % pid).st_uid != uid:
                 continue
             key = (pid, start_of(pid))
-            if key not in _known:
-                with open("/proc/%d/environ" % pid, "rb") as file:
-                    _known[key] = wanted <= set(file.read(1 << 18).split(b"\0"))
+            if key in _known:
+                seen[key] = _known[key]
+                continue
+            with open("/proc/%d/environ" % pid, "rb") as file:
+                words = file.read(1 << 18).split(b"\0")
+            if words != [b""]:  # empty in the middle of an exec
+                seen[key] = wanted <= set(words)
         except OSError:
             continue
-        if _known[key]:
-            found.add(pid)
-    return found - {os.getpid()}
+    _known.clear()
+    _known.update(seen)  # those that are gone are forgotten
+    return {pid for (pid, _), ours in seen.items() if ours} - {os.getpid()}
 
 
 def _comm(pid: int) -> str:
