@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(path: str, text: str, *, quiet: bool) -> None:
+    import shlex
     import sys
     from pathlib import Path
 
@@ -63,9 +64,9 @@ def _write(path: str, text: str, *, quiet: bool) -> None:
     except OSError as error:
         from shoal.errors import InputError
 
-        raise InputError(
-            f"cannot write {path}: {error.strerror}", hint="name a file in a folder that is there"
-        ) from None
+        missing = isinstance(error, FileNotFoundError)
+        hint = f"mkdir -p {shlex.quote(str(Path(path).parent))}" if missing else "shoal report --html report.html"
+        raise InputError(f"cannot write {path}: {error.strerror}", hint=hint) from None
     if not quiet:
         print(f"wrote {path}")
 
