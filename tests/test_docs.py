@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -78,9 +79,16 @@ def execute(page: Path, folder: Path, *, sandboxes: str | None = None) -> subpro
     if sandboxes is not None:
         env["SHOAL_SANDBOX_HOME"] = sandboxes
     script = runnable(page, slurm=sandboxes is not None)
-    return subprocess.run(
-        ["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, timeout=600, check=False
-    )
+    page_run = subprocess.Popen(
+        ["bash", "-c", script], cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        out, err = page_run.communicate(timeout=600)
+    except subprocess.TimeoutExpired:
+        os.killpg(page_run.pid, signal.SIGKILL)  # what the page had started holds our pipes open
+        out, err = page_run.communicate()
+    return subprocess.CompletedProcess(page_run.args, page_run.returncode, out, err)
 
 
 @pytest.mark.parametrize(
