@@ -73,6 +73,7 @@ def test_a_packed_run_executes_the_code_that_was_there_when_it_was_submitted(pro
     go = project.root / "go"
     project.write("code.sh", f"while ! test -e {go}; do sleep 0.1; done; echo old\n")
     project.write(".gitignore", "marks/\n.shoal/\noutputs/\ngo\n")
+    project.write("shoal.toml", (project.root / "shoal.toml").read_text().replace("snapshot = false\n", ""))
     git(project.root, "init", "-q")
     git(project.root, "add", ".")
     git(project.root, "commit", "-qm", "first")
