@@ -48,7 +48,7 @@ def _explain(home: str, run: str, environ: Mapping[str, str], clock: Callable[[]
     if view.state == "done":
         evidence = [lasted(view)] if view.started else []
         return Explanation(
-            run=run, state="done", headline=view.cause or "it is done; there is nothing to explain", evidence=evidence
+            run=run, state="done", headline=view.cause or "it ended well", evidence=evidence
         )
     if view.state in ("new", "queued", "unknown"):
         return Explanation(
