@@ -47,9 +47,7 @@ def _explain(home: str, run: str, environ: Mapping[str, str], clock: Callable[[]
         return _running(home, view, environ, now)
     if view.state == "done":
         evidence = [lasted(view)] if view.started else []
-        return Explanation(
-            run=run, state="done", headline=view.cause or "it ended well", evidence=evidence
-        )
+        return Explanation(run=run, state="done", headline=view.cause or "it ended well", evidence=evidence)
     if view.state in ("new", "queued", "unknown"):
         return Explanation(
             run=run,
