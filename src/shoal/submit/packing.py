@@ -15,7 +15,8 @@ from shoal.pack.options import PackOptions
 from shoal.plan.describe import Asked
 from shoal.plan.doors import Grown, keep, read_sweeps
 from shoal.plan.submissions import PlannedRun, PlannedSubmission
-from shoal.submit.orders import How, Result, carry_out, prepare
+from shoal.submit.carrying import carry_out
+from shoal.submit.orders import How, Result, prepare
 from shoal.sweep.blocks import with_flags
 
 #: What a command line says about its parameters: --set, --zip, --seeds.

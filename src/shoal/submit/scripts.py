@@ -16,7 +16,8 @@ from shoal.plan.calls import Call
 from shoal.plan.describe import Asked, describe, seeds_in
 from shoal.plan.doors import SUFFIXES, Grown, Wish, keep, read_file
 from shoal.submit.cancelling import cancel
-from shoal.submit.orders import DEFAULT, How, Result, carry_out, prepare, smoke_here
+from shoal.submit.carrying import carry_out, smoke_here
+from shoal.submit.orders import DEFAULT, How, Result, prepare
 from shoal.submit.pruning import removed
 from shoal.units import natural
 

@@ -30,7 +30,8 @@ from shoal.store.fold import RunView
 from shoal.store.listing import run_names
 from shoal.store.reading import Reader
 from shoal.store.records import Submission
-from shoal.submit.orders import Order, Result, carry_out, prepare
+from shoal.submit.carrying import carry_out
+from shoal.submit.orders import Order, Result, prepare
 from shoal.submit.starts import expected_start
 from shoal.units import format_memory, format_slurm_time, parse_memory_mb
 

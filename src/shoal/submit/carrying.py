@@ -1,0 +1,227 @@
+"""Carry an order out: submit it to Slurm, or run it on this machine, and tell what becomes of each run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from shoal.agent import stages
+from shoal.config.cluster import LOCAL, Cluster
+from shoal.config.project import Project
+from shoal.errors import InputError, SchedulerError
+from shoal.observe import observe
+from shoal.plan.submissions import PlannedSubmission, lay_out
+from shoal.store import writing
+from shoal.store.fold import RunView
+from shoal.submit.budget import Gate, admit_everywhere, open_gate, park
+from shoal.submit.here import run_here
+from shoal.submit.orders import Order, Result, with_smoke
+from shoal.submit.pack_here import EngineHere
+from shoal.submit.snapshot import Code, take
+from shoal.submit.transaction import Claimed, Started, claim_runs, send
+
+
+def carry_out(
+    order: Order,
+    project: Project,
+    cluster: Cluster,
+    environ: Mapping[str, str],
+    *,
+    follow: bool = True,
+    tell: Callable[[Result], None] = lambda result: None,
+    clock: Callable[[], float] = time.time,
+    snapshot: bool = True,
+) -> list[Result]:
+    """Submit, or run here, everything in the order; `tell` hears of each run as soon as its fate is known."""
+    errand = _Errand(order, project, environ, follow, tell, clock)
+    for left in order.left_alone:
+        errand.note(left)
+    if cluster.is_local:
+        errand.run_all(order.submissions)
+        return errand.results
+    home = str(project.home)
+    admit_everywhere(home)
+    if not order.submissions:
+        return errand.results
+    if snapshot and project.snapshot:
+        errand.code = take(project.root, Path(writing.open_home(project.home)), environ)
+    gate = open_gate(home, cluster, order.submissions, environ)
+    now, later = (order.submissions, []) if gate is None else gate.split(order.submissions)
+    try:
+        errand.send_all(now)
+        for planned in later:
+            errand.put_off(planned, gate)
+    finally:
+        if gate is not None:
+            gate.close()
+    return errand.results
+
+
+def smoke_here(
+    order: Order, project: Project, environ: Mapping[str, str], *, tell: Callable[[Result], None], follow: bool
+) -> list[Result]:
+    """The smoke runs of what an order starts, on this machine and now; the runs themselves are held if one fails."""
+    here = Cluster(name=LOCAL)
+    starting = [run for planned in order.submissions for run in planned.runs]
+    smokes, left = with_smoke(starting, order.views, project, here, environ)
+    smokes = [run for run in smokes if run.spec.smoke]
+    results = carry_out(
+        Order(lay_out(smokes, project, here), left, order.views, []), project, here, environ, follow=follow, tell=tell
+    )
+    bad = [result.name for result in results if result.state != "done"]
+    for run in starting if bad else ():
+        results.append(Result(run.spec.name, "held", "new", f"{bad[0]} did not end well"))
+        tell(results[-1])
+    return results
+
+
+class _Errand:
+    """One order on its way, and what has become of its runs so far."""
+
+    def __init__(
+        self,
+        order: Order,
+        project: Project,
+        environ: Mapping[str, str],
+        follow: bool,
+        tell: Callable[[Result], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.order, self.project, self.environ = order, project, environ
+        self.follow, self.tell, self.clock = follow, tell, clock
+        self.code: Code | None = None
+        self.results: list[Result] = []
+
+    def note(self, result: Result) -> None:
+        self.results.append(result)
+        self.tell(result)
+
+    def run_all(self, submissions: Sequence[PlannedSubmission]) -> None:
+        """One after the other on this machine, until a person interrupts."""
+        for planned in submissions:
+            if self._is_held(planned, here=True):
+                continue
+            if planned.pack is not None:
+                self._pack_here(planned)
+                continue
+            claimed = self._claim(planned, "local")
+            if claimed.indices:
+                self.note(self._here(claimed))
+                if self.results[-1].exit_code in (130, 143):
+                    break
+
+    def send_all(self, submissions: Sequence[PlannedSubmission]) -> None:
+        before: str | None = None
+        for planned in submissions:
+            if self._is_held(planned, here=False):
+                continue
+            claimed = self._claim(planned, "slurm")
+            if not claimed.indices:
+                continue
+            # A limit on how many run at once holds over all arrays together: the next one waits for the last.
+            after = before if planned.at_once else None
+            for started in send(claimed, self.project, self.environ, after=after):
+                self.note(_of_slurm(started))
+                before = (started.job_id or "").partition("_")[0] or before
+            _stop_if_silent(self.results[-1])
+
+    def put_off(self, planned: PlannedSubmission, gate: Gate | None) -> None:
+        """What has no room now waits on disk, to be let in by a job that ends or by the next command."""
+        claimed = self._claim(planned, "slurm", tell_lost=False)
+        if gate is not None and claimed.indices:
+            park(claimed, self.project, self.environ, gate.queue)
+        self.note(_parked(claimed, gate))
+
+    def _is_held(self, planned: PlannedSubmission, *, here: bool) -> bool:
+        """Whether runs wait in vain for what they build on; they are told."""
+        waits = stages.dependency(str(self.project.home), planned.needs)
+        if waits.problem is None and (waits.done or not here):
+            return False
+        for run in planned.runs:
+            self.note(Result(run.spec.name, "held", "new", waits.problem or "what it builds on is not done"))
+        return True
+
+    def _claim(
+        self,
+        planned: PlannedSubmission,
+        backend: str,
+        *,
+        opened: Callable[[str, str], None] | None = None,
+        tell_lost: bool = True,
+    ) -> Claimed:
+        claimed = claim_runs(
+            planned,
+            self.order.views,
+            self.project,
+            backend=backend,
+            environ=self.environ,
+            clock=self.clock(),
+            code=self.code,
+            opened=opened,
+        )
+        won = set(claimed.indices)
+        for index, run in enumerate(planned.runs):
+            if tell_lost and index not in won:
+                self.note(_lost(run.spec.name))
+        return claimed
+
+    def _here(self, claimed: Claimed) -> Result:
+        name = claimed.planned.runs[0].spec.name
+        code = run_here(claimed, self.project, self.environ, follow=self.follow)
+        view = observe(str(self.project.home), [name], environ=self.environ).views[name]
+        exit_code = _exit_code(view) if view.exit_code is not None else code
+        if view.state == "cancelled":
+            exit_code = 130
+        return Result(name, "ran", view.state, view.cause or "", None, view.output_dir, exit_code)
+
+    def _pack_here(self, planned: PlannedSubmission) -> None:
+        """The engine begins with the first runs while the last ones are still being claimed."""
+        with EngineHere(self.project, self.environ, follow=self.follow) as engine:
+            claimed = self._claim(planned, "local", opened=engine.begin)
+            code = engine.wait()
+        names = [planned.runs[index].spec.name for index in claimed.indices]
+        interrupted = code if code > 128 else None
+        for name, view in observe(str(self.project.home), names, environ=self.environ).views.items():
+            exit_code = interrupted or _exit_code(view)
+            self.note(Result(name, "ran", view.state, view.cause or "", None, view.output_dir, exit_code))
+
+
+def _lost(name: str) -> Result:
+    return Result(name, "left alone", "queued", "another command has just claimed it")
+
+
+def _parked(claimed: Claimed, gate: Gate | None) -> Result:
+    name = claimed.planned.runs[0].spec.name
+    if gate is None or not claimed.indices:
+        return _lost(name)
+    budget = ", ".join(f"{number} {kind}" for kind, number in gate.most.items())
+    return Result(name, "waits", "queued", gate.closed or f"no room under {budget}", None, claimed.outputs[name])
+
+
+def _exit_code(view: RunView) -> int | None:
+    """A result check may find good what the program called a failure."""
+    return 0 if view.state == "done" else view.exit_code
+
+
+def _of_slurm(started: Started) -> Result:
+    did = {"pending": "submitted", "unknown": "unclear", "new": "refused"}[started.state]
+    return Result(started.name, did, started.state, started.message, started.job_id, started.output_dir)
+
+
+def _stop_if_silent(last: Result) -> None:
+    """A controller that does not answer will not answer the next hundred either; what was done stays done."""
+    if last.did == "unclear":
+        raise SchedulerError(
+            f"Slurm's answer to the submission of {last.name} is not known: {last.reason}",
+            hint="shoal status   # finds the job by its name, or says that there is none; nothing is submitted twice",
+        )
+    if last.did == "refused":
+        down = "connect failure" in last.reason or "cannot run" in last.reason or "configuration source" in last.reason
+        if down:
+            raise SchedulerError(
+                f"Slurm cannot be reached: {last.reason}", hint="scontrol ping   # is the controller up?"
+            )
+        raise InputError(
+            f"Slurm refused {last.name}: {last.reason}", hint="shoal plan FILE   # shows the exact request"
+        )
