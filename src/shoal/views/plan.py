@@ -14,7 +14,7 @@ from shoal.plan.describe import Asked
 from shoal.plan.submissions import PlannedSubmission, script_text
 from shoal.store.fold import RunView
 from shoal.submit.orders import Order
-from shoal.views.render import print_json, print_table
+from shoal.views.render import plural, print_json, print_table
 
 
 def show(
@@ -37,7 +37,8 @@ def show(
         print("\n".join(starting))
         return
     where = "this machine" if cluster.is_local else f"cluster {cluster.name}"
-    print(f"{len(asked)} runs asked for; {len(starting)} to submit as {len(order.submissions)} jobs on {where}")
+    jobs = plural(len(order.submissions), "job")
+    print(f"{plural(len(asked), 'run')} asked for; {len(starting):,} to submit as {jobs} on {where}")
     rows = [
         (run.spec.name, planned.shape, _words(planned.request), planned.resolved.get("partition") or "-", "submit")
         for planned in order.submissions
