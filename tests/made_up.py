@@ -133,6 +133,7 @@ def usage(gpu: float | None = 70.0, memory_mb: float = 9000.0, idle_s: float = 0
 def picture(folder: Path) -> MadeUp:
     """The project of the snapshots: small, with one of everything."""
     made = MadeUp(folder)
+    (folder / "experiments" / "001_lr").mkdir(parents=True)
     for seed in range(3):
         made.run(f"001_lr/000_train_{seed}", "done", metrics={"accuracy": 0.9 + seed / 100}, params={"lr": 0.1},
                  use=usage(), lasted=1800 + seed * 60)  # fmt: skip

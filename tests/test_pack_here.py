@@ -400,7 +400,8 @@ def test_a_run_that_writes_a_huge_log_costs_nobody_anything(project: Project) ->
     name = next(name for name, state in states(done).items() if state == "failed")
     (log,) = (path for path in project.root.glob("outputs/**/attempt-1.out") if path.stat().st_size > size)
     cramped = ("-c", 'ulimit -v 290000; exec "$@"', "-", SHOAL)  # in kB: less than the log
-    assert "exit code 3" in project.bash(*cramped, "why", name).out
+    told = project.bash(*cramped, "why", name).out
+    assert "exit code 3" in told and f"hint: shoal retry {name}" in told  # there is no script to submit again
     assert project.bash(*cramped, "logs", name, "-n", 1).out.strip() == "last words"
     log.unlink()
 

@@ -41,11 +41,12 @@ def lasted(view: RunView, now: float | None = None) -> str:
     return f"attempt {view.attempt}, {format_duration(max(0.0, end - view.started))}{limit} long"
 
 
-def script_of(home: str, run: str) -> str:
-    """experiments/NAME.sh, or the folder where the run comes from a sweep file."""
+def start_again(home: str, run: str) -> str:
+    """The command that submits a run once more: its script, the folder where it comes from a sweep, or retry where
+    nothing describes it, as after `shoal pack -- COMMAND`."""
     root = os.path.dirname(home)
-    for suffix in (".sh", ".py", ".toml"):
-        path = os.path.join("experiments", f"{run}{suffix}")
+    named = [os.path.join("experiments", f"{run}{suffix}") for suffix in (".sh", ".py", ".toml")]
+    for path in (*named, os.path.join("experiments", run.split("/")[0])):
         if os.path.exists(os.path.join(root, path)):
-            return path
-    return os.path.join("experiments", run.split("/")[0])
+            return f"shoal submit {path}"
+    return f"shoal retry {run}"

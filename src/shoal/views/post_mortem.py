@@ -10,7 +10,7 @@ from shoal.units import format_memory, format_slurm_time
 from shoal.views import usage
 from shoal.views.causes import KIND_OF_STATE, WORDS, Cause
 from shoal.views.details import cause_in_log
-from shoal.views.explanation import Explanation, lasted, script_of
+from shoal.views.explanation import Explanation, lasted, start_again
 from shoal.views.faults import look
 from shoal.views.render import state_word
 
@@ -55,7 +55,7 @@ def _kind(view: RunView, cause: Cause | None) -> str | None:
 
 def _remedies(home: str, view: RunView, kind: str | None, spec: RunSpec | None, asked: Asked | None) -> list[str]:
     """Commands that work when pasted; a comment behind # says what to change first where no command can."""
-    again = f"shoal submit {script_of(home, view.name)}"
+    again = start_again(home, view.name)
     resume = f"shoal resume {view.name}" if _checkpoint(view, spec) else None
     if kind == "host_oom":
         more = f"--mem={format_memory(asked.memory_mb * 2)}" if asked and asked.memory_mb else "--mem=MORE"

@@ -18,7 +18,7 @@ from shoal.store.records import Asked
 from shoal.units import format_duration, format_slurm_time
 from shoal.views import estimate, usage
 from shoal.views.details import details_of
-from shoal.views.explanation import Explanation, Sooner, lasted, script_of
+from shoal.views.explanation import Explanation, Sooner, lasted, start_again
 from shoal.views.post_mortem import post_mortem
 from shoal.views.reasons import explain
 from shoal.views.render import plain, print_json
@@ -53,7 +53,7 @@ def _explain(home: str, run: str, environ: Mapping[str, str], clock: Callable[[]
             run=run,
             state=view.state,
             headline=view.cause or "it has not been submitted yet",
-            next=[f"shoal submit {script_of(home, run)}"] if view.state == "new" else [f"shoal status {run}"],
+            next=[start_again(home, run)] if view.state == "new" else [f"shoal status {run}"],
         )
     return post_mortem(home, view, spec, _asked(home, reader, run))
 
@@ -84,7 +84,7 @@ def _held_up(home: str, view: RunView, before: list[RunView]) -> Explanation:
         state=view.state,
         headline=f"it never started, because {what} {bad.name} is {bad.state}",
         evidence=[*evidence, told.headline],
-        next=[f"shoal why {bad.name}", f"shoal submit {script_of(home, view.name)}{smoke}   # once it is fixed"],
+        next=[f"shoal why {bad.name}", f"{start_again(home, view.name)}{smoke}   # once it is fixed"],
     )
 
 
