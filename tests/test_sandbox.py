@@ -16,10 +16,10 @@ import pytest
 
 from conftest import MakeSandbox, cancel_all, sandbox_name
 from shoal.errors import InputError, ShoalError
-from shoal.sandbox import Partition, Sandbox, SandboxSpec, machine, names, parse_partitions
+from shoal.sandbox import Partition, Sandbox, SandboxSpec, machine, names, parse_partitions, process
 from shoal.sandbox.conf import slurm_conf
 from shoal.sandbox.layout import HOME_VARIABLE, Layout, Ports, SandboxState
-from shoal.sandbox.process import MARK_VARIABLE
+from shoal.sandbox.process import MARK_VARIABLE, Process
 from waiting import wait_until
 
 CLI = [sys.executable, "-c", "import sys; from shoal.cli import main; sys.exit(main())", "sandbox"]
@@ -469,6 +469,22 @@ def test_a_failing_up_shows_the_daemon_s_last_words_and_leaves_nothing() -> None
     assert done.returncode == 1 and not done.stdout
     assert "slurmctld" in done.stderr and "select/nonsense" in done.stderr and "Traceback" not in done.stderr
     assert name not in names()
+
+
+@pytest.mark.slurm
+def test_a_daemon_that_ends_before_it_is_looked_at_is_heard_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = process.find
+
+    def look_late(pid: int) -> Process | None:
+        if Path(f"/proc/{pid}/comm").read_text().strip() == "slurmctld":
+            wait_until(lambda: find(pid) is None, 30, "slurmctld has ended")
+        return find(pid)
+
+    sandbox = Sandbox(SandboxSpec(name=sandbox_name("late"), nodes=1, settings=(("SelectType", "select/nonsense"),)))
+    monkeypatch.setattr(process, "find", look_late)
+    with pytest.raises(ShoalError, match="select/nonsense"):
+        sandbox.up()
+    assert not sandbox.folder.exists()
 
 
 @pytest.mark.slurm

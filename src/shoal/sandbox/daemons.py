@@ -50,14 +50,17 @@ class Daemons:
         """Start a daemon, record it, and do not wait; a second one is refused."""
         if self.find(daemon) is not None:
             raise ShoalError(f"{daemon} runs already")
+        try:
+            self._record(daemon, self._spawn(daemon))
+        except process.EndedAtOnceError:
+            raise self.failure(daemon, "ended at once") from None
+
+    def _spawn(self, daemon: str) -> Process:
         argv, output = self._argv(daemon), self.layout.output(daemon)
         if self.state.spec.hosts and daemon in self.state.spec.node_names:
-            holder = self._holder(daemon)
-            outer = process.spawn(hosts.inside(holder, argv), env=self.env(), output=output)
-            started = hosts.child_named("slurmd", outer)
-        else:
-            started = process.spawn(argv, env=self.env(), output=output)
-        self._record(daemon, started)
+            outer = process.spawn(hosts.inside(self._holder(daemon), argv), env=self.env(), output=output)
+            return hosts.child_named("slurmd", outer)
+        return process.spawn(argv, env=self.env(), output=output)
 
     def wait_ready(self, daemon: str, deadline_s: float) -> None:
         self._wait(self._readiness(daemon), daemon, deadline_s, "did not answer")

@@ -24,6 +24,10 @@ _PROC = Path("/proc")
 _LISTEN = "0A"  # TCP_LISTEN in /proc/net/tcp
 
 
+class EndedAtOnceError(ShoalError):
+    """A program was gone before it could be looked at."""
+
+
 class Process(msgspec.Struct, frozen=True):
     """A process that cannot be confused with a later one of the same pid."""
 
@@ -49,7 +53,7 @@ def spawn(argv: Sequence[str], *, env: Mapping[str, str], output: Path) -> Proce
     )
     process = find(pid)
     if process is None:
-        raise ShoalError(f"{argv[0]} ended at once", hint=f"read {output}")
+        raise EndedAtOnceError(f"{argv[0]} ended at once", hint=f"read {output}")
     return process
 
 
