@@ -146,8 +146,8 @@ def _hyperqueue(commands: list[list[str]]) -> float:
     with _folder() as folder, LocalCluster() as cluster:
         cluster.start_worker(WorkerConfig(cores=SLOTS))
         client = cluster.client()
-        warm = Job()
-        warm.program(["/bin/true"])
+        warm = Job(default_workdir=folder)
+        warm.program(["/bin/true"], stdout=None, stderr=None)
         client.wait_for_jobs([client.submit(warm)])
         job = Job(default_workdir=folder)
         for command in commands:
