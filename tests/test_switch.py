@@ -15,6 +15,7 @@ import pytest
 
 from conftest import _session_sandbox, cancel_all
 from project import Project, assert_clear_error, end_process
+from published import complaints
 from shoal.agent import progress
 from shoal.doctor.switching import Alternative, Running, advise, batch_notes, totals
 from shoal.sandbox import Sandbox
@@ -222,6 +223,7 @@ def test_the_seeds_story_one_gpu_runs_eight_take_over_when_they_are_healthy(tmp_
     project = start(tmp_path, slurm, "total=3000")
     old = project.status(NAME)[NAME]
     advice = project.shoal("switch", NAME, "--gpus", "8", "--json").json
+    assert complaints("switch", advice) == []
     assert advice["progress"]["from"] == "log" and advice["progress"]["total"] == 3000
     assert advice["efficiency_from"] == "assumed" and advice["speedup"] == pytest.approx(6.4)
     assert advice["wait_s"] is not None and advice["keep_s"] > advice["switch_s"] > 0
@@ -289,6 +291,7 @@ def test_an_alternative_that_never_starts_is_ended_when_the_old_one_is_done(tmp_
             "sbatch", "--wrap=sleep 600", f"--nodelist={node}", "--gpus-per-node=1", "--mem=10", "--output=/dev/null"
         )
     told = project.shoal("switch", NAME, "--gpus", "8", "--apply", "--json").json
+    assert complaints("switch", told) == []
     job = told["applied"][0]["job_id"]
     wait_until(lambda: job_words(project, job) == "PENDING", 30, "it waits")
     assert any(TRIAL in line for line in project.shoal("why", NAME, "--json").json["evidence"])

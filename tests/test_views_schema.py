@@ -13,28 +13,19 @@ import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
+import jsonschema
 import pytest
 
 from made_up import MadeUp, picture
 from project import Project
+from published import SCHEMAS, complaints
 from shoal.cli import COMMANDS
 from shoal.model import STATES
 from shoal.views.completing import SCRIPTS, candidates
 from waiting import wait_until
 
-jsonschema = pytest.importorskip("jsonschema")
-referencing = pytest.importorskip("referencing")
-
-SCHEMAS = Path(__file__).parent.parent / "docs" / "schema"
 SHOAL = Path(sys.executable).with_name("shoal")
-
-
-def validator(name: str) -> Any:
-    found = {path.stem: json.loads(path.read_text()) for path in SCHEMAS.glob("*.json")}
-    resources = [(one["$id"], referencing.Resource.from_contents(one)) for one in found.values()]
-    return jsonschema.Draft202012Validator(found[name], registry=referencing.Registry().with_resources(resources))
 
 
 @pytest.fixture
@@ -66,8 +57,7 @@ def shoal(made: MadeUp, *words: str) -> str:
 )
 def test_json_is_as_published(made: MadeUp, schema: str, words: list[str]) -> None:
     document = json.loads(shoal(made, *words, "--json"))
-    errors = [f"{list(error.absolute_path)}: {error.message}" for error in validator(schema).iter_errors(document)]
-    assert errors == []
+    assert complaints(schema, document) == []
 
 
 #: Every command that has --json, as it is called in a project of two runs: (schema, words, exit code). In this order.
@@ -122,8 +112,7 @@ def test_what_every_command_says_to_machines_is_published(two_runs: Project) -> 
         done = two_runs.shoal(*words, "--json", *tail, code=code)
         documents = done.out.splitlines() if words[0] == "watch" else [done.out]
         for document in documents:
-            errors = list(validator(schema).iter_errors(json.loads(document)))
-            assert not errors, (words, [f"{list(error.absolute_path)}: {error.message}" for error in errors])
+            assert complaints(schema, json.loads(document)) == [], words
 
 
 def test_no_command_with_json_is_left_out() -> None:
@@ -138,7 +127,7 @@ def test_lines_of_a_watch_are_as_published(made: MadeUp) -> None:
     lines = shoal(made, "watch", "001_lr/000_train_3", "001_lr/000_train_0", "--all", "--json").splitlines()
     assert len(lines) == 3
     for line in lines:
-        validator("watch").validate(json.loads(line))
+        assert complaints("watch", json.loads(line)) == []
 
 
 def test_schemas_are_schemas_and_know_every_state() -> None:
