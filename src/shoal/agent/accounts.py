@@ -7,36 +7,22 @@ entry that nobody has used yet is not shown there, so a limit that is known from
 import getpass
 import os
 import re
-import subprocess
 from typing import List, Optional, Tuple
 
-from . import sbatch
+from . import stages
 
 _SUBMIT = re.compile(r"(\w*SubmitJobs\w*)=(\d+)\((\d+)\)")
 _OWNER = re.compile(r"Account=(\S*) UserName=([^\s(]*)")
-_TIMEOUT_S = 30.0
 
 
 def room(account: Optional[str], qos: str) -> Optional[int]:
     """What is left under every limit that the controller shows; None where it shows none, or does not answer."""
+    if not account:
+        return None
     user = getpass.getuser()
-    argv = ["scontrol", "show", "assoc_mgr", "flags=assoc,qos", "users=%s" % user]
-    argv += ["accounts=%s" % account] if account else []
+    argv = ["scontrol", "show", "assoc_mgr", "flags=assoc,qos", "users=%s" % user, "accounts=%s" % account]
     argv += ["qos=%s" % qos] if qos else []
-    try:
-        done = subprocess.run(
-            argv,
-            env=sbatch.clean(os.environ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if done.returncode != 0 or not account:
-        return None
-    return parse_room(done.stdout.decode("utf-8", "replace"), user, os.getuid(), account, qos.split(","))
+    return parse_room(stages.slurm(argv), user, os.getuid(), account, qos.split(","))
 
 
 def parse_room(text: str, user: str, uid: int, account: str, qos: List[str]) -> Optional[int]:

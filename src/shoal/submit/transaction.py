@@ -87,27 +87,7 @@ def claim_runs(
         specs = writing.in_parallel(lambda run: _record(home, ids, run), list(planned.runs))
     reach("after-spec")
     token, agent = new_token(), ship(home)
-    cluster = planned.resolved.cluster
-    submission = Submission(
-        token=token,
-        backend=backend,
-        cluster=cluster.name,
-        slurm_cluster=cluster_name(environ) if backend == "slurm" else None,
-        job_name=name_of(planned, token),
-        runs=[spec.name for spec in specs],
-        t=clock,
-        user=getpass.getuser(),
-        time_limit_s=planned.request.time_limit_s if backend == "slurm" else None,
-        queue=slug(cluster.name) if backend == "slurm" else None,
-        nodes=planned.request.nodes or 1,
-        gpus=(planned.request.nodes or 1) * (planned.request.gpus or 0),
-        code=code.root if code else None,
-        commit=code.commit if code else None,
-        asked=_asked(planned),
-        shape=planned.shape if planned.pack is not None else None,
-        needs=planned.needs,
-        **process.this_process(),
-    )
+    submission = _intent(planned, [spec.name for spec in specs], token, backend, environ, clock, code)
     folder = os.path.join(home, "submissions", token)
     script = script_text(planned, folder, agent, root, token)
     reach("before-submission")
@@ -119,7 +99,7 @@ def claim_runs(
     reach("after-submission")
     if opened is not None:
         opened(token, folder)
-    logs = log_root(cluster, root)
+    logs = log_root(planned.resolved.cluster, root)
     stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(clock))
     outputs = {}
 
@@ -151,6 +131,40 @@ def claim_runs(
     if not indices:
         writing.settle(home, token, Outcome(kind="void", reason="another command claimed every run first"))
     return Claimed(token, folder, script, planned, indices, outputs)
+
+
+def _intent(
+    planned: PlannedSubmission,
+    names: list[str],
+    token: str,
+    backend: str,
+    environ: Mapping[str, str],
+    clock: float,
+    code: Code | None,
+) -> Submission:
+    """What is written down before anything is sent."""
+    cluster, request, on_slurm = planned.resolved.cluster, planned.request, backend == "slurm"
+    nodes = request.nodes or 1
+    return Submission(
+        token=token,
+        backend=backend,
+        cluster=cluster.name,
+        slurm_cluster=cluster_name(environ) if on_slurm else None,
+        job_name=name_of(planned, token),
+        runs=names,
+        t=clock,
+        user=getpass.getuser(),
+        time_limit_s=request.time_limit_s if on_slurm else None,
+        queue=slug(cluster.name) if on_slurm else None,
+        nodes=nodes,
+        gpus=nodes * (request.gpus or 0),
+        code=code.root if code else None,
+        commit=code.commit if code else None,
+        asked=_asked(planned),
+        shape=planned.shape if planned.pack is not None else None,
+        needs=planned.needs,
+        **process.this_process(),
+    )
 
 
 def send(claimed: Claimed, project: Project, environ: Mapping[str, str], *, after: str | None = None) -> list[Started]:
