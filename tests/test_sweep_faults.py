@@ -110,6 +110,7 @@ def test_a_retry_avoids_the_node_that_failed_as_long_as_there_is_another(tmp_pat
     told = project.shoal("plan", "experiments/001_a").out
     assert f"cannot avoid {bad}, which failed: without it Slurm has no place" in told
     project.slurm("scontrol", "update", f"NodeName={good}", "State=RESUME")
+    wait_until(lambda: f"avoids {bad}" in project.shoal("plan", "experiments/001_a").out, 60, "Slurm has a place again")
     assert f"avoids {bad}" in project.shoal("retry", "--cause", "node_fail").err
     project.wait(name, "done")
     assert project.records(name, "attempt.*.start")[1]["nodes"] == good
