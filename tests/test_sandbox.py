@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -476,8 +477,9 @@ def test_a_daemon_that_ends_before_it_is_looked_at_is_heard_too(monkeypatch: pyt
     find = process.find
 
     def look_late(pid: int) -> Process | None:
-        if Path(f"/proc/{pid}/comm").read_text().strip() == "slurmctld":
-            wait_until(lambda: find(pid) is None, 30, "slurmctld has ended")
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended already
+            if Path(f"/proc/{pid}/comm").read_text().strip() == "slurmctld":
+                wait_until(lambda: find(pid) is None, 30, "slurmctld has ended")
         return find(pid)
 
     sandbox = Sandbox(SandboxSpec(name=sandbox_name("late"), nodes=1, settings=(("SelectType", "select/nonsense"),)))
