@@ -35,6 +35,18 @@ ENDS = {
         "NCCL communication failure",
         "shoal submit",
     ),
+    "ranks": (
+        "raise RuntimeError('Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 60')",
+        "shared_gpu",
+        "two ranks on one GPU",
+        "one rank for each GPU",
+    ),
+    "assert": (
+        "raise RuntimeError('CUDA error: device-side assert triggered')",
+        "cuda_assert",
+        "index out of range",
+        "CUDA_LAUNCH_BLOCKING=1",
+    ),
     "python": ("{}['lr']", "python", "KeyError: 'lr'", "shoal logs"),
     "module": ("import no_such_module", "import", "No module named 'no_such_module'", "shoal logs"),
     "host": ("bytearray(1 << 50)", "host_oom", "out of memory on the host", "--mem="),

@@ -79,6 +79,13 @@ ENDINGS = (
     ("[rank3]: torch.distributed.DistBackendError: NCCL error in: x.cpp:1, unhandled", "nccl", "NCCL"),
     ("Watchdog caught collective operation timeout: WorkNCCL(...)", "nccl", "timeout"),
     ("ModuleNotFoundError: No module named 'lightning'", "import", "lightning"),
+    (
+        "[rank0]: torch.distributed.DistBackendError: NCCL error in: x.cpp:93, invalid usage\n[rank0]: Last error:\n"
+        "[rank0]: Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 60",
+        "shared_gpu",
+        "rank 0 and rank 1",
+    ),
+    ("torch.AcceleratorError: CUDA error: device-side assert triggered", "cuda_assert", "device-side"),
     ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "gpu_error", "ECC"),
     ("Traceback (most recent call last):\nKeyError: 'lr'\nsome epilogue", "python", "KeyError: 'lr'"),
     ("ValueError: bad\ntorch.distributed.elastic.errors.ChildFailedError: x", "python", "ValueError"),

@@ -29,7 +29,9 @@ WORDS = {
     "host_oom": "out of memory on the host",
     "disk": "disk full or over quota",
     "shared_memory": "too little shared memory (/dev/shm)",
+    "cuda_assert": "an assertion in a CUDA kernel, most often an index out of range",
     "gpu_error": "a GPU fault",
+    "shared_gpu": "two ranks on one GPU",
     "nccl": "NCCL communication failure",
     "time_limit": "time limit",
     "preempted": "preempted",
@@ -50,8 +52,10 @@ _PATTERNS = {
     r"|Cannot allocate memory|killed by signal: Killed|numpy.*ArrayMemoryError",
     "disk": r"No space left on device|Disk quota exceeded|\[Errno (28|122)\]",
     "shared_memory": r"insufficient shared memory|/dev/shm.*No space|unable to open shared memory object",
+    "cuda_assert": r"device-side assert",
     "gpu_error": r"CUDA error: (?!out of memory)|uncorrectable ECC|device\(s\) is/are busy or unavailable"
     r"|no CUDA-capable device|CUDA driver version is insufficient|Xid \(",
+    "shared_gpu": r"Duplicate GPU detected",
     "nccl": r"NCCL (error|WARN.*(timeout|failed|closed))|nccl(System|Internal|Unhandled|Remote)\w*Error"
     r"|collective operation timeout|ProcessGroupNCCL.*(timeout|abort)",
     "time_limit": r"DUE TO TIME LIMIT",

@@ -69,6 +69,10 @@ def _remedies(home: str, view: RunView, kind: str | None, spec: RunSpec | None, 
         return [resume or again]
     if kind == "cuda_oom":
         return [f"{resume or again}   # with a smaller batch, or GPUs with more memory"]
+    if kind == "cuda_assert":
+        return [f"{again}   # CUDA_LAUNCH_BLOCKING=1 in its environment makes the traceback name the line"]
+    if kind == "shared_gpu":
+        return [f'{again}   # with one rank for each GPU: launch = "torchrun" or "srun" counts them itself']
     if kind == "disk":
         return [f"df -h {view.output_dir or '.'}   # free some space, then: {resume or again}"]
     if view.state == "stopped":
