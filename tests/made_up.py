@@ -130,9 +130,9 @@ def usage(gpu: float | None = 70.0, memory_mb: float = 9000.0, idle_s: float = 0
     }  # fmt: skip
 
 
-def picture(folder: Path) -> MadeUp:
+def picture(folder: Path, now: float = NOW) -> MadeUp:
     """The project of the snapshots: small, with one of everything."""
-    made = MadeUp(folder)
+    made = MadeUp(folder, now)
     (folder / "experiments" / "001_lr").mkdir(parents=True)
     for seed in range(3):
         made.run(f"001_lr/000_train_{seed}", "done", metrics={"accuracy": 0.9 + seed / 100}, params={"lr": 0.1},

@@ -77,6 +77,22 @@ def test_the_list_moves_with_keys_and_the_tabs_show_log_and_errors(made: MadeUp)
     drive(made.home, story)
 
 
+def test_the_log_of_the_next_rank_is_a_key_away(made: MadeUp) -> None:
+    launch = made.root / "outputs/001_lr/000_train_6/attempt-1.launch"
+    launch.mkdir()
+    (launch / "rank-1.out").write_text("rank 1 speaks\n")
+
+    async def story(app: WatchApp, pilot: Any) -> None:
+        await pilot.press("slash", *"state:running", "enter")
+        await until(pilot, lambda: "rank 0, 1 of 2" in shown(app) and "step 2" in shown(app))
+        await pilot.press("3", "l")
+        await until(pilot, lambda: "rank 1 speaks" in shown(app) and "step 2" not in shown(app))
+        await pilot.press("l")
+        await until(pilot, lambda: "step 2" in shown(app))
+
+    drive(made.home, story)
+
+
 def test_the_filter_never_fails_and_escape_clears_it(made: MadeUp) -> None:
     async def story(app: WatchApp, pilot: Any) -> None:
         runs = app.query_one(RunList)

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from browsing import END, ENTER, ESCAPE, Browser, chromium
 from made_up import MadeUp, picture
 from shoal.backends.slurm.query import Snapshot
 from shoal.views.web import guard
@@ -177,6 +178,23 @@ def test_a_log_comes_in_slices_as_harmless_text(made: MadeUp, server: Server) ->
     assert answer.code == 200 and len(answer.body) < 3 << 20
 
 
+def test_the_log_of_a_rank_or_replica_can_be_asked_for(made: MadeUp, server: Server) -> None:
+    launch = made.run("001_lr/000_train_8", "running") / "attempt-1.launch"
+    launch.mkdir()
+    for name in ("replica-0.try-1.out", "replica-0.try-2.out", "replica-1.try-1.out", "replica-1.try-1.rank-1.out"):
+        (launch / name).write_text(f"{name} speaks\n")
+    cookie, run = log_in(server), id_of("001_lr/000_train_8")
+    found = ask(server, f"/api/log?run={run}", cookie=cookie).json
+    assert found["parts"] == ["rank 0", "replica 0", "replica 1", "replica 1 rank 1"]
+    assert found["part"] == "replica 0" and found["text"] == "replica-0.try-2.out speaks\n" and found["tries"] == 2
+    (launch.parent / "attempt-1.out").write_text("the run itself\n")
+    assert ask(server, f"/api/log?run={run}", cookie=cookie).json["text"] == "the run itself\n"
+    other = ask(server, f"/api/log?run={run}&part=replica+1+rank+1&offset=0&most=15", cookie=cookie).json
+    assert other["text"] == "replica-1.try-1" and other["size"] == 34
+    for part in ("rank+9", "..%2Fattempt-1", "replica-0.try-1.out"):
+        assert ask(server, f"/api/log?run={run}&part={part}", cookie=cookie).code == 404
+
+
 def test_only_what_changed_is_sent_again(made: MadeUp, server: Server) -> None:
     cookie = log_in(server)
     first = ask(server, "/api/runs", cookie=cookie).json
@@ -271,75 +289,57 @@ def test_a_second_user_of_the_machine_sees_nothing(made: MadeUp, server: Server)
 
 # ---- in a real Chromium ----
 
-webdriver = pytest.importorskip("selenium.webdriver")
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with chromium(tmp_path_factory.mktemp("chromium")) as found:
+        yield found
 
 
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Any]:
-    driver, chromium = shutil.which("chromedriver"), shutil.which("chromium") or shutil.which("google-chrome")
-    if driver is None or chromium is None:
-        pytest.fail("the browser tests need Chromium: apt-get install chromium chromium-driver", pytrace=False)
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for word in ("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run",
-                 "disable-background-networking",
-                 "disable-component-update", "disable-sync", "disable-dev-shm-usage", "window-size=1280,800",
-                 f"user-data-dir={tmp_path / 'chromium'}"):  # fmt: skip
-        options.add_argument(f"--{word}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield found
-    found.quit()
-
-
-def script(browser: Any, text: str) -> Any:
-    return browser.execute_script(f"return {text}")
-
-
-def press(browser: Any, *keys: str) -> None:
-    for key in keys:
-        webdriver.ActionChains(browser).send_keys(key).perform()
-
-
-def test_the_page_shows_runs_follows_a_log_and_is_driven_by_keys(made: MadeUp, server: Server, browser: Any) -> None:
+def test_the_page_shows_runs_follows_a_log_and_is_driven_by_keys(
+    made: MadeUp, server: Server, browser: Browser
+) -> None:
     hostile = b"<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\n"
     out = made.run("001_lr/000_train_6", "running", out=hostile, progress="82/200", began=-1200) / "attempt-1.out"
-    browser.get(server.link)
-    wait_until(lambda: script(browser, "document.querySelectorAll('.row').length") == 12, 20, "twelve rows")
-    assert script(browser, "location.search") == "" and script(browser, "document.cookie") == ""
-    assert script(browser, "document.querySelector('#counts').innerText.includes('2 failed')")
-    press(browser, "j", "\ue007")
-    wait_until(
-        lambda: "onerror=" in script(browser, "document.querySelector('#pane').innerText"), 20, "the log is there"
-    )
+    browser.open(server.link)
+    wait_until(lambda: browser.js("document.querySelectorAll('.row').length") == 12, 20, "twelve rows")
+    assert browser.js("location.search") == "" and browser.js("document.cookie") == ""
+    assert browser.js("document.querySelector('#counts').innerText.includes('2 failed')")
+    browser.press("j", ENTER)
+    wait_until(lambda: "onerror=" in browser.text("#pane"), 20, "the log is there")
     with out.open("ab") as file:
         file.write(b"another line\n")
-    wait_until(
-        lambda: "another line" in script(browser, "document.querySelector('#pane').innerText"), 20, "it is followed"
-    )
-    assert script(browser, "document.title") == "project - shoal"
-    assert script(browser, "document.querySelectorAll('#pane img, #pane script').length") == 0
-    press(browser, "4")
-    wait_until(lambda: "it is running" in script(browser, "document.querySelector('#pane').innerText"), 20, "why")
-    press(browser, "\ue00c", "/", *"state:failed")
-    wait_until(lambda: script(browser, "document.querySelectorAll('.row').length") == 2, 20, "the filter holds")
-    press(browser, "\ue00c")
-    wait_until(lambda: script(browser, "document.querySelectorAll('.row').length") == 12, 20, "the filter is cleared")
-    before = script(browser, "document.documentElement.dataset.theme")
-    press(browser, "t")
-    assert script(browser, "document.documentElement.dataset.theme") != before
-    press(browser, "r")
-    wait_until(lambda: not script(browser, "document.querySelector('#report').hidden"), 20, "the report opens")
-    browser.switch_to.frame("report-frame")
-    wait_until(lambda: "GPU-hours" in browser.find_element("tag name", "body").text, 20, "the report is there")
-    browser.switch_to.default_content()
-    press(browser, "\ue00c")
-    # The frame of the report may hold no script, and the browser says so when the driver looks into it; nothing else.
-    told = [entry["message"] for entry in browser.get_log("browser") if "sandboxed" not in entry["message"]]
-    assert told == []
+    wait_until(lambda: "another line" in browser.text("#pane"), 20, "it is followed")
+    assert browser.js("document.title") == "project - shoal"
+    assert browser.js("document.querySelectorAll('#pane img, #pane script').length") == 0
+    launch = out.parent / "attempt-1.launch"
+    launch.mkdir()
+    (launch / "rank-1.out").write_text("another rank\n")
+    choice = "document.querySelector('select[aria-label=\"rank or replica\"]')"
+    browser.wait(f"!{choice}.hidden", "the rank that came is offered")
+    browser.js(f"({choice}.value = 'rank 1', {choice}.dispatchEvent(new Event('change')))")
+    wait_until(lambda: "another rank" in browser.text("#pane"), 20, "its log")
+    assert "another line" not in browser.text("#pane")
+    (launch / "rank-1.restart-1.out").write_text("started again\n")
+    wait_until(lambda: "started again" in browser.text("#pane"), 20, "the log of its next try")
+    browser.press("4")
+    wait_until(lambda: "it is running" in browser.text("#pane"), 20, "why")
+    browser.press(ESCAPE, "/", *"state:failed")
+    wait_until(lambda: browser.js("document.querySelectorAll('.row').length") == 2, 20, "the filter holds")
+    browser.press(ESCAPE)
+    wait_until(lambda: browser.js("document.querySelectorAll('.row').length") == 12, 20, "the filter is cleared")
+    before = browser.js("document.documentElement.dataset.theme")
+    browser.press("t")
+    assert browser.js("document.documentElement.dataset.theme") != before
+    browser.press("r")
+    wait_until(lambda: not browser.js("document.querySelector('#report').hidden"), 20, "the report opens")
+    with browser.frame("report-frame"):
+        wait_until(lambda: "GPU-hours" in browser.driver.find_element("tag name", "body").text, 20, "the report")
+    browser.press(ESCAPE)
+    assert browser.complaints() == []
 
 
-def test_a_copy_of_the_page_opens_without_a_server(made: MadeUp, browser: Any, tmp_path: Path) -> None:
+def test_a_copy_of_the_page_opens_without_a_server(made: MadeUp, browser: Browser, tmp_path: Path) -> None:
     hostile = b"</script><script>document.title='owned'</script>\n"
     made.run("001_lr/000_train_6", "running", out=hostile, progress="82/200", began=-1200)
     shoal = Path(sys.executable).with_name("shoal")
@@ -348,67 +348,59 @@ def test_a_copy_of_the_page_opens_without_a_server(made: MadeUp, browser: Any, t
     page = Path(json.loads(done.stdout)["page"])
     assert sorted(path.name for path in page.parent.iterdir()) == [
         "index.html", "report-001_lr.html", "report-002_new.html", "report.html"]  # fmt: skip
-    browser.get(page.as_uri())
-    wait_until(lambda: script(browser, "document.querySelectorAll('.row').length") == 12, 20, "twelve rows")
-    assert "copy of" in script(browser, "document.querySelector('#facts').innerText")
-    press(browser, "j", "\ue007")
-    wait_until(lambda: "owned" in script(browser, "document.querySelector('#pane').innerText"), 20, "the log is there")
-    assert script(browser, "document.title") == "project - shoal"
-    press(browser, "j", "2")
-    wait_until(lambda: "CUDA out" in script(browser, "document.querySelector('#pane').innerText"), 20, "its error")
-    press(browser, "r")
-    browser.switch_to.frame("report-frame")
-    wait_until(lambda: "GPU-hours" in browser.find_element("tag name", "body").text, 20, "the report is there")
-    browser.switch_to.default_content()
-    told = [entry["message"] for entry in browser.get_log("browser") if "sandboxed" not in entry["message"]]
-    assert told == []
+    browser.open(page.as_uri())
+    wait_until(lambda: browser.js("document.querySelectorAll('.row').length") == 12, 20, "twelve rows")
+    assert "copy of" in browser.text("#facts")
+    browser.press("j", ENTER)
+    wait_until(lambda: "owned" in browser.text("#pane"), 20, "the log is there")
+    assert browser.js("document.title") == "project - shoal"
+    browser.press("j", "2")
+    wait_until(lambda: "CUDA out" in browser.text("#pane"), 20, "its error")
+    browser.press("r")
+    with browser.frame("report-frame"):
+        wait_until(lambda: "GPU-hours" in browser.driver.find_element("tag name", "body").text, 20, "the report")
+    assert browser.complaints() == []
     occupied = subprocess.run([*words[:3], page, "-q"], cwd=made.root, capture_output=True, text=True, timeout=120)
     assert occupied.returncode == 2 and occupied.stderr.startswith("error: --export: cannot write")
 
 
-def test_five_thousand_runs_keep_the_page_small_and_quick(tmp_path: Path, browser: Any) -> None:
+def test_five_thousand_runs_keep_the_page_small_and_quick(tmp_path: Path, browser: Browser) -> None:
     made = MadeUp(tmp_path / "project", now=time.time())
     made.many(5000)
     server = start(made)
     try:
-        browser.get(server.link)
-        wait_until(
-            lambda: "5,000 runs" in script(browser, "document.querySelector('#shown').innerText"), 60, "all are known"
-        )
-        assert script(browser, "document.querySelectorAll('.row').length") < 60
-        press(browser, "\ue010")  # End
-        wait_until(
-            lambda: script(browser, "document.querySelector('#rows').scrollTop") > 100000, 20, "the end is shown"
-        )
-        press(browser, "/", *"lr07 state:done")
-        wait_until(lambda: "of 5,000" in script(browser, "document.querySelector('#shown').innerText"), 20, "filtered")
+        browser.open(server.link)
+        wait_until(lambda: "5,000 runs" in browser.text("#shown"), 60, "all are known")
+        assert browser.js("document.querySelectorAll('.row').length") < 60
+        browser.press(END)
+        wait_until(lambda: browser.js("document.querySelector('#rows').scrollTop") > 100000, 20, "the end is shown")
+        browser.press("/", *"lr07 state:done")
+        wait_until(lambda: "of 5,000" in browser.text("#shown"), 20, "filtered")
     finally:
         server.shutdown()
         server.server_close()
 
 
-def test_actions_ask_first_and_name_the_run(made: MadeUp, browser: Any) -> None:
+def test_actions_ask_first_and_name_the_run(made: MadeUp, browser: Browser) -> None:
     acted: list[list[str]] = []
     server = start(
         made, actions={name: lambda names, more: acted.append([*names, more]) or "ok" for name in ("cancel", "retry")}
     )
     try:
-        browser.get(server.link)
-        wait_until(lambda: script(browser, "document.querySelectorAll('.row').length") == 12, 20, "rows")
-        press(browser, "j", "\ue007")
-        wait_until(lambda: script(browser, "!!document.querySelector('#acts .danger')"), 20, "a button")
-        script(browser, "document.querySelector('#acts .danger').click()")
-        assert (
-            script(browser, "document.querySelector('#question').innerText") == "cancel 001_lr/000_train_6 (running)?"
-        )
-        script(browser, "document.querySelector('#confirm button[value=no]').click()")
-        script(browser, "document.querySelector('#acts .danger').click()")
-        script(browser, "document.querySelector('#confirm button[value=yes]').click()")
+        browser.open(server.link)
+        wait_until(lambda: browser.js("document.querySelectorAll('.row').length") == 12, 20, "rows")
+        browser.press("j", ENTER)
+        wait_until(lambda: browser.js("!!document.querySelector('#acts .danger')"), 20, "a button")
+        browser.js("document.querySelector('#acts .danger').click()")
+        assert browser.text("#question") == "cancel 001_lr/000_train_6 (running)?"
+        browser.js("document.querySelector('#confirm button[value=no]').click()")
+        browser.js("document.querySelector('#acts .danger').click()")
+        browser.js("document.querySelector('#confirm button[value=yes]').click()")
         wait_until(lambda: acted == [["001_lr/000_train_6", None]], 20, "it was cancelled once")
-        press(browser, "j")
-        wait_until(lambda: script(browser, "document.querySelector('#acts').innerText") == "retry", 20, "another run")
-        script(browser, "document.querySelector('#acts button').click()")
-        script(browser, "document.querySelector('#confirm button[value=memory]').click()")
+        browser.press("j")
+        wait_until(lambda: browser.text("#acts") == "retry", 20, "another run")
+        browser.js("document.querySelector('#acts button').click()")
+        browser.js("document.querySelector('#confirm button[value=memory]').click()")
         wait_until(lambda: acted[1:] == [["001_lr/000_train_3", "memory"]], 20, "it was started with more memory")
     finally:
         server.shutdown()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from shoal.agent.files import names_in
+from shoal.views.tail import has_bytes
 
 _NAME = re.compile(
     r"(?:replica-(?P<replica>\d+)(?:\.start-(?P<start>\d+))?\.try-(?P<attempt>\d+)\.?)?"
@@ -53,6 +54,14 @@ def parts(log_dir: str, attempt: int, stream: str) -> list[Part]:
         Part(None if replica < 0 else replica, rank, [path for *_, path in sorted(tries)])
         for (replica, rank), tries in sorted(found.items())
     ]
+
+
+def first_telling(found: Sequence[Part]) -> int:
+    """The place of the one to show first: the run's own log, or where that is empty the first that printed something.
+
+    Beside replicas the run itself may have nothing to say.
+    """
+    return next((place for place, part in enumerate(found) if has_bytes(part.tries[-1])), 0)
 
 
 def has_label(part: Part, pick: Pick) -> bool:

@@ -90,6 +90,13 @@ def read_slice(path: str, offset: int, most: int = 1 << 20) -> tuple[bytes, int,
         return file.read(most), start, size
 
 
+def has_bytes(path: str) -> bool:
+    try:
+        return os.stat(path).st_size > 0
+    except OSError:
+        return False
+
+
 def log_age_s(log_dir: str | None, attempt: int, now: float) -> float | None:
     """Seconds since an attempt last wrote anything; None if it has written nothing."""
     newest = None

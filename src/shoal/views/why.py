@@ -179,7 +179,7 @@ def _use_words(node: usage.NodeUse) -> str:
         return "no samples yet"
     _, cpus, memory_mb, gpu, _ = node.points[-1]
     words = f"{cpus:.1f} CPUs busy, {memory_mb / 1024:.1f} GB of memory"
-    return words if gpu is None else f"{words}, {len(node.gpus)} GPU{'s' * (len(node.gpus) != 1)} at {gpu:.0f} %"
+    return words if gpu is None else f"{words}, {len(node.gpus)} GPU{'s' * (len(node.gpus) != 1)} at {gpu:.0f}%"
 
 
 def _asked(home: str, reader: Reader, run: str) -> Asked | None:

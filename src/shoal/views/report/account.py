@@ -13,7 +13,9 @@ from shoal.views.report.history import RunHistory, Try
 class Hours(NamedTuple):
     """GPU-hours, or CPU-hours. `requested` is what the time limits allowed, `held` what passed while it was allocated,
     `idle` the part of it in which samples saw nothing being done, `used` the rest; `lost` was held by attempts whose
-    work was thrown away. `sampled` is the part of `held` that was sampled at all."""
+    work was thrown away. `sampled` is the part of `held` that was sampled at all.
+
+    `held` is made of `useful` (seen at work, and kept), `unseen` (kept, without samples), `lost`, and what idled."""
 
     requested: float = 0.0
     held: float = 0.0
@@ -21,6 +23,8 @@ class Hours(NamedTuple):
     idle: float = 0.0
     lost: float = 0.0
     sampled: float = 0.0
+    useful: float = 0.0
+    unseen: float = 0.0
 
 
 class Wait(NamedTuple):
@@ -39,7 +43,7 @@ class Failure(NamedTuple):
 
 
 def gpu_hours(tries: Sequence[Try]) -> Hours:
-    requested = held = idle = lost = sampled = 0.0
+    requested = held = idle = lost = sampled = useful = unseen = 0.0
     for one in tries:
         here = one.gpus * one.hours
         held += here
@@ -48,13 +52,17 @@ def gpu_hours(tries: Sequence[Try]) -> Hours:
         if one.use is not None and one.use.gpus and here:
             seen = sum(gpu.idle_s for gpu in one.use.gpus) / 3600
             # GPUs that nobody could sample are taken to do as the others.
-            idle += min(here, seen * one.gpus / len(one.use.gpus))
+            idle_here = min(here, seen * one.gpus / len(one.use.gpus))
+            idle += idle_here
             sampled += here
-    return Hours(requested, held, held - idle, idle, lost, sampled)
+            useful += here - idle_here if one.kept else 0.0
+        else:
+            unseen += here if one.kept else 0.0
+    return Hours(requested, held, held - idle, idle, lost, sampled, useful, unseen)
 
 
 def cpu_hours(tries: Sequence[Try]) -> Hours:
-    requested = held = used = lost = sampled = 0.0
+    requested = held = used = lost = sampled = useful = unseen = 0.0
     for one in tries:
         cpus = one.asked.nodes * (one.asked.cpus or 1)
         here = cpus * one.hours
@@ -62,9 +70,13 @@ def cpu_hours(tries: Sequence[Try]) -> Hours:
         requested += cpus * max(one.hours, (one.time_limit_s or 0) / 3600)
         lost += 0.0 if one.kept else here
         if one.use is not None:
-            used += min(here, one.use.cpu_s * one.asked.nodes / len(one.use.nodes) / 3600)
+            used_here = min(here, one.use.cpu_s * one.asked.nodes / len(one.use.nodes) / 3600)
+            used += used_here
             sampled += here
-    return Hours(requested, held, used, max(0.0, sampled - used), lost, sampled)
+            useful += used_here if one.kept else 0.0
+        else:
+            unseen += here if one.kept else 0.0
+    return Hours(requested, held, used, max(0.0, sampled - used), lost, sampled, useful, unseen)
 
 
 def queue_wait(tries: Sequence[Try]) -> Wait | None:

@@ -117,7 +117,7 @@ def _gpus(tries: Sequence[Try]) -> Advice | None:
     memory = max(parts, default=0.0)
     if mean >= 50:
         return None
-    sentence = f"GPUs: {mean:.0f} % busy in the median, {memory:.0%} of their memory used at most; "
+    sentence = f"GPUs: {mean:.0f}% busy in the median, {memory:.0%} of their memory used at most; "
     if memory < 0.4:
         return Advice("gpu_idle", sentence + "two or more runs would fit on one GPU", None)
     return Advice("gpu_idle", sentence + "more data-loading workers or a larger batch may help", None)

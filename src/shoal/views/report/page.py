@@ -9,6 +9,7 @@ from html import escape
 from shoal.units import format_duration
 from shoal.views.columns import iso
 from shoal.views.report import nodes, timeline
+from shoal.views.report.account import Hours
 from shoal.views.report.gather import Report, hours_words
 from shoal.views.report.staged import HEADER, rows, staged
 from shoal.views.report.style import STYLE
@@ -66,17 +67,28 @@ def _hours(report: Report) -> str:
         parts += [(key, words[key] if hours.sampled else no_data) for key in ("used", "idle")]
         parts.append(("lost", words["lost"]))
         numbers = "".join(f"<div><b>{value}</b><span>{label}</span></div>" for label, value in parts)
-        used = hours.used if hours.sampled else hours.held
-        useful = max(0.0, used - hours.lost) / hours.held
-        stripe = (
-            '<svg class=stripe viewBox="0 0 100 4" preserveAspectRatio="none" role="img" '
-            f'aria-label="{useful:.0%} useful">'
-            f'<rect width="100" height="4" class=s-idle /><rect width="{100 * used / hours.held:.2f}" height="4" '
-            f'class=s-lost /><rect width="{100 * useful:.2f}" height="4" class=s-done /></svg>'
-        )
-        cards.append(f"<div class=card><h3>{name}</h3><div class=numbers>{numbers}</div>{stripe}</div>")
-    legend = "<p class=legend><i class=done></i>useful <i class=lost></i>lost to failures <i class=idle></i>idle</p>"
+        some = 0 < hours.sampled < 0.995 * hours.held
+        note = f", sampled in {hours.sampled / hours.held:.0%} of them" if some else ""
+        cards.append(f"<div class=card><h3>{name}{note}</h3><div class=numbers>{numbers}</div>{_stripe(hours)}</div>")
+    legend = (
+        "<p class=legend><i class=done></i>useful <i class=lost></i>lost to failures <i class=idle></i>idle "
+        "<i class=unseen></i>no data</p>"
+    )
     return f"<div class=cards>{''.join(cards)}</div>{legend}" if cards else ""
+
+
+def _stripe(hours: Hours) -> str:
+    """What became of the hours that were held: useful, lost, without data, and idle to its end."""
+    left, parts = 0.0, []
+    for kind, part in (("done", hours.useful), ("lost", hours.lost), ("unseen", hours.unseen)):
+        wide = 100 * part / hours.held
+        parts.append(f'<rect x="{left:.2f}" width="{wide:.2f}" height="4" class=s-{kind} />')
+        left += wide
+    return (
+        '<svg class=stripe viewBox="0 0 100 4" preserveAspectRatio="none" role="img" '
+        f'aria-label="{hours.useful / hours.held:.0%} useful">'
+        f'<rect width="100" height="4" class=s-idle />{"".join(parts)}</svg>'
+    )
 
 
 def _advice(report: Report) -> str:

@@ -1,10 +1,12 @@
-"""The look of the report's page. Colours are Okabe and Ito's, which people who confuse red and green can tell apart."""
+"""The look of the report's page. Its colours are those of web/static/style.css: Okabe and Ito's, which people who
+confuse red and green can tell apart."""
 
 STYLE = """
-:root{--ink:#1b2430;--soft:#667085;--paper:#fff;--card:#f7f8fa;--line:#e4e7ec;--done:#009e73;--running:#0072b2;
---wait:#b98900;--bad:#d55e00;--odd:#a0569b;--off:#98a2b3}
-@media (prefers-color-scheme:dark){:root{--ink:#e6e9ef;--soft:#98a2b3;--paper:#12161c;--card:#1a2029;--line:#2b333f;
---done:#2bc79b;--running:#56b4e9;--wait:#e6b422;--bad:#ff8a3d;--odd:#d79bd0;--off:#667085}}
+:root{--ink:#1b2430;--soft:#5d6b7e;--paper:#fff;--card:#f6f8fa;--line:#e3e8ee;--done:#00805d;--running:#0067a3;
+--wait:#8a6500;--bad:#c04f00;--odd:#8d4888;--off:#64707e}
+@media screen and (prefers-color-scheme:dark){:root{--ink:#e6e9ef;--soft:#9aa7b8;--paper:#0f1318;--card:#171c23;
+--line:#28303a;--done:#2bc79b;--running:#56b4e9;--wait:#e6b422;--bad:#ff8a3d;--odd:#d79bd0;--off:#8a97a8;
+color-scheme:dark}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif}
 main{max-width:980px;margin:0 auto;padding:32px 24px 64px}
@@ -23,7 +25,8 @@ font-size:.87em;border:1px solid currentColor;color:var(--bad)}
 .numbers span{color:var(--soft);font-size:.8em}
 .stripe{width:100%;height:8px;margin-top:14px;border-radius:4px}.legend{font-size:13px;color:var(--soft)}
 .legend i{display:inline-block;width:10px;height:10px;border-radius:2px;margin:0 5px 0 12px;background:var(--done)}
-.legend i.lost{background:var(--bad)}.legend i.idle{background:var(--line)}
+.legend i.lost{background:var(--bad)}.legend i.idle{background:var(--line)}.legend i:first-child{margin-left:0}
+.legend i.unseen{background:var(--off);opacity:.5}.s-unseen{fill:var(--off);opacity:.5}
 section{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:.93em;font-variant-numeric:tabular-nums}
 th,td{text-align:left;padding:6px 12px 6px 0;border-bottom:1px solid var(--line);vertical-align:top}
 thead th,tr:first-child>th{color:var(--soft);font-weight:600;font-size:.93em}

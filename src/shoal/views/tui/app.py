@@ -34,6 +34,7 @@ Enter         fold, unfold    /          filter: words, or state:failed
 a             done runs too   Esc        clear the filter
 c             cancel          r          retry, also with more memory or time
 o             open the log    p          copy the log's path
+l             log of the next rank or replica
 q             quit; the runs go on"""
 
 
@@ -94,6 +95,7 @@ class WatchApp(App[int]):
         Binding("r", "retry", "retry"),
         Binding("o", "page", "open log"),
         Binding("p", "copy", "copy path", show=False),
+        Binding("l", "next_part", "next rank", show=False),
         Binding("question_mark", "help", "help"),
         Binding("escape", "clear", "", show=False),
         Binding("tab", "next_tab", "", show=False, priority=True),
@@ -105,6 +107,7 @@ class WatchApp(App[int]):
         self.home, self.wanted, self.everything, self.look_s = home, wanted, everything, look_s
         self.report: Report | None = None
         self.tab = 0
+        self.part = 0
         self.unfolded: frozenset[str] = frozenset()
         self._ask = SharedSlurm(home)
         self._shown: tuple[str, int, tuple[str, ...]] | None = None
@@ -167,7 +170,7 @@ class WatchApp(App[int]):
         details = self.report.details.get(view.name, Details())
         title.update(title_of(view, details, time.time()))
         width = self.query_one("#text").size.width
-        self._put_text(view.name, tuple(text_of(TABS[self.tab], self.home, view, details, width)))
+        self._put_text(view.name, tuple(text_of(TABS[self.tab], self.home, view, details, width, self.part)))
 
     def _put_text(self, key: str, lines: Sequence[str]) -> None:
         shown = (key, self.tab, tuple(lines))
@@ -188,6 +191,10 @@ class WatchApp(App[int]):
 
     def action_next_tab(self) -> None:
         self.action_tab((self.tab + 1) % len(TABS))
+
+    def action_next_part(self) -> None:
+        self.part += 1
+        self.action_tab(TABS.index("log"))
 
     def action_filter(self) -> None:
         box = self.query_one("#filter", Input)

@@ -16,6 +16,7 @@ from shoal.views.curves import read_series
 from shoal.views.details import Details
 from shoal.views.events import events
 from shoal.views.faults import look
+from shoal.views.log_parts import first_telling, parts
 from shoal.views.render import bar, plain
 from shoal.views.tail import last_text
 from shoal.views.terminal_text import harmless
@@ -24,20 +25,28 @@ TABS = ("log", "errors", "metrics", "script", "events")
 _SPARK = "▁▂▃▄▅▆▇█"
 
 
-def text_of(tab: str, home: str, view: RunView, details: Details, width: int = 60) -> list[str]:
-    """The lines of one tab, harmless for a terminal."""
-    found = {"log": _log, "errors": _errors, "metrics": _metrics, "script": _script, "events": _events}[tab]
-    return [harmless(line.expandtabs(4), colour=False) for line in found(home, view, details, width)]
+def text_of(tab: str, home: str, view: RunView, details: Details, width: int = 60, part: int = 0) -> list[str]:
+    """The lines of one tab, harmless for a terminal. `part` counts the ranks and replicas of the log."""
+    if tab == "log":
+        lines = _log(view, part)
+    else:
+        lines = {"errors": _errors, "metrics": _metrics, "script": _script, "events": _events}[tab](
+            home, view, details, width
+        )
+    return [harmless(line.expandtabs(4), colour=False) for line in lines]
 
 
-def _log(home: str, view: RunView, details: Details, width: int) -> list[str]:
+def _log(view: RunView, turn: int) -> list[str]:
     if not view.log_dir or not view.attempt:
         return ["it has not started yet"]
-    lines = last_text(os.path.join(view.log_dir, f"attempt-{view.attempt}.out"), 400)
-    errors = last_text(os.path.join(view.log_dir, f"attempt-{view.attempt}.err"), 40)
+    found = parts(view.log_dir, view.attempt, "out")
+    place = (first_telling(found) + turn) % len(found)
+    path = found[place].tries[-1]
+    head = [f"--- {found[place].label}, {place + 1} of {len(found)}; l shows the next ---"] if len(found) > 1 else []
+    lines, errors = last_text(path, 400), last_text(f"{path[:-3]}err", 40)
     if not lines and not errors:
-        return ["nothing was printed yet"]
-    return [*lines, *(["--- standard error ---", *errors] if errors else [])]
+        return [*head, "nothing was printed yet"]
+    return [*head, *lines, *(["--- standard error ---", *errors] if errors else [])]
 
 
 def _errors(home: str, view: RunView, details: Details, width: int) -> list[str]:

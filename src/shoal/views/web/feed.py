@@ -25,6 +25,7 @@ from shoal.views import logs, status, usage, why
 from shoal.views.causes import strip_escapes
 from shoal.views.curves import read_series
 from shoal.views.events import events
+from shoal.views.log_parts import first_telling, parts
 from shoal.views.report.gather import gather as gather_report
 from shoal.views.report.page import page as report_page
 from shoal.views.tail import collapse, read_slice
@@ -107,30 +108,38 @@ class Feed:
         found: dict[str, Any] = msgspec.to_builtins(why.gather(self.home, self.name_of(run), os.environ))
         return {**found, "log_lines": [harmless(line, colour=False) for line in found["log_lines"]]}
 
-    def log(self, run: str, stream: str, attempt: int | None, offset: int) -> dict[str, Any]:
-        """A slice of a log as harmless text, cut at a line's end where more may follow."""
+    def log(
+        self, run: str, stream: str, attempt: int | None, offset: int, *, most: int = _SLICE, part: str = ""
+    ) -> dict[str, Any]:
+        """A slice of a log as harmless text, cut at a line's end where more may follow.
+
+        `part` is one of the answer's `parts`: a rank or a replica, whose newest try is shown. Without one it is the
+        run's own log, or the first part that has printed something, because beside replicas it may be empty.
+        """
         if stream not in ("out", "err", "slurm"):
             raise NotFound("there is no such log")
-        name = self.name_of(run)
-        source = logs.find(self.home, name, attempt=attempt, err=stream == "err", slurm=stream == "slurm")
-        if not source.paths:
-            return {"text": "", "offset": 0, "next": 0, "size": 0, "attempt": 0}
+        source = logs.find(self.home, self.name_of(run), attempt=attempt, err=stream == "err", slurm=stream == "slurm")
+        files, labels, label = source.paths, [], ""
+        if files and stream != "slurm":
+            found = parts(os.path.dirname(files[-1]), source.attempt, stream)
+            labels = [one.label for one in found]
+            if part and part not in labels:
+                raise NotFound("there is no such part of it")
+            chosen = found[labels.index(part) if part else first_telling(found)]
+            files, label = chosen.tries, chosen.label
+        answer = {"text": "", "offset": 0, "next": 0, "size": 0, "attempt": source.attempt}
+        answer |= {"part": label, "parts": labels, "tries": len(files)}
         try:
-            data, start, size = read_slice(source.paths[-1], offset, _SLICE)
-        except FileNotFoundError:
-            return {"text": "", "offset": 0, "next": 0, "size": 0, "attempt": source.attempt}
+            data, start, size = read_slice(files[-1], offset, max(1, min(most, _SLICE)))
+        except (IndexError, FileNotFoundError):
+            return answer
         if offset < 0 and start > 0:
             data, start = data[data.find(b"\n") + 1 :], start + data.find(b"\n") + 1
         if start + len(data) < size and b"\n" in data:
             data = data[: data.rfind(b"\n") + 1]
         text = strip_escapes(collapse(data.replace(b"\0", b"")).decode("utf-8", "replace"))
-        return {
-            "text": harmless(text, colour=False),
-            "offset": start,
-            "next": start + len(data),
-            "size": size,
-            "attempt": source.attempt,
-        }
+        text = harmless(text, colour=False)
+        return {**answer, "text": text, "offset": start, "next": start + len(data), "size": size}
 
     def metrics(self, run: str) -> dict[str, Any]:
         """Curves of metrics.jsonl in the output folder, and what the job sampled about itself."""

@@ -144,6 +144,8 @@ class Handler(BaseHTTPRequestHandler):
                 query.get("stream", "out"),
                 _integer(query["attempt"], 0) if "attempt" in query else None,
                 _integer(query.get("offset"), -(1 << 16)),
+                most=_integer(query.get("most"), 1 << 20),
+                part=query.get("part", ""),
             ),
         }
         if path in answers:

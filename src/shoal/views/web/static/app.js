@@ -142,11 +142,18 @@ async function act(name, run) {
 
 function toast(text) { $("toast").textContent = text; $("toast").hidden = false; setTimeout(() => { $("toast").hidden = true; }, 4000); }
 
-function theme(name) { document.documentElement.dataset.theme = name; try { localStorage.setItem("theme", name); } catch { /* private window */ } }
-let kept = null;
-try { kept = localStorage.getItem("theme"); } catch { /* private window */ }
-theme(kept || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "bright"));
-const otherTheme = () => theme(document.documentElement.dataset.theme === "dark" ? "bright" : "dark");
+// As the system prefers, until the person chooses here.
+const prefersDark = matchMedia("(prefers-color-scheme: dark)");
+let chosen = null;
+try { chosen = localStorage.getItem("theme"); } catch { /* private window */ }
+function theme() { document.documentElement.dataset.theme = chosen || (prefersDark.matches ? "dark" : "bright"); }
+function otherTheme() {
+  chosen = document.documentElement.dataset.theme === "dark" ? "bright" : "dark";
+  try { localStorage.setItem("theme", chosen); } catch { /* private window */ }
+  theme();
+}
+prefersDark.addEventListener("change", theme);
+theme();
 
 $("theme").addEventListener("click", otherTheme);
 $("help-button").addEventListener("click", () => $("help").showModal());

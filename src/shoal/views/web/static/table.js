@@ -111,9 +111,9 @@ export class Table {
     row.dataset.id = run.id;
     row.setAttribute("role", "row");
     row.setAttribute("aria-selected", run.id === this.selected);
-    // The end of a name tells runs apart, so the experiment before it is cut first.
-    const name = element("span", "name"), at = run.name.indexOf("/") + 1; name.title = run.name;
-    name.append(element("span", "dim", run.name.slice(0, at)), element("span", "", run.name.slice(at)));
+    // The end of a name tells runs apart, so the experiment before it is cut first, and then the middle.
+    const name = element("span", "name"), at = run.name.indexOf("/") + 1, tail = run.name.length - at > 24 ? run.name.length - 10 : at; name.title = run.name;
+    name.append(element("span", "dim", run.name.slice(0, at)), element("span", "", run.name.slice(at, tail)), element("span", "", run.name.slice(tail)));
     const told = run.progress_fraction !== null && run.state === "running" ? progress(run) : element("span", "dim", why(run));
     told.title = run.cause || run.progress || "";
     const limit = run.time_limit_s ? ` / ${span(run.time_limit_s)}` : "";
