@@ -180,8 +180,10 @@ def test_each_command_looks_like_its_picture_in_each_mode(pictured: MadeUp, comm
         bare = LOOKS[command], MODES["no_color"][0]
         same = printed(lambda: bare[0](pictured, bare[1], as_json=False, quiet=False))
         assert strip_escapes(shown) == same, "colour adds nothing that could be missed"
-    if mode == "80" and command == "results":
-        assert max(map(cell_width, shown.splitlines())) <= 80
+    if mode == "80":
+        # Commands and paths stay whole, so that they can be copied.
+        told = [line for line in shown.splitlines() if not line.startswith(("hint: ", "from /", "  as in "))]
+        assert max(map(cell_width, told)) <= 80
     assert_golden(f"modes/{command}_{mode}.txt", shown, pictured)
 
 
@@ -204,6 +206,8 @@ def test_the_report_counts_hours_by_hand(made: MadeUp) -> None:
     assert found["gpu_hours"]["used"] == pytest.approx(
         found["gpu_hours"]["held"] - found["gpu_hours"]["idle"], abs=1e-5
     )
+    seen = 2 * (30 + 31 + 32 + 3 * (30 - 10) + 20) / 60
+    assert found["gpu_hours"]["useful"] == pytest.approx(seen, abs=1e-3) and found["gpu_hours"]["unseen"] == 0
     assert found["gpu_hours"]["requested"] == pytest.approx(2 * 2 * 11, abs=1e-3)
     assert {one["cause"]: one["times"] for one in found["failures"]} == {
         "CUDA out of memory": 2, "out of memory on the host": 1, "cancelled": 1}  # fmt: skip

@@ -14,10 +14,11 @@ from shoal.views.causes import find_cause, signature, strip_escapes
 from shoal.views.details import parse_progress
 from shoal.views.progress import Bar
 from shoal.views.reasons import REASONS, explain
-from shoal.views.render import cell_width, fit, fit_end, plain
-from shoal.views.screen import screen_of
+from shoal.views.render import cell_width, fit, fit_end, plain, wrapped
+from shoal.views.screen import Screen, screen_of
 from shoal.views.tail import Collapser, collapse, last_text, read_slice, seek_last_lines
 from shoal.views.terminal_text import Sieve, harmless
+from shoal.views.watching import Manner, _Redrawer
 
 
 @given(st.binary(max_size=400), st.integers(0, 12))
@@ -175,6 +176,23 @@ class Terminal(io.StringIO):
         return True
 
 
+@given(st.text(alphabet=" aB漢\u0301", max_size=300), st.integers(20, 60))
+def test_a_long_line_is_broken_without_losing_a_word(line: str, width: int) -> None:
+    screen = Screen(tty=True, width=width)
+    lines = wrapped(line, screen)
+    assert " ".join(lines).split() == line.split()
+    longest = max((cell_width(word) for word in line.split()), default=0)
+    if longest <= width - 4:
+        assert max(map(cell_width, lines)) <= width
+    assert wrapped(line, screen._replace(tty=False)) == [line]
+
+
+def test_painted_words_take_no_more_room_than_others() -> None:
+    screen = Screen(tty=True, width=30, colour=True)
+    line = f"12 runs   {screen.paint('1 failed', '31')}  {screen.paint('2 done', '32')}   3 GPUs busy"
+    assert wrapped(line, screen) == [line[: line.index("   3")], "    3 GPUs busy"]
+
+
 def test_a_bar_is_drawn_over_itself_and_gone_at_the_end_and_only_where_it_is_wanted() -> None:
     def drawn(terminal: io.StringIO | None = None, off: bool = False, **environ: str) -> str:
         stream, now = Terminal() if terminal is None else terminal, [0.0]
@@ -202,3 +220,13 @@ def test_the_screen_obeys_the_usual_variables() -> None:
     assert screen_of(out, {"FORCE_COLOR": "1"}).colour
     assert not screen_of(out, {"TERM": "dumb"}, force=True).colour
     assert screen_of(out, {"ACCESSIBLE": "1"}).accessible
+
+
+def test_a_redraw_goes_up_by_the_rows_that_long_lines_took(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    drawer = _Redrawer(Screen(tty=True, width=20), Manner())
+    drawer._draw(["x" * 45, "y", ""])
+    drawer._draw(["z"])
+    assert capsys.readouterr().out.endswith("\n\x1b[5A\r\x1b[Jz\n"), "three rows, one, and an empty one"

@@ -177,7 +177,7 @@ def test_views_add_the_nodes_of_a_run_up_and_point_out_the_idle_one(tmp_path: Pa
     assert status.document(report)["runs"][0]["gpu_idle_s"] == 1500.0
     told = why.gather(made.home, "001_two/000_train_0", {}, clock=lambda: NOW)
     assert told.headline == "it runs, but its GPUs have done nothing for 25m"
-    assert "on gpu02: 2.0 CPUs busy, 19.5 GB of memory, 2 GPUs at 0 %" in told.evidence
+    assert "on gpu02: 2.0 CPUs busy, 19.5 GB of memory, 2 GPUs at 0%" in told.evidence
     lines = text_of("metrics", made.home, report.views[0], report.details["001_two/000_train_0"])
     assert any(line.startswith("GPU      idle for 25m") for line in lines) and any("gpu01" in line for line in lines)
 

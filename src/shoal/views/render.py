@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import unicodedata
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ _LOOK = {
     "preempted": ("-", "33"),
 }
 _BAD = ("x", "31")
+_PAINT = re.compile(r"\x1b\[[0-9;]*m")
 BAD_STATES = frozenset({"failed", "oom", "timeout", "node_fail", "lost"})
 
 
@@ -121,6 +123,35 @@ def cell_width(text: str) -> int:
         0 if unicodedata.combining(letter) else 2 if unicodedata.east_asian_width(letter) in "WF" else 1
         for letter in text
     )
+
+
+def shown_width(line: str) -> int:
+    """Columns of a line that may be painted."""
+    return cell_width(_PAINT.sub("", line))
+
+
+def wrapped(line: str, screen: Screen, indent: str = "    ") -> list[str]:
+    """A long line for a terminal: broken where two spaces part its pieces, else at a word. Off it, as it is.
+
+    Not for commands and paths: who copies them wants one line, and the terminal's own breaking keeps it one.
+    """
+    if not screen.tty or shown_width(line) <= screen.width:
+        return [line]
+    room = screen.width - len(indent)
+    pieces = re.split(r"(?<=  )(?=\S)", line)
+    words = [
+        word
+        for piece in pieces
+        for word in ([piece] if shown_width(piece.rstrip()) <= room else re.findall(r"\S+\s*", piece))
+    ]
+    lines, now = [], ""
+    for word in words:
+        if now and shown_width((now + word).rstrip()) > (room if lines else screen.width):
+            lines.append(now.rstrip())
+            now = ""
+        now += word
+    lines.append(now.rstrip())
+    return [lines[0], *(indent + rest for rest in lines[1:])]
 
 
 def plural(count: int, word: str) -> str:

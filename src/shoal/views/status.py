@@ -27,6 +27,7 @@ from shoal.views.render import (
     state_code,
     state_word,
     table_lines,
+    wrapped,
 )
 from shoal.views.screen import Screen, screen_of
 from shoal.views.select import parse_states, select_runs, touched_since
@@ -137,7 +138,7 @@ def lines_of(
     report: Report, shown: Sequence[RunView], screen: Screen, *, tasks: bool = False, columns: Sequence[Said] = ()
 ) -> list[str]:
     """The whole picture as lines: counts, table, what is hidden, hints."""
-    lines = [headline(report, screen)]
+    lines = wrapped(headline(report, screen), screen)
     fold = screen.tty and not tasks
     rows = families(shown) if fold else list(shown)
     singles = [row for row in rows if isinstance(row, RunView)]

@@ -23,7 +23,7 @@ from shoal.views.columns import iso
 from shoal.views.details import progress_of
 from shoal.views.following import follow
 from shoal.views.polling import SharedSlurm
-from shoal.views.render import plain
+from shoal.views.render import plain, shown_width
 from shoal.views.screen import Screen, can_redraw, screen_of
 from shoal.views.status import Filter, Report
 
@@ -164,7 +164,9 @@ class _Redrawer:
         up = f"\x1b[{self.drawn}A\r\x1b[J" if self.drawn else ""
         sys.stdout.write(up + "".join(f"{line}\n" for line in lines))
         sys.stdout.flush()
-        self.drawn = len(lines)
+        # A line that is wider than the terminal takes several of its rows.
+        width = screen_of().width
+        self.drawn = sum(max(1, -(-shown_width(line) // width)) for line in lines)
 
 
 def _counts(report: Report) -> str:

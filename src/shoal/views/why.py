@@ -21,7 +21,7 @@ from shoal.views.details import details_of
 from shoal.views.explanation import Explanation, Sooner, lasted, start_again
 from shoal.views.post_mortem import post_mortem
 from shoal.views.reasons import explain
-from shoal.views.render import plain, print_json
+from shoal.views.render import plain, print_json, wrapped
 from shoal.views.screen import Screen
 from shoal.views.terminal_text import harmless
 
@@ -209,16 +209,16 @@ def show(
     if quiet:
         print(plain(told.headline))
         return 0
-    print(f"{screen.paint(plain(told.run), '1')} is {told.state}: {plain(told.headline)}")
-    for line in told.evidence:
-        print(f"  {plain(line)}")
     moment = time.time() if now is None else now
+    sentences = [f"{screen.paint(plain(told.run), '1')} is {told.state}: {plain(told.headline)}"]
+    sentences += [f"  {plain(line)}" for line in told.evidence]
     if told.start_estimate is not None:
-        print(f"Slurm estimates its start at {_clock(told.start_estimate, moment)}")
+        sentences.append(f"Slurm estimates its start at {_clock(told.start_estimate, moment)}")
     elif told.estimate_note:
-        print(told.estimate_note)
-    for one in told.sooner:
-        print(f"with {one.what} it could start at {_clock(one.start, moment)}: {one.flag}")
+        sentences.append(told.estimate_note)
+    sentences += [f"with {one.what} it could start at {_clock(one.start, moment)}: {one.flag}" for one in told.sooner]
+    for sentence in sentences:
+        print("\n".join(wrapped(sentence, screen)))
     if told.log_lines:
         print(f"from {plain(told.log_path or 'its log')}:")
         for line in told.log_lines:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from shoal.units import format_duration
-from shoal.views.render import bar, fit, paint_state, plain, plural, print_json, table_lines
+from shoal.views.render import bar, fit, paint_state, plain, plural, print_json, table_lines, wrapped
 from shoal.views.report import nodes, shapes, timeline
 from shoal.views.report.efficiency import Spread
 from shoal.views.report.gather import Report, document, hours_words, metric_names, setting_names, value_words
@@ -29,9 +29,9 @@ def show(report: Report, screen: Screen, *, as_json: bool = False, quiet: bool =
 def lines_of(report: Report, screen: Screen) -> list[str]:
     lines = _summary(report, screen)
     for title, part in (
-        ("hours", _hours(report)),
+        ("hours", _hours(report, screen)),
         ("efficiency", _efficiency(report, screen)),
-        ("next time", _advice(report)),
+        ("next time", _advice(report, screen)),
         ("GPUs over time" if report.gpu.held else "runs over time", _timeline(report, screen)),
         ("nodes", _nodes(report, screen)),
         ("the same runs in other shapes, by their measured lengths", _shapes(report, screen)),
@@ -58,10 +58,11 @@ def _summary(report: Report, screen: Screen) -> list[str]:
         parts.append(
             f"queue wait {format_duration(wait.median_s)} (median), {format_duration(wait.longest_s)} (longest)"
         )
-    return ["   ".join(parts[:1]), *([f"  {', '.join(parts[1:])}"] if parts[1:] else [])]
+    lines = [parts[0], *([f"  {', '.join(parts[1:])}"] if parts[1:] else [])]
+    return [part for line in lines for part in wrapped(line, screen)]
 
 
-def _hours(report: Report) -> list[str]:
+def _hours(report: Report, screen: Screen) -> list[str]:
     lines = []
     for name, hours in (("GPU-hours", report.gpu), ("CPU-hours", report.cpu)):
         if not hours.held:
@@ -71,10 +72,8 @@ def _hours(report: Report) -> list[str]:
         part = (
             f", sampled in {hours.sampled / hours.held:.0%} of them" if 0 < hours.sampled < 0.995 * hours.held else ""
         )
-        lines.append(
-            f"  {name}   requested {words['requested']}   held {words['held']}   {seen}"
-            f"   lost to failures {words['lost']}{part}"
-        )
+        line = f"  {name}   requested {words['requested']}   held {words['held']}   {seen}"
+        lines += wrapped(f"{line}   lost to failures {words['lost']}{part}", screen)
     return lines
 
 
@@ -99,8 +98,9 @@ def _histogram(one: Spread, screen: Screen) -> str:
     return "".join(_SPARK[0 if not count else 1 + round(7 * count / most)] for count in one.bins)
 
 
-def _advice(report: Report) -> list[str]:
-    return [f"  {one.sentence}" + (f"   next time: {one.flag}" if one.flag else "") for one in report.advice]
+def _advice(report: Report, screen: Screen) -> list[str]:
+    lines = (f"  {one.sentence}" + (f"   next time: {one.flag}" if one.flag else "") for one in report.advice)
+    return [part for line in lines for part in wrapped(line, screen)]
 
 
 def _timeline(report: Report, screen: Screen) -> list[str]:
