@@ -144,7 +144,8 @@ def wrapped(line: str, screen: Screen, indent: str = "    ") -> list[str]:
         for piece in pieces
         for word in ([piece] if shown_width(piece.rstrip()) <= room else re.findall(r"\S+\s*", piece))
     ]
-    lines, now = [], ""
+    lines: list[str] = []
+    now = ""
     for word in words:
         if now and shown_width((now + word).rstrip()) > (room if lines else screen.width):
             lines.append(now.rstrip())
