@@ -74,6 +74,59 @@ def test_files_larger_than_a_range_are_put_together_from_several_threads(
     assert contents(Path(place)) == contents(tmp_path / "data")
 
 
+def test_the_next_file_is_opened_before_the_last_range_of_the_one_before_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copier, items = _copier_of_files("abc", tmp_path, monkeypatch, threads=2)
+    left: dict[str, int] = {}
+
+    def next_item() -> copying.Item | None:
+        if not items:
+            return None
+        left[items[0].name] = sum(part.left() for part in copier._open.values())
+        return items.pop(0)
+
+    copier.run(next_item)
+    assert left["a"] == 0 < left["c"]
+    assert contents(tmp_path / "goal") == contents(tmp_path / "source")
+
+
+def test_all_threads_stay_for_the_last_file_even_if_it_takes_long_to_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copier, items = _copier_of_files("ab", tmp_path, monkeypatch, threads=4)
+    plain_open, plain_copy = copying._Part.__init__, copying._Part.copy
+    together = threading.Barrier(4)
+
+    def slow_open(part: copying._Part, source: str, goal: str, parts: str, item: copying.Item) -> None:
+        if item.name == "b":
+            wait_until((tmp_path / "goal" / "a").exists, 20, "the others have nothing else to do", poll_s=0.01)
+        plain_open(part, source, goal, parts, item)
+
+    def copy(part: copying._Part, number: int, buffer: memoryview) -> int:
+        if part.item.name == "b" and number < 4:
+            together.wait(20)  # Breaks if fewer than four threads are there to copy it.
+        return plain_copy(part, number, buffer)
+
+    monkeypatch.setattr(copying._Part, "__init__", slow_open)
+    monkeypatch.setattr(copying._Part, "copy", copy)
+    copier.run(lambda: items.pop(0) if items else None)
+    assert contents(tmp_path / "goal") == contents(tmp_path / "source")
+
+
+def _copier_of_files(
+    names: str, folder: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> tuple[copying.Copier, list[copying.Item]]:
+    """A copier whose ranges have 1,000 bytes, and files of nine ranges."""
+    monkeypatch.setattr(copying, "RANGE", 1000)
+    for name in ("source", "goal", "parts"):
+        (folder / name).mkdir()
+    for name in names:
+        (folder / "source" / name).write_bytes(os.urandom(8500))
+    places = [str(folder / name) for name in ("source", "goal", "parts")]
+    return copying.Copier(*places, threads, lambda item: None), [copying.Item(name, 8500) for name in names]
+
+
 def test_the_first_shard_comes_first_and_nodes_begin_in_different_places() -> None:
     units = [(f"s{number}",) for number in range(20)]
     orders = {

@@ -52,4 +52,8 @@ def slow(source: Path, latency_us: int, mb_per_s: float) -> Iterator[Path]:
             yield mount
         finally:
             subprocess.run(["fusermount3", "-u", "-z", str(mount)], check=False)
-            server.wait(10)
+            try:
+                server.wait(5)
+            except subprocess.TimeoutExpired:  # Somebody still has a file open.
+                server.kill()
+                server.wait()

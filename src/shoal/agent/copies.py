@@ -7,8 +7,11 @@ HOME/about.json     where it came from;  complete.json: all of it is there;  pro
 """
 
 import os
+import queue
 import shutil
-from typing import Any, Callable, Dict, List, Optional, Tuple
+import threading
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from . import cache, files, listing
 from .cache import Lock, Root
@@ -109,6 +112,21 @@ class Copy:
         """Give back the room of files on their way."""
         for name in files.names_in(self.parts):
             _remove(os.path.join(self.parts, name))
+
+    @contextmanager
+    def syncing(self) -> Iterator[Callable[[str], None]]:
+        """Call what this gives with the name of a file that is in place, and its bytes go to disk meanwhile."""
+        names: "queue.SimpleQueue[Optional[str]]" = queue.SimpleQueue()
+
+        def work() -> None:
+            for name in iter(names.get, None):
+                _sync(os.path.join(self.folder, name))
+
+        threading.Thread(target=work, daemon=True).start()
+        try:
+            yield names.put
+        finally:
+            names.put(None)
 
     def sync(self, stop: Callable[[], bool]) -> bool:
         """Bring the bytes safely to disk; False if told to stop before that was done."""

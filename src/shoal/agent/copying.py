@@ -11,7 +11,7 @@ import zlib
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 #: Small enough that threads times ranges fit into the memory of the smallest job, large enough to fill a link.
-RANGE = 4 << 20
+RANGE = 2 << 20
 _POLYNOMIAL = 0xEDB88320
 
 
@@ -43,9 +43,10 @@ class Copier:
         self.arrived = arrived
         self.copied_bytes = 0
         self.stop = threading.Event()
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._error: Optional[BaseException] = None
         self._open: Dict[int, "_Part"] = {}
+        self._opening = 0
         self._taken = 0
         self._next: Callable[[], Optional[Item]] = lambda: None
 
@@ -73,36 +74,54 @@ class Copier:
                 if len(buffer) < min(RANGE, part.item.size):
                     buffer = memoryview(bytearray(min(RANGE, part.item.size)))
                 fetched = part.copy(number, buffer)
-                with self._lock:
+                with self._changed:
                     self.copied_bytes += fetched
                     last = part.done()
-                if last:
-                    with self._lock:
+                    if last:
                         self._open.pop(place, None)
+                if last:
                     part.finish()
                     self.arrived(part.item)
         except BaseException as error:
-            with self._lock:
+            with self._changed:
                 self._error = self._error or error
-            self.stop.set()
+                self.stop.set()
+                self._changed.notify_all()
 
     def _take(self) -> "Optional[Tuple[int, _Part, int]]":
-        """The next range: of the earliest file that is begun and has one left, or of the next file."""
-        with self._lock:
-            for place in sorted(self._open):
-                number = self._open[place].next_range()
-                if number is not None:
-                    return place, self._open[place], number
-            item = self._next()
-            place, self._taken = self._taken, self._taken + 1
-        if item is None:
-            return None
-        # Opened without the lock: on network storage it is a round trip, and a folder has very many of them.
-        part = _Part(self.source, self.goal, self.parts, item)
-        part.next_range()
-        with self._lock:
-            self._open[place] = part
-        return place, part, 0
+        """The next range: of the earliest file that has one left; None when there will be no more.
+
+        Files are opened while ranges of others are left: on network storage that is several round trips, each behind
+        all the bytes that are under way, and the link would stand still meanwhile.
+        """
+        while not self.stop.is_set():
+            with self._changed:
+                left = sum(part.left() for part in self._open.values())
+                early = left < 2 * self.threads and self._opening < self.threads // 2
+                item = self._next() if early or not left else None
+                if item is None and left:
+                    place = min(place for place, part in self._open.items() if part.left())
+                    return place, self._open[place], self._open[place].next_range()
+                if item is None:
+                    if not self._opening:
+                        return None
+                    self._changed.wait()
+                    continue
+                place, self._taken, self._opening = self._taken, self._taken + 1, self._opening + 1
+            self._open_part(place, item)
+        return None
+
+    def _open_part(self, place: int, item: Item) -> None:
+        """Without the lock: a folder has very many files, and threads open them at once."""
+        part: Optional[_Part] = None
+        try:
+            part = _Part(self.source, self.goal, self.parts, item)
+        finally:
+            with self._changed:
+                self._opening -= 1
+                if part is not None:
+                    self._open[place] = part
+                self._changed.notify_all()
 
 
 class _Part:
@@ -128,9 +147,11 @@ class _Part:
             os.close(self._in)
             raise
 
-    def next_range(self) -> Optional[int]:
-        if self._given >= self.ranges:
-            return None
+    def left(self) -> int:
+        """Ranges that nobody took yet."""
+        return self.ranges - self._given
+
+    def next_range(self) -> int:
         self._given += 1
         return self._given - 1
 

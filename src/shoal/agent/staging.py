@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Mapping, Optional
 from . import cache, listing
 from .cache import Lock, Root
 from .copies import Copy, Queue, fit
-from .copying import Copier, Item, SourceChanged
+from .copying import RANGE, Copier, Item, SourceChanged
 from .listing import NotStageable
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -56,6 +56,7 @@ class Stage:
         self._over = False
         self._copier: Optional[Copier] = None
         self._use: Optional[Lock] = None
+        self._sync_soon: Callable[[str], None] = lambda name: None
 
     def begin(self) -> None:
         """Decide where the data will be and start to bring it. StageError: there is no such data."""
@@ -184,11 +185,11 @@ class Stage:
         if gone:
             self.record["removed"] = gone
         fitting, rest = fit(missing, self.list.items, cache.free_bytes(copy.root, self.environ))
-        threads = self.threads or (16 if self.list.bytes < _SMALL_FILE * len(self.list.items) else 4)
+        threads = self.threads or (16 if self.list.bytes < _SMALL_FILE * len(self.list.items) else 8)
         self._copier = Copier(self.list.folder, copy.folder, copy.parts, threads, self._note)
         began = time.monotonic()
         try:
-            if fitting:
+            with copy.syncing() as self._sync_soon:
                 self._copier.run(Queue(fitting, copy))
         except OSError as error:
             if error.errno not in _FULL:
@@ -230,5 +231,7 @@ class Stage:
 
     def _note(self, item: Item) -> None:
         self.copy.arrived(item.name)
+        if item.size > RANGE:  # Many small ones are synced together at the end: one by one they would stop the copy.
+            self._sync_soon(item.name)
         with self.arrived:
             self.arrived.notify_all()

@@ -104,7 +104,7 @@ def _configure_stage(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--limit", metavar="SIZE", help="most that the cache may hold, such as 200G")
     parser.add_argument("--wait", default="first", choices=("first", "all"), help="start at the first shard, or at all")
-    parser.add_argument("--threads", type=int, metavar="N", help="that copy (default: 4; 16 for small files)")
+    parser.add_argument("--threads", type=int, metavar="N", help="that copy (default: 8; 16 for small files)")
     parser.epilog = "-- COMMAND runs with SHOAL_DATA and SHOAL_DATA_<NAME> set to the folder."
 
 

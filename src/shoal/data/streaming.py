@@ -154,6 +154,8 @@ class Stream:
             samples: list[Any] = []
             for which, places in located:
                 if table is None or opened != which:
+                    for shard in windows[which].shards:  # Waits: then its index is here too, and not over a busy link.
+                        self.data.shards.path(shard)
                     opened, table = which, Table(self.data.shards, windows[which].shards)
                     if which + 1 < len(windows):
                         self.data.shards.will_need(windows[which + 1].shards)
