@@ -77,41 +77,41 @@ def test_files_larger_than_a_range_are_put_together_from_several_threads(
 def test_the_next_file_is_opened_before_the_last_range_of_the_one_before_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copier, items = _copier_of_files("abc", tmp_path, monkeypatch, threads=2)
-    left: dict[str, int] = {}
-
-    def next_item() -> copying.Item | None:
-        if not items:
-            return None
-        left[items[0].name] = sum(part.left() for part in copier._open.values())
-        return items.pop(0)
-
-    copier.run(next_item)
-    assert left["a"] == 0 < left["c"]
-    assert contents(tmp_path / "goal") == contents(tmp_path / "source")
+    copier, items = _copier_of_files("ab", tmp_path, monkeypatch, threads=2)
+    copier._next = lambda: items.pop(0) if items else None
+    taken = [copier._take() for _ in range(8)]
+    assert [task[1].item.name for task in taken if task] == ["a"] * 8
+    assert [part.item.name for part in copier._open.values()] == ["a", "b"]
+    for part in copier._open.values():
+        part.close()
 
 
-def test_all_threads_stay_for_the_last_file_even_if_it_takes_long_to_open(
+def test_nobody_leaves_while_another_thread_opens_the_last_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copier, items = _copier_of_files("ab", tmp_path, monkeypatch, threads=4)
-    plain_open, plain_copy = copying._Part.__init__, copying._Part.copy
-    together = threading.Barrier(4)
+    copier, items = _copier_of_files("a", tmp_path, monkeypatch, threads=2)
+    asked, may_open, plain_open = threading.Semaphore(0), threading.Event(), copying._Part.__init__
+
+    def next_item() -> copying.Item | None:
+        asked.release()
+        return items.pop(0) if items else None
 
     def slow_open(part: copying._Part, source: str, goal: str, parts: str, item: copying.Item) -> None:
-        if item.name == "b":
-            wait_until((tmp_path / "goal" / "a").exists, 20, "the others have nothing else to do", poll_s=0.01)
+        may_open.wait(60)
         plain_open(part, source, goal, parts, item)
 
-    def copy(part: copying._Part, number: int, buffer: memoryview) -> int:
-        if part.item.name == "b" and number < 4:
-            together.wait(20)  # Breaks if fewer than four threads are there to copy it.
-        return plain_copy(part, number, buffer)
-
     monkeypatch.setattr(copying._Part, "__init__", slow_open)
-    monkeypatch.setattr(copying._Part, "copy", copy)
-    copier.run(lambda: items.pop(0) if items else None)
-    assert contents(tmp_path / "goal") == contents(tmp_path / "source")
+    copier._next = next_item
+    taken: list[Any] = []
+    threads = [threading.Thread(target=lambda: taken.append(copier._take())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+        assert asked.acquire(timeout=60)
+    may_open.set()
+    for thread in threads:
+        thread.join()
+    assert sorted(task[2] for task in taken) == [0, 1]
+    taken[0][1].close()
 
 
 def _copier_of_files(
