@@ -33,6 +33,7 @@ from shoal.views import select as selecting
 from shoal.views.causes import strip_escapes
 from shoal.views.columns import BY_NAME, choose
 from shoal.views.family import Family, families
+from shoal.views.question import agreed
 from shoal.views.render import cell_width, state_word
 from shoal.views.report import gather as reporting
 from shoal.views.report import page, tables, text
@@ -324,8 +325,10 @@ def test_folding_keeps_every_run_exactly_once() -> None:
 # ---- the commands themselves, as another process ----
 
 
-def run_in_terminal(words: list[str], folder: Path, *, columns: int = 80, deadline_s: float = 20, **env: str) -> str:
-    """What a command writes to a terminal of this width."""
+def run_in_terminal(
+    words: list[str], folder: Path, *, typed: bytes = b"", columns: int = 80, deadline_s: float = 20, **env: str
+) -> str:
+    """What a command writes to a terminal of this width, when this is typed at its start."""
     pid, fd = pty.fork()
     if pid == 0:
         os.chdir(folder)
@@ -333,6 +336,7 @@ def run_in_terminal(words: list[str], folder: Path, *, columns: int = 80, deadli
     data = b""
     end = time.monotonic() + deadline_s
     try:
+        os.write(fd, typed)
         while time.monotonic() < end:
             if select.select([fd], [], [], 0.2)[0]:
                 try:
@@ -423,6 +427,23 @@ def test_a_misspelt_flag_is_told_with_the_one_that_was_meant(made: MadeUp) -> No
 def test_what_would_be_cancelled_is_named_and_counted_before_it_is(made: MadeUp) -> None:
     made.run("001_lr/000_train_8", "running")
     assert "this would cancel 2 running runs of 001_lr" in failing("cancel", "001_lr", folder=made.root)
+    asked = run_in_terminal(["cancel", "001_lr"], made.root, typed=b"n\n")
+    assert "cancel 2 running runs of 001_lr? [y/N]" in asked and asked.count("left alone") == 2
+    asked = run_in_terminal(["cancel", "001_lr"], made.root, typed=b"y\n", ACCESSIBLE="1")
+    assert "1: yes\r\n2: no\r\n" in asked and asked.count("left alone") == 2, "a number is asked for"
+
+
+@pytest.mark.parametrize(
+    ("said", "environ", "yes"),
+    [("y", {}, True), ("YES ", {}, True), ("", {}, False), ("1", {}, False), ("1", {"ACCESSIBLE": "1"}, True),
+     ("1", {"TERM": "dumb"}, True), ("y", {"TERM": "dumb"}, False), ("", {"ACCESSIBLE": "1"}, False)],
+)  # fmt: skip
+def test_only_a_clear_yes_is_one(
+    said: str, environ: dict[str, str], yes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(said + "\n"))
+    assert agreed("really?", environ) is yes
+    assert not agreed("really?", environ), "Ctrl-D is no"
 
 
 def test_a_log_of_ten_gigabytes_costs_no_more_than_its_end(made: MadeUp) -> None:
@@ -486,5 +507,9 @@ def test_ctrl_c_ends_the_watching_and_says_that_the_runs_go_on(made: MadeUp, wat
 def test_a_watch_on_a_terminal_redraws_and_its_last_frame_stays(made: MadeUp) -> None:
     shown = run_in_terminal(["watch", "001_lr/000_train_3", "--simple"], made.root)
     assert "failed x" in shown and shown.count("001_lr   1 run") == 2 and "\x1b[J" in shown
+    assert "all ended" not in shown
+    # With the full-screen view installed too: who asks for an exit code waits for the end.
+    told = run_in_terminal(["watch", "001_lr/000_train_3", "--exit-status"], made.root)
+    assert "failed x" in told and "\x1b[?1049h" not in told, "no other screen was opened"
     silent = run_in_terminal(["status", "-w", "001_lr/000_train_3"], made.root, ACCESSIBLE="1")
     assert "\x1b[J" not in silent and "failed" in silent

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from shoal.backends.slurm.query import Snapshot
 from shoal.views.web import guard
 from shoal.views.web.feed import Feed, id_of
 from shoal.views.web.server import Server
+from shoal.views.web.serving import open_privately
 from test_results import event_file, wandb_file
 from waiting import wait_until
 
@@ -285,6 +287,15 @@ def test_a_second_user_of_the_machine_sees_nothing(made: MadeUp, server: Server)
     words = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "/usr/bin/python3", "-c", code]
     done = subprocess.run(words, capture_output=True, text=True, timeout=30, cwd="/")
     assert done.returncode != 0 and "403" in done.stderr
+
+
+def test_the_link_is_in_no_command_that_others_can_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    with TemporaryDirectory(dir=tmp_path) as folder:
+        open_privately("http://127.0.0.1:1/?token=secret", folder)
+        assert "secret" not in opened[0] and Path(folder).stat().st_mode & 0o077 == 0
+        assert "url=http://127.0.0.1:1/?token=secret" in Path(opened[0].removeprefix("file://")).read_text()
 
 
 # ---- in a real Chromium ----

@@ -43,13 +43,14 @@ def run(args: argparse.Namespace) -> int:
 def _agreed(views: list[RunView]) -> bool:
     from shoal.errors import InputError
     from shoal.views.family import tally
+    from shoal.views.question import agreed
 
     counts = " and ".join(f"{count:,} {state}" for state, count in tally(views).items())
     experiments = sorted({view.experiment for view in views})
     where = experiments[0] if len(experiments) == 1 else f"{len(experiments)} experiments"
     if not sys.stdin.isatty():
         raise InputError(f"this would cancel {counts} runs of {where}", hint="add --yes to cancel them all")
-    return input(f"cancel {counts} runs of {where}? [y/N] ").strip().lower() in ("y", "yes")
+    return agreed(f"cancel {counts} runs of {where}?")
 
 
 def _show(args: argparse.Namespace, views: list, cancelled: list) -> None:  # type: ignore[type-arg]

@@ -2,6 +2,7 @@
 
     shoal generate --config-file config/ddp/muon.py --qos normal --nodes 4 --use-ddp --output-file job.sh
     sbatch job.sh
+    shoal generate --step train --nodes 2 --output-file job.sh
 
 Values that no flag gives come from the step (--step) and from the cluster's profile (shoal clusters show).
 """

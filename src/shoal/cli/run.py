@@ -1,6 +1,7 @@
 """Submit an experiment script, or a folder of them, and follow it to the end.
 
   shoal run experiments/001_example/000_pretrain_0.sh
+  shoal run experiments/002_depth --on local && shoal report 002_depth
 
 Exit code 0 if every run is done, 4 if one failed. Ctrl-C stops the following; runs on Slurm go on.
 """

@@ -1,6 +1,7 @@
 """Print the path of the bash functions that an experiment script sources.
 
   source "$(shoal shell)"      in experiments/001_example/000_pretrain_0.sh
+  less "$(shoal shell)"        to read what they do
 
 The functions are one for each step of shoal.toml, and resume. They take any sbatch flag, `--on CLUSTER`, `--again`,
 `--dry-run`, and after `--` arguments for the program.

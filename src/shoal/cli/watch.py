@@ -26,7 +26,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     home = home_here()
-    if not (args.simple or args.json or args.quiet or args.tty is False) and _full_screen_works():
+    # Who asks for an exit code or a bell waits for the end; the full-screen view has none.
+    plain = args.simple or args.exit_status or args.notify or args.json or args.quiet or args.tty is False
+    if not plain and _full_screen_works():
         from shoal.views.tui import run_app
 
         return run_app(home, filter_of(args), everything=args.all)

@@ -8,12 +8,12 @@ from html import escape
 
 from shoal.units import format_duration
 from shoal.views.columns import iso
-from shoal.views.report import nodes, timeline
+from shoal.views.report import nodes, shapes, timeline
 from shoal.views.report.account import Hours
 from shoal.views.report.gather import Report, hours_words
 from shoal.views.report.staged import HEADER, rows, staged
 from shoal.views.report.style import STYLE
-from shoal.views.report.text import results_table
+from shoal.views.report.text import results_table, stopped_rows
 
 _WIDTH, _LANE, _LEFT = 920, 18, 150
 
@@ -25,8 +25,10 @@ def page(report: Report) -> str:
         ("Efficiency", _efficiency(report)),
         ("GPUs over time" if report.gpu.held else "Runs over time", gantt(report)),
         ("Nodes", _nodes(report)),
+        ("The same runs in other shapes, by their measured lengths", _shapes(report)),
         ("Data", _data(report)),
         ("Failures by cause", _failures(report)),
+        ("Stopped by search", _stopped(report)),
         ("Results", _table(*results_table(report))),
         ("Runs", _runs(report)),
     ]
@@ -160,6 +162,15 @@ def _clock(moment: float, length: float) -> str:
 def _nodes(report: Report) -> str:
     found = nodes.rows(nodes.nodes(report.tries))
     return _table(nodes.HEADER, found) if len(found) > 1 else ""
+
+
+def _shapes(report: Report) -> str:
+    found = shapes.rows(shapes.shapes(report.tries))
+    return _table(shapes.header(report.tries), found) if found else ""
+
+
+def _stopped(report: Report) -> str:
+    return _table(["run", "stopped"], stopped_rows(report))
 
 
 def _data(report: Report) -> str:

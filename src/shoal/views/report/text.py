@@ -131,14 +131,18 @@ def _shapes(report: Report, screen: Screen) -> list[str]:
 
 
 def _stopped(report: Report, screen: Screen) -> list[str]:
-    """What each of them had when it was stopped; their numbers are in no mean."""
-    stopped = [history.view for history in report.histories if history.view.state == "stopped"]
-    if not stopped:
+    found = stopped_rows(report)
+    if not found:
         return []
-    rows = [(view.name, (view.cause or "").removeprefix("stopped by search ")) for view in stopped[:_MOST_LANES]]
-    lines = table_lines(("RUN", "STOPPED"), rows, _inside(screen))
-    more = [f"and {len(stopped) - _MOST_LANES} more; --json names them all"] if len(stopped) > _MOST_LANES else []
+    lines = table_lines(("RUN", "STOPPED"), found[:_MOST_LANES], _inside(screen))
+    more = [f"and {len(found) - _MOST_LANES} more; --json names them all"] if len(found) > _MOST_LANES else []
     return [f"  {line}" if screen.tty else line for line in [*lines, *more]]
+
+
+def stopped_rows(report: Report) -> list[tuple[str, str]]:
+    """What each run had when a search stopped it; their numbers are in no mean."""
+    stopped = [history.view for history in report.histories if history.view.state == "stopped"]
+    return [(view.name, (view.cause or "").removeprefix("stopped by search ")) for view in stopped]
 
 
 def _clock(moment: float) -> str:

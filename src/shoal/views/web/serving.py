@@ -6,7 +6,10 @@ import getpass
 import socket
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from shoal.errors import InputError
 from shoal.views import actions
@@ -47,17 +50,25 @@ def serve(
         print("the link works once; " + ("it may act on runs; " if allow_actions else "") + "Ctrl-C ends the page")
         server.on_new_link = lambda link: print(f"opened; for another browser: {link}", flush=True)
     sys.stdout.flush()
-    if browser:
-        import webbrowser
-
-        webbrowser.open(server.link)
-    try:
-        server.serve_forever(poll_interval=0.2)
-    except KeyboardInterrupt:
-        sys.stderr.write("\nthe page is closed; the runs go on\n")
-    finally:
-        server.server_close()
+    with ExitStack() as stack:
+        stack.callback(server.server_close)
+        if browser:
+            open_privately(server.link, stack.enter_context(TemporaryDirectory(prefix="shoal-ui-")))
+        try:
+            server.serve_forever(poll_interval=0.2)
+        except KeyboardInterrupt:
+            sys.stderr.write("\nthe page is closed; the runs go on\n")
     return 0
+
+
+def open_privately(link: str, folder: str) -> None:
+    """Open this machine's browser by way of a file in a folder that nobody else can enter: the words of a command are
+    seen by every user of the machine, and the link is worth a login."""
+    import webbrowser
+
+    page = Path(folder) / "open.html"
+    page.write_text(f'<!doctype html><meta http-equiv="refresh" content="0;url={link}"><title>shoal</title>\n')
+    webbrowser.open(page.as_uri())
 
 
 def save_copy(home: str, folder: str, *, as_json: bool = False, quiet: bool = False) -> int:
