@@ -72,8 +72,9 @@ def test_runs_are_the_same_under_ray_and_nothing_of_it_is_left(project: Project)
 
 def test_killing_a_worker_of_ray_ends_its_run_which_is_tried_again(project: Project) -> None:
     words = ("pack", "--engine", "ray", "--slots", 2, "--set", "k=1:3:1", "--", *QUICK, "wait=go", "{k}")
-    begun = project.start(*words)
+    begun = project.start(*words, SHOAL_SAMPLE_S="0.1")
     wait_until(lambda: len(list((project.root / "marks").iterdir())) >= 2, 120, "two runs have begun")
+    wait_until(lambda: len(list((project.home / "runs").glob("*/*/attempt.1.use"))) == 2, 60, "both are sampled")
     worker = next(pid for pid in _of_ray(project) if b"SlotWorker" in Path(f"/proc/{pid}/cmdline").read_bytes())
     os.kill(worker, signal.SIGKILL)
     wait_until(lambda: list((project.home / "runs").glob("*/*/attempt.1.end")), 60, "the lost run is recorded")
@@ -82,6 +83,8 @@ def test_killing_a_worker_of_ray_ends_its_run_which_is_tried_again(project: Proj
     assert begun.returncode == 0, said
     ends = [json.loads(path.read_text()) for path in (project.home / "runs").glob("*/*/attempt.*.end")]
     assert sorted((end["stopped_by"] or "done") for end in ends) == ["done", "done", "done", "lost"]
+    used = [json.loads(path.read_text()) for path in (project.home / "runs").glob("*/*/attempt.1.use")]
+    assert all(one["points"] and one["peak_memory_mb"] > 1 and one["gpu_problem"] for one in used)
     assert not _of_ray(project)
 
 

@@ -3,7 +3,9 @@
 import os
 import sys
 import threading
-from typing import Mapping
+import time
+from contextlib import contextmanager
+from typing import Iterator, Mapping, Optional, Tuple
 
 from .. import layout, notices, tree, usage
 from ..environment import read_secrets
@@ -34,10 +36,10 @@ class Beside:
             if self._tells:
                 notices.when_quiet(home, running.item.name, [begun.out, begun.err], running.began, env)
 
-        self._sampler.add(_path(running), env, lambda: tree.use_of(pid, {}), also=tell_if_quiet)
+        self._sampler.add(running.use_file, env, lambda: tree.use_of(pid, {}), also=tell_if_quiet)
 
     def ended(self, running: Running) -> None:
-        self._sampler.end(_path(running))
+        self._sampler.end(running.use_file)
 
     def failed(self, running: Running) -> None:
         """The first failure is told while the others run on."""
@@ -65,5 +67,25 @@ class Beside:
             sys.stderr.write("shoal: telling failed: %s\n" % error)
 
 
-def _path(running: Running) -> str:
-    return os.path.join(running.begun.claim.run_dir, layout.attempt_file(running.begun.number, "use"))
+@contextmanager
+def sampled(pid: int, use: Optional[str], env: Mapping[str, str], streams: Tuple[str, str]) -> Iterator[None]:
+    """Sample one run by itself, in the process that started it: for engines that start runs through others."""
+    if use is None:
+        yield
+        return
+    home, began = layout.home_of(os.path.dirname(use)), time.time()
+
+    def tell_if_quiet() -> None:
+        if env.get("SLURM_JOB_ID"):
+            notices.when_quiet(home, env["SHOAL_RUN"], list(streams), began, env)
+
+    sampler, over = usage.Sampler(env), threading.Event()
+    sampler.add(use, env, lambda: tree.use_of(pid, {}), also=tell_if_quiet)
+    thread = threading.Thread(target=sampler.run, args=(over,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        sampler.end(use)
+        over.set()
+        thread.join(30)

@@ -73,9 +73,18 @@ class Starter:
     wait_on: Sequence[Any] = ()
 
     def start(
-        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, streams: Tuple[str, str], cpus: Sequence[int] = ()
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        streams: Tuple[str, str],
+        cpus: Sequence[int] = (),
+        use: Optional[str] = None,
     ) -> Child:
-        """Start a program with its output appended to two files; OSError says what is missing."""
+        """Start a program with its output appended to two files; OSError says what is missing.
+
+        `use`: the file for what it uses, written by whoever starts it where this process cannot look.
+        """
         raise NotImplementedError
 
     def collect(self) -> None:
@@ -105,7 +114,13 @@ class ColdStarter(Starter):
             self.setup = functools.partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
     def start(
-        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, streams: Tuple[str, str], cpus: Sequence[int] = ()
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        streams: Tuple[str, str],
+        cpus: Sequence[int] = (),
+        use: Optional[str] = None,
     ) -> Child:
         program = self.find(argv[0], env.get("PATH", os.defpath), cwd)
         before = os.sched_getaffinity(0) if cpus else None

@@ -234,17 +234,18 @@ class Engine:
 
     def _start_program(self, running: Running) -> None:
         begun = running.begun
-        child = self._start(running, command.inside(begun.spec, begun.claim, running.argv, running.env))
+        argv = command.inside(begun.spec, begun.claim, running.argv, running.env)
+        child = self._start(running, argv, running.use_file)
         if child is not None:
             running.begin_program(child, self._left_s())
             self.running[child.pid] = running
             self.beside.began(running, running.env)
 
-    def _start(self, running: Running, argv: List[str]) -> Optional[children.Child]:
+    def _start(self, running: Running, argv: List[str], use: Optional[str] = None) -> Optional[children.Child]:
         """A process of a run, or None after its end was written, because it cannot be started."""
         cpus = running.holding.cpus if self.settings.bind else ()
         try:
-            return self.starter.start(argv, running.env, running.begun.spec["cwd"], running.streams, cpus)
+            return self.starter.start(argv, running.env, running.begun.spec["cwd"], running.streams, cpus, use)
         except OSError as error:
             problem = "cannot start %s: %s" % (error.filename or argv[0], error.strerror)
             self._fail(running, problem, 127 if isinstance(error, FileNotFoundError) else 126)

@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from .. import nvml
 from . import machine
+from .beside import sampled
 from .books import WHOLE
 from .children import Child, ColdStarter, Starter
 from .ray_cluster import Cluster, RayProblem
@@ -42,13 +43,16 @@ class SlotWorker:
         ids = [self.gpus.ids[index] for index in self.chosen if index < len(self.gpus.ids)]
         return {"host": os.environ.get("SLURMD_NODENAME") or os.uname().nodename, "gpus": ids}
 
-    def run(self, argv: List[str], env: Dict[str, str], cwd: str, streams: Tuple[str, str]) -> int:
+    def run(
+        self, argv: List[str], env: Dict[str, str], cwd: str, streams: Tuple[str, str], use: Optional[str] = None
+    ) -> int:
         if self.chosen and self.gpus.ids:
             env = dict(env, **machine.gpu_environment(self.gpus, self.chosen))
         if 0 < self.share < WHOLE:
             env = dict(env, **memory_environment(self.share, self.memory, env))
         self.child = self.starter.start(argv, env, cwd, streams)
-        os.waitid(os.P_PID, self.child.pid, os.WEXITED | os.WNOWAIT)
+        with sampled(self.child.pid, use, env, streams):
+            os.waitid(os.P_PID, self.child.pid, os.WEXITED | os.WNOWAIT)
         code = self.child.poll()
         self.child = None
         return -signal.SIGKILL if code is None else code
@@ -124,12 +128,18 @@ class RayStarter(Starter):
         return self._places.get(slot, {})
 
     def start(
-        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, streams: Tuple[str, str], cpus: Sequence[int] = ()
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        streams: Tuple[str, str],
+        cpus: Sequence[int] = (),
+        use: Optional[str] = None,
     ) -> Child:
         self._count += 1
         slot = int(env["SHOAL_SLOT"])
         child = self._children[self._count] = RayChild(self._count, self, slot)
-        done = self._workers[slot].run.remote(list(argv), dict(env), cwd, tuple(streams))
+        done = self._workers[slot].run.remote(list(argv), dict(env), cwd, tuple(streams), use)
         done.future().add_done_callback(lambda future, number=self._count: self._ended(number, child, future))
         return child
 

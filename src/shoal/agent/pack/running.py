@@ -44,6 +44,10 @@ class Running:
     def streams(self) -> Tuple[str, str]:
         return (self.begun.out, self.begun.err)
 
+    @property
+    def use_file(self) -> str:
+        return os.path.join(self.begun.claim.run_dir, layout.attempt_file(self.begun.number, "use"))
+
     def begin_program(self, child: Child, left_s: Optional[float]) -> None:
         """The program runs, for as long as it may: its own limit, and what is left of the allocation's time."""
         self.child, self.phase = child, "program"

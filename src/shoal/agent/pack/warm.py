@@ -66,7 +66,13 @@ class WarmStarter(Starter):
         self.pids, self.wait_on = [self._server.pid], [ours]
 
     def start(
-        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, streams: Tuple[str, str], cpus: Sequence[int] = ()
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        streams: Tuple[str, str],
+        cpus: Sequence[int] = (),
+        use: Optional[str] = None,
     ) -> Child:
         """Fork the run if it can be had that way; else start it like any other."""
         how = program_of(argv)
