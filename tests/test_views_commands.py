@@ -221,6 +221,20 @@ def test_the_report_counts_hours_by_hand(made: MadeUp) -> None:
     assert len(lanes) >= 4 and all(bar["end"] >= bar["start"] for bar in found["timeline"])
 
 
+def test_report_and_results_group_the_same_runs_and_leave_out_tries(made: MadeUp) -> None:
+    spec = Path(made.home) / "runs/001_lr/001_train_2/spec.1.json"
+    spec.write_text(json.dumps({**json.loads(spec.read_text()), "smoke": {"steps": 1}}))
+    runs, _ = results.gather(made.home, ["001_lr"], {}, partial=False)
+    groups = {
+        group.name: (one.mean, one.size)
+        for group in tabulate(runs).groups
+        if (one := group.metrics.get("accuracy")) is not None
+    }
+    rows = {f"001_lr/{row.label}": row.metrics["accuracy"] for row in reporting.gather(made.home, ["001_lr"]).rows}
+    assert {name: (one.mean, one.size) for name, one in rows.items()} == groups
+    assert {name: one.size for name, one in rows.items()} == {"001_lr/000_train": 3, "001_lr/001_train": 2}
+
+
 def test_a_report_reads_what_trackers_wrote_and_a_diverged_run_is_no_number(made: MadeUp) -> None:
     for seed, loss in ((0, 0.5), (1, float("nan"))):
         output = made.run(f"004_tb/000_train_{seed}", "done", gpus=0)

@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal.agent.environment import text_of
+from shoal.model import RunSpec
 from shoal.observe import observe
 from shoal.results.metrics import read_metrics
 from shoal.results.table import Group, Results, RunResult, Statistic
+from shoal.store.fold import RunView
 from shoal.store.reading import Reader
 from shoal.store.writing import in_parallel
 from shoal.sweep.memory import read_naming
@@ -36,12 +38,11 @@ def gather(
 
     def read(name: str) -> RunResult | None:
         spec, view = reader.spec(name), views[name]
-        if spec is None or spec.smoke or spec.trial:
-            return None
-        sweeps.add((spec.experiment, spec.sweep))
         counts = view.output_dir is not None and (view.state == "done" or partial)
-        numbers = read_metrics(view.output_dir) if counts and view.output_dir else {}
-        return RunResult(name, spec.step, spec.seed, spec.params, spec.derived, view.state, numbers, view.cause)
+        found = result_of(spec, view, read_metrics(view.output_dir) if counts and view.output_dir else {})
+        if found is not None and spec is not None:
+            sweeps.add((spec.experiment, spec.sweep))
+        return found
 
     found = [run for run in in_parallel(read, names) if run is not None] if names else []
     for experiment, base in sweeps:
@@ -49,6 +50,13 @@ def gather(
             naming = read_naming(home, experiment, base)[1]
             defaults.update(naming.defaults if naming else {})
     return found, defaults
+
+
+def result_of(spec: RunSpec | None, view: RunView, numbers: Mapping[str, float]) -> RunResult | None:
+    """A run for the table; None for one that nobody described, or that only tries something out."""
+    if spec is None or spec.smoke or spec.trial:
+        return None
+    return RunResult(view.name, spec.step, spec.seed, spec.params, spec.derived, view.state, numbers, view.cause)
 
 
 def show(results: Results, kind: str, screen: Screen | None = None) -> None:
@@ -116,7 +124,7 @@ def cells(results: Results, plus_minus: str | None) -> tuple[list[str], list[lis
         for name in results.metrics:
             one = group.metrics.get(name)
             if plus_minus:
-                row.append(_short(one, plus_minus))
+                row.append(mean_words(one, plus_minus))
             else:
                 row += ["", ""] if one is None else [repr(one.mean), "" if one.std is None else repr(one.std)]
         rows.append([*row, _count(group), _missing(group)])
@@ -150,7 +158,8 @@ def _why(run: RunResult) -> str:
     return "has no metrics" if run.state == "done" else run.state
 
 
-def _short(one: Statistic | None, plus_minus: str) -> str:
+def mean_words(one: Statistic | None, plus_minus: str = " ± ") -> str:
+    """0.912 ± 0.004, or the number alone for one seed."""
     if one is None:
         return "-"
     return f"{one.mean:.4g}" if one.std is None else f"{one.mean:.4g}{plus_minus}{one.std:.2g}"
@@ -189,7 +198,7 @@ def _latex(results: Results) -> str:
         return "".join(_LATEX.get(letter, letter) for letter in text)
 
     def number(one: Statistic | None) -> str:
-        return "--" if one is None else "$" + _short(one, r" \pm ") + "$"
+        return "--" if one is None else "$" + mean_words(one, r" \pm ") + "$"
 
     named = results.params or ["group"]
     lines = [

@@ -10,6 +10,7 @@ import msgspec
 
 from shoal.observe import Ask, observe
 from shoal.results.metrics import read_metrics
+from shoal.results.table import Statistic
 from shoal.store.reading import Reader
 from shoal.store.writing import in_parallel
 from shoal.views.causes import WORDS
@@ -153,8 +154,8 @@ def _run(report: Report, history: RunHistory) -> dict[str, Any]:
     }
 
 
-def _value(value: results.Value) -> dict[str, Any]:
-    return {"mean": finite(value.mean), "spread": finite(value.spread), "runs": value.runs}
+def _value(value: Statistic) -> dict[str, Any]:
+    return {"mean": finite(value.mean), "spread": finite(value.std), "runs": value.size}
 
 
 def _attempt(one: Try) -> dict[str, Any]:
@@ -197,13 +198,6 @@ def metric_names(rows: Sequence[results.Row]) -> list[str]:
 
 def setting_names(rows: Sequence[results.Row]) -> list[str]:
     return list(dict.fromkeys(key for row in rows for key in row.settings))
-
-
-def value_words(value: results.Value | None) -> str:
-    """0.912 ± 0.004, or the number alone for one seed."""
-    if value is None:
-        return "-"
-    return f"{value.mean:.4g}" if value.spread is None else f"{value.mean:.4g} ± {value.spread:.2g}"
 
 
 def hours_words(hours: account.Hours) -> Mapping[str, str]:

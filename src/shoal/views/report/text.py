@@ -9,8 +9,9 @@ from shoal.units import format_duration
 from shoal.views.render import bar, fit, paint_state, plain, plural, print_json, table_lines, wrapped
 from shoal.views.report import nodes, shapes, timeline
 from shoal.views.report.efficiency import Spread
-from shoal.views.report.gather import Report, document, hours_words, metric_names, setting_names, value_words
+from shoal.views.report.gather import Report, document, hours_words, metric_names, setting_names
 from shoal.views.report.staged import HEADER, rows, staged
+from shoal.views.results import mean_words
 from shoal.views.screen import Screen
 
 _MOST_LANES = 24
@@ -195,7 +196,7 @@ def results_table(report: Report) -> tuple[list[str], list[list[str]]]:
             plain(row.label),
             *(plain(row.settings.get(key, "-")) for key in settings),
             _seeds(row.seeds),
-            *(value_words(row.metrics.get(key)) for key in metrics),
+            *(mean_words(row.metrics.get(key)) for key in metrics),
         ]
         for row in report.rows
     ]
