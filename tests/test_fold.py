@@ -14,8 +14,9 @@ from shoal.agent import files
 from shoal.backends.slurm.query import Snapshot, parse_sacct, parse_squeue
 from shoal.model import ENDED, LIVE, STATES
 from shoal.names import job_name
-from shoal.store.fold import ENDED_WORDS, LIVE_WORDS, Evidence, JobRow, RunView, fold
+from shoal.store.fold import Evidence, RunView, fold
 from shoal.store.reading import Reader
+from shoal.store.slurm_words import ENDED_WORDS, LIVE_WORDS, JobRow
 
 NAME = "001_a/000_x_0"
 TOKEN = "abcdefghijkm"

@@ -17,7 +17,7 @@ import pytest
 from project import Project
 from shoal.backends.slurm.query import Snapshot
 from shoal.sandbox import Sandbox
-from shoal.store.fold import JobRow
+from shoal.store.slurm_words import JobRow
 from shoal.views.polling import SharedSlurm, interval_from
 from waiting import wait_until
 

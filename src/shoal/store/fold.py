@@ -12,59 +12,10 @@ import msgspec
 
 from shoal.store.reading import RunFiles
 from shoal.store.records import End, Submission, Verdict
+from shoal.store.slurm_words import ENDED_WORDS, LIVE_WORDS, STUCK_REASONS, JobRow, in_words, verdict_of
 
-#: Slurm's words for a job that is still in its hands -> ours.
-LIVE_WORDS = {
-    "PENDING": "pending",
-    "REQUEUED": "pending",
-    "REQUEUE_HOLD": "stuck",
-    "REQUEUE_FED": "pending",
-    "RESV_DEL_HOLD": "stuck",
-    "SPECIAL_EXIT": "stuck",
-    "CONFIGURING": "pending",
-    "RUNNING": "running",
-    "COMPLETING": "running",
-    "RESIZING": "running",
-    "SIGNALING": "running",
-    "STAGE_OUT": "running",
-    "SUSPENDED": "running",
-    "STOPPED": "running",
-}
-#: Slurm's words for a job that has ended -> ours.
-ENDED_WORDS = {
-    "COMPLETED": "done",
-    "FAILED": "failed",
-    "LAUNCH_FAILED": "failed",
-    "RECONFIG_FAIL": "failed",
-    "OUT_OF_MEMORY": "oom",
-    "TIMEOUT": "timeout",
-    "DEADLINE": "timeout",
-    "PREEMPTED": "preempted",
-    "NODE_FAIL": "node_fail",
-    "BOOT_FAIL": "node_fail",
-    "CANCELLED": "cancelled",
-    "REVOKED": "cancelled",
-}
-#: Reasons with which a pending job waits for ever, and what frees it.
-STUCK_REASONS = {
-    "launch failed requeued held": "scontrol release {job}",
-    "JobHoldMaxRequeue": "scontrol release {job}",
-    "JobHeldAdmin": "ask the cluster's administrators",
-    "JobHeldUser": "scontrol release {job}",
-    "DependencyNeverSatisfied": "shoal cancel {run}",
-    "PartitionTimeLimit": "shoal cancel {run}   # and ask for less time",
-    "PartitionNodeLimit": "shoal cancel {run}   # and ask for fewer nodes",
-    "PartitionDown": "sinfo   # the partition takes no jobs now",
-    "PartitionInactive": "sinfo   # the partition takes no jobs now",
-    "BadConstraints": "shoal cancel {run}   # no node can serve the request",
-    "AssocGrpCPUMinutesLimit": "sacctmgr show assoc user=$USER   # the account's budget is used up",
-    "InvalidAccount": "sacctmgr show assoc user=$USER",
-    "InvalidQOS": "sacctmgr show assoc user=$USER",
-}
 #: Seconds for which a job that Slurm no longer knows may still owe us files that a network file system hides.
 MISSING_GRACE_S = 60.0
-
-
 #: Why the engine of a pack ended a run -> state and cause.
 _PACK_STOPS = {
     "time limit": ("timeout", "stopped at its own time limit"),
@@ -72,26 +23,6 @@ _PACK_STOPS = {
     "lost": ("lost", "the engine that ran it was killed"),
     "probe": ("new", "it was probed, and its pack ended before its turn"),
 }
-
-
-class JobRow(NamedTuple):
-    """One line of squeue or sacct about one of our jobs."""
-
-    job_id: str
-    word: str
-    name: str
-    task: int | None = None
-    array_job_id: str | None = None
-    node: str | None = None
-    reason: str | None = None
-    exit_code: int | None = None
-    signal: int | None = None
-    by: str | None = None
-    oom_step: bool = False
-
-    @property
-    def label(self) -> str:
-        return self.job_id if self.task is None else f"{self.array_job_id}_{self.task}"
 
 
 class Evidence(NamedTuple):
@@ -296,18 +227,6 @@ def _verdict(files: RunFiles, row: JobRow | None) -> Verdict | None:
     return files.verdict
 
 
-def verdict_of(row: JobRow) -> Verdict:
-    return Verdict(
-        word=row.word,
-        exit_code=row.exit_code,
-        signal=row.signal,
-        by=row.by,
-        node=row.node,
-        reason=row.reason,
-        oom_step=row.oom_step,
-    )
-
-
 def _after_end(files: RunFiles, end: End, verdict: Verdict | None, view: dict[str, Any]) -> RunView:
     view = {**view, "ended": end.ended, "exit_code": end.exit_code, "attempt": end.attempt}
     word = verdict.word if verdict else None
@@ -322,7 +241,7 @@ def _after_end(files: RunFiles, end: End, verdict: Verdict | None, view: dict[st
         how = f"killed by {end.signal}" if end.signal else f"exit code {end.exit_code}"
         return RunView(**view, state="failed", cause=end.problem or how)
     if word in ENDED_WORDS and ENDED_WORDS[word] not in ("done", "failed"):
-        return RunView(**view, state=ENDED_WORDS[word], cause=_in_words(word, verdict))
+        return RunView(**view, state=ENDED_WORDS[word], cause=in_words(word, verdict))
     if end.stopped_by == "limit":
         return RunView(**view, state="timeout", cause="stopped before its time limit")
     if end.stopped_by in _PACK_STOPS:
@@ -338,7 +257,7 @@ def _after_end(files: RunFiles, end: End, verdict: Verdict | None, view: dict[st
 def _by_slurm_alone(files: RunFiles, verdict: Verdict, view: dict[str, Any]) -> RunView:
     """The job ended without an end record: the agent was killed with it, or never ran."""
     state = ENDED_WORDS.get(verdict.word, "unknown")
-    cause = _in_words(verdict.word, verdict)
+    cause = in_words(verdict.word, verdict)
     if verdict.oom_step:
         state, cause = "oom", "out of memory: the kernel killed a step of the job"
     elif _in_queue(files) and not _has_started(files):
@@ -357,25 +276,6 @@ def _by_slurm_alone(files: RunFiles, verdict: Verdict, view: dict[str, Any]) -> 
 
 def _cancelled(files: RunFiles) -> str:
     return f"cancelled: {files.cancel_reason}" if files.cancel_reason else "cancelled"
-
-
-def _in_words(word: str, verdict: Verdict | None) -> str:
-    if word == "CANCELLED":
-        return f"cancelled by {verdict.by}" if verdict and verdict.by else "cancelled"
-    if word == "FAILED" and verdict is not None:
-        if (verdict.exit_code, verdict.signal) == (0, 53):
-            return "Slurm could not open the output file: its folder is missing or not writable"
-        return f"killed by signal {verdict.signal}" if verdict.signal else f"exit code {verdict.exit_code}"
-    node = f" ({verdict.node})" if verdict and verdict.node else ""
-    return {
-        "TIMEOUT": "stopped at its time limit",
-        "DEADLINE": "stopped at its deadline",
-        "OUT_OF_MEMORY": "out of memory: the kernel killed a process of the job",
-        "PREEMPTED": "preempted by another job",
-        "NODE_FAIL": f"the node failed{node}",
-        "BOOT_FAIL": f"the node did not boot{node}",
-        "COMPLETED": "exit code 0",
-    }.get(word, word)
 
 
 def _nobody_says(files: RunFiles, evidence: Evidence, view: dict[str, Any]) -> RunView:

@@ -14,9 +14,10 @@ from shoal.errors import SchedulerError
 from shoal.model import LIVE
 from shoal.observe import observe
 from shoal.store import writing
-from shoal.store.fold import ENDED_WORDS, RunView
+from shoal.store.fold import RunView
 from shoal.store.reading import Reader
 from shoal.store.records import Submission
+from shoal.store.slurm_words import ENDED_WORDS
 
 
 def live_among(home: str, names: Sequence[str]) -> list[RunView]:

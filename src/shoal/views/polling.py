@@ -17,7 +17,7 @@ import msgspec
 
 from shoal.agent.files import replace
 from shoal.backends.slurm.query import QUERY_TIMEOUT_S, Snapshot, by_token, squeue
-from shoal.store.fold import JobRow
+from shoal.store.slurm_words import JobRow
 
 #: Seconds between two questions to the controller by all watchers together, and the most after failures.
 INTERVAL_S = 10.0

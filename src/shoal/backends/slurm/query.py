@@ -15,7 +15,7 @@ from typing import NamedTuple
 from shoal.backends.slurm.commands import run
 from shoal.errors import SchedulerError
 from shoal.names import token_of_job
-from shoal.store.fold import ENDED_WORDS, JobRow
+from shoal.store.slurm_words import ENDED_WORDS, JobRow
 
 QUERY_TIMEOUT_S = 30.0
 _SQUEUE_FIELDS = "%A|%F|%K|%T|%N|%r|%j"

@@ -1,0 +1,107 @@
+"""Slurm's words about a job, and what they mean here. Data first; an unknown word is nobody's, and never an end."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from shoal.store.records import Verdict
+
+#: Slurm's words for a job that is still in its hands -> ours.
+LIVE_WORDS = {
+    "PENDING": "pending",
+    "REQUEUED": "pending",
+    "REQUEUE_HOLD": "stuck",
+    "REQUEUE_FED": "pending",
+    "RESV_DEL_HOLD": "stuck",
+    "SPECIAL_EXIT": "stuck",
+    "CONFIGURING": "pending",
+    "RUNNING": "running",
+    "COMPLETING": "running",
+    "RESIZING": "running",
+    "SIGNALING": "running",
+    "STAGE_OUT": "running",
+    "SUSPENDED": "running",
+    "STOPPED": "running",
+}
+#: Slurm's words for a job that has ended -> ours.
+ENDED_WORDS = {
+    "COMPLETED": "done",
+    "FAILED": "failed",
+    "LAUNCH_FAILED": "failed",
+    "RECONFIG_FAIL": "failed",
+    "OUT_OF_MEMORY": "oom",
+    "TIMEOUT": "timeout",
+    "DEADLINE": "timeout",
+    "PREEMPTED": "preempted",
+    "NODE_FAIL": "node_fail",
+    "BOOT_FAIL": "node_fail",
+    "CANCELLED": "cancelled",
+    "REVOKED": "cancelled",
+}
+#: Reasons with which a pending job waits for ever, and what frees it.
+STUCK_REASONS = {
+    "launch failed requeued held": "scontrol release {job}",
+    "JobHoldMaxRequeue": "scontrol release {job}",
+    "JobHeldAdmin": "ask the cluster's administrators",
+    "JobHeldUser": "scontrol release {job}",
+    "DependencyNeverSatisfied": "shoal cancel {run}",
+    "PartitionTimeLimit": "shoal cancel {run}   # and ask for less time",
+    "PartitionNodeLimit": "shoal cancel {run}   # and ask for fewer nodes",
+    "PartitionDown": "sinfo   # the partition takes no jobs now",
+    "PartitionInactive": "sinfo   # the partition takes no jobs now",
+    "BadConstraints": "shoal cancel {run}   # no node can serve the request",
+    "AssocGrpCPUMinutesLimit": "sacctmgr show assoc user=$USER   # the account's budget is used up",
+    "InvalidAccount": "sacctmgr show assoc user=$USER",
+    "InvalidQOS": "sacctmgr show assoc user=$USER",
+}
+
+
+class JobRow(NamedTuple):
+    """One line of squeue or sacct about one of our jobs."""
+
+    job_id: str
+    word: str
+    name: str
+    task: int | None = None
+    array_job_id: str | None = None
+    node: str | None = None
+    reason: str | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    by: str | None = None
+    oom_step: bool = False
+
+    @property
+    def label(self) -> str:
+        return self.job_id if self.task is None else f"{self.array_job_id}_{self.task}"
+
+
+def verdict_of(row: JobRow) -> Verdict:
+    return Verdict(
+        word=row.word,
+        exit_code=row.exit_code,
+        signal=row.signal,
+        by=row.by,
+        node=row.node,
+        reason=row.reason,
+        oom_step=row.oom_step,
+    )
+
+
+def in_words(word: str, verdict: Verdict | None) -> str:
+    if word == "CANCELLED":
+        return f"cancelled by {verdict.by}" if verdict and verdict.by else "cancelled"
+    if word == "FAILED" and verdict is not None:
+        if (verdict.exit_code, verdict.signal) == (0, 53):
+            return "Slurm could not open the output file: its folder is missing or not writable"
+        return f"killed by signal {verdict.signal}" if verdict.signal else f"exit code {verdict.exit_code}"
+    node = f" ({verdict.node})" if verdict and verdict.node else ""
+    return {
+        "TIMEOUT": "stopped at its time limit",
+        "DEADLINE": "stopped at its deadline",
+        "OUT_OF_MEMORY": "out of memory: the kernel killed a process of the job",
+        "PREEMPTED": "preempted by another job",
+        "NODE_FAIL": f"the node failed{node}",
+        "BOOT_FAIL": f"the node did not boot{node}",
+        "COMPLETED": "exit code 0",
+    }.get(word, word)
