@@ -15,6 +15,7 @@ import json
 import os
 import resource
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -106,6 +107,7 @@ def sleeps_by_shoal(engine: str, costs: bool) -> str:
 
 def noops_by_shoal(count: int) -> str:
     with _folder() as folder:
+        nothing_s = statistics.median(_timed([sys.executable, "-c", "pass"]) for _ in range(5))
         before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.time()
         _shoal(["pack", "--slots", str(SLOTS), "-q", "--set", f"k=1:{count}:1", "--", "/bin/true", "{k}"], folder)
         seconds, after = time.time() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -115,7 +117,8 @@ def noops_by_shoal(count: int) -> str:
         engine = json.loads(next(Path(folder).glob(".shoal/submissions/*/engine.*.end")).read_text())
         return (
             f"{(last - first) / count * 1000:6.2f} ms a run in the engine, {seconds / count * 1000:.2f} ms in all, "
-            f"{cpu / count * 1000:.2f} CPU-ms; first run after {first - begin:.2f} s; {len(ends)} durable ends; "
+            f"{cpu / count * 1000:.2f} CPU-ms; first run after {first - begin:.2f} s, "
+            f"{(first - begin) / nothing_s:.0f} times `python -c pass`; {len(ends)} durable ends; "
             f"the engine had {engine['max_rss_mb']:.0f} MB"
         )
 

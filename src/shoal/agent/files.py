@@ -8,7 +8,7 @@ import errno
 import json
 import os
 import random
-from typing import Any, Dict, List, Optional, cast
+from typing import Any, Dict, List, Optional, Sequence, cast
 
 #: Errors of the disk, not of the program: full, over quota, read-only, failing hardware.
 DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
@@ -21,7 +21,7 @@ def create_exclusive(path: str, data: bytes, sync_folder: bool = True, sync: boo
     After True the content is on disk, and so is the name unless the caller will sync the folder with a later file.
     After False `path` exists, with whatever its creator wrote. After an error
     nothing of this call is left behind. Without `sync` who comes first is decided all the same, but content and name
-    are on disk only after `sync_record`.
+    are on disk only after `sync_records`.
     """
     temp = _write_temp(path, data, sync)
     try:
@@ -42,14 +42,15 @@ def create_exclusive(path: str, data: bytes, sync_folder: bool = True, sync: boo
     return created
 
 
-def sync_record(path: str) -> None:
-    """Wait until a record that was created without waiting is on disk, with its name."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    _sync_folder(os.path.dirname(path))
+def sync_records(paths: Sequence[str]) -> None:
+    """Wait until records of one folder that were created without waiting are on disk, with their names."""
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            _sync(fd, path)
+        finally:
+            os.close(fd)
+    _sync_folder(os.path.dirname(paths[0]))
 
 
 def replace(path: str, data: bytes, sync: bool = True) -> None:
@@ -107,15 +108,23 @@ def _write_temp(path: str, data: bytes, sync: bool = True) -> str:
                 # A nearly full disk takes a part and reports no error; the next call reports it.
                 rest = rest[os.write(fd, rest) :]
             if sync:
-                os.fsync(fd)
+                _sync(fd, path)
         finally:
             os.close(fd)
     except BaseException as error:
         _remove(temp)
         if isinstance(error, OSError) and error.filename is None:
-            error.filename = path  # write() and fsync() know only a number, and people need a name.
+            error.filename = path  # write() knows only a number, and people need a name.
         raise
     return temp
+
+
+def _sync(fd: int, path: str) -> None:
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        error.filename = path
+        raise
 
 
 def _create_by_mkdir(temp: str, path: str) -> bool:

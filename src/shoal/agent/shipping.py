@@ -9,6 +9,7 @@ import io
 import marshal
 import os
 import zipfile
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 from . import files
@@ -44,8 +45,8 @@ def ship(home: str) -> str:
 
     Named after its content: queued jobs keep the agent they were submitted with when shoal is upgraded meanwhile.
     """
-    modules = _modules()
-    content = "\0".join([*modules, *modules.values()]).encode() + _UNCHECKED
+    modules = {name: path.read_text("utf-8") for name, path in _modules().items()}
+    content = "\0".join([_ENTRY, *modules, *modules.values()]).encode() + _UNCHECKED
     folder = os.path.join(home, "agent")
     path = os.path.join(folder, f"{hashlib.sha256(content).hexdigest()[:12]}.pyz")
     if not os.path.exists(path):
@@ -55,25 +56,25 @@ def ship(home: str) -> str:
 
 
 @functools.lru_cache(maxsize=1)
-def _modules() -> dict[str, str]:
-    """Name in the zip -> source."""
+def _modules() -> dict[str, Path]:
+    """Name in the zip -> where it comes from."""
     here = Path(__file__).parent
     paths = sorted(set(here.rglob("*.py")) - {Path(__file__)})
-    return {
-        "__main__.py": _ENTRY,
-        **{f"shoal_agent/{path.relative_to(here).as_posix()}": path.read_text("utf-8") for path in paths},
-    }
+    return {f"shoal_agent/{path.relative_to(here).as_posix()}": path for path in paths}
 
 
 def build() -> bytes:
     """The zip's bytes: each module as source, and compiled for this Python, which jobs use as well.
 
-    Another Python passes over the compiled ones. Without them every start of a rank would cost half as much again.
+    Another Python passes over the compiled ones. Without them every start of a rank would cost half as much again. They
+    come from where Python keeps what it compiled, because the first pack of a project waits for this.
     """
+    parts = {"__main__.py": _ENTRY.encode()}
+    for name, path in _modules().items():
+        parts[name] = path.read_bytes()
+        parts[name + "c"] = _UNCHECKED + marshal.dumps(SourceFileLoader(name, str(path)).get_code(name))
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        for name, text in _modules().items():
-            compiled = marshal.dumps(compile(text, name, "exec", dont_inherit=True))
-            for path, data in ((name, text.encode()), (name + "c", _UNCHECKED + compiled)):
-                archive.writestr(zipfile.ZipInfo(path, date_time=(1980, 1, 1, 0, 0, 0)), data)
+        for name, data in parts.items():
+            archive.writestr(zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0)), data)
     return buffer.getvalue()

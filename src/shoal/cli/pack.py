@@ -39,7 +39,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from shoal.config.project import project_or_bare
     from shoal.submit.packing import pack_commands
-    from shoal.views import pack
 
     if args.png:
         from shoal.pack.png import need_pillow
@@ -61,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
         follow=not args.quiet and not args.json,
         note=_silent if args.quiet or args.json else _note,
     )
+    from shoal.views import pack  # only now: the first run was not to wait for it
+
     pack.show(packed, as_json=args.json, quiet=args.quiet, csv=args.csv, svg=args.svg, png=args.png)
     return packed.exit_code
 

@@ -7,7 +7,6 @@ docs/pack.md). Runs that take more GPUs go first: they need several to be free a
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -36,6 +35,8 @@ def expected(jobs: Sequence[Job], earlier: Mapping[int, float]) -> tuple[list[Jo
     if not earlier:
         words = "their cost, in no unit" if any(job.cost for job in jobs) else "nothing: as given"
         return list(jobs), words
+    import statistics  # here: without earlier attempts the first run need not wait for it
+
     rates = [earlier[job.place] / job.cost for job in jobs if job.place in earlier and job.cost and job.cost > 0]
     rate = statistics.median(rates) if rates else None
     middle = statistics.median(earlier.values())

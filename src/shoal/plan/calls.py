@@ -12,10 +12,8 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,6 +69,8 @@ def collect(script: Path, environ: Mapping[str, str], seeds: Sequence[int] | Non
     if seeds is None or len(seeds) <= len(_STAND_INS):
         once: Sequence[int | None] = [None] if seeds is None else seeds
         return [call for seed in once for call in _run(script, environ, seed)]
+    from concurrent.futures import ThreadPoolExecutor  # here: what comes from no script starts sooner without it
+
     with ThreadPoolExecutor(len(_STAND_INS)) as pool:
         first, second = pool.map(lambda seed: _run(script, environ, seed), _STAND_INS)
     if [_with_seed(call, _STAND_INS[0], _STAND_INS[1]) for call in first] != second:
@@ -85,6 +85,8 @@ def append(path: str, call: Call) -> None:
 
 
 def _run(script: Path, environ: Mapping[str, str], seed: int | None) -> list[Call]:
+    import tempfile
+
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         path = os.path.join(folder, "calls")
         env = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -75,18 +74,26 @@ def record_spec(home: str, spec: RunSpec) -> RunSpec:
     return spec
 
 
-def open_submission(home: str, submission: Submission, script: str) -> str:
-    """Write the intent and the script; nothing has been sent when this returns. Returns the folder."""
+def open_submission(
+    home: str,
+    submission: Submission,
+    script: str,
+    queue: dict[str, Any] | None = None,
+    opened: Callable[[], None] = lambda: None,
+) -> None:
+    """Write the intent, the script, and the queue of a pack. All of it is on disk, and nothing sent, when this returns.
+
+    `opened` is called when the files can be read and are not yet on disk: what takes a while to begin may begin then.
+    """
     folder = layout.submission_dir(home, submission.token)
     os.makedirs(folder)
-    files.create_exclusive(os.path.join(folder, "script.sh"), script.encode("utf-8", "surrogateescape"))
-    files.create_exclusive(os.path.join(folder, "submission.json"), records.encode(submission))
-    return folder
-
-
-def keep_queue(home: str, token: str, queue: dict[str, Any]) -> None:
-    """The queue of a pack, as its engines read it."""
-    files.create_exclusive(os.path.join(layout.submission_dir(home, token), "pack.json"), files.to_json(queue))
+    parts = {"script.sh": script.encode("utf-8", "surrogateescape"), "submission.json": records.encode(submission)}
+    if queue is not None:
+        parts["pack.json"] = files.to_json(queue)
+    for name, data in parts.items():
+        files.create_exclusive(os.path.join(folder, name), data, sync=False)
+    opened()
+    files.sync_records([os.path.join(folder, name) for name in parts])
 
 
 def claim(home: str, name: str, generation: int, record: Claim) -> bool:
@@ -134,5 +141,7 @@ def in_parallel(work: Callable[[A], B], items: list[A]) -> list[B]:
     """Apply `work` to each item, several at a time, in order; the first error is raised after all have been tried."""
     if len(items) == 1:
         return [work(items[0])]
+    from concurrent.futures import ThreadPoolExecutor  # here: commands that only look start sooner without it
+
     with ThreadPoolExecutor(_WRITERS) as pool:
         return list(pool.map(work, items))

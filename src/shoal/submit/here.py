@@ -9,10 +9,7 @@ import sys
 from collections.abc import Mapping
 
 from shoal.config.project import Project
-from shoal.store import writing
-from shoal.store.records import Outcome
-from shoal.submit.failpoints import reach
-from shoal.submit.transaction import Claimed
+from shoal.submit.transaction import Claimed, accept_here
 
 
 def run_here(claimed: Claimed, project: Project, environ: Mapping[str, str], *, follow: bool) -> int:
@@ -21,12 +18,7 @@ def run_here(claimed: Claimed, project: Project, environ: Mapping[str, str], *, 
     With `follow` its output appears on ours as well as in its log; it goes to standard error, because standard output
     belongs to what the command itself reports.
     """
-    home = str(project.home)
-    reach("before-sending")
-    writing.mark_sending(home, claimed.token)
-    reach("after-sending")
-    writing.settle(home, claimed.token, Outcome(kind="accepted"))
-    reach("after-outcome")
+    accept_here(str(project.home), claimed.token)
     env = {**environ, "SHOAL_TOKEN": claimed.token, "SHOAL_FOLLOW": "1" if follow else "0"}
     script = os.path.join(claimed.folder, "script.sh")
     agent = subprocess.Popen(["bash", script], env=env, cwd=project.root, stdout=sys.stderr)

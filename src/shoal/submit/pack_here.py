@@ -14,13 +14,10 @@ from shoal.agent import files
 from shoal.agent.launch import family
 from shoal.agent.pack.node import CLAIMED
 from shoal.config.project import Project
-from shoal.store import writing
-from shoal.store.records import Outcome
-from shoal.submit.failpoints import reach
 
 
 class EngineHere:
-    """An engine that begins as soon as the queue is on disk, while its runs are still being claimed; `wait` returns its
+    """An engine that begins as soon as the queue can be read, while its runs are still being claimed; `wait` returns its
     exit code.
 
     Ctrl-C reaches the engine from the terminal; SIGTERM and SIGHUP are passed on; if this command is killed the engine
@@ -34,12 +31,6 @@ class EngineHere:
         self._folder = ""
 
     def begin(self, token: str, folder: str) -> None:
-        home = str(self._project.home)
-        reach("before-sending")
-        writing.mark_sending(home, token)
-        reach("after-sending")
-        writing.settle(home, token, Outcome(kind="accepted"))
-        reach("after-outcome")
         family.adopt_orphans()
         own = {"SHOAL_TOKEN": token, "SHOAL_FOLLOW": "1" if self._follow else "0", "SHOAL_CLAIMING": "1"}
         env = {**self._environ, **own, "SHOAL_PARENT": str(os.getpid())}

@@ -12,6 +12,7 @@ A pack on this machine does 3 before 2: its engine starts while runs are still b
 
 from __future__ import annotations
 
+import functools
 import getpass
 import os
 import time
@@ -75,8 +76,8 @@ def claim_runs(
     """Record specs and intent, and claim every run; runs that another command won meanwhile are left out.
 
     `code` is the snapshot that its jobs execute, if there is one. `opened` hears of the token and the folder as soon as
-    the intent is on disk: an engine on this machine may begin with runs that are claimed while others still are not.
-    Each run is recorded before it is claimed, and claimed before it can start.
+    the intent can be read: an engine on this machine begins while the intent gets to the disk and runs are still being
+    claimed. Each run is recorded before it is claimed, and claimed before it can start.
     """
     root, home = str(project.root), writing.open_home(project.home)
     reach("before-spec")
@@ -91,14 +92,14 @@ def claim_runs(
     folder = os.path.join(home, "submissions", token)
     script = script_text(planned, folder, agent, root, token)
     reach("before-submission")
-    writing.open_submission(home, submission, script)
-    if planned.pack is not None:
-        writing.keep_queue(home, token, planned.pack.record(local=backend == "local"))
+    queue = planned.pack.record(local=backend == "local") if planned.pack is not None else None
+    begin = (lambda: None) if opened is None else functools.partial(opened, token, folder)
+    writing.open_submission(home, submission, script, queue, begin)
     if backend == "slurm":
         provenance.keep(folder, project.home, code, environ)
     reach("after-submission")
     if opened is not None:
-        opened(token, folder)
+        accept_here(home, token)
     logs = log_root(planned.resolved.cluster, root)
     stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(clock))
     outputs = {}
@@ -200,6 +201,15 @@ def send(claimed: Claimed, project: Project, environ: Mapping[str, str], *, afte
             outcome = held
     reach("after-outcome")
     return _report(claimed, answer, outcome)
+
+
+def accept_here(home: str, token: str) -> None:
+    """This machine takes what it is asked to run, and says so as Slurm does."""
+    reach("before-sending")
+    writing.mark_sending(home, token)
+    reach("after-sending")
+    writing.settle(home, token, Outcome(kind="accepted"))
+    reach("after-outcome")
 
 
 def keep_order(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from typing import NamedTuple
 
 from shoal.errors import InputError
@@ -135,6 +134,8 @@ def _check_names(block: Block) -> None:
     computed = [formula for rule in block.requests for formula in rule.computed.values()]
     for expression in (*rules, *formulas, *conditions, *computed, *([block.cost] if block.cost else [])):
         for name in sorted(expression.names - known):
+            from difflib import get_close_matches
+
             near = get_close_matches(name, known, n=1)
             guess = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(sorted(known))}"
             raise InputError(

@@ -6,7 +6,6 @@ import functools
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import NamedTuple
 
 from shoal.agent.environment import complete, text_of
@@ -153,6 +152,8 @@ class _Maker:
         known = {*block.params, *block.derived, *block.defaults, *BUILT_IN}
         known |= {name for axis in block.axes for row in axis for name in row}
         for name in sorted(self.mentioned - known):
+            from difflib import get_close_matches
+
             near = get_close_matches(name, known, n=1)
             raise InputError(
                 f"the command has {{{name}}}, and there is no such parameter"

@@ -8,10 +8,12 @@ import json
 import os
 import queue
 import threading
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from ..handover import Handover
 from .children import Child
+
+if TYPE_CHECKING:  # Most packs bring no data, and start sooner without it.
+    from ..handover import Handover
 
 _PATIENCE_S = 2.0
 
@@ -32,7 +34,7 @@ class Arriving(Child):
 
 
 class _Coming(NamedTuple):
-    handover: Handover
+    handover: "Handover"
     thread: threading.Thread
     waiting: List[Arriving]
 
@@ -56,6 +58,8 @@ class SharedData:
             child.settle(self._arrived[key])
             return child
         if key not in self._coming:
+            from ..handover import Handover
+
             # Each node of an allocation has an engine of its own, so none of them looks after the others.
             handover = Handover(spec, dict(env, SLURM_JOB_NUM_NODES="1"), "", self._say)
             thread = threading.Thread(target=self._bring, args=(key, handover), daemon=True)
@@ -64,7 +68,7 @@ class SharedData:
         self._coming[key].waiting.append(child)
         return child
 
-    def _bring(self, key: str, handover: Handover) -> None:
+    def _bring(self, key: str, handover: "Handover") -> None:
         try:
             problem = handover.bring()
         except Exception as error:

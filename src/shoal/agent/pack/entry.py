@@ -243,7 +243,7 @@ def _teller(environ: Mapping[str, str]) -> Any:
 
 def _note(folder: str, name: str, record: Dict[str, Any]) -> None:
     try:
-        files.create_exclusive(os.path.join(folder, name), files.to_json(record))
+        files.create_exclusive(os.path.join(folder, name), files.to_json(record), sync=False)
     except OSError:
         pass  # Only the timeline's frame; the runs themselves are recorded one by one.
 

@@ -58,7 +58,7 @@ class Ledger:
         self._full_since = None
 
     def begun(self, begun: claims.Begun) -> None:
-        self._writer.submit(functools.partial(files.sync_record, begun.record))
+        self._writer.submit(functools.partial(files.sync_records, [begun.record]))
 
     def ended(self, running: Running, end: Dict[str, Any]) -> None:
         """Write an end in the background, again and again while the disk is full."""

@@ -1,6 +1,5 @@
 """The runs in the order in which they should start, and which of them starts next. Pure: clock and books come in."""
 
-import statistics
 from typing import Any, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from .books import Books, Holding, Need
@@ -73,6 +72,8 @@ class Queue:
         if item.expect_s is not None:
             return item.expect_s
         if item.cost and self._rates:
+            import statistics  # here: no run has ended when the first one is to start
+
             return item.cost * statistics.median(self._rates)
         return None
 

@@ -6,7 +6,6 @@ reports are the lines of metrics.jsonl in its output folder. What it had at a ru
 that engines on other nodes and in other jobs see it: one writer for each file, no lock, no socket.
 """
 
-import hashlib
 import json
 import math
 import os
@@ -116,6 +115,8 @@ class Board:
     def __init__(self, home: str, engine: str, rule: Rule) -> None:
         kind = "%s|%s|%s" % (rule.metric, rule.mode, rule.resource or "")
         self._home, self._engine = home, engine
+        import hashlib  # here: the first run of a pack without a search should not wait for it
+
         self._prefix = hashlib.sha256(kind.encode("utf-8", "surrogateescape")).hexdigest()[:8]
         self._read_to: Dict[str, int] = {}
         self._known: Dict[Tuple[str, float], Dict[str, Tuple[int, float]]] = {}
