@@ -299,11 +299,7 @@ def test_a_full_disk_holds_runs_back_until_there_is_room(project: Project, small
     words = ("pack", "--slots", 1, "--set", "k=1:4:1", "--", "bash", "-c", script)
     begun = project.start(*words, SHOAL_HOME=str(home))
     wait_until(lambda: started(project), 60, "the first run has begun")
-    filler = small_disk / "filler"
-    with contextlib.suppress(OSError), filler.open("wb") as file:
-        while True:
-            file.write(b"x" * 4096)
-            file.flush()
+    filler = fill(small_disk)
     project.write("go", "")
     lines = iter(begun.stderr or ())
     assert any("cannot write" in line and "no run is started until there is room" in line for line in lines)
@@ -312,6 +308,34 @@ def test_a_full_disk_holds_runs_back_until_there_is_room(project: Project, small
     assert begun.returncode == 0
     ends = [json.loads(path.read_text()) for path in home.glob("runs/*/*/attempt.*.end")]
     assert [end["success"] for end in ends] == [True] * 4
+
+
+def test_a_disk_that_stays_full_ends_the_pack_and_the_next_command_continues(
+    project: Project, small_disk: Path
+) -> None:
+    home = small_disk / "state"
+    words = ("pack", "--slots", 1, "--set", "k=1:3:1", "--", *QUICK, "wait=go", "{k}")
+    begun = project.start(*words, SHOAL_HOME=str(home), SHOAL_DISK_S="1")
+    wait_until(lambda: started(project), 60, "the first run has begun")
+    filler = fill(small_disk)
+    project.write("go", "")
+    _, said = begun.communicate(timeout=60)
+    assert begun.returncode == 74 and f"error: the disk under {home} is full" in said and f"hint: df -h {home}" in said
+    assert len(project.marks("pack_train/train_k1", "end")) == 1 and len(started(project)) == 1, "no other was started"
+    filler.unlink()
+    project.shoal(*words, SHOAL_HOME=str(home))
+    ends = [json.loads(path.read_text()) for path in home.glob("runs/*/*/attempt.*.end")]
+    assert sum(end["success"] for end in ends) == 3
+
+
+def fill(disk: Path) -> Path:
+    """A file that takes all the room there is."""
+    filler = disk / "filler"
+    with contextlib.suppress(OSError), filler.open("wb") as file:
+        while True:
+            file.write(b"x" * 4096)
+            file.flush()
+    return filler
 
 
 def test_two_commands_at_once_share_the_work_and_run_nothing_twice(project: Project) -> None:

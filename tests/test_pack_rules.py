@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.agent import nodes
 from shoal.agent.pack.books import WHOLE, Books, Need, even_share, parts
 from shoal.agent.pack.machine import Gpus, gpu_environment, gpus_here, thread_environment
 from shoal.agent.pack.queue import Item, Queue, read_queue
@@ -236,3 +237,22 @@ def test_a_file_of_commands_is_runs_named_after_what_they_do(tmp_path: Path) -> 
 )
 def test_a_command_is_called_after_its_script(command: list[str], word: str) -> None:
     assert step_of(command) == word
+
+
+@pytest.mark.parametrize(
+    ("lost", "sinfo", "failed"),
+    [
+        ({"job_id": "7", "life": 0, "nodes": "n1"}, "", ["n1"]),  # Slurm has started our job again
+        ({"job_id": "7", "life": 1, "nodes": "n1"}, "n1|idle", []),  # an engine of this very job was killed
+        ({"job_id": "8", "life": 0, "nodes": "n1"}, "n1|idle", []),  # another pilot is silent, its node is well
+        ({"job_id": "8", "life": 0, "nodes": "n1"}, "n1|down*", ["n1"]),
+        ({"job_id": "7", "life": 0, "nodes": "n[1-2]"}, "n1|idle n2|down", ["n2"]),
+        ({"job_id": "7", "life": 0, "nodes": "n[1-2]"}, "", []),
+        ({"job_id": None, "life": 0, "nodes": None}, "", []),
+    ],
+)
+def test_an_engine_was_lost_with_its_node_if_slurm_says_so_or_its_job_came_back(
+    lost: dict[str, object], sinfo: str, failed: list[str]
+) -> None:
+    me = {"job_id": "7", "life": 1}
+    assert nodes.lost_with(lost, me, lambda argv: (bool(sinfo), sinfo)) == failed

@@ -16,6 +16,7 @@ import pytest
 
 from conftest import cancel_all
 from project import Project
+from shoal.agent.pack import follow
 from shoal.sandbox import Sandbox
 from test_pack_slurm import good_ends, held, job_of, sweep, wait_all
 from test_snapshot import git
@@ -112,6 +113,24 @@ def test_a_run_that_builds_on_a_packed_one_waits_for_it_alone(project: Project) 
     assert project.status("001_a/000_train_1")["001_a/000_train_1"]["state"] == "failed"
 
 
+def test_a_pack_waits_for_parents_in_other_jobs_and_starts_what_builds_on_a_good_one(project: Project) -> None:
+    short = '[request]\ntime = "1m"\nmemory = "50M"\n'
+    train = f'step = "train"\nseeds = "0-1"\nargs = ["save=7", "wait=go", "exit={{seed}}"]\n{short}'
+    project.write("experiments/001_a/000_train.toml", train)
+    project.shoal("submit", "experiments/001_a", "--shape", "job")
+    evaluate = f'step = "evaluate"\nseeds = "0-1"\nstart_from = "000_train_{{seed}}"\n{short}'
+    project.write("experiments/001_a/010_evaluate.toml", evaluate)
+    words = ("submit", "experiments/001_a/010_evaluate.toml", "--shape", "pack", "--slots", 2, "--time", "5m", "--json")
+    (job,) = {run["job_id"] for run in project.shoal(*words).json["runs"]}
+    assert project.slurm("squeue", "-h", "-j", job, "-o", "%T %E").startswith("PENDING afterany:")
+    project.write("go", "")
+    assert project.wait("001_a/010_evaluate_0", "done")["job_id"] == job
+    (mark,) = project.marks("001_a/010_evaluate_0")[:1]
+    assert mark["env"]["SHOAL_START_FROM"].endswith("model_7.pth")
+    wait_until(lambda: not project.slurm("squeue", "-h", "-t", "PD,R,CG").strip(), 60, "the pack has ended")
+    assert project.status()["001_a/010_evaluate_1"]["state"] == "new" and not project.marks("001_a/010_evaluate_1")
+
+
 def engines(project: Project) -> dict[str, int]:
     """Job -> process of its engine, as this host counts processes; the nodes count their own."""
     found = {}
@@ -156,6 +175,30 @@ def test_a_frozen_node_loses_its_run_to_another_and_gives_it_up_when_it_wakes(
     assert [end["stopped_by"] for end in project.records(name, "attempt.*.end")] == ["lost", None]
     assert len(project.marks(name, "end")) == 1, "the frozen node's process was ended"
     cancel_all(host_cluster)
+
+
+def test_nodes_that_failed_are_avoided_by_the_follow_up_job_and_by_the_next_submit(project: Project) -> None:
+    path = sweep(project, 2, "wait=go")
+    words = (path, "--shape", "pack", "--gpus", 1, "--time", "5m")
+    project.shoal("submit", *words)
+    wait_until(lambda: len(held(project)) == 1, 60, "one run has begun")
+    job, (folder,) = job_of(project), project.submissions()
+    (bad,) = project.slurm("squeue", "-h", "-j", job, "-o", "%N").split()
+    # As an engine notes it when it takes over from one that was lost with its node.
+    (folder / "engine.gone.end").write_text(json.dumps({"failed_nodes": [bad]}))
+    (start,) = (project.home / "runs").glob("*/*/attempt.1.start")
+    start.write_text(json.dumps({**json.loads(start.read_text()), "failed_nodes": [bad]}))
+    told = follow.submit_follow_up(str(folder), "pack.x", {"job_id": job, "life": 0}, 1, project.env)
+    assert told.endswith(f"continues, and avoids {bad}, which failed")
+    shown = project.slurm("scontrol", "show", "job", told.split()[1])
+    assert f"ExcNodeList={bad}" in shown and f"Dependency=afterany:{job}" in shown
+    project.slurm("scancel", job, told.split()[1])
+    wait_all(project, "cancelled", "new")
+    assert f"the pack avoids {bad}, which failed" in project.shoal("submit", *words).err
+    project.write("go", "")
+    wait_all(project, "done")
+    nodes = [json.loads(path.read_text())["nodes"] for path in (project.home / "runs").glob("*/*/attempt.*.start")]
+    assert len(nodes) == 3 and nodes.count(bad) == 1
 
 
 def test_a_killed_job_leaves_nothing_and_the_next_submit_continues(project: Project) -> None:

@@ -53,6 +53,16 @@ def failed_before(run_dir: str, generation: int, ask: Ask) -> List[str]:
     return down or ([start["nodes"]] if silent and _is_one(start["nodes"]) else [])
 
 
+def lost_with(start: Mapping[str, Any], me: Mapping[str, Any], ask: Ask) -> List[str]:
+    """Nodes that an engine of a pack was lost with: those that Slurm calls down, or the one that its job, which is
+    ours, has come back from. An engine that was killed has not lost its node.
+    """
+    if not start.get("nodes") or not me.get("job_id"):
+        return []
+    came_back = start.get("job_id") == me["job_id"] and start.get("life") != me.get("life")
+    return _down(start["nodes"], ask) or ([start["nodes"]] if came_back and _is_one(start["nodes"]) else [])
+
+
 def failed(run_dir: str, ask: Ask) -> List[str]:
     """Every node that has failed under a run. Of a job on several nodes those count that Slurm still calls down."""
     names = layout.parse_names(files.names_in(run_dir))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from shoal.agent import stages
 from shoal.config.cluster import LOCAL, Cluster
 from shoal.config.project import Project
-from shoal.errors import InputError, SchedulerError
+from shoal.errors import DiskError, InputError, SchedulerError
 from shoal.observe import observe
 from shoal.plan.submissions import PlannedSubmission, lay_out
 from shoal.store import writing
@@ -185,6 +186,12 @@ class _Errand:
         for name, view in observe(str(self.project.home), names, environ=self.environ).views.items():
             exit_code = interrupted or _exit_code(view)
             self.note(Result(name, "ran", view.state, view.cause or "", None, view.output_dir, exit_code))
+        if code == DiskError.exit_code:
+            home = shlex.quote(str(self.project.home))
+            raise DiskError(
+                f"the disk under {home} is full and stayed so: runs of this pack have not been started, or their ends not kept",
+                hint=f"df -h {home}   # make room, then give the same command again: what is done stays done",
+            )
 
 
 def _lost(name: str) -> Result:

@@ -26,7 +26,7 @@ from shoal.plan.submissions import LARGEST_ARRAY, PlannedRun, PlannedSubmission,
 from shoal.store.fold import RunView
 from shoal.store.listing import run_names
 from shoal.store.reading import Reader
-from shoal.submit.avoiding import avoid_failed_nodes
+from shoal.submit.avoiding import FailedNodes
 from shoal.submit.decide import Decision, decide
 from shoal.submit.smoke import gated
 
@@ -104,11 +104,13 @@ def prepare(
     start, held, inherited = _arrange([one.run.spec for one in asked], start, views, home, environ)
     notes += inherited
     left += [Result(one.run.spec.name, "held", "new", one.reason) for one in held]
-    start, avoided = avoid_failed_nodes(start, views, project, cluster, environ)
-    notes += avoided
+    packed = bool(start) and (how.pack is not None or how.shape in packs.SHAPES)
+    failed_nodes = FailedNodes(views, project, cluster, environ)
+    if not packed:
+        start, avoided = failed_nodes.avoided_by_each(start)
+        notes += avoided
     requeue = {step.name: step.requeue for step in project.steps.values()}
     most = largest_array(environ) if len(start) > 1 and not cluster.is_local else None
-    packed = bool(start) and (how.pack is not None or how.shape in packs.SHAPES)
     if how.smoke and not how.smokes_here(cluster) and start:
         start, under_way = with_smoke(start, views, project, cluster, environ)
         left += under_way
@@ -125,7 +127,10 @@ def prepare(
     if packed:
         rest = [run for run in start if not run.spec.smoke]
         again_by_slurm = all(requeue.get(run.spec.step_kind, True) for run in rest)
-        submissions.append(_pack(rest, project, cluster, how.pack or PackOptions(), how.shape, again_by_slurm))
+        planned = _pack(rest, project, cluster, how.pack or PackOptions(), how.shape, again_by_slurm)
+        planned, avoided = failed_nodes.avoided_by_all(planned)
+        submissions.append(planned)
+        notes += avoided
     elif any(run.spec.search for run in start):
         notes.append("[search] stops runs of packs only, and none of these: --shape pack, or --pilots K")
     notes += dict.fromkeys(note for planned in submissions for note in planned.resolved.notes)

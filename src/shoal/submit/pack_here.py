@@ -17,8 +17,8 @@ from shoal.config.project import Project
 
 
 class EngineHere:
-    """An engine that begins as soon as the queue can be read, while its runs are still being claimed; `wait` returns its
-    exit code.
+    """An engine that begins as soon as the queue can be read, while its runs are still being claimed; `wait` returns
+    its exit code.
 
     Ctrl-C reaches the engine from the terminal; SIGTERM and SIGHUP are passed on; if this command is killed the engine
     hears of it and stops. If the engine is killed, its runs' processes come to us and are killed too.

@@ -35,7 +35,7 @@ class Packed(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        """0 all done (or submitted), 4 some not; 130 or 143 if it was interrupted, 74 for a full disk."""
+        """0 all done (or submitted), 4 some not; 130 or 143 if it was interrupted."""
         if self.dry_run or not self.local:
             return 0
         unfinished = [result for result in self.results if result.state not in AS_MEANT]

@@ -9,7 +9,7 @@ by whoever notices, so that it cannot be written differently later.
 import os
 import socket
 import time
-from typing import Any, Dict, Mapping, NamedTuple, Optional
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence
 
 from .. import checkpoints, command, fence, files, layout, process, stages
 from ..launch import container
@@ -89,9 +89,10 @@ def policy_of(standing: Standing) -> Mapping[str, Any]:
     return dict(spec.get("survive") or {})
 
 
-def begin(standing: Standing, node: Node, held: Dict[str, Any]) -> Optional[Begun]:
+def begin(standing: Standing, node: Node, held: Dict[str, Any], failed_nodes: Sequence[str] = ()) -> Optional[Begun]:
     """Take the next attempt and write down that it begins; None if another engine was faster.
 
+    `failed_nodes` are what the last attempt was lost with.
     The record is there for everybody at once; that it survives a power cut is for the caller to see to (`record`).
     """
     claim = _claim_of(standing)
@@ -110,6 +111,7 @@ def begin(standing: Standing, node: Node, held: Dict[str, Any]) -> Optional[Begu
         generation=claim.generation,
         revision=claim.revision,
         token=claim.token,
+        failed_nodes=list(failed_nodes),
         held=held,
     )
     os.makedirs(claim.output_dir, exist_ok=True)
@@ -194,6 +196,8 @@ def this_engine(environ: Dict[str, str], own_job: bool) -> Dict[str, Any]:
         me["job_id"] = environ.get("SLURM_JOB_ID")
         me["job_label"] = "%s_%s" % (array, task) if array and task else environ.get("SLURM_JOB_ID")
         me["life"] = int(environ.get("SLURM_RESTART_COUNT") or 0)
+        # In a step of its own an engine has one node of several; the engine of Ray has them all.
+        me["nodes"] = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
         if array:
             me["array_job_id"] = array
     me["engine"] = "%s-%d" % (socket.gethostname(), os.getpid())

@@ -53,7 +53,7 @@ class Engine:
         self.problems: Dict[int, str] = {}
         self.bell = Bell()
         self.data = SharedData(self.bell.rope, say)
-        self.ledger = Ledger(self.bell.rope, say, self._account)
+        self.ledger = Ledger(self.bell.rope, say, self._account, node.environ)
         self.leases = Leases(node.home, node.token, node.me, node.environ)
         self.others = Others(node, queue, self.tally, self.leases)
         self.probes = Probes(settings.probe_s)
@@ -175,7 +175,7 @@ class Engine:
             if not self.leases.is_gone(standing.start or {}):
                 self.others.leave(item)
                 return None
-            claims.write_lost(standing)
+            self.others.write_off(standing)
             standing = claims.look(self.node.home, item.name, self.node.token)
         if standing.word == "done":
             self.tally.count("done")
@@ -196,7 +196,7 @@ class Engine:
             self._claims_at = time.monotonic() + _CLAIM_S
         if standing.word in ("gone", "taken"):
             return None
-        begun = claims.begin(standing, self.node, self._held(holding))
+        begun = claims.begin(standing, self.node, self._held(holding), self.others.failed_with(standing))
         if begun is None:
             self.others.leave(item)
         return begun
@@ -404,6 +404,7 @@ class Engine:
                 running.child.signal(signal.SIGKILL)
             return
         self.stopping = why
+        self.leases.say_stopping(why)
         for running in self.running.values():
             running.ask_to_stop(why, self.settings.grace_s)
 

@@ -149,14 +149,20 @@ def _finish(folder: str, submission: Mapping[str, Any], engine: Engine, problems
     _note(
         folder,
         "engine.%s.end" % me["engine"],
-        dict(me, t=time.time(), exit_code=code, counts=engine.tally.counts, max_rss_mb=_max_rss_mb()),
+        dict(
+            me,
+            t=time.time(),
+            exit_code=code,
+            counts=engine.tally.counts,
+            failed_nodes=engine.others.failed_nodes,
+            max_rss_mb=_max_rss_mb(),
+        ),
     )
     if code == 124 or engine.stopping == "walltime":
-        environ = dict(os.environ)
-        job, what = follow.submit_follow_up(folder, submission["job_name"], me, settings.follow, environ)
-        say("%d runs are left over: %s" % (len(engine.queue), "job %s continues" % job if job else what))
+        told = follow.submit_follow_up(folder, submission["job_name"], me, settings.follow, dict(os.environ))
+        say("%d runs are left over: %s" % (len(engine.queue), told))
     elif code in (0, 4) and not len(engine.queue):
-        follow.cancel_waiting(me)
+        follow.cancel_waiting(me, os.environ)
         for name in {name.split("/")[0]: name for name in submission["runs"]}.values():
             engine.beside.all_ended(name)
     return code

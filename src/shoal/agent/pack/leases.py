@@ -26,6 +26,14 @@ class Leases:
             self.due_at = now + self.beat_s
             self._write()
 
+    def say_stopping(self, why: str) -> None:
+        """From here on this engine may be killed at any moment, and nothing is wrong with its node."""
+        self._me = dict(self._me, stopping=why)
+        self._write()
+
+    def was_stopping(self, start: Mapping[str, Any]) -> bool:
+        return "stopping" in (files.read_json(self._path(str(start.get("engine")))) or {})
+
     def is_gone(self, start: Dict[str, Any]) -> bool:
         """Whether the engine that began an attempt is gone: its process on this host, else its lease is old."""
         return claims.is_gone(start, self._me, self._age_s(start), self._lease_s)

@@ -2,14 +2,15 @@
 
 import functools
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from .. import files
 from . import claims
 from .running import Running
 from .writer import Writer
 
-_RETRY_S, _PATIENCE_S = 2.0, 60.0
+#: Variable that says for how many seconds a full disk is waited for.
+_VARIABLE, _PATIENCE_S, _RETRY_S = "SHOAL_DISK_S", 60.0, 2.0
 #: So many ends may wait for the disk before no more runs are started.
 _MOST_PENDING = 64
 #: Called with a run, its end, and whether the end is ours (or somebody had taken us for dead and written another).
@@ -19,8 +20,9 @@ Kept = Callable[[Running, Dict[str, Any], bool], None]
 class Ledger:
     """Writes starts and ends in the background and tells `kept` of each end that is on disk."""
 
-    def __init__(self, rope: int, say: Callable[[str], None], kept: Kept) -> None:
+    def __init__(self, rope: int, say: Callable[[str], None], kept: Kept, environ: Mapping[str, str]) -> None:
         self._writer, self._say, self._kept = Writer(rope), say, kept
+        self._patience_s = float(environ.get(_VARIABLE) or _PATIENCE_S)
         self._unwritten: List[Tuple[Running, Dict[str, Any]]] = []
         self._full_since: Optional[float] = None
         self._retry_at = 0.0
@@ -31,7 +33,7 @@ class Ledger:
 
     @property
     def is_hopeless(self) -> bool:
-        return self._full_since is not None and time.monotonic() - self._full_since > _PATIENCE_S
+        return self._full_since is not None and time.monotonic() - self._full_since > self._patience_s
 
     @property
     def is_settled(self) -> bool:

@@ -1,8 +1,8 @@
 """What a queue depends on outside of its engine: runs that other engines have, and runs that others build on."""
 
-from typing import List, Set
+from typing import Dict, List, Optional, Set
 
-from .. import stages
+from .. import nodes, stages
 from . import claims
 from .leases import Leases
 from .node import Node
@@ -18,10 +18,29 @@ class Others:
         self._node, self._queue, self._tally, self._leases = node, queue, tally, leases
         self._left: List[Item] = []
         self._done: Set[str] = set()
+        #: Engine that is gone -> nodes that failed with it.
+        self._lost_with: Dict[Optional[str], List[str]] = {}
 
     def leave(self, item: Item) -> None:
         self._left.append(item)
         self._tally.count("elsewhere")
+
+    def write_off(self, standing: claims.Standing) -> None:
+        """End the attempt of an engine that is gone, and find out whether its node has failed."""
+        claims.write_lost(standing)
+        start = standing.start or {}
+        if start.get("engine") not in self._lost_with:
+            told, ask = self._leases.was_stopping(start), nodes.ask_slurm(self._node.environ)
+            self._lost_with[start.get("engine")] = [] if told else nodes.lost_with(start, self._node.me, ask)
+
+    def failed_with(self, standing: claims.Standing) -> List[str]:
+        """Nodes that failed under the last attempt of a run, as far as this engine has found out."""
+        is_lost = (standing.end or {}).get("stopped_by") == "lost"
+        return self._lost_with.get((standing.start or {}).get("engine"), []) if is_lost else []
+
+    @property
+    def failed_nodes(self) -> List[str]:
+        return sorted({node for found in self._lost_with.values() for node in found})
 
     def look(self) -> bool:
         """Take back what engines that are gone, or out of time, had. True if a run was, or may be soon."""
