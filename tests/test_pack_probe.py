@@ -50,17 +50,17 @@ def test_after_a_short_start_of_each_the_longest_goes_first(tmp_path: Path) -> N
     project = Project(tmp_path)
     project.env["SHOAL_ON"] = "local"
     project.write("learn.py", LEARN)
-    words = ("--slots", 1, "--probe", "2s", "--set", "length=1,30,300,100", "--json")
+    words = ("--slots", 1, "--probe", "2s", "--set", "length=1,60,600,200", "--json")
     begun = project.start("pack", *words, "--", sys.executable, "-S", "learn.py", "{length}")
     wait_until(lambda: "was probed" in str(project.status()), 60, "one was probed and waits for its turn")
-    out, said = begun.communicate(timeout=60)
+    out, said = begun.communicate(timeout=120)
     done = json.loads(out)
     assert {run["state"] for run in done["runs"]} == {"done"}, said
     bars = [(bar["run"].rpartition("length")[2], bar["state"]) for bar in done["timeline"]]
-    assert bars[:4] == [("1", "done"), ("30", "stopped"), ("300", "stopped"), ("100", "stopped")]
-    assert bars[4:] == [("300", "done"), ("100", "done"), ("30", "done")], "done in its probe, it needs no second start"
-    ends = [json.loads(path.read_text()) for path in (project.home / "runs").glob("*/*length300/attempt.1.end")]
-    assert 20 < ends[0]["expect_s"] < 600, "30 s, on a machine that has nothing else to do"
+    assert bars[:4] == [("1", "done"), ("60", "stopped"), ("600", "stopped"), ("200", "stopped")]
+    assert bars[4:] == [("600", "done"), ("200", "done"), ("60", "done")], "done in its probe, it needs no second start"
+    ends = [json.loads(path.read_text()) for path in (project.home / "runs").glob("*/*length600/attempt.1.end")]
+    assert 40 < ends[0]["expect_s"] < 1200, "60 s, on a machine that has nothing else to do"
     again = project.shoal("pack", *words, "--", sys.executable, "-S", "learn.py", "{length}")
     assert len(again.json["timeline"]) == len(bars)
 

@@ -50,6 +50,18 @@ def _of_ray(project: Project) -> list[int]:
     return found
 
 
+def _command(pid: int) -> bytes:
+    """The command line of a process, empty if it has gone: Ray's come and go."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _wait_for_none(project: Project) -> None:
+    wait_until(lambda: not _of_ray(project), 30, "nothing of Ray is left")
+
+
 def test_sizes_and_surroundings_are_the_allocations_and_not_the_machines() -> None:
     assert sizes(4, 2)[:2] == ["--num-cpus=4", "--num-gpus=2"]
     assert any(word.startswith("--object-store-memory=") for word in sizes(4, 2))
@@ -65,7 +77,7 @@ def test_runs_are_the_same_under_ray_and_nothing_of_it_is_left(project: Project)
     assert sorted(run["state"] for run in runs.values()) == ["done", "done", "failed", "failed"]
     assert sorted(run["exit_code"] for run in runs.values()) == [0, 0, 7, 137]
     assert len({bar["lane"] for bar in done.json["timeline"]}) == 2
-    assert not _of_ray(project)
+    _wait_for_none(project)
     (token,) = project.submissions()[0].glob("ray.*.token")
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
 
@@ -75,7 +87,7 @@ def test_killing_a_worker_of_ray_ends_its_run_which_is_tried_again(project: Proj
     begun = project.start(*words, SHOAL_SAMPLE_S="0.1")
     wait_until(lambda: len(list((project.root / "marks").iterdir())) >= 2, 120, "two runs have begun")
     wait_until(lambda: len(list((project.home / "runs").glob("*/*/attempt.1.use"))) == 2, 60, "both are sampled")
-    worker = next(pid for pid in _of_ray(project) if b"SlotWorker" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    worker = next(pid for pid in _of_ray(project) if b"SlotWorker" in _command(pid))
     os.kill(worker, signal.SIGKILL)
     wait_until(lambda: list((project.home / "runs").glob("*/*/attempt.1.end")), 60, "the lost run is recorded")
     project.write("go", "")
@@ -85,7 +97,7 @@ def test_killing_a_worker_of_ray_ends_its_run_which_is_tried_again(project: Proj
     assert sorted((end["stopped_by"] or "done") for end in ends) == ["done", "done", "done", "lost"]
     used = [json.loads(path.read_text()) for path in (project.home / "runs").glob("*/*/attempt.1.use")]
     assert all(one["points"] and one["peak_memory_mb"] > 1 and one["gpu_problem"] for one in used)
-    assert not _of_ray(project)
+    _wait_for_none(project)
 
 
 def test_without_ray_it_says_so_in_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -106,9 +118,9 @@ def test_ray_over_the_nodes_of_a_job(tmp_path: Path, make_sandbox: Callable[...,
     assert len({start["held"]["host"] for start in starts}) == 2, "slots on both nodes"
     assert len({start["engine"] for start in starts}) == 1, "one engine for all of them"
     project.write("go", "")
-    wait_until(lambda: {run["state"] for run in project.status().values()} == {"done"}, 90, "all runs are done")
+    wait_until(lambda: {run["state"] for run in project.status().values()} == {"done"}, 180, "all runs are done")
     wait_until(lambda: not project.slurm("squeue", "-h", "-t", "PD,R,CG").strip(), 60, "the job has ended")
-    assert not _of_ray(project)
+    _wait_for_none(project)
 
 
 def _ends(project: Project) -> list[dict[str, Any]]:
@@ -126,11 +138,11 @@ def test_killing_rays_head_ends_the_pack_and_the_next_command_continues(project:
     begun = project.start("pack", "--engine", "ray", *words)
     wait_until(lambda: any(end["success"] for end in _ends(project)), 180, "one run is done")
     _wait_begun(project, 3)
-    head = next(pid for pid in _of_ray(project) if part.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()[:200])
+    head = next(pid for pid in _of_ray(project) if part.encode() in _command(pid)[:200])
     os.kill(head, signal.SIGKILL)
-    _, said = begun.communicate(timeout=60)
+    _, said = begun.communicate(timeout=120)
     assert begun.returncode == 4 and "Ray's head has died" in said, said
-    wait_until(lambda: not _of_ray(project), 10, "nothing of Ray is left")
+    _wait_for_none(project)
     assert {run["state"] for run in project.status().values()} <= {"done", "lost", "new"}
     for number in (2, 3, 4):
         project.write(f"go{number}", "")
@@ -142,12 +154,13 @@ def test_a_taken_port_means_the_next_one(tmp_path: Path, monkeypatch: pytest.Mon
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        ports = iter([taken.getsockname()[1], ray_cluster.free_port()])
-        monkeypatch.setattr(ray_cluster, "free_port", lambda: next(ports))
+        first, free_port = iter([taken.getsockname()[1]]), ray_cluster.free_port
+        # A busy machine may need more than the second: Ray takes its time, or somebody else takes the port.
+        monkeypatch.setattr(ray_cluster, "free_port", lambda: next(first, None) or free_port())
         cluster = Cluster(str(tmp_path), 1, 0, 1, project.env, {})
         try:
             assert not cluster.address.endswith(f":{taken.getsockname()[1]}")
-            assert next(ports, None) is None, "the second port was tried"
+            assert next(first, None) is None, "the taken one was tried"
         finally:
             cluster.close()
 
@@ -234,12 +247,12 @@ def test_a_lost_node_of_ray_loses_its_runs_which_go_on_elsewhere(
     project.shoal(*words, "--set", "k=1:6:1", "--", *QUICK, "wait=go", "{k}")
     _wait_begun(project, 4)
     for pid in _of_ray(project):
-        cmdline = Path(f"/proc/{pid}/cmdline").read_bytes()
-        if b"ray-node" in cmdline.split(b"\0") and b"srun" not in cmdline:
+        command = _command(pid)
+        if b"ray-node" in command.split(b"\0") and b"srun" not in command:
             os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: sum(end["stopped_by"] == "lost" for end in _ends(project)) == 2, 90, "two runs are lost")
+    wait_until(lambda: sum(end["stopped_by"] == "lost" for end in _ends(project)) == 2, 180, "two runs are lost")
     project.write("go", "")
-    wait_until(lambda: {run["state"] for run in project.status().values()} == {"done"}, 90, "all runs are done")
+    wait_until(lambda: {run["state"] for run in project.status().values()} == {"done"}, 180, "all runs are done")
     wait_until(lambda: not project.slurm("squeue", "-h", "-t", "PD,R,CG").strip(), 60, "the job has ended")
     assert sum(end["success"] for end in _ends(project)) == 6
-    assert not _of_ray(project)
+    _wait_for_none(project)

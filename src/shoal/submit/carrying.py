@@ -189,7 +189,7 @@ class _Errand:
         if code == DiskError.exit_code:
             home = shlex.quote(str(self.project.home))
             raise DiskError(
-                f"the disk under {home} is full and stayed so: runs of this pack have not been started, or their ends not kept",
+                f"the disk under {home} is full and stayed so: not all runs were started, or their ends kept",
                 hint=f"df -h {home}   # make room, then give the same command again: what is done stays done",
             )
 
