@@ -82,11 +82,26 @@ def best(call: Callable[[], Took], times: int = 3) -> Took:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    print("| " + " | ".join(header) + " |")
-    print("|" + "---|" * len(header))
-    for row in rows:
-        print("| " + " | ".join(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row) + " |")
+    heading(*header)
+    for cells in rows:
+        row(*cells)
     print(flush=True)
+
+
+def heading(*cells: str) -> None:
+    """The top of a table whose rows come one by one: what was measured stays, whatever happens to the rest."""
+    row(*cells)
+    print("|" + "---|" * len(cells), flush=True)
+
+
+def row(*cells: object) -> None:
+    words = (f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in cells)
+    print("| " + " | ".join(words) + " |", flush=True)
+
+
+def load() -> str:
+    """How many processes want to run on this machine: above its cores, wall times tell of others too."""
+    return f"{os.getloadavg()[0]:.1f}"
 
 
 def note(text: str) -> None:

@@ -9,7 +9,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+
+from benchmarks.data.measure import HOME
 
 #: Latency per operation in microseconds, and the link in MB/s: the seed's storage, and a busy parallel file system.
 SEED, BUSY = (250, 180), (1000, 500)
@@ -28,13 +31,8 @@ def missing() -> str | None:
 @contextmanager
 def slow(source: Path, latency_us: int, mb_per_s: float) -> Iterator[Path]:
     """`source` behind the slow link, with nothing of it in the kernel's cache."""
+    program = _build()
     with tempfile.TemporaryDirectory(prefix="slowfs-") as folder:
-        program = Path(folder) / "slowfs"
-        flags = subprocess.run(
-            ["pkg-config", "--cflags", "--libs", "fuse3"], check=True, capture_output=True, text=True
-        )
-        code = str(Path(__file__).with_name("slowfs.c"))
-        subprocess.run(["cc", "-O2", code, "-o", str(program), *flags.stdout.split(), "-lpthread"], check=True)
         mount = Path(folder) / "mnt"
         mount.mkdir()
         server = subprocess.Popen([str(program), str(source), str(mount), str(latency_us), str(mb_per_s)])
@@ -57,3 +55,12 @@ def slow(source: Path, latency_us: int, mb_per_s: float) -> Iterator[Path]:
             except subprocess.TimeoutExpired:  # Somebody still has a file open.
                 server.kill()
                 server.wait()
+
+
+@cache
+def _build() -> Path:
+    program = HOME / "slowfs"
+    flags = subprocess.run(["pkg-config", "--cflags", "--libs", "fuse3"], check=True, capture_output=True, text=True)
+    code = str(Path(__file__).with_name("slowfs.c"))
+    subprocess.run(["cc", "-O2", code, "-o", str(program), *flags.stdout.split(), "-lpthread"], check=True)
+    return program
