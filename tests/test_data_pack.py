@@ -327,6 +327,11 @@ def test_a_full_disk_is_one_sentence_and_the_pack_goes_on_when_there_is_room(tmp
         assert failed.returncode == 74
         assert "no space left" in failed.stderr
         assert not (disk / "out").exists()
+        _assert_hint_shows_disk(failed.stderr, disk)
+        image = [*SHOAL, "data", "pack", str(source), str(disk / "image"), "--format", "squashfs"]
+        failed = subprocess.run(image, capture_output=True, text=True, check=False)
+        assert failed.returncode == 74 and not (disk / "image").exists(), failed.stderr
+        _assert_hint_shows_disk(failed.stderr, disk)
         subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
         done = subprocess.run([*argv, "--json"], capture_output=True, text=True, check=True)
         assert json.loads(done.stdout)["reused_shards"] > 0
@@ -354,8 +359,16 @@ def test_a_full_disk_stops_unpacking_and_measuring_with_one_sentence_and_leaves_
             errors = [line for line in failed.stderr.splitlines() if line.startswith("error: ")]
             assert failed.returncode == 74 and len(errors) == 1 and "no space left" in errors[0].lower(), failed.stderr
             assert os.listdir(disk) == os.listdir(room) == []
+            _assert_hint_shows_disk(failed.stderr, disk)
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def _assert_hint_shows_disk(said: str, disk: Path) -> None:
+    """The hint is a command that, when pasted, shows the disk that is full; shoal's state has nothing to do with it."""
+    (hint,) = [line.removeprefix("hint: ") for line in said.splitlines() if line.startswith("hint: ")]
+    shown = subprocess.run(hint, shell=True, capture_output=True, text=True, check=True).stdout
+    assert str(disk) in shown and "SHOAL_HOME" not in said
 
 
 def test_a_dry_run_counts_and_writes_nothing(tmp_path: Path) -> None:

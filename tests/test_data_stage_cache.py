@@ -147,6 +147,29 @@ def test_a_disk_that_fills_up_while_copying_leaves_a_readable_data_set(
         subprocess.run(["umount", str(disk)], check=True)
 
 
+def test_a_lock_is_open_to_all_from_its_first_moment_and_the_umask_stays(tmp_path: Path) -> None:
+    seen, over, before = set(), threading.Event(), os.umask(0o077)
+
+    def watch() -> None:
+        while True:
+            seen.add(Path("/proc/self/status").read_text().partition("Umask:\t")[2][:4])
+            if over.is_set():
+                return
+
+    watcher = threading.Thread(target=watch)
+    try:
+        watcher.start()
+        for number in range(200):
+            lock = Lock(str(tmp_path / str(number)))
+            assert os.fstat(lock.fd).st_mode & 0o777 == 0o666
+            lock.close()
+    finally:
+        over.set()
+        watcher.join()
+        os.umask(before)
+    assert seen == {"0077"} and len(os.listdir(tmp_path)) == 200
+
+
 def test_a_lock_goes_when_its_holder_is_killed(tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
     holder = subprocess.Popen([sys.executable, "-c", _HOLD, path], stdout=subprocess.PIPE)

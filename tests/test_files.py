@@ -75,7 +75,11 @@ def test_a_full_disk_leaves_nothing_and_the_error_names_the_file(
         with pytest.raises(OSError) as caught:
             write(str(path), b"new")
         disk = as_disk_error(caught.value)
-        assert disk is not None and disk.exit_code == 74 and str(path) in disk.message and disk.hint
+        assert disk is not None and disk.exit_code == 74 and str(path) in disk.message
+        assert disk.hint == f"df -h {tmp_path}   # free some space there, or choose another folder"
+        monkeypatch.setenv("SHOAL_HOME", str(tmp_path))
+        assert "SHOAL_HOME" in str(getattr(as_disk_error(caught.value), "hint", ""))
+        monkeypatch.delenv("SHOAL_HOME")
     assert os.listdir(tmp_path) == ["claim"] and path.read_bytes() == b"old"
 
 

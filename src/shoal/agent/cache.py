@@ -16,6 +16,7 @@ import os
 import random
 import shutil
 import stat
+import tempfile
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 #: Where a person or a site may say that node-local disk is, best first.
@@ -107,11 +108,9 @@ class Lock:
     """flock on a file that stays. `take(False)` is shared. Closing, or dying, lets go."""
 
     def __init__(self, path: str) -> None:
-        before = os.umask(0)
-        try:
-            self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        finally:
-            os.umask(before)
+        if not os.path.exists(path):
+            _make_for_all(path)
+        self.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def take(self, exclusive: bool, wait: bool = False) -> bool:
         try:
@@ -132,6 +131,22 @@ class Lock:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def _make_for_all(path: str) -> None:
+    """An empty file that every user of a shared root may open from its first moment, whatever the umask.
+
+    The umask itself is left alone: it belongs to all threads of a process.
+    """
+    fd, temp = tempfile.mkstemp(prefix=".new-", dir=os.path.dirname(path))
+    try:
+        os.fchmod(fd, 0o666)
+        os.link(temp, path)
+    except FileExistsError:
+        pass  # Another job was faster.
+    finally:
+        os.close(fd)
+        os.unlink(temp)
 
 
 def free_bytes(root: Root, environ: Mapping[str, str]) -> int:

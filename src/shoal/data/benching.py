@@ -103,7 +103,7 @@ def _make_data(home: str, count: int, kilobytes: int) -> int:
         with writing(home), open(os.path.join(folder, f"{number:06d}.bin"), "wb") as file:
             file.write(dice.randbytes(size))
         total += size
-    call(["tar", "cf", os.path.join(home, "data.tar"), "-C", home, "folder"])
+    call(["tar", "cf", os.path.join(home, "data.tar"), "-C", home, "folder"], os.path.dirname(home))
     pack(source, os.path.join(home, "shards"), Settings(shard_mb=max(8.0, total / 8e6)))
     return total
 
@@ -133,7 +133,7 @@ def _measure(
     ]
     for result in results:
         if "error" in result:
-            raise failed(f"{METHODS[method]} failed: {result['error']}")
+            raise failed(f"{METHODS[method]} failed: {result['error']}", scratch)
     slowest = max(float(result["seconds"]) for result in results)
     first = max(float(result["first_s"]) for result in results)
     return Measured(method, number, slowest, first, int(results[0]["bytes"]))
@@ -164,11 +164,11 @@ def _copy(plan: dict[str, Any], mine: str, began: float) -> tuple[int, float]:
     home, method = str(plan["home"]), plan["method"]
     folder = os.path.join(home, "folder")
     if method == "folder":
-        call(["cp", "-r", folder, mine])
+        call(["cp", "-r", folder, mine], mine)
         return _folder_bytes(os.path.join(mine, "folder")), 0.0
     if method == "tar":
-        call(["cp", os.path.join(home, "data.tar"), mine])
-        call(["tar", "xf", os.path.join(mine, "data.tar"), "-C", mine])
+        call(["cp", os.path.join(home, "data.tar"), mine], mine)
+        call(["tar", "xf", os.path.join(mine, "data.tar"), "-C", mine], mine)
         return _folder_bytes(os.path.join(mine, "folder")), time.monotonic() - began
     from shoal.agent.staging import Stage
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from shoal.errors import DiskError, ShoalError
+from shoal.store.files import full_disk_hint
 
 
 @contextmanager
@@ -18,14 +19,15 @@ def writing(path: str) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, error.filename or path) from None
 
 
-def call(argv: Sequence[str]) -> None:
-    """Run a program; its first complaint as an error if it fails."""
+def call(argv: Sequence[str], goal: str) -> None:
+    """Run a program that writes below `goal`; its first complaint as an error if it fails."""
     done = subprocess.run(list(argv), check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     if done.returncode:
         first = next(iter(done.stderr.splitlines()), f"exit code {done.returncode}")
-        raise failed(first if first.startswith(argv[0]) else f"{argv[0]}: {first}")
+        raise failed(first if first.startswith(argv[0]) else f"{argv[0]}: {first}", goal)
 
 
-def failed(text: str) -> ShoalError:
-    """An error of another program, with the exit code of a full disk if that is what it complains about."""
-    return (DiskError if "no space left" in text.lower() else ShoalError)(text)
+def failed(text: str, goal: str) -> ShoalError:
+    """An error of another program that wrote below `goal`: of a full disk if that is what it complains about."""
+    full = "no space left" in text.lower()
+    return DiskError(text, hint=full_disk_hint(goal)) if full else ShoalError(text)

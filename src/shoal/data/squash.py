@@ -7,8 +7,9 @@ import shutil
 import subprocess
 import zlib
 
+from shoal.data.disk import failed
 from shoal.data.manifest import Shard
-from shoal.errors import DiskError, InputError, ShoalError
+from shoal.errors import InputError, ShoalError
 
 IMAGE = "data.squashfs"
 _INSTALL = "sudo apt-get install squashfs-tools"
@@ -24,10 +25,7 @@ def make(source: str, folder: str, workers: int | None) -> Shard:
     try:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            text = (done.stderr or done.stdout).strip().splitlines()
-            reason = text[-1] if text else f"exit code {done.returncode}"
-            kind = DiskError if "No space left" in done.stderr + done.stdout else ShoalError
-            raise kind(f"mksquashfs failed: {reason}")
+            raise _failed("mksquashfs", done, folder)
         size, checksum = checksum_of(temp)
         os.rename(temp, path)
     finally:
@@ -41,8 +39,16 @@ def extract(image: str, goal: str) -> None:
     argv = [_program("unsquashfs"), "-no-progress", "-quiet", "-d", goal, image]
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        text = (done.stderr or done.stdout).strip().splitlines()
-        raise ShoalError(f"unsquashfs failed: {text[-1] if text else done.returncode}")
+        raise _failed("unsquashfs", done, os.path.dirname(os.path.abspath(goal)))
+
+
+def _failed(program: str, done: subprocess.CompletedProcess[str], folder: str) -> ShoalError:
+    """The last complaint of a program, which may have said before that the disk below `folder` is full."""
+    said = done.stderr + done.stdout
+    text = (done.stderr or done.stdout).strip().splitlines()
+    last = f"{program} failed: {text[-1] if text else f'exit code {done.returncode}'}"
+    full = "no space left" in said.lower() and "no space left" not in last.lower()
+    return failed(f"{last} (no space left on device)" if full else last, folder)
 
 
 def checksum_of(path: str) -> tuple[int, str]:

@@ -4,31 +4,50 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import shutil
 
 from shoal.agent.files import DISK_ERRNOS, create_exclusive, names_in, read_json, replace, to_json
 from shoal.errors import DiskError
 
-__all__ = ["as_disk_error", "create_exclusive", "names_in", "read_json", "replace", "to_json"]
+__all__ = ["as_disk_error", "create_exclusive", "full_disk_hint", "names_in", "read_json", "replace", "to_json"]
 
-_REMEDY = {
-    errno.ENOSPC: "free some space there, or move shoal's state with SHOAL_HOME=/another/folder",
-    errno.EDQUOT: "quota -s   # then remove something, or move shoal's state with SHOAL_HOME=/another/folder",
-    errno.EROFS: "move shoal's state with SHOAL_HOME=/a/writable/folder",
-    errno.EACCES: "move shoal's state with SHOAL_HOME=/a/writable/folder",
-    errno.EIO: "the disk or file server reports an error: ask whoever runs it",
-}
+#: What helps when it is shoal's own state that cannot be written.
+_MOVE = "move shoal's state: export SHOAL_HOME=/another/folder"
 
 
 def as_disk_error(error: OSError) -> DiskError | None:
     """The same failure as a sentence about the disk, or None if it is about something else."""
     if error.errno not in (*DISK_ERRNOS, errno.EACCES) or not error.filename:
         return None
-    folder = os.path.dirname(os.fspath(error.filename)) or "."
+    path = os.fspath(error.filename)
+    folder = os.path.dirname(path) or "."
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
     space = ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        while not os.path.isdir(folder):
-            folder = os.path.dirname(folder)
         space = f" ({shutil.disk_usage(folder).free // 1_000_000} MB free)"
     reason = (error.strerror or "disk error").lower()
-    return DiskError(f"cannot write {os.fspath(error.filename)}: {reason}{space}", hint=_REMEDY.get(error.errno or 0))
+    return DiskError(f"cannot write {path}: {reason}{space}", hint=_remedy(error.errno, folder, _is_state(path)))
+
+
+def full_disk_hint(folder: str, otherwise: str = "choose another folder") -> str:
+    """A command that shows how full the disk below a folder is, and what to do about it."""
+    return f"df -h {shlex.quote(folder)}   # free some space there, or {otherwise}"
+
+
+def _remedy(code: int | None, folder: str, is_state: bool) -> str:
+    otherwise = _MOVE if is_state else "choose another folder"
+    if code == errno.ENOSPC:
+        return full_disk_hint(folder, otherwise)
+    if code == errno.EDQUOT:
+        return f"quota -s   # remove something, or {otherwise}"
+    if code == errno.EIO:
+        return "the disk or file server reports an error: ask whoever runs it"
+    return f"ls -ld {shlex.quote(folder)}   # you may not write there: {otherwise}"
+
+
+def _is_state(path: str) -> bool:
+    """Whether a path is of shoal's own records rather than of something that the user asked to be written."""
+    home = os.environ.get("SHOAL_HOME")
+    return ".shoal" in path.split("/") or bool(home and os.path.abspath(path).startswith(os.path.abspath(home) + "/"))
