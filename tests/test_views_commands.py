@@ -28,7 +28,7 @@ from shoal.errors import InputError
 from shoal.model import STATES
 from shoal.results.table import tabulate
 from shoal.store.fold import RunView
-from shoal.views import faults, forecast, results, status, why
+from shoal.views import faults, forecast, logs, results, status, why
 from shoal.views import select as selecting
 from shoal.views.causes import strip_escapes
 from shoal.views.columns import BY_NAME, choose
@@ -39,6 +39,7 @@ from shoal.views.report import gather as reporting
 from shoal.views.report import page, tables, text
 from shoal.views.screen import Screen
 from shoal.views.status import Filter
+from shoal.views.watching import Manner, watch
 from test_results import event_file
 from waiting import wait_until
 
@@ -151,7 +152,30 @@ def _results(made: MadeUp, screen: Screen, *, as_json: bool, quiet: bool) -> Non
     results.show(tabulate(runs, defaults=defaults), "json" if as_json else "names" if quiet else "text", screen)
 
 
+def _logs(made: MadeUp, screen: Screen, *, as_json: bool, quiet: bool) -> None:
+    """Two runs, one of which has not started; a bar, an escape sequence, bytes that are no text."""
+    made.run("001_lr/000_train_6", "running", out=b"10%\r99%\rstep 1\n\x1b[31mred\x1b[0m\x1b]0;x\x07 \xff\n")
+    names = ["001_lr/000_train_6"] if quiet else ["001_lr/000_train_6", "002_new/000_train_0"]
+    sources = [logs.find(made.home, name) for name in names]
+    if as_json:
+        logs.show_json(sources, 10)
+        return
+    out = io.BytesIO()
+    with contextlib.redirect_stderr(sys.stdout):
+        logs.show(sources, logs.form_for(screen, lines=10), out)
+    print(out.getvalue().decode("utf-8", "backslashreplace"), end="")
+
+
+def _watch(made: MadeUp, screen: Screen, *, as_json: bool, quiet: bool) -> None:
+    """Of runs that are over: each told once, then the end."""
+    wanted = Filter(["001_lr/000_train_3", "001_lr/000_train_5", "001_lr/000_train_0"])
+    code = watch(made.home, wanted, Manner(as_json, quiet, exit_status=True), screen, clock=lambda: NOW)
+    assert code == 4
+
+
 LOOKS: dict[str, Callable[..., None]] = {
+    "logs": _logs,
+    "watch": _watch,
     "status": _status,
     "why": _why,
     "why_running": _why_running,
@@ -176,12 +200,12 @@ def test_each_command_looks_like_its_picture_in_each_mode(pictured: MadeUp, comm
     screen, how = MODES[mode]
     shown = printed(lambda: LOOKS[command](pictured, screen, **{"as_json": False, "quiet": False, **how}))
     if mode == "json":
-        shown = json.dumps(_shape(json.loads(shown)), indent=1) + "\n"
+        shown = "".join(json.dumps(_shape(json.loads(line)), indent=1) + "\n" for line in shown.splitlines())
     if mode == "terminal":
         bare = LOOKS[command], MODES["no_color"][0]
         same = printed(lambda: bare[0](pictured, bare[1], as_json=False, quiet=False))
         assert strip_escapes(shown) == same, "colour adds nothing that could be missed"
-    if mode == "80":
+    if mode == "80" and command not in ("logs", "watch"):  # theirs are other people's lines, and one for each change
         # Commands and paths stay whole, so that they can be copied.
         told = [line for line in shown.splitlines() if not line.startswith(("hint: ", "from /", "  as in "))]
         assert max(map(cell_width, told)) <= 80

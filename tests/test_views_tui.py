@@ -174,6 +174,12 @@ def test_hostile_names_and_logs_are_text(made: MadeUp) -> None:
         "003_evil/000_train_0", "failed", out=b"\x1b]0;owned\x07[bold]x[/bold] \x1b[2J\xff\0\n", err=b"[link=x]boom\n"
     )
 
+    with (made.root / "outputs/003_evil/000_train_0/attempt-1.out").open("r+b") as log:
+        beginning = log.read()
+        log.truncate(10 << 30)  # sparse
+        log.seek(0, 2)
+        log.write(b"\n" + beginning)
+
     async def story(app: WatchApp, pilot: Any) -> None:
         await pilot.press("slash", *"evil", "enter")
         await until(pilot, lambda: "[bold]x[/bold]" in shown(app))

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.pager and paths:
         return logs.page(paths)
-    form = logs.Form(args.lines, args.raw, screen_of().tty and not args.raw)
+    form = logs.form_for(screen_of(), lines=args.lines, raw=args.raw)
     if args.follow:
         from shoal.views.following import follow
 

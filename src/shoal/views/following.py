@@ -22,8 +22,8 @@ _ASK_EVERY_S = 5.0
 
 def follow(
     home: str,
-    source: Source | Sequence[Source],
-    lines: int | Form,
+    sources: Sequence[Source],
+    form: Form,
     *,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
@@ -32,8 +32,6 @@ def follow(
 
     Ctrl-C ends the following, never a run. Returns 0 if all are done, 4 if one ended otherwise.
     """
-    sources = [source] if isinstance(source, Source) else list(source)
-    form = lines if isinstance(lines, Form) else Form(lines, raw=True)
     pipes = _Pipes(sources, form)
     states = dict.fromkeys(pipes.runs, "unknown")
     told: dict[str, str] = {}
@@ -101,7 +99,7 @@ class _Pipe:
         self.form, self._prefix = form, prefix
         self._offsets: dict[str, int] = dict.fromkeys(source.paths, -1)
         self._bars = Collapser() if prefix and not form.raw else None
-        self._sieve = Sieve() if form.tty else None
+        self._sieve = Sieve(form.colour) if form.tty else None
 
     def copy(self, paths: Sequence[str]) -> None:
         """What came since the last time; also of the file before, which may have grown until these began."""

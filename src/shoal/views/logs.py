@@ -18,6 +18,7 @@ from shoal.store import records
 from shoal.store.records import Claim, Start
 from shoal.views.log_parts import Pick, has_label, parts, picked
 from shoal.views.render import plain, print_json
+from shoal.views.screen import Screen
 from shoal.views.tail import BLOCK, Collapser, seek_last_lines
 from shoal.views.terminal_text import Sieve
 
@@ -41,11 +42,16 @@ class Source(NamedTuple):
 
 
 class Form(NamedTuple):
-    """How to print: `raw` bytes as they are, and whether a terminal reads them."""
+    """How to print: `raw` bytes as they are, whether a terminal reads them, and whether it wants the log's colours."""
 
     lines: int = 200
     raw: bool = False
     tty: bool = False
+    colour: bool = True
+
+
+def form_for(screen: Screen, *, lines: int, raw: bool = False) -> Form:
+    return Form(lines, raw, screen.tty and not raw, screen.colour)
 
 
 def find(
@@ -165,7 +171,7 @@ def page(paths: Sequence[str]) -> int:
 
 def _copy_tail(path: str, form: Form, prefix: bytes, out: BinaryIO) -> None:
     bars = None if form.raw else Collapser()
-    sieve = Sieve() if form.tty else None
+    sieve = Sieve(form.colour) if form.tty else None
     with open(path, "rb") as file:  # noqa: PTH123
         seek_last_lines(file, form.lines)
         last = b"\n"

@@ -104,7 +104,7 @@ class _Liner:
             self.problem = report.slurm_problem
             status.warn_about_slurm(report)
         if self.screen.accessible and report.now - self.told_at >= _STILL_HERE_S and not self.manner.as_json:
-            self._print(f"{time.strftime('%H:%M:%S')} still working: {_counts(report)}", report.now)
+            self._print(f"{self._when(report.now)} still working: {_counts(report)}", report.now)
 
     def end(self, report: Report) -> None:
         if self.manner.as_json:
@@ -191,7 +191,7 @@ def follow_to_end(
     """Wait until none of the runs is live. Returns 0 if all are done, else 4; Ctrl-C is 130 and ends nothing."""
     names = [result.name for result in results]
     if len(names) == 1 and not say.quiet and not say.as_json:
-        code = follow(home, logs.find(home, names[0]), 0)
+        code = follow(home, [logs.find(home, names[0])], logs.form_for(screen_of(), lines=0))
         say.update(observe(home, names, environ=environ).views[names[0]])
         return code
     seen: dict[str, str] = {}

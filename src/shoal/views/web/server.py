@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,8 @@ class Server(ThreadingHTTPServer):
         self.actions = dict(actions or {})
         self.guard = Guard(self.server_address[1])
         self.places = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        #: Connections that have not shown the cookie yet, oldest first.
+        self.strangers: dict[int, socket.socket] = {}
         self.on_new_link: Callable[[str], None] = lambda link: None
 
     @property
@@ -55,21 +58,35 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}/?token={self.guard.token}"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """A client that holds many connections open gets no more threads than this."""
-        if not self.places.acquire(blocking=False):
+        """There are only so many threads; a client that holds them all without the cookie loses its oldest."""
+        if not self.places.acquire(blocking=False) and not self._make_room():
             self.shutdown_request(request)
             return
+        self.strangers[id(request)] = request
         try:
             super().process_request(request, client_address)
         except BaseException:
-            self.places.release()
+            self._over(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self.places.release()
+            self._over(request)
+
+    def _make_room(self) -> bool:
+        for key in list(self.strangers)[:1]:
+            stranger = self.strangers.pop(key, None)
+            if stranger is not None:
+                with suppress(OSError):
+                    stranger.shutdown(socket.SHUT_RDWR)
+                return self.places.acquire(timeout=1)
+        return False
+
+    def _over(self, request: Any) -> None:
+        self.strangers.pop(id(request), None)
+        self.places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that goes away in the middle is everyday life; anything else is told in one line."""
@@ -92,7 +109,7 @@ class Handler(BaseHTTPRequestHandler):
             self._refuse(403, "this address is not the page's own")
         elif url.path == "/" and "token" in query:
             self._log_in(query["token"])
-        elif not self.server.guard.knows(self.headers):
+        elif not self._is_known():
             self._refuse(403, "open the link that `shoal ui` printed in the terminal; each link works once")
         elif url.path in _STATIC:
             self._static(*_STATIC[url.path])
@@ -107,7 +124,7 @@ class Handler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "")
         if not guard.host_is_ours(self.headers) or not guard.comes_from_page(self.headers):
             self._refuse(403, "only the page itself may do this")
-        elif not self.server.guard.knows(self.headers):
+        elif not self._is_known():
             self._refuse(403, "open the link that `shoal ui` printed in the terminal")
         elif not (length.isascii() and length.isdigit()) or int(length) > _MOST_BODY:
             self._refuse(413, "that is too much")
@@ -115,6 +132,12 @@ class Handler(BaseHTTPRequestHandler):
             self._refuse(415, "JSON is expected")
         else:
             self._act(urlsplit(self.path).path, self.rfile.read(int(length)))
+
+    def _is_known(self) -> bool:
+        known = self.server.guard.knows(self.headers)
+        if known:
+            self.server.strangers.pop(id(self.connection), None)
+        return known
 
     def _log_in(self, token: str) -> None:
         value = self.server.guard.redeem(token)
