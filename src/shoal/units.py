@@ -89,6 +89,11 @@ def format_memory(size_mb: int) -> str:
     return f"{size_mb // 1024}G" if size_mb % 1024 == 0 else f"{size_mb}M"
 
 
+def memory_words(size_mb: float) -> str:
+    """For people: 512 MB, 61.8 GB."""
+    return f"{size_mb:.0f} MB" if size_mb < 1024 else f"{size_mb / 1024:.1f} GB"
+
+
 def _clock_s(text: str, days: str | None, hours: str, minutes: str, seconds: str, *, place: str | None) -> int:
     if int(minutes) > 59 or int(seconds) > 59:
         raise InputError(f"{text!r} has more than 59 minutes or seconds", hint=_TIME_HINT, place=place)

@@ -6,7 +6,7 @@ from shoal.agent import checkpoints
 from shoal.model import RunSpec
 from shoal.store.fold import RunView
 from shoal.store.records import Asked
-from shoal.units import format_memory, format_slurm_time
+from shoal.units import format_memory, format_slurm_time, memory_words
 from shoal.views import usage
 from shoal.views.causes import KIND_OF_STATE, WORDS, Cause
 from shoal.views.details import cause_in_log
@@ -26,7 +26,8 @@ def post_mortem(home: str, view: RunView, spec: RunSpec | None, asked: Asked | N
     if view.node:
         evidence.append(f"on {view.node}" + (f", job {view.job_id}" if view.job_id else ""))
     if sample is not None and sample.peak_memory_mb and asked is not None and asked.memory_mb:
-        evidence.append(f"it used up to {sample.peak_memory_mb / 1024:.1f} of {asked.memory_mb / 1024:g} GB of memory")
+        most, room = memory_words(sample.peak_memory_mb), memory_words(asked.memory_mb)
+        evidence.append(f"it used up to {most} of {room} of memory")
     said = "" if cause is None or kind not in (cause.kind, "python") else f": {cause.line}"
     if kind in WORDS:
         repeats = cause is not None and WORDS[kind].lower() in cause.line.lower()

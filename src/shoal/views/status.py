@@ -213,16 +213,18 @@ def headline(report: Report, screen: Screen) -> str:
     if idle:
         parts.append(screen.paint(f"{plural(idle, 'run')} with idle GPUs", "31"))
     if any(state in report.counts for state in LIVE):
-        parts.append(_ends(report))
+        parts.append(_ends(report, screen))
     if report.slurm_t is not None:
         age = max(0.0, report.now - report.slurm_t)
         parts.append(f"(Slurm {format_duration(age)} ago)" if screen.tty else f"(Slurm at {iso(report.slurm_t)})")
     return "   ".join(part for part in parts if part)
 
 
-def _ends(report: Report) -> str:
+def _ends(report: Report, screen: Screen) -> str:
     if report.ends is None:
         return "end not known"
+    if not screen.tty:
+        return f"ends ~{iso(report.ends)}"
     far = report.ends - report.now > 20 * 3600
     return time.strftime("ends ~%a %H:%M" if far else "ends ~%H:%M", time.localtime(report.ends))
 

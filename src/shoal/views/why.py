@@ -15,7 +15,7 @@ from shoal.observe import observe
 from shoal.store.fold import RunView
 from shoal.store.reading import Reader
 from shoal.store.records import Asked
-from shoal.units import format_duration, format_slurm_time
+from shoal.units import format_duration, format_slurm_time, memory_words
 from shoal.views import estimate, usage
 from shoal.views.details import details_of
 from shoal.views.explanation import Explanation, Sooner, lasted, start_again
@@ -178,7 +178,7 @@ def _use_words(node: usage.NodeUse) -> str:
     if not node.points:
         return "no samples yet"
     _, cpus, memory_mb, gpu, _ = node.points[-1]
-    words = f"{cpus:.1f} CPUs busy, {memory_mb / 1024:.1f} GB of memory"
+    words = f"{cpus:.1f} CPUs busy, {memory_words(memory_mb)} of memory"
     return words if gpu is None else f"{words}, {len(node.gpus)} GPU{'s' * (len(node.gpus) != 1)} at {gpu:.0f}%"
 
 
@@ -210,7 +210,8 @@ def show(
         print(plain(told.headline))
         return 0
     moment = time.time() if now is None else now
-    sentences = [f"{screen.paint(plain(told.run), '1')} is {told.state}: {plain(told.headline)}"]
+    reason = "" if told.headline == f"it is {told.state}" else f": {plain(told.headline)}"
+    sentences = [f"{screen.paint(plain(told.run), '1')} is {told.state}{reason}"]
     sentences += [f"  {plain(line)}" for line in told.evidence]
     if told.start_estimate is not None:
         sentences.append(f"Slurm estimates its start at {_clock(told.start_estimate, moment)}")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from shoal.units import format_duration, format_memory, format_slurm_time
+from shoal.units import format_duration, format_memory, format_slurm_time, memory_words
 from shoal.views.report.history import Try
 
 #: What a next request keeps in reserve above the most that was seen.
@@ -67,13 +67,13 @@ def _memory(tries: Sequence[Try]) -> Advice | None:
     if not seen:
         return None
     least, most, asked = min(peak for peak, _ in seen), max(peak for peak, _ in seen), max(mb for _, mb in seen)
-    words = f"{gigabytes(most)}" if most - least < 0.1 * most else f"{gigabytes(least)} to {gigabytes(most)}"
+    words = f"{memory_words(most)}" if most - least < 0.1 * most else f"{memory_words(least)} to {memory_words(most)}"
     want = _round_memory(most * _MEMORY_RESERVE)
     if want < 0.7 * asked:
-        sentence = f"memory: {gigabytes(asked)} was asked for per node, {words} was used by {len(seen)} attempts"
+        sentence = f"memory: {memory_words(asked)} was asked for per node, {words} was used by {len(seen)} attempts"
         return Advice("memory_low", sentence, f"--mem={format_memory(want)}")
     if most > 0.92 * asked:
-        sentence = f"memory: {words} of {gigabytes(asked)} was used, which is close to being killed"
+        sentence = f"memory: {words} of {memory_words(asked)} was used, which is close to being killed"
         return Advice("memory_high", sentence, f"--mem={format_memory(_round_memory(most * 1.5))}")
     return None
 
@@ -121,10 +121,6 @@ def _gpus(tries: Sequence[Try]) -> Advice | None:
     if memory < 0.4:
         return Advice("gpu_idle", sentence + "two or more runs would fit on one GPU", None)
     return Advice("gpu_idle", sentence + "more data-loading workers or a larger batch may help", None)
-
-
-def gigabytes(size_mb: float) -> str:
-    return f"{size_mb:.0f} MB" if size_mb < 1024 else f"{size_mb / 1024:.1f} GB"
 
 
 def _round_memory(size_mb: float) -> int:

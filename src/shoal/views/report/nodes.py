@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from shoal.views.report.efficiency import gigabytes
+from shoal.units import memory_words
 from shoal.views.report.history import Try
 from shoal.views.usage import NodeUse
 
@@ -54,7 +54,7 @@ def rows(found: Iterable[Node]) -> list[list[str]]:
             str(one.attempts),
             f"{one.hours:.2f}",
             f"{one.mean_cpus:.1f}",
-            gigabytes(one.peak_memory_mb),
+            memory_words(one.peak_memory_mb),
             "no data" if one.gpu_percent is None else f"{one.gpu_percent:.0f}%",
             "no data" if one.gpu_idle_hours is None else f"{one.gpu_idle_hours:.2f}",
         ]

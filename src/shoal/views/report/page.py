@@ -144,19 +144,11 @@ def gantt(report: Report) -> str:
                 f'class="bar s-{escape(bar.state)}"><title>{escape(title)}</title></rect>'
             )
         parts.append(f'<text x="{_WIDTH - 52}" y="{top + 13}" class=busy>{lane.busy:.0%}</text>')
-    for at in range(5):
-        moment = begin + length * at / 4
+    for at, tick in enumerate(timeline.ticks(begin, end, 5)):
         x = _LEFT + room * at / 4
         anchor = "start" if at == 0 else "end" if at == 4 else "middle"
-        parts.append(
-            f'<text x="{x:.0f}" y="{height - 6}" text-anchor="{anchor}" class=axis>{_clock(moment, length)}</text>'
-        )
+        parts.append(f'<text x="{x:.0f}" y="{height - 6}" text-anchor="{anchor}" class=axis>{tick}</text>')
     return f'<svg class=gantt viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="timeline">{"".join(parts)}</svg>'
-
-
-def _clock(moment: float, length: float) -> str:
-    form = "%H:%M:%S" if length < 7200 else "%H:%M" if length < 72000 else "%m-%d %H:%M"
-    return time.strftime(form, time.localtime(moment))
 
 
 def _nodes(report: Report) -> str:

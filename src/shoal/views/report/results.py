@@ -40,5 +40,6 @@ def _row(group: Group, differing: Sequence[str]) -> Row:
 
 
 def _settings(spec: RunSpec) -> dict[str, Any]:
-    """Parameters, and what a script set in its other ways: variables and arguments."""
-    return {**spec.env, **spec.params, **({"arguments": " ".join(spec.args)} if spec.args else {})}
+    """Parameters, and what a script set in its other ways: variables and arguments. Those of a sweep repeat its own."""
+    arguments = {"arguments": " ".join(spec.args)} if spec.args and not spec.params else {}
+    return {**spec.env, **spec.params, **arguments}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from shoal.units import format_duration
@@ -116,7 +115,8 @@ def _timeline(report: Report, screen: Screen) -> list[str]:
     ]
     if len(report.lanes) > _MOST_LANES:
         lines.append(f"  and {len(report.lanes) - _MOST_LANES} more; --html shows them all")
-    axis = f"{_clock(begin)}{_clock(end).rjust(width - len(_clock(begin)))}"
+    first, last = timeline.ticks(begin, end, 2)
+    axis = f"{first}{last.rjust(width - len(first))}"
     mean = sum(lane.busy for lane in report.lanes) / len(report.lanes)
     return [
         *lines,
@@ -144,10 +144,6 @@ def stopped_rows(report: Report) -> list[tuple[str, str]]:
     """What each run had when a search stopped it; their numbers are in no mean."""
     stopped = [history.view for history in report.histories if history.view.state == "stopped"]
     return [(view.name, (view.cause or "").removeprefix("stopped by search ")) for view in stopped]
-
-
-def _clock(moment: float) -> str:
-    return time.strftime("%m-%d %H:%M", time.localtime(moment))
 
 
 def _nodes(report: Report, screen: Screen) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -87,3 +88,12 @@ def draw(lane: Lane, begin: float, end: float, width: int) -> str:
         if bar.state not in ("done", "running", "stopped"):
             cells[min(last, width) - 1] = "x"
     return "".join(cells)
+
+
+def ticks(begin: float, end: float, count: int) -> list[str]:
+    """Moments for an axis, as fine as its length asks for; the first says the day."""
+    length = end - begin
+    form = "%H:%M:%S" if length < 7200 else "%H:%M" if length < 72000 else "%m-%d %H:%M"
+    moments = [time.localtime(begin + length * at / (count - 1)) for at in range(count)]
+    day = "" if form.startswith("%m") else "%m-%d "
+    return [time.strftime(day + form, moments[0]), *(time.strftime(form, moment) for moment in moments[1:])]
