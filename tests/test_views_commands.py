@@ -456,6 +456,22 @@ def test_a_status_imports_nothing_that_submits_or_reads_profiles(made: MadeUp) -
     ]
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["why", "001_lr"], "'001_lr' is an experiment of 11 runs; which of them?"),
+        (["ui", "--port", "80000"], "cannot listen on port 80000: ports are numbers up to 65535"),
+        (["ui", "--port", "-1"], "cannot listen on port -1: ports are numbers up to 65535"),
+        (["logs", "001_lr/000_train_0", "--attempt", "7"], "001_lr/000_train_0 has no attempt 7; it has 1"),
+        (["status", "--since", "soon"], "--since"),
+        (["report", "nothing"], "there is no run 'nothing'"),
+    ],
+)
+def test_what_cannot_be_shown_is_told_in_a_sentence(made: MadeUp, words: list[str], sentence: str) -> None:
+    said = failing(*words, folder=made.root)
+    assert said.startswith("error: ") and sentence in said and "\nhint: " in said
+
+
 def test_a_misspelt_flag_is_told_with_the_one_that_was_meant(made: MadeUp) -> None:
     assert "unrecognized arguments: --colums=x; did you mean --columns?" in failing(
         "status", "--colums=x", folder=made.root

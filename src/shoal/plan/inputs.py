@@ -36,6 +36,11 @@ def find_run(home: str, word: str, experiment: str | None = None) -> str:
         return matches[0]
     if matches:
         raise InputError(f"{word!r} could be {' or '.join(matches[:4])}", hint=f"name it in full: {matches[0]}")
+    inside = [name for name in names if name.startswith(f"{parts[-1] if parts else ''}/")]
+    if inside:
+        raise InputError(
+            f"{word!r} is an experiment of {len(inside)} runs; which of them?", hint=f"shoal status {parts[-1]} --all"
+        )
     from difflib import get_close_matches
 
     near = get_close_matches(stem, names, n=1) or get_close_matches(stem, [name.split("/")[1] for name in names], n=1)

@@ -175,7 +175,7 @@ def _counts(report: Report) -> str:
 
 def _height() -> int:
     try:
-        return os.get_terminal_size(sys.stdout.fileno()).lines
+        return os.get_terminal_size(sys.stdout.fileno()).lines or 24
     except (OSError, ValueError):
         return 24
 

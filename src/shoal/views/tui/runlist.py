@@ -121,7 +121,8 @@ class RunList(ScrollView, can_focus=True):
             return Strip.blank(width)
         line = self.lines[at]
         room = min(max(10, len(line.word)), max(10, width // 2))
-        name = fit_end(plain(line.text), max(6, width - room - 2))
+        lead = line.text[: len(line.text) - len(line.key)]
+        name = lead + fit_end(plain(line.key), max(6, width - room - 2 - len(lead)))
         here = at == self.cursor
         base = Style(reverse=here and self.has_focus, bold=here)
         colour = base + Style(color=_COLOURS[state_code(line.state)])

@@ -36,10 +36,9 @@ def serve(
     )
     try:
         server = Server(Feed(home, SharedSlurm(home)), port=port, actions=allowed)
-    except OSError as error:
-        raise InputError(
-            f"cannot listen on port {port}: {error.strerror}", hint="shoal ui   # takes a free port"
-        ) from None
+    except (OSError, OverflowError) as error:
+        what = error.strerror if isinstance(error, OSError) else "ports are numbers up to 65535"
+        raise InputError(f"cannot listen on port {port}: {what}", hint="shoal ui   # takes a free port") from None
     tunnel = tunnel_line(server.server_address[1])
     if as_json:
         print_json({"link": server.link, "ssh": tunnel, "actions": sorted(allowed)})
