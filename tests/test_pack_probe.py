@@ -65,7 +65,8 @@ def test_after_a_short_start_of_each_the_longest_goes_first(tmp_path: Path) -> N
     assert len(again.json["timeline"]) == len(bars)
 
 
-def test_probes_of_several_engines_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [("--pilots", 2), ("--nodes", 2)])
+def test_probes_of_several_engines_are_refused(tmp_path: Path, words: tuple[object, ...]) -> None:
     project = Project(tmp_path)
-    done = project.shoal("pack", "--pilots", 2, "--probe", "2s", "--on", "local", "--", "true", code=2)
+    done = project.shoal("pack", *words, "--probe", "2s", "--on", "local", "--", "true", code=2)
     assert_clear_error(done, 2, "one engine")

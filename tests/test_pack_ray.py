@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import shoal
-from project import Project
+from project import Project, assert_clear_error
 from shoal.agent.pack import ray_cluster
 from shoal.agent.pack.ray_cluster import Cluster, RayProblem, ray_environment, sizes
 from shoal.sandbox import Sandbox
@@ -98,6 +98,14 @@ def test_killing_a_worker_of_ray_ends_its_run_which_is_tried_again(project: Proj
     used = [json.loads(path.read_text()) for path in (project.home / "runs").glob("*/*/attempt.1.use")]
     assert all(one["points"] and one["peak_memory_mb"] > 1 and one["gpu_problem"] for one in used)
     _wait_for_none(project)
+
+
+def test_what_ray_cannot_do_is_told_before_anything_starts(project: Project) -> None:
+    words = ("pack", "--engine", "ray", "--slots", 2, "--dry-run")
+    for flag in (("--preload", "json"), ("--bind",)):
+        assert_clear_error(project.shoal(*words, *flag, "--", "true", code=2), 2, f"{flag[0]} is not for --engine ray")
+    assert "without MPS" in project.shoal(*words, "--gpus-per-run", 0.5, "--", "true").err
+    assert "without MPS" not in project.shoal(*words, "--gpus-per-run", 0.5, "--no-mps", "--", "true").err
 
 
 def test_without_ray_it_says_so_in_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -31,6 +31,13 @@ class PackPlan(NamedTuple):
     def pilots(self) -> int:
         return self.options.pilots or 0
 
+    @property
+    def notes(self) -> list[str]:
+        """What is done differently from what one might expect, and is better known before."""
+        share = any(0 < job.gpu_parts < WHOLE for job in self.jobs)
+        wanted = share and self.options.mps and self.options.engine == "ray"
+        return ["runs that share a GPU do so without MPS under --engine ray"] if wanted else []
+
     def record(self, *, local: bool) -> dict[str, Any]:
         """What the engine reads; what is None is left to it. On this machine nothing but us ends an allocation."""
         options = self.options

@@ -70,6 +70,13 @@ class PackOptions(NamedTuple):
                 hint='--cost EXPR, or cost = "..." in the sweep',
                 place="--probe",
             )
+        for flag, asked in (("--preload", self.preload), ("--bind", self.bind)):
+            if asked and self.engine == "ray":
+                raise InputError(
+                    f"{flag} is not for --engine ray, whose workers start runs in their own way",
+                    hint=f"leave {flag} out, or --engine slots {flag}",
+                    place=flag,
+                )
         if self.search is not None:
             parse_words(self.search)
         if self.gpus_per_run is not None:

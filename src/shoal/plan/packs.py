@@ -35,6 +35,8 @@ def lay_out_pack(
     requeue: bool = True,
 ) -> PlannedSubmission:
     """All runs as one submission. What a run asks for is its part; the allocation is computed from it and `options`."""
+    if shape == "pilots" and options.pilots is None:
+        options = options._replace(pilots=min(len(runs), 8))
     options = options.checked()
     if shape == "pilots" and cluster.is_local:
         raise InputError("pilots are Slurm jobs, and this machine is not Slurm", hint="leave --pilots out")
@@ -44,8 +46,6 @@ def lay_out_pack(
         key = (*run.spec.flags, run.spec.request.nodes)
         flags = known.get(key) or known.setdefault(key, parse_flags(run.spec.flags, nodes=run.spec.request.nodes))
         asked.append((run.spec, flags.request.over(run.spec.request)))
-    if shape == "pilots" and options.pilots is None:
-        options = options._replace(pilots=min(len(runs), 8))
     if not cluster.is_local:
         options = options._replace(gpus=_gpus(options, asked, shape))
     plan = plan_pack(asked, options, earlier, {place: run.needs for place, run in enumerate(runs) if run.needs})
