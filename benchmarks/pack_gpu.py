@@ -56,15 +56,9 @@ WAYS = ((4, ()), (4, ("--preload", "torch")), (4, WARM), (8, WARM), (16, (*WARM,
 
 
 def main() -> None:
-    try:
-        import torch
-    except ImportError:
-        print("no torch in this Python: not measured")
+    if not (gpu := gpu_here()):
         return
-    if not torch.cuda.is_available():
-        print("no CUDA here: not measured")
-        return
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, 20 models of 4 to 80 blocks, 20 epochs\n")
+    print(f"{gpu}, 20 models of 4 to 80 blocks, 20 epochs\n")
     print("| how | wall | speed-up |\n|---|---|---|")
     folder = Path(tempfile.mkdtemp(prefix="shoal-gpu-"))
     try:
@@ -77,6 +71,19 @@ def main() -> None:
             row(f"`shoal pack --slots {slots} {' '.join(more)}`".replace(" `", "`"), took, one_by_one)
     finally:
         shutil.rmtree(folder)
+
+
+def gpu_here() -> str | None:
+    """The GPU and its torch, in words; where one is missing, that is printed instead."""
+    try:
+        import torch
+    except ImportError:
+        print("no torch in this Python: not measured")
+        return None
+    if not torch.cuda.is_available():
+        print("no CUDA here: not measured")
+        return None
+    return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
 
 
 def pack(folder: Path, slots: int, more: tuple[str, ...]) -> None:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.pack_gpu import TRAIN, run, timed
+from benchmarks.pack_gpu import TRAIN, gpu_here, run, timed
 
 SHARE = """
 import json, os, torch
@@ -37,15 +37,9 @@ WARM, NO_MPS = ("--preload", "torch"), ("--no-mps",)
 
 
 def main() -> None:
-    try:
-        import torch
-    except ImportError:
-        print("no torch in this Python: not measured")
+    if not (gpu := gpu_here()):
         return
-    if not torch.cuda.is_available():
-        print("no CUDA here: not measured")
-        return
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, MPS: {shutil.which('nvidia-cuda-mps-control')}")
+    print(f"{gpu}, MPS: {shutil.which('nvidia-cuda-mps-control')}")
     folder = Path(tempfile.mkdtemp(prefix="shoal-mps-"))
     try:
         (folder / "shoal.toml").write_text("")

@@ -240,3 +240,23 @@ def assert_clear_error(done: Done, code: int, *words: str) -> None:
 
 def env_of(mark: Mapping[str, Any], name: str) -> str:
     return str(mark["env"].get(name, ""))
+
+
+def project_here(folder: Path, **env: str) -> Project:
+    """A project whose runs stay on this machine, whatever Slurm it could speak to."""
+    made = Project(folder)
+    made.env.update(SHOAL_ON="local", **env)
+    return made
+
+
+def processes_with(*words: str) -> list[int]:
+    """Every process but ours whose environment has all these words, whatever became of its parents."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            environ = Path(f"/proc/{name}/environ").read_bytes()
+        except OSError:
+            continue
+        if int(name) != os.getpid() and all(word.encode() in environ for word in words):
+            found.append(int(name))
+    return found

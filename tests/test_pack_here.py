@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from project import SHOAL, Done, Project, assert_clear_error, end_process
+from project import SHOAL, Done, Project, assert_clear_error, end_process, processes_with, project_here
 from test_agent import _python38 as find_python38
 from waiting import wait_until
 
@@ -25,8 +25,7 @@ QUICK = [sys.executable, "-S", "train.py"]
 
 @pytest.fixture
 def project(tmp_path: Path) -> Iterator[Project]:
-    made = Project(tmp_path)
-    made.env["SHOAL_ON"] = "local"
+    made = project_here(tmp_path)
     yield made
     for pid in processes_of(made):
         os.kill(pid, signal.SIGKILL)
@@ -38,20 +37,11 @@ def pack(project: Project, *words: object, code: int | None = 0, **env: str) -> 
 
 def processes_of(project: Project) -> list[int]:
     """Every process that was started for a run of this project, whatever became of its parents."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
-            try:
-                environ = Path(f"/proc/{name}/environ").read_bytes()
-            except OSError:
-                continue
-            if b"SHOAL_RUN=" in environ and str(project.root).encode() in environ:
-                found.append(int(name))
-    return found
+    return processes_with("SHOAL_RUN=", str(project.root))
 
 
 def wait_for_no_process(project: Project) -> None:
-    wait_until(lambda: not processes_of(project), 20, "no process of a run is left")
+    wait_until(lambda: not processes_of(project), 60, "no process of a run is left")
 
 
 def engine_pid(project: Project) -> int:
@@ -62,7 +52,7 @@ def engine_pid(project: Project) -> int:
             return int(json.loads(path.read_text())["pid"])
         return 0
 
-    return wait_until(look, 30, "an engine has begun a run")
+    return wait_until(look, 60, "an engine has begun a run")
 
 
 def started(project: Project) -> set[str]:
@@ -98,10 +88,7 @@ def test_runs_with_parameters_are_ordinary_runs_and_run_once(project: Project) -
 def test_longest_first_by_cost_and_nothing_overlaps_on_a_slot(project: Project) -> None:
     done = pack(project, "--slots", 2, "--set", "k=1:9:1", "--cost", "k", "--json", "--", *QUICK, "{k}")
     bars = done.json["timeline"]
-    assert [bar["run"].rpartition("k")[2] for bar in bars[:2]] == ["9", "8"] or {b["run"][-1] for b in bars[:2]} == {
-        "9",
-        "8",
-    }
+    assert {bar["run"][-1] for bar in bars[:2]} == {"9", "8"}
     assert bars[-1]["run"].endswith("k1") or bars[-2]["run"].endswith("k1")
     for lane in {bar["lane"] for bar in bars}:
         mine = sorted((bar["start"], bar["end"]) for bar in bars if bar["lane"] == lane)
@@ -164,7 +151,7 @@ def test_a_run_that_asks_for_more_gpus_than_there_are_fails_with_a_reason(projec
 
 
 def test_a_time_limit_ends_a_run_that_hangs_and_its_slot_is_used_again(project: Project) -> None:
-    words = ("--slots", 1, "--run-time", "1s", "--set", "what=wait=never,print=after", "--json", "--", *QUICK, "{what}")
+    words = ("--slots", 1, "--run-time", "3s", "--set", "what=wait=never,print=after", "--json", "--", *QUICK, "{what}")
     done = pack(project, *words, code=4)
     assert sorted(states(done).values()) == ["done", "timeout"]
 
@@ -190,7 +177,7 @@ def _begin(project: Project, runs: int = 6, slots: int = 2, **env: str) -> subpr
         f"{sys.executable} train.py wait=go {{k}}; exit $?",
     )
     begun = project.start(*words, **env)
-    wait_until(lambda: len(started(project)) >= slots, 30, f"{slots} runs have begun")
+    wait_until(lambda: len(started(project)) >= slots, 60, f"{slots} runs have begun")
     return begun
 
 
@@ -220,7 +207,7 @@ def test_killing_the_command_stops_the_engine_and_leaves_no_process(project: Pro
     engine = engine_pid(project)
     end_process(begun)
     wait_for_no_process(project)
-    wait_until(lambda: not Path(f"/proc/{engine}").exists(), 20, "the engine has ended")
+    wait_until(lambda: not Path(f"/proc/{engine}").exists(), 60, "the engine has ended")
     assert len(started(project)) == 2
     _continue(project)
 
@@ -259,7 +246,7 @@ def test_a_second_interrupt_stops_them(project: Project) -> None:
     for times in (1, 2):
         _interrupt(begun, project)
         if times == 1:
-            wait_until(lambda: "Ctrl-C" in _stderr_so_far(begun), 20, "the first one was heard")
+            wait_until(lambda: "Ctrl-C" in _stderr_so_far(begun), 60, "the first one was heard")
     begun.communicate(timeout=60)
     assert begun.returncode == 130
     wait_for_no_process(project)
@@ -276,7 +263,7 @@ def test_cancelling_one_run_stops_it_alone(project: Project) -> None:
     begun = _begin(project, runs=3, slots=2)
     name = sorted(started(project))[0].replace(".", "/", 1)
     project.shoal("cancel", name)
-    wait_until(lambda: project.records(name, "attempt.*.end"), 30, "the run has ended")
+    wait_until(lambda: project.records(name, "attempt.*.end"), 60, "the run has ended")
     project.write("go", "")
     begun.communicate(timeout=60)
     assert project.status(name)[name]["state"] == "cancelled"
@@ -343,7 +330,7 @@ def test_two_commands_at_once_share_the_work_and_run_nothing_twice(project: Proj
     both = [project.start(*words) for _ in range(2)]
     for one in both:
         one.communicate(timeout=90)
-    wait_until(lambda: len(good_ends(project)) == 12, 30, "all runs are done")
+    wait_until(lambda: len(good_ends(project)) == 12, 60, "all runs are done")
     assert set(good_ends(project).values()) == {1}
     assert all(len(project.marks(name)) == 1 for name in good_ends(project))
 
@@ -365,7 +352,7 @@ def test_an_engine_that_begins_before_all_runs_are_claimed_waits_for_the_next_in
     wait_for_no_process(project)
     (folder,) = project.submissions()
     engines = lambda kind: len(list(folder.glob(f"engine.*.{kind}")))  # noqa: E731
-    wait_until(lambda: engines("json") == engines("end"), 20, "the first engine has ended")
+    wait_until(lambda: engines("json") == engines("end"), 60, "the first engine has ended")
     before = good_ends(project)
     (project.home / "runs/pack_train/train_k1/submit.1.claim").rename(project.root / "claim")
     env = {**project.env, "SHOAL_TOKEN": folder.name, "SHOAL_CLAIMING": "1", "SHOAL_LEASE_S": "0.6"}
@@ -377,7 +364,7 @@ def test_an_engine_that_begins_before_all_runs_are_claimed_waits_for_the_next_in
             leases.update(path.stat().st_mtime for path in folder.glob("engine.*.lease"))
             return len(leases) > 5
 
-        wait_until(looked_often, 30, "the engine lives")
+        wait_until(looked_often, 60, "the engine lives")
         assert engine.poll() is None and good_ends(project) == before
         (project.root / "claim").rename(project.home / "runs/pack_train/train_k1/submit.1.claim")
         (folder / "claimed").touch()

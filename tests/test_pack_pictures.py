@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image, ImageColor
 
-from project import Project, assert_clear_error
+from project import Project, assert_clear_error, project_here
 from shoal.pack.drawing import LEFT, TOP, WIDTH, as_svg, axis_step, colour_of, mark_words
 from shoal.pack.png import as_png
 from shoal.pack.timeline import Bar, Timeline
@@ -41,8 +41,7 @@ def test_the_axis_has_round_numbers_in_one_unit(length: float, marks: str) -> No
 
 
 def test_a_pack_and_a_report_draw_what_was_measured_and_tell_it_in_numbers(tmp_path: Path) -> None:
-    project = Project(tmp_path)
-    project.env["SHOAL_ON"] = "local"
+    project = project_here(tmp_path)
     files = ("--svg", "a.svg", "--png", "a.png", "--csv", "a.csv")
     words = ("--slots", 2, "--set", "k=1:3:1", "--", sys.executable, "-S", "train.py", "{k}")
     done = project.shoal("pack", *files, "--json", *words)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from project import Project, assert_clear_error
+from project import Project, assert_clear_error, project_here
 from shoal.agent.pack.books import Need
 from shoal.agent.pack.probe import estimate
 from shoal.agent.pack.queue import Item, Queue
@@ -47,8 +47,7 @@ def test_what_was_learnt_decides_who_is_next() -> None:
 
 
 def test_after_a_short_start_of_each_the_longest_goes_first(tmp_path: Path) -> None:
-    project = Project(tmp_path)
-    project.env["SHOAL_ON"] = "local"
+    project = project_here(tmp_path)
     project.write("learn.py", LEARN)
     words = ("--slots", 1, "--probe", "2s", "--set", "length=1,60,600,200", "--json")
     begun = project.start("pack", *words, "--", sys.executable, "-S", "learn.py", "{length}")

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import shoal
-from project import Project, assert_clear_error
+from project import Project, assert_clear_error, processes_with, project_here
 from shoal.agent.pack import ray_cluster
 from shoal.agent.pack.ray_cluster import Cluster, RayProblem, ray_environment, sizes
 from shoal.sandbox import Sandbox
@@ -29,8 +29,7 @@ QUICK = [sys.executable, "-S", "train.py"]
 
 @pytest.fixture
 def project(tmp_path: Path) -> Iterator[Project]:
-    made = Project(tmp_path)
-    made.env["SHOAL_ON"] = "local"
+    made = project_here(tmp_path)
     yield made
     for pid in _of_ray(made):
         os.kill(pid, signal.SIGKILL)
@@ -38,16 +37,7 @@ def project(tmp_path: Path) -> Iterator[Project]:
 
 def _of_ray(project: Project) -> list[int]:
     """Every process that has this project's token file in its environment: Ray's own, and what it started."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
-            try:
-                environ = Path(f"/proc/{name}/environ").read_bytes()
-            except OSError:
-                continue
-            if f"RAY_AUTH_TOKEN_PATH={project.home}".encode() in environ:
-                found.append(int(name))
-    return found
+    return processes_with(f"RAY_AUTH_TOKEN_PATH={project.home}")
 
 
 def _command(pid: int) -> bytes:
@@ -59,7 +49,7 @@ def _command(pid: int) -> bytes:
 
 
 def _wait_for_none(project: Project) -> None:
-    wait_until(lambda: not _of_ray(project), 30, "nothing of Ray is left")
+    wait_until(lambda: not _of_ray(project), 60, "nothing of Ray is left")
 
 
 def test_sizes_and_surroundings_are_the_allocations_and_not_the_machines() -> None:
@@ -223,8 +213,7 @@ def _open_python(folder: Path) -> str:
 
 def _project_of(folder: Path, uid: int) -> Project:
     folder.mkdir()
-    made = Project(folder)
-    made.env.update(SHOAL_ON="local", USER=f"user{uid}", LOGNAME=f"user{uid}")
+    made = project_here(folder, USER=f"user{uid}", LOGNAME=f"user{uid}")
     for path in (folder, *folder.rglob("*")):
         os.chown(path, uid, uid)
         path.chmod(0o700 if path.is_dir() else 0o600)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from project import Project, assert_clear_error
+from project import Project, assert_clear_error, project_here
 from shoal.agent.pack.search import Board, Report, Reports, Rule, Search, is_stopped, rank
 from shoal.errors import InputError
 from shoal.sandbox import Sandbox
@@ -58,8 +58,7 @@ RULES = st.builds(Rule, st.just("loss"), st.sampled_from(["min", "max"]), st.jus
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    made = Project(tmp_path)
-    made.env["SHOAL_ON"] = "local"
+    made = project_here(tmp_path)
     made.write("learn.py", f"ROOT = {str(made.root)!r}\n{LEARN}")
     return made
 

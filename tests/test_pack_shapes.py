@@ -126,7 +126,7 @@ def test_a_cluster_that_is_full_is_recognised(tmp_path: Path, quiet_cluster: San
     nodes = len(set(project.slurm("sinfo", "-h", "-N", "-o", "%N").split()))
     job = ("sbatch", "--exclusive", f"--nodes={nodes}", "--time=20", "--output=/dev/null", "--wrap=sleep 600")
     project.slurm(*job)
-    wait_until(lambda: project.slurm("squeue", "-h", "-t", "R").strip(), 30, "somebody has the whole cluster")
+    wait_until(lambda: project.slurm("squeue", "-h", "-t", "R").strip(), 60, "somebody has the whole cluster")
     path = _sweep(project, 'cost = "depth"')
     table = project.shoal("plan", path, "--shapes").out
     assert "shoal submit FILE --pilots" in table and "the cluster is full" in table

@@ -141,12 +141,12 @@ def test_mps_dies_with_an_engine_that_is_killed(project: Project) -> None:
     install(project)
     words = ("--slots", 2, "--gpus-per-run", 0.5, "--set", "k=1:2:1", "--", sys.executable, "-S", "train.py", "wait=go")
     begun = project.start("pack", *words, "{k}")
-    starts = wait_until(lambda: list((project.home / "runs").glob("*/*/attempt.1.start")), 30, "a run has begun")
+    starts = wait_until(lambda: list((project.home / "runs").glob("*/*/attempt.1.start")), 60, "a run has begun")
     daemon = log_of(project)[0][1]
     assert is_alive(daemon)
     os.kill(json.loads(starts[0].read_text())["pid"], signal.SIGKILL)
     begun.communicate(timeout=30)
-    wait_until(lambda: not is_alive(daemon), 20, "the daemon is gone")
+    wait_until(lambda: not is_alive(daemon), 60, "the daemon is gone")
 
 
 @pytest.mark.parametrize(

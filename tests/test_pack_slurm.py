@@ -119,8 +119,8 @@ def test_a_node_with_nothing_left_to_do_is_given_back_before_the_job_ends(projec
         return project.slurm("squeue", "-h", "-j", job, "-o", "%N|%T").strip().split("|")
 
     wait_until(lambda: nodes() == [batch_node, "RUNNING"], 60, "the job goes on with one node", poll_s=0.5)
-    idle = project.slurm("sinfo", "-h", "-N", "-n", other, "-o", "%t").split()
-    assert set(idle) == {"idle"} and {run["state"] for run in project.status().values()} == {"running", "done"}
+    wait_until(lambda: {*project.slurm("sinfo", "-h", "-N", "-n", other, "-o", "%t").split()} == {"idle"}, 60, "idle")
+    assert {run["state"] for run in project.status().values()} == {"running", "done"}
     project.write("go1", "")
     project.write("go2", "")
     wait_all(project, "done")

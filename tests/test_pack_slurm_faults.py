@@ -25,12 +25,13 @@ from waiting import wait_until
 pytestmark = pytest.mark.slurm
 
 HOG = """\
-import os, sys, time
+import glob, os, sys, time
 open(os.path.join("marks", sys.argv[1]), "w").close()
 while len(os.listdir("marks")) < 2:
     time.sleep(0.02)
 blocks = [b"x" * (1 << 20) for _ in range(90)]
-time.sleep(1.5)
+while not glob.glob(".shoal/runs/*/*/attempt.1.end"):
+    time.sleep(0.02)
 """
 STEP = """
 [steps.hog]
@@ -149,7 +150,7 @@ def engines(project: Project) -> dict[str, int]:
 def test_a_frozen_node_loses_its_run_to_another_and_gives_it_up_when_it_wakes(
     tmp_path: Path, host_cluster: Sandbox
 ) -> None:
-    lease = '\n[clusters.here]\nmatch = { host = "*" }\nsetup = "export SHOAL_LEASE_S=3"\n'
+    lease = '\n[clusters.here]\nmatch = { host = "*" }\nsetup = "export SHOAL_LEASE_S=5"\n'
     project = Project(tmp_path, host_cluster, toml=lease)
     path = sweep(project, 2, "wait=go{k}")
     alone = ("--gpus", 2, "--gpus-per-run", 2)
@@ -162,7 +163,7 @@ def test_a_frozen_node_loses_its_run_to_another_and_gives_it_up_when_it_wakes(
     os.kill(frozen, signal.SIGSTOP)
     (lease,) = project.home.glob(f"submissions/*/engine.{start['engine']}.lease")
     try:
-        wait_until(lambda: time.time() - lease.stat().st_mtime > 2, 30, "its lease is not renewed")
+        wait_until(lambda: time.time() - lease.stat().st_mtime > 3, 60, "its lease is not renewed")
         project.write("go2", "")
         wait_until(lambda: project.records(name, "attempt.2.start"), 60, "the other pilot has taken it over")
     finally:

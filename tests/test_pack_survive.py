@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from project import Done, Project
+from project import Done, Project, project_here
 from shoal.agent import cache, listing
 from shoal.agent.pack.again import Again, again
 from shoal.agent.pack.claims import Standing
@@ -61,9 +61,7 @@ def make(folder: Path, how: str, policy: str) -> Project:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Iterator[Project]:
-    made = Project(tmp_path)
-    made.env["SHOAL_ON"] = "local"
-    yield made
+    yield project_here(tmp_path)
 
 
 def submit(project: Project, *words: object, code: int | None = 0) -> Done:
@@ -94,16 +92,16 @@ def test_the_result_check_decides_and_a_bad_result_is_tried_again(tmp_path: Path
 
 def test_a_run_that_reaches_its_limit_goes_on_from_its_newest_checkpoint(tmp_path: Path) -> None:
     project = make(tmp_path, "hangs", "follow_ups = 1")
-    submit(project, "--run-time", "1s")
+    submit(project, "--run-time", "3s")
     assert [end["cause"] for end in ends(project)] == ["limit", None]
     first, second = project.records(RUN, "attempt.*.start")
     assert first["resume_from"] is None and second["resume_from"].endswith("model_1.pth")
 
 
-@pytest.mark.parametrize("tell", ["signal", "file"])
-def test_a_run_is_warned_in_the_way_that_its_step_chose(tmp_path: Path, tell: str) -> None:
+@pytest.mark.parametrize(("tell", "limit"), [("signal", "63s"), ("file", "61s")])
+def test_a_run_is_warned_in_the_way_that_its_step_chose(tmp_path: Path, tell: str, limit: str) -> None:
     project = make(tmp_path, tell, f'warn = "60s"\ntell = "{tell}"')
-    submit(project, "--run-time", "61s")
+    submit(project, "--run-time", limit)  # a program needs a while until it can hear a signal
     assert [(end["cause"], end["warned"], end["exit_code"]) for end in ends(project)] == [
         ("limit", True, 0),
         (None, False, 0),
@@ -163,7 +161,7 @@ def test_data_that_is_on_its_way_holds_nobody_else_up(tmp_path: Path, project: P
     project.script("001_a/010_evaluate_0.sh", "evaluate")
     begun = project.start("submit", "experiments/001_a", "--shape", "pack", "--slots", 2)
     other = "001_a/010_evaluate_0"
-    wait_until(lambda: project.records(other, "attempt.*.end"), 30, "the run without data is done")
+    wait_until(lambda: project.records(other, "attempt.*.end"), 60, "the run without data is done")
     assert project.records("001_a/000_train_0", "attempt.*.start") and not project.marks("001_a/000_train_0")
     lock.close()
     _, said = begun.communicate(timeout=60)
@@ -175,7 +173,7 @@ def test_a_pack_that_waits_for_data_can_be_stopped(tmp_path: Path, project: Proj
     lock = held_data(tmp_path, project)
     project.script("001_a/000_train_0.sh", "train")
     begun = project.start("submit", "experiments/001_a", "--shape", "pack", "--slots", 1)
-    wait_until(lambda: project.records("001_a/000_train_0", "attempt.*.start"), 30, "the run has begun")
+    wait_until(lambda: project.records("001_a/000_train_0", "attempt.*.start"), 60, "the run has begun")
     begun.send_signal(signal.SIGTERM)
     _, said = begun.communicate(timeout=30)
     assert begun.returncode == 130, said

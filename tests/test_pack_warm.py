@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from project import Project
+from project import Project, project_here
 from shoal.agent.pack.warm import program_of
 from waiting import wait_until
 
@@ -30,8 +30,7 @@ sys.stdout.write(json.dumps({
 
 @pytest.fixture
 def project(tmp_path: Path) -> Iterator[Project]:
-    made = Project(tmp_path)
-    made.env["SHOAL_ON"] = "local"
+    made = project_here(tmp_path)
     yield made
 
 
@@ -128,7 +127,7 @@ def test_the_parent_killed_means_its_runs_end_and_the_rest_start_cold(project: P
             return int(path.read_text() or 0)
         return 0
 
-    os.kill(wait_until(parent, 30, "a run tells its parent"), signal.SIGKILL)
+    os.kill(wait_until(parent, 60, "a run tells its parent"), signal.SIGKILL)
     project.write("go", "")
     _, said = begun.communicate(timeout=60)
     assert "the warm parent has died" in said

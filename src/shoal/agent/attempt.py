@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from . import fence, files, layout, memory, notices, tree, trial, usage
+from . import fence, files, layout, memory, notices, survival, tree, trial, usage
 
 _FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 #: Signals that ask the run to end. Leaving with code 0 after one of them is a polite stop, not a finished training.
@@ -133,13 +133,7 @@ class Attempt:
         if self.warned:
             return
         self.warned = True
-        if self.env.get("SHOAL_WARN_BY") == "file":
-            try:
-                files.create_exclusive(self.env["SHOAL_STOP_FILE"], b"time limit\n")
-            except OSError:
-                self._signal(number)
-        else:
-            self._signal(number)
+        survival.warn(self.env, lambda: self._signal(number))
         timer = threading.Timer(max(5.0, self.warn_s - self.grace_s - _SPARE_S), self._stop, ("limit",))
         timer.daemon = True
         timer.start()

@@ -118,6 +118,17 @@ def follow_up(
     return "continues as job %s (%s, %d of %d%s)" % (new_job, cause, before + 1, times, words)
 
 
+def warn(env: Mapping[str, str], by_signal: Callable[[], None]) -> None:
+    """Tell a program that its time is nearly up, in the way that its step chose."""
+    if env.get("SHOAL_WARN_BY") == "file":
+        try:
+            files.create_exclusive(env["SHOAL_STOP_FILE"], b"time limit\n")
+            return
+        except OSError:
+            pass  # A signal is better than nothing.
+    by_signal()
+
+
 def move_away(home: str, claim: fence.Claim, spec: Mapping[str, Any], bad: List[str], job: str) -> Tuple[bool, str]:
     """Slurm has started the job again on the node that failed under it: let another job go on elsewhere, if it can.
 

@@ -12,6 +12,7 @@ ledger.py    starts and ends on their way to the disk, and a full disk
 leases.py    signs of life of engines
 others.py    runs that other engines have, and runs that others build on
 again.py     is a run that was tried tried again? (pure)
+turns.py     may this engine take a run, and does one that ended get another turn?
 data.py      data of runs that take turns, brought in threads
 bell.py      what wakes the loop: signals, threads, the clock
 tally.py     how many runs ended how

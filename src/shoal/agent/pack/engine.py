@@ -12,7 +12,6 @@ from typing import Any, Callable, Dict, List, Optional
 
 from .. import command, files, memory, survival
 from . import children, claims
-from .again import Again, again
 from .bell import Bell
 from .beside import Beside
 from .books import Books, Holding
@@ -23,11 +22,12 @@ from .node import Node
 from .others import Others
 from .probe import Probes
 from .queue import Item, Queue, Settings
-from .running import INTERRUPTED, Running
+from .running import Running
 from .search import Search, rule_of
 from .tally import Tally
+from .turns import Turns
 
-_LOOK_S, _CLAIM_S = 2.0, 0.01
+_LOOK_S = 2.0
 
 
 class Engine:
@@ -56,10 +56,11 @@ class Engine:
         self.ledger = Ledger(self.bell.rope, say, self._account, node.environ)
         self.leases = Leases(node.home, node.token, node.me, node.environ)
         self.others = Others(node, queue, self.tally, self.leases)
+        shared = books.slots if starter.one_node else 1
+        self.turns = Turns(queue, settings, node, shared, self.leases, self.others, self.tally, say)
         self.probes = Probes(settings.probe_s)
         self.search = Search(rule_of(settings.search), node.home, node.me["engine"])
         self.beside = Beside(node)
-        self._claims_at: Optional[float] = None
         self._look_at = time.monotonic() + _LOOK_S
         self._oom = memory.oom_kills()
 
@@ -132,8 +133,8 @@ class Engine:
             due += [running.due_at for running in self.running.values()]
         if left_s is not None:
             due.append(now + max(left_s, 1.0))
-        if self._claims_at is not None:
-            due.append(self._claims_at)
+        if self.turns.claims_at is not None:
+            due.append(self.turns.claims_at)
         return due
 
     # -- starting ------------------------------------------------------------------------------------------------
@@ -142,8 +143,8 @@ class Engine:
         if self.draining or self.stopping or self.starter.waiting or self.starter.broken:
             return
         self.queue.wake(time.monotonic())
-        self._claims_at = None
-        while self.ledger.takes_more and self._claims_at is None:
+        self.turns.claims_at = None
+        while self.ledger.takes_more and self.turns.claims_at is None:
             choice = self.queue.next(self.books, self._left_s())
             if choice is None:
                 return
@@ -153,7 +154,7 @@ class Engine:
                 self.queue.put_back(item)
                 continue
             try:
-                begun = self._begin(item, holding)
+                begun = self.turns.take(item, self._held(holding))
                 self.ledger.has_room()
             except OSError as error:
                 if error.errno not in files.DISK_ERRNOS:
@@ -166,51 +167,6 @@ class Engine:
             else:
                 self.ledger.begun(begun)
                 self._launch(item, begun, holding)
-
-    def _begin(self, item: Item, holding: Holding) -> Optional[claims.Begun]:
-        """Take the run's next attempt if it may still run; None if there is nothing (more) to do for it now."""
-        all_claimed = self.node.all_claimed()
-        standing = claims.look(self.node.home, item.name, self.node.token)
-        if standing.word == "taken":
-            if not self.leases.is_gone(standing.start or {}):
-                self.others.leave(item)
-                return None
-            self.others.write_off(standing)
-            standing = claims.look(self.node.home, item.name, self.node.token)
-        if standing.word == "done":
-            self.tally.count("done")
-            self.others.is_done(item.name)
-            return None
-        if standing.word == "ended":
-            more = self._again(standing)
-            if more is None:
-                by_search = (standing.end or {}).get("stopped_by") == "search"
-                self.tally.count("by_search" if by_search else "failed")
-                return None
-            if more.slots > item.need.slots:
-                self._try_again(item, more._replace(wait_s=0.0))
-                return None
-        if standing.word == "gone" and not all_claimed:
-            # Claims are made in the queue's order: this one is next.
-            self.queue.put_back(item)
-            self._claims_at = time.monotonic() + _CLAIM_S
-        if standing.word in ("gone", "taken"):
-            return None
-        begun = claims.begin(standing, self.node, self._held(holding), self.others.failed_with(standing))
-        if begun is None:
-            self.others.leave(item)
-        return begun
-
-    def _again(self, standing: claims.Standing) -> Optional[Again]:
-        slots = self.books.slots if self.starter.one_node else 1
-        return again(standing, self.settings, claims.policy_of(standing), slots)
-
-    def _try_again(self, item: Item, how: Again) -> None:
-        item = item._replace(need=item.need._replace(slots=how.slots))
-        if how.wait_s:
-            self.queue.put_off(item, time.monotonic() + how.wait_s)
-        else:
-            self.queue.put_back(item, last=True)
 
     def _launch(self, item: Item, begun: claims.Begun, holding: Holding) -> None:
         argv, env, problem = command.prepare(
@@ -340,38 +296,9 @@ class Engine:
         self.ledger.ended(running, running.end)
 
     def _account(self, running: Running, end: Dict[str, Any], ours: bool) -> None:
-        """An end is on disk: does the run go on?"""
-        item, why = running.item, end["stopped_by"]
-        if not ours:
-            self.others.leave(item)
-            self.say("%s was taken over by another engine, which took this one for dead" % item.name)
-            return
-        more = None
-        if not end["success"]:
-            standing = claims.look(self.node.home, item.name, self.node.token)
-            more = self._again(standing) if standing.word == "ended" else None
-        if end["success"]:
-            self.tally.count("done")
-            self.queue.learn(item, end["duration_s"])
-            self.others.is_done(item.name)
-            word = "done"
-        elif why == "probe":
-            self.queue.put_by_length(item._replace(expect_s=self.probes.expected_s(item) or 0.0))
-            word = "waits:"
-        elif why == "search":
-            self.tally.count("by_search")
-            word = "stopped"
-        elif more is not None:
-            stopped = why in INTERRUPTED and why != "lost"
-            self._try_again(item, more)
-            self.tally.count("stopped" if stopped else "again")
-            word = "stopped" if stopped else "failed, will be tried again:"
-        else:
-            word = "cancelled" if why == "cancelled" else "failed"
-            self.tally.count("stopped" if why == "cancelled" else "failed")
-            if word == "failed":
-                self.beside.failed(running)
-        self.tally.tell(item.name, word, end)
+        """An end is on disk."""
+        if self.turns.after(running.item, end, ours) == "failed":
+            self.beside.failed(running)
 
     # -- watching and stopping -----------------------------------------------------------------------------------
 

@@ -93,13 +93,7 @@ class Running:
         if self.warned:
             return
         self.warned = True
-        if self.env.get("SHOAL_WARN_BY") == "file":
-            try:
-                files.create_exclusive(self.env["SHOAL_STOP_FILE"], b"time limit\n")
-                return
-            except OSError:
-                pass  # A signal is better than nothing.
-        self.child.signal(signal.SIGUSR1)
+        survival.warn(self.env, lambda: self.child.signal(signal.SIGUSR1))
 
     def pass_on(self, number: int) -> None:
         """A signal for the program. SIGUSR1 is the warning, where its step wants to be warned."""
