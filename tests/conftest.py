@@ -98,7 +98,7 @@ def _session_sandbox(label: str, **spec: Any) -> Iterator[Sandbox]:
 def _up(sandbox: Sandbox) -> None:
     """Missing packages fail the test with the command that installs them; a silent skip would look like success."""
     try:
-        sandbox.up()
+        sandbox.up(deadline_s=180)
     except ShoalError as error:
         pytest.fail(f"{error.message}\nhint: {error.hint}\n(pytest --no-slurm leaves these tests out)", pytrace=False)
 

@@ -14,6 +14,7 @@ from shoal.doctor.cluster import ClusterFacts, Kind, PartitionFacts, QosFacts, R
 
 GPU = "--gres=gpu:4\n--cpus-per-task=32\n--mem=100G\n--time=1-00:00:00\n--nodes=1"
 LIGHTNING = "import lightning as L\ntrainer = L.Trainer(devices=4, num_nodes=1, strategy='ddp')\n"
+TRAINS = "import torch\nfor batch in loader:\n    model(batch).sum().backward()\n    optimizer.step()\n"
 DDP = "import os, torch\nlocal_rank = int(os.environ['SLURM_LOCALID'])\ntorch.cuda.set_device(local_rank)\n"
 
 CLUSTER = ClusterFacts(
@@ -202,6 +203,11 @@ PAIRS: list[Pair] = [
         "G19",
         Case(GPU, "python train.py\n", "import os\nworkers = os.cpu_count()\n"),
         Case(GPU, "python train.py\n", "import os\nworkers = len(os.sched_getaffinity(0))\n"),
+    ),
+    Pair(
+        "G21",
+        Case(GPU, "python train.py\n", TRAINS),
+        Case(GPU, "python train.py\n", TRAINS + "model = torch.nn.DataParallel(model)\n"),
     ),
     Pair(
         "G20",

@@ -203,9 +203,13 @@ class Project:
 
     def jobs(self) -> list[str]:
         """Names of the jobs that Slurm has in memory and that come from this project."""
+        return self.queue("%j", "-t", "all")
+
+    def queue(self, fields: str, *flags: str) -> list[str]:
+        """squeue's rows of this project's jobs, each array task by itself: queue("%T|%E")."""
         tokens = tuple(folder.name for folder in self.submissions())
-        names = self.slurm("squeue", "-h", "-r", "-t", "all", "-o", "%j").splitlines()
-        return [name for name in names if name.endswith(tokens)] if tokens else []
+        rows = self.slurm("squeue", "-h", "-r", *flags, "-o", f"{fields}|%j").splitlines()
+        return [row.rpartition("|")[0] for row in rows if row.endswith(tokens)] if tokens else []
 
     def assert_ran_once(self, *names: str) -> None:
         """The audit: each run began and ended exactly once, well, and left no temporary file."""

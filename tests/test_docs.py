@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -58,7 +59,11 @@ def test_the_readme_begins_with_the_two_commands_and_a_picture() -> None:
 
 
 def runnable(page: Path, *, slurm: bool) -> str:
-    """The page as one bash script: files are written, blocks marked `run` are executed, others are only text."""
+    """The page as one bash script: files are written, blocks marked `run` are executed, others are only text.
+
+    Its sandboxes do without cgroups, which are named after the sandbox alone and not after its folder: another
+    checkout may be running the same page.
+    """
     lines = ["set -e"]
     for _, info, text in _BLOCK.findall(page.read_text()):
         options = info.split()
@@ -69,15 +74,16 @@ def runnable(page: Path, *, slurm: bool) -> str:
                 f'mkdir -p "$TOP/{Path(name).parent}"\ncat > "$TOP/{name}" <<\'END_OF_FILE\'\n{text}END_OF_FILE'
             )
         elif "run" in options and (slurm or "slurm" not in options):
+            text = text.replace("shoal sandbox up ", "shoal sandbox up --cgroups off ")
             lines.append(text if code is None else f"set +e\n(\n{text})\n[ $? = {code} ] || exit 99\nset -e")
     return "\n".join(lines)
 
 
-def execute(page: Path, folder: Path, *, sandboxes: str | None = None) -> subprocess.CompletedProcess[str]:
+def execute(page: Path, folder: Path, *, sandboxes: Path | None = None) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SHOAL_"))}
     env = {**kept, "PATH": f"{SHOAL.parent}:{os.environ['PATH']}", "TOP": str(folder), "HOME": str(folder)}
     if sandboxes is not None:
-        env["SHOAL_SANDBOX_HOME"] = sandboxes
+        env["SHOAL_SANDBOX_HOME"] = str(sandboxes)
     script = runnable(page, slurm=sandboxes is not None)
     page_run = subprocess.Popen(
         ["bash", "-c", script], cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -120,14 +126,24 @@ def test_a_newcomer_can_follow_the_page_without_slurm(name: str, tmp_path: Path)
         "tutorial-muloco-launch.md",
     ],
 )
-def test_a_newcomer_can_follow_the_page_to_slurm(name: str, tmp_path: Path) -> None:
-    page = ROOT / "docs" / name
-    # A short folder: the sandbox keeps Unix sockets in it, whose paths have a limit.
-    with tempfile.TemporaryDirectory(prefix="sb") as sandboxes:
-        try:
-            done = execute(page, tmp_path, sandboxes=sandboxes)
-        finally:
-            stop = [str(SHOAL), "sandbox", "down", "--all"]
-            subprocess.run(stop, env={**os.environ, "SHOAL_SANDBOX_HOME": sandboxes}, check=False)
+def test_a_newcomer_can_follow_the_page_to_slurm(name: str, tmp_path: Path, sandboxes: Path) -> None:
+    done = execute(ROOT / "docs" / name, tmp_path, sandboxes=sandboxes)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "submitted" in done.stdout
+
+
+@pytest.fixture
+def sandboxes() -> Iterator[Path]:
+    """A home for the sandboxes of a page, short for their Unix sockets; what a killed session left is removed."""
+    top = Path(tempfile.gettempdir())
+    for left in top.glob("shoal-docs-*"):
+        if not Path("/proc", left.name.rpartition("-")[2]).exists():
+            take_down(left)
+    folder = top / f"shoal-docs-{os.getpid()}"
+    yield folder
+    take_down(folder)
+
+
+def take_down(home: Path) -> None:
+    down = [str(SHOAL), "sandbox", "down", "--all"]
+    subprocess.run(down, env={**os.environ, "SHOAL_SANDBOX_HOME": str(home)}, check=False, capture_output=True)

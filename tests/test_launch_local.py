@@ -64,7 +64,7 @@ def test_a_failing_rank_under_torchrun_gives_its_own_code(tmp_path: Path) -> Non
     """torchrun itself ends with 1, whatever happened."""
     project = Launching(tmp_path, show=TORCHRUN)
     project.script("001_a/000_show_0.sh", "show -- fail=1:9")
-    project.start("submit", "experiments").communicate(timeout=60)
+    project.start("submit", "experiments").communicate(timeout=200)
     assert project.status()["001_a/000_show_0"]["exit_code"] == 9
 
 
@@ -90,7 +90,7 @@ def test_sigterm_and_sigusr1_reach_every_rank_once_and_a_polite_end_is_0(tmp_pat
         agent = json.loads(next((project.home / "runs/001_a/000_show_0").glob("attempt.1.start")).read_text())["pid"]
         os.kill(agent, signal.SIGUSR1)
         os.kill(agent, signal.SIGTERM)
-        running.communicate(timeout=60)
+        running.communicate(timeout=200)
     finally:
         end_process(running)
     saved = project.notes("001_a/000_show_0", "saved")
@@ -116,7 +116,7 @@ def test_sigkill_of_any_process_leaves_no_orphan(tmp_path: Path, victim: str) ->
             "rank": lambda: notes[1]["pid"],
         }
         os.kill(victims[victim](), signal.SIGKILL)
-        running.communicate(timeout=60)
+        running.communicate(timeout=200)
     finally:
         end_process(running)
     assert_nothing_left(project.root)

@@ -44,7 +44,7 @@ def test_replicas_are_followed_together_and_their_errors_are_found(tmp_path: Pat
     try:
         wait_until(lambda: list((project.home / "runs" / name).glob("attempt.1.start")), 60, "the run begins")
         followed = project.shoal("logs", name, "-f", code=4)
-        running.communicate(timeout=60)
+        running.communicate(timeout=200)
     finally:
         end_process(running)
     assert "replica 0 | replica 0 begins\n" in followed.out

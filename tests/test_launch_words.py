@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 import pytest
@@ -179,6 +180,24 @@ def test_two_launchers_of_one_host_never_get_the_same_port() -> None:
     for held in (mark, other):
         assert held is not None
         held.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_launchers_of_two_users_never_get_the_same_port() -> None:
+    ours, mark = network.reserve_port(78)
+    theirs, told = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.setuid(65534)
+            os.write(told, b"%d" % network.reserve_port(78)[0])
+        finally:
+            os._exit(0)
+    os.close(told)
+    with os.fdopen(theirs) as answer:
+        assert int(answer.read()) not in (0, ours)
+    os.waitpid(child, 0)
+    assert mark is not None
+    mark.close()
 
 
 def test_a_port_that_somebody_listens_on_is_passed_over() -> None:

@@ -16,35 +16,14 @@ from pathlib import Path
 import pytest
 
 from conftest import MakeSandbox, cancel_all, sandbox_name
-from shoal.errors import InputError, ShoalError
-from shoal.sandbox import Partition, Sandbox, SandboxSpec, machine, names, parse_partitions, process
-from shoal.sandbox.conf import slurm_conf
-from shoal.sandbox.layout import HOME_VARIABLE, Layout, Ports, SandboxState
+from sandboxes import CLI, shoal_sandbox
+from shoal.errors import ShoalError
+from shoal.sandbox import Sandbox, SandboxSpec, machine, names, parse_partitions, process
+from shoal.sandbox.layout import Ports
 from shoal.sandbox.process import MARK_VARIABLE, Process
 from waiting import wait_until
 
-CLI = [sys.executable, "-c", "import sys; from shoal.cli import main; sys.exit(main())", "sandbox"]
-
-
-def shoal_sandbox(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*CLI, *words], env={**os.environ, **env}, capture_output=True, text=True, timeout=120)
-
-
-def state_of(**spec: object) -> SandboxState:
-    ports = Ports(slurmctld=20001, slurmd=tuple(range(20003, 20067)), slurmdbd=20002)
-    made = SandboxSpec(**spec)  # type: ignore[arg-type]
-    return SandboxState(
-        mark="0" * 32,
-        spec=made,
-        ports=Ports(ports.slurmctld, ports.slurmd[: made.nodes], ports.slurmdbd),
-        cgroups=False,
-        subnet=None,
-    )
-
-
-def rendered(**spec: object) -> list[str]:
-    state = state_of(**spec)
-    return slurm_conf(state, Layout(Path("/h"), state.spec.name), host="here", user="me").splitlines()
+pytestmark = pytest.mark.slurm
 
 
 def traces_of(folder: Path, mark: str) -> list[str]:
@@ -78,113 +57,6 @@ def job_state(sandbox: Sandbox, job: str) -> str:
     return sandbox.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%T").stdout.strip()
 
 
-# --- what is decided without starting anything
-
-
-@pytest.mark.parametrize("name", ["", "Upper", "1st", "a b", "a/b", "..", "a_b", "-x", "x-", "x" * 25, "ä", "a\nb"])
-def test_a_name_that_cannot_be_a_host_and_folder_is_refused(name: str) -> None:
-    with pytest.raises(InputError, match="not a name"):
-        SandboxSpec(name=name)
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        {"nodes": 0},
-        {"nodes": -1},
-        {"nodes": 65},
-        {"gpus": -1},
-        {"cpus": 0},
-        {"memory_mb": 1},
-        {"gpu_type": "a 100"},
-        {"partitions": ()},
-        {"partitions": (Partition("a"), Partition("A"))},
-        {"settings": (("NodeName", "x"),)},
-        {"settings": (("slurmctldport", "6817"),)},
-        {"settings": (("MinJobAge", "2\nInclude /etc/passwd"),)},
-        {"settings": (("Min Job", "2"),)},
-    ],
-)
-def test_a_shape_that_cannot_be_built_is_refused(spec: dict[str, object]) -> None:
-    with pytest.raises(InputError):
-        SandboxSpec(**spec)  # type: ignore[arg-type]
-
-
-def test_partitions_are_spelled_with_their_limits() -> None:
-    assert parse_partitions("gpu:12h, cpu") == (Partition("gpu", 43200), Partition("cpu", 259200))
-    for bad in ("", "a,,b", "a:", "a:7", "DEFAULT", "a b", "-a"):
-        with pytest.raises(InputError):
-            parse_partitions(bad)
-
-
-def test_the_first_partition_is_the_default_and_preempts_the_others() -> None:
-    lines = [line for line in rendered(partitions=parse_partitions("big:1d,small:1h")) if "PartitionName" in line]
-    assert "PartitionName=big Nodes=ALL Default=YES State=UP MaxTime=1-00:00:00 PriorityTier=2" in lines
-    assert "PartitionName=small Nodes=ALL Default=NO State=UP MaxTime=01:00:00 PriorityTier=1" in lines
-
-
-def test_a_setting_replaces_the_key_in_any_spelling() -> None:
-    lines = rendered(settings=(("minjobage", "2"), ("UnkillableStepTimeout", "7")))
-    assert [line for line in lines if line.lower().startswith("minjobage")] == ["MinJobAge=2"]
-    assert "UnkillableStepTimeout=7" in lines
-
-
-def test_a_folder_too_long_for_unix_sockets_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="too long") as refused:
-        Sandbox(SandboxSpec(), home=tmp_path / ("x" * 80)).layout.check_length(SandboxSpec().node_names)
-    assert HOME_VARIABLE in str(refused.value.hint)
-
-
-def test_missing_packages_are_one_sentence_and_the_command_that_installs_them(tmp_path: Path) -> None:
-    done = shoal_sandbox("up", "--accounting", PATH=str(tmp_path), **{HOME_VARIABLE: str(tmp_path / "h")})
-    assert done.returncode == 1
-    assert "slurmctld" in done.stderr and "Traceback" not in done.stderr
-    assert "apt-get install -y --no-install-recommends munge slurm-wlm slurmdbd" in done.stderr
-    assert not (tmp_path / "h").exists()
-
-
-def test_bad_flags_are_refused_with_exit_code_two() -> None:
-    for words in (["--name", "No"], ["--nodes", "0"], ["--nodes", "x"], ["--partitions", "a:b"], ["--set", "x"]):
-        done = shoal_sandbox("up", *words)
-        assert done.returncode == 2, done.stderr
-        assert "Traceback" not in done.stderr and not done.stdout
-
-
-def test_down_does_not_touch_a_folder_that_is_not_a_sandbox(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
-    precious = tmp_path / "thesis" / "chapter1.tex"
-    precious.parent.mkdir()
-    precious.write_text("years of work")
-    with pytest.raises(ShoalError, match="not the folder of a sandbox"):
-        Sandbox(SandboxSpec(name="thesis"), home=tmp_path).down()
-    assert precious.read_text() == "years of work"
-    assert names(tmp_path) == []
-
-
-def test_a_home_that_others_can_write_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
-    with pytest.raises(ShoalError, match="not a private folder"):
-        Sandbox(SandboxSpec(), home=tmp_path).down()
-
-
-def test_the_environment_for_clients_forgets_other_clusters() -> None:
-    sandbox = Sandbox(SandboxSpec(name="mine"))
-    env = sandbox.env({"SLURM_JOB_ID": "7", "SBATCH_PARTITION": "x", "SLURM_CONF": "/other", "HOME": "/h"})
-    assert env == {"HOME": "/h", "SLURM_CONF": str(sandbox.conf_path)}
-
-
-def test_a_port_that_nobody_may_use_is_never_chosen() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-        ports = machine.free_ports(SandboxSpec(nodes=64), {port})
-    assert port not in ports.all() and len(set(ports.all())) == 66
-
-
-# --- the real thing
-
-
-@pytest.mark.slurm
 def test_srun_and_sbatch_run_on_the_nodes_and_see_their_gpus(cluster: Sandbox, tmp_path: Path) -> None:
     seen = cluster.run("srun", "-N2", "--gres=gpu:2", "sh", "-c", 'echo "$SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"')
     assert sorted(seen.stdout.split("\n")[:2]) == [f"{node} 0,1" for node in cluster.nodes[:2]]
@@ -195,7 +67,6 @@ def test_srun_and_sbatch_run_on_the_nodes_and_see_their_gpus(cluster: Sandbox, t
     assert "Requested node configuration is not available" in refused.stderr
 
 
-@pytest.mark.slurm
 def test_up_status_and_down_from_the_command_line_leave_nothing() -> None:
     name = sandbox_name("cli")
     try:
@@ -223,7 +94,6 @@ def test_up_status_and_down_from_the_command_line_leave_nothing() -> None:
     assert shoal_sandbox("status", "--name", name).returncode == 1
 
 
-@pytest.mark.slurm
 def test_down_ends_running_jobs_and_what_they_left_in_the_background(make_sandbox: MakeSandbox, tmp_path: Path) -> None:
     sandbox = make_sandbox("jobs", nodes=1)
     pids = tmp_path / "pids"
@@ -250,7 +120,6 @@ def _cmdline(pid: str) -> bytes:
         return b""
 
 
-@pytest.mark.slurm
 def test_two_clusters_with_other_partitions_run_side_by_side(cluster: Sandbox, make_sandbox: MakeSandbox) -> None:
     other = make_sandbox("other", nodes=2, gpus=2, gpu_type="a100", partitions=parse_partitions("a100:2h,cpu:30m"))
     sinfo = ("sinfo", "-h", "-o", "%P %l")
@@ -266,7 +135,6 @@ def test_two_clusters_with_other_partitions_run_side_by_side(cluster: Sandbox, m
     assert cluster.run("srun", "true").returncode == 0
 
 
-@pytest.mark.slurm
 def test_a_job_that_takes_too_much_memory_is_killed(cluster: Sandbox) -> None:
     if not machine.cgroups_usable():
         pytest.skip("needs root and the memory controller of cgroup v1")
@@ -275,7 +143,6 @@ def test_a_job_that_takes_too_much_memory_is_killed(cluster: Sandbox) -> None:
     wait_until(lambda: job_state(cluster, job) == "OUT_OF_MEMORY", 30, "the job is out of memory")
 
 
-@pytest.mark.slurm
 def test_a_job_in_the_first_partition_preempts_one_in_the_second(quiet_cluster: Sandbox) -> None:
     sbatch = ("sbatch", "--parsable", "--exclusive", "-N4", "-o", "/dev/null")
     low = quiet_cluster.run(*sbatch, "-p", "low", "--requeue", "--wrap", "sleep 300").stdout.strip()
@@ -285,7 +152,6 @@ def test_a_job_in_the_first_partition_preempts_one_in_the_second(quiet_cluster: 
     assert job_state(quiet_cluster, low) == "PENDING"
 
 
-@pytest.mark.slurm
 def test_accounting_knows_finished_jobs_two_qos_and_limits(accounting_cluster: Sandbox) -> None:
     cluster = accounting_cluster
     job = cluster.run("sbatch", "--parsable", "--wait", "-o", "/dev/null", "--wrap", "true").stdout.strip()
@@ -299,7 +165,6 @@ def test_accounting_knows_finished_jobs_two_qos_and_limits(accounting_cluster: S
     cancel_all(cluster)
 
 
-@pytest.mark.slurm
 def test_qos_high_preempts_normal_and_the_requeued_job_runs_again_soon(accounting_cluster: Sandbox) -> None:
     cluster = accounting_cluster
     sbatch = ("sbatch", "--parsable", "--exclusive", "-N2", "-o", "/dev/null")
@@ -313,7 +178,6 @@ def test_qos_high_preempts_normal_and_the_requeued_job_runs_again_soon(accountin
     cancel_all(cluster)
 
 
-@pytest.mark.slurm
 def test_nodes_that_are_hosts_have_names_and_addresses_and_reach_each_other(make_sandbox: MakeSandbox) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root may make namespaces")
@@ -359,9 +223,8 @@ else:
     assert sandbox.run("srun", "-N2", *argv).stdout.strip() == f"{sandbox.nodes[1]} met {sandbox.nodes[0]}"
 
 
-@pytest.mark.slurm
 def test_a_frozen_controller_is_shown_and_thaws(make_sandbox: MakeSandbox) -> None:
-    sandbox = make_sandbox("faults", nodes=1, settings=(("MessageTimeout", "2"),))
+    sandbox = make_sandbox("faults", nodes=1, settings=(("MessageTimeout", "4"),))
     sandbox.freeze("slurmctld")
     shown = sandbox.status()
     assert shown.state == "degraded"
@@ -372,7 +235,6 @@ def test_a_frozen_controller_is_shown_and_thaws(make_sandbox: MakeSandbox) -> No
     assert sandbox.status().state == "up"
 
 
-@pytest.mark.slurm
 def test_daemons_can_be_stopped_killed_and_started_again(make_sandbox: MakeSandbox) -> None:
     sandbox = make_sandbox("faults", nodes=2)
     job = sandbox.run("sbatch", "--parsable", "-w", sandbox.nodes[0], "-o", "/dev/null", "--wrap", "sleep 300").stdout
@@ -395,7 +257,6 @@ def test_daemons_can_be_stopped_killed_and_started_again(make_sandbox: MakeSandb
         sandbox.freeze("slurmdbd")
 
 
-@pytest.mark.slurm
 @pytest.mark.parametrize(
     "moment", ["sandbox.json", "run/munged.json", "db/ibdata1", "run/slurmdbd.json", "run/slurmctld.json"]
 )
@@ -419,7 +280,6 @@ def test_what_a_killed_up_left_is_cleaned_by_down(moment: str) -> None:
         sandbox.down()
 
 
-@pytest.mark.slurm
 def test_a_terminated_up_cleans_after_itself() -> None:
     sandbox = Sandbox(SandboxSpec(name=sandbox_name("ended")))
     words = ["up", "-q", "--name", sandbox.spec.name, "--accounting", "--nodes", "1"]
@@ -436,7 +296,6 @@ def test_a_terminated_up_cleans_after_itself() -> None:
         sandbox.down()
 
 
-@pytest.mark.slurm
 def test_the_same_name_in_another_home_is_refused_rather_than_shared(make_sandbox: MakeSandbox) -> None:
     if not machine.cgroups_usable():
         pytest.skip("only cgroups are named after the sandbox alone")
@@ -448,7 +307,6 @@ def test_the_same_name_in_another_home_is_refused_rather_than_shared(make_sandbo
     assert not home.exists()
 
 
-@pytest.mark.slurm
 def test_up_starts_over_after_a_killed_up(make_sandbox: MakeSandbox) -> None:
     name = sandbox_name("again")
     folder = Sandbox(SandboxSpec(name=name)).folder
@@ -463,7 +321,6 @@ def test_up_starts_over_after_a_killed_up(make_sandbox: MakeSandbox) -> None:
     assert not [line for line in traces_of(folder, mark) if mark in line]
 
 
-@pytest.mark.slurm
 def test_a_failing_up_shows_the_daemon_s_last_words_and_leaves_nothing() -> None:
     name = sandbox_name("fails")
     done = shoal_sandbox("up", "--name", name, "--set", "SelectType=select/nonsense")
@@ -472,7 +329,6 @@ def test_a_failing_up_shows_the_daemon_s_last_words_and_leaves_nothing() -> None
     assert name not in names()
 
 
-@pytest.mark.slurm
 def test_a_daemon_that_ends_before_it_is_looked_at_is_heard_too(monkeypatch: pytest.MonkeyPatch) -> None:
     find = process.find
 
@@ -489,7 +345,6 @@ def test_a_daemon_that_ends_before_it_is_looked_at_is_heard_too(monkeypatch: pyt
     assert not sandbox.folder.exists()
 
 
-@pytest.mark.slurm
 def test_a_port_that_another_program_took_meanwhile_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     choose, tries = machine.free_ports, []
     sandbox = Sandbox(SandboxSpec(name=sandbox_name("ports"), nodes=1))
@@ -509,12 +364,10 @@ def test_a_port_that_another_program_took_meanwhile_is_replaced(monkeypatch: pyt
             sandbox.down()
 
 
-@pytest.mark.slurm
 def test_clients_do_not_carry_the_mark_of_the_daemons(cluster: Sandbox) -> None:
     assert MARK_VARIABLE not in cluster.run("srun", "env").stdout
 
 
-@pytest.mark.slurm
 def test_the_python_example_in_the_page_works() -> None:
     page = (Path(__file__).parent.parent / "docs" / "sandbox.md").read_text()
     example = page.partition("```python\n")[2].partition("```")[0].replace("mine", sandbox_name("docs"))

@@ -14,6 +14,8 @@ from waiting import wait_until
 
 pytestmark = pytest.mark.slurm
 
+#: A dead node is noticed soon, and its job is not forgotten before anybody has looked.
+SETTINGS = (("SlurmdTimeout", "5"), ("MessageTimeout", "5"), ("MinJobAge", "300"))
 PAGE = """\
 step = "train"
 args = ["save={n}", "first"]
@@ -64,7 +66,7 @@ def test_a_preempted_sweep_goes_on_from_its_checkpoints(tmp_path: Path, accounti
 
 
 def test_a_sweep_whose_node_dies_goes_on_elsewhere(tmp_path: Path, make_sandbox: MakeSandbox) -> None:
-    sandbox = make_sandbox("dying", nodes=3, settings=(("SlurmdTimeout", "5"), ("MessageTimeout", "5")))
+    sandbox = make_sandbox("dying", nodes=3, settings=SETTINGS)
     project = Project(tmp_path, sandbox)
     submit(project)
     busy = project.slurm("squeue", "-h", "-o", "%N").split()
@@ -82,7 +84,7 @@ def test_a_sweep_whose_node_dies_goes_on_elsewhere(tmp_path: Path, make_sandbox:
 
 @pytest.fixture
 def two_nodes(make_sandbox: MakeSandbox) -> Sandbox:
-    return make_sandbox("two", nodes=2, settings=(("SlurmdTimeout", "5"), ("MessageTimeout", "5")))
+    return make_sandbox("two", nodes=2, settings=SETTINGS)
 
 
 def power_cut(sandbox: Sandbox, node: str) -> None:

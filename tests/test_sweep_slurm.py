@@ -88,7 +88,7 @@ def test_different_requests_become_different_arrays_and_at_once_holds_over_all(p
     project.shoal("submit", "--at-once", "1", page(project, text))
     assert len(project.submissions()) == 2
     wait_until(lambda: states(project)["running"] == 1, 60, "one run is under way")
-    jobs = project.slurm("squeue", "-h", "-o", "%F|%E|%K|%t").splitlines()
+    jobs = project.queue("%E|%t")
     assert len([job for job in jobs if "afterany" in job]) >= 1
     assert len([job for job in jobs if job.endswith("|R")]) == 1
     go(project)

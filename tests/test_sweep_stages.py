@@ -153,7 +153,7 @@ def test_a_graph_of_three_stages_with_seeds_waits_in_slurm(tmp_path: Path, slurm
     folder = write(project, "5 if seed == 1 else 0")
     project.shoal("submit", folder)
     project.wait_started("001_lead/000_pretrain")
-    rows = project.slurm("squeue", "-h", "-r", "-o", "%T|%E").splitlines()
+    rows = project.queue("%T|%E")
     assert len(rows) == 7 and sum("PENDING|afterok" in row for row in rows) == 6
     (project.root / "go").touch()
     for seed in (0, 2):
@@ -222,7 +222,7 @@ def test_bash_scripts_build_on_each_other_by_name_in_one_submit(tmp_path: Path, 
     folder = scripts(project, "wait=go")
     project.shoal("submit", folder)
     project.wait_started("001_lead/000_pretrain")
-    rows = project.slurm("squeue", "-h", "-r", "-o", "%T|%E").splitlines()
+    rows = project.queue("%T|%E")
     assert len(rows) == 7 and sum("PENDING|afterok" in row for row in rows) == 6
     (project.root / "go").touch()
     for seed in range(3):

@@ -29,6 +29,7 @@ def save_and_leave(*_):
     sys.exit(0)
 if how == "signal":
     signal.signal(signal.SIGUSR1, save_and_leave)
+    open("listens", "w").close()
     while not os.environ["SHOAL_RESUME_FROM"]:
         time.sleep(0.05)
 elif how == "file":
@@ -59,7 +60,7 @@ command = [{python}, "program.py"]
 checkpoint = "model_*.pth"
 request = {{ time = "2m", memory = "50M" }}
 [steps.work.survive]
-warn = "100s"
+warn = "80s"
 tell = "{tell}"
 follow_ups = 2
 continue_code = 85
@@ -93,8 +94,7 @@ def finish(project: Project, deadline_s: float = 150) -> dict[str, object]:
         run = project.status(RUN)[RUN]
         return (
             run
-            if run["state"] in ("done", "failed", "oom", "timeout", "lost")
-            and not project.slurm("squeue", "-h", "-t", "PD,R,CG")
+            if run["state"] in ("done", "failed", "oom", "timeout", "lost") and not project.queue("%i", "-t", "PD,R,CG")
             else None
         )
 
@@ -107,6 +107,10 @@ def test_a_run_is_warned_before_its_limit_and_goes_on_from_its_checkpoint(
     tmp_path: Path, slurm: Sandbox, tell: str
 ) -> None:
     project = make(tmp_path, slurm, tell, tell)
+    if tell == "signal":  # sent as Slurm sends it; the other one waits for Slurm, half a minute and more
+        project.shoal("submit", "experiments/001_a/000_work.toml")
+        wait_until((project.root / "listens").exists, 60, "the program can be warned")
+        project.slurm("scancel", "--batch", "--signal=USR1", str(project.status()[RUN]["job_id"]))
     assert finish(project)["state"] == "done"
     first, second = project.records(RUN, "attempt.*.end")
     assert (first["cause"], first["warned"], first["success"]) == ("limit", True, False)

@@ -158,7 +158,8 @@ def two_nodes(made: MadeUp, name: str, idle_for_s: float) -> None:
     made.run(name, "running", use=made_up_usage() | {"host": "gpu01"}, progress="3/9", began=-1200)
     folder = Path(made.home) / "runs" / name
     other = made_up_usage(gpu=0.0, memory_mb=20000.0, idle_s=900.0)
-    other |= {"host": "gpu02", "gpu_idle_for_s": idle_for_s}
+    gpus = [gpu | {"peak_percent": 0.0} for gpu in other["gpus"]]
+    other |= {"host": "gpu02", "gpu_idle_for_s": idle_for_s, "gpus": gpus}
     (folder / "attempt.1.use1").write_text(json.dumps({"schema": 1, **other}))
     (folder / "attempt.1.use12x").write_text("{}")
 
@@ -178,6 +179,9 @@ def test_views_add_the_nodes_of_a_run_up_and_point_out_the_idle_one(tmp_path: Pa
     told = why.gather(made.home, "001_two/000_train_0", {}, clock=lambda: NOW)
     assert told.headline == "it runs, but its GPUs have done nothing for 25m"
     assert "on gpu02: 2.0 CPUs busy, 19.5 GB of memory, 2 GPUs at 0%" in told.evidence
+    two_nodes(made, "001_two/000_train_1", 0.0)
+    told = why.gather(made.home, "001_two/000_train_1", {}, clock=lambda: NOW)
+    assert told.headline == "it runs, but 2 of its 4 GPUs have done nothing so far"
     lines = text_of("metrics", made.home, report.views[0], report.details["001_two/000_train_0"])
     assert any(line.startswith("GPU      idle for 25m") for line in lines) and any("gpu01" in line for line in lines)
 

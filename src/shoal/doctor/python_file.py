@@ -13,11 +13,17 @@ MOST_BYTES = 400_000
 _RANK = re.compile(r"\brank\b|local_rank|is_main|main_process|is_master|global_zero|LOCAL_RANK|PROCID|rank_zero", re.I)
 _RESUME = re.compile(r"resume|ckpt_path|load_checkpoint|latest_checkpoint|restore|last\.ckpt|auto_resume", re.I)
 _FREE_PORT = re.compile(r"\b(?:find_free_port|get_free_port|free_port|get_open_port)\s*\(|bind\(\(\s*['\"]{2}\s*,\s*0")
+#: Any of these may bring further GPUs into play, so nobody can say that a program uses one alone.
+_SEVERAL_GPUS = re.compile(
+    r"parallel|distributed|process_group|device_count|cuda:(?!0)|cuda\(\w|device_map|rank\b|world|fsdp|shard|nccl"
+    r"|trainer|fabric|accelerat|deepspeed|horovod|torchft|\bjax\b|\bray\b|subprocess|Popen|spawn|VISIBLE_DEVICES", re.I
+)  # fmt: skip
 
 
 class PythonHints(NamedTuple):
     """Facts of one file; a number is None when it is not written out. `leaves_line` is where a handler of a signal ends
-    the process on the spot. `unread` says why there are none."""
+    the process on the spot; `trains_alone` is a training loop without a word of a second GPU. `unread` says why there
+    are none."""
 
     path: str = ""
     imports: frozenset[str] = frozenset()
@@ -33,6 +39,7 @@ class PythonHints(NamedTuple):
     free_port: bool = False
     resumes: bool = False
     leaves_line: int | None = None
+    trains_alone: bool = False
     unread: str = ""
 
     @property
@@ -106,6 +113,7 @@ def hints_of(tree: ast.Module, text: str, path: str) -> PythonHints:
         free_port=bool(_FREE_PORT.search(text)),
         resumes=bool(_RESUME.search(text)),
         leaves_line=found.leaves_line(),
+        trains_alone=".backward(" in text and "torch" in found.imports and not _SEVERAL_GPUS.search(text),
     )
 
 

@@ -13,6 +13,8 @@ from shoal.agent.files import names_in
 
 #: GPUs that have done nothing for this long are pointed out.
 IDLE_ALARM_S = 600.0
+#: A GPU that was never busier than this, in percent, did nothing.
+_NOTHING = 5.0
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +109,13 @@ class Usage(NamedTuple):
         """The node whose GPUs have done nothing for longest, if that is long enough to be pointed out."""
         worst = max(self.nodes, key=lambda node: node.gpu_idle_for_s)
         return worst if worst.gpu_idle_for_s >= IDLE_ALARM_S else None
+
+    @property
+    def never_used(self) -> int:
+        """How many GPUs have done nothing at all, while others worked, for long enough to be pointed out."""
+        unused = sum(gpu.peak_percent < _NOTHING for gpu in self.gpus)
+        lasted = max(node.duration_s for node in self.nodes) >= IDLE_ALARM_S
+        return unused if lasted and unused < len(self.gpus) else 0
 
     def _over_nodes(self, value: Callable[[NodeUse], float | None]) -> float | None:
         return _mean([found for node in self.nodes if (found := value(node)) is not None])

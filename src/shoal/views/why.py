@@ -166,6 +166,8 @@ def _running(home: str, view: RunView, environ: Mapping[str, str], now: float) -
     headline = "it is running"
     if details.gpu_idle_s:
         headline = f"it runs, but its GPUs have done nothing for {format_duration(details.gpu_idle_s)}"
+    elif sample is not None and sample.never_used:
+        headline = f"it runs, but {sample.never_used} of its {len(sample.gpus)} GPUs have done nothing so far"
     elif details.log_age_s is not None and details.log_age_s > 1800:
         headline = "it runs, but has printed nothing for a while"
     return Explanation(

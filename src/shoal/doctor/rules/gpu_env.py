@@ -234,3 +234,20 @@ def cpu_count(facts: Facts) -> Iterator[Hit]:
                 "far too many workers on a shared node",
                 "len(os.sched_getaffinity(0))",
             )
+
+
+@rule("G21", "warning", "one process for several GPUs")
+def trains_on_one(facts: Facts) -> Iterator[Hit]:
+    gpus = facts.script.geometry.gpus_per_node or 0
+    for launch in facts.script.work:
+        hints = facts.script.hints(launch)
+        if gpus < 2 or launch.launcher != "python" or launch.command.background or hints is None:
+            continue
+        if hints.trains_alone and step_tasks_per_node(launch, facts.script) == 1:
+            yield Hit(
+                launch.line,
+                f"{launch.program} is started once for {gpus} GPUs, and nothing in it speaks of more than one",
+                f"1 of {gpus} GPUs trains, and the others are paid for",
+                f'launch = "torchrun" in shoal.toml (torchrun --nproc-per-node={gpus} in a script) and DDP in the'
+                " program, or ask for 1 GPU",
+            )
