@@ -49,6 +49,28 @@ def test_the_first_job_owns_the_generation_and_passes_again_and_no_other_does(cl
         fence.take_ownership(claim, _submission(claim), process.this_process())
 
 
+EARLY = """
+import os, signal, sys
+from shoal.agent import attempt, fence
+claim = fence.find_claim(sys.argv[1], sys.argv[2])
+attempt.hear_warnings_later()
+os.kill(os.getpid(), signal.SIGUSR1)
+stop = os.path.join(claim.run_dir, "stop")
+env = dict(os.environ, SHOAL_WARN_S="100", SHOAL_WARN_BY="file", SHOAL_STOP_FILE=stop)
+words = ["sh", "-c", "while [ ! -e $SHOAL_STOP_FILE ]; do sleep 0.05; done; kill -USR1 $$; exit 3"]
+end = attempt.Attempt(claim, 1, words, env, "/").run(os.devnull, os.devnull, False)
+print(end["warned"], end["signal"])
+"""
+
+
+def test_a_warning_that_comes_before_the_program_reaches_it(claim: fence.Claim) -> None:
+    """And the program itself does not have the signal blocked, as the agent had: it can be killed by it."""
+    done = subprocess.run(
+        [sys.executable, "-c", EARLY, claim.run_dir, claim.token], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("True SIGUSR1\n", "")
+
+
 def test_a_submission_whose_job_has_begun_cannot_be_given_up(claim: fence.Claim) -> None:
     fence.take_ownership(claim, _submission(claim), {"job_id": "12", "array_job_id": "10"})
     held = writing.settle(_home(claim), claim.token, Outcome(kind="void", reason="too late"))

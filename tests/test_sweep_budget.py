@@ -109,17 +109,24 @@ def test_what_the_account_may_not_submit_at_once_waits_on_disk(tmp_path: Path, a
 
 
 @pytest.mark.slurm
-def test_limits_of_a_qos_count_and_so_do_other_jobs(tmp_path: Path, accounting_cluster: Sandbox) -> None:
+@pytest.mark.parametrize("where", ["--qos=tight", "--partition=low"], ids=["the job's", "the partition's"])
+def test_limits_of_a_qos_count_and_so_do_other_jobs(tmp_path: Path, accounting_cluster: Sandbox, where: str) -> None:
     def change(*words: str) -> None:
         accounting_cluster.run("sacctmgr", "-i", *words)
+
+    def of_partition(qos: str) -> bool:
+        words = ("scontrol", "update", "PartitionName=low", f"QOS={qos}")
+        return accounting_cluster.run(*words, check=False).returncode == 0
 
     user = accounting_cluster.run("id", "-un").stdout.strip()
     change("add", "qos", "tight", "MaxSubmitJobsPerUser=4")
     try:
         change("modify", "user", user, "where", "account=lab", "set", "qos+=tight")
-        toml = '[clusters.tight]\nmatch = { host = "*" }\naccount = "lab"\nflags = ["--qos=tight"]\n'
+        if "partition" in where:
+            wait_until(lambda: of_partition("tight"), 30, "the controller knows the QOS")
+        toml = f'[clusters.tight]\nmatch = {{ host = "*" }}\naccount = "lab"\nflags = ["{where}"]\n'
         project = Project(tmp_path, accounting_cluster, toml=toml)
-        held = ("--hold", "-Alab", "-qtight", "-o/dev/null", "--time=5", "--wrap=true")
+        held = ("--hold", "-Alab", where, "-o/dev/null", "--time=5", "--wrap=true")
         wait_until(
             lambda: "Submitted" in project.slurm("sbatch", *held, check=False), 30, "the controller knows the QOS"
         )
@@ -131,6 +138,7 @@ def test_limits_of_a_qos_count_and_so_do_other_jobs(tmp_path: Path, accounting_c
         project.assert_ran_once(*project.status())
     finally:
         cancel_all(accounting_cluster)
+        assert of_partition("")
         change("delete", "qos", "tight")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conftest import cancel_all
-from project import Project
+from project import Project, assert_clear_error
 from shoal.agent import nodes
 from shoal.agent.survival import _options, grow
 from shoal.config.document import Document
@@ -233,6 +233,15 @@ def test_memory_grows_by_a_factor() -> None:
 def test_a_policy_that_makes_no_sense_is_refused_with_its_line(text: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         parse_survival(Document("shoal.toml", f"[survive]\n{text}\n").table(("survive",)))
+
+
+def test_a_warning_that_would_come_at_the_start_is_refused(tmp_path: Path) -> None:
+    toml = STEP.format(python='"python"', tell="signal", more="").replace("80s", "90s")
+    project = Project(tmp_path, toml=toml + '[clusters.far]\nmatch = { host = "*" }\n')
+    page = project.write("experiments/001_a/000_work.toml", 'step = "work"\n')
+    refused = project.shoal("plan", "--on", "far", page, code=2)
+    assert_clear_error(refused, 2, "is to be warned 1m30s before a limit of 2m00s: as soon as it starts", "warn = ")
+    project.shoal("plan", "--on", "local", page)
 
 
 def test_failed_nodes_join_those_that_the_user_excludes_unless_no_place_is_left() -> None:

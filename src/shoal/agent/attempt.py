@@ -15,6 +15,7 @@ from . import fence, files, layout, memory, notices, survival, tree, trial, usag
 _FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 #: Signals that ask the run to end. Leaving with code 0 after one of them is a polite stop, not a finished training.
 _STOPPING = ("SIGTERM", "SIGINT", "SIGHUP")
+_LATER = (signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
 #: What is left of a warning for writing down the end and sending a follow-up job.
 _SPARE_S = 15.0
@@ -102,7 +103,7 @@ class Attempt:
                 stdout=out_file,
                 stderr=err_file,
                 start_new_session=True,
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                preexec_fn=_in_child,
             )
         except OSError as error:
             missing = error.filename if error.filename not in (None, self.argv[0]) else self.argv[0]
@@ -113,6 +114,7 @@ class Attempt:
             return 127 if isinstance(error, FileNotFoundError) else 126, problem
         for name, number in handlers.items():
             signal.signal(number, self._forward(name))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _LATER)
         for thread in threads:
             thread.start()
         return _wait(self._child), None
@@ -214,9 +216,16 @@ def _wait(child: "subprocess.Popen[bytes]") -> int:
             continue
 
 
-def _die_with_parent() -> None:
-    """In the child: ask the kernel to kill it when the agent is killed, so that `kill -9` leaves no orphan."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def hear_warnings_later() -> None:
+    """A warning that comes while the run is prepared (its data may take an hour) must not end it, nor be lost."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _LATER)
+
+
+def _in_child() -> None:
+    """Ask the kernel to kill the program when the agent is killed, so that `kill -9` leaves no orphan."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _LATER)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _copy(path: str, offset: int, stream: Any, over: threading.Event) -> None:

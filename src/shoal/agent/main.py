@@ -31,12 +31,13 @@ from . import (
     survival,
     trial,
 )
-from .attempt import Attempt
+from .attempt import Attempt, hear_warnings_later
 from .launch import container, plan
 
 
 def main(argv: List[str]) -> int:
     """Exit code for Slurm: the program's own; 0 if the fence held; 1 if a person asked for a run that is in use."""
+    hear_warnings_later()
     options = _parse(argv)
     submission_dir = os.path.abspath(options["submission"])
     home = os.path.dirname(os.path.dirname(submission_dir))

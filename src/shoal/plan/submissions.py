@@ -24,9 +24,12 @@ from shoal.model import Request, RunSpec
 from shoal.names import job_name
 from shoal.pack.describe import PackPlan
 from shoal.plan.containers import container_of, describe_container
+from shoal.units import format_duration
 
 #: Slurm's own default of MaxArraySize is 1001, and the index 1000 is the last.
 LARGEST_ARRAY = 1001
+#: Slurm looks at time limits twice a minute, and sends what would come late at the look before.
+_WARNED_EARLY_S = 30
 SHAPES = ("auto", "job", "array", "pack", "pilots")
 
 
@@ -96,6 +99,8 @@ def lay_out(
                 settings=run.spec.launch_settings,
             )
         resolved = known[asks]
+        if not cluster.is_local:
+            _check_warning(run.spec, resolved)
         again = resolved.requeue if resolved.requeue is not None else (requeue or {}).get(run.spec.step_kind, True)
         alone = shape == "job" or cluster.is_local
         key = number if alone else (resolved.options, again, run.spec.step_kind, resolved.geometry, run.needs)
@@ -105,6 +110,16 @@ def lay_out(
         for resolved, again, group in groups.values()
         for part in (group[i : i + largest_array] for i in range(0, len(group), largest_array))
     ]
+
+
+def _check_warning(spec: RunSpec, resolved: Resolved) -> None:
+    warn_s, limit_s = spec.survive.get("warn_s"), resolved.request.time_limit_s
+    if warn_s and limit_s is not None and limit_s <= warn_s + _WARNED_EARLY_S:
+        limit = format_duration(limit_s)
+        raise InputError(
+            f"{spec.name} is to be warned {format_duration(warn_s)} before a limit of {limit}: as soon as it starts",
+            hint=f'a longer time, or warn = "1m" in [steps.{spec.step_kind}.survive]',
+        )
 
 
 def _asks(spec: RunSpec) -> object:
