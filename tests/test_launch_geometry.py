@@ -240,11 +240,25 @@ def test_fewer_finished_than_asked_for_is_a_failure() -> None:
 
 def test_who_stands_still_while_others_move_hangs() -> None:
     one = board(hang_s=60.0)
+    one.moved(2, 0.0)
     one.moved(0, 100.0)
     one.moved(1, 100.0)
     assert one.hanging(50.0) == []
     assert one.hanging(101.0) == [2]
     assert one.hanging(500.0) == [], "when all stand still nobody can tell which one is to blame"
+
+
+def test_a_replica_that_has_not_said_a_word_may_still_be_starting() -> None:
+    one = board(hang_s=60.0)
+    one.moved(2, 0.0, speaks=False)
+    for now in (100.0, 200.0, 300.0):
+        one.moved(0, now)
+        one.moved(1, now)
+        assert one.hanging(now + 1.0) == ([] if now < 300.0 else [2])
+    one.ended(2, 137, 301.0)
+    one.started(2, 302.0)
+    one.moved(0, 400.0)
+    assert one.hanging(401.0) == [1], "a new try starts anew"
 
 
 def test_a_straggler_without_a_quorum_is_not_waited_for() -> None:

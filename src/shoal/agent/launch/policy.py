@@ -5,9 +5,11 @@ run alone from the start (measured with torchft 0.2.0). It may come back a few t
 has lived for an hour has earned its tries back.
 """
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Set
 
 _LONGEST_BACKOFF_S = 60.0
+#: How long a replica may be silent until its program says its first word: it imports, compiles, waits for its data.
+_STARTING_S = 300.0
 #: How long a replica may be silent after enough others have finished: it waits for a quorum that cannot form any more.
 _LINGER_S = 120.0
 #: The same for one that was started again: it came too late, and waits for peers that are gone.
@@ -45,6 +47,7 @@ class Board:
         self.due: Dict[int, float] = dict.fromkeys(range(limits.replicas), 0.0)
         self.since: Dict[int, float] = {}
         self.progress: Dict[int, float] = {}
+        self.speaking: Set[int] = set()
         self.finished: List[int] = []
         self.lost: Dict[int, int] = {}
         self.first_code = 0
@@ -58,11 +61,14 @@ class Board:
         del self.due[number]
         self.since[number] = self.progress[number] = now
         self.tries[number] += 1
+        self.speaking.discard(number)
         return self.tries[number]
 
-    def moved(self, number: int, now: float) -> None:
-        """The replica wrote something."""
+    def moved(self, number: int, now: float, speaks: bool = True) -> None:
+        """Something of the replica was written; `speaks`: by its program, and not only by what starts it."""
         self.progress[number] = now
+        if speaks:
+            self.speaking.add(number)
 
     def ended(self, number: int, code: int, now: float) -> Optional[float]:
         """Note an end. Seconds until the replica is to be started again; None if it is not."""
@@ -90,7 +96,7 @@ class Board:
 
     def _patience(self, number: int) -> float:
         if len(self.finished) < self.limits.finish:
-            return self.limits.hang_s
+            return self.limits.hang_s if number in self.speaking else max(self.limits.hang_s, _STARTING_S)
         return min(self.limits.hang_s, _TOO_LATE_S if self.tries[number] > 1 else _LINGER_S)
 
     def verdict(self) -> Optional[int]:

@@ -173,10 +173,10 @@ class Supervisor:
         """Who has written something since the last look; who stands still for too long is killed."""
         for number, one in self._alive.items():
             if one.has_moved():
-                board.moved(number, now)
+                board.moved(number, now, one.speaks())
         for number in board.hanging(now) if self.stopping is None else ():
             family.say("replica %d has written nothing for %.0f s: killed" % (number, now - board.progress[number]))
-            board.moved(number, now)
+            board.moved(number, now)  # it is killed once
             self._alive[number].kill()
 
     def _signal(self, number: int) -> None:
@@ -234,6 +234,10 @@ class _Try:
     def code(self) -> int:
         return failures.true_code(self.process.returncode, self.err, 0)
 
+    def speaks(self) -> bool:
+        """Whether its program has said something: torchrun itself writes to the other log."""
+        return any(map(_size, (self.out, self.unit.env.get("SHOAL_PROGRESS", ""))))
+
     def has_moved(self) -> bool:
         """Whether any log of the replica, or its progress file, is other than at the last look."""
         paths = [*glob.glob(glob.escape(self.unit.log) + "*"), self.unit.env.get("SHOAL_PROGRESS", "")]
@@ -241,6 +245,11 @@ class _Try:
         moved = bool(now != self._seen)
         self._seen = now
         return moved
+
+
+def _size(path: str) -> int:
+    stamp = _stamp(path)
+    return 0 if stamp is None else stamp[0]
 
 
 def _stamp(path: str) -> Optional[Tuple[int, int]]:
