@@ -118,11 +118,11 @@ class Project:
         body = "\n".join(lines or ("train --time=5 --mem=50",))
         return self.write(f"experiments/{path}", f'source "$(shoal shell)"\n{body}\n')
 
-    def shoal(self, *words: object, code: int | None = 0, timeout_s: float = 120, **env: str) -> Done:
+    def shoal(self, *words: object, code: int | None = 0, timeout_s: float = 300, **env: str) -> Done:
         """Run `shoal WORDS` in the root; `code` is the exit code it must have, None for any."""
         return self.run([SHOAL, *words], code=code, timeout_s=timeout_s, **env)
 
-    def bash(self, *words: object, code: int | None = 0, timeout_s: float = 120, **env: str) -> Done:
+    def bash(self, *words: object, code: int | None = 0, timeout_s: float = 300, **env: str) -> Done:
         return self.run(["bash", *words], code=code, timeout_s=timeout_s, **env)
 
     def run(
@@ -130,7 +130,7 @@ class Project:
         argv: Sequence[object],
         *,
         code: int | None = 0,
-        timeout_s: float = 120,
+        timeout_s: float = 300,
         cwd: Path | None = None,
         **env: str,
     ) -> Done:

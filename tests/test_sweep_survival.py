@@ -87,8 +87,13 @@ def slurm(cluster: Sandbox) -> Iterator[Sandbox]:
 RUN = "001_a/000_work"
 
 
-def finish(project: Project, deadline_s: float = 150) -> dict[str, object]:
+def finish(project: Project) -> dict[str, object]:
     project.shoal("submit", "experiments/001_a/000_work.toml")
+    return wait_end(project)
+
+
+def wait_end(project: Project) -> dict[str, object]:
+    """The run has ended, and none of its jobs is left to go on with it."""
 
     def ended() -> dict[str, object] | None:
         run = project.status(RUN)[RUN]
@@ -98,7 +103,7 @@ def finish(project: Project, deadline_s: float = 150) -> dict[str, object]:
             else None
         )
 
-    return wait_until(ended, deadline_s, "the run has come to its end", poll_s=0.5)
+    return wait_until(ended, 150, "the run has come to its end", poll_s=0.5)
 
 
 @pytest.mark.slurm
@@ -107,11 +112,11 @@ def test_a_run_is_warned_before_its_limit_and_goes_on_from_its_checkpoint(
     tmp_path: Path, slurm: Sandbox, tell: str
 ) -> None:
     project = make(tmp_path, slurm, tell, tell)
+    project.shoal("submit", "experiments/001_a/000_work.toml")
     if tell == "signal":  # sent as Slurm sends it; the other one waits for Slurm, half a minute and more
-        project.shoal("submit", "experiments/001_a/000_work.toml")
         wait_until((project.root / "listens").exists, 60, "the program can be warned")
         project.slurm("scancel", "--batch", "--signal=USR1", str(project.status()[RUN]["job_id"]))
-    assert finish(project)["state"] == "done"
+    assert wait_end(project)["state"] == "done"
     first, second = project.records(RUN, "attempt.*.end")
     assert (first["cause"], first["warned"], first["success"]) == ("limit", True, False)
     assert second["success"] and second["output_dir"] == first["output_dir"]
@@ -179,7 +184,7 @@ def test_the_number_of_attempts_may_be_changed_while_a_run_is_under_way(tmp_path
     project.wait_started(RUN)
     project.shoal("submit", page, "--budget", "attempts=3")
     (project.root / "go").touch()
-    assert finish(project)["state"] == "failed"
+    assert wait_end(project)["state"] == "failed"  # another `submit` would start it again
     assert [end["cause"] for end in project.records(RUN, "attempt.*.end")] == ["bad_result"] * 3
 
 
