@@ -1,12 +1,10 @@
 """One description of runs as a typed record: what a TOML page, a call of `exp.add` or flags say, checked, with places.
 
-All doors end here. A block's axes are rows of parameters: a grid parameter is an axis of its own, zipped ones share an
-axis, explicit points are one, and all drawn parameters are one. The points are the product of the axes.
+All doors end here. The parameters themselves are read by axes.py.
 """
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,12 +15,10 @@ from shoal.config.launches import parse_launch
 from shoal.config.steps import parse_request
 from shoal.errors import InputError
 from shoal.model import ContainerSettings, LaunchSettings, Request
+from shoal.sweep.axes import Axis, Params, check_name, constants, one_or_more, parse_axes, zipped
 from shoal.sweep.expressions import Expression, parse_expression
 from shoal.sweep.search import SEARCH_KEYS, SearchRule, parse_search
-from shoal.sweep.values import MOST_RUNS, Scalar, check_scalar, draw, parse_seeds, parse_words
-
-Params = dict[str, Scalar]
-Axis = tuple[Params, ...]
+from shoal.sweep.values import Scalar, check_scalar, parse_seeds, parse_words
 
 KEYS = (
     "step", "name", "command", "args", "env", "launch", "container", "seeds", "cost", "params", "sweep", "zip",
@@ -30,10 +26,6 @@ KEYS = (
     "start_from", "after",
 )  # fmt: skip
 REQUEST_KEYS = ("nodes", "gpus", "gpu_type", "cpus", "memory", "time")
-#: What the agent fills in by itself; no parameter may be called so.
-BUILT_IN = ("run", "experiment", "step", "seed", "attempt", "output_dir", "resume_from", "start_from", "parent_dir")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*", re.ASCII)
-_LONGEST_NAME = 60
 
 
 class Rule(NamedTuple):
@@ -93,9 +85,9 @@ def parse_block(document: Document) -> Block:
         launch=_launch(top),
         container=parse_container(top),
         seeds=_seeds(top),
-        params=dict(_flat(top.table("params"))),
-        axes=_axes(top),
-        defaults=dict(_flat(top.table("defaults"))),
+        params=dict(constants(top.table("params"))),
+        axes=parse_axes(top),
+        defaults=dict(constants(top.table("defaults"))),
         exclude=_rules(top, "exclude", tables),
         derived=_derived(top, tables),
         require=_rules(top, "require", tables),
@@ -133,7 +125,7 @@ def with_flags(block: Block, sets: Sequence[str], zips: Sequence[str] = (), seed
         missing = [name for name in names if name not in named]
         if missing or len(names) < 2:
             raise InputError(f"--zip {group} needs two or more parameters that --set gives", place="--zip")
-        axes.append(_zipped({name: named.pop(name) for name in names}, "--zip"))
+        axes.append(zipped({name: named.pop(name) for name in names}, "--zip"))
     return block._replace(
         params={
             name: value
@@ -144,17 +136,6 @@ def with_flags(block: Block, sets: Sequence[str], zips: Sequence[str] = (), seed
         axes=(*axes, *named.values()),
         seeds=block.seeds if seeds is None else tuple(parse_seeds(seeds) or ()),
     )
-
-
-def check_name(name: str, *, place: str | None, private: bool = False) -> None:
-    """Refuse what cannot be a parameter's name. Names with _ in front are for intermediate values alone."""
-    if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
-        raise InputError(f"{name!r} cannot be a parameter: letters, digits, _ and dots", place=place)
-    if name in BUILT_IN:
-        hint = 'seeds = "0-2"' if name == "seed" else f"another name than {name}"
-        raise InputError(f"{name} is filled in by shoal and cannot be a parameter", hint=hint, place=place)
-    if name.startswith("_") and not private:
-        raise InputError(f"{name}: a name with _ in front is for derived values that stay inside", place=place)
 
 
 def _words(top: Table, key: str) -> tuple[str, ...] | None:
@@ -188,110 +169,6 @@ def _seeds(top: Table) -> tuple[int, ...] | None:
     return None if seeds is None else tuple(seeds)
 
 
-def _flat(table: Table, prefix: str = "") -> Iterator[tuple[str, Scalar]]:
-    """Constants; a table inside is a dotted name, because TOML reads optimizer.lr = 0.1 as one."""
-    for name, value in table.values.items():
-        place = table.place(name)
-        if isinstance(value, dict):
-            yield from _flat(Table(table.document, (*table.key, name), value), f"{prefix}{name}.")
-            continue
-        check_name(prefix + name, place=place)
-        yield prefix + name, check_scalar(value, place=place)
-
-
-def _axes(top: Table) -> tuple[Axis, ...]:
-    count, seed = _samples(top)
-    drawn: dict[str, list[Scalar]] = {}
-    axes = []
-    for name, value, place in _leaves(top.table("sweep")):
-        if isinstance(value, dict):
-            if not count:
-                raise InputError(
-                    f"{name} is drawn at random, and nothing says how often", hint="samples = 20", place=place
-                )
-            drawn[name] = draw(value, name, count, seed, place=place)
-        else:
-            axes.append(tuple({name: one} for one in _listed(name, value, place)))
-    if drawn:
-        axes.append(tuple(dict(zip(drawn, row, strict=True)) for row in zip(*drawn.values(), strict=True)))
-    elif count:
-        raise top.error(("samples",), "nothing is drawn at random", hint="lr = { log_uniform = [1e-4, 1e-1] }")
-    for table in _one_or_more(top, "zip"):
-        columns = {name: _listed(name, value, place) for name, value, place in _leaves(table)}
-        if columns:
-            axes.append(
-                _zipped({name: tuple({name: one} for one in values) for name, values in columns.items()}, table.place())
-            )
-    points = tuple(dict(_flat(table)) for table in _one_or_more(top, "points"))
-    if points:
-        axes.append(points)
-    return tuple(axes)
-
-
-def _zipped(columns: Mapping[str, Axis], place: str) -> Axis:
-    lengths = {name: len(column) for name, column in columns.items()}
-    if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        raise InputError(f"zipped lists must be equally long: {told}", place=place)
-    return tuple(
-        {name: value for cell in row for name, value in cell.items()} for row in zip(*columns.values(), strict=True)
-    )
-
-
-def _leaves(table: Table, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
-    """Every parameter of a table with its value and place; a table is either a random draw or a dotted name."""
-    for name, value in table.values.items():
-        inner = isinstance(value, dict) and not (
-            len(value) == 1 and next(iter(value)) in ("uniform", "log_uniform", "integers", "choice")
-        )
-        if inner:
-            yield from _leaves(Table(table.document, (*table.key, name), value), f"{prefix}{name}.")
-            continue
-        check_name(prefix + name, place=table.place(name))
-        yield prefix + name, value, table.place(name)
-
-
-def _listed(name: str, value: Any, place: str) -> list[Scalar]:
-    if isinstance(value, str):
-        values = parse_words(value, place=place)
-    elif isinstance(value, list | tuple | range):
-        if len(value) > MOST_RUNS:
-            raise InputError(f"{name} has {len(value):,} values; {MOST_RUNS:,} runs are the limit", place=place)
-        values = [check_scalar(one, place=place) for one in value]
-    else:
-        values = [check_scalar(value, place=place)]
-    if not values:
-        raise InputError(f"{name} has no values", hint="remove it, or give it one", place=place)
-    seen: set[tuple[type, Scalar]] = set()
-    for one in values:
-        if (type(one), one) in seen:
-            raise InputError(f"{name} has the value {one} twice", place=place)
-        seen.add((type(one), one))
-    return values
-
-
-def _samples(top: Table) -> tuple[int, int]:
-    given = top.values.get("samples")
-    if not isinstance(given, dict):
-        given = {} if given is None else {"count": given}
-    table = Table(top.document, ("samples",), given, ("count", "seed"))
-    count, seed = table.integer("count", 1), table.integer("seed", 0)
-    if given and count is None:
-        raise top.error(("samples",), "samples needs a count", hint="samples = { count = 20, seed = 1 }")
-    if count and count > MOST_RUNS:
-        raise top.error(("samples",), f"{count:,} samples are too many; {MOST_RUNS:,} runs are the limit")
-    return count or 0, seed or 0
-
-
-def _one_or_more(top: Table, key: str) -> list[Table]:
-    given = top.values.get(key, [])
-    if isinstance(given, dict):
-        return [Table(top.document, (key,), given)]
-    if not isinstance(given, list | tuple):
-        raise top.error((key,), f"{key} is a table, or several: [[{key}]]")
-    return [Table(top.document, (key, index), one) for index, one in enumerate(given)]
-
-
 def _rules(top: Table, key: str, tables: Mapping[str, Any]) -> tuple[Rule, ...]:
     given = top.values.get(key, [])
     found = []
@@ -302,7 +179,7 @@ def _rules(top: Table, key: str, tables: Mapping[str, Any]) -> tuple[Rule, ...]:
         if isinstance(one, str):
             found.append(Rule(parse_expression(one, tables, place=place), {}, place))
         elif isinstance(one, dict) and one and key == "exclude":
-            found.append(Rule(None, dict(_flat(Table(top.document, (key, index), one))), place))
+            found.append(Rule(None, dict(constants(Table(top.document, (key, index), one))), place))
         else:
             raise InputError(f"{key} is a list of conditions", hint=f'{key} = ["depth * width <= 4096"]', place=place)
     return tuple(found)
@@ -327,7 +204,7 @@ def _leaves_of_derived(table: Table, prefix: str = "") -> Iterator[tuple[str, An
 
 def _requests(top: Table, tables: Mapping[str, Any]) -> tuple[RequestRule, ...]:
     found = [_request_rule(top.table("request", REQUEST_KEYS), None, tables)] if "request" in top else []
-    for table in _one_or_more(top, "requests"):
+    for table in one_or_more(top, "requests"):
         checked = Table(table.document, table.key, table.values, ("when", *REQUEST_KEYS))
         when = checked.text("when")
         if when is None:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from shoal.errors import InputError
 from shoal.model import Request
-from shoal.sweep.blocks import REQUEST_KEYS, Block, Params, RequestRule, Rule
+from shoal.sweep.axes import Params
+from shoal.sweep.blocks import REQUEST_KEYS, Block, RequestRule, Rule
 from shoal.sweep.expressions import EvaluationError, Expression
 from shoal.sweep.values import MOST_RUNS, Scalar, check_scalar, text_of
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from shoal.errors import InputError
 from shoal.names import MAX_COMPONENT, MAX_NAME, slug
-from shoal.sweep.blocks import Params
+from shoal.sweep.axes import Params
 from shoal.sweep.expand import Point
 from shoal.sweep.values import Scalar, text_of
 

@@ -17,7 +17,8 @@ from shoal.config.steps import Step, check_step_name
 from shoal.errors import InputError
 from shoal.model import Request, RunSpec
 from shoal.names import ScriptName
-from shoal.sweep.blocks import BUILT_IN, Block
+from shoal.sweep.axes import BUILT_IN
+from shoal.sweep.blocks import Block
 from shoal.sweep.expand import Point, count, expand
 from shoal.sweep.naming import Naming, drop_defaults, learn, stems
 from shoal.sweep.values import MOST_RUNS
