@@ -135,8 +135,9 @@ def test_two_jobs_on_the_same_nodes_do_not_meet(tmp_path: Path, host_cluster: Sa
 def test_a_requeued_job_continues_from_its_checkpoint(tmp_path: Path, host_cluster: Sandbox) -> None:
     project = Launching(tmp_path, host_cluster, ddp=TORCHRUN)
     name = project.submit("000_ddp_0", "ddp -- --steps 40 --save-every 2 --pause 0.2")
+    job = str(project.status()[name]["job_id"])
     wait_until(lambda: list(project.root.glob(f"outputs/*/{name}/*/model_*.pth")), 60, "a checkpoint")
-    project.slurm("scontrol", "requeue", str(project.status()[name]["job_id"]))
+    project.slurm("scontrol", "requeue", job)  # while it still trains, for some eight seconds
     project.wait(name, "done", deadline_s=150)
     again = project.says(name, "start", attempt=2)
     assert sorted(said["rank"] for said in again) == [0, 1, 2, 3]

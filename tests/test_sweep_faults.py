@@ -54,11 +54,11 @@ def accounting(accounting_cluster: Sandbox) -> Iterator[Sandbox]:
 def test_a_preempted_sweep_goes_on_from_its_checkpoints(tmp_path: Path, accounting: Sandbox) -> None:
     project = Project(tmp_path, accounting)
     submit(project)
-    project.slurm(
-        "sbatch", "--parsable", "--qos=high", "--nodes=2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 3"
-    )
-    wait_until(lambda: all(project.status(name)[name]["state"] == "pending" for name in NAMES), 90, "both wait again")
-    assert "requeued" in project.status(NAMES[0])[NAMES[0]]["cause"]
+    wait = "while [ ! -e seen ]; do sleep 0.2; done"
+    project.slurm("sbatch", "--qos=high", "--nodes=2", "--exclusive", "-o", "/dev/null", "--wrap", wait)
+    wait_until(lambda: {run["state"] for run in project.status().values()} == {"pending"}, 90, "both wait again")
+    assert "requeued" in project.status()[NAMES[0]]["cause"]
+    (project.root / "seen").touch()
     for name in NAMES:
         project.wait(name, "done", deadline_s=180)
         check_chain(project, name)
