@@ -261,6 +261,15 @@ def test_a_replica_that_has_not_said_a_word_may_still_be_starting() -> None:
     assert one.hanging(401.0) == [1], "a new try starts anew"
 
 
+def test_replicas_that_leave_after_the_first_have_time_for_it() -> None:
+    one = board(hang_s=15.0)
+    for number in range(3):
+        one.moved(number, 10.0)
+    one.ended(0, 0, 11.0)
+    assert one.hanging(100.0) == []
+    assert one.hanging(131.0) == [1, 2]
+
+
 def test_a_straggler_without_a_quorum_is_not_waited_for() -> None:
     one = board()
     one.ended(0, 0, 10.0)

@@ -95,9 +95,11 @@ class Board:
         return still if others_move else []
 
     def _patience(self, number: int) -> float:
-        if len(self.finished) < self.limits.finish:
-            return self.limits.hang_s if number in self.speaking else max(self.limits.hang_s, _STARTING_S)
-        return min(self.limits.hang_s, _TOO_LATE_S if self.tries[number] > 1 else _LINGER_S)
+        if len(self.finished) >= self.limits.finish:
+            return _TOO_LATE_S if self.tries[number] > 1 else _LINGER_S
+        if self.finished:
+            return max(self.limits.hang_s, _LINGER_S)  # it may be leaving as well, and saves without a word
+        return self.limits.hang_s if number in self.speaking else max(self.limits.hang_s, _STARTING_S)
 
     def verdict(self) -> Optional[int]:
         """The run's exit code once it is decided, else None: 0 when as many finished as were asked for.
