@@ -15,7 +15,8 @@ from typing import Any, List, Mapping, Optional
 from . import family, words
 
 _LISTENING = re.compile(r"Lighthouse listening on: http://\S*:(\d+)")
-_READY_S = 30.0
+#: It imports torch first, which may lie on a cold file server; its death is seen at once.
+_READY_S = 300.0
 
 
 class NotReady(Exception):
