@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 #: A deadline is what a quiet machine needs, with room. It only decides how soon a test fails, so a busy one gets more.
-PATIENCE = 3
+PATIENCE = 5
 
 
 def wait_until(condition: Callable[[], T], deadline_s: float, what: str, *, poll_s: float = 0.1) -> T:
