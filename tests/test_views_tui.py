@@ -56,7 +56,9 @@ def test_the_list_moves_with_keys_and_the_tabs_show_log_and_errors(made: MadeUp)
         runs = app.query_one(RunList)
         assert "12 runs in 2 experiments" in str(app.query_one("#headline", Static).render())
         assert runs.has_focus
-        await pilot.press(*"jjj")
+        await pilot.press("4")
+        await until(pilot, lambda: "#SBATCH" in shown(app))  # of a run that is done, too
+        await pilot.press(*"1jjj")
         assert runs.current is not None and runs.current.key == "001_lr/000_train_3"
         await pilot.press("2")
         await until(pilot, lambda: "CUDA out of memory" in shown(app))

@@ -94,6 +94,11 @@ def memory_words(size_mb: float) -> str:
     return f"{size_mb:.0f} MB" if size_mb < 1024 else f"{size_mb / 1024:.1f} GB"
 
 
+def bytes_words(size: float) -> str:
+    """The same for files, in powers of ten as disks have them."""
+    return f"{size / 1e9:,.2f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
+
+
 def _clock_s(text: str, days: str | None, hours: str, minutes: str, seconds: str, *, place: str | None) -> int:
     if int(minutes) > 59 or int(seconds) > 59:
         raise InputError(f"{text!r} has more than 59 minutes or seconds", hint=_TIME_HINT, place=place)

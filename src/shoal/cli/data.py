@@ -254,7 +254,7 @@ def _cores() -> int:
 
 
 def _bar(what: str, args: argparse.Namespace) -> Bar:
-    from shoal.views.data import megabytes
+    from shoal.units import bytes_words
     from shoal.views.progress import Bar
 
-    return Bar(what, megabytes, off=args.quiet)
+    return Bar(what, bytes_words, off=args.quiet)

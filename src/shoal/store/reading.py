@@ -101,6 +101,17 @@ class Reader:
         revision = revision or layout.parse_names(names_in(folder)).revision
         return read_spec(os.path.join(folder, layout.spec_file(revision))) if revision else None
 
+    def newest_claim(self, name: str) -> Claim | None:
+        """By which the run was last submitted, whatever came of it."""
+        folder = layout.run_dir(self.home, name)
+        generation = layout.parse_names(names_in(folder)).generation
+        return records.read(os.path.join(folder, layout.submit_file(generation, "claim")), Claim)
+
+    def script_file(self, name: str) -> str | None:
+        """The script with which it was last submitted."""
+        claim = self.newest_claim(name)
+        return os.path.join(layout.submission_dir(self.home, claim.token), "script.sh") if claim else None
+
     def _read(self, name: str, folder: str, names: layout.RunNames) -> RunFiles:
         def path(number: int, kind: str, of: str = "submit") -> str:
             return os.path.join(folder, f"{of}.{number}.{kind}")

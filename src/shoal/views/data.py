@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InputError, ShoalError
-from shoal.units import format_duration
+from shoal.units import bytes_words, format_duration
 from shoal.views.render import print_json, print_table
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def print_estimate(estimate: Estimate, args: argparse.Namespace) -> None:
     if args.json:
         return print_json({"dry_run": True, **estimate._asdict()})
     classes = f" in {estimate.classes} classes" if estimate.classes else ""
-    print(f"{estimate.samples:,} samples{classes}, {estimate.files:,} files, {megabytes(estimate.bytes)}")
+    print(f"{estimate.samples:,} samples{classes}, {estimate.files:,} files, {bytes_words(estimate.bytes)}")
     print(f"{estimate.shards} {'shard' if estimate.shards == 1 else 'shards'}, about {_seconds(estimate.seconds)}")
     _notes(estimate.notes, estimate.left_out)
     return None
@@ -52,7 +52,7 @@ def print_packed(packed: Packed, args: argparse.Namespace) -> None:
         return print(f"{packed.path} is up to date: nothing was packed")
     again = f", {packed.reused} of them from an earlier try" if packed.reused else ""
     shards = f"{len(manifest.shards)} shard{'' if len(manifest.shards) == 1 else 's'}"
-    print(f"{packed.path}: {manifest.samples:,} samples, {megabytes(manifest.bytes)} in {shards}{again}")
+    print(f"{packed.path}: {manifest.samples:,} samples, {bytes_words(manifest.bytes)} in {shards}{again}")
     print(f"took {_seconds(packed.seconds)} ({manifest.bytes / max(packed.seconds, 1e-9) / 1e6:,.0f} MB/s)")
     _notes(packed.notes, manifest.left_out)
     return None
@@ -67,7 +67,7 @@ def print_verified(verified: Verified, args: argparse.Namespace) -> None:
             print_table(("shard", "problem"), [(problem.shard, problem.message) for problem in verified.problems])
         else:
             shards = f"{verified.shards} shard{'' if verified.shards == 1 else 's'}"
-            print(f"{verified.path}: {shards}, {megabytes(verified.bytes)}: {verified.how} right")
+            print(f"{verified.path}: {shards}, {bytes_words(verified.bytes)}: {verified.how} right")
     if verified.problems:
         first = verified.problems[0]
         more = f" (and {len(verified.problems) - 1} more)" if len(verified.problems) > 1 else ""
@@ -88,8 +88,8 @@ def print_info(document: dict[str, Any], args: argparse.Namespace) -> None:
         ("id", document["id"] or "none: made elsewhere"),
         ("format", document["format"]),
         ("samples", f"{document['samples']:,}"),
-        ("bytes", f"{megabytes(document['bytes'])} ({megabytes(document['bytes_on_disk'])} on disk)"),
-        ("shards", f"{document['shards']}, the largest {megabytes(document['largest_shard_bytes'])}"),
+        ("bytes", f"{bytes_words(document['bytes'])} ({bytes_words(document['bytes_on_disk'])} on disk)"),
+        ("shards", f"{document['shards']}, the largest {bytes_words(document['largest_shard_bytes'])}"),
         ("fields", ", ".join(document["fields"]) or "-"),
         ("classes", str(document["classes"])),
         ("order", "as it was" if document["seed"] is None else f"shuffled with seed {document['seed']}"),
@@ -104,7 +104,7 @@ def print_unpacked(unpacked: Unpacked, args: argparse.Namespace) -> None:
     if args.json:
         return print_json(unpacked._asdict())
     return print(
-        unpacked.path if args.quiet else f"{unpacked.path}: {unpacked.files:,} files, {megabytes(unpacked.bytes)}"
+        unpacked.path if args.quiet else f"{unpacked.path}: {unpacked.files:,} files, {bytes_words(unpacked.bytes)}"
     )
 
 
@@ -126,8 +126,8 @@ def describe_staged(record: dict[str, Any]) -> str:
     seconds = float(record.get("seconds") or 0)
     speed = f" ({copied / seconds / 1e6:,.0f} MB/s)" if seconds else ""
     rest = int(record.get("left_at_source_bytes") or 0)
-    left = f", {megabytes(rest)} left at the source for lack of room" if rest else ""
-    return f"{record['name']}: {megabytes(copied)} copied in {_seconds(seconds)}{speed} to {path}{left}"
+    left = f", {bytes_words(rest)} left at the source for lack of room" if rest else ""
+    return f"{record['name']}: {bytes_words(copied)} copied in {_seconds(seconds)}{speed} to {path}{left}"
 
 
 def print_bench(bench: Bench, args: argparse.Namespace) -> None:
@@ -144,7 +144,7 @@ def print_bench(bench: Bench, args: argparse.Namespace) -> None:
             for row in bench.rows
         ]
         return print_json({**bench._asdict(), "rows": rows, "estimate_gb": args.estimate})
-    print(f"{bench.files:,} files, {megabytes(bench.bytes)}, from {bench.storage} to {bench.scratch}")
+    print(f"{bench.files:,} files, {bytes_words(bench.bytes)}, from {bench.storage} to {bench.scratch}")
     cold = "cold before every measurement" if bench.cold else "warm (the kernel would not forget)"
     print("cache: " + ("dropped before every measurement" if bench.cold is None else cold))
     header = ("method", "readers", "seconds", "MB/s each", "first sample s", f"{args.estimate:g} GB")
@@ -189,10 +189,6 @@ def parse_counts(text: str) -> list[int]:
         return [int(word) for word in text.split(",")]
     except ValueError:
         raise InputError(f"{text!r} is not a list of numbers", hint="--readers 1,8", place="--readers") from None
-
-
-def megabytes(size: float) -> str:
-    return f"{size / 1e9:,.2f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
 
 
 def _seconds(seconds: float) -> str:

@@ -15,7 +15,8 @@ from shoal.agent import layout
 from shoal.agent.files import names_in
 from shoal.errors import InputError
 from shoal.store import records
-from shoal.store.records import Claim, Start
+from shoal.store.reading import Reader
+from shoal.store.records import Start
 from shoal.views.log_parts import Pick, has_label, parts, picked
 from shoal.views.render import plain, print_json
 from shoal.views.screen import Screen
@@ -206,9 +207,7 @@ def with_prefix(data: bytes, prefix: bytes) -> bytes:
 
 
 def _slurm_files(home: str, run: str) -> list[str]:
-    folder = layout.run_dir(home, run)
-    generation = layout.parse_names(names_in(folder)).generation
-    claim = records.read(os.path.join(folder, layout.submit_file(generation, "claim")), Claim)
+    claim = Reader(home).newest_claim(run)
     if claim is None:
         return []
     folder = layout.submission_dir(home, claim.token)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from shoal.units import bytes_words
 from shoal.views.report.history import Try
 
 HEADER = ("DATA", "TIMES", "COPIED", "SHARED", "MB/S", "LONGEST WAIT", "FROM SOURCE")
@@ -37,8 +38,8 @@ def rows(found: Iterable[Staged]) -> list[list[str]]:
         [
             one.name,
             str(one.times),
-            _size(one.copied_bytes),
-            _size(one.saved_bytes),
+            bytes_words(one.copied_bytes),
+            bytes_words(one.saved_bytes),
             "-" if one.mb_per_s is None else f"{one.mb_per_s:,.0f}",
             "-" if one.waited_s is None else f"{one.waited_s:.1f}s",
             str(one.from_source) if one.from_source else "-",
@@ -63,7 +64,3 @@ def _sum(name: str, source: str, records: list[dict[str, Any]]) -> Staged:
         max(waits) if waits else None,
         len(records) - len(local),
     )
-
-
-def _size(size: int) -> str:
-    return f"{size / 1e9:,.2f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"

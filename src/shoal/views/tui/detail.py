@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
 
-from shoal.agent import layout
 from shoal.results.metrics import read_metrics
 from shoal.store.fold import RunView
 from shoal.store.reading import Reader
@@ -92,16 +90,14 @@ def _script(home: str, view: RunView, details: Details, width: int) -> list[str]
     reader = Reader(home)
     try:
         spec = reader.spec(view.name)
-        claim = reader.run(view.name).claim
+        script = reader.script_file(view.name)
     except DamagedRecord as damage:
         return [str(damage)]
     lines = [f"output {view.output_dir or '-'}", f"log    {view.log_dir or '-'}"]
     if spec is not None:
         lines += [f"command {' '.join([*spec.command, *spec.args])}"]
         lines += [f"{key} = {value}" for key, value in {**spec.params, **spec.env}.items()]
-    if claim is not None:
-        lines += ["", *last_text(os.path.join(layout.submission_dir(home, claim.token), "script.sh"), 0)]
-    return lines
+    return [*lines, "", *last_text(script, 0)] if script else lines
 
 
 def _events(home: str, view: RunView, details: Details, width: int) -> list[str]:

@@ -20,7 +20,7 @@ from shoal.agent.files import names_in
 from shoal.errors import InputError
 from shoal.observe import Ask
 from shoal.store.reading import Reader
-from shoal.store.records import Claim, DamagedRecord
+from shoal.store.records import DamagedRecord
 from shoal.views import logs, status, usage, why
 from shoal.views.causes import strip_escapes
 from shoal.views.curves import read_series
@@ -180,18 +180,8 @@ class Feed:
         self._head = {**document, "schema": 1}
 
     def _script(self, name: str) -> str:
-        claim: Claim | None = Reader(self.home).run(name).claim
-        folder = layout.run_dir(self.home, name)
-        if claim is None:
-            from shoal.store import records
-
-            generation = layout.parse_names(names_in(folder)).generation
-            claim = records.read(os.path.join(folder, layout.submit_file(generation, "claim")), Claim)
-        if claim is None:
-            return ""
-        path = os.path.join(layout.submission_dir(self.home, claim.token), "script.sh")
         try:
-            with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+            with open(Reader(self.home).script_file(name) or os.devnull, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
                 return harmless(file.read(1 << 18), colour=False)
         except OSError:
             return ""
