@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import mmap
 import os
 import pickle
 import threading
@@ -16,9 +19,12 @@ from hypothesis import strategies as st
 
 import shoal.data
 from data_sets import make_folder
+from shoal.data import ahead
+from shoal.data.benching import drop_cache
 from shoal.data.planning import Settings
 from shoal.data.reading import Dataset
 from shoal.errors import InputError, ShoalError
+from waiting import wait_until
 
 SMALL = Settings(shard_mb=0.03, first_mb=0.008)
 
@@ -183,13 +189,79 @@ def test_threads_and_few_open_files_do_not_mix_up_shards(folder: Path) -> None:
     assert wrong == []
 
 
-def test_a_cold_page_cache_gives_the_same_bytes(folder: Path) -> None:
-    from shoal.data.benching import drop_cache
+@pytest.mark.parametrize("views", [False, True])
+def test_a_cold_page_cache_gives_the_same_bytes(folder: Path, views: bool) -> None:
+    data = shoal.data.open(str(folder / "out"), fields=("__key__", "jpg"), check=True, views=views)
+    orders = (lambda: data.batch(range(101)), lambda: data.stream(seed=1, epoch=1), lambda: data.stream(window=100))
+    for samples in orders:
+        drop_cache(str(folder / "out"))
+        found = list(samples())
+        assert len(found) == 101
+        for key, image in found:
+            assert image == (folder / "src" / f"{key}.jpg").read_bytes()
 
-    data = shoal.data.open(str(folder / "out"), fields=("__key__", "jpg"), check=True)
-    drop_cache(str(folder / "out"))
-    for key, image in data.batch(range(101)):
-        assert image == (folder / "src" / f"{key}.jpg").read_bytes()
+
+def in_memory(path: Path) -> float:
+    """How much of a file the kernel has in memory, without a read that would bring it there (mincore(2))."""
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as pages:
+        found = (ctypes.c_ubyte * (len(pages) // mmap.PAGESIZE))()
+        first = ctypes.c_char.from_buffer(pages)
+        assert ctypes.CDLL(None).mincore(ctypes.c_void_p(ctypes.addressof(first)), len(pages), found) == 0
+        del first
+        return sum(one & 1 for one in found) / len(found)
+
+
+def test_what_is_read_soon_is_brought_to_memory_beside_the_program(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(5 << 20))
+
+    def is_cold() -> bool:
+        drop_cache(str(tmp_path))
+        return in_memory(path) < 0.5
+
+    if not is_cold():
+        pytest.skip("this file system does not forget what it has in memory")
+    with path.open("rb") as file:
+        ahead.bring([(file.fileno(), part, 1 << 18) for part in range(0, 5 << 20, 1 << 18)])
+        wait_until(lambda: in_memory(path) > 0.9, 60, "the places are in memory")
+    assert is_cold()
+    ahead.bring_files([str(tmp_path / "gone"), str(path)])
+    wait_until(lambda: in_memory(path) > 0.9, 60, "the file is in memory")
+
+
+def test_the_disk_is_told_until_everything_was_in_memory_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, places = ahead.Watch(), [(0, 0, 1)] * 64
+    monkeypatch.setattr(ahead, "_in_memory", lambda fd, offset: True)
+    told = [watch.misses(places[watch.some()]) for _ in range(30)]
+    assert told[0] and not told[-1] and told == sorted(told, reverse=True)
+    assert len(places[watch.some()]) == 8
+    monkeypatch.setattr(ahead, "_in_memory", lambda fd, offset: False)
+    assert watch.misses(places[watch.some()])
+    assert len(places[watch.some()]) == 1
+    monkeypatch.setattr(ahead, "_in_memory", lambda fd, offset: None)
+    assert not watch.misses(places[watch.some()])
+
+
+def test_what_is_brought_to_memory_leaves_half_of_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < ahead.room() <= total / 2
+    brought: list[list[str]] = []
+    monkeypatch.setattr(ahead, "bring_files", brought.append)
+    shards = shoal.data.open(str(folder / "out")).shards
+    shards.will_need(range(len(shards)))
+    monkeypatch.setattr(ahead, "room", lambda: 100)
+    shards.will_need(range(len(shards)))
+    assert [len(paths) for paths in brought] == [len(shards)]
+
+
+def test_files_are_closed_with_the_data_set(folder: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    data = shoal.data.open(str(folder / "out"))
+    data.batch(range(101))
+    assert len(os.listdir("/proc/self/fd")) >= before + len(data.shards)
+    del data
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
 
 
 def test_a_shard_that_shrinks_while_it_is_read_is_an_error_and_not_garbage(tmp_path: Path) -> None:
@@ -262,7 +334,7 @@ def test_the_loader_gives_the_same_batches_for_any_number_of_workers_and_resumes
         if number == 4:
             state = loader.state_dict()
             break
-    resumed = Loader(data, batch_size=8, workers=workers)
+    resumed = Loader(data, batch_size=8, workers=2 if workers == 0 else workers - 1)
     resumed.load_state_dict(state)
     found += [list(names) for names, _ in resumed]
     assert found == reference
@@ -291,7 +363,7 @@ def test_persistent_workers_are_refused_because_they_would_repeat_an_epoch(data:
 
 
 def test_tensorflow_reads_tfrecord_shards_natively(folder: Path, tmp_path: Path) -> None:
-    tensorflow = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install tensorflow")
+    tensorflow = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install tensorflow-cpu")
     from shoal.data.for_tensorflow import dataset
 
     shoal.data.pack(str(folder / "src"), str(tmp_path / "tf"), SMALL._replace(format="tfrecord"))

@@ -1,4 +1,4 @@
-"""One reader, one epoch, in a process of its own: python readers.py NAME FOLDER [CACHE]; prints one line of JSON.
+"""One reader, one epoch, in a process of its own: python readers.py NAME FOLDER [SAMPLES]; prints one line of JSON.
 
 Runs with the Python that has the rivals. Every reader feeds PyTorch's DataLoader, batch 64, no worker; a batch is
 reduced to three numbers, so that the reader is measured and nothing else.
@@ -41,13 +41,18 @@ def shoal_views(folder: str) -> Any:
     return shoal_random(folder, views=True)
 
 
-def shoal_stream(folder: str, **options: Any) -> Any:
+def shoal_stream(folder: str, window: int | None = None, **options: Any) -> Any:
     import shoal.data
     from shoal.data.for_torch import Loader
 
-    loader = Loader(shoal.data.open(folder, fields=("jpg", "cls"), **options), batch_size=BATCH, collate=few)
+    data = shoal.data.open(folder, fields=("jpg", "cls"), **options)
+    loader = Loader(data, batch_size=BATCH, window=window, collate=few)
     loader.stream.epoch = 1
     return loader
+
+
+def shoal_stream_full(folder: str) -> Any:
+    return shoal_stream(folder, window=1 << 30)
 
 
 def shoal_stream_views(folder: str) -> Any:
@@ -168,6 +173,7 @@ READERS = {
     "shoal, random, checked": shoal_checked,
     "shoal, random, views": shoal_views,
     "shoal, stream": shoal_stream,
+    "shoal, stream, fully shuffled": shoal_stream_full,
     "shoal, stream, views": shoal_stream_views,
     "folder of files": folder_of_files,
     "webdataset": webdataset_shards,
@@ -178,7 +184,7 @@ READERS = {
 }
 
 
-def main(name: str, folder: str) -> None:
+def main(name: str, folder: str, most: int) -> None:
     loader = READERS[name](folder)
     spent = resource.getrusage(resource.RUSAGE_SELF)
     began = time.perf_counter()
@@ -187,14 +193,36 @@ def main(name: str, folder: str) -> None:
     for batch in loader:
         count, size = count + batch[0], size + batch[1]
         first = first or time.perf_counter() - began
+        if count >= most:
+            break
     wall = time.perf_counter() - began
     now = resource.getrusage(resource.RUSAGE_SELF)
     cpu = now.ru_utime + now.ru_stime - spent.ru_utime - spent.ru_stime
     print(json.dumps({"samples": count, "bytes": size, "wall_s": wall, "cpu_s": cpu, "first_s": first}))
 
 
+def resume(folder: str) -> None:
+    """From opening to the first sample at 90 % of an epoch, and what the imports before it took."""
+    import torch.utils.data  # noqa: F401 (a training has it)
+
+    began = time.perf_counter()
+    import shoal.data
+    import shoal.data.reading
+    import shoal.data.streaming
+
+    loaded = time.perf_counter()
+    data = shoal.data.open(folder, fields=("jpg", "cls"))
+    stream = data.stream(rank=0, world=1)
+    stream.load_state_dict({**stream.state_dict(), "epoch": 3, "position": int(len(data) * 0.9)})
+    next(iter(stream))
+    print(json.dumps({"import_ms": 1e3 * (loaded - began), "resume_ms": 1e3 * (time.perf_counter() - loaded)}))
+
+
 if __name__ == "__main__":
-    if sys.argv[1].startswith("write_"):
-        globals()[sys.argv[1]](sys.argv[2], sys.argv[3])
+    what, where, *rest = sys.argv[1:]
+    if what.startswith("write_"):
+        globals()[what](where, *rest)
+    elif what == "resume":
+        resume(where)
     else:
-        main(sys.argv[1], sys.argv[2])
+        main(what, where, int(rest[0]) if rest else 1 << 62)

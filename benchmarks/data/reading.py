@@ -11,15 +11,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-import shoal.data
 from benchmarks.data.measure import FILES, HOME, RIVALS, note, source, table, warm
 from shoal.data import pack
 from shoal.data.benching import drop_cache
 from shoal.data.planning import Settings
 
 TRIES = 5
-#: Once is enough to tell: half a minute each with 50,000 files.
-_SLOW = ("MosaicML Streaming, random", "LitData, random")
+#: No further round is begun after so many seconds; rivals in fully random order are read this far, and once.
+_ENOUGH_S, _ENOUGH_SAMPLES = 200, 2000
 _READERS = Path(__file__).with_name("readers.py")
 
 
@@ -41,108 +40,113 @@ def rival(writer: str) -> Path:
     return goal
 
 
-def read(name: str, folder: Path, tries: int = 3, cold: bool = False) -> dict[str, Any]:
-    """The best of some epochs, each in a process of its own."""
-    found: list[dict[str, Any]] = []
-    for _ in range(tries):
-        if cold:
-            drop_cache(str(folder))
-        done = subprocess.run(
-            [RIVALS or sys.executable, str(_READERS), name, str(folder)], check=True, capture_output=True, text=True
-        )
-        found.append(json.loads(done.stdout.splitlines()[-1]))
-        assert found[-1]["samples"] == FILES, (name, found[-1])
-    return min(found, key=lambda one: float(one["wall_s"]))
+def read(name: str, folder: Path, cold: bool = False, most: int = FILES) -> dict[str, Any]:
+    """One epoch in a process of its own, or the first `most` samples of it."""
+    if cold:
+        drop_cache(str(folder))
+    argv = [RIVALS or sys.executable, str(_READERS), name, str(folder), str(most)]
+    done = subprocess.run(argv, check=True, capture_output=True, text=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert min(FILES, most) <= found["samples"] <= FILES, (name, found)
+    found["us"], found["cpu_us"] = (1e6 * found[key] / found["samples"] for key in ("wall_s", "cpu_s"))
+    found["mb_s"] = found["bytes"] / found["wall_s"] / 1e6
+    note(f"{'cold' if cold else 'warm'} {name}: {found['us']:.1f} us a sample, {found['cpu_us']:.1f} of them CPU")
+    return found
 
 
 def main() -> None:
-    ours, files = shards(), source()
-    places: list[tuple[str, Path]] = [
-        ("shoal, random", ours),
-        ("shoal, random, views", ours),
-        ("shoal, random, checked", ours),
-        ("shoal, stream", ours),
-        ("shoal, stream, views", ours),
-        ("folder of files", files),
+    ours = shards()
+    _warm(ours)
+    _cold(ours)
+    _resume(ours)
+
+
+def _warm(ours: Path) -> None:
+    places: list[tuple[Path, list[str]]] = [
+        (ours, ["shoal, random", "shoal, random, views", "shoal, random, checked"]),
+        (ours, ["shoal, stream", "shoal, stream, views"]),
+        (source(), ["folder of files"]),
     ]
     if RIVALS:
-        places += [
-            ("webdataset", ours),
-            ("MosaicML Streaming", rival("write_mosaic")),
-            ("LitData", rival("write_litdata")),
-            ("MosaicML Streaming, random", rival("write_mosaic")),
-            ("LitData, random", rival("write_litdata")),
-        ]
+        places[1][1].append("webdataset")
+        places += [(rival("write_mosaic"), ["MosaicML Streaming"]), (rival("write_litdata"), ["LitData"])]
     else:
         note("rivals left out: set SHOAL_BENCH_RIVALS to a Python that has them")
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name, _ in places}
-    for turn in range(TRIES):  # round after round, so that a busy minute of the machine hits all of them
-        for name, folder in places:
-            if turn and name in _SLOW:
-                continue
+    found: dict[str, list[dict[str, Any]]] = {name: [] for _, names in places for name in names}
+    began = time.monotonic()
+    rounds = 0
+    while rounds < TRIES and time.monotonic() - began < _ENOUGH_S:
+        for folder, names in places:  # round after round, so that a busy minute of the machine hits all of them
             warm(folder)
-            found[name].append(read(name, folder, tries=1))
-    rate = {name: max(one["samples"] / one["wall_s"] for one in found[name]) for name, _ in places}
-    cpu_us = {name: min(1e6 * one["cpu_s"] / one["samples"] for one in found[name]) for name, _ in places}
+            for name in names:
+                found[name].append(read(name, folder))
+        rounds += 1
+    if RIVALS:
+        for name, writer in (("MosaicML Streaming, random", "write_mosaic"), ("LitData, random", "write_litdata")):
+            warm(rival(writer))
+            found[name] = [read(name, rival(writer), most=_ENOUGH_SAMPLES)]
+    print(f"Reading {FILES} samples once, shuffled; DataLoader, batch 64, no worker; warm cache; best of {rounds};")
+    print(f"load {os.getloadavg()[0]:.1f}. A byte of every page is looked at: LitData hands out views, as ours can.\n")
+    us, cpu_us = ({name: min(one[key] for one in tries) for name, tries in found.items()} for key in ("us", "cpu_us"))
     rows: list[list[object]] = [
         [
             name,
-            rate[name] / 1e3,
+            1e3 / us[name],
             cpu_us[name],
             min(float(one["first_s"]) for one in found[name]),
-            rate["shoal, random"] / rate[name],
-            cpu_us[name] / cpu_us["shoal, random"],
-            cpu_us[name] / cpu_us["shoal, random, views"],
+            *(times[name] / times[of] for of in ("shoal, random", "shoal, random, views") for times in (us, cpu_us)),
         ]
-        for name, _ in places
+        for name in found
     ]
-    print(f"Reading {FILES} samples once, shuffled; DataLoader, batch 64, no worker; warm cache; best of {TRIES};")
-    print(f"load {os.getloadavg()[0]:.1f}. A byte of every page is looked at: LitData hands out views, as ours can.\n")
-    table(
-        ["reader", "thousand/s", "CPU us", "first batch s", "random: faster, wall", "less CPU", "views: less CPU"], rows
-    )
-    _cold(ours)
-    _resume(ours)
+    table(["reader", "thousand/s", "CPU us", "first batch s", "bytes: faster", "CPU", "views: faster", "CPU"], rows)
 
 
 def _cold(ours: Path) -> None:
     if shutil.which("fio") is None:
         note("cold reading left out: apt-get install fio")
         return
-    tries: list[tuple[float, ...]] = []
+    names = ("shoal, random", "shoal, stream, fully shuffled", "shoal, stream")
+    rounds = []
     for _ in range(3):  # in turns: the disk is shared with others, too
-        limit = _fio(ours)
-        epochs = [read(name, ours, tries=1, cold=True) for name in ("shoal, random", "shoal, stream")]
-        tries.append((limit, *(one["bytes"] / one["wall_s"] / 1e6 for one in epochs)))
-    files = read("folder of files", source(), tries=1, cold=True)
-    names = ("fio, random reads of 60 KiB, queue depth 16, O_DIRECT", "shoal, random order", "shoal, stream")
+        rounds.append([_fio(ours), *(read(name, ours, cold=True) for name in names)])
     rows: list[list[object]] = []
-    for place, name in enumerate(names):
-        rows.append([name, *(f"{one[place]:.0f}" for one in tries), max(one[place] / one[0] for one in tries)])
-    rows.append(["folder of files", f"{files['bytes'] / files['wall_s'] / 1e6:.0f}", "", "", ""])
+    for place, name in enumerate(("fio, random reads of 52 KiB, queue depth 16, O_DIRECT", *names)):
+        speeds = [one[place]["mb_s"] for one in rounds]
+        of_fio = max(one[place]["mb_s"] / one[0]["mb_s"] for one in rounds)
+        rows.append(
+            [name, *(f"{speed:.0f}" for speed in speeds), of_fio, min(float(one[place]["cpu_us"]) for one in rounds)]
+        )
+    files = read("folder of files", source(), cold=True)
+    rows.append(["folder of files", f"{files['mb_s']:.0f}", "", "", "", files["cpu_us"]])
     print(f"Cold cache (dropped with posix_fadvise before every epoch), MB/s; load {os.getloadavg()[0]:.1f}.\n")
-    table(["reader", "1", "2", "3", "of fio, best"], rows)
+    table(["reader", "1", "2", "3", "of fio, best", "CPU us a sample"], rows)
 
 
-def _fio(folder: Path) -> float:
+def _fio(folder: Path) -> dict[str, Any]:
     """Random reads of a sample's size over the same files, past the page cache."""
     drop_cache(str(folder))
-    words = "--name=x --rw=randread --bs=60k --direct=1 --ioengine=libaio --iodepth=16 --runtime=4 --time_based"
-    words += " --norandommap --file_service_type=random --blockalign=4k --readonly --output-format=json"
+    words = "--name=x --rw=randread --bs=52k --direct=1 --ioengine=libaio --iodepth=16 --runtime=4 --time_based"
+    words += " --norandommap --file_service_type=random --blockalign=4k --readonly --thread --output-format=json"
     names = ":".join(str(path) for path in sorted(folder.glob("*.tar")) if path.stat().st_size > 1 << 24)
     done = subprocess.run(
         ["fio", *words.split(), f"--filename={names}"], check=True, capture_output=True, text=True, cwd=HOME
     )
-    return float(json.loads(done.stdout)["jobs"][0]["read"]["bw_bytes"]) / 1e6
+    job = json.loads(done.stdout)["jobs"][0]
+    reads = job["read"]
+    cpu_us = (job["usr_cpu"] + job["sys_cpu"]) / 100 * reads["runtime"] * 1e3 / reads["total_ios"]
+    note(f"fio: {reads['bw_bytes'] / 1e6:.0f} MB/s, {cpu_us:.1f} us of CPU a read")
+    return {"mb_s": reads["bw_bytes"] / 1e6, "cpu_us": cpu_us}
 
 
 def _resume(ours: Path) -> None:
-    data = shoal.data.open(str(ours), fields=("jpg", "cls"))
-    stream = data.stream(seed=0, epoch=3, rank=0, world=1)
-    state = {**stream.state_dict(), "position": int(len(data) * 0.9)}
-    began = time.perf_counter()
-    fresh = shoal.data.open(str(ours), fields=("jpg", "cls")).stream(rank=0, world=1)
-    fresh.load_state_dict(state)
-    next(iter(fresh))
-    took_ms = 1e3 * (time.perf_counter() - began)
-    print(f"Resume at 90 % of an epoch: {took_ms:.1f} ms from opening the data to the first sample.\n")
+    """At 90 % of an epoch, each time in a new process that has torch, as a training has."""
+    for what in ("in memory", "not in memory"):
+        found = []
+        for _ in range(3):
+            if what != "in memory":
+                drop_cache(str(ours))
+            argv = [RIVALS or sys.executable, str(_READERS), "resume", str(ours)]
+            found.append(json.loads(subprocess.run(argv, check=True, capture_output=True, text=True).stdout))
+        opening, loading = (", ".join(f"{one[key]:.0f}" for one in found) for key in ("resume_ms", "import_ms"))
+        print(f"Resume at 90 % of an epoch, data {what}: {opening} ms from opening to the first sample;")
+        print(f"importing shoal.data before that took {loading} ms; load {os.getloadavg()[0]:.1f}.\n", flush=True)

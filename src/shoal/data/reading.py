@@ -81,7 +81,12 @@ class Dataset:
 
     def batch(self, numbers: Sequence[int]) -> list[Any]:
         """The samples with these numbers, read together."""
+        self.will_read(self.table, numbers, now=True)
         return self.samples(self.table, numbers)
+
+    def will_read(self, table: Table, numbers: Sequence[int], now: bool = False) -> None:
+        """These samples are read soon, or now: the disk may begin."""
+        table.will_read(numbers, table.fields if self.fields is None else self.fields, now)
 
     def samples(self, table: Table, numbers: Sequence[int]) -> list[Any]:
         fields = self.fields if self.fields is not None else (*table.fields, KEY)

@@ -1,4 +1,4 @@
-"""The bytes of a data set's shards: which file, whether it is here yet, and many reads at once.
+"""The bytes of a data set's shards: which file, whether it is here yet, many reads at once, and what is read soon.
 
 While staging goes on, a shard that is not here yet is asked for and waited for; if nobody copies any more, it is read
 at the source. Files are opened per thread, so none is closed while another thread reads from it; a fork shares them
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal.agent import cache, copies, files
-from shoal.data import foreign
+from shoal.data import ahead, foreign
 from shoal.data import manifest as manifests
 from shoal.data.index import SUFFIX, ShardIndex, open_index
 from shoal.data.manifest import Manifest
@@ -27,10 +27,8 @@ from shoal.errors import InputError, ShoalError
 _WAIT_S = 0.005
 #: How long nobody may hold the copier's lock before the source is read instead: a job that dies hands over at once.
 _HAND_OVER_S = 0.5
-#: Every how many reads the page cache is asked first, while all answers are yes.
-_PROBE_EVERY = 8
-#: What the kernel is told to read ahead at once.
-_PIECE = 2 << 20
+#: Who has read so much of a data set from the disk reads on.
+_MUCH = 0.02
 #: Just below the largest piece that changes how much freed memory glibc keeps.
 _KEPT = 31 << 20
 
@@ -58,9 +56,8 @@ class ShardSet:
         self._maps: dict[int, memoryview] = {}
         self._local = threading.local()
         self._most_files = max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
-        self._probe = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")
-        self._cold = True
-        self._turn = 0
+        self.watch = ahead.Watch()
+        self._missed = 0
         _keep_freed_memory()
 
     def __len__(self) -> int:
@@ -132,9 +129,9 @@ class ShardSet:
     def open(self, shard: int) -> int:
         """A descriptor of the shard, of this thread's; at most a quarter of what the process may open."""
         try:
-            table: OrderedDict[int, int] = self._local.files
+            table: _Files = self._local.files
         except AttributeError:
-            table = self._local.files = OrderedDict()
+            table = self._local.files = _Files()
         fd = table.get(shard)
         if fd is None:
             if len(table) >= self._most_files:
@@ -149,17 +146,12 @@ class ShardSet:
         return whole
 
     def read(self, shards: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> list[Any]:
-        """The bytes at many places. What is not in memory is asked for all at once, then everything is read.
-
-        Asking costs a system call, so while memory has everything only some places are asked about.
-        """
+        """The bytes at many places, one after the other; `will_read` before, so that the disk works on all at once."""
         if len(set(shards)) > self._most_files:
             half = len(shards) // 2
             first = self.read(shards[:half], offsets[:half], sizes[:half])
             return first + self.read(shards[half:], offsets[half:], sizes[half:])
         fds = [self.open(shard) for shard in shards]
-        if self._probe:
-            self._ask(fds, offsets, sizes)
         found: list[Any]
         if self.mapped:
             maps = [self._map(shard) for shard in shards]
@@ -171,30 +163,6 @@ class ShardSet:
             if len(data) != sizes[place]:
                 found[place] = self._read_rest(shards[place], fds[place], data, sizes[place], offsets[place])
         return found
-
-    def _ask(self, fds: list[int], offsets: Sequence[int], sizes: Sequence[int]) -> None:
-        step = 1 if self._cold else _PROBE_EVERY
-        self._turn = (self._turn + 1) % step
-        missed = self._missed(fds, offsets, sizes, self._turn, step)
-        if missed and step > 1:
-            missed = self._missed(fds, offsets, sizes, 0, 1)
-        self._cold = missed > 0
-
-    def _missed(self, fds: list[int], offsets: Sequence[int], sizes: Sequence[int], start: int, step: int) -> int:
-        missed, byte = 0, [bytearray(1)]
-        flag = os.RWF_NOWAIT
-        for place in range(start, len(fds), step):
-            fd, offset, size = fds[place], offsets[place], sizes[place]
-            try:
-                os.preadv(fd, byte, offset + max(0, size - 1), flag)
-            except BlockingIOError:
-                missed += 1
-                os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
-            except OSError:
-                # This file system cannot say (tmpfs, some network ones): plain reads, and the kernel's own read-ahead.
-                self._probe = False
-                return 0
-        return missed
 
     def _read_rest(self, shard: int, fd: int, begin: Any, size: int, offset: int) -> bytes:
         data = bytes(begin)
@@ -208,42 +176,51 @@ class ShardSet:
             )
         return data
 
+    def will_read(self, shards: Sequence[int], offsets: Sequence[int], sizes: Sequence[int], now: bool) -> None:
+        """Have these places brought to memory, if some of them are not there; `now`: because they are read next.
+
+        Who reads much in an order that nobody knows beforehand gets everything brought, if there is room for it.
+        """
+        some = self.watch.some()
+        if not self.watch.misses(self._places(shards[some], offsets[some], sizes[some])):
+            return
+        # Who touches a mapped page before the kernel was told waits for more than that page.
+        ahead.bring(self._places(shards, offsets, sizes), wait=now and self.mapped)
+        if now:
+            before, self._missed = self._missed, self._missed + sum(sizes)
+            limit = _MUCH * sum(shard.size for shard in self.manifest.shards)
+            if before < limit <= self._missed:
+                self.will_need(range(len(self)))
+
+    def _places(self, shards: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> ahead.Places:
+        """These ranges, without those of shards that are still being staged."""
+        known = getattr(self._local, "files", {})
+        fds = {shard: self.open(shard) for shard in set(shards) if shard in known or self.is_here(shard)}
+        return [(fds[s], at, size) for s, at, size in zip(shards, offsets, sizes, strict=True) if s in fds]
+
     def will_need(self, numbers: Sequence[int]) -> None:
-        """Tell the kernel that all of these shards are read soon, if they are here. Telling takes time: not ours."""
-        paths = [os.path.join(self.folder, self.manifest.shards[number].name) for number in numbers]
-        threading.Thread(target=_tell, args=(paths,), daemon=True).start()
+        """All of these shards are read soon: have those that are here brought to memory, if there is room."""
+        shards = [self.manifest.shards[number] for number in numbers]
+        if sum(shard.size for shard in shards) <= ahead.room():
+            ahead.bring_files([os.path.join(self.folder, shard.name) for shard in shards])
+
+
+class _Files(OrderedDict[int, int]):
+    """Descriptors by shard, closed with the thread or the data set that they belong to."""
+
+    def __del__(self) -> None:
+        for fd in self.values():
+            os.close(fd)
 
 
 def _keep_freed_memory() -> None:
     """Let the next batch use the memory of the last one.
 
     glibc returns freed memory to the kernel, which hands it out again page by page, each one cleared: as much work as
-    the reading itself. Once a large piece was freed, here an untouched one, it keeps twice that size (mallopt(3)).
+    the reading itself. Once a large piece was freed, it keeps twice that size (mallopt(3)). This one comes from calloc
+    and is never touched.
     """
-    bytearray(_KEPT)
-
-
-def _tell(paths: list[str]) -> None:
-    for path in paths:
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            continue
-        try:
-            # Telling about what is in memory costs as much as a look at every page: look at a few instead.
-            for start in range(0, os.fstat(fd).st_size, _PIECE):
-                if not _in_memory(fd, start):
-                    os.posix_fadvise(fd, start, _PIECE, os.POSIX_FADV_WILLNEED)
-        finally:
-            os.close(fd)
-
-
-def _in_memory(fd: int, offset: int) -> bool:
-    """Whether the byte at `offset` can be had without the disk; False also where the file system cannot say."""
-    try:
-        return os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) >= 0
-    except (OSError, AttributeError):
-        return False
+    bytes(_KEPT)
 
 
 def find_shards(path: str) -> ShardSet:

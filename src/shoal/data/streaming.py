@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
-from itertools import pairwise
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.agent import listing
@@ -31,6 +32,10 @@ DEFAULT_WINDOW_UNSHUFFLED = 16
 _BLOCK = 64
 #: How many places of the order are computed at once.
 _COMPUTED = 4096
+#: How many samples the disk is told about before they are read.
+_AHEAD = 128
+#: How many windows are brought to memory before they are read.
+_WINDOWS_AHEAD = 2
 
 
 class Window(NamedTuple):
@@ -148,23 +153,43 @@ class Stream:
         """
         mine, windows = self._positions(), self.windows()
         firsts = range(worker * block, len(mine), workers * block)
-        table: Table | None = None
-        opened = -1
-        for positions, located in self._located([mine[first : first + block] for first in firsts], windows):
+        located = self._located([mine[first : first + block] for first in firsts], windows)
+        waiting: deque[_Located] = deque()
+        opened, table = -1, Table(self.data.shards, ())
+        while True:
+            for coming in islice(located, 1 + max(1, _AHEAD // block) - len(waiting)):
+                waiting.append(coming)
+                self._will_read([coming], opened, table)
+            if not waiting:
+                return
             samples: list[Any] = []
-            for which, places in located:
-                if table is None or opened != which:
-                    for shard in windows[which].shards:  # Waits: then its index is here too, and not over a busy link.
-                        self.data.shards.path(shard)
+            for which, places in waiting[0].pieces:
+                if which != opened:
+                    self._will_open(windows, opened, which)
                     opened, table = which, Table(self.data.shards, windows[which].shards)
-                    if which + 1 < len(windows):
-                        self.data.shards.will_need(windows[which + 1].shards)
+                    self._will_read(waiting, opened, table)
                 samples += self.data.samples(table, places)
-            yield Block(samples, positions)
+            yield Block(samples, waiting.popleft().positions)
 
-    def _located(self, blocks: list[range], windows: list[Window]) -> Iterator[tuple[range, list[tuple[int, Any]]]]:
-        """For each block of positions its pieces: (window, places of the samples in it). Some thousand at a time,
-        because the order is computed with numpy, where few numbers cost as much as many."""
+    def _will_open(self, windows: list[Window], opened: int, which: int) -> None:
+        """Wait for a window's shards, so that their indexes are here too and not read over a busy link; and have it
+        and the next ones brought to memory."""
+        for shard in windows[which].shards:
+            self.data.shards.path(shard)
+        asked = 0 if opened < 0 else opened + 1 + _WINDOWS_AHEAD
+        for window in windows[max(which, asked) : which + 1 + _WINDOWS_AHEAD]:
+            self.data.shards.will_need(window.shards)
+
+    def _will_read(self, blocks: Iterable[_Located], opened: int, table: Table) -> None:
+        """The disk is told what lies in the opened window."""
+        for block in blocks:
+            for which, places in block.pieces:
+                if which == opened:
+                    self.data.will_read(table, places)
+
+    def _located(self, blocks: list[range], windows: list[Window]) -> Iterator[_Located]:
+        """For each block of positions where its samples are. Some thousand at a time, because the order is computed
+        with numpy, where few numbers cost as much as many."""
         np = needs.numpy()
         starts, ends = (np.array([getattr(window, name) for window in windows]) for name in ("start", "end"))
         together = max(1, _COMPUTED // len(blocks[0])) if blocks else 1
@@ -181,7 +206,7 @@ class Stream:
             for block in some:
                 end = begin + len(block)
                 cuts = [begin, *(np.flatnonzero(np.diff(which[begin:end])) + begin + 1).tolist(), end]
-                yield block, [(int(which[a]), places[a:b]) for a, b in pairwise(cuts)]
+                yield _Located(block, [(int(which[a]), places[a:b]) for a, b in pairwise(cuts)])
                 begin = end
 
     def _total(self) -> int:
@@ -199,6 +224,13 @@ class Stream:
 class Block(NamedTuple):
     samples: list[Any]
     positions: range
+
+
+class _Located(NamedTuple):
+    """A block that is not read yet: pieces of (window, places in it)."""
+
+    positions: range
+    pieces: list[tuple[int, Any]]
 
 
 def _rotation(data: Dataset) -> int:

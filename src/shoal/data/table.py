@@ -66,14 +66,27 @@ class Table:
             self._rows[field] = rows
         return self._rows[field]
 
+    def will_read(self, numbers: Sequence[int], fields: Sequence[str], now: bool) -> None:
+        """Have the fields of these samples brought to memory, beside the program."""
+        np = needs.numpy()
+        wanted = np.asarray(numbers, dtype=np.int64)
+        for field in fields:
+            if field in self.kinds and field != "cls":
+                rows = self.rows(field)[wanted]
+                there = rows >= 0
+                self.shards.will_read(*self._places(wanted[there], rows[there]), now=now)
+
+    def _places(self, wanted: Any, rows: Any) -> tuple[list[int], list[int], list[int]]:
+        """Shard, offset and size of each member."""
+        return self._number[self._place[wanted]].tolist(), self._offset[rows].tolist(), self._size[rows].tolist()
+
     def columns(self, numbers: Sequence[int], fields: Sequence[str], check: bool) -> list[list[Any]]:
         """For each field the values of the samples, in their order. A class number costs no read: the index has it."""
         np = needs.numpy()
         wanted = np.asarray(numbers, dtype=np.int64)
-        shards = self._number[self._place[wanted]].tolist() if len(wanted) else []
-        return [self._column(wanted, shards, field, check) for field in fields]
+        return [self._column(wanted, field, check) for field in fields]
 
-    def _column(self, wanted: Any, shards: list[int], field: str, check: bool) -> list[Any]:
+    def _column(self, wanted: Any, field: str, check: bool) -> list[Any]:
         if field == KEY:
             return [self.key(number).decode("utf-8", "surrogateescape") for number in wanted.tolist()]
         if field == "cls":
@@ -82,20 +95,20 @@ class Table:
                 return labels
         rows = self.rows(field)[wanted]
         if (rows < 0).any():
-            return self._with_gaps(wanted, shards, field, rows, check)
-        offsets, sizes = self._offset[rows].tolist(), self._size[rows].tolist()
+            return self._with_gaps(wanted, field, rows, check)
+        shards, offsets, sizes = self._places(wanted, rows)
         found: list[Any] = self.shards.read(shards, offsets, sizes)
         if check:
             self._check(found, rows, shards, offsets)
         decode = _DECODE.get(self.kinds[field])
         return [decode(bytes(data)) for data in found] if decode is not None else found
 
-    def _with_gaps(self, wanted: Any, shards: list[int], field: str, rows: Any, check: bool) -> list[Any]:
+    def _with_gaps(self, wanted: Any, field: str, rows: Any, check: bool) -> list[Any]:
         """None for the samples that lack a field; an error if no sample of the table has it."""
         if field not in self.kinds and self.length:
             raise InputError(f"no sample has the field {field!r}, only {', '.join(map(repr, self.fields))}")
         there = [place for place, row in enumerate(rows.tolist()) if row >= 0]
-        values = self._column(wanted[there], [shards[place] for place in there], field, check) if there else []
+        values = self._column(wanted[there], field, check) if there else []
         column: list[Any] = [None] * len(rows)
         for place, value in zip(there, values, strict=True):
             column[place] = value
