@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from disks import empty, fill, small_disk
 from project import Project, assert_clear_error
 from shoal.sandbox import Sandbox
 
@@ -194,13 +194,8 @@ def test_two_odd_names_that_look_alike_are_two_runs(project: Project) -> None:
 @pytest.fixture
 def mounted(tmp_path: Path) -> Iterator[Path]:
     """A small file system of its own; what else could be full or read-only without harm?"""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m,mode=700", "shoal-test", folder], capture_output=True)
-    if made.returncode != 0:
-        pytest.skip("this machine lets us mount nothing")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
+    with small_disk(tmp_path / "disk") as disk:
+        yield disk
 
 
 def test_a_read_only_state_folder_is_told_and_looking_still_works(project: Project, mounted: Path) -> None:
@@ -230,7 +225,7 @@ def test_a_disk_that_fills_up_at_any_point_sends_nothing_unclaimed_and_works_aga
     project.shoal("submit", project.script("000_b/000_train_0.sh"), "--on", "local")  # the agent itself is there
     codes = []
     for blocks in range(24):
-        _fill(mounted, leave=blocks * 4096)
+        fill(mounted, leave=blocks * 4096)
         done = project.shoal("submit", script, code=None)
         codes.append(done.code)
         if done.code == 0:
@@ -238,20 +233,11 @@ def test_a_disk_that_fills_up_at_any_point_sends_nothing_unclaimed_and_works_aga
         assert_clear_error(done, 74, "no space left", str(mounted), "SHOAL_HOME")
         assert not list(home.rglob("*.tmp-*")) if home.exists() else True
         assert project.slurm("squeue", "-h", "-t", "all", "-n", "none,001_a", "-o", "%j") == ""
-    (mounted / "ballast").unlink()
+    empty(mounted)
     project.shoal("submit", script)
     project.wait(RUN, "done")
     assert len(project.marks(RUN)) == len(project.marks(RUN, "end")) == 1
     assert len(codes) > 3 and set(codes[:-1]) == {74}, codes
-
-
-def _fill(folder: Path, leave: int) -> None:
-    """Fill the file system up to so many bytes."""
-    ballast = folder / "ballast"
-    ballast.unlink(missing_ok=True)
-    stat = os.statvfs(folder)
-    with ballast.open("wb") as file:
-        file.write(b"x" * max(0, stat.f_bavail * stat.f_frsize - leave))
 
 
 # --- damaged and newer state ------------------------------------------------------------------------------------------

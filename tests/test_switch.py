@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from conftest import _session_sandbox, cancel_all
+from disks import empty, fill, small_disk
 from project import Project, assert_clear_error, end_process
 from published import complaints
 from shoal.agent import progress
@@ -34,6 +35,8 @@ with open(os.path.join(ROOT, "marks", os.environ["SHOAL_RUN"].replace("/", "."))
     file.write(json.dumps({"what": "start", "gpus": gpus, "first": first, "resume": resume}) + "\\n")
 if str(gpus) == words.get("bad"):
     sys.exit("RuntimeError: NCCL error: unhandled system error")
+while gpus > 1 and os.path.exists(os.path.join(ROOT, "hold")):
+    time.sleep(0.05)
 for step in range(first + 1, total + 1):
     time.sleep(0.1 / gpus)
     if os.path.exists(os.path.join(ROOT, "finish")):
@@ -53,6 +56,22 @@ command = [{python}, "-S", {program}]
 checkpoint = "model_*.pth"
 request = {{ gpus = 1, cpus = 1, memory = "50M", time = "2h" }}
 env = {{ SHOAL_LOOK_S = "0.2", SHOAL_BEAT_S = "1", SHOAL_GRACE_S = "2" }}
+"""
+#: A training that tells its steps to its tracker alone; as wandb writes in blocks of 32 KiB, it logs many numbers.
+TRACKED = """\
+import os, sys, time
+out = os.environ["SHOAL_OUTPUT_DIR"]
+if sys.argv[1] == "tensorboard":
+    from torch.utils.tensorboard import SummaryWriter
+    writer = SummaryWriter(os.path.join(out, "logs"), flush_secs=1)
+    log = lambda step: writer.add_scalar("train/loss", 1 / step, step)
+else:
+    import wandb
+    run = wandb.init(project="navsim", mode="offline")
+    log = lambda step: run.log({"layer %d norm" % layer: 0.5 / step for layer in range(100)}, step=step)
+for step in range(1, 100001):
+    log(step)
+    time.sleep(0.05)
 """
 #: squeue, which an agent calls between the claim and the end of the other job, and which is the end of that agent.
 DEADLY = """\
@@ -106,7 +125,12 @@ def test_it_recommends_what_the_numbers_bear(
 def test_what_is_not_known_is_said() -> None:
     told = advise(seed_story(checkpoint_age_s=None, time_left_s=HOUR), Alternative(gpus=8))
     said = "\n".join(told.notes)
-    for words in ("no checkpoint", "no estimate", "0.8 is assumed", "does not fit into its time limit"):
+    for words in (
+        "no checkpoint",
+        "no estimate",
+        "0.8 is assumed; a run of the same command on 8 GPUs",
+        "does not fit into its time limit",
+    ):
         assert words in said
 
 
@@ -193,9 +217,11 @@ def project_with(folder: Path, slurm: Sandbox | None) -> Project:
     return project
 
 
-def start(folder: Path, slurm: Sandbox | None, *args: str) -> Project:
+def start(folder: Path, slurm: Sandbox | None, *args: str, home: Path | None = None) -> Project:
     """The 1-GPU job of the story, under way."""
     project = project_with(folder, slurm)
+    if home is not None:
+        project.home, project.env["SHOAL_HOME"] = home, str(home)
     script = project.script(f"{NAME}.sh", f"pretrain -- {' '.join(args)}")
     if slurm is not None:
         project.shoal("submit", script)
@@ -204,6 +230,19 @@ def start(folder: Path, slurm: Sandbox | None, *args: str) -> Project:
         if "nosave=1" not in args:
             wait_until(checkpoint.exists, 30, "it has a checkpoint")
     return project
+
+
+def deadly(project: Project) -> str:
+    """A PATH on which squeue is the end of an agent that calls it."""
+    squeue = project.write("deadly/squeue", DEADLY)
+    squeue.chmod(0o755)
+    return f"{squeue.parent}{os.pathsep}{project.env['PATH']}"
+
+
+def steps(folder: Path) -> list[int]:
+    """The steps that the program has printed."""
+    lines = (folder / "attempt-1.out").read_text().splitlines(keepends=True)
+    return [int(line.split()[1].partition("/")[0]) for line in lines if line.endswith("\n")]
 
 
 def job_words(project: Project, job: str) -> str:
@@ -252,20 +291,103 @@ def test_the_seeds_story_one_gpu_runs_eight_take_over_when_they_are_healthy(tmp_
 
 
 @pytest.mark.slurm
-def test_of_an_array_only_the_run_that_is_switched_is_cancelled(tmp_path: Path, slurm: Sandbox) -> None:
+def test_how_well_it_scales_is_measured_from_runs_that_did_the_same_on_so_many_gpus(
+    tmp_path: Path, slurm: Sandbox
+) -> None:
     project = project_with(tmp_path, slurm)
-    names = [f"002_sweep/000_train_{seed}" for seed in range(3)]
-    page = project.write("experiments/002_sweep/000_train.toml", 'step = "pretrain"\nseeds = "0-2"\n')
-    project.shoal("submit", page)
+    done, cancelled, short = (f"001_navsim/{stem}" for stem in ("001_train8_0", "002_train8_1", "003_short8_0"))
+    for name, args in {done: "total=400 seed=0", cancelled: "total=400 seed=1", short: "total=40"}.items():
+        project.script(f"{name}.sh", f"pretrain --gpus-per-node=8 -- {args}")
+    project.shoal("submit", "experiments/001_navsim")
+    project.wait_started(cancelled)
+    wait_until(lambda: "step 20/400" in project.shoal("logs", cancelled).out, 30, "it has a pace")
+    project.shoal("cancel", cancelled)
+    project.wait(cancelled, "cancelled")
+    for name in (done, short):
+        project.wait(name, "done")
+    project.shoal("submit", project.script(f"{NAME}.sh", "pretrain -- total=400 seed=2"))
+    switch = ("switch", NAME, "--gpus")
+    wait_until(lambda: project.shoal(*switch, "8", code=None).code == 0, 30, "it has steps")
+    told = project.shoal(*switch, "8", "--json").json
+    assert told["efficiency_from"].startswith("measured: 001_navsim/00")
+    assert told["efficiency_from"].endswith("on 8 GPUs, and 1 more like it")
+    # Eight GPUs take an eighth of the time for a step; a start takes its time as well, and the machine may be busy.
+    assert 0.2 < told["efficiency"] < 2 and told["speedup"] == pytest.approx(8 * told["efficiency"])
+    assert "assumed" not in "".join(told["notes"])
+    assert ", measured: 001_navsim/00" in project.shoal(*switch, "8").out
+    given = project.shoal(*switch, "8", "--efficiency", "0.5", "--json").json
+    assert (given["efficiency_from"], given["speedup"]) == ("given", 4)
+    nobody = project.shoal(*switch, "4", "--json").json
+    assert (nobody["efficiency_from"], nobody["efficiency"]) == ("assumed", 0.8)
+
+
+@pytest.mark.slurm
+def test_steps_are_read_from_what_the_real_trackers_write_while_they_run(tmp_path: Path, slurm: Sandbox) -> None:
+    project = project_with(tmp_path, slurm)
+    command = json.dumps([sys.executable, str(project.write("tracked.py", TRACKED))])
+    project.write("shoal.toml", f'[steps.fit]\ncommand = {command}\nrequest = {{ gpus = 1, memory = "2G" }}\n')
+    sources = {"tensorboard": "TensorBoard", "wandb": "W&B"}
+    for number, word in enumerate(sources):
+        project.script(f"001_navsim/00{number}_{word}_0.sh", f"fit -- {word} --max-steps 100000")
+    project.shoal("submit", "experiments/001_navsim")
+    for number, (word, source) in enumerate(sources.items()):
+        ask = ("switch", f"001_navsim/00{number}_{word}_0", "--gpus", "8", "--json", "--", "--mem=2G")
+        wait_until(lambda ask=ask: project.shoal(*ask, code=None).code == 0, 90, f"{source} tells steps", poll_s=0.5)
+        told = project.shoal(*ask).json
+        seen = told["progress"]
+        assert told["alternative"]["request"]["memory"] == "2G"
+        assert seen["from"] == source and seen["total"] == 100000 and seen["step"] >= 1, seen
+
+
+@pytest.mark.slurm
+def test_of_an_array_each_task_is_switched_kept_or_taken_back_alone(tmp_path: Path, slurm: Sandbox) -> None:
+    project = project_with(tmp_path, slurm)
+    fails, dies, switched = names = [f"002_sweep/000_train_{seed}" for seed in range(3)]
+    page = 'step = "pretrain"\nseeds = "0-2"\nargs = ["bad=2"]\n'
+    project.shoal("submit", project.write("experiments/002_sweep/000_train.toml", page))
     for name in names:
         project.wait_started(name)
-    jobs = {name: project.status(name)[name]["job_id"] for name in names}
     # The last task of an array has the array's own number.
-    wait_until(lambda: project.shoal("switch", names[2], "--gpus", "8", code=None).code == 0, 30, "it has steps")
-    project.shoal("switch", names[2], "--gpus", "8", "--apply")
-    wait_until(lambda: project.status(names[2])[names[2]]["job_id"] != jobs[names[2]], 60, "it is another job")
-    wait_until(lambda: job_words(project, jobs[names[2]]) in ("CANCELLED", ""), 30, "its task is cancelled")
-    assert [project.wait(name, "running")["job_id"] for name in names[:2]] == [jobs[name] for name in names[:2]]
+    jobs = {name: project.status(name)[name]["job_id"] for name in names}
+    wait_until(lambda: project.shoal("switch", switched, "--gpus", "8", code=None).code == 0, 30, "it has steps")
+    project.shoal("switch", fails, "--gpus", "2", "--apply")
+    project.shoal("switch", dies, "--gpus", "4", "--apply", PATH=deadly(project))
+    project.shoal("switch", switched, "--gpus", "8", "--apply")
+    wait_until(lambda: project.status(switched)[switched]["job_id"] != jobs[switched], 60, "it is another job")
+    wait_until(lambda: job_words(project, jobs[switched]) in ("CANCELLED", ""), 30, "its task is cancelled")
+    wait_until(lambda: project.records(dies, "submit.3.claim"), 60, "the task has taken its run back")
+    project.wait(f"{fails}_2gpus", "failed")
+    for name in (fails, dies):
+        assert project.wait(name, "running")["job_id"] == jobs[name]
+        assert job_words(project, jobs[name]) == "RUNNING" and len(project.marks(name)) == 1
+    (project.root / "finish").touch()
+    for name in names:
+        project.wait(name, "done")
+
+
+@pytest.mark.slurm
+def test_a_switch_that_meets_a_full_disk_is_made_when_there_is_room(tmp_path: Path, slurm: Sandbox) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        project = start(tmp_path, slurm, home=disk / "state")
+        old = project.status(NAME)[NAME]["job_id"]
+        fill(disk)
+        assert_clear_error(project.shoal("switch", NAME, "--gpus", "8", "--apply", code=74), 74, "no space left")
+        empty(disk)
+        assert project.wait(NAME, "running")["job_id"] == old
+        hold = project.write("hold", "")
+        project.shoal("switch", NAME, "--gpus", "8", "--apply")
+        project.wait_started(TRIAL)
+        trial = Path(project.wait(TRIAL, "running")["output_dir"])
+        fill(disk, leave=4096)  # room for a record, but not for all that a switch writes
+        hold.unlink()
+        wait_until(lambda: len(steps(trial)) > 80, 60, "it would have taken over")
+        assert job_words(project, old) == "RUNNING"
+        empty(disk)
+        wait_until(lambda: project.status(NAME)[NAME]["job_id"] != old, 60, "the run is another job")
+        wait_until(lambda: job_words(project, old) in ("CANCELLED", ""), 30, "the old job is cancelled")
+        (project.root / "finish").touch()
+        project.wait(NAME, "done")
+        assert len(project.marks(NAME)) == 1 and len(project.marks(TRIAL)) == 1
 
 
 @pytest.mark.slurm
@@ -336,10 +458,7 @@ def test_a_command_that_is_killed_leaves_the_old_one_running(tmp_path: Path, slu
 def test_an_agent_that_dies_in_the_moment_of_the_switch_gives_the_run_back(tmp_path: Path, slurm: Sandbox) -> None:
     project = start(tmp_path, slurm)
     old = project.status(NAME)[NAME]["job_id"]
-    deadly = project.write("deadly/squeue", DEADLY)
-    deadly.chmod(0o755)
-    path = f"{deadly.parent}{os.pathsep}{project.env['PATH']}"
-    project.shoal("switch", NAME, "--gpus", "8", "--apply", PATH=path)
+    project.shoal("switch", NAME, "--gpus", "8", "--apply", PATH=deadly(project))
     wait_until(lambda: project.records(NAME, "submit.2.claim"), 60, "the trial has claimed the run")
     wait_until(lambda: project.records(NAME, "submit.3.claim"), 60, "the old one has taken it back")
     kept = project.wait(NAME, "running")
@@ -362,6 +481,12 @@ def test_a_job_that_took_over_and_is_requeued_goes_on_as_the_run(tmp_path: Path,
     back = project.wait(NAME, "running")
     assert back["job_id"] == new["job_id"] and back["output_dir"] == new["output_dir"] and back["attempt"] == 3
     assert project.marks(NAME)[-1]["first"] > 5 and project.marks(NAME)[-1]["gpus"] == 8
+    project.shoal("cancel", NAME)
+    project.wait(NAME, "cancelled")
+    # Whoever resumes it means what it was switched to; what they add comes on top.
+    project.shoal("resume", NAME, "-q", "--", "--time=30")
+    assert project.wait_started(NAME, 3)["gpus"] == 8
+    assert project.wait(NAME, "running")["gpus"] == 8
 
 
 @pytest.mark.slurm

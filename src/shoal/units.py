@@ -117,3 +117,8 @@ def natural(text: object) -> tuple[list[str | float], str]:
     """Sort key for names: depth4 before depth12, lr0.05 before lr0.1, 1e-05 before 0.001."""
     words = _NUMBER.split(str(text))
     return [float(word) if at % 2 else word for at, word in enumerate(words)], str(text)
+
+
+def plural(count: int, noun: str) -> str:
+    """1 GPU, 2 GPUs, 1,200 runs."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

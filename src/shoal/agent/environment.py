@@ -51,6 +51,7 @@ def for_run(
         WANDB_RESUME="allow",
         PYTHONUNBUFFERED="1",
     )
+    env.setdefault("WANDB_DIR", claim.output_dir)
     policy = spec.get("survive") or {}
     if policy.get("warn_s"):
         env.update(

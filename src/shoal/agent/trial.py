@@ -141,12 +141,12 @@ def take_over(home: str, attempt: "Attempt", goal: str) -> bool:
     The first beat comes last: until then the other job takes nobody for alive here (`beaten`).
     """
     with attempt.moving:
-        mine, number, old = attempt.claim, attempt.number, _newest(home, goal)
-        job, _ = stages.job_of(home, _newest_record(home, goal) or {})
+        mine, number, old = attempt.claim, attempt.number, _record_before(home, goal, attempt.claim.token)
         if old is None or not _become(home, attempt, goal):
             return False
         _end_trial(mine, number, goal)
-        _end_job(job, old.token)
+        job, _ = stages.job_of(home, old)
+        _end_job(job, old["token"])
         attempt.beat()
         return True
 
@@ -220,7 +220,8 @@ def _become(home: str, attempt: "Attempt", goal: str) -> bool:
     start = files.read_json(os.path.join(mine.run_dir, layout.attempt_file(attempt.number, "start"))) or {}
     owner = {key: start.get(key) for key in ("job_id", "job_label")}
     files.create_exclusive(os.path.join(run_dir, layout.submit_file(claim.generation, "owner")), files.to_json(owner))
-    number = fence.begin_attempt(claim, dict(start, t=time.time()))
+    began = start.get("program_t") or start.get("t")
+    number = fence.begin_attempt(claim, dict(start, t=time.time(), program_t=began))
     for stream in ("out", "err"):
         _same_log(mine.log_dir, attempt.number, number, stream)
     attempt.claim, attempt.number = claim, number
@@ -256,6 +257,16 @@ def _is_ours(job: str, token: str, words: Optional[Any] = None) -> bool:
 def _newest(home: str, name: str) -> Optional[fence.Claim]:
     run_dir = layout.run_dir(home, name)
     return fence.read_claim(run_dir, layout.parse_names(files.names_in(run_dir)).generation)
+
+
+def _record_before(home: str, name: str, token: str) -> Optional[Dict[str, Any]]:
+    """The newest claim of somebody else: if a full disk broke a switch off half-way, the newest may be our own."""
+    run_dir = layout.run_dir(home, name)
+    for generation in reversed(layout.parse_names(files.names_in(run_dir)).submits.get("claim", [])):
+        record = files.read_json(os.path.join(run_dir, layout.submit_file(generation, "claim")))
+        if record is not None and record["token"] != token:
+            return record
+    return None
 
 
 def _newest_record(home: str, name: str) -> Optional[Dict[str, Any]]:

@@ -15,6 +15,16 @@ class Parser(argparse.ArgumentParser):
         more = {"formatter_class": formatter, "allow_abbrev": False, **more}
         super().__init__(prog=prog, description=description, **more)
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does it, except that `flags` are what stands behind `--`, even if options stand before it."""
+        words = list(args)
+        if "--" not in words or all(action.dest != "flags" for action in self._actions):
+            return super().parse_args(words, namespace)
+        end = words.index("--")
+        found = super().parse_args(words[:end], namespace)
+        found.flags = words[end + 1 :]
+        return found
+
     def error(self, message: str) -> NoReturn:
         from shoal.errors import InputError
 

@@ -14,7 +14,7 @@ from shoal.cli.options import add_output, add_where, cluster_for, project_here
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN_OR_DIR")
-    parser.add_argument("flags", nargs="*", metavar="-- SBATCH_FLAGS", help="ask for other resources than before")
+    parser.add_argument("flags", nargs="*", metavar="-- SBATCH_FLAGS", help="asked for on top of what it had")
     add_where(parser)
     parser.add_argument("--dry-run", action="store_true", help="show what it would continue from, and stop")
     add_output(parser)

@@ -14,6 +14,8 @@ import msgspec
 ASSUMED_EFFICIENCY = 0.8
 #: A switch has its own risks: it must save a tenth of the time that is left, and at least this much.
 _LEAST_SAVING_S = 300.0
+#: Less of the way than this tells mostly how long a start takes.
+START_UP = 0.02
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,13 +126,14 @@ def _notes(running: Running, other: Alternative, keep_s: float, work_s: float) -
         notes.append("Slurm gives no estimate of the other's start; none is counted")
     if other.efficiency_from == "assumed":
         notes.append(
-            f"the efficiency {other.efficiency:g} is assumed; measure it with a short run, or say it with --efficiency"
+            f"the efficiency {other.efficiency:g} is assumed; a run of the same command on {other.gpus} GPUs, even a "
+            "part of one, would measure it, and --efficiency says it"
         )
     if running.time_left_s is not None and keep_s > running.time_left_s:
         notes.append("it does not fit into its time limit")
     if other.time_limit_s is not None and work_s > other.time_limit_s:
         notes.append("the other does not fit into its time limit; --time gives it more")
-    if running.fraction - running.since < 0.02:
+    if running.fraction - running.since < START_UP:
         notes.append("it has only begun: what was measured is mostly its start-up")
     return notes
 

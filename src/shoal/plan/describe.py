@@ -96,10 +96,14 @@ def describe(call: Call, project: Project) -> Asked:
 
 
 def resume(word: str, project: Project, flags: Sequence[str], experiment: str | None = None) -> Asked:
-    """A recorded run, to be continued in its own folder from its newest checkpoint; refused when there is none."""
+    """A recorded run, to be continued in its own folder from its newest checkpoint; refused when there is none.
+
+    `flags` win over those that it was asked for with.
+    """
     home = str(project.home)
     name = find_run(home, word, experiment)
-    spec = Reader(home).spec(name)
+    reader = Reader(home)
+    spec = reader.spec(name)
     if spec is None:
         raise InputError(f"{name} was never described", hint=f"shoal submit experiments/{name}.sh")
     if spec.checkpoint is None:
@@ -113,7 +117,7 @@ def resume(word: str, project: Project, flags: Sequence[str], experiment: str | 
     for folder in wanted:
         newest = checkpoints.newest(folder, spec.checkpoint)
         if newest is not None:
-            spec = msgspec.structs.replace(spec, flags=list(flags) or spec.flags)
+            spec = msgspec.structs.replace(spec, flags=[*reader.flags(spec), *flags])
             return Asked(PlannedRun(spec, resume_in=folder), note=f"continues from {with_step(newest)}")
     raise InputError(
         f"{name} has no checkpoint {spec.checkpoint} to continue from" + (f" in {wanted[0]}" if wanted else ""),

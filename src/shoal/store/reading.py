@@ -112,6 +112,17 @@ class Reader:
         claim = self.newest_claim(name)
         return os.path.join(layout.submission_dir(self.home, claim.token), "script.sh") if claim else None
 
+    def flags(self, spec: RunSpec) -> list[str]:
+        """What a run asks of sbatch when it goes on: its own flags, or those of the trial that took it over."""
+        folder = layout.run_dir(self.home, spec.name)
+        for generation in reversed(layout.parse_names(names_in(folder)).submits.get("claim", [])):
+            claim = records.read(os.path.join(folder, layout.submit_file(generation, "claim")), Claim)
+            if claim is not None and claim.switched and claim.revision == spec.revision:
+                submission = self.submission(claim.token).submission
+                taken = self.spec(submission.runs[claim.index]) if submission else None
+                return taken.flags if taken else spec.flags
+        return spec.flags
+
     def _read(self, name: str, folder: str, names: layout.RunNames) -> RunFiles:
         def path(number: int, kind: str, of: str = "submit") -> str:
             return os.path.join(folder, f"{of}.{number}.{kind}")

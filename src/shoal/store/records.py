@@ -93,10 +93,13 @@ class Claim(Record, frozen=True, kw_only=True):
     log_dir: str
     index: int = 0
     resume: bool = False
+    switched: bool = False
     t: float = 0.0
 
 
 class Start(Record, frozen=True, kw_only=True):
+    """An attempt began at `t`; where it took over a program that was running already, that began at `program_t`."""
+
     attempt: int
     generation: int
     revision: int
@@ -105,6 +108,7 @@ class Start(Record, frozen=True, kw_only=True):
     pid: int
     started: str | None
     t: float
+    program_t: float | None = None
     output_dir: str
     log_dir: str
     job_id: str | None = None

@@ -77,7 +77,7 @@ def again(home: str, views: Sequence[RunView], change: Change) -> list[Asked]:
         newest = None
         if spec.checkpoint and view.output_dir and not change.fresh:
             newest = checkpoints.newest(view.output_dir, spec.checkpoint)
-        flags = [*spec.flags, *_flags(home, view, change)]
+        flags = [*reader.flags(spec), *_flags(home, view, change)]
         avoid = (view.node,) if change.exclude_nodes and view.node else ()
         spec = msgspec.structs.replace(spec, flags=flags)
         planned = PlannedRun(spec, view.output_dir if newest else None, avoid=avoid)

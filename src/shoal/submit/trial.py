@@ -6,37 +6,31 @@ itself, from inside its job, when it is healthy; nothing waits here.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from shoal.agent import checkpoints
-from shoal.agent import progress as agent_progress
 from shoal.agent.progress import Progress
 from shoal.backends.choose import named_cluster
 from shoal.backends.slurm.flags import parse_flags
 from shoal.config.cluster import Cluster
 from shoal.config.project import Project
-from shoal.doctor.switching import Advice, Alternative, Running, advise, batch_notes, totals
-from shoal.errors import InputError
+from shoal.doctor.switching import Advice, Alternative, advise, batch_notes
+from shoal.errors import InputError, RefusedError
 from shoal.model import LIVE, Request, RunSpec
 from shoal.names import check_length
 from shoal.observe import observe
 from shoal.plan.describe import Asked
 from shoal.plan.submissions import PlannedRun
 from shoal.store.fold import RunView
-from shoal.store.listing import run_names
-from shoal.store.reading import Reader
+from shoal.store.reading import Reader, RunFiles
 from shoal.store.records import Submission
 from shoal.submit.carrying import carry_out
 from shoal.submit.orders import Order, Result, prepare
+from shoal.submit.speed import TOLD, efficiency, measured, progress_of, words_of
 from shoal.submit.starts import expected_start
 from shoal.units import format_memory, format_slurm_time, parse_memory_mb
-
-#: Earlier runs whose duration tells the speed of another number of GPUs.
-_MOST_EARLIER = 200
 
 
 class Wish(NamedTuple):
@@ -69,7 +63,9 @@ def compare(name: str, wish: Wish, project: Project, environ: Mapping[str, str],
     """Measure and ask; changes nothing. InputError when there is nothing to compare."""
     home = str(project.home)
     view = observe(home, [name], environ=environ).views[name]
-    spec, submission = _running(home, view)
+    reader = Reader(home)
+    files = reader.run(name)
+    spec, submission = _running(reader, view, files)
     cluster = named_cluster(project, submission.cluster)
     old_gpus = max(1, view.gpus or 0)
     nodes = wish.nodes or 1
@@ -77,30 +73,40 @@ def compare(name: str, wish: Wish, project: Project, environ: Mapping[str, str],
         raise InputError(
             f"{name} has {old_gpus} GPU{'s' if old_gpus > 1 else ''} already", hint=f"--gpus {old_gpus * 2}"
         )
-    seen = _progress(view, spec, wish.progress)
-    asked, state = _trial(home, spec, view, submission, wish, nodes, cluster, environ)
-    order = prepare([asked], project, cluster, environ)
+    seen = progress_of(view, spec, wish.progress)
+    asked, state = _trial(home, spec, files, submission, wish, nodes, cluster, environ)
+    order = _prepared(asked, wish, project, cluster, environ)
     resolved = order.submissions[0].resolved if order.submissions else None
     request = resolved.request if resolved else asked.run.spec.request
-    running = _measured(view, spec, seen, old_gpus, now)
-    efficiency, source = _efficiency(home, spec, view, running, nodes * wish.gpus, wish.efficiency, environ)
+    running = measured(files, view, spec, seen, now)
+    share, source = efficiency(home, name, spec, running, nodes * wish.gpus, wish.efficiency, environ)
     other = Alternative(
         gpus=nodes * wish.gpus,
-        efficiency=efficiency,
+        efficiency=share,
         efficiency_from=source,
         wait_s=expected_start(resolved.argv(), environ) if resolved else None,
         time_limit_s=request.time_limit_s,
     )
     told = advise(running, other)
-    words = [*spec.command, *spec.args]
-    notes = [*told.notes, *batch_notes(words, nodes * wish.gpus / old_gpus), *_launch_note(spec, wish.gpus)]
+    notes = [*told.notes, *batch_notes(words_of(spec), nodes * wish.gpus / old_gpus), *_launch_note(spec, wish.gpus)]
     told = msgspec.structs.replace(told, notes=notes)
     return Comparison(view, asked.run.spec.name, request, seen, told, asked, order, cluster, state)
 
 
+def _prepared(asked: Asked, wish: Wish, project: Project, cluster: Cluster, environ: Mapping[str, str]) -> Order:
+    """The order for the trial. What is refused is explained with a switch that would not be."""
+    try:
+        return prepare([asked], project, cluster, environ)
+    except RefusedError as error:
+        if error.hint and "--gpus" not in error.hint and all(word.startswith("--") for word in error.hint.split()):
+            of = asked.run.spec.trial["of"]
+            error.hint = f"shoal switch {of} --gpus {wish.gpus} -- {' '.join([*wish.flags, error.hint])}"
+        raise
+
+
 def apply(found: Comparison, project: Project, environ: Mapping[str, str]) -> list[Result]:
     """Submit the trial, once; one that is under way already is left alone."""
-    if found.progress.source == "as you say":
+    if found.progress.source == TOLD:
         raise InputError(
             f"nothing would tell when {found.trial} is healthy, because its steps cannot be seen",
             hint="let the program write lines such as 300/1000 to $SHOAL_PROGRESS",
@@ -108,9 +114,9 @@ def apply(found: Comparison, project: Project, environ: Mapping[str, str]) -> li
     return carry_out(found.order, project, found.cluster, environ, follow=False)
 
 
-def _running(home: str, view: RunView) -> tuple[RunSpec, Submission]:
-    files = Reader(home).run(view.name)
-    spec, submission = Reader(home).spec(view.name), files.origin.submission if files.origin else None
+def _running(reader: Reader, view: RunView, files: RunFiles) -> tuple[RunSpec, Submission]:
+    """What runs, with the flags that its job was asked for with, and that job's submission."""
+    spec, submission = reader.spec(view.name), files.origin.submission if files.origin else None
     if view.state != "running" or spec is None or submission is None:
         hints = {
             "pending": f"shoal cancel {view.name}   # then submit it with the other request",
@@ -129,52 +135,13 @@ def _running(home: str, view: RunView) -> tuple[RunSpec, Submission]:
         )
     if spec.trial or spec.smoke:
         raise InputError(f"{view.name} is a trial or a smoke run itself", hint=f"shoal status {view.experiment}")
-    return spec, submission
-
-
-def _progress(view: RunView, spec: RunSpec, told: str | None) -> Progress:
-    words = [*spec.command, *spec.args]
-    steps, epochs = totals(words)
-    logs = [os.path.join(view.log_dir or "", f"attempt-{view.attempt}.{stream}") for stream in ("out", "err")]
-    seen = agent_progress.read(view.output_dir or "", logs, steps, epochs)
-    if told is not None:
-        found = agent_progress.parse(told, plain=True)
-        if found is None or not found[2]:
-            raise InputError(f"{told!r} is no progress", hint="--progress 300/1000, or --progress 30%")
-        moment = seen.t if seen is not None else os.stat(view.output_dir or ".").st_mtime
-        return Progress(found[0], found[1], found[2], "as you say", told, moment)
-    if seen is None or not seen.fraction:
-        what = f"only {seen.text!r} in its {seen.source}" if seen is not None else "nothing in its log or folder"
-        raise InputError(
-            f"how far {view.name} is cannot be seen: {what}",
-            hint=f"shoal switch {view.name} --gpus N --progress 300/1000   # or let it write $SHOAL_PROGRESS",
-        )
-    return seen
-
-
-def _measured(view: RunView, spec: RunSpec, seen: Progress, gpus: int, now: float) -> Running:
-    started = view.started or now
-    since = 0.0
-    if view.resume_from and seen.total:
-        step = checkpoints.step_of(view.resume_from) or 0
-        since = step / seen.total if step <= (seen.step or 0) else 0.0
-    newest = checkpoints.newest(view.output_dir or "", spec.checkpoint) if spec.checkpoint else None
-    moment = now if seen.source == "as you say" else min(now, seen.t)
-    return Running(
-        gpus=gpus,
-        fraction=seen.fraction or 0.0,
-        since=since,
-        measured_s=max(1.0, moment - started),
-        age_s=max(0.0, now - moment),
-        checkpoint_age_s=None if newest is None else max(0.0, now - os.stat(newest).st_mtime),
-        time_left_s=None if view.time_limit_s is None else max(0.0, started + view.time_limit_s - now),
-    )
+    return msgspec.structs.replace(spec, flags=reader.flags(spec)), submission
 
 
 def _trial(
     home: str,
     spec: RunSpec,
-    view: RunView,
+    files: RunFiles,
     submission: Submission,
     wish: Wish,
     nodes: int,
@@ -186,15 +153,14 @@ def _trial(
     check_length(spec.experiment, f"{spec.stem}_{label}")
     name = f"{spec.experiment}/{spec.stem}_{label}"
     state = observe(home, [name], environ=environ).views[name].state
-    kept = Reader(home).run(view.name)
-    revision = kept.claim.revision if kept.claim else spec.revision
+    revision = files.claim.revision if files.claim else spec.revision
     changed = msgspec.structs.replace(
         spec,
         stem=f"{spec.stem}_{label}",
         title=None,
         sweep=None,
         flags=[*spec.flags, *_flags(spec, submission, wish, nodes, cluster), *wish.flags],
-        trial={"of": view.name, "revision": revision, "after_step": wish.after_step},
+        trial={"of": spec.name, "revision": revision, "after_step": wish.after_step},
     )
     return Asked(PlannedRun(changed), again=state not in LIVE), state
 
@@ -216,38 +182,6 @@ def _flags(spec: RunSpec, submission: Submission, wish: Wish, nodes: int, cluste
     if wish.time is not None:
         found.append(f"--time={format_slurm_time(Request(time=wish.time).time_limit_s or 0)}")
     return found
-
-
-def _efficiency(
-    home: str,
-    spec: RunSpec,
-    view: RunView,
-    running: Running,
-    gpus: int,
-    given: float | None,
-    environ: Mapping[str, str],
-) -> tuple[float, str]:
-    """As given; or from how long runs of the same step took on that many GPUs; or assumed."""
-    if given is not None:
-        return given, "given"
-    reader = Reader(home)
-    siblings = [one for one in run_names(home) if one.partition("/")[0] == spec.experiment and one != view.name]
-    durations, names = [], []
-    for one in siblings[-_MOST_EARLIER:]:
-        end = reader.run(one).end
-        submission = reader.submission(end.token).submission if end is not None else None
-        asked = submission.asked if submission else None
-        if end is None or not end.success or end.stopped_by or asked is None or asked.gpus * asked.nodes != gpus:
-            continue
-        other = reader.spec(one)
-        if other is not None and other.step_kind == spec.step_kind and not other.smoke and end.attempt == 1:
-            durations.append(end.duration_s)
-            names.append(one)
-    if not durations:
-        return Alternative(gpus=gpus).efficiency, "assumed"
-    duration_s = sorted(durations)[len(durations) // 2]
-    speedup = 1.0 / (max(1.0, duration_s) * running.rate)
-    return speedup / (gpus / running.gpus), f"measured: {names[-1]} took {duration_s / 3600:.3g} h on {gpus} GPUs"
 
 
 def _launch_note(spec: RunSpec, gpus: int) -> list[str]:

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 from shoal.observe import observe
 from shoal.store.fold import RunView
+from shoal.units import plural
 from shoal.views.causes import KIND_OF_STATE, WORDS, clean, find_cause, signature
 from shoal.views.log_parts import parts
-from shoal.views.render import BAD_STATES, plain, plural, print_json, state_word
+from shoal.views.render import BAD_STATES, plain, print_json, state_word
 from shoal.views.screen import Screen
 from shoal.views.tail import last_text
 from shoal.views.terminal_text import harmless

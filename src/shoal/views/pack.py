@@ -20,7 +20,8 @@ from shoal.pack.simulate import lower_bound
 from shoal.pack.timeline import Timeline, read_timeline
 from shoal.submit.orders import Result
 from shoal.submit.packing import Packed
-from shoal.views.render import plural, print_json, print_table, state_word
+from shoal.units import plural
+from shoal.views.render import print_json, print_table, state_word
 from shoal.views.screen import screen_of
 
 #: More rows than this on a terminal help nobody; then only what did not end well is listed.

@@ -14,7 +14,8 @@ from shoal.plan.describe import Asked
 from shoal.plan.submissions import PlannedSubmission, script_text
 from shoal.store.fold import RunView
 from shoal.submit.orders import Order
-from shoal.views.render import plural, print_json, print_table
+from shoal.units import plural
+from shoal.views.render import print_json, print_table
 
 
 def show(

@@ -155,10 +155,6 @@ def wrapped(line: str, screen: Screen, indent: str = "    ") -> list[str]:
     return [lines[0], *(indent + rest for rest in lines[1:])]
 
 
-def plural(count: int, word: str) -> str:
-    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
-
-
 def bar(fraction: float, width: int = 10) -> str:
     """[######----], always next to the number it draws."""
     full = round(max(0.0, min(1.0, fraction)) * width)

@@ -13,7 +13,7 @@ from shoal.config.columns import Said
 from shoal.model import LIVE
 from shoal.observe import Ask, observe
 from shoal.store.fold import RunView
-from shoal.units import format_duration, parse_duration_s
+from shoal.units import format_duration, parse_duration_s, plural
 from shoal.views.columns import Cell, Column, choose, fit_columns, iso
 from shoal.views.details import MOST_LOGS, Details, details_of, with_cause
 from shoal.views.family import Family, alike, families, family_key, tally
@@ -22,7 +22,6 @@ from shoal.views.render import (
     BAD_STATES,
     paint_state,
     plain,
-    plural,
     print_json,
     state_code,
     state_word,

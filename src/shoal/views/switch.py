@@ -9,8 +9,8 @@ import msgspec
 
 from shoal.submit.orders import Result
 from shoal.submit.trial import Comparison
-from shoal.units import format_duration
-from shoal.views.render import plain, plural, print_json
+from shoal.units import format_duration, plural
+from shoal.views.render import plain, print_json
 
 
 def record(found: Comparison, applied: list[Result]) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from importlib import import_module
 
-FAMILIES = ("directives", "values", "files", "cluster", "geometry", "steps", "shell", "network", "gpu_env", "signals")
+FAMILIES = (
+    "directives", "values", "files", "cluster", "geometry", "launch", "steps", "shell", "network", "gpu_env", "signals",
+)  # fmt: skip
 
 
 def load() -> None:

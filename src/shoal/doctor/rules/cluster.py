@@ -7,7 +7,7 @@ from datetime import datetime
 
 from shoal.doctor.finding import Facts, Hit, rule
 from shoal.doctor.nearest import Misfit, closest, qos_misfits
-from shoal.doctor.rules.common import plural
+from shoal.units import plural
 
 _GPU_NAMES = ("gpu", "a100", "h100", "h200", "v100", "a40", "l40", "b200", "gh200", "mi250", "mi300", "rtx", "2080")
 

@@ -17,6 +17,12 @@ _SPREADS = re.compile(
 )
 
 
+def header_line(facts: Facts, *names: str) -> int:
+    """The line of the first of these options that the header has."""
+    options = facts.script.options
+    return next((options[name].line for name in names if name in options), 1)
+
+
 def is_native(launch: Launch) -> bool:
     """One process for each task: srun starts Python itself."""
     return launch.srun is not None and launch.launcher == "python"
@@ -75,7 +81,3 @@ def trainer_number(launch: Launch, name: str) -> int | None:
             if text.isdigit():
                 return int(text)
     return None
-
-
-def plural(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,25 +1,12 @@
-"""G: do nodes, tasks, GPUs and CPUs of the header fit the way in which the processes are started?"""
+"""G: do nodes, tasks, GPUs and CPUs of the header fit each other, and what srun makes of them?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from shoal.doctor.finding import Edit, Facts, Hit, rule
-from shoal.doctor.launches import Launch, as_number
-from shoal.doctor.rules.common import (
-    is_native,
-    lightning,
-    plural,
-    spreads_itself,
-    step_nodes,
-    step_tasks_per_node,
-    trainer_number,
-)
-
-
-def _header_line(facts: Facts, *names: str) -> int:
-    options = facts.script.options
-    return next((options[name].line for name in names if name in options), 1)
+from shoal.doctor.rules.common import header_line, is_native, lightning, spreads_itself, step_tasks_per_node
+from shoal.units import plural
 
 
 @rule("G01", "error", "more tasks than GPUs")
@@ -34,7 +21,7 @@ def more_tasks_than_gpus(facts: Facts) -> Iterator[Hit]:
         hints = facts.script.hints(launch)
         shares = hints is not None and bool(hints.imports & {"mpi4py", "cupy"})
         yield Hit(
-            _header_line(facts, "ntasks-per-node", "ntasks"),
+            header_line(facts, "ntasks-per-node", "ntasks"),
             f"srun starts {plural(tasks, 'task')} on a node, and the job has {plural(gpus, 'GPU')} there",
             f"{tasks} processes share {plural(gpus, 'GPU')}: out of memory, or NCCL's Duplicate GPU, or a hang",
             f"--ntasks-per-node={gpus}, or --gres=gpu:{tasks} if {tasks} processes are meant",
@@ -83,7 +70,7 @@ def fewer_tasks(facts: Facts) -> Iterator[Hit]:
         return  # then --ntasks-per-node is only an upper limit
     wanted = geometry.n * geometry.tasks_per_node
     if geometry.ntasks < wanted:
-        line = _header_line(facts, "ntasks")
+        line = header_line(facts, "ntasks")
         alone = facts.script.text.lines[line - 1].split("#", 2)[1].count("-n") <= 1 if line else False
         yield Hit(
             line,
@@ -164,217 +151,11 @@ def tasks_without_nodes(facts: Facts) -> Iterator[Hit]:
     if not geometry.wants_gpus and not any(launch.srun is not None for launch in facts.script.launches):
         return
     yield Hit(
-        _header_line(facts, "ntasks"),
+        header_line(facts, "ntasks"),
         f"--ntasks={geometry.ntasks} without --nodes may be spread over several nodes",
         "then GPUs and files of one node are not there for the tasks on another",
         f"#SBATCH --nodes=1, and --ntasks-per-node={geometry.ntasks}",
     )
-
-
-@rule("G07", "error", "a launcher for each GPU")
-def launcher_per_task(facts: Facts) -> Iterator[Hit]:
-    for launch in facts.script.work:
-        tasks = step_tasks_per_node(launch, facts.script)
-        if launch.srun is None or not launch.is_distributed or tasks is None or tasks < 2:
-            continue
-        if as_number(launch.option("nproc-per-node"), facts.script.values) == 1:
-            continue  # one agent for each GPU is unusual, and right
-        yield Hit(
-            launch.line,
-            f"srun starts {launch.launcher} {tasks} times on each node, and each starts all processes of the node",
-            "copies of the training, NCCL's Duplicate GPU, or agents that wait as spares and then fail",
-            f"--ntasks-per-node=1 for {launch.launcher}; it starts the processes itself",
-        )
-
-
-@rule("G08", "error", "one visible GPU for code that counts from LOCAL_RANK")
-def one_visible_gpu(facts: Facts) -> Iterator[Hit]:
-    script, options = facts.script, facts.script.options
-    for launch in script.work:
-        srun = launch.srun or {}
-        each = script.geometry.gpus_per_task or as_number(srun.get("gpus-per-task"), script.values)
-        tasks = step_tasks_per_node(launch, script)
-        bound = (srun.get("gpu-bind") or (options["gpu-bind"].value if "gpu-bind" in options else "")) or ""
-        if not is_native(launch) or each != 1 or (tasks or 1) < 2 or bound.startswith("none"):
-            continue
-        hints = script.hints(launch)
-        if hints is None or not (hints.set_device_line or hints.is_jax):
-            continue
-        where = f"line {hints.set_device_line}" if hints.set_device_line else "JAX"
-        yield Hit(
-            _header_line(facts, "gpus-per-task"),
-            f"--gpus-per-task=1 shows each task one GPU, cuda:0, and {launch.program} ({where}) takes cuda:LOCAL_RANK",
-            "invalid device ordinal on all ranks but the first of each node",
-            f"--gpus-per-node={tasks}, which shows all GPUs of the node to each task",
-        )
-
-
-@rule("G09", "error", "processes per node that are not the GPUs per node")
-def processes_not_gpus(facts: Facts) -> Iterator[Hit]:
-    script = facts.script
-    gpus = script.geometry.gpus_per_node
-    together = sum(1 for launch in script.launches if launch.command.background)
-    for launch in script.work:
-        asked, name = _processes(facts, launch)
-        if asked is None or not gpus or asked == gpus or (launch.srun or {}).keys() & {"gres", "gpus", "gpus-per-node"}:
-            continue
-        fewer = asked < gpus
-        if fewer and (together or launch.command.within):
-            continue
-        yield Hit(
-            launch.line,
-            f"{name} is {asked}, on a node with {plural(gpus, 'GPU')}",
-            f"{gpus - asked} GPUs stand idle" if fewer else "invalid device ordinal on the ranks beyond the GPUs",
-            f"{name}={'$SLURM_GPUS_ON_NODE' if launch.launcher == 'torchrun' else gpus}, or ask for {asked} GPUs",
-            "warning" if fewer else None,
-        )
-
-
-def _processes(facts: Facts, launch: Launch) -> tuple[int | None, str]:
-    """(processes on one node, the option that says so)."""
-    values, nodes = facts.script.values, step_nodes(launch, facts.script)
-    if launch.launcher == "torchrun" and launch.has("nproc-per-node"):
-        each, tasks = as_number(launch.option("nproc-per-node"), values), step_tasks_per_node(launch, facts.script)
-        if each is None or tasks is None or (each > 1 and tasks > 1):
-            return None, ""  # several agents with several processes each are G07's
-        return each * tasks, "--nproc-per-node"
-    if launch.launcher == "deepspeed" and launch.has("num-gpus"):
-        return as_number(launch.option("num-gpus"), values), "--num_gpus"
-    if launch.launcher == "accelerate" and launch.has("num-processes"):
-        total = as_number(launch.option("num-processes"), values)
-        return (None if total is None or not nodes else -(-total // nodes)), "--num_processes"
-    return None, ""
-
-
-@rule("G10", "error", "a launcher for another number of nodes")
-def other_nodes(facts: Facts) -> Iterator[Hit]:
-    for launch in facts.script.work:
-        option = {"torchrun": "nnodes", "accelerate": "num-machines", "deepspeed": "num-nodes"}.get(launch.launcher, "")
-        asked = as_number(launch.option(option), facts.script.values) if option else None
-        # A launch that names its own rank is one of several, each on its node.
-        one_of_many = launch.has("node-rank", "machine-rank")
-        nodes = facts.script.geometry.n if one_of_many else step_nodes(launch, facts.script)
-        if asked is None or nodes is None or asked == nodes or "nodes range" in facts.script.geometry.uncertain:
-            continue
-        if launch.command.background or launch.command.within:
-            continue
-        given = facts.script.geometry.nodes_given or (launch.srun is not None and "nodes" in launch.srun)
-        if not given and not facts.script.directives.options:
-            continue
-        value = launch.option(option) or ""
-        literal = value.isdigit()
-        written = next(
-            (
-                f"{flag}{between}{value}"
-                for flag in (f"--{option}", f"--{option.replace('-', '_')}")
-                for between in ("=", " ")
-                if f"{flag}{between}{value}" in "\n".join(_lines(facts, launch))
-            ),
-            "",
-        )
-        edits: tuple[Edit, ...] = ()
-        if literal and written and launch.launcher == "torchrun" and asked > nodes:
-            at = next(number for number, line in _numbered(facts, launch) if written in line)
-            edits = (Edit("replace", at, written, written.replace(value, "$SLURM_NNODES")),)
-        yield Hit(
-            launch.line,
-            f"{launch.launcher} expects {plural(asked, 'node')}, and the job has {nodes}",
-            "it waits for nodes that never come" if asked > nodes else "some nodes train alone, or not at all",
-            f"--{option}=$SLURM_NNODES",
-            # Without --nodes in the header it may come from the command line.
-            None if given else "warning",
-            edits,
-        )
-
-
-def _numbered(facts: Facts, launch: Launch) -> list[tuple[int, str]]:
-    first, last = launch.command.line, launch.command.last_line
-    return [(number, facts.script.text.lines[number - 1]) for number in range(first, last + 1)]
-
-
-def _lines(facts: Facts, launch: Launch) -> list[str]:
-    return [line for _, line in _numbered(facts, launch)]
-
-
-@rule("G11", "error", "Lightning's devices or nodes are not Slurm's")
-def lightning_numbers(facts: Facts) -> Iterator[Hit]:
-    for launch in facts.script.work:
-        is_lightning, certain = lightning(facts, launch)
-        if not is_lightning or launch.launcher != "python":
-            continue
-        hints = facts.script.hints(launch)
-        devices = trainer_number(launch, "devices") or (hints.devices if hints else None)
-        nodes = trainer_number(launch, "num_nodes") or (hints.num_nodes if hints else None)
-        tasks, have = step_tasks_per_node(launch, facts.script), step_nodes(launch, facts.script)
-        if launch.srun is not None and devices and tasks and tasks > 1 and devices != tasks:
-            yield Hit(
-                launch.line,
-                f"Lightning is told devices={devices}, and srun starts {tasks} tasks per node",
-                "ValueError at the start",
-                f"--ntasks-per-node={devices} and --gpus-per-node={devices}",
-                None if certain else "warning",
-            )
-        if nodes and have and nodes != have and launch.srun is not None:
-            yield Hit(
-                launch.line,
-                f"Lightning is told num_nodes={nodes}, and the job has {have}",
-                "ValueError, or it waits for nodes that never come",
-                f"#SBATCH --nodes={nodes}, or num_nodes=int(os.environ['SLURM_NNODES'])",
-                None if certain else "warning",
-            )
-
-
-@rule("G12", "error", "several nodes, and a launch on the first only")
-def first_node_only(facts: Facts) -> Iterator[Hit]:
-    script = facts.script
-    if script.geometry.n < 2 or any(one.srun is not None or "mpirun" in one.wrappers for one in script.launches):
-        return
-    if any(not step.is_small for step in script.steps) or any(
-        one.name in ("ssh", "pdsh", "mpirun") for one in script.commands
-    ):
-        return
-    for launch in script.work:
-        if launch.launcher == "deepspeed" and launch.has("hostfile", "launcher"):
-            continue
-        known = launch.launcher in ("torchrun", "accelerate", "deepspeed") or lightning(facts, launch) == (True, True)
-        if launch.launcher == "python" and spreads_itself(facts, launch) and not known:
-            continue
-        yield Hit(
-            launch.line,
-            f"{launch.launcher} runs on the first of {script.geometry.n} nodes only: nothing starts it on the others",
-            "it waits for the other nodes until its rendezvous times out, or trains on one node"
-            if known
-            else "the other nodes stand idle",
-            f"srun --ntasks-per-node=1 {launch.launcher} ..." if known else "srun python ..., or #SBATCH --nodes=1",
-            None if known else "warning",
-        )
-
-
-@rule("G13", "error", "several tasks, and no srun that starts them")
-def no_srun(facts: Facts) -> Iterator[Hit]:
-    script, geometry = facts.script, facts.script.geometry
-    if geometry.tasks_on_node < 2 or script.steps or any("mpirun" in one.wrappers for one in script.launches):
-        return
-    for launch in script.work:
-        if launch.launcher != "python" or launch.command.background:
-            continue
-        is_lightning, certain = lightning(facts, launch)
-        if is_lightning:
-            yield Hit(
-                launch.line,
-                f"the job has {geometry.tasks} tasks, and python starts one: Lightning waits for the others",
-                "it hangs at the start until the time limit",
-                "srun python ...",
-                None if certain else "warning",
-            )
-        else:
-            yield Hit(
-                launch.line,
-                f"the job has {geometry.tasks} tasks, and python runs once, without srun",
-                "one process does all the work; a framework that reads SLURM_NTASKS waits for the others",
-                f"srun python ... for {geometry.tasks} processes; --cpus-per-task={geometry.tasks} if CPUs were meant",
-                "warning",
-            )
 
 
 @rule("G15", "warning", "no CPUs asked for")

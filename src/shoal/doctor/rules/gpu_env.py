@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from shoal.doctor.finding import Edit, Facts, Hit, rule
 from shoal.doctor.launches import Launch, as_number
-from shoal.doctor.rules.common import is_native, lightning, plural, step_tasks_per_node
+from shoal.doctor.rules.common import is_native, lightning, step_tasks_per_node
+from shoal.units import plural
 
 _LIST = re.compile(r"\d+(?:,\d+)*")
 _WORKERS = re.compile(r"(?:^|[._-])(?:num[_-]?)?workers\Z")

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 
 from shoal.doctor.finding import Edit, Facts, Hit, rule
-from shoal.doctor.rules.common import plural
-from shoal.units import format_duration
+from shoal.units import format_duration, plural
 
 _BARE = re.compile(r"\d+", re.ASCII)
 _MINUTES_SECONDS = re.compile(r"\d{1,3}:\d{1,2}", re.ASCII)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.units import format_duration
-from shoal.views.render import bar, fit, paint_state, plain, plural, print_json, table_lines, wrapped
+from shoal.units import format_duration, plural
+from shoal.views.render import bar, fit, paint_state, plain, print_json, table_lines, wrapped
 from shoal.views.report import nodes, shapes, timeline
 from shoal.views.report.efficiency import Spread
 from shoal.views.report.gather import Report, document, hours_words, metric_names, setting_names

@@ -1,0 +1,168 @@
+"""How fast a run goes, from how far it came in which time; and from runs like it, how well more GPUs do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from shoal.agent import checkpoints
+from shoal.agent import progress as agent_progress
+from shoal.agent.environment import complete, text_of
+from shoal.agent.progress import Progress
+from shoal.doctor.switching import ASSUMED_EFFICIENCY, START_UP, Running, totals
+from shoal.errors import InputError
+from shoal.model import RunSpec
+from shoal.observe import observe
+from shoal.store.fold import RunView
+from shoal.store.listing import run_names
+from shoal.store.reading import Reader, RunFiles
+from shoal.store.records import Asked
+from shoal.units import format_duration
+
+#: Runs of an experiment that are looked at for one that did the same on other GPUs.
+_MOST_EARLIER = 200
+#: Where progress comes from when a person told it.
+TOLD = "as you say"
+
+
+def progress_of(view: RunView, spec: RunSpec, told: str | None = None) -> Progress:
+    """How far it has come, as seen or as told. InputError if neither says."""
+    seen = _seen(view, spec)
+    if told is not None:
+        found = agent_progress.parse(told, plain=True)
+        if found is None or not found[2]:
+            raise InputError(f"{told!r} is no progress", hint="--progress 300/1000, or --progress 30%")
+        moment = seen.t if seen is not None else os.stat(view.output_dir or ".").st_mtime
+        return Progress(found[0], found[1], found[2], TOLD, told, moment)
+    if seen is None or not seen.fraction:
+        what = f"only {seen.text!r} in its {seen.source}" if seen is not None else "nothing in its log or folder"
+        raise InputError(
+            f"how far {view.name} is cannot be seen: {what}",
+            hint=f"shoal switch {view.name} --gpus N --progress 300/1000   # or let it write $SHOAL_PROGRESS",
+        )
+    return seen
+
+
+def words_of(spec: RunSpec) -> list[str]:
+    """The command as it is started, with the run's parameters in it."""
+    values = {name: text_of(value) for name, value in spec.params.items()}
+    return [*complete(spec.command, values), *spec.args]
+
+
+def _seen(view: RunView, spec: RunSpec) -> Progress | None:
+    steps, epochs = totals(words_of(spec))
+    logs = [os.path.join(view.log_dir or "", f"attempt-{view.attempt}.{stream}") for stream in ("out", "err")]
+    return agent_progress.read(view.output_dir or "", logs, steps, epochs)
+
+
+def measured(files: RunFiles, view: RunView, spec: RunSpec, seen: Progress, now: float) -> Running:
+    """The job as it is, and how fast it has been since this attempt began."""
+    started = view.started or now
+    newest = checkpoints.newest(view.output_dir or "", spec.checkpoint) if spec.checkpoint else None
+    moment = now if seen.source == TOLD else min(now, seen.t)
+    return Running(
+        gpus=max(1, view.gpus or 0),
+        fraction=seen.fraction or 0.0,
+        since=_since(view, seen) or 0.0,
+        measured_s=max(1.0, moment - (_program_start(files) or now)),
+        age_s=max(0.0, now - moment),
+        checkpoint_age_s=None if newest is None else max(0.0, now - os.stat(newest).st_mtime),
+        time_left_s=None if view.time_limit_s is None else max(0.0, started + view.time_limit_s - now),
+    )
+
+
+def _since(view: RunView, seen: Progress | None) -> float | None:
+    """The part of the way at which the attempt began; None if that cannot be told."""
+    if not view.resume_from:
+        return 0.0
+    step = checkpoints.step_of(view.resume_from)
+    if step is None or seen is None or not seen.total or step > (seen.step or 0):
+        return None
+    return step / seen.total
+
+
+def efficiency(
+    home: str,
+    name: str,
+    spec: RunSpec,
+    running: Running,
+    gpus: int,
+    given: float | None,
+    environ: Mapping[str, str],
+) -> tuple[float, str]:
+    """How well `gpus` GPUs do, and from where that is known: given; measured, from runs that do the same on so many;
+    or assumed."""
+    if given is not None:
+        return given, "given"
+    found = sorted(_like_it(home, name, spec, gpus, environ), key=lambda one: one[1].rate)
+    if not found:
+        return ASSUMED_EFFICIENCY, "assumed"
+    like, pace = found[len(found) // 2]
+    more = f", and {len(found) - 1} more like it" if len(found) > 1 else ""
+    part = f"{pace.fraction - pace.since:.0%} in {format_duration(pace.measured_s)}"
+    speedup = pace.rate / running.rate
+    return speedup / (gpus / running.gpus), f"measured: {like} did {part} on {gpus} GPUs{more}"
+
+
+def _like_it(
+    home: str, name: str, spec: RunSpec, gpus: int, environ: Mapping[str, str]
+) -> Iterator[tuple[str, Running]]:
+    """Runs of the experiment that do the same on so many GPUs of the same type, under way or ended, with their pace."""
+    reader = Reader(home)
+    kind = _asked(reader, reader.run(name)).gpu_type
+    others = [one for one in run_names(home) if one.partition("/")[0] == spec.experiment and one != name]
+    specs = {one: reader.spec(one) for one in others[-_MOST_EARLIER:]}
+    same = {one: other for one, other in specs.items() if other is not None and _work(other) == _work(spec)}
+    views = observe(home, list(same), environ=environ).views if same else {}
+    for one, other in same.items():
+        files = reader.run(one)
+        asked = _asked(reader, files)
+        if asked.nodes * asked.gpus == gpus and asked.gpu_type == kind:
+            pace = _pace(files, views[one], other)
+            if pace is not None and pace.fraction - pace.since >= START_UP:
+                yield one, pace
+
+
+def _pace(files: RunFiles, view: RunView, spec: RunSpec) -> Running | None:
+    """How fast a run is, or was; None if that cannot be told."""
+    end = files.end
+    if end is not None and end.success:
+        whole = end.attempt == 1 and end.stopped_by is None
+        return Running(gpus=1, fraction=1.0, measured_s=max(1.0, end.duration_s)) if whole else None
+    seen, started = _seen(view, spec), _program_start(files)
+    since = _since(view, seen)
+    if started is None or since is None or seen is None or not seen.fraction:
+        return None
+    return Running(gpus=1, fraction=seen.fraction, since=since, measured_s=max(1.0, seen.t - started))
+
+
+def _program_start(files: RunFiles) -> float | None:
+    """When the newest attempt's program began; for one that took the run over, that was before the attempt."""
+    return (files.start.program_t or files.start.t) if files.start is not None else None
+
+
+def _asked(reader: Reader, files: RunFiles) -> Asked:
+    """What its newest job asked for; of one that ended well only the end is read."""
+    record = files.end if files.claim is None else files.claim
+    submission = reader.submission(record.token).submission if record is not None else None
+    return (submission.asked if submission else None) or Asked()
+
+
+def _work(spec: RunSpec) -> list[Any]:
+    """What a run does, whatever its name, its seed and its GPUs."""
+    env = {key: value for key, value in spec.env.items() if "seed" not in key.lower()}
+    start = [spec.start_from, spec.start_parent]
+    return [spec.step_kind, spec.command, _without_seed(spec.args), spec.params, env, start, bool(spec.smoke)]
+
+
+def _without_seed(words: Sequence[str]) -> list[str]:
+    """The words without `seed=3`, `--seed=3` and `--seed 3`."""
+    found, skip = [], False
+    for word in words:
+        key, equals, _ = word.partition("=")
+        names_seed = key.lstrip("-").rpartition(".")[2].lower().endswith("seed")
+        if not skip and not (names_seed and (equals or word.startswith("-"))):
+            found.append(word)
+        skip = names_seed and not equals and word.startswith("-")
+    return found

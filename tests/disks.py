@@ -1,0 +1,36 @@
+"""A small disk of one's own, which can be full without harm."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+
+@contextmanager
+def small_disk(folder: Path, size: str = "4m") -> Iterator[Path]:
+    """A file system of this size, mounted at the folder as long as the block lasts."""
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "shoal-test", str(folder)]
+    if subprocess.run(words, capture_output=True).returncode != 0:
+        pytest.skip("this machine lets us mount nothing")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(disk: Path, leave: int = 0) -> None:
+    """Fill it up to so many bytes; `empty` makes room again."""
+    empty(disk)
+    stat = os.statvfs(disk)
+    with (disk / "ballast").open("wb") as file:
+        file.write(b"x" * max(0, stat.f_bavail * stat.f_frsize - leave))
+
+
+def empty(disk: Path) -> None:
+    (disk / "ballast").unlink(missing_ok=True)
