@@ -68,6 +68,22 @@ def test_a_long_program_is_stopped_after_three_steps_and_then_runs_in_full(tmp_p
     assert [(run["name"], run["did"]) for run in again] == [(NAME, "left alone")]
 
 
+@pytest.mark.parametrize("door", ["bash", "submit", "python"])
+def test_a_script_and_a_python_file_may_ask_for_it_themselves(tmp_path: Path, door: str) -> None:
+    project = project_with(tmp_path)
+    if door == "python":
+        added = 'exp.add("pretrain", name="000_train", args=["steps=5"], seeds=[0])'
+        page = f'import shoal\nexp = shoal.Experiment("001_a")\n{added}\nexp.submit(on="local", smoke=True)\n'
+        project.run([sys.executable, project.write("experiments/001_a/sweep.py", page)])
+    else:
+        script = project.script("001_a/000_train_0.sh", "pretrain --on local --smoke -- steps=5")
+        other = project.script("001_a/001_train_0.sh", "pretrain --on local -- steps=5")
+        project.bash(script) if door == "bash" else project.shoal("submit", script, other)
+    assert [project.status()[name]["state"] for name in (SMOKE, NAME)] == ["done", "done"]
+    assert [len(project.marks(name)) for name in (SMOKE, NAME)] == [1, 1]
+    assert len(project.status()) == (3 if door == "submit" else 2)
+
+
 def test_a_failing_smoke_holds_the_real_runs_and_the_next_submit_smokes_again(tmp_path: Path) -> None:
     project = project_with(tmp_path)
     sweep = 'step = "pretrain"\nargs = ["steps=5", "fail=2"]\nseeds = "0-2"\n[sweep]\nlr = "0.1,0.2"\n'

@@ -79,10 +79,11 @@ class Experiment:
         project = find_project(Path(start), os.environ)
         return [one.run.spec for one in read_sweeps(sweeps_of(self._added), project).asked]
 
-    def submit(self, *, on: str | None = None, quiet: bool = False) -> list[Result]:
+    def submit(self, *, on: str | None = None, quiet: bool = False, smoke: bool = False) -> list[Result]:
         """Submit what is missing and return what became of each run; under `shoal submit FILE` it only describes.
 
-        On this machine (`on="local"`) the runs are executed here, one after another.
+        On this machine (`on="local"`) the runs are executed here, one after another. With `smoke`, a few steps must
+        pass first; under `shoal submit FILE` that is its own flag --smoke.
         """
         if not self._added:
             raise InputError(f"nothing was added to {self.name}", hint='exp.add("train", params={"lr": 0.1})')
@@ -91,7 +92,7 @@ class Experiment:
             return []
         from shoal.cli.submit import submit_added
 
-        return submit_added(self._added, on=on, quiet=quiet)
+        return submit_added(self._added, on=on, quiet=quiet, smoke=smoke)
 
 
 def _pass_on(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -4,7 +4,7 @@
   less "$(shoal shell)"        to read what they do
 
 The functions are one for each step of shoal.toml, and resume. They take any sbatch flag, `--on CLUSTER`, `--again`,
-`--dry-run`, and after `--` arguments for the program.
+`--dry-run`, `--smoke`, and after `--` arguments for the program.
 """
 
 from __future__ import annotations

@@ -88,11 +88,12 @@ def submit_calls(calls: Sequence[Call], *, secret: Sequence[str] = ()) -> int:
     return exit_code(results)
 
 
-def submit_added(added: Sequence[dict[str, Any]], *, on: str | None, quiet: bool) -> list[Result]:
+def submit_added(added: Sequence[dict[str, Any]], *, on: str | None, quiet: bool, smoke: bool) -> list[Result]:
     """What `Experiment.submit` does in a file that a person runs with python."""
     from shoal.config.project import find_project
     from shoal.plan.doors import keep, read_sweeps
     from shoal.plan.python_file import sweeps_of
+    from shoal.submit.orders import How
     from shoal.submit.scripts import submit_asked, tell_secrets
 
     project = find_project(Path(added[0]["place"].rpartition(":")[0]).absolute().parent, os.environ)
@@ -101,7 +102,8 @@ def submit_added(added: Sequence[dict[str, Any]], *, on: str | None, quiet: bool
     keep(str(project.home), grown)
     with teller(argparse.Namespace(json=False, quiet=quiet)) as say:
         tell_secrets(os.environ, cluster, say)
-        return submit_asked(asked, project, cluster, os.environ, tell=say, follow=not quiet)
+        how = How(smoke="there" if smoke else None)
+        return submit_asked(asked, project, cluster, os.environ, tell=say, follow=not quiet, how=how)
 
 
 def exit_code(results: Sequence[Result]) -> int:

@@ -26,7 +26,7 @@ from shoal.sweep.values import parse_seeds
 
 #: Flags of shoal among a step function's words; the others are sbatch's. `plan/doors.py` reads --seeds.
 _VALUE_FLAGS = ("--on", "--launch", "--container", "--seeds")
-_PLAIN_FLAGS = ("--again", "--dry-run", "--json", "--quiet-run")
+_PLAIN_FLAGS = ("--again", "--dry-run", "--smoke", "--json", "--quiet-run")
 
 
 class Asked(NamedTuple):
@@ -38,6 +38,7 @@ class Asked(NamedTuple):
     dry_run: bool = False
     note: str | None = None
     by_name: bool = False
+    smoke: bool = False
 
 
 class _Words(NamedTuple):
@@ -92,7 +93,8 @@ def describe(call: Call, project: Project) -> Asked:
         container=over(parse_word(flag, "--container"), step.container) if flag is not None else step.container,
     )
     note = f"starts from {with_step(source.checkpoint)}" if source.checkpoint else None
-    return Asked(PlannedRun(spec), words.own.get("--on"), "--again" in words.own, "--dry-run" in words.own, note)
+    said = {key: f"--{key.replace('_', '-')}" in words.own for key in ("again", "dry_run", "smoke")}
+    return Asked(PlannedRun(spec), words.own.get("--on"), note=note, **said)
 
 
 def resume(word: str, project: Project, flags: Sequence[str], experiment: str | None = None) -> Asked:

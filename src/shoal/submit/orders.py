@@ -79,7 +79,8 @@ def prepare(
 ) -> Order:
     """Decide what each run needs and lay the ones to start over jobs. Reads everything, changes nothing.
 
-    With `how.smoke`, a short run of each kind stands before them, unless this machine runs it first. What the doctor
+    With `how.smoke`, or where a script says so, a short run of each kind stands before them, unless this machine runs
+    it first. What the doctor
     refuses is a RefusedError; with `how.force` it is a note.
     """
     refuse_doubles(asked)
@@ -111,8 +112,9 @@ def prepare(
         notes += avoided
     requeue = {step.name: step.requeue for step in project.steps.values()}
     most = largest_array(environ) if len(start) > 1 and not cluster.is_local else None
-    if how.smoke and not how.smokes_here(cluster) and start:
-        start, under_way = with_smoke(start, views, project, cluster, environ)
+    smoked = {one.run.spec.name for one in asked if one.smoke or how.smoke}
+    if smoked and not how.smokes_here(cluster) and start:
+        start, under_way = with_smoke(start, views, project, cluster, environ, smoked)
         left += under_way
     first = [run for run in start if run.spec.smoke] if packed else start
     submissions = lay_out(
@@ -151,11 +153,12 @@ def with_smoke(
     project: Project,
     cluster: Cluster,
     environ: Mapping[str, str],
+    smoked: set[str] | None = None,
 ) -> tuple[list[PlannedRun], list[Result]]:
-    """The runs behind their smoke runs, whose views are added. One that is under way already is waited for; any other
-    is done anew, because the code may be another by now."""
+    """The runs (those named in `smoked`, or all) behind their smoke runs, whose views are added. One that is under way
+    already is waited for; any other is done anew, because the code may be another by now."""
     home = str(project.home)
-    runs = gated(start, project, cluster)
+    runs = gated(start, project, cluster, smoked)
     views.update(observe(home, [run.spec.name for run in runs if run.spec.smoke], environ=environ).views)
     reader, found, left = Reader(home), [], []
     for run in runs:
