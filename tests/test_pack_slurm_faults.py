@@ -187,6 +187,7 @@ def test_nodes_that_failed_are_avoided_by_the_follow_up_job_and_by_the_next_subm
     (bad,) = project.slurm("squeue", "-h", "-j", job, "-o", "%N").split()
     # As an engine notes it when it takes over from one that was lost with its node.
     (folder / "engine.gone.end").write_text(json.dumps({"failed_nodes": [bad]}))
+    (folder / "engine.torn.end").touch()  # by one whose node died while it wrote
     (start,) = (project.home / "runs").glob("*/*/attempt.1.start")
     start.write_text(json.dumps({**json.loads(start.read_text()), "failed_nodes": [bad]}))
     told = follow.submit_follow_up(str(folder), "pack.x", {"job_id": job, "life": 0}, 1, project.env)

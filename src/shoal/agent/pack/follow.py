@@ -38,15 +38,20 @@ def submit_follow_up(folder: str, job_name: str, me: Mapping[str, Any], most: in
 
 def _avoid(folder: str, ask: nodes.Ask) -> Tuple[List[str], str]:
     """What keeps the next job from nodes that failed under this queue, as its engines have noted; and that in words."""
-    notes = [files.read_json(os.path.join(folder, name)) or {} for name in files.names_in(folder) if _is_end(name)]
-    bad = {node: True for note in notes for node in note.get("failed_nodes") or []}
+    bad = {node: True for name in files.names_in(folder) for node in _failed_nodes(os.path.join(folder, name))}
     sent = files.read_json(os.path.join(folder, "sent.json")) or {}
     argv, words = nodes.avoid(sent.get("argv") or [], list(bad), ask)
     return [word for word in argv if word.startswith("--exclude=")], words
 
 
-def _is_end(name: str) -> bool:
-    return name.startswith("engine.") and name.endswith(".end")
+def _failed_nodes(path: str) -> List[str]:
+    name = os.path.basename(path)
+    if not name.startswith("engine.") or not name.endswith(".end"):
+        return []
+    try:
+        return list((files.read_json(path) or {}).get("failed_nodes") or [])
+    except (OSError, ValueError):  # The engine's node died while it was written.
+        return []
 
 
 def cancel_waiting(me: Mapping[str, Any], environ: Mapping[str, str]) -> None:

@@ -32,7 +32,10 @@ class Leases:
         self._write()
 
     def was_stopping(self, start: Mapping[str, Any]) -> bool:
-        return "stopping" in (files.read_json(self._path(str(start.get("engine")))) or {})
+        try:
+            return "stopping" in (files.read_json(self._path(str(start.get("engine")))) or {})
+        except (OSError, ValueError):  # Its node died while it was written.
+            return False
 
     def is_gone(self, start: Dict[str, Any]) -> bool:
         """Whether the engine that began an attempt is gone: its process on this host, else its lease is old."""
