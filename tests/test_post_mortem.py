@@ -14,6 +14,7 @@ import pytest
 from conftest import MakeSandbox
 from project import Project
 from shoal.sandbox import Sandbox
+from waiting import wait_until
 
 pytestmark = pytest.mark.slurm
 
@@ -73,6 +74,14 @@ def project_with(folder: Path, cluster: Sandbox) -> Project:
     return project
 
 
+def wait_saved(project: Project, name: str) -> dict[str, Any]:
+    """The run, once it is running and has a checkpoint."""
+    run = project.wait(name, "running")
+    checkpoint = Path(run["output_dir"]) / "model_3.pth"
+    wait_until(lambda: checkpoint.exists() and checkpoint.stat().st_size > 0, 60, f"{name} has saved")
+    return run
+
+
 def why(project: Project, name: str) -> dict[str, Any]:
     return project.shoal("why", name, "--json").json
 
@@ -118,7 +127,7 @@ def test_memory_and_time_limit_are_told_with_what_would_have_been_enough(
     if limits_memory:
         project.script("001_ends/000_eats_0.sh", "end --mem=30 -- 'bytearray(1 << 29).find(1)'")
     project.shoal("submit", "experiments/001_ends")
-    slow = project.wait("001_ends/000_slow_0", "running")
+    slow = wait_saved(project, "001_ends/000_slow_0")
     project.slurm("scontrol", "update", f"JobId={slow['job_id']}", "EndTime=now+1")
     project.wait("001_ends/000_slow_0", "timeout", deadline_s=120)
     told = why(project, "001_ends/000_slow_0")
@@ -128,3 +137,19 @@ def test_memory_and_time_limit_are_told_with_what_would_have_been_enough(
         told = why(project, "001_ends/000_eats_0")
         assert told["kind"] == "host_oom" and "--mem=60M" in told["next"][0], told
     assert os.path.exists(slow["output_dir"])
+
+
+def test_a_node_that_fails_is_named_and_the_run_is_resumed_elsewhere(tmp_path: Path, make_sandbox: MakeSandbox) -> None:
+    project = project_with(tmp_path, make_sandbox("broken", nodes=2, gpus=0))
+    name = "001_ends/000_node_0"
+    forever = "import time; time.sleep(600)"
+    project.script(f"{name}.sh", f"end --no-requeue -- {shlex.quote(forever)} saved")
+    project.shoal("submit", "experiments/001_ends")
+    node = wait_saved(project, name)["node"]
+    project.slurm("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=power")
+    project.wait(name, "node_fail")
+    told = why(project, name)
+    assert told["kind"] == "node" and "node failure" in told["headline"] and told["next"] == [f"shoal resume {name}"]
+    assert any(node in line for line in told["evidence"]), told
+    assert "submitted" in project.bash("-c", told["next"][0]).out
+    assert project.wait(name, "running")["node"] != node

@@ -273,6 +273,8 @@ def test_the_seeds_story_one_gpu_runs_eight_take_over_when_they_are_healthy(tmp_
     wait_until(lambda: project.records(NAME, "attempt.1.end"), 30, "the old attempt wrote its end")
     assert project.records(NAME, "attempt.1.end")[0]["stopped_by"] == "superseded"
     assert "step" in project.shoal("logs", NAME, "-n", "3").out
+    # The trial is done, but its folder is now the live run's.
+    assert project.shoal("clean", "--keep", "1", "--json").json["items"] == []
     again = project.shoal("submit", f"experiments/{NAME}.sh", "--json").json["runs"]
     assert [run["did"] for run in again] == ["left alone"]
     (project.root / "finish").touch()
