@@ -17,6 +17,7 @@ from data_sets import contents, make_folder
 from project import Project
 from shoal.agent import cache
 from shoal.config.data_sets import resolve_data
+from shoal.data.advising import Times, advise, predict, summarize
 from shoal.data.planning import Settings
 from shoal.sandbox import Sandbox
 from staging_cases import Gate
@@ -341,3 +342,27 @@ def test_packed_runs_share_what_the_first_of_them_staged(tmp_path: Path) -> None
     records = [record for name in names for record in staged(project, name)]
     assert len(records) == 3
     assert sorted(record["copied_bytes"] for record in records) == [0, 0, records[0]["bytes"]]
+
+
+def test_advise_takes_out_what_other_programs_cost_and_says_so() -> None:
+    """A worker that needs 48 ms of CPU for a batch and a model of 80 ms, on cores that are contended or not."""
+
+    def records(prep_queued_s: float, step_queued_s: float, wait_s: float) -> list[dict[str, Any]]:
+        prep = {"kind": "prep", "s": 0.048 + prep_queued_s, "cpu_s": 0.048, "queued_s": prep_queued_s}
+        step = {"kind": "batch", "workers": 1, "size": 16, "cpu_s": 0.001, "queued_s": step_queued_s}
+        return [prep, {**step, "wait_s": wait_s, "step_s": 0.08 + step_queued_s}] * 10
+
+    free, contended = summarize(records(0.0, 0.0, 0.001)), summarize(records(0.1, 0.02, 0.05))
+    assert free is not None and contended is not None
+    quiet, busy = advise(free, 2), advise(contended, 2)
+    assert (quiet.bound, busy.bound) == ("model", "model")
+    assert busy.predicted == pytest.approx(quiet.predicted) and quiet.predicted[1] == pytest.approx(12.5)
+    assert contended.contention == pytest.approx(0.12 / 0.248) and contended.cpu_share == pytest.approx(1.0)
+    assert "contended" in busy.sentences[0] and "48%" in busy.sentences[0]
+    assert not any("contended" in said for said in quiet.sentences)
+
+
+def test_advise_counts_the_cpu_work_of_the_model_too() -> None:
+    times = Times(step_s=0.05, prep_s=0.06, batch=8, workers=1, step_cpu_s=0.05)
+    assert predict(times, 8, cores=2) == pytest.approx(1 / 0.055)
+    assert predict(times, 8, cores=16) == pytest.approx(20.0)

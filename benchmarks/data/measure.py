@@ -81,11 +81,6 @@ def folder(name: str) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def best(call: Callable[[], Took], times: int = 3) -> Took:
-    """The try with the least CPU time: what is left of the noise of other work on the machine."""
-    return min((call() for _ in range(times)), key=lambda one: one.cpu_s)
-
-
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     heading(*header)
     for cells in rows:

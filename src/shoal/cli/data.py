@@ -241,6 +241,7 @@ def _advise(args: argparse.Namespace) -> None:
     elif args.step_time is not None and delivery is not None:
         prep_s = args.batch / delivery.prep_per_s
         times = advising.Times(args.step_time, prep_s, args.batch, args.workers, None, delivery.cpu_share)
+        times = times._replace(contention=delivery.contention)
     else:
         raise InputError(
             "nothing says how fast the model is",

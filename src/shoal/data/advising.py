@@ -4,7 +4,10 @@ wait   how long the training stands still for a batch        step   how long it 
 prep   how long one worker takes to make a batch
 
 With no worker a step costs step + prep; with w workers the slower side decides: max(step, prep / w). Workers beyond
-the cores do not help where making a batch is CPU work, so the formula counts at most the cores that are left.
+the cores do not help where making a batch is CPU work, so the CPU time of both sides is also spread over the cores.
+
+Where other programs want the same cores, a batch takes longer than it costs. The kernel knows how long a thread was
+ready to run and could not; that time is taken out, so the times are those of free cores, and its share is told.
 """
 
 from __future__ import annotations
@@ -26,10 +29,16 @@ from shoal.errors import InputError, ShoalError
 #: Batches at the beginning that tell of start-up rather than of the training.
 _WARM_UP = 3
 _LOADER_BOUND = 0.10
+#: From this share of contention on, figures are told to be those of free cores.
+_CONTENDED = 0.10
 
 
 class Times(NamedTuple):
-    """Seconds per batch. `cpu_share` is how much of prep is CPU work; the rest is waiting for storage."""
+    """Seconds per batch, on free cores. `cpu_share` is how much of prep is CPU work; the rest waits for storage.
+
+    `step_cpu_s` is the CPU work of a step. `contention` is the share of its time that the training was ready to run and
+    found no free core; `wait_s` is as it was measured, contention included.
+    """
 
     step_s: float
     prep_s: float
@@ -37,6 +46,8 @@ class Times(NamedTuple):
     workers: int = 0
     wait_s: float | None = None
     cpu_share: float = 1.0
+    step_cpu_s: float = 0.0
+    contention: float = 0.0
 
 
 class Delivery(NamedTuple):
@@ -47,6 +58,7 @@ class Delivery(NamedTuple):
     mb_per_sample: float
     cold: bool
     cpu_share: float
+    contention: float = 0.0
 
 
 class Advice(NamedTuple):
@@ -64,8 +76,8 @@ def predict(times: Times, workers: int, cores: int) -> float:
     """Steps per second with so many workers on so many cores."""
     if workers == 0:
         return 1.0 / (times.step_s + times.prep_s)
-    # The CPU part of making batches shares the cores; the waiting part overlaps without limit.
-    cpu_s = times.prep_s * times.cpu_share
+    # The CPU work of both sides shares the cores; waiting overlaps without limit.
+    cpu_s = times.prep_s * times.cpu_share + times.step_cpu_s
     return 1.0 / max(times.step_s, times.prep_s / workers, cpu_s / max(1, cores))
 
 
@@ -74,8 +86,9 @@ def advise(times: Times, cores: int, delivery: Delivery | None = None, link_mb_p
     if times.step_s < 0 or times.prep_s <= 0:
         raise InputError("a step cannot take less than no time")
     now = predict(times, times.workers, cores)
-    stall = times.wait_s / (times.wait_s + times.step_s) if times.wait_s is not None else 1 - now * times.step_s
-    stall = max(0.0, stall)
+    # What was waited for a processor is no fault of the loader: then only the formula tells who would wait for whom.
+    waited = times.wait_s if times.contention <= _CONTENDED else None
+    stall = max(0.0, 1 - now * times.step_s if waited is None else waited / (waited + times.step_s))
     bound = "loader" if stall > _LOADER_BOUND else "model"
     needed = max(1, math.ceil(times.prep_s / (0.95 * times.step_s))) if times.step_s else cores
     counts = sorted({0, 1, 2, 4, 8, times.workers, min(needed, 64)})
@@ -91,6 +104,11 @@ def _sentences(
     times: Times, bound: str, needed: int, cores: int, delivery: Delivery | None, link_mb_per_s: float | None
 ) -> list[str]:
     said = []
+    if times.contention > _CONTENDED:
+        said.append(
+            f"the cores are contended: {times.contention:.0%} of the time was spent waiting for one of {cores} "
+            f"(load {os.getloadavg()[0]:.1f}); the figures are for free cores, and now it is slower"
+        )
     best = predict(times, needed, cores)
     if bound == "model":
         said.append(f"the model is the bottleneck: a batch takes it {times.step_s * 1e3:.1f} ms")
@@ -139,21 +157,37 @@ def measure_delivery(data: Dataset, batch: int, seconds: float = 2.0) -> Deliver
     read = _rate(plain.batch, numbers, batch, seconds)
     made = _rate(data.batch, numbers[len(numbers) // 2 :] + numbers[: len(numbers) // 2], batch, seconds)
     size = data.manifest.bytes / max(1, data.manifest.samples) / 1e6
-    return Delivery(read[0], made[0], size, False, made[1])
+    return Delivery(read.per_s, made.per_s, size, False, made.cpu_share, max(read.contention, made.contention))
 
 
-def _rate(
-    get: Callable[[Sequence[int]], list[Any]], numbers: list[int], batch: int, seconds: float
-) -> tuple[float, float]:
-    """(samples per second, share of CPU) of reading batches for so long."""
+class _Rate(NamedTuple):
+    """Samples per second on free cores, the share of CPU work in that, and how contended the cores were."""
+
+    per_s: float
+    cpu_share: float
+    contention: float
+
+
+def _rate(get: Callable[[Sequence[int]], list[Any]], numbers: list[int], batch: int, seconds: float) -> _Rate:
+    """Read batches for so long."""
     get(numbers[:batch])
-    began, cpu, count, place = time.perf_counter(), time.process_time(), 0, 0
+    began, cpu, queued, count, place = time.perf_counter(), time.process_time(), _queued_s(), 0, 0
     while time.perf_counter() - began < seconds:
         chosen = numbers[place : place + batch]
         count += len(get(chosen))
         place = place + batch if place + batch < len(numbers) else 0
-    wall = time.perf_counter() - began
-    return count / wall, min(1.0, (time.process_time() - cpu) / wall)
+    wall, waited = time.perf_counter() - began, _queued_s() - queued
+    free = max(wall - waited, 1e-6)
+    return _Rate(count / free, min(1.0, (time.process_time() - cpu) / free), waited / wall)
+
+
+def _queued_s() -> float:
+    """Seconds in which this thread was ready to run and no processor was free; 0 where the kernel does not tell."""
+    try:
+        with open("/proc/thread-self/schedstat") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def watch_script(argv: Sequence[str], batches: int = 40, patience_s: float = 600.0) -> Times:
@@ -185,15 +219,23 @@ def summarize(records: list[dict[str, Any]]) -> Times | None:
     """Times from what the probe wrote; None if there is too little."""
     batches = [record for record in records if record["kind"] == "batch"][_WARM_UP:]
     preps = [record for record in records if record["kind"] == "prep"][_WARM_UP:]
-    steps = [record["step_s"] for record in batches if record["step_s"] is not None]
+    steps = [record for record in batches if record["step_s"] is not None]
     if len(steps) < 3 or not preps:
         return None
-    workers = int(batches[0]["workers"])
-    prep_s = statistics.fmean(record["s"] for record in preps)
-    cpu_s = statistics.fmean(record["cpu_s"] for record in preps)
-    wait_s = statistics.fmean(record["wait_s"] for record in batches)
-    step_s = statistics.fmean(steps)
-    return Times(step_s, prep_s, int(batches[0]["size"] or 1), workers, wait_s, min(1.0, cpu_s / prep_s))
+    mean = statistics.fmean
+    step_s, step_queued_s = mean(one["step_s"] for one in steps), mean(one["queued_s"] for one in steps)
+    prep_s, prep_queued_s = mean(one["s"] for one in preps), mean(one["queued_s"] for one in preps)
+    free_prep_s = max(prep_s - prep_queued_s, 1e-6)
+    return Times(
+        step_s=max(step_s - step_queued_s, 0.0),
+        prep_s=free_prep_s,
+        batch=int(batches[0]["size"] or 1),
+        workers=int(batches[0]["workers"]),
+        wait_s=mean(one["wait_s"] for one in batches),
+        cpu_share=min(1.0, mean(one["cpu_s"] for one in preps) / free_prep_s),
+        step_cpu_s=mean(one["cpu_s"] for one in steps),
+        contention=(step_queued_s + prep_queued_s) / (step_s + prep_s),
+    )
 
 
 def _lines(path: str) -> list[str]:

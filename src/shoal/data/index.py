@@ -115,18 +115,19 @@ class IndexBuilder:
         return len(self._columns["label"])
 
     def add(self, sample: Sample) -> None:
-        column = self._columns
-        column["first"].append(len(column["offset"]))
-        column["label"].append(sample.label)
-        self._keys += sample.key
-        column["key_end"].append(len(self._keys))
-        for member in sample.members:
-            column["offset"].append(member.offset)
-            column["size"].append(member.size)
-            column["crc"].append(member.crc)
-            column["field"].append(self._fields.setdefault((member.field, member.kind), len(self._fields)))
-            self._paths += member.path
-            column["path_end"].append(len(self._paths))
+        first, offsets, sizes, crcs, fields, labels, key_ends, path_ends = self._columns.values()
+        key, members, label = sample
+        first.append(len(offsets))
+        labels.append(label)
+        self._keys += key
+        key_ends.append(len(self._keys))
+        for field, offset, size, crc, path, kind in members:
+            offsets.append(offset)
+            sizes.append(size)
+            crcs.append(crc)
+            fields.append(self._fields.setdefault((field, kind), len(self._fields)))
+            self._paths += path
+            path_ends.append(len(self._paths))
 
     def finish(self, shard: dict[str, Any]) -> bytes:
         """The index as bytes; `shard` says which file it describes (name, size, crc32, format)."""

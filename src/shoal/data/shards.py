@@ -113,18 +113,18 @@ class TarWriter(ShardWriter):
     def add(self, key: str, values: Sequence[Value], label: int | None, mtime_s: int) -> None:
         text = key.encode("utf-8", "surrogateescape")
         members = []
-        if label is not None and all(value.field != "cls" for value in values):
+        if label is not None and "cls" not in [value.field for value in values]:
             values = [*values, Value("cls", b"%d" % label)]
-        for value in values:
-            name = text + b"." + value.field.encode("utf-8", "surrogateescape")
-            size, checksum = len(value.data), zlib.crc32(value.data)
+        for field, data, path in values:
+            name = b"%b.%b" % (text, field.encode("utf-8", "surrogateescape"))
+            size, checksum = len(data), zlib.crc32(data)
             head = self._glue + tar.header(name, size, mtime_s)
-            members.append(Member(value.field, self.at + len(head), size, checksum, value.path))
+            members.append(Member(field, self.at + len(head), size, checksum, path))
             if size < _SMALL and len(head) < _GLUE:
-                self._glue = head + value.data + tar.padding(size)
+                self._glue = head + data + tar.padding(size)
             else:
                 self._put(head)
-                self._put(value.data, checksum)
+                self._put(data, checksum)
                 self._glue = tar.padding(size)
             self.bytes += size
         self.index.add(Sample(text, tuple(members), NO_LABEL if label is None else label))

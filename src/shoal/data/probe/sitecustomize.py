@@ -1,7 +1,8 @@
 """Measures a PyTorch training from inside, without a change to it: Python loads this file first (`shoal data advise`).
 
 Wraps DataLoader when torch is imported: how long the training waits for a batch, how long it works on one, and how
-long a worker takes to make one. After enough batches the process is ended. No dependency, and nothing of shoal.
+long a worker takes to make one; of each how much was work of the processor, and how much waiting for a processor that
+other programs had. After enough batches the process is ended. No dependency, and nothing of shoal.
 """
 
 import builtins
@@ -31,10 +32,27 @@ def _now() -> float:
     return time.perf_counter()
 
 
+def _spent() -> Any:
+    """(CPU seconds of this process, seconds in which this thread was ready to run and no processor was free)."""
+    try:
+        with open("/proc/thread-self/schedstat") as file:
+            queued = int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        queued = 0.0
+    return time.process_time(), queued
+
+
+def _since(before: Any) -> Any:
+    """What was spent meanwhile. Take it within the wall time that it is compared with, not around it."""
+    cpu, queued = _spent()
+    return cpu - before[0], queued - before[1]
+
+
 def _wrap_iterator(loader: Any, iterator: Any) -> Any:
     def batches() -> Any:
-        behind, count = None, 0
+        behind, before, count = None, (0.0, 0.0), 0
         while True:
+            cpu, queued = _since(before)
             asked = _now()
             try:
                 batch = next(iterator)
@@ -42,6 +60,7 @@ def _wrap_iterator(loader: Any, iterator: Any) -> Any:
                 return
             got = time.perf_counter()
             record = {"kind": "batch", "wait_s": got - asked, "step_s": None if behind is None else asked - behind}
+            record["cpu_s"], record["queued_s"] = cpu, queued
             record["workers"], record["size"] = loader.num_workers, loader.batch_size
             _write(record)
             count += 1
@@ -51,8 +70,8 @@ def _wrap_iterator(loader: Any, iterator: Any) -> Any:
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(0)
+            behind, before = time.perf_counter(), _spent()
             yield batch
-            behind = got
 
     return batches()
 
@@ -77,12 +96,12 @@ def _patch() -> None:
 
 def _timed(fetch: Any) -> Any:
     def timed(self: Any, index: Any) -> Any:
-        began = time.perf_counter()
-        cpu = time.process_time()
+        began, before = time.perf_counter(), _spent()
         try:
             return fetch(self, index)
         finally:
-            _write({"kind": "prep", "s": time.perf_counter() - began, "cpu_s": time.process_time() - cpu})
+            cpu, queued = _since(before)
+            _write({"kind": "prep", "s": time.perf_counter() - began, "cpu_s": cpu, "queued_s": queued})
 
     return timed
 
