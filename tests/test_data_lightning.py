@@ -56,7 +56,7 @@ def test_two_processes_of_lightning_see_each_sample_once_per_epoch(tmp_path: Pat
     shoal.data.pack(str(tmp_path / "src"), str(tmp_path / "data"), Settings(shard_mb=0.05, first_mb=0.01))
     (tmp_path / "training.py").write_text(TRAINING)
     argv = [sys.executable, tmp_path / "training.py", tmp_path / "data", kind, tmp_path / "seen"]
-    done = subprocess.run([str(word) for word in argv], capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    done = subprocess.run([str(word) for word in argv], capture_output=True, text=True, timeout=900, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     ranks = [[json.loads(line) for line in (tmp_path / f"seen-{rank}").read_text().splitlines()] for rank in range(2)]
     orders = []
