@@ -13,6 +13,7 @@ from data_sets import make_folder
 from shoal.agent import cache, copying
 from shoal.agent.cache import find_root
 from shoal.agent.staging import Stage
+from shoal.data import ahead
 from shoal.data.planning import Settings
 
 #: Stages argv[1] to the scratch folder argv[2] and prints the record.
@@ -74,3 +75,8 @@ class Gate:
     def open(self) -> None:
         self._open = True
         self._allowed.release(1000)
+
+
+def busy_threads() -> int:
+    """Threads that a test may have left behind; those that read ahead stay as long as the process."""
+    return sum(thread.name != ahead.THREAD for thread in threading.enumerate())

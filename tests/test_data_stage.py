@@ -17,7 +17,7 @@ import shoal.data
 from data_sets import SHOAL, contents, make_folder
 from shoal.agent import copies, copying, listing
 from shoal.agent.staging import Stage
-from staging_cases import STAGE, Gate, make_scratch, make_shards, stage_all
+from staging_cases import STAGE, Gate, busy_threads, make_scratch, make_shards, stage_all
 from waiting import wait_until
 
 #: The oldest Python that the agent promises to run on, if this machine has it.
@@ -222,6 +222,6 @@ def test_the_shipped_agent_stages_on_the_oldest_python(data: Path, scratch: dict
 @pytest.fixture(autouse=True)
 def no_threads_left() -> Iterator[None]:
     """A test that leaves a copying thread behind would disturb the next one."""
-    before = threading.active_count()
+    before = busy_threads()
     yield
-    wait_until(lambda: threading.active_count() <= before, 10, "all threads of the test have ended")
+    wait_until(lambda: busy_threads() <= before, 10, "all threads of the test have ended")

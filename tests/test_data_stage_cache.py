@@ -20,7 +20,7 @@ from data_sets import contents, make_folder
 from shoal.agent import cache
 from shoal.agent.cache import Lock, find_root
 from shoal.agent.staging import Stage
-from staging_cases import STAGE, make_scratch, make_shards, node_root, stage_all
+from staging_cases import STAGE, busy_threads, make_scratch, make_shards, node_root, stage_all
 from waiting import wait_until
 
 
@@ -206,6 +206,6 @@ time.sleep(600)
 @pytest.fixture(autouse=True)
 def no_threads_left() -> Iterator[None]:
     """A test that leaves a copying thread behind would disturb the next one."""
-    before = threading.active_count()
+    before = busy_threads()
     yield
-    wait_until(lambda: threading.active_count() <= before, 10, "all threads of the test have ended")
+    wait_until(lambda: busy_threads() <= before, 10, "all threads of the test have ended")

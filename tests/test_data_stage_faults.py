@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from shoal.agent import copies, copying
 from shoal.agent.copying import Copier, Item
 from shoal.agent.staging import Stage, StageError
 from shoal.data.planning import Settings
-from staging_cases import Gate, make_scratch, make_shards, node_root, stage_all
+from staging_cases import Gate, busy_threads, make_scratch, make_shards, node_root, stage_all
 from waiting import wait_until
 
 
@@ -204,6 +203,6 @@ stage.join()
 @pytest.fixture(autouse=True)
 def no_threads_left() -> Iterator[None]:
     """A test that leaves a copying thread behind would disturb the next one."""
-    before = threading.active_count()
+    before = busy_threads()
     yield
-    wait_until(lambda: threading.active_count() <= before, 10, "all threads of the test have ended")
+    wait_until(lambda: busy_threads() <= before, 10, "all threads of the test have ended")

@@ -21,6 +21,9 @@ _EVERY = 8
 #: Whether the system can say what is in memory.
 _CAN_LOOK = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")
 
+#: The name of the threads here, which stay as long as the process.
+THREAD = "shoal-ahead"
+
 #: Ranges of open files: descriptor, offset, size.
 Places: TypeAlias = list[tuple[int, int, int]]
 
@@ -65,7 +68,7 @@ def _beside(work: Callable[[Any], None], what: Any) -> None:
     me = (os.getpid(), work)
     if me not in _WORK:
         _WORK[me] = SimpleQueue()
-        threading.Thread(target=_work_on, args=(work, _WORK[me]), daemon=True).start()
+        threading.Thread(target=_work_on, args=(work, _WORK[me]), daemon=True, name=THREAD).start()
     _WORK[me].put(what)
 
 
