@@ -46,7 +46,7 @@ class Browser:
         for key in keys:
             webdriver.ActionChains(self.driver).send_keys(key).perform()
 
-    def wait(self, expression: str, what: str, deadline_s: float = 20) -> None:
+    def wait(self, expression: str, what: str, deadline_s: float = 60) -> None:
         wait_until(lambda: self.js(expression), deadline_s, what)
 
     @contextmanager
@@ -119,7 +119,7 @@ class Album:
             return not wrong
 
         try:
-            wait_until(is_good, 20, "a good picture")
+            wait_until(is_good, 60, "a good picture")
         except AssertionError:
             raise AssertionError(f"{path}: {', '.join(wrong)}") from None
 
