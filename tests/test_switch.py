@@ -15,7 +15,7 @@ import pytest
 
 from conftest import _session_sandbox, cancel_all
 from disks import empty, fill, small_disk
-from project import Project, assert_clear_error, end_process
+from project import Done, Project, assert_clear_error, end_process
 from published import complaints
 from shoal.agent import progress
 from shoal.doctor.switching import Alternative, Running, advise, batch_notes, totals
@@ -236,6 +236,12 @@ def steps(folder: Path) -> list[int]:
     return [int(line.split()[1].partition("/")[0]) for line in lines if line.endswith("\n")]
 
 
+def wait_steps(project: Project, name: str, number: int) -> None:
+    project.wait_started(name)
+    folder = Path(project.status(name)[name]["output_dir"])
+    wait_until(lambda: len(steps(folder)) >= number, 60, f"{name} has done {number} steps")
+
+
 def job_words(project: Project, job: str) -> str:
     return project.slurm("squeue", "-h", "-t", "all", "-j", job, "-o", "%T", check=False).strip()
 
@@ -292,15 +298,14 @@ def test_how_well_it_scales_is_measured_from_runs_that_did_the_same_on_so_many_g
     for name, args in {done: "total=400 seed=0", cancelled: "total=400 seed=1", short: "total=40"}.items():
         project.script(f"{name}.sh", f"pretrain --gpus-per-node=8 -- {args}")
     project.shoal("submit", "experiments/001_navsim")
-    project.wait_started(cancelled)
-    wait_until(lambda: "step 20/400" in project.shoal("logs", cancelled).out, 30, "it has a pace")
+    wait_steps(project, cancelled, 20)
     project.shoal("cancel", cancelled)
     project.wait(cancelled, "cancelled")
     for name in (done, short):
         project.wait(name, "done")
     project.shoal("submit", project.script(f"{NAME}.sh", "pretrain -- total=400 seed=2"))
     switch = ("switch", NAME, "--gpus")
-    wait_until(lambda: project.shoal(*switch, "8", code=None).code == 0, 30, "it has steps")
+    wait_steps(project, NAME, 40)
     told = project.shoal(*switch, "8", "--json").json
     assert told["efficiency_from"].startswith("measured: 001_navsim/00")
     assert told["efficiency_from"].endswith("on 8 GPUs, and 1 more like it")
@@ -308,10 +313,12 @@ def test_how_well_it_scales_is_measured_from_runs_that_did_the_same_on_so_many_g
     assert 0.2 < told["efficiency"] < 2 and told["speedup"] == pytest.approx(8 * told["efficiency"])
     assert "assumed" not in "".join(told["notes"])
     assert ", measured: 001_navsim/00" in project.shoal(*switch, "8").out
-    given = project.shoal(*switch, "8", "--efficiency", "0.5", "--json").json
-    assert (given["efficiency_from"], given["speedup"]) == ("given", 4)
     nobody = project.shoal(*switch, "4", "--json").json
     assert (nobody["efficiency_from"], nobody["efficiency"]) == ("assumed", 0.8)
+
+
+def _answer(done: Done) -> Done | None:
+    return done if done.code == 0 else None
 
 
 @pytest.mark.slurm
@@ -325,8 +332,9 @@ def test_steps_are_read_from_what_the_real_trackers_write_while_they_run(tmp_pat
     project.shoal("submit", "experiments/001_navsim")
     for number, (word, source) in enumerate(sources.items()):
         ask = ("switch", f"001_navsim/00{number}_{word}_0", "--gpus", "8", "--json", "--", "--mem=2G")
-        wait_until(lambda ask=ask: project.shoal(*ask, code=None).code == 0, 90, f"{source} tells steps", poll_s=0.5)
-        told = project.shoal(*ask).json
+        told = wait_until(
+            lambda ask=ask: _answer(project.shoal(*ask, code=None)), 90, f"{source} tells", poll_s=0.5
+        ).json
         seen = told["progress"]
         assert told["alternative"]["request"]["memory"] == "2G"
         assert seen["from"] == source and seen["total"] == 100000 and seen["step"] >= 1, seen

@@ -95,7 +95,8 @@ def efficiency(
     or assumed."""
     if given is not None:
         return given, "given"
-    found = sorted(_like_it(home, name, spec, gpus, environ), key=lambda one: one[1].rate)
+    has_a_pace = running.fraction - running.since >= START_UP
+    found = sorted(_like_it(home, name, spec, gpus, environ), key=lambda one: one[1].rate) if has_a_pace else []
     if not found:
         return ASSUMED_EFFICIENCY, "assumed"
     like, pace = found[len(found) // 2]
