@@ -10,6 +10,7 @@ import pytest
 from conftest import MakeSandbox
 from project import Project, env_of
 from shoal.sandbox import Partition, Sandbox
+from terminal import run_in_terminal
 from waiting import wait_until
 
 pytestmark = pytest.mark.slurm
@@ -293,3 +294,32 @@ def test_following_a_run_that_is_started_over_shows_only_the_new_attempt(tmp_pat
     project.shoal("run", project.script("001_a/000_train_0.sh", f"train {REQUEST} -- print=old exit=1"), code=4)
     again = project.shoal("run", project.script("001_a/000_train_0.sh", f"train {REQUEST} -- print=new"))
     assert "new\n" in again.out and "old\n" not in again.out
+
+
+def test_on_a_terminal_several_runs_are_counted_and_sent_only_after_a_yes(tmp_path: Path, cluster: Sandbox) -> None:
+    project = Project(tmp_path, cluster)
+    words = ["submit", str(project.script("001_a/000_train.sh", f"train {REQUEST} --gres=gpu:2")), "--seeds", "0-3"]
+
+    def answered(answer: bytes, *more: str) -> str:
+        return run_in_terminal([*words, *more], project.root, typed=answer, base=project.env, NO_COLOR="1")
+
+    refused = answered(b"n\n")
+    assert "4 runs as 1 job on cluster" in refused and "0.667 GPU-hours and 5m00s" in refused
+    assert "nothing was submitted" in refused and not project.submissions()
+    sent = answered(b"y\n")
+    assert "submit them? [y/N]" in sent and "shoal watch 001_a" in sent and len(project.submissions()) == 1
+    assert "submit them?" not in answered(b"", "--again", "--yes"), "--yes asks nothing"
+
+
+def test_a_plan_tells_how_long_all_of_it_takes_at_most(tmp_path: Path, cluster: Sandbox) -> None:
+    """All at once, so many at a time, and one stage after another."""
+    project = Project(tmp_path, cluster)
+    request = '[request]\ntime = "10m"\nmemory = "50M"\n'
+    train = project.write("experiments/001_a/000_train.toml", f'step = "train"\nseeds = "0-4"\n{request}')
+    later = f'step = "evaluate"\nseeds = "0-4"\nstart_from = "000_train_{{seed}}"\n{request}'
+    project.write("experiments/001_a/010_evaluate.toml", later)
+
+    def at_most(*words: object) -> float:
+        return float(project.shoal("plan", "--json", *words).json["makespan_s"]) / 600
+
+    assert [at_most(train), at_most(train, "--at-once", 2), at_most("experiments/001_a")] == [1, 3, 2]

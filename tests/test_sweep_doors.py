@@ -81,7 +81,7 @@ def test_a_python_file_called_after_its_step_names_its_runs_like_a_page(project:
 def test_a_plan_tells_requests_shapes_hours_and_scripts(project: Project) -> None:
     told = project.shoal("plan", page(project, PAGE), "--on", "local")
     assert "18 runs asked for; 18 to submit" in told.out and "1 node 1 GPU 00:20:00" in told.out
-    assert "at most 6 GPU-hours" in told.out
+    assert "at most 6 GPU-hours and 6h00m from the first start to the last end" in told.out
     document = project.shoal("plan", page(project, PAGE), "--json", "--on", "local").json
     assert {(one["shape"], len(one["runs"])) for one in document["submissions"]} == {("job", 1)}
     assert all("exec" in one["script"] for one in document["submissions"])

@@ -9,9 +9,7 @@ import contextlib
 import io
 import json
 import os
-import pty
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -40,6 +38,7 @@ from shoal.views.report import page, tables, text
 from shoal.views.screen import Screen
 from shoal.views.status import Filter
 from shoal.views.watching import Manner, watch
+from terminal import run_in_terminal
 from test_results import event_file
 from waiting import wait_until
 
@@ -361,35 +360,6 @@ def test_folding_keeps_every_run_exactly_once() -> None:
 
 
 # ---- the commands themselves, as another process ----
-
-
-def run_in_terminal(
-    words: list[str], folder: Path, *, typed: bytes = b"", columns: int = 80, deadline_s: float = 20, **env: str
-) -> str:
-    """What a command writes to a terminal of this width, when this is typed at its start."""
-    pid, fd = pty.fork()
-    if pid == 0:
-        os.chdir(folder)
-        os.execve(SHOAL, ["shoal", *words], {**os.environ, "COLUMNS": str(columns), "TERM": "xterm-256color", **env})
-    data = b""
-    end = time.monotonic() + deadline_s
-    try:
-        os.write(fd, typed)
-        while time.monotonic() < end:
-            if select.select([fd], [], [], 0.2)[0]:
-                try:
-                    block = os.read(fd, 65536)
-                except OSError:
-                    break
-                if not block:
-                    break
-                data += block
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(fd)
-    return data.decode()
 
 
 def shoal(*words: str, folder: Path, code: int = 0, **env: str) -> str:

@@ -99,6 +99,11 @@ def bytes_words(size: float) -> str:
     return f"{size / 1e9:,.2f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
 
 
+def hours_words(hours: float) -> str:
+    """Three digits that say something, never an exponent; rounding errors are nothing."""
+    return f"{hours:,.0f}" if hours >= 100 else f"{round(hours, 4):.3g}"
+
+
 def _clock_s(text: str, days: str | None, hours: str, minutes: str, seconds: str, *, place: str | None) -> int:
     if int(minutes) > 59 or int(seconds) > 59:
         raise InputError(f"{text!r} has more than 59 minutes or seconds", hint=_TIME_HINT, place=place)

@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.dry_run:
         return submit.run(args)
-    with submit.teller(args, next_steps=False) as say:
+    with submit.teller(args, next_steps=False, ask=not args.yes) as say:
         results = submit.submit_files(args, say)
         if any(result.did == "ran" for result in results):
             return submit.exit_code(results)

@@ -6,7 +6,8 @@
   shoal submit experiments/002_depth/000_train.toml --set lr=0.1,0.01 --set depth=4:80:4
   shoal submit experiments/003_muon/sweep.py --smoke
 
-A run that is queued, running or done is left alone: submitting twice is safe. One that failed is started again.
+A run that is queued, running or done is left alone: submitting twice is safe. One that failed is started again. On a
+terminal, several runs that would go to a cluster are counted first and sent after a yes.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from typing import TYPE_CHECKING, Any
 from shoal.cli.options import add_how, add_output, add_sweep, add_where, cluster_for, how_of, project_here, wish_of
 
 if TYPE_CHECKING:
+    from shoal.config.cluster import Cluster
     from shoal.plan.calls import Call
     from shoal.store.fold import RunView
-    from shoal.submit.orders import Result
+    from shoal.submit.orders import Order, Result
 
 #: A sweep of a thousand runs is a number, not a thousand lines.
 _MOST_LINES = 20
@@ -42,6 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--prune", action="store_true", help="cancel live runs that a sweep no longer describes")
     parser.add_argument("--dry-run", action="store_true", help="show what would be submitted, and stop")
+    parser.add_argument("--yes", action="store_true", help="do not ask, even when several runs go to a cluster")
     add_output(parser)
 
 
@@ -50,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         from shoal.cli.plan import show_plan
 
         return show_plan(args)
-    with teller(args) as say:
+    with teller(args, ask=not args.yes) as say:
         return exit_code(submit_files(args, say))
 
 
@@ -121,17 +124,19 @@ def exit_code(results: Sequence[Result]) -> int:
     return 4 if any(result.state not in AS_MEANT for result in ran) else 0
 
 
-def teller(args: argparse.Namespace, *, next_steps: bool = True) -> Teller:
-    return Teller(as_json=args.json, quiet=args.quiet, next_steps=next_steps)
+def teller(args: argparse.Namespace, *, next_steps: bool = True, ask: bool = False) -> Teller:
+    ask = ask and not args.json and not args.quiet and sys.stdin.isatty() and sys.stdout.isatty()
+    return Teller(as_json=args.json, quiet=args.quiet, next_steps=next_steps, ask=ask)
 
 
 class Teller:
     """Prints each result as it comes; with --json, all of them at the end. A context, so that an error loses none."""
 
-    def __init__(self, *, as_json: bool, quiet: bool, next_steps: bool) -> None:
+    def __init__(self, *, as_json: bool, quiet: bool, next_steps: bool, ask: bool) -> None:
         self.as_json = as_json
         self.quiet = quiet
         self.next_steps = next_steps
+        self.ask = ask
         self.results: dict[str, dict[str, Any]] = {}
         from shoal.views.progress import Bar
 
@@ -166,6 +171,23 @@ class Teller:
         if not self.quiet and not self.as_json:
             sys.stderr.write(f"note: {text}\n")
 
+    def agrees(self, order: Order, cluster: Cluster) -> bool:
+        """On a terminal, before several runs go to a cluster: what they are, what they cost, and a question."""
+        runs = sum(len(planned.runs) for planned in order.submissions)
+        if not self.ask or cluster.is_local or runs < 2:
+            return True
+        from shoal.units import plural
+        from shoal.views.plan import cost_words
+        from shoal.views.question import agreed
+
+        jobs = plural(len(order.submissions), "job")
+        cost = cost_words(order.submissions, here=False)
+        print(f"{plural(runs, 'run')} as {jobs} on cluster {cluster.name}" + (f": {cost}" if cost else ""))
+        if agreed("submit them?"):
+            return True
+        print("nothing was submitted; shoal plan shows the runs and their scripts")
+        return False
+
     def update(self, view: RunView) -> None:
         """What a followed run came to, for --json."""
         from shoal.views.status import as_record
@@ -189,7 +211,8 @@ class Teller:
             kinds = Counter(result["did"] for result in self.results.values())
             print(f"{len(self.results)} runs: {', '.join(f'{count} {did}' for did, count in kinds.items())}")
         if sent and self.next_steps:
-            print(f"next: shoal status {sent[0].split('/')[0]}   shoal logs {sent[0]} -f")
+            experiment = sent[0].split("/")[0]
+            print(f"next: shoal status {experiment}   shoal watch {experiment}   shoal logs {sent[0]} -f")
 
 
 def _line(result: Result) -> str:

@@ -17,16 +17,17 @@ from shoal.plan.describe import Asked, describe, seeds_in
 from shoal.plan.doors import SUFFIXES, Grown, Wish, keep, read_file
 from shoal.submit.cancelling import cancel
 from shoal.submit.carrying import carry_out, smoke_here
-from shoal.submit.orders import DEFAULT, How, Result, prepare
+from shoal.submit.orders import DEFAULT, How, Order, Result, prepare
 from shoal.submit.pruning import removed
 from shoal.units import natural
 
 
 class Tell(Protocol):
-    """Who hears of results and remarks while they come."""
+    """Who hears of results and remarks while they come, and may be asked before anything is sent."""
 
     def __call__(self, result: Result) -> None: ...
     def note(self, text: str) -> None: ...
+    def agrees(self, order: Order, cluster: Cluster) -> bool: ...
 
 
 def find_scripts(paths: Sequence[Path], project: Project) -> list[Path]:
@@ -178,6 +179,8 @@ def submit_asked(
 ) -> list[Result]:
     """Check what is asked for and carry it out; with `dry_run`, say what would be done."""
     order = prepare(asked, project, cluster, environ, how)
+    if not dry_run and not tell.agrees(order, cluster):
+        return []
     if how.smokes_here(cluster) and not dry_run:
         smoked = smoke_here(order, project, environ, tell=tell, follow=follow)
         if any(result.did != "ran" or result.state != "done" for result in smoked):

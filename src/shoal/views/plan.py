@@ -10,11 +10,12 @@ import msgspec
 from shoal.config.cluster import Cluster
 from shoal.config.project import Project
 from shoal.model import Request, RunSpec
+from shoal.plan.cost import gpu_hours, makespan_s
 from shoal.plan.describe import Asked
 from shoal.plan.submissions import PlannedSubmission, script_text
 from shoal.store.fold import RunView
 from shoal.submit.orders import Order
-from shoal.units import plural
+from shoal.units import format_duration, hours_words, plural
 from shoal.views.render import print_json, print_table
 
 
@@ -48,9 +49,8 @@ def show(
     rows += [(left.name, "-", "-", "-", left.reason) for left in order.left_alone]
     rows += [(view.name, "-", "-", "-", f"{view.state}, no longer described; --prune cancels it") for view in gone]
     print_table(("RUN", "SHAPE", "REQUEST", "PARTITION", "WHAT"), rows, widest=4)
-    hours = sum(gpu_hours(planned) for planned in order.submissions)
-    if hours:
-        print(f"at most {hours:g} GPU-hours")
+    if cost := cost_words(order.submissions, here=cluster.is_local):
+        print(cost)
     for note in order.notes:
         print(f"note: {note}")
     for planned in order.submissions if scripts else ():
@@ -82,15 +82,18 @@ def document(
             }
             for planned in order.submissions
         ],
+        "makespan_s": makespan_s(order.submissions, one_by_one=cluster.is_local),
         "notes": order.notes,
     }
 
 
-def gpu_hours(planned: PlannedSubmission) -> float:
-    """GPUs times the time limit: the most that it can cost."""
-    request = planned.request
-    jobs = len(planned.runs) if planned.pack is None else max(1, planned.pack.pilots)
-    return jobs * (request.nodes or 1) * (request.gpus or 0) * (request.time_limit_s or 0) / 3600
+def cost_words(submissions: Sequence[PlannedSubmission], *, here: bool) -> str:
+    """What they cost at most, as far as time limits tell; "" if they tell nothing."""
+    hours = sum(map(gpu_hours, submissions))
+    span = makespan_s(submissions, one_by_one=here)
+    words = [f"{hours_words(hours)} GPU-hours"] if hours else []
+    words += [f"{format_duration(span)} from the first start to the last end"] if span else []
+    return f"at most {' and '.join(words)}" if words else ""
 
 
 def _run(spec: RunSpec, request: Request | None) -> dict[str, Any]:
@@ -119,12 +122,10 @@ def _request(request: Request) -> dict[str, Any]:
 
 
 def _words(request: Request) -> str:
-    parts = [f"{request.nodes or 1} node" + ("s" if (request.nodes or 1) > 1 else "")]
+    parts = [plural(request.nodes or 1, "node")]
     if request.gpus:
-        parts.append(
-            f"{request.gpus} {request.gpu_type or 'GPU'}{'' if request.gpu_type or request.gpus == 1 else 's'}"
-        )
-    parts += [f"{request.cpus} CPUs"] if request.cpus else []
+        parts.append(f"{request.gpus} {request.gpu_type}" if request.gpu_type else plural(request.gpus, "GPU"))
+    parts += [plural(request.cpus, "CPU")] if request.cpus else []
     parts += [word for word in (request.memory, request.time) if word]
     return " ".join(parts)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shoal.pack.shapes import Comparison
-from shoal.units import format_duration
+from shoal.units import format_duration, hours_words
 from shoal.views.render import print_json, print_table
 
 _HEADER = ("SHAPE", "JOBS", "GPUS", "TIME LIMIT", "ASKED GPU-H", "USED", "IDLE", "MAKESPAN", "STARTS IN")
@@ -21,9 +21,9 @@ def show(comparison: Comparison, runs: int, *, as_json: bool) -> None:
             str(shape.entries),
             str(shape.gpus),
             format_duration(int(shape.time_limit_s)),
-            _hours(shape.requested),
-            _hours(shape.used),
-            _hours(shape.idle),
+            hours_words(shape.requested),
+            hours_words(shape.used),
+            hours_words(shape.idle),
             format_duration(int(shape.makespan_s)),
             "-" if shape.start_s is None else format_duration(int(shape.start_s)),
         )
@@ -36,11 +36,6 @@ def show(comparison: Comparison, runs: int, *, as_json: bool) -> None:
     count, _, kind = comparison.fastest.partition(" ")
     if comparison.full and kind == "pilots":
         print(f"the cluster is full: shoal submit FILE --pilots {count}   # each starts when there is room for it")
-
-
-def _hours(hours: float) -> str:
-    """Three digits that say something, never an exponent; rounding errors are nothing."""
-    return f"{hours:,.0f}" if hours >= 100 else f"{round(hours, 4):.3g}"
 
 
 def document(comparison: Comparison, runs: int) -> dict[str, Any]:
