@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +25,12 @@ MakeSandbox = Callable[..., Sandbox]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-slurm", action="store_true", help="leave out the tests that need a real Slurm")
+
+
+def pytest_configure() -> None:
+    """In the background of a script (nohup, CI) a process ignores Ctrl-C, and so would all that tests start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
