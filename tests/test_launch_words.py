@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -251,3 +252,20 @@ def test_torch_reads_an_ipv6_rendezvous_as_it_is_written() -> None:
     two = unit(nodes=["n1", "n2"], address="fd00::1", port=20012)
     word = next(word for word in words.launcher(two, 1, "fd00::2") if word.startswith("--rdzv-endpoint="))
     assert parse_rendezvous_endpoint(word.partition("=")[2], default_port=-1) == ("fd00::1", 20012)
+
+
+SRUN_SAID = """\
+srun: error: n4: task 3: Exited with exit code 7
+srun: launch/slurm: _step_signal: Terminating StepId=9.0
+slurmstepd-n3: error: *** STEP 9.0 ON n3 CANCELLED AT 2026-11-15T18:13:13 ***
+srun: error: n3: task 1: Terminated
+"""
+
+
+def test_a_task_that_srun_ended_because_of_another_does_not_lend_its_code(tmp_path: Path) -> None:
+    """srun ends with the highest code, and a rank without a handler yet is killed by the signal: 143."""
+    first, *_, last = SRUN_SAID.splitlines(keepends=True)
+    cancelled = "slurmstepd-n3: error: *** STEP 9.0 ON n3 CANCELLED AT 2026-11-15T18:13:13 ***\n" + first + last
+    for text, code, true in ((SRUN_SAID, 143, 7), (cancelled, 143, 143), (first, 7, 7), (last, 143, 143)):
+        (tmp_path / "err").write_text(text)
+        assert failures.true_code(code, str(tmp_path / "err"), 0) == true

@@ -71,7 +71,7 @@ def run(plan: Dict[str, Any]) -> int:
         family.say(missing)
         return NOT_FOUND
     if code != 0:
-        code = failures.true_code(code, plan["err"], begin) if geometry.mode in ELASTIC else code
+        code = failures.true_code(code, plan["err"], begin) if geometry.mode != "process" else code
         for line in failures.last_words(one.log):
             sys.stderr.write("shoal: %s\n" % line)
     return code

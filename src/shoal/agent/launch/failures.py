@@ -1,4 +1,5 @@
-"""Which rank failed first, and with what code. torchrun itself ends with 1 whatever its ranks did."""
+"""Which rank failed first, and with what code. torchrun itself ends with 1 whatever its ranks did, and srun with the
+highest code, which is that of a task which it ended itself because of the first, if the signal killed that one."""
 
 import glob
 import os
@@ -12,6 +13,9 @@ _CAUSE = re.compile(
     r"Root Cause \(first observed failure\):\s*\[\d+\]:\s*time\s*:\s*(?P<time>\S+)\s*host\s*:\s*(?P<host>\S+)\s*"
     r"rank\s*:\s*(?P<rank>\d+)[^\n]*\s*exitcode\s*:\s*(?P<code>-?\d+)"
 )
+_TASK = re.compile(r"^srun: error: \S+: tasks? [\d,\-\[\]]+: Exited with exit code (?P<code>\d+)$", re.MULTILINE)
+#: From here on srun ends tasks, or somebody cancelled the step.
+_ENDED = re.compile(r"_step_signal: Terminating|\*\*\* (STEP|JOB) \S+ ON \S+ CANCELLED")
 _NOT_INSTALLED = re.compile(
     r"(\S+): Error while finding module specification for '\S+' \(ModuleNotFoundError: No module named '([\w.]+)'\)"
 )
@@ -45,12 +49,16 @@ def read_tail(path: str, begin: int = 0) -> str:
 
 
 def true_code(returncode: int, err: str, begin: int) -> int:
-    """The exit code of the rank that failed first, where torchrun said so; otherwise the launcher's own."""
+    """The exit code of the rank that failed first, where torchrun or srun said so; otherwise the launcher's own."""
     code = family.exit_code(returncode)
     if code == 0:
         return 0
-    failure = first_failure(read_tail(err, begin))
-    return failure.exit_code if failure is not None and failure.exit_code else code
+    text = read_tail(err, begin)
+    failure = first_failure(text)
+    if failure is not None and failure.exit_code:
+        return failure.exit_code
+    task = _TASK.search(_ENDED.split(text, maxsplit=1)[0]) if code > 128 else None
+    return int(task["code"]) if task is not None else code
 
 
 def not_installed(err: str, begin: int) -> Optional[str]:
