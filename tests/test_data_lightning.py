@@ -44,9 +44,13 @@ class Net(lightning.LightningModule):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
-if __name__ == "__main__":
+def main():
     trainer = lightning.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, barebones=True)
     trainer.fit(Net())
+
+if __name__ == "__main__":
+    main()
+    torch.distributed.destroy_process_group()  # else threads of gloo may crash Python at its end
 """
 
 

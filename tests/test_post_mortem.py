@@ -48,6 +48,12 @@ ENDS = {
         "index out of range",
         "CUDA_LAUNCH_BLOCKING=1",
     ),
+    "group": (
+        "os.write(2, b'terminate called without an active exception\\n'); os.abort()",
+        "unfinished_group",
+        "process group was still at work",
+        "destroy_process_group()",
+    ),
     "python": ("{}['lr']", "python", "KeyError: 'lr'", "shoal logs"),
     "module": ("import no_such_module", "import", "No module named 'no_such_module'", "shoal logs"),
     "host": ("bytearray(1 << 50)", "host_oom", "out of memory on the host", "--mem="),

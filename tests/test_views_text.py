@@ -90,6 +90,8 @@ ENDINGS = (
     ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "gpu_error", "ECC"),
     ("Traceback (most recent call last):\nKeyError: 'lr'\nsome epilogue", "python", "KeyError: 'lr'"),
     ("ValueError: bad\ntorch.distributed.elastic.errors.ChildFailedError: x", "python", "ValueError"),
+    ("terminate called without an active exception\nx.errors.ChildFailedError:", "unfinished_group", "terminate"),
+    ("KeyError: 'lr'\nterminate called without an active exception", "python", "KeyError"),
     ("bash: line 3: pythn: command not found", "shell", "pythn"),
     ("Segmentation fault (core dumped)", "crash", "Segmentation"),
 )

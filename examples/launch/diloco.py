@@ -45,8 +45,9 @@ def main() -> None:
         inner.load_state_dict(saved["inner"])
         outer.load_state_dict(saved["outer"])
 
+    group = ProcessGroupGloo(timeout=timedelta(seconds=20))
     manager = Manager(
-        pg=ProcessGroupGloo(timeout=timedelta(seconds=20)),
+        pg=group,
         state_dict=state,
         load_state_dict=load,
         min_replica_size=int(os.environ.get("SHOAL_MIN_REPLICAS", "1")),
@@ -91,6 +92,10 @@ def main() -> None:
                 break
     say(rank, what="end", round=manager.current_step(), weights=[round(w, 4) for w in model.weight[0].tolist()])
     manager.shutdown(wait=False)
+    # Before Python ends: threads of gloo that are still at work then would crash it.
+    group.shutdown()
+    if world > 1:
+        dist.destroy_process_group()
 
 
 def save(what: dict[str, object], step: int) -> None:

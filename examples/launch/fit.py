@@ -23,7 +23,7 @@ class Line(lightning.LightningModule):
         print(json.dumps({"what": "fit", "world": self.trainer.world_size, "rank": self.global_rank, "samples": seen}))
 
 
-if __name__ == "__main__":
+def main() -> None:
     data = torch.utils.data.TensorDataset(torch.randn(64, 4))
     gpus = torch.cuda.is_available()
     trainer = lightning.Trainer(
@@ -38,3 +38,9 @@ if __name__ == "__main__":
         enable_model_summary=False,
     )
     trainer.fit(Line(), torch.utils.data.DataLoader(data, batch_size=8))
+
+
+if __name__ == "__main__":
+    main()
+    # Before Python ends: threads of gloo that are still at work then would crash it.
+    torch.distributed.destroy_process_group()

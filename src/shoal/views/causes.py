@@ -39,6 +39,7 @@ WORDS = {
     "port": "network port already in use",
     "import": "a Python module is missing",
     "network": "no network from the node",
+    "unfinished_group": "Python ended while a process group was still at work",
     "crash": "the program crashed",
     "python": "Python error",
     "shell": "a command was not found",
@@ -65,6 +66,7 @@ _PATTERNS = {
     "import": r"^(ModuleNotFoundError|ImportError)\b",
     "network": r"Max retries exceeded|Name or service not known|Temporary failure in name resolution"
     r"|Network is unreachable",
+    "unfinished_group": r"^terminate called without an active exception",
     "crash": r"Segmentation fault|core dumped|^Aborted|Illegal instruction|Bus error",
     "shell": r": command not found|: No such file or directory$|: Permission denied$",
 }
@@ -84,6 +86,8 @@ _BARE = re.compile(r"([A-Za-z_][\w.]*\.)?(AssertionError|KeyError|StopIteration|
 #: Prefixes that launchers put before each line: "[rank3]: ", "3: ", "(pid=12) ".
 _PREFIX = re.compile(r"^(\[\w*rank\W?\d+\]:\s?|\s*\d+:\s|\(\w+ pid=\d+[^)]*\)\s)")
 _WRAPPERS = re.compile(r"ChildFailedError|CalledProcessError|^SystemExit")
+#: Kinds that may only follow from what a traceback tells.
+_WEAK = ("shell", "network", "unfinished_group", "crash")
 
 
 def find_cause(lines: Sequence[str]) -> Cause | None:
@@ -99,7 +103,7 @@ def find_cause(lines: Sequence[str]) -> Cause | None:
         if best is not None:
             break
     thrown = _last_exception(stripped)
-    if best is None or (best.kind in ("shell", "network", "crash") and thrown is not None):
+    if best is None or (best.kind in _WEAK and thrown is not None and not _WRAPPERS.search(thrown.line)):
         return thrown or best
     return best
 

@@ -74,6 +74,10 @@ def _remedies(home: str, view: RunView, kind: str | None, spec: RunSpec | None, 
         return [f"{again}   # CUDA_LAUNCH_BLOCKING=1 in its environment makes the traceback name the line"]
     if kind == "shared_gpu":
         return [f'{again}   # with one rank for each GPU: launch = "torchrun" or "srun" counts them itself']
+    if kind == "unfinished_group":
+        return [
+            f"{again}   # with torch.distributed.destroy_process_group() at its end, after the last use of the model"
+        ]
     if kind == "disk":
         return [f"df -h {view.output_dir or '.'}   # free some space, then: {resume or again}"]
     if view.state == "stopped":
