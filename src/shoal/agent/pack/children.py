@@ -13,11 +13,24 @@ import shutil
 import signal
 import subprocess
 import sys
-from typing import Any, Callable, Container, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Container, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..launch import family
 
 _PR_SET_PDEATHSIG = 1
+
+
+class Program(NamedTuple):
+    """What to start: `streams` are the files that its output and errors are appended to, `cpus` those it may use (any
+    if there are none), `use` the file for what it uses, written by whoever starts it where this process cannot look.
+    """
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: str
+    streams: Tuple[str, str]
+    cpus: Sequence[int] = ()
+    use: Optional[str] = None
 
 
 class Child:
@@ -72,19 +85,8 @@ class Starter:
     pids: Sequence[int] = ()
     wait_on: Sequence[Any] = ()
 
-    def start(
-        self,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        cwd: str,
-        streams: Tuple[str, str],
-        cpus: Sequence[int] = (),
-        use: Optional[str] = None,
-    ) -> Child:
-        """Start a program with its output appended to two files; OSError says what is missing.
-
-        `use`: the file for what it uses, written by whoever starts it where this process cannot look.
-        """
+    def start(self, program: Program) -> Child:
+        """OSError says what is missing."""
         raise NotImplementedError
 
     def collect(self) -> None:
@@ -113,24 +115,17 @@ class ColdStarter(Starter):
         else:
             self.setup = functools.partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
-    def start(
-        self,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        cwd: str,
-        streams: Tuple[str, str],
-        cpus: Sequence[int] = (),
-        use: Optional[str] = None,
-    ) -> Child:
-        program = self.find(argv[0], env.get("PATH", os.defpath), cwd)
+    def start(self, program: Program) -> Child:
+        argv, env, cwd, streams, cpus, _ = program
+        found = self.find(argv[0], env.get("PATH", os.defpath), cwd)
         before = os.sched_getaffinity(0) if cpus else None
         with open(streams[0], "ab", 0) as out, open(streams[1], "ab", 0) as err:
             try:
                 if cpus:
                     os.sched_setaffinity(0, cpus)
                 child = subprocess.Popen(
-                    [*self.prefix, program, *argv[1:]] if self.prefix else list(argv),
-                    executable=None if self.prefix else program,
+                    [*self.prefix, found, *argv[1:]] if self.prefix else list(argv),
+                    executable=None if self.prefix else found,
                     env=env,
                     cwd=cwd,
                     stdin=subprocess.DEVNULL,

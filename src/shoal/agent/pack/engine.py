@@ -201,7 +201,9 @@ class Engine:
         """A process of a run, or None after its end was written, because it cannot be started."""
         cpus = running.holding.cpus if self.settings.bind else ()
         try:
-            return self.starter.start(argv, running.env, running.begun.spec["cwd"], running.streams, cpus, use)
+            return self.starter.start(
+                children.Program(argv, running.env, running.begun.spec["cwd"], running.streams, cpus, use)
+            )
         except OSError as error:
             problem = "cannot start %s: %s" % (error.filename or argv[0], error.strerror)
             self._fail(running, problem, 127 if isinstance(error, FileNotFoundError) else 126)

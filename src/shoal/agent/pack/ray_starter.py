@@ -8,13 +8,13 @@ import os
 import queue
 import signal
 import threading
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from .. import nvml
 from . import machine
 from .beside import sampled
 from .books import WHOLE
-from .children import Child, ColdStarter, Starter
+from .children import Child, ColdStarter, Program, Starter
 from .ray_cluster import Cluster, RayProblem
 from .sharing import memory_environment
 
@@ -43,15 +43,14 @@ class SlotWorker:
         ids = [self.gpus.ids[index] for index in self.chosen if index < len(self.gpus.ids)]
         return {"host": os.environ.get("SLURMD_NODENAME") or os.uname().nodename, "gpus": ids}
 
-    def run(
-        self, argv: List[str], env: Dict[str, str], cwd: str, streams: Tuple[str, str], use: Optional[str] = None
-    ) -> int:
+    def run(self, program: Program) -> int:
+        env = dict(program.env)
         if self.chosen and self.gpus.ids:
-            env = dict(env, **machine.gpu_environment(self.gpus, self.chosen))
+            env.update(machine.gpu_environment(self.gpus, self.chosen))
         if 0 < self.share < WHOLE:
-            env = dict(env, **memory_environment(self.share, self.memory, env))
-        self.child = self.starter.start(argv, env, cwd, streams)
-        with sampled(self.child.pid, use, env, streams):
+            env.update(memory_environment(self.share, self.memory, env))
+        self.child = self.starter.start(program._replace(env=env, cpus=()))
+        with sampled(self.child.pid, program.use, env, program.streams):
             os.waitid(os.P_PID, self.child.pid, os.WEXITED | os.WNOWAIT)
         code = self.child.poll()
         self.child = None
@@ -127,19 +126,11 @@ class RayStarter(Starter):
     def place(self, slot: int) -> Dict[str, Any]:
         return self._places.get(slot, {})
 
-    def start(
-        self,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        cwd: str,
-        streams: Tuple[str, str],
-        cpus: Sequence[int] = (),
-        use: Optional[str] = None,
-    ) -> Child:
+    def start(self, program: Program) -> Child:
         self._count += 1
-        slot = int(env["SHOAL_SLOT"])
+        slot = int(program.env["SHOAL_SLOT"])
         child = self._children[self._count] = RayChild(self._count, self, slot)
-        done = self._workers[slot].run.remote(list(argv), dict(env), cwd, tuple(streams), use)
+        done = self._workers[slot].run.remote(program)
         done.future().add_done_callback(lambda future, number=self._count: self._ended(number, child, future))
         return child
 

@@ -15,7 +15,7 @@ import socket
 import subprocess
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from .children import Child, ColdStarter, Starter
+from .children import Child, ColdStarter, Program, Starter
 
 _PYTHON = re.compile(r"(?:.*/)?python(?:\d(?:\.\d+)?)?\Z")
 _REPLY_S = 60.0
@@ -65,26 +65,19 @@ class WarmStarter(Starter):
         ours.setblocking(False)
         self.pids, self.wait_on = [self._server.pid], [ours]
 
-    def start(
-        self,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        cwd: str,
-        streams: Tuple[str, str],
-        cpus: Sequence[int] = (),
-        use: Optional[str] = None,
-    ) -> Child:
+    def start(self, program: Program) -> Child:
         """Fork the run if it can be had that way; else start it like any other."""
+        argv, env, cwd, streams, cpus, _ = program
         how = program_of(argv)
         if self._socket is None or how is None or not self._fits(argv[0], env, cwd):
-            return self.cold.start(argv, env, cwd, streams, cpus)
+            return self.cold.start(program)
         self._count += 1
         number = self._count
         order = {"id": number, "argv": list(argv), "how": how, "env": dict(env), "cwd": cwd}
         child = self._children[number] = WarmChild(0, self.collect)
         self._send(dict(order, out=streams[0], err=streams[1], cpus=list(cpus)))
         self._wait_for(child)
-        return child if child.pid else self.cold.start(argv, env, cwd, streams, cpus)
+        return child if child.pid else self.cold.start(program)
 
     def _fits(self, program: str, env: Mapping[str, str], cwd: str) -> bool:
         """The same interpreter, and nothing in the environment that it reads only when it starts."""
