@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
 import tarfile
 import zlib
 from pathlib import Path
 
+import isal.isal_zlib
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 
 import shoal.data
 from data_sets import contents, make_folder
-from shoal.agent import copying
+from shoal.agent import checksum, copying
 from shoal.data import crc, manifest, tar, tfrecord
 from shoal.data.checking import info, verify
 from shoal.data.index import IndexBuilder, Member, Sample, ShardIndex, is_intact
@@ -32,6 +34,17 @@ SMALL = Settings(shard_mb=0.05, first_mb=0.01)
 def test_checksums_of_pieces_give_the_checksum_of_the_whole_in_both_implementations(pieces: list[bytes]) -> None:
     told = [(zlib.crc32(piece), len(piece)) for piece in pieces]
     assert crc.combine(told) == copying.combine(told) == zlib.crc32(b"".join(pieces))
+
+
+@given(st.binary(max_size=70_000), st.integers(0, 2**32 - 1))
+def test_the_fast_checksum_is_the_one_that_every_python_has(data: bytes, before: int) -> None:
+    assert checksum.crc32 is isal.isal_zlib.crc32
+    assert checksum.crc32(data, before) == checksum.crc32(memoryview(data), before) == zlib.crc32(data, before)
+
+
+def test_without_the_package_for_it_the_checksum_is_zlib_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
+    assert checksum._fastest() is zlib.crc32
 
 
 @given(

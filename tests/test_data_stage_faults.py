@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,15 +59,16 @@ def test_a_part_that_a_kill_left_is_checked_and_continued(
     tmp_path: Path, scratch: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copying, "RANGE", 1000)
+    monkeypatch.setattr(copying, "_CHUNK", 300)
     source, goal, parts = (tmp_path / name for name in ("from", "to", "parts"))
     for folder in (source, goal, parts):
         folder.mkdir()
     text = os.urandom(10_500)
     (source / "big").write_bytes(text)
     (parts / "big").write_bytes(text[:3000] + b"?" * 1000 + text[4000:5000])
-    crcs = [copying.zlib.crc32(text[k * 1000 : k * 1000 + 1000]) for k in range(5)]
+    crcs = [zlib.crc32(text[k * 1000 : k * 1000 + 1000]) for k in range(5)]
     (parts / "big.done").write_text("".join(f"{k} {crc:08x}\n" for k, crc in enumerate(crcs)) + "7 1234")
-    items = iter([Item("big", len(text), f"{copying.zlib.crc32(text):08x}")])
+    items = iter([Item("big", len(text), f"{zlib.crc32(text):08x}")])
     copier = Copier(str(source), str(goal), str(parts), 2, lambda item: None)
     copier.run(lambda: next(items, None))
     assert (goal / "big").read_bytes() == text

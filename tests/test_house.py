@@ -19,7 +19,7 @@ AGENT = sorted((SRC / "agent").rglob("*.py"))
 #: are leaves or stand beside one of these, and are not looked at.
 FLOORS = ("errors", "units", "agent", "model", "names", "config", "store", "observe", "submit", "views", "cli")
 #: What the agent imports inside a function, with a sentence for people who do not have it.
-OPTIONAL = {"agent/pack/ray_starter.py": ("ray",)}
+OPTIONAL = {"agent/pack/ray_starter.py": ("ray",), "agent/checksum.py": ("isal.isal_zlib",)}
 _COMMAND_NAMES = [name for group in COMMANDS.values() for name in group]
 
 

@@ -46,6 +46,7 @@ def source() -> Path:
 
 def warm(folder: Path) -> None:
     """Bring all of it to memory, in sequence: in which pieces the kernel keeps a file decides what reading costs."""
+    os.sync()  # What was written before is not to be paid for by what is measured next.
     drop_cache(str(folder))
     for where, _, names in os.walk(folder):
         for name in names:

@@ -7,11 +7,14 @@ noted beside the part file, so what a killed copy leaves is checked again from t
 
 import os
 import threading
-import zlib
-from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-#: Small enough that threads times ranges fit into the memory of the smallest job, large enough to fill a link.
+from .checksum import crc32
+
+#: What one thread asks for at a time: large enough to fill a link.
 RANGE = 2 << 20
+#: Of which so much is read, summed and written at once, while it is in the processor's cache.
+_CHUNK = 256 << 10
 _POLYNOMIAL = 0xEDB88320
 
 
@@ -64,15 +67,13 @@ class Copier:
             raise self._error
 
     def _work(self) -> None:
-        buffer = memoryview(b"")
+        buffer = memoryview(bytearray(_CHUNK))
         try:
             while not self.stop.is_set():
                 task = self._take()
                 if task is None:
                     return
                 place, part, number = task
-                if len(buffer) < min(RANGE, part.item.size):
-                    buffer = memoryview(bytearray(min(RANGE, part.item.size)))
                 fetched = part.copy(number, buffer)
                 with self._changed:
                     self.copied_bytes += fetched
@@ -158,28 +159,37 @@ class _Part:
     def copy(self, number: int, buffer: memoryview) -> int:
         """Fetch one range, or find it intact on the local disk; returns the bytes that came from the source."""
         start = number * RANGE
-        length = min(RANGE, self.item.size - start)
-        view = buffer[:length]
-        if number in self._kept and _read(self._out, view, start) == length:
-            self._crcs[number] = zlib.crc32(view)
-            if self._crcs[number] == self._kept[number]:
+        end = min(start + RANGE, self.item.size)
+        if number in self._kept:
+            crc = 0
+            for view in _chunks(self._out, start, end, buffer):
+                crc = crc32(view, crc)
+            if crc == self._kept[number]:
+                self._crcs[number] = crc
                 return 0
         if self.ranges > 1:
             # Several threads read one file in pieces, which looks random to the kernel's own read-ahead.
-            os.posix_fadvise(self._in, start, length, os.POSIX_FADV_WILLNEED)
-        if _read(self._in, view, start) != length:
+            os.posix_fadvise(self._in, start, end - start, os.POSIX_FADV_WILLNEED)
+        crc, at = 0, start
+        for view in _chunks(self._in, start, end, buffer):
+            crc = crc32(view, crc)
+            self._write(view, at)
+            at += len(view)
+        if at != end:
             raise SourceChanged("%s is shorter than it should be" % self.item.name)
-        self._crcs[number] = zlib.crc32(view)
-        done = 0
-        while done < length:
+        self._crcs[number] = crc
+        if self._journal is not None:
+            self._journal.write("%d %08x\n" % (number, crc))
+            self._journal.flush()
+        return end - start
+
+    def _write(self, view: memoryview, at: int) -> None:
+        while view:
             try:
-                done += os.pwrite(self._out, view[done:], start + done)
+                done = os.pwrite(self._out, view, at)
             except OSError as error:
                 raise OSError(error.errno, error.strerror, self.final) from None
-        if self._journal is not None:
-            self._journal.write("%d %08x\n" % (number, self._crcs[number] or 0))
-            self._journal.flush()
-        return length
+            view, at = view[done:], at + done
 
     def done(self) -> bool:
         """Count a range that is in place; True for the last one of the file."""
@@ -276,14 +286,14 @@ def _times(a: int, b: int) -> int:
     return total
 
 
-def _read(fd: int, view: memoryview, start: int) -> int:
-    done = 0
-    while done < len(view):
-        got = os.preadv(fd, [view[done:]], start + done)
+def _chunks(fd: int, at: int, end: int, buffer: memoryview) -> Iterator[memoryview]:
+    """The bytes of a file from `at` to `end`, or to where it ends before, a bufferful at a time."""
+    while at < end:
+        got = os.preadv(fd, [buffer[: end - at]], at)
         if got == 0:
-            break
-        done += got
-    return done
+            return
+        yield buffer[:got]
+        at += got
 
 
 def _read_journal(path: str) -> Dict[int, int]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
+from shoal.agent.checksum import crc32
 from shoal.data import foreign, needs, tar, tfrecord
 from shoal.data import manifest as manifests
 from shoal.data.index import SUFFIX, is_intact, open_index
@@ -79,7 +79,7 @@ def _compare(folder: str, shard: Shard) -> list[Problem]:
         try:
             with open(path + SUFFIX, "rb") as file:
                 data = file.read()
-            if f"{zlib.crc32(data):08x}" != shard.index_crc32 or not is_intact(data):
+            if f"{crc32(data):08x}" != shard.index_crc32 or not is_intact(data):
                 found.append(Problem(shard.name + SUFFIX, "does not have the checksum of the manifest"))
         except FileNotFoundError:
             found.append(Problem(shard.name + SUFFIX, "is missing"))
@@ -100,7 +100,7 @@ def _where(path: str) -> str:
             sample = index.sample(number)
             for member in sample.members:
                 file.seek(member.offset)
-                if zlib.crc32(file.read(member.size)) != member.crc:
+                if crc32(file.read(member.size)) != member.crc:
                     hit.append(f"{sample.key.decode('utf-8', 'backslashreplace')}.{member.field}")
     if not hit:
         return ": all samples are intact, the bytes between them are not"

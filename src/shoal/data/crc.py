@@ -2,7 +2,7 @@
 
 zlib's CRC is linear: crc(A + B) = shift(crc(A), len(B)) xor crc(B), where shift multiplies by x^(8 len) modulo the
 polynomial. So the checksums of a shard's records, which the index keeps, give the checksum of the shard, which the
-manifest keeps and every copy is compared with. One pass at 4 GB/s does both; any Python on any node can check it.
+manifest keeps and every copy is compared with. One pass does both; any Python on any node can check it.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ import json
 import mmap
 import os
 import struct
-import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from shoal.agent import files
+from shoal.agent.checksum import crc32
 from shoal.data import needs
 from shoal.errors import ShoalError
 
@@ -157,7 +157,7 @@ class IndexBuilder:
         text = json.dumps(header).encode()
         body_at = 16 + room + (-(16 + room)) % 8
         body = _MAGIC + struct.pack("<Q", len(text)) + text.ljust(body_at - 16, b" ") + b"".join(parts)
-        return body + struct.pack("<I", zlib.crc32(body))
+        return body + struct.pack("<I", crc32(body))
 
 
 def open_index(path: str) -> ShardIndex:
@@ -177,7 +177,7 @@ def is_intact(index_bytes: bytes) -> bool:
     """Whether the bytes of an index are the ones that were written."""
     if len(index_bytes) < 20 or not index_bytes.startswith(_MAGIC):
         return False
-    return zlib.crc32(index_bytes[:-4]) == int.from_bytes(index_bytes[-4:], "little")
+    return crc32(index_bytes[:-4]) == int.from_bytes(index_bytes[-4:], "little")
 
 
 def _cut(blob: memoryview, ends: Sequence[int], number: int) -> bytes:

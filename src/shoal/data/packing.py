@@ -13,13 +13,13 @@ import shutil
 import socket
 import sys
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from shoal import __version__
 from shoal.agent import files
+from shoal.agent.checksum import crc32
 from shoal.data import manifest as manifests
 from shoal.data import squash
 from shoal.data.index import SUFFIX, open_index
@@ -146,7 +146,7 @@ def read_shard(path: str) -> Shard:
         samples=len(index),
         crc32=index.shard["crc32"],
         index_size=len(data),
-        index_crc32=f"{zlib.crc32(data):08x}",
+        index_crc32=f"{crc32(data):08x}",
     )
 
 

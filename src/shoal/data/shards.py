@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import random
 import struct
-import zlib
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from shoal.agent.checksum import crc32
 from shoal.data import crc, needs, tar, tfrecord
 from shoal.data.disk import writing
 from shoal.data.index import INT64, NO_LABEL, RAW, SUFFIX, IndexBuilder, Member, Sample, write_index
@@ -81,12 +81,12 @@ class ShardWriter:
             samples=len(self.index),
             crc32=checksum,
             index_size=len(data),
-            index_crc32=f"{zlib.crc32(data):08x}",
+            index_crc32=f"{crc32(data):08x}",
         )
 
     def _put(self, piece: bytes, checksum: int | None = None) -> None:
         self._waiting.append(piece)
-        self._pieces.append((zlib.crc32(piece) if checksum is None else checksum, len(piece)))
+        self._pieces.append((crc32(piece) if checksum is None else checksum, len(piece)))
         self.at += len(piece)
         if len(self._waiting) >= _PIECES:
             self._flush()
@@ -117,7 +117,7 @@ class TarWriter(ShardWriter):
             values = [*values, Value("cls", b"%d" % label)]
         for field, data, path in values:
             name = b"%b.%b" % (text, field.encode("utf-8", "surrogateescape"))
-            size, checksum = len(data), zlib.crc32(data)
+            size, checksum = len(data), crc32(data)
             head = self._glue + tar.header(name, size, mtime_s)
             members.append(Member(field, self.at + len(head), size, checksum, path))
             if size < _SMALL and len(head) < _GLUE:
@@ -150,7 +150,7 @@ class TFRecordWriter(ShardWriter):
         members = []
         for (field, value), offset in zip(pairs, offsets, strict=False):
             size = len(value) if isinstance(value, bytes) else len(tfrecord.varint(value))
-            checksum = zlib.crc32(memoryview(data)[offset : offset + size])
+            checksum = crc32(memoryview(data)[offset : offset + size])
             kind = RAW if isinstance(value, bytes) else INT64
             members.append(Member(field, self.at + offset, size, checksum, paths.get(field, b""), kind))
             self.bytes += size

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import zlib
 
+from shoal.agent.checksum import crc32
 from shoal.data.disk import failed
 from shoal.data.manifest import Shard
 from shoal.errors import InputError, ShoalError
@@ -56,7 +56,7 @@ def checksum_of(path: str) -> tuple[int, str]:
     size = value = 0
     with open(path, "rb", buffering=0) as file:
         while data := file.read(1 << 22):
-            value = zlib.crc32(data, value)
+            value = crc32(data, value)
             size += len(data)
     return size, f"{value:08x}"
 

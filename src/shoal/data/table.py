@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from shoal.agent.checksum import crc32
 from shoal.data import needs, tfrecord
 from shoal.data.index import BYTES_LIST, FLOAT, INT64, NO_LABEL
 from shoal.data.shardset import ShardSet
@@ -116,7 +116,7 @@ class Table:
 
     def _check(self, found: list[Any], rows: Any, shards: list[int], offsets: list[int]) -> None:
         for data, crc, shard, offset in zip(found, self._crc[rows].tolist(), shards, offsets, strict=True):
-            if zlib.crc32(data) != crc and not self.shards.index(shard).shard.get("unchecked"):
+            if crc32(data) != crc and not self.shards.index(shard).shard.get("unchecked"):
                 name = self.shards.manifest.shards[shard].name
                 raise ShoalError(
                     f"{name} is damaged: {len(data)} bytes at {offset} have a wrong checksum",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import zlib
 from collections.abc import Callable
 from typing import NamedTuple
 
+from shoal.agent.checksum import crc32
 from shoal.data import foreign, squash
 from shoal.data.checking import locate
 from shoal.data.disk import writing
@@ -68,7 +68,7 @@ def _files(index: ShardIndex, sample: Sample, fd: int, path: str) -> list[tuple[
         if from_files and not member.path:
             continue
         data = os.pread(fd, member.size, member.offset)
-        if len(data) != member.size or (zlib.crc32(data) != member.crc and not index.shard.get("unchecked")):
+        if len(data) != member.size or (crc32(data) != member.crc and not index.shard.get("unchecked")):
             key = sample.key.decode("utf-8", "backslashreplace")
             raise ShoalError(
                 f"{path} is damaged: {key}.{member.field} has a wrong checksum", hint=f"shoal data verify {path}"
