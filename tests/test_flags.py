@@ -106,6 +106,17 @@ def test_later_flags_win_over_those_of_a_profile() -> None:
     assert (both.account, both.request.time, both.requeue) == ("lab", "00:20:00", True)
 
 
+def test_of_the_ways_to_ask_for_memory_the_last_one_counts() -> None:
+    """Slurm takes only one of them, and a resume adds its --mem behind what the run had."""
+    found = parse("--mem-per-cpu=4G --mem=64G")
+    assert (found.request.memory, found.other) == ("64G", ())
+    found = parse("--mem=64G --mem-per-cpu=4G --mem-per-gpu=8G")
+    assert (found.request.memory, found.other) == (None, ("--mem-per-gpu=8G",))
+    profile = parse("--mem-per-cpu=4G --exclusive")
+    assert parse("--mem=64G").over(profile).other == ("--exclusive",)
+    assert parse("--mem-per-gpu=8G").over(profile).other == ("--exclusive", "--mem-per-gpu=8G")
+
+
 @pytest.mark.parametrize(
     "text",
     ["-J x", "--job-name=x", "-o x", "--output=x", "-e x", "--array=1-3", "-a1", "--wrap=x", "--parsable", "-W", "-HW",

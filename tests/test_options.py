@@ -165,6 +165,11 @@ def test_a_verbatim_flag_silences_what_would_contradict_it(
     assert absent not in options(answer(profiles, "galvani", flags))
 
 
+def test_memory_that_is_asked_for_last_is_what_sbatch_gets(profiles: dict[str, Cluster]) -> None:
+    told = options(answer(profiles, "galvani", "--mem-per-cpu=4G --gres=gpu:1 --mem=64G"))
+    assert told["mem"] == "64G" and "mem-per-cpu" not in told
+
+
 @pytest.mark.parametrize("flag", ["--nodes=2-4", "--time=UNLIMITED", "--mem=0", "--ntasks-per-node=4"])
 def test_a_verbatim_flag_stands_alone(profiles: dict[str, Cluster], flag: str) -> None:
     argv = answer(profiles, "galvani", f"{flag} --gres=gpu:1").argv()

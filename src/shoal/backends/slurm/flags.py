@@ -65,6 +65,7 @@ _OWNED = {
     "version": ("it prints instead of submitting", "sbatch --version"),
     "quiet": ("the answer of sbatch must be readable", "leave it out"),
 }
+_MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu")
 DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 _COUNT = re.compile(r"\d{1,6}", re.ASCII)
 _UNKNOWN = re.compile(r"[A-Za-z][A-Za-z0-9_-]*", re.ASCII)
@@ -84,7 +85,8 @@ class SbatchFlags(msgspec.Struct, frozen=True, kw_only=True):
 
     def over(self, base: SbatchFlags) -> SbatchFlags:
         """These flags on top of others, as if they came later on one command line."""
-        names = {option_name(flag) for flag in self.other}
+        names = {name for flag in self.other for name in _instead_of(option_name(flag))}
+        names |= _instead_of("mem") if self.request.memory is not None else set()
         kept = tuple(flag for flag in base.other if option_name(flag) not in names)
         own = {
             name: value
@@ -114,6 +116,11 @@ def option_name(flag: str) -> str:
     return flag.removeprefix("--").partition("=")[0]
 
 
+def _instead_of(name: str) -> set[str]:
+    """The options whose place a later one takes: its own, and those that Slurm does not allow beside it."""
+    return set(_MEMORY) if name in _MEMORY else {name}
+
+
 def parse_flags(words: Sequence[str], *, nodes: int | None = None) -> SbatchFlags:
     """Understand sbatch flags; `nodes` is what holds when they say nothing about nodes.
 
@@ -121,7 +128,8 @@ def parse_flags(words: Sequence[str], *, nodes: int | None = None) -> SbatchFlag
     """
     last: dict[str, str | None] = {}
     for name, value in _pairs(words):
-        last.pop(name, None)  # as in sbatch, the later one counts
+        for other in _instead_of(name):
+            last.pop(other, None)  # as in sbatch, the later one counts
         last[name] = value
     return _absorb(last, nodes)
 
