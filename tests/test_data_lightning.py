@@ -18,7 +18,7 @@ EPOCHS, SAMPLES = 2, 96
 
 #: Writes one line per batch: epoch, rank, keys.
 TRAINING = """
-import json, sys
+import gc, json, sys
 import lightning, torch
 import shoal.data
 from shoal.data.for_torch import Loader, MapDataset
@@ -50,7 +50,8 @@ def main():
 
 if __name__ == "__main__":
     main()
-    torch.distributed.destroy_process_group()  # else threads of gloo may crash Python at its end
+    gc.collect()  # The model is in a circle, and keeps threads of gloo that may crash Python at its end.
+    torch.distributed.destroy_process_group()
 """
 
 

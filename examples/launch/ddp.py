@@ -4,6 +4,7 @@ It saves a checkpoint every few steps and when it is told to stop, and continues
 """
 
 import argparse
+import gc
 import json
 import os
 import signal
@@ -75,3 +76,4 @@ def say(rank: int, world: int, **what: object) -> None:
 
 if __name__ == "__main__":
     main()
+    gc.collect()  # The model is in a circle; while it lives so do threads of gloo, which may crash Python when it ends.

@@ -1,5 +1,6 @@
 """A Lightning program that does not care how it is started: under `srun` and `torchrun` it has every rank."""
 
+import gc
 import json
 import os
 
@@ -42,5 +43,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    # Before Python ends: threads of gloo that are still at work then would crash it.
+    # Before Python ends: threads of gloo that are still at work then would crash it. The model, in a circle, has them.
+    gc.collect()
     torch.distributed.destroy_process_group()

@@ -76,7 +76,7 @@ def _remedies(home: str, view: RunView, kind: str | None, spec: RunSpec | None, 
         return [f'{again}   # with one rank for each GPU: launch = "torchrun" or "srun" counts them itself']
     if kind == "unfinished_group":
         return [
-            f"{again}   # with torch.distributed.destroy_process_group() at its end, after the last use of the model"
+            f"{again}   # with gc.collect() and torch.distributed.destroy_process_group() at its end, outside of main()"
         ]
     if kind == "disk":
         return [f"df -h {view.output_dir or '.'}   # free some space, then: {resume or again}"]
