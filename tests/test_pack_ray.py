@@ -179,7 +179,8 @@ def test_two_users_on_one_node_do_not_meet() -> None:
         _wait_begun(first, 1)
         done = _as(USERS[1], second, [python, *words, "{k}"])
         _, said = done.communicate(timeout=180)
-        assert done.returncode == 0, said
+        logs = [path.read_text() for path in second.submissions()[0].glob("ray.*.log")]
+        assert done.returncode == 0, "\n".join([said, *logs])
         (log,) = first.submissions()[0].glob("ray.*.log")
         address = "127.0.0.1:" + log.read_text().partition("--port=")[2].split()[0]
         code = f"import ray; ray.init(address={address!r}, log_to_driver=False)"
