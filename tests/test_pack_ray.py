@@ -171,6 +171,7 @@ def test_two_users_on_one_node_do_not_meet() -> None:
     """A's Ray is up while B's starts, works and ends; and B, who knows where A's is, is not let in."""
     folder = Path(tempfile.mkdtemp(prefix="shoal-two-", dir="/tmp"))
     folder.chmod(0o755)
+    waiting = None
     try:
         python = _open_python(folder)
         first, second = (_project_of(folder / str(uid), uid) for uid in USERS)
@@ -192,6 +193,9 @@ def test_two_users_on_one_node_do_not_meet() -> None:
         assert waiting.returncode == 0, said
         assert all(end["success"] for one in (first, second) for end in _ends(one))
     finally:
+        if waiting is not None:
+            waiting.kill()
+            waiting.communicate()
         shutil.rmtree(folder)
 
 
