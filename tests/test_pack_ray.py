@@ -171,32 +171,58 @@ def test_two_users_on_one_node_do_not_meet() -> None:
     """A's Ray is up while B's starts, works and ends; and B, who knows where A's is, is not let in."""
     folder = Path(tempfile.mkdtemp(prefix="shoal-two-", dir="/tmp"))
     folder.chmod(0o755)
-    waiting = None
+    packs: list[subprocess.Popen[str]] = []
     try:
         python = _open_python(folder)
         first, second = (_project_of(folder / str(uid), uid) for uid in USERS)
         words = ["-m", "shoal", "pack", "--engine", "ray", "--slots", "1", "--set", "k=1,2", "--", python, "train.py"]
-        waiting = _as(USERS[0], first, [python, *words, "{k}", "wait=go"])
-        _wait_begun(first, 1)
-        done = _as(USERS[1], second, [python, *words, "{k}"])
-        _, said = done.communicate(timeout=180)
-        logs = [path.read_text() for path in second.submissions()[0].glob("ray.*.log")]
-        assert done.returncode == 0, "\n".join([said, *logs])
-        (log,) = first.submissions()[0].glob("ray.*.log")
-        address = "127.0.0.1:" + log.read_text().partition("--port=")[2].split()[0]
-        code = f"import ray; ray.init(address={address!r}, log_to_driver=False)"
+        for uid, project in zip(USERS, (first, second), strict=True):
+            packs.append(_as(uid, project, [python, *words, "{k}", "wait=go"]))
+            _wait_whole(project, packs[-1])
+        assert len({_port(project, "ray-client-server-port") for project in (first, second)}) == 2
+        _finish(second, packs[1])
+        code = f"import ray; ray.init(address='127.0.0.1:{_port(first, 'port')}', log_to_driver=False)"
         stranger = _as(USERS[1], second, [python, "-c", code], RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0" * 64)
         _, said = stranger.communicate(timeout=120)
         assert stranger.returncode != 0 and "uthenticat" in said, said
-        first.write("go", "")
-        _, said = waiting.communicate(timeout=120)
-        assert waiting.returncode == 0, said
+        _finish(first, packs[0])
         assert all(end["success"] for one in (first, second) for end in _ends(one))
     finally:
-        if waiting is not None:
-            waiting.kill()
-            waiting.communicate()
+        for pack in packs:
+            pack.kill()
+            pack.communicate()
         shutil.rmtree(folder)
+
+
+def _wait_whole(project: Project, pack: subprocess.Popen[str]) -> None:
+    """A run has begun, and all of Ray is up: its server for clients comes last, and when it fails, everything ends."""
+
+    def is_whole() -> bool:
+        return any((project.root / "marks").iterdir()) and _listens(_port(project, "ray-client-server-port"))
+
+    wait_until(lambda: is_whole() or pack.poll() is not None, 180, "all of Ray is up")
+    assert pack.poll() is None, _log(project)
+
+
+def _finish(project: Project, pack: subprocess.Popen[str]) -> None:
+    project.write("go", "")
+    _, said = pack.communicate(timeout=180)
+    assert pack.returncode == 0, said + _log(project)
+
+
+def _log(project: Project) -> str:
+    (log,) = project.submissions()[0].glob("ray.*.log")
+    return log.read_text()
+
+
+def _port(project: Project, part: str) -> int:
+    """The port that a part of a project's Ray was given."""
+    return int(_log(project).partition(f" --{part}=")[2].split()[0])
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _open_python(folder: Path) -> str:

@@ -6,6 +6,7 @@ nice 15, and `ray stop` ends everybody's. So: token authentication with a 0600 f
 no dashboard, explicit sizes, and an end by our own processes.
 """
 
+import importlib.util
 import os
 import secrets
 import shutil
@@ -22,6 +23,9 @@ from .machine import least_cpus
 
 _START_S = 120.0
 _OBJECT_STORE_MB = 100
+#: Ray's own choices are the same for every Ray of a node, and are looked at before they are taken; 0 leaves them to the
+#: system, which lets nobody else come in between.
+OWN_PORTS = ("--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0")
 
 
 class RayProblem(Exception):
@@ -41,6 +45,7 @@ class Cluster:
         self.log = os.path.join(folder, "ray.%s.log" % name)
         self.env = ray_environment(environ, token)
         self.processes: List[Any] = []
+        self.held = socket.socket()
         self.step: Any = None
         self.head: Any = None
         self.job = me.get("job_id")
@@ -56,15 +61,12 @@ class Cluster:
     def _start_head(self, cpus: int, gpus: int) -> str:
         """Start the head and return its address. Another job may take the port in between: then the next is tried."""
         why = ""
+        own = [*client_port(self.held), *OWN_PORTS, *sizes(cpus, gpus)]
         for _ in range(3):
             port = free_port()
             address = "%s:%d" % (_own_address(), port)
             argv = [self.ray, "start", "--head", "--block", "--port=%d" % port, "--include-dashboard=false"]
-            argv += [
-                "--node-ip-address=%s" % _own_address(),
-                "--temp-dir=%s" % os.path.join(self.temp, "r"),
-                *sizes(cpus, gpus),
-            ]
+            argv += ["--node-ip-address=%s" % _own_address(), "--temp-dir=%s" % os.path.join(self.temp, "r"), *own]
             said = _size(self.log)
             head = self._start(argv)
             if self._is_up(head, said):
@@ -86,7 +88,7 @@ class Cluster:
             "--cpu-bind=none",
         ]
         argv += ["--cpus-per-task=%d" % self.real_cpus] if self.real_cpus else []
-        argv += [sys.executable, "-I", _agent(), "ray-node", self.ray, self.address, *sizes(cpus, gpus)]
+        argv += [sys.executable, "-I", _agent(), "ray-node", self.ray, self.address, *OWN_PORTS, *sizes(cpus, gpus)]
         self.step = self._start(argv)
 
     def _start(self, argv: Sequence[str]) -> Any:
@@ -137,6 +139,7 @@ class Cluster:
         for process in self.processes:
             _end(process)
         self.processes = []
+        self.held.close()
         shutil.rmtree(self.temp, ignore_errors=True)
 
 
@@ -197,6 +200,19 @@ def sizes(cpus: int, gpus: int) -> List[str]:
         "--memory=%d" % (1024 * 1024 * 1024),
         "--disable-usage-stats",
     ]
+
+
+def client_port(held: socket.socket) -> List[str]:
+    """A port for the server that Ray starts for clients from outside wherever grpcio is installed.
+
+    It cannot be turned off, its port is 10001 for everybody, and when another user has that one all of this Ray ends.
+    `held` keeps the port for us: gRPC shares a port with others of the same user, and takes it when it is ready.
+    """
+    if importlib.util.find_spec("grpc") is None:
+        return []
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    held.bind(("", 0))
+    return ["--ray-client-server-port=%d" % held.getsockname()[1]]
 
 
 def _token_file(folder: str, name: str) -> str:

@@ -181,7 +181,7 @@ class RayStarter(Starter):
 
     def _break(self) -> None:
         """The head is gone: its workers follow, and every run that they had is lost; end them all before we say so."""
-        self.say("Ray's head has died: what ran is lost, and nothing more is started here")
+        self.say("Ray's head has died: what ran is lost, and nothing more is started here; see %s" % self.cluster.log)
         self.broken, self.waiting = True, False
         self.cluster.close()
         for child in self._children.values():
