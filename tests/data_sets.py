@@ -7,6 +7,10 @@ import random
 import sys
 from pathlib import Path
 
+import shoal.data
+from project import Project
+from shoal.data.planning import Settings
+
 #: The command line, run by the Python of the tests.
 SHOAL = [sys.executable, "-c", "import sys; from shoal.cli import main; sys.exit(main())"]
 
@@ -30,3 +34,16 @@ def contents(root: Path) -> dict[bytes, bytes]:
             path = os.path.join(where, name)
             found[os.path.relpath(path, base)] = Path(os.fsdecode(path)).read_bytes()
     return found
+
+
+def make_data(folder: Path) -> Path:
+    """folder/src with files, and the same as shards in folder/data."""
+    make_folder(folder / "src", 200, size=5000)
+    shoal.data.pack(str(folder / "src"), str(folder / "data"), Settings(shard_mb=0.1, first_mb=0.08))
+    return folder / "data"
+
+
+def with_data(project: Project, line: str) -> None:
+    """Give the step `train` its data."""
+    path = project.root / "shoal.toml"
+    path.write_text(path.read_text().replace('output = "training"\n', f'output = "training"\n{line}\n'))

@@ -13,26 +13,13 @@ import pytest
 
 import shoal.data
 from conftest import cancel_all
-from data_sets import contents, make_folder
+from data_sets import contents, make_data, with_data
 from project import Project
 from shoal.agent import cache
 from shoal.config.data_sets import resolve_data
 from shoal.data.advising import Times, advise, predict, summarize
-from shoal.data.planning import Settings
 from shoal.sandbox import Sandbox
 from staging_cases import Gate
-
-
-def make_data(folder: Path) -> Path:
-    make_folder(folder / "src", 200, size=5000)
-    shoal.data.pack(str(folder / "src"), str(folder / "data"), Settings(shard_mb=0.1, first_mb=0.08))
-    return folder / "data"
-
-
-def with_data(project: Project, line: str) -> None:
-    """Give the step `train` its data."""
-    path = project.root / "shoal.toml"
-    path.write_text(path.read_text().replace('output = "training"\n', f'output = "training"\n{line}\n'))
 
 
 def staged(project: Project, name: str) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -18,9 +19,14 @@ from typing import Any
 import pytest
 
 import shoal
+from data_sets import make_data, with_data
 from project import Project, assert_clear_error, processes_with, project_here
 from shoal.agent.pack import ray_cluster
-from shoal.agent.pack.ray_cluster import Cluster, RayProblem, ray_environment, sizes
+from shoal.agent.pack.children import StarterFailed
+from shoal.agent.pack.machine import Gpus, memory_mb
+from shoal.agent.pack.node import Node
+from shoal.agent.pack.ray_cluster import Cluster, ray_environment, sizes
+from shoal.agent.pack.short_folder import ShortFolder
 from shoal.sandbox import Sandbox
 from waiting import wait_until
 
@@ -53,11 +59,39 @@ def _wait_for_none(project: Project) -> None:
 
 
 def test_sizes_and_surroundings_are_the_allocations_and_not_the_machines() -> None:
-    assert sizes(4, 2)[:2] == ["--num-cpus=4", "--num-gpus=2"]
-    assert any(word.startswith("--object-store-memory=") for word in sizes(4, 2))
+    assert sizes(4, 2, 2048)[:2] == ["--num-cpus=4", "--num-gpus=2"]
+    assert f"--memory={2048 << 20}" in sizes(4, 2, 2048) and f"--object-store-memory={100 << 20}" in sizes(4, 2, 2048)
+    assert f"--object-store-memory={80 << 20}" in sizes(4, 2, 512), "Ray takes no less than 75 MB"
+    assert not any("--memory" in word for word in sizes(4, 2, None))
     env = ray_environment({"RAY_ADDRESS": "somebody:6379", "HOME": "/h", "PYTHONPATH": "/p"}, "/t")
     assert "RAY_ADDRESS" not in env and env["RAY_AUTH_MODE"] == "token" and env["RAY_AUTH_TOKEN_PATH"] == "/t"
     assert env["RAY_worker_niceness"] == "0" and env["PYTHONPATH"].endswith(":/p")
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        ({"SLURM_MEM_PER_NODE": "2048"}, 2048),
+        ({"SLURM_MEM_PER_CPU": "100", "SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "3"}, 300),
+        ({"SLURM_MEM_PER_NODE": "0"}, None),
+        ({}, None),
+    ],
+)
+def test_the_memory_of_an_allocation_is_what_slurm_says(environ: dict[str, str], found: int | None) -> None:
+    assert memory_mb(environ) == found
+
+
+def test_a_folder_that_nobody_holds_any_more_is_removed_and_others_stay() -> None:
+    code = "import os, sys; from shoal.agent.pack.short_folder import ShortFolder; print(ShortFolder().path)"
+    held = ShortFolder()
+    left = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+    assert os.path.isdir(left), "its maker ended without a word"
+    another = ShortFolder()
+    assert not os.path.exists(left)
+    assert os.path.isdir(held.path) and stat.S_IMODE(os.stat(held.path).st_mode) == 0o700
+    for folder in (held, another):
+        folder.close()
+        assert not os.path.exists(folder.path)
 
 
 def test_runs_are_the_same_under_ray_and_nothing_of_it_is_left(project: Project) -> None:
@@ -70,6 +104,51 @@ def test_runs_are_the_same_under_ray_and_nothing_of_it_is_left(project: Project)
     _wait_for_none(project)
     (token,) = project.submissions()[0].glob("ray.*.token")
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
+
+
+PAGE = """\
+step = "train"
+command = [{python}, "-S", {train}, "{{k}}", "wait=go{{k}}"]
+[sweep]
+k = "1:{runs}:1"
+[request]
+gpus = 1
+[[requests]]
+when = "k == 1"
+gpus = 2
+"""
+
+
+def _page(project: Project, runs: int) -> Path:
+    """Runs of which the first has two GPUs and the others one; run k waits for the file go<k>."""
+    train = json.dumps(str(project.root / "train.py"))
+    text = PAGE.format(python=json.dumps(sys.executable), train=train, runs=runs)
+    return project.write("experiments/001_depth/000_train.toml", text)
+
+
+def _starts(project: Project) -> dict[str, dict[str, Any]]:
+    """Start records by the run's k."""
+    found = (project.home / "runs").glob("*/*/attempt.1.start")
+    return {path.parent.name[-1]: json.loads(path.read_text()) for path in found}
+
+
+def test_runs_hold_what_they_need_under_ray_too_gpus_and_cpus(project: Project) -> None:
+    """Two GPUs, which are only names; all CPUs for each run, so that no two run at the same time."""
+    cpus = len(os.sched_getaffinity(0))
+    project.env["CUDA_VISIBLE_DEVICES"] = "GPU-aaaa,GPU-bbbb"
+    words = ("--shape", "pack", "--engine", "ray", "--slots", 2, "--cpus-per-run", cpus)
+    for number in (1, 2, 3):
+        project.write(f"go{number}", "")
+    project.shoal("submit", _page(project, 3), *words, timeout_s=200)
+    starts = _starts(project)
+    assert {k: len(start["held"]["gpus"]) for k, start in starts.items()} == {"1": 2, "2": 1, "3": 1}
+    marks = {name: project.marks(name)[0]["env"] for name in project.status()}
+    assert {(env["SHOAL_GPUS_PER_NODE"], env["SHOAL_CPUS_PER_NODE"]) for env in marks.values()} == {
+        ("2", str(cpus)),
+        ("1", str(cpus)),
+    }
+    times = sorted((end["began"], end["ended"]) for end in _ends(project))
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(times)), "one after the other"
 
 
 def test_killing_a_worker_of_ray_ends_its_run_which_is_tried_again(project: Project) -> None:
@@ -90,35 +169,63 @@ def test_killing_a_worker_of_ray_ends_its_run_which_is_tried_again(project: Proj
     _wait_for_none(project)
 
 
+def test_a_run_whose_gpus_went_with_a_worker_is_left_over_and_nobody_waits_for_them(project: Project) -> None:
+    project.env["CUDA_VISIBLE_DEVICES"] = "GPU-aaaa,GPU-bbbb"
+    page = _page(project, 2)
+    begun = project.start("submit", page, "--shape", "pack", "--engine", "ray", "--slots", 2)
+    _wait_begun(project, 1)
+    worker = next(pid for pid in _of_ray(project) if b"SlotWorker.run" in _command(pid))
+    os.kill(worker, signal.SIGKILL)
+    _, said = begun.communicate(timeout=120)
+    assert begun.returncode == 4 and "2 runs are left over" in said, said
+    _wait_for_none(project)
+    for number in (1, 2):
+        project.write(f"go{number}", "")
+    project.shoal("submit", page, "--shape", "pack", "--slots", 2)
+    assert {run["state"] for run in project.status().values()} == {"done"}
+
+
 def test_what_ray_cannot_do_is_told_before_anything_starts(project: Project) -> None:
     words = ("pack", "--engine", "ray", "--slots", 2, "--dry-run")
     for flag in (("--preload", "json"), ("--bind",)):
         assert_clear_error(project.shoal(*words, *flag, "--", "true", code=2), 2, f"{flag[0]} is not for --engine ray")
-    assert "without MPS" in project.shoal(*words, "--gpus-per-run", 0.5, "--", "true").err
-    assert "without MPS" not in project.shoal(*words, "--gpus-per-run", 0.5, "--no-mps", "--", "true").err
 
 
 def test_without_ray_it_says_so_in_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(RayProblem, match=r"pip install 'shoal\[ray\]'"):
-        Cluster(str(tmp_path), 1, 0, 1, {}, {})
+    with pytest.raises(StarterFailed, match=r"pip install 'shoal\[ray\]'"):
+        Cluster(_node(tmp_path, {}), 1)
+
+
+def _node(home: Path, environ: dict[str, str]) -> Node:
+    node = Node(str(home), "token", {}, Gpus(), [0], environ, None)
+    Path(node.folder).mkdir(parents=True)
+    return node
 
 
 @pytest.mark.slurm
 def test_ray_over_the_nodes_of_a_job(tmp_path: Path, make_sandbox: Callable[..., Sandbox]) -> None:
-    """The nodes are hosts of their own here: own address, own processes."""
-    project = Project(tmp_path, make_sandbox("ray", nodes=2, hosts=True))
-    words = ("pack", "--engine", "ray", "--nodes", 2, "--gpus", 2, "--slots", 2, "--time", "10m", "--mem", "2G")
-    project.shoal(*words, "--set", "k=1:6:1", "--", *QUICK, "wait=go", "{k}")
-    wait_until(lambda: len(list((project.root / "marks").iterdir())) >= 4, 180, "four runs have begun")
-    starts = [json.loads(path.read_text()) for path in (project.home / "runs").glob("*/*/attempt.1.start")]
-    assert len({start["held"]["host"] for start in starts}) == 2, "slots on both nodes"
-    assert len({start["engine"] for start in starts}) == 1, "one engine for all of them"
-    project.write("go", "")
+    """The nodes are hosts of their own here: own address, own processes. The first run has the GPUs of one of them."""
+    project = Project(tmp_path, make_sandbox("ray", nodes=2, gpus=2, hosts=True))
+    with_data(project, f'data = {{ images = "{make_data(tmp_path)}" }}')
+    (tmp_path / "scratch").mkdir()
+    words = ("--shape", "pack", "--engine", "ray", "--nodes", 2, "--gpus", 2, "--slots", 2, "--time", "10m")
+    project.shoal("submit", _page(project, 5), *words, "--mem", "2G", SHOAL_SCRATCH=str(tmp_path / "scratch"))
+    _wait_begun(project, 3)
+    starts = _starts(project)
+    assert sorted(starts) == ["1", "2", "3"], "no room for more"
+    assert len({start["held"]["host"] for start in starts.values()}) == 2, "slots on both nodes"
+    assert len({start["engine"] for start in starts.values()}) == 1, "one engine for all of them"
+    assert {k: start["held"]["gpus"] for k, start in starts.items()} == {"1": ["0", "1"], "2": ["0"], "3": ["1"]}
+    told = [path.name for path in project.submissions()[0].glob("*.data/node-*.json")]
+    assert len(told) == 2, "the data was brought to both nodes"
+    for number in range(1, 6):
+        project.write(f"go{number}", "")
     wait_until(lambda: {run["state"] for run in project.status().values()} == {"done"}, 180, "all runs are done")
     wait_until(lambda: not project.slurm("squeue", "-h", "-t", "PD,R,CG").strip(), 60, "the job has ended")
     _wait_for_none(project)
+    assert not list(project.submissions()[0].glob("*.data"))
 
 
 def _ends(project: Project) -> list[dict[str, Any]]:
@@ -155,7 +262,7 @@ def test_a_taken_port_means_the_next_one(tmp_path: Path, monkeypatch: pytest.Mon
         first, free_port = iter([taken.getsockname()[1]]), ray_cluster.free_port
         # A busy machine may need more than the second: Ray takes its time, or somebody else takes the port.
         monkeypatch.setattr(ray_cluster, "free_port", lambda: next(first, None) or free_port())
-        cluster = Cluster(str(tmp_path), 1, 0, 1, project.env, {})
+        cluster = Cluster(_node(tmp_path / "home", project.env), 1)
         try:
             assert not cluster.address.endswith(f":{taken.getsockname()[1]}")
             assert next(first, None) is None, "the taken one was tried"

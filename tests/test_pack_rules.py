@@ -30,12 +30,13 @@ shares = st.sampled_from([0, 1, 250_000, 333_333, 500_000, WHOLE, 2 * WHOLE])
     gpus=st.integers(0, 4),
     cpus=st.integers(0, 6),
     keep_whole=st.booleans(),
+    nodes=st.integers(1, 3),
     wishes=st.lists(st.tuples(shares, st.integers(0, 3), st.integers(1, 3), st.booleans()), max_size=60),
 )
 def test_nothing_is_ever_lent_twice(
-    slots: int, gpus: int, cpus: int, keep_whole: bool, wishes: list[tuple[int, int, int, bool]]
+    slots: int, gpus: int, cpus: int, keep_whole: bool, nodes: int, wishes: list[tuple[int, int, int, bool]]
 ) -> None:
-    books = Books(slots, gpus, range(cpus), keep_whole)
+    books = Books(slots, gpus, range(cpus), keep_whole, nodes)
     for gpu_parts, wanted_cpus, wanted_slots, give_first in wishes:
         if give_first and books.held:
             books.give(books.held[0])
@@ -43,17 +44,26 @@ def test_nothing_is_ever_lent_twice(
         if holding is not None:
             assert len(holding.cpus) == wanted_cpus and 1 + len(holding.empty) == wanted_slots
             assert holding.share * len(holding.gpus) == gpu_parts
-        held = books.held
-        lent_slots = [slot for one in held for slot in (one.slot, *one.empty)]
-        assert len(set(lent_slots)) == len(lent_slots) <= slots
-        lent_cpus = [cpu for one in held for cpu in one.cpus]
-        assert len(set(lent_cpus)) == len(lent_cpus)
-        for gpu in range(gpus):
-            assert sum(one.share for one in held if gpu in one.gpus) <= WHOLE
+            assert {slot // slots for slot in holding.empty} <= {holding.slot // slots}, "all on one node"
+        for node in range(nodes):
+            held = [one for one in books.held if one.slot // slots == node]
+            lent_slots = [slot for one in held for slot in (one.slot, *one.empty)]
+            assert len(set(lent_slots)) == len(lent_slots) <= slots
+            lent_cpus = [cpu for one in held for cpu in one.cpus]
+            assert len(set(lent_cpus)) == len(lent_cpus)
+            for gpu in range(gpus):
+                assert sum(one.share for one in held if gpu in one.gpus) <= WHOLE
     for one in books.held:
         books.give(one)
-    everything = books.take(Need(gpus * WHOLE, cpus, slots))
-    assert everything is not None and len(everything.gpus) == gpus
+    for _ in range(nodes):
+        everything = books.take(Need(gpus * WHOLE, cpus, slots))
+        assert everything is not None and len(everything.gpus) == gpus
+    assert books.is_full
+
+
+def test_runs_go_to_the_emptiest_node() -> None:
+    books = Books(2, 1, range(2), nodes=2)
+    assert [holding.slot for holding in map(books.take, [Need(cpus=1)] * 4) if holding] == [0, 2, 1, 3]
 
 
 def test_a_holding_is_given_back_once() -> None:

@@ -107,9 +107,10 @@ def test_a_share_of_the_memory_leaves_room_for_what_a_process_takes_beside_its_t
     assert Sharing().environment(Holding(0, (0, 1), WHOLE), {}) == {}, "whole GPUs are not shared"
 
 
-def test_runs_that_share_a_gpu_go_through_mps_which_ends_with_them(project: Project) -> None:
+@pytest.mark.parametrize("engine", ["slots", "ray"])
+def test_runs_that_share_a_gpu_go_through_mps_which_ends_with_them(project: Project, engine: str) -> None:
     install(project)
-    runs, _ = shown(project)
+    runs, _ = shown(project, "--engine", engine)
     assert {run["CUDA_VISIBLE_DEVICES"] for run in runs} == {"GPU-aaaa", "GPU-bbbb"}
     assert {run["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] for run in runs} == {"100"}
     assert {run["SHOAL_GPU_SHARE"] for run in runs} == {"0.5"}

@@ -204,14 +204,6 @@ def test_shrinking_what_cannot_shrink_is_one_sentence(project: Project, words: t
     assert_clear_error(done, 2, "--shrink gives idle nodes back")
 
 
-def test_ray_with_runs_of_different_width_is_refused_before_anything_is_submitted(project: Project) -> None:
-    extra = '[[requests]]\nwhen = "k > 1"\ngpus = 2\n'
-    done = project.shoal(
-        "submit", sweep(project, 2, extra=extra), "--shape", "pack", "--gpus", 2, "--engine", "ray", code=2
-    )
-    assert_clear_error(done, 2, "same number of GPUs")
-
-
 def test_a_share_on_the_page_lets_runs_share_the_one_gpu_that_is_asked_for(project: Project) -> None:
     path = sweep(project, 4, "wait=go")
     path.write_text(path.read_text().replace("gpus = 1", "gpus = 0.25"))

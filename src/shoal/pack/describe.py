@@ -31,13 +31,6 @@ class PackPlan(NamedTuple):
     def pilots(self) -> int:
         return self.options.pilots or 0
 
-    @property
-    def notes(self) -> list[str]:
-        """What is done differently from what one might expect, and is better known before."""
-        share = any(0 < job.gpu_parts < WHOLE for job in self.jobs)
-        wanted = share and self.options.mps and self.options.engine == "ray"
-        return ["runs that share a GPU do so without MPS under --engine ray"] if wanted else []
-
     def record(self, *, local: bool) -> dict[str, Any]:
         """What the engine reads; what is None is left to it. On this machine nothing but us ends an allocation."""
         options = self.options
@@ -114,12 +107,6 @@ def plan_pack(
         cpus = options.cpus_per_run or request.cpus or 0
         waits_for = (needs or {}).get(place, ())
         jobs.append(Job(place, own, cpus, spec.cost, None, request.time_limit_s, spec.survive.get("warn_s"), waits_for))
-    if options.engine == "ray" and len({job.gpu_parts for job in jobs}) > 1:
-        raise InputError(
-            "with --engine ray all runs of a pack have the same number of GPUs, and these differ",
-            hint="leave --engine ray out, or --gpus-per-run 1",
-            place="--engine",
-        )
     known, source = expected(jobs, earlier)
     return PackPlan(options, tuple(longest_first(known)), source, _search([spec for spec, _ in runs], options))
 

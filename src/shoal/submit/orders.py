@@ -132,7 +132,7 @@ def prepare(
         planned = _pack(rest, project, cluster, how.pack or PackOptions(), how.shape, again_by_slurm)
         planned, avoided = failed_nodes.avoided_by_all(planned)
         submissions.append(planned)
-        notes += [*avoided, *(planned.pack.notes if planned.pack else ())]
+        notes += avoided
     elif any(run.spec.search for run in start):
         notes.append("[search] stops runs of packs only, and none of these: --shape pack, or --pilots K")
     notes += dict.fromkeys(note for planned in submissions for note in planned.resolved.notes)

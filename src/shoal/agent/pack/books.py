@@ -49,31 +49,53 @@ def even_share(slots: int, gpus: int) -> int:
 
 
 class Books:
-    """The books of one node: at most `slots` runs at a time, `gpus` devices, these CPUs.
+    """The books of one node, or of several that are alike: on each at most `slots` runs at a time, `gpus` devices and
+    these CPUs. The slots are counted through, so that slot // per_node is the node.
 
     `keep_whole` puts shares onto GPUs that are shared already, because runs that need whole ones are waiting; without
     it shares go to the emptiest GPU, where they run fastest.
     """
 
-    def __init__(self, slots: int, gpus: int, cpus: Sequence[int], keep_whole: bool = False) -> None:
-        self.slots = slots
-        self.keep_whole = keep_whole
-        self._free_slots = list(range(slots))
-        self._free_parts = [WHOLE] * gpus
-        self._free_cpus = sorted(cpus)
-        self._all_cpus = len(self._free_cpus)
-        self._held: Dict[int, Holding] = {}
+    def __init__(self, slots: int, gpus: int, cpus: Sequence[int], keep_whole: bool = False, nodes: int = 1) -> None:
+        self.per_node, self.slots = slots, slots * nodes
+        firsts = range(0, self.slots, slots)
+        self._nodes = [_NodeBooks(range(first, first + slots), gpus, cpus, keep_whole) for first in firsts]
 
     @property
     def held(self) -> List[Holding]:
-        return list(self._held.values())
+        return [holding for node in self._nodes for holding in node.held.values()]
 
     @property
     def is_full(self) -> bool:
-        return not self._free_slots
+        return not any(node.free_slots for node in self._nodes)
 
     def never(self, need: Need) -> Optional[str]:
         """Why a run could not even run alone here, or None."""
+        return self._nodes[0].never(need)
+
+    def take(self, need: Need) -> Optional[Holding]:
+        """Lend what a run needs, or None while it is not free; from the node with most free slots that has it."""
+        for node in sorted(self._nodes, key=lambda node: -len(node.free_slots)):
+            holding = node.take(need)
+            if holding is not None:
+                return holding
+        return None
+
+    def give(self, holding: Holding) -> None:
+        """Take back what a run held; a holding that was not lent, or was given back before, is a mistake of ours."""
+        self._nodes[holding.slot // self.per_node].give(holding)
+
+
+class _NodeBooks:
+    def __init__(self, slots: Sequence[int], gpus: int, cpus: Sequence[int], keep_whole: bool) -> None:
+        self.keep_whole = keep_whole
+        self.free_slots = list(slots)
+        self._free_parts = [WHOLE] * gpus
+        self._free_cpus = sorted(cpus)
+        self._all_cpus = len(self._free_cpus)
+        self.held: Dict[int, Holding] = {}
+
+    def never(self, need: Need) -> Optional[str]:
         if need.gpus > WHOLE * len(self._free_parts):
             return "it needs %g GPUs and this node has %d" % (need.gpus / WHOLE, len(self._free_parts))
         if need.cpus > self._all_cpus:
@@ -81,8 +103,7 @@ class Books:
         return None
 
     def take(self, need: Need) -> Optional[Holding]:
-        """Lend what a run needs, or None while it is not free."""
-        if len(self._free_slots) < need.slots or len(self._free_cpus) < need.cpus:
+        if len(self.free_slots) < need.slots or len(self._free_cpus) < need.cpus:
             return None
         gpus = self._choose(need.gpus)
         if gpus is None:
@@ -90,16 +111,15 @@ class Books:
         share = 0 if not gpus else min(need.gpus, WHOLE)
         for index in gpus:
             self._free_parts[index] -= share
-        slots, self._free_slots = self._free_slots[: need.slots], self._free_slots[need.slots :]
+        slots, self.free_slots = self.free_slots[: need.slots], self.free_slots[need.slots :]
         cpus, self._free_cpus = self._free_cpus[: need.cpus], self._free_cpus[need.cpus :]
-        self._held[slots[0]] = Holding(slots[0], gpus, share, tuple(cpus), tuple(slots[1:]))
-        return self._held[slots[0]]
+        self.held[slots[0]] = Holding(slots[0], gpus, share, tuple(cpus), tuple(slots[1:]))
+        return self.held[slots[0]]
 
     def give(self, holding: Holding) -> None:
-        """Take back what a run held; a holding that was not lent, or was given back before, is a mistake of ours."""
-        if self._held.pop(holding.slot, None) != holding:
+        if self.held.pop(holding.slot, None) != holding:
             raise ValueError("slot %d was not lent like this" % holding.slot)
-        self._free_slots = sorted([*self._free_slots, holding.slot, *holding.empty])
+        self.free_slots = sorted([*self.free_slots, holding.slot, *holding.empty])
         self._free_cpus = sorted([*self._free_cpus, *holding.cpus])
         for index in holding.gpus:
             self._free_parts[index] += holding.share

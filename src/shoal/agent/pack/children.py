@@ -13,9 +13,26 @@ import shutil
 import signal
 import subprocess
 import sys
-from typing import Any, Callable, Container, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Container,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 from ..launch import family
+
+if TYPE_CHECKING:
+    from .node import Place
 
 _PR_SET_PDEATHSIG = 1
 
@@ -70,6 +87,10 @@ class Child:
                 pass
 
 
+class StarterFailed(Exception):
+    """What should start runs is missing or does not come up; the message is one sentence."""
+
+
 class Starter:
     """What an engine asks of whoever starts its processes. Nothing is started while it is `waiting`, and never again
     once it is `broken`.
@@ -79,8 +100,6 @@ class Starter:
     broken = False
     #: Slots in which nothing can be started any more.
     dead: Container[int] = ()
-    #: Whether all slots share one node's memory, so that an empty one leaves more to the others.
-    one_node = True
     #: Processes that are not runs and must be left alone, and what the loop should wake up for.
     pids: Sequence[int] = ()
     wait_on: Sequence[Any] = ()
@@ -89,12 +108,12 @@ class Starter:
         """OSError says what is missing."""
         raise NotImplementedError
 
+    def place(self, slot: int) -> "Optional[Place]":
+        """Where a slot is, if that is not here."""
+        return None
+
     def collect(self) -> None:
         """Take in what has happened meanwhile."""
-
-    def place(self, slot: int) -> Dict[str, Any]:
-        """Where a slot is, if that is not here."""
-        return {}
 
     def close(self) -> None:
         """End everything that is not a run."""

@@ -40,10 +40,14 @@ class _Coming(NamedTuple):
 
 
 class SharedData:
-    """The data sets of one engine. Whoever asks gets an `Arriving`; `collect` settles those whose data has come."""
+    """The data sets of one engine. Whoever asks gets an `Arriving`; `collect` settles those whose data has come.
 
-    def __init__(self, rope: int, say: Callable[[str], None]) -> None:
-        self._rope, self._say = rope, say
+    Each node has an engine of its own, so none looks after the others; except one that has slots on several: `scratch`
+    is where helpers on its nodes, one on each, say how far they are.
+    """
+
+    def __init__(self, rope: int, say: Callable[[str], None], scratch: Optional[str] = None) -> None:
+        self._rope, self._say, self._scratch = rope, say, scratch
         self._count = 0
         self._coming: Dict[str, _Coming] = {}
         self._arrived: Dict[str, Optional[str]] = {}
@@ -60,8 +64,9 @@ class SharedData:
         if key not in self._coming:
             from ..handover import Handover
 
-            # Each node of an allocation has an engine of its own, so none of them looks after the others.
-            handover = Handover(spec, dict(env, SLURM_JOB_NUM_NODES="1"), "", self._say)
+            folder = "%s.%d.data" % (self._scratch, self._count) if self._scratch else ""
+            nodes = {} if self._scratch else {"SLURM_JOB_NUM_NODES": "1"}
+            handover = Handover(spec, dict(env, **nodes), folder, self._say)
             thread = threading.Thread(target=self._bring, args=(key, handover), daemon=True)
             self._coming[key] = _Coming(handover, thread, [])
             thread.start()

@@ -5,6 +5,7 @@ stop, gives them the grace time, and then kills. SIGUSR1 and SIGUSR2 are passed 
 recorded, what waited still waits, and no process is left.
 """
 
+import os
 import signal
 import sys
 import time
@@ -52,12 +53,12 @@ class Engine:
         self.retired = 0
         self.problems: Dict[int, str] = {}
         self.bell = Bell()
-        self.data = SharedData(self.bell.rope, say)
+        several = books.slots > books.per_node
+        self.data = SharedData(self.bell.rope, say, os.path.join(node.folder, node.me["engine"]) if several else None)
         self.ledger = Ledger(self.bell.rope, say, self._account, node.environ)
         self.leases = Leases(node.home, node.token, node.me, node.environ)
         self.others = Others(node, queue, self.tally, self.leases)
-        shared = books.slots if starter.one_node else 1
-        self.turns = Turns(queue, settings, node, shared, self.leases, self.others, self.tally, say)
+        self.turns = Turns(queue, settings, node, books.per_node, self.leases, self.others, self.tally, say)
         self.probes = Probes(settings.probe_s)
         self.search = Search(rule_of(settings.search), node.home, node.me["engine"])
         self.beside = Beside(node)
@@ -104,8 +105,11 @@ class Engine:
             return False
         if self.ledger.is_full:
             return self.ledger.is_hopeless
-        if self.queue.later or len(self.queue.too_late(self._left_s())) < len(self.queue.waiting):
+        if self.queue.later:
             return False
+        if len(self.queue.too_late(self._left_s())) < len(self.queue.waiting):
+            # Nothing runs and what waits was not started: it is not claimed yet, or what it needs went with a slot.
+            return bool(self.retired) and self.turns.claims_at is None
         return bool(self.queue.waiting) or not self.others.look()
 
     def _exit_code(self) -> int:
@@ -150,11 +154,11 @@ class Engine:
                 return
             item, holding = choice.item, choice.holding
             if holding.slot in self.starter.dead:
-                self.retired += 1  # It stays lent for ever.
+                self._retire(holding)
                 self.queue.put_back(item)
                 continue
             try:
-                begun = self.turns.take(item, self._held(holding))
+                begun = self.turns.take(item, self._node(holding).held(holding))
                 self.ledger.has_room()
             except OSError as error:
                 if error.errno not in files.DISK_ERRNOS:
@@ -174,7 +178,7 @@ class Engine:
             begun.claim,
             begun.number,
             begun.resume_from,
-            self.node.environment(holding, self.books.slots),
+            self._node(holding).environment(holding, self.books.per_node),
             (begun.out, begun.err),
             here_only=True,
         )
@@ -218,8 +222,10 @@ class Engine:
         running.end = running.end or self._end_of(running)
         self._finish(running, code if running.phase == "check" else None)
 
-    def _held(self, holding: Holding) -> Dict[str, Any]:
-        return dict(self.node.held(holding), **self.starter.place(holding.slot))
+    def _node(self, holding: Holding) -> Node:
+        """The node whose slot this is."""
+        place = self.starter.place(holding.slot)
+        return self.node if place is None else self.node.at(place)
 
     # -- ending --------------------------------------------------------------------------------------------------
 
@@ -272,7 +278,7 @@ class Engine:
         return claims.end_record(
             running.begun,
             self.node.me,
-            self._held(running.holding),
+            self._node(running.holding).held(running.holding),
             exit_code=code if code >= 0 else 128 - code,
             signal=signal.Signals(-code).name if code < 0 else None,
             stopped_by=running.stopped_by,
@@ -284,11 +290,14 @@ class Engine:
             duration_s=time.monotonic() - running.clock,
         )
 
+    def _retire(self, holding: Holding) -> None:
+        """Nothing can be started there any more: it stays lent for ever."""
+        self.retired += 1 + len(holding.empty)
+
     def _finish(self, running: Running, check_exit: Optional[int]) -> None:
         """Give back what the run held, and write down how it ended."""
         if running.child.slot_lost:
-            # The slot stays lent for ever: there is nothing left that could run in it.
-            self.retired += 1
+            self._retire(running.holding)
         else:
             self.books.give(running.holding)
         survival.conclude(running.end, running.begun.err, check_exit)

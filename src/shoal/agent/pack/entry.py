@@ -15,7 +15,7 @@ from .. import by_hand, fence, files, process
 from ..launch import container, family
 from . import claims, follow, machine, warm
 from .books import WHOLE, Books, Need, even_share
-from .children import ColdStarter
+from .children import ColdStarter, StarterFailed
 from .engine import Engine, say
 from .node import Node
 from .queue import Item, Queue, Settings, read_queue
@@ -90,50 +90,20 @@ def _work(
         ends_at = min(ends_at or float("inf"), time.time() + settings.time_limit_s)
     home = os.path.dirname(os.path.dirname(folder))
     node = Node(home, submission["token"], me, gpus, cpus, _for_runs(environ), ends_at, code=submission.get("code"))
-    if settings.engine == "ray":
-        return _work_by_ray(folder, submission, settings, items, node, slots, nodes)
+    by_ray = settings.engine == "ray"
     whole = {item.need.gpus >= WHOLE for item in items if item.need.gpus}
-    books = Books(slots, len(gpus.ids), cpus, keep_whole=len(whole) > 1)
+    books = Books(slots, len(gpus.ids), cpus, keep_whole=len(whole) > 1, nodes=nodes if by_ray else 1)
     queue, problems = _possible(items, books, gpus)
     family.adopt_orphans()
-    starter = _starter(settings, items, node, slots)
-    node = node._replace(sharing=_sharing(folder, settings, items, node))
-    return _finish(folder, submission, Engine(queue, books, settings, node, starter, _teller(environ)), problems)
-
-
-def _work_by_ray(
-    folder: str,
-    submission: Mapping[str, Any],
-    settings: Settings,
-    items: List[Item],
-    node: Node,
-    slots: int,
-    nodes: int,
-) -> int:
-    """One engine for all nodes: Ray holds the slots, and each has the same share of a node's GPUs."""
-    from .ray_cluster import Cluster, RayProblem
-    from .ray_starter import RayStarter
-
-    shares = {item.need.gpus for item in items}
-    family.adopt_orphans()
     try:
-        if len(shares) > 1:
-            raise RayProblem("with --engine ray all runs of a pack have the same number of GPUs; these differ")
-        if shares and max(shares) > WHOLE * len(node.gpus.ids):
-            raise RayProblem("a run needs %g GPUs and a node has %d" % (max(shares) / WHOLE, len(node.gpus.ids)))
-        say("starting Ray on %d node%s" % (nodes, "" if nodes == 1 else "s"))
-        size = max(len(node.cpus), slots)
-        cluster = Cluster(folder, size, len(node.gpus.ids), nodes, node.environ, node.me)
-        starter = RayStarter(cluster, slots * nodes, slots, shares.pop() if shares else 0, _teller(node.environ))
-    except RayProblem as why:
-        say(str(why))
-        return 1
-    books = Books(slots * nodes, 0, ())
-    queue = Queue([item._replace(need=Need()) for item in items])
-    engine = Engine(queue, books, settings, node, starter, _teller(node.environ))
-    try:
-        return _finish(folder, submission, engine, {})
-    except RayProblem as why:
+        if by_ray:
+            starter = _ray_starter(settings, items, node, slots, nodes)
+        else:
+            starter = _starter(settings, items, node, slots)
+            node = node._replace(sharing=_sharing(settings, items, node))
+        engine = Engine(queue, books, settings, node, starter, _teller(environ))
+        return _finish(folder, submission, engine, problems)
+    except StarterFailed as why:
         say(str(why))
         return 1
 
@@ -234,13 +204,31 @@ def _spec_of_first(item: Item, node: Node) -> Optional[Dict[str, Any]]:
         time.sleep(0.01)
 
 
-def _sharing(folder: str, settings: Settings, items: List[Item], node: Node) -> Sharing:
+def _ray_starter(settings: Settings, items: List[Item], node: Node, slots: int, nodes: int) -> Any:
+    """Ray on all nodes of the allocation, with the same number of slots on each."""
+    from .ray_cluster import Cluster
+    from .ray_starter import RayStarter
+
+    say("starting Ray on %d node%s" % (nodes, "" if nodes == 1 else "s"))
+    cluster = Cluster(node, nodes)
+    mps_logs = _mps_logs(node) if settings.mps and _is_shared(items) else None
+    return RayStarter(cluster, nodes, slots, len(node.gpus.ids), mps_logs, _teller(node.environ))
+
+
+def _sharing(settings: Settings, items: List[Item], node: Node) -> Sharing:
     """Set up what runs that share a GPU need; nothing where none does."""
-    if not any(0 < item.need.gpus < WHOLE for item in items) or not node.gpus.ids:
+    if not _is_shared(items) or not node.gpus.ids:
         return Sharing()
-    logs = os.path.join(folder, "mps.%s" % node.me["engine"])
-    prefix = ColdStarter(node.environ).prefix
+    prefix, logs = ColdStarter(node.environ).prefix, _mps_logs(node)
     return share_gpus(node.gpus, node.environ, mps=settings.mps, prefix=prefix, logs=logs, say=_teller(node.environ))
+
+
+def _is_shared(items: List[Item]) -> bool:
+    return any(0 < item.need.gpus < WHOLE for item in items)
+
+
+def _mps_logs(node: Node) -> str:
+    return os.path.join(node.folder, "mps.%s" % node.me["engine"])
 
 
 def _teller(environ: Mapping[str, str]) -> Any:

@@ -89,6 +89,14 @@ def least_cpus(told: str) -> Optional[int]:
     return min(found) if found else None
 
 
+def memory_mb(environ: Mapping[str, str]) -> Optional[int]:
+    """What Slurm gave the job on this node; None where it gave all that there is, or does not say."""
+    node, cpu = environ.get("SLURM_MEM_PER_NODE", ""), environ.get("SLURM_MEM_PER_CPU", "")
+    if not cpu.isdigit():
+        return int(node) or None if node.isdigit() else None
+    return int(cpu) * len(cpus_here(environ)) or None
+
+
 def _listed(text: str) -> List[str]:
     """The ids in a variable. The CUDA library stops reading at the first that is none, such as -1 or NoDevFiles."""
     found: List[str] = []

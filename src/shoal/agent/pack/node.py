@@ -12,9 +12,18 @@ from .sharing import Sharing
 CLAIMED = "claimed"
 
 
+class Place(NamedTuple):
+    """Another node of which an engine has slots, as a worker there found it."""
+
+    host: str
+    gpus: machine.Gpus
+    cpus: List[int]
+    sharing: Sharing
+
+
 class Node(NamedTuple):
     """A node as its engine sees it. `ends_at` is when its allocation ends (Unix time), if anything ends it; `code` is
-    the copy of the project that runs execute, if one was kept.
+    the copy of the project that runs execute, if one was kept; `host` its name where it is not the engine's own.
     """
 
     home: str
@@ -26,12 +35,21 @@ class Node(NamedTuple):
     ends_at: Optional[float]
     sharing: Sharing = Sharing()
     code: Optional[str] = None
+    host: Optional[str] = None
+
+    def at(self, place: Place) -> "Node":
+        return self._replace(host=place.host, gpus=place.gpus, cpus=place.cpus, sharing=place.sharing)
+
+    @property
+    def folder(self) -> str:
+        """That of the submission."""
+        return layout.submission_dir(self.home, self.token)
 
     def all_claimed(self) -> bool:
         """Whether every run of the queue is claimed that will be. On this machine that still goes on when we begin."""
         if self.environ.get("SHOAL_CLAIMING") != "1":
             return True
-        return os.path.exists(os.path.join(layout.submission_dir(self.home, self.token), CLAIMED))
+        return os.path.exists(os.path.join(self.folder, CLAIMED))
 
     def environment(self, holding: Holding, slots: int) -> Dict[str, str]:
         """What a run finds around it: its GPUs and no others, as many threads as CPUs, its place."""
@@ -51,10 +69,11 @@ class Node(NamedTuple):
 
     def held(self, holding: Holding) -> Dict[str, Any]:
         """What the timeline is drawn from."""
-        return {
+        held = {
             "slot": holding.slot,
             "gpus": [self.gpus.ids[index] for index in holding.gpus],
             "share": holding.share / WHOLE,
             "cpus": len(holding.cpus),
             "engine": self.me["engine"],
         }
+        return dict(held, host=self.host) if self.host else held

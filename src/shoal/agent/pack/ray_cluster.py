@@ -14,59 +14,57 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ..launch import allocation, family, network
-from .machine import least_cpus
+from . import machine
+from .children import StarterFailed
+from .node import Node
+from .short_folder import ShortFolder
 
+MISSING = "Ray is not installed beside shoal: pip install 'shoal[ray]', or leave --engine ray out"
 _START_S = 120.0
-_OBJECT_STORE_MB = 100
+_MIB = 1 << 20
 #: Ray's own choices are the same for every Ray of a node, and are looked at before they are taken; 0 leaves them to the
 #: system, which lets nobody else come in between.
 OWN_PORTS = ("--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0")
 
 
-class RayProblem(Exception):
-    """Ray is missing or does not start; the message is one sentence."""
-
-
 class Cluster:
     """Ray on the nodes of an allocation; `address` is where the driver connects. `close` leaves nothing behind."""
 
-    def __init__(
-        self, folder: str, cpus: int, gpus: int, nodes: int, environ: Mapping[str, str], me: Mapping[str, Any]
-    ):
+    def __init__(self, node: Node, nodes: int) -> None:
         self.ray = _program()
-        self.temp = _private_folder()
-        name = "%s-%s" % (me.get("job_id") or "here", os.getpid())
-        token = _token_file(folder, name)
-        self.log = os.path.join(folder, "ray.%s.log" % name)
-        self.env = ray_environment(environ, token)
+        self.temp = ShortFolder()
+        name = "%s-%s" % (node.me.get("job_id") or "here", os.getpid())
+        token = _token_file(node.folder, name)
+        self.log = os.path.join(node.folder, "ray.%s.log" % name)
+        self.env = ray_environment(node.environ, token)
         self.processes: List[Any] = []
         self.held = socket.socket()
         self.step: Any = None
         self.head: Any = None
-        self.job = me.get("job_id")
-        self.real_cpus = least_cpus(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+        self.job = node.me.get("job_id")
+        self.real_cpus = machine.least_cpus(node.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+        self.sizes = sizes(len(node.cpus), len(node.gpus.ids), machine.memory_mb(node.environ))
         try:
-            self.address = self._start_head(cpus, gpus)
+            self.address = self._start_head()
             if nodes > 1:
-                self._start_others(cpus, gpus, nodes)
+                self._start_others(nodes)
         except BaseException:
             self.close()
             raise
 
-    def _start_head(self, cpus: int, gpus: int) -> str:
+    def _start_head(self) -> str:
         """Start the head and return its address. Another job may take the port in between: then the next is tried."""
         why = ""
-        own = [*client_port(self.held), *OWN_PORTS, *sizes(cpus, gpus)]
+        own = [*client_port(self.held), *OWN_PORTS, *self.sizes]
         for _ in range(3):
             port = free_port()
             address = "%s:%d" % (_own_address(), port)
             argv = [self.ray, "start", "--head", "--block", "--port=%d" % port, "--include-dashboard=false"]
-            argv += ["--node-ip-address=%s" % _own_address(), "--temp-dir=%s" % os.path.join(self.temp, "r"), *own]
+            argv += ["--node-ip-address=%s" % _own_address(), "--temp-dir=%s" % _inner(self.temp), *own]
             said = _size(self.log)
             head = self._start(argv)
             if self._is_up(head, said):
@@ -75,9 +73,9 @@ class Cluster:
             _end(head)
             self.processes.remove(head)
             why = _last_line(self.log) or ""
-        raise RayProblem("Ray does not start: %s" % (why or "its head does not answer"))
+        raise StarterFailed("Ray does not start: %s" % (why or "its head does not answer"))
 
-    def _start_others(self, cpus: int, gpus: int, nodes: int) -> None:
+    def _start_others(self, nodes: int) -> None:
         """One `ray start` on each other node, as a step of the job; a node's own folder is made there."""
         here = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
         argv = ["srun", "--nodes=%d" % (nodes - 1), "--ntasks=%d" % (nodes - 1), "--ntasks-per-node=1"]
@@ -88,7 +86,7 @@ class Cluster:
             "--cpu-bind=none",
         ]
         argv += ["--cpus-per-task=%d" % self.real_cpus] if self.real_cpus else []
-        argv += [sys.executable, "-I", _agent(), "ray-node", self.ray, self.address, *OWN_PORTS, *sizes(cpus, gpus)]
+        argv += [sys.executable, "-I", _agent(), "ray-node", self.ray, self.address, *OWN_PORTS, *self.sizes]
         self.step = self._start(argv)
 
     def _start(self, argv: Sequence[str]) -> Any:
@@ -140,16 +138,16 @@ class Cluster:
             _end(process)
         self.processes = []
         self.held.close()
-        shutil.rmtree(self.temp, ignore_errors=True)
+        self.temp.close()
 
 
 def node_main(argv: List[str]) -> int:
     """`agent ray-node RAY ADDRESS SIZES...` on a further node: its own address and folder, which Ray would guess."""
     ray, address, *rest = argv
-    temp = _private_folder()
+    temp = ShortFolder()
     words = ["start", "--block", "--address=%s" % address, "--node-ip-address=%s" % _own_address()]
     joined = subprocess.Popen(
-        [ray, *words, "--temp-dir=%s" % os.path.join(temp, "r"), *rest],
+        [ray, *words, "--temp-dir=%s" % _inner(temp), *rest],
         stdin=subprocess.DEVNULL,
         preexec_fn=family.die_with_parent,
     )
@@ -158,15 +156,12 @@ def node_main(argv: List[str]) -> int:
     try:
         return family.exit_code(joined.wait())
     finally:
-        shutil.rmtree(temp, ignore_errors=True)
+        temp.close()
 
 
-def _private_folder() -> str:
-    """A folder that only we may enter; Ray opens the one that it is given to everybody, so it gets one inside.
-
-    Short, because the path of a socket has 107 bytes and Ray needs 60 of them.
-    """
-    return tempfile.mkdtemp(prefix="sr", dir="/tmp")
+def _inner(temp: ShortFolder) -> str:
+    """Ray opens the folder that it is given to everybody, so it gets one inside."""
+    return os.path.join(temp.path, "r")
 
 
 def _agent() -> str:
@@ -174,13 +169,19 @@ def _agent() -> str:
 
 
 def ray_environment(environ: Mapping[str, str], token: str) -> Dict[str, str]:
-    """What Ray's processes run in: authentication on, usage reports off, GPUs and niceness left alone."""
+    """What Ray's processes run in: authentication on, usage reports off, GPUs and niceness left alone.
+
+    It kills no worker because the machine, which may be shared, is short of memory, and starts none before it is asked:
+    that would be one for each CPU.
+    """
     env = {name: value for name, value in environ.items() if not name.startswith("RAY_") and name != "RAY_ADDRESS"}
     env.update(
         RAY_AUTH_MODE="token",
         RAY_AUTH_TOKEN_PATH=token,
         RAY_USAGE_STATS_ENABLED="0",
         RAY_worker_niceness="0",
+        RAY_memory_monitor_refresh_ms="0",
+        RAY_prestart_worker_first_driver="0",
         RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES="1",
         RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES="1",
         RAY_EXPERIMENTAL_NOSET_ROCR_VISIBLE_DEVICES="1",
@@ -191,13 +192,15 @@ def ray_environment(environ: Mapping[str, str], token: str) -> Dict[str, str]:
     return env
 
 
-def sizes(cpus: int, gpus: int) -> List[str]:
-    """What the allocation has, which is not what Ray finds."""
+def sizes(cpus: int, gpus: int, memory_mb: Optional[int]) -> List[str]:
+    """What the allocation has, which is not what Ray finds. Hardly anything goes through its object store."""
+    store_mb = 100 if memory_mb is None else max(80, min(100, memory_mb // 10))
+    memory = [] if memory_mb is None else ["--memory=%d" % (memory_mb * _MIB)]
     return [
         "--num-cpus=%d" % cpus,
         "--num-gpus=%d" % gpus,
-        "--object-store-memory=%d" % (_OBJECT_STORE_MB * 1024 * 1024),
-        "--memory=%d" % (1024 * 1024 * 1024),
+        "--object-store-memory=%d" % (store_mb * _MIB),
+        *memory,
         "--disable-usage-stats",
     ]
 
@@ -228,7 +231,7 @@ def _program() -> str:
     beside = os.path.join(os.path.dirname(sys.executable), "ray")
     found = beside if os.path.exists(beside) else shutil.which("ray")
     if found is None:
-        raise RayProblem("Ray is not installed beside shoal: pip install 'shoal[ray]', or leave --engine ray out")
+        raise StarterFailed(MISSING)
     return found
 
 

@@ -8,49 +8,53 @@ import os
 import queue
 import signal
 import threading
-from typing import Any, Dict, List, Optional, Set, Tuple
+import time
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from .. import nvml
 from . import machine
 from .beside import sampled
-from .books import WHOLE
-from .children import Child, ColdStarter, Program, Starter
-from .ray_cluster import Cluster, RayProblem
-from .sharing import memory_environment
+from .children import Child, ColdStarter, Program, Starter, StarterFailed
+from .node import Place
+from .ray_cluster import MISSING, Cluster
+from .sharing import Sharing, share_gpus
 
 _UP_S = 120.0
 #: `ray start` looks once a second whether its own processes live.
 _DOUBT_S = 2.0
+#: MPS ends within 20 s or is killed.
+_CLOSE_S = 30.0
 
 
 class SlotWorker:
     """What runs in Ray's worker: starts a program, waits for it, passes signals on. One run at a time."""
 
-    def __init__(self, slot: int, per_node: int, share: int) -> None:
+    def __init__(self) -> None:
         self.starter = ColdStarter(os.environ)
         self.child: Optional[Child] = None
-        self.slot, self.share = slot, share
-        gpus = machine.gpus_here(os.environ)
-        wide = max(1, share // WHOLE)
-        place = slot % max(1, per_node)
-        first = place * wide if share >= WHOLE else place * share // WHOLE
-        self.chosen = [] if not share else [index % max(1, len(gpus.ids)) for index in range(first, first + wide)]
-        self.gpus = gpus
-        shared = nvml.identity(gpus.ids[self.chosen[0]]) if self.chosen and gpus.ids and gpus.is_nvidia else None
-        self.memory = shared.memory if shared else None
+        self.sharing = Sharing()
 
-    def place(self) -> Dict[str, Any]:
-        ids = [self.gpus.ids[index] for index in self.chosen if index < len(self.gpus.ids)]
-        return {"host": os.environ.get("SLURMD_NODENAME") or os.uname().nodename, "gpus": ids}
+    def place(self, mps_logs: Optional[str]) -> Tuple[Place, List[str]]:
+        """Where this worker is, and what there is to say about it. With a path for its logs MPS is started there if it
+        is installed, and kept by this worker.
+        """
+        gpus, host = machine.gpus_here(os.environ), os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+        said: List[str] = []
+        self.sharing = share_gpus(
+            gpus,
+            os.environ,
+            mps=mps_logs is not None and bool(gpus.ids),
+            prefix=self.starter.prefix,
+            logs="%s.%s" % (mps_logs, host),
+            say=said.append,
+        )
+        return Place(host, gpus, machine.cpus_here(os.environ), self.sharing._replace(daemon=None)), said
+
+    def answers(self) -> bool:
+        return True
 
     def run(self, program: Program) -> int:
-        env = dict(program.env)
-        if self.chosen and self.gpus.ids:
-            env.update(machine.gpu_environment(self.gpus, self.chosen))
-        if 0 < self.share < WHOLE:
-            env.update(memory_environment(self.share, self.memory, env))
-        self.child = self.starter.start(program._replace(env=env, cpus=()))
-        with sampled(self.child.pid, program.use, env, program.streams):
+        self.child = self.starter.start(program)
+        with sampled(self.child.pid, program.use, program.env, program.streams):
             os.waitid(os.P_PID, self.child.pid, os.WEXITED | os.WNOWAIT)
         code = self.child.poll()
         self.child = None
@@ -59,6 +63,9 @@ class SlotWorker:
     def signal(self, number: int) -> None:
         if self.child is not None:
             self.child.signal(number)
+
+    def close(self) -> None:
+        self.sharing.close()
 
 
 class RayChild(Child):
@@ -83,48 +90,89 @@ class RayChild(Child):
 
 
 class RayStarter(Starter):
-    """Starts runs in the slots of a Ray cluster. `waiting` until Ray's workers are there."""
+    """Starts runs in the slots of a Ray cluster. `waiting` until Ray's workers are there.
 
-    def __init__(self, cluster: Cluster, slots: int, per_node: int, share: int, say: Any) -> None:
+    `gpus` is what a node should have; one with less, or one that does not come, has no slots for us. With `mps_logs`,
+    a path, runs share GPUs through MPS where it is installed.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        nodes: int,
+        per_node: int,
+        gpus: int,
+        mps_logs: Optional[str],
+        say: Callable[[str], None],
+    ) -> None:
         os.environ.update({name: value for name, value in cluster.env.items() if name.startswith("RAY_")})
         try:
             import ray
         except ImportError:
-            raise RayProblem("Ray is not installed beside shoal: pip install 'shoal[ray]', or leave --engine ray out")
-        self.ray, self.cluster, self.say = ray, cluster, say
+            raise StarterFailed(MISSING)
+        self.ray: Any = ray
+        self.cluster, self.say = cluster, say
         self.waiting = True
-        self.one_node = slots == per_node
+        self.per_node = per_node
         self._children: Dict[int, RayChild] = {}
         self._count = 0
         self._messages: "queue.SimpleQueue[Tuple[Any, ...]]" = queue.SimpleQueue()
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         self.wait_on = [self._read]
-        self._places: Dict[int, Dict[str, Any]] = {}
+        self._places: Dict[int, Place] = {}
         self._workers: List[Any] = []
         self.dead: Set[int] = set()
         self.pids = [process.pid for process in cluster.processes]
-        threading.Thread(target=self._connect, args=(slots, per_node, share), daemon=True).start()
+        threading.Thread(target=self._connect, args=(nodes, gpus, mps_logs), daemon=True).start()
 
-    def _connect(self, slots: int, per_node: int, share: int) -> None:
+    def _connect(self, nodes: int, gpus: int, mps_logs: Optional[str]) -> None:
         """In a thread, because it takes seconds and signals must be heard meanwhile."""
         ray = self.ray
         try:
             ray.init(address=self.cluster.address, log_to_driver=False, configure_logging=False)
-            made = ray.remote(max_restarts=0, max_concurrency=3)(SlotWorker)
-            options = {"num_cpus": 0, "num_gpus": share / WHOLE} if share else {"num_cpus": 1}
-            self._workers = [made.options(**options).remote(slot, per_node, share) for slot in range(slots)]
-            places = ray.get([worker.place.remote() for worker in self._workers], timeout=_UP_S)
-            self._post("ready", places)
+            joined = self._wait_for_nodes(nodes)
+            made = ray.remote(max_restarts=0, max_concurrency=3, num_cpus=0)(SlotWorker)
+            at = [ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False) for node in joined]
+            slots = range(len(joined) * self.per_node)
+            self._workers = [made.options(scheduling_strategy=at[slot // self.per_node]).remote() for slot in slots]
+            asked = [worker.place.remote(mps_logs) for worker in self._workers[:: self.per_node]]
+            asked += [worker.answers.remote() for worker in self._workers]
+            places = ray.get(asked, timeout=_UP_S)[: len(joined)]
+            self._post("ready", nodes, gpus, places)
         except Exception as error:
             self._post("failed", "%s: %s" % (type(error).__name__, str(error).splitlines()[0] if str(error) else ""))
+
+    def _wait_for_nodes(self, wanted: int) -> List[str]:
+        """The ids of the nodes that have come, this one first; those that are late are not waited for for ever."""
+        here, deadline = self.ray.get_runtime_context().get_node_id(), time.monotonic() + _UP_S
+        while True:
+            found = [node["NodeID"] for node in self.ray.nodes() if node["Alive"]]
+            if len(found) >= wanted or time.monotonic() > deadline:
+                return sorted(found, key=lambda node: (node != here, node))
+            time.sleep(0.1)
+
+    def _is_up(self, nodes: int, gpus: int, places: List[Tuple[Place, List[str]]]) -> None:
+        self.waiting = False
+        self._places = dict(enumerate(place for place, _ in places))
+        for text in dict.fromkeys(text for _, said in places for text in said):
+            self.say(text)
+        fit = [number for number, place in self._places.items() if len(place.gpus.ids) >= gpus]
+        if len(fit) < len(places):
+            self.say("%d nodes have less than %d GPUs: nothing is started there" % (len(places) - len(fit), gpus))
+        if len(places) < nodes:
+            self.say("%d of %d nodes did not come to Ray within %.0f s" % (nodes - len(places), nodes, _UP_S))
+        slots = range(nodes * self.per_node)
+        self.dead = {slot for slot in slots if slot // self.per_node not in fit}
+        count = len(slots) - len(self.dead)
+        self.say("Ray is up: %d slots on %d node%s" % (count, len(fit), "" if len(fit) == 1 else "s"))
 
     def _post(self, *message: Any) -> None:
         self._messages.put(message)
         os.write(self._write, b"r")
 
-    def place(self, slot: int) -> Dict[str, Any]:
-        return self._places.get(slot, {})
+    def place(self, slot: int) -> Optional[Place]:
+        return self._places.get(slot // self.per_node)
 
     def start(self, program: Program) -> Child:
         self._count += 1
@@ -146,7 +194,7 @@ class RayStarter(Starter):
             self._post("ended", number, code, error)
 
     def _ask_worker(self, number: int, slot: int, code: int) -> None:
-        asked = self._workers[slot].place.remote().future()
+        asked = self._workers[slot].answers.remote().future()
         asked.add_done_callback(lambda future: self._post("ended", number, code, future.exception()))
 
     def signal(self, slot: int, number: int) -> None:
@@ -166,16 +214,11 @@ class RayStarter(Starter):
             except queue.Empty:
                 return
             if kind == "ready":
-                self.waiting = False
-                self._places = dict(enumerate(what[0]))
-                hosts = {place["host"] for place in what[0]}
-                self.say(
-                    "Ray is up: %d slots on %d node%s" % (len(what[0]), len(hosts), "" if len(hosts) == 1 else "s")
-                )
+                self._is_up(*what)
             elif kind == "dead":
                 self.dead.add(what[0])
             elif kind == "failed":
-                raise RayProblem("Ray's workers do not start: %s; see %s" % (what[0], self.cluster.log))
+                raise StarterFailed("Ray's workers do not start: %s; see %s" % (what[0], self.cluster.log))
             else:
                 self._settle(*what)
 
@@ -190,10 +233,10 @@ class RayStarter(Starter):
 
     def _look_beside(self, slot: int) -> None:
         """A worker is gone: are the others on its node, too? Nothing should be started in their slots then."""
-        host = self._places.get(slot, {}).get("host")
-        for other, place in self._places.items():
-            if place.get("host") == host and other not in self.dead:
-                asked = self._workers[other].place.remote().future()
+        first = slot - slot % self.per_node
+        for other in range(first, first + self.per_node):
+            if other not in self.dead:
+                asked = self._workers[other].answers.remote().future()
                 asked.add_done_callback(
                     lambda future, other=other: self._post("dead", other) if future.exception() else None
                 )
@@ -217,6 +260,10 @@ class RayStarter(Starter):
     def close(self) -> None:
         """End Ray. Its workers' runs have ended or are killed with them."""
         if not self.broken:  # With its head gone there is nobody to say goodbye to, and Ray would wait for an answer.
+            try:
+                self.ray.get([worker.close.remote() for worker in self._workers[:: self.per_node]], timeout=_CLOSE_S)
+            except Exception:
+                pass
             try:
                 self.ray.shutdown()
             except Exception:

@@ -95,11 +95,14 @@ class Mps:
 
 
 class Sharing(NamedTuple):
-    """How the GPUs of a node are shared: their memory where it is known, their UUIDs, and MPS if it is there."""
+    """How the GPUs of a node are shared: their memory where it is known, their UUIDs, and, if MPS is there, how its
+    clients find it. `daemon` is MPS itself, for whoever started it.
+    """
 
     memory: Sequence[Optional[int]] = ()
     uuids: Sequence[Optional[str]] = ()
-    mps: Optional[Mps] = None
+    mps: Optional[Mapping[str, str]] = None
+    daemon: Optional[Mps] = None
 
     def environment(self, holding: Holding, base: Mapping[str, str]) -> Dict[str, str]:
         """What a run that holds a share of one GPU finds; nothing for runs that have GPUs for themselves."""
@@ -110,7 +113,7 @@ class Sharing(NamedTuple):
         env = memory_environment(holding.share, memory, base)
         if self.mps is not None:
             # Twice its share of the processors: runs rarely need them at the same moment, and the last ones run faster.
-            env.update(self.mps.environment)
+            env.update(self.mps)
             env["CUDA_VISIBLE_DEVICES"] = str(self.uuids[gpu])
             env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = "%d" % min(100, max(1, round(200 * holding.share / WHOLE)))
             if memory is not None:
@@ -118,8 +121,8 @@ class Sharing(NamedTuple):
         return env
 
     def close(self) -> None:
-        if self.mps is not None:
-            self.mps.close()
+        if self.daemon is not None:
+            self.daemon.close()
 
 
 def share_gpus(
@@ -147,7 +150,7 @@ def share_gpus(
         try:
             daemon = Mps([str(uuid) for uuid in uuids], environ, prefix, logs)
             say("runs share GPUs through MPS; its log is in %s" % logs)
-            return alone._replace(mps=daemon)
+            return alone._replace(mps=daemon.environment, daemon=daemon)
         except OSError as error:
             why = str(error)
     say("runs share GPUs without MPS: %s" % why)
