@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import os
@@ -155,7 +156,12 @@ def test_killing_a_worker_of_ray_ends_its_run_which_is_tried_again(project: Proj
     words = ("pack", "--engine", "ray", "--slots", 2, "--set", "k=1:3:1", "--", *QUICK, "wait=go", "{k}")
     begun = project.start(*words, SHOAL_SAMPLE_S="0.1")
     wait_until(lambda: len(list((project.root / "marks").iterdir())) >= 2, 120, "two runs have begun")
-    wait_until(lambda: len(list((project.home / "runs").glob("*/*/attempt.1.use"))) == 2, 60, "both are sampled")
+
+    def both_sampled() -> list[Path] | None:
+        found = list((project.home / "runs").glob("*/*/attempt.1.use"))
+        return found if len(found) == 2 else None
+
+    sampled = wait_until(both_sampled, 60, "both are sampled")
     worker = next(pid for pid in _of_ray(project) if b"SlotWorker" in _command(pid))
     os.kill(worker, signal.SIGKILL)
     wait_until(lambda: list((project.home / "runs").glob("*/*/attempt.1.end")), 60, "the lost run is recorded")
@@ -164,7 +170,7 @@ def test_killing_a_worker_of_ray_ends_its_run_which_is_tried_again(project: Proj
     assert begun.returncode == 0, said
     ends = [json.loads(path.read_text()) for path in (project.home / "runs").glob("*/*/attempt.*.end")]
     assert sorted((end["stopped_by"] or "done") for end in ends) == ["done", "done", "done", "lost"]
-    used = [json.loads(path.read_text()) for path in (project.home / "runs").glob("*/*/attempt.1.use")]
+    used = [json.loads(path.read_text()) for path in sampled]
     assert all(one["points"] and one["peak_memory_mb"] > 1 and one["gpu_problem"] for one in used)
     _wait_for_none(project)
 
@@ -195,7 +201,11 @@ def test_without_ray_it_says_so_in_one_sentence(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(StarterFailed, match=r"pip install 'shoal\[ray\]'"):
-        Cluster(_node(tmp_path, {}), 1)
+        Cluster(_node(tmp_path / "program", {}), 1)
+    monkeypatch.undo()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(StarterFailed, match=r"pip install 'shoal\[ray\]'"):
+        Cluster(_node(tmp_path / "module", {}), 1)
 
 
 def _node(home: Path, environ: dict[str, str]) -> Node:

@@ -212,7 +212,11 @@ def _ray_starter(settings: Settings, items: List[Item], node: Node, slots: int, 
     say("starting Ray on %d node%s" % (nodes, "" if nodes == 1 else "s"))
     cluster = Cluster(node, nodes)
     mps_logs = _mps_logs(node) if settings.mps and _is_shared(items) else None
-    return RayStarter(cluster, nodes, slots, len(node.gpus.ids), mps_logs, _teller(node.environ))
+    try:
+        return RayStarter(cluster, nodes, slots, len(node.gpus.ids), mps_logs, _teller(node.environ))
+    except BaseException:
+        cluster.close()
+        raise
 
 
 def _sharing(settings: Settings, items: List[Item], node: Node) -> Sharing:

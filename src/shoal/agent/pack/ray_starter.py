@@ -4,6 +4,7 @@ A bare task with a GPU costs Ray a new worker each time (0.6 s and 1.1 CPU-secon
 2 ms. It starts the run as a process of its own, as the engine does, so that a run is the same whoever starts it.
 """
 
+import logging
 import os
 import queue
 import signal
@@ -15,7 +16,7 @@ from . import machine
 from .beside import sampled
 from .children import Child, ColdStarter, Program, Starter, StarterFailed
 from .node import Place
-from .ray_cluster import MISSING, Cluster
+from .ray_cluster import Cluster
 from .sharing import Sharing, share_gpus
 
 _UP_S = 120.0
@@ -106,10 +107,8 @@ class RayStarter(Starter):
         say: Callable[[str], None],
     ) -> None:
         os.environ.update({name: value for name, value in cluster.env.items() if name.startswith("RAY_")})
-        try:
-            import ray
-        except ImportError:
-            raise StarterFailed(MISSING)
+        import ray  # Before it is imported, it wants to know of the token.
+
         self.ray: Any = ray
         self.cluster, self.say = cluster, say
         self.waiting = True
@@ -129,6 +128,7 @@ class RayStarter(Starter):
     def _connect(self, nodes: int, gpus: int, mps_logs: Optional[str]) -> None:
         """In a thread, because it takes seconds and signals must be heard meanwhile."""
         ray = self.ray
+        logging.getLogger("ray").setLevel(logging.ERROR)  # It would warn that it cannot handle signals in a thread.
         try:
             ray.init(address=self.cluster.address, log_to_driver=False, configure_logging=False)
             joined = self._wait_for_nodes(nodes)
