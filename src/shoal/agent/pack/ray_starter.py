@@ -1,4 +1,4 @@
-"""Runs started through Ray: one long-lived worker for each slot, on whichever node Ray put it.
+"""Runs started through Ray: one long-lived worker for each slot, bound to the slot's node.
 
 A bare task with a GPU costs Ray a new worker each time (0.6 s and 1.1 CPU-seconds, measured); a worker that stays costs
 2 ms. It starts the run as a process of its own, as the engine does, so that a run is the same whoever starts it.
@@ -159,7 +159,8 @@ class RayStarter(Starter):
             self.say(text)
         fit = [number for number, place in self._places.items() if len(place.gpus.ids) >= gpus]
         if len(fit) < len(places):
-            self.say("%d nodes have less than %d GPUs: nothing is started there" % (len(places) - len(fit), gpus))
+            few = len(places) - len(fit)
+            self.say("%d of %d nodes have fewer than %d GPUs: nothing is started there" % (few, nodes, gpus))
         if len(places) < nodes:
             self.say("%d of %d nodes did not come to Ray within %.0f s" % (nodes - len(places), nodes, _UP_S))
         slots = range(nodes * self.per_node)
@@ -234,7 +235,10 @@ class RayStarter(Starter):
     def _look_beside(self, slot: int) -> None:
         """A worker is gone: are the others on its node, too? Nothing should be started in their slots then."""
         first = slot - slot % self.per_node
-        for other in range(first, first + self.per_node):
+        beside = range(first, first + self.per_node)
+        if slot == first and self._places[slot // self.per_node].sharing.mps:
+            self.dead.update(beside)  # MPS went with its keeper.
+        for other in beside:
             if other not in self.dead:
                 asked = self._workers[other].answers.remote().future()
                 asked.add_done_callback(
@@ -261,10 +265,9 @@ class RayStarter(Starter):
         """End Ray. Its workers' runs have ended or are killed with them."""
         if not self.broken:  # With its head gone there is nobody to say goodbye to, and Ray would wait for an answer.
             try:
-                self.ray.get([worker.close.remote() for worker in self._workers[:: self.per_node]], timeout=_CLOSE_S)
-            except Exception:
-                pass
-            try:
+                if self._workers:  # Asked without having been told where Ray is, it would start one of its own.
+                    closing = [worker.close.remote() for worker in self._workers[:: self.per_node]]
+                    self.ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S)
                 self.ray.shutdown()
             except Exception:
                 pass
