@@ -144,12 +144,31 @@ def test_a_run_that_is_overtaken_again_and_again_is_waited_for() -> None:
     assert queue.next(books, None).item.name == "wide"  # type: ignore[union-attr]
 
 
+def test_slots_that_are_closed_leave_their_gpus_to_the_others_and_what_needs_more_slots_holds_nobody_up() -> None:
+    books = Books(2, 2, (), nodes=2)
+    held = books.take(Need(2 * WHOLE))
+    assert held is not None and held.slot == 0
+    for slot in (0, 2):
+        books.close(slot)
+    books.give(held)
+    assert books.never(Need(2 * WHOLE)) is None and books.never(Need(slots=2)) is not None
+    queue = Queue([Item("wide", 0, Need(slots=2)), *(Item(f"thin{n}", n, Need(WHOLE)) for n in range(1, 20))])
+    for _ in range(19):
+        choice = queue.next(books, None)
+        assert choice is not None and choice.holding.slot in (1, 3)
+        books.give(choice.holding)
+    assert queue.is_stuck(books, None) and not books.is_closed
+    for slot in (1, 3):
+        books.close(slot)
+    assert books.is_closed and queue.next(books, None) is None
+
+
 def test_a_run_starts_only_if_it_fits_into_the_time_left() -> None:
     books = Books(2, 0, ())
     queue = Queue([Item("long", 0, Need(), expect_s=100), Item("short", 1, Need(), expect_s=5), Item("new", 2, Need())])
     assert queue.next(books, 50.0).item.name == "short"  # type: ignore[union-attr]
     assert queue.next(books, 50.0).item.name == "new"  # type: ignore[union-attr]
-    assert [item.name for item in queue.too_late(50.0)] == ["long"]
+    assert queue.is_stuck(books, 50.0) and not queue.is_stuck(books, None)
     assert not queue.fits(Item("new", 3, Need()), 0.0)
 
 

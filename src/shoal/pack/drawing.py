@@ -64,9 +64,10 @@ def as_svg(timeline: Timeline, title: str) -> str:
 
 
 def headline(timeline: Timeline, title: str) -> str:
-    slots = len(timeline.lanes)
-    idle = timeline.idle_s / max(1e-9, slots * timeline.makespan_s)
-    return f"{title}: {timeline.makespan_s:.1f} s on {slots} slot{'' if slots == 1 else 's'}, {idle:.1%} idle"
+    lanes = len(timeline.lanes)
+    idle = timeline.idle_s / max(1e-9, lanes * timeline.makespan_s)
+    on = f"{lanes} {timeline.lane_word}{'' if lanes == 1 else 's'}"
+    return f"{title}: {timeline.makespan_s:.1f} s on {on}, {idle:.1%} idle"
 
 
 def colour_of(bar: Bar, number: int) -> str:

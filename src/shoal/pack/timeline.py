@@ -40,6 +40,11 @@ class Timeline(NamedTuple):
         return sorted({bar.lane for bar in self.bars}, key=natural)
 
     @property
+    def lane_word(self) -> str:
+        """What a lane is."""
+        return "GPU" if all(":gpu" in lane for lane in self.lanes) else "slot"
+
+    @property
     def makespan_s(self) -> float:
         return max(0.0, self.end - self.begin)
 

@@ -107,10 +107,9 @@ def summary(timeline: Timeline) -> str:
     bound = lower_bound(lengths, slots=lanes) if all(bar.share >= 1 for bar in timeline.bars) else None
     ratio = f" ({timeline.makespan_s / bound:.2f} of the least possible)" if bound else ""
     idle = timeline.idle_s / max(1e-9, lanes * timeline.makespan_s)
-    what = "GPU" if all(":gpu" in lane for lane in timeline.lanes) else "slot"
     return (
-        f"{timeline.makespan_s:.1f} s{ratio} on {plural(lanes, what)}: "
-        f"{timeline.busy_s:.1f} {what}-seconds used, {timeline.idle_s:.1f} idle ({idle:.1%})"
+        f"{timeline.makespan_s:.1f} s{ratio} on {plural(lanes, timeline.lane_word)}: "
+        f"{timeline.busy_s:.1f} {timeline.lane_word}-seconds used, {timeline.idle_s:.1f} idle ({idle:.1%})"
     )
 
 

@@ -57,7 +57,7 @@ class Books:
     """
 
     def __init__(self, slots: int, gpus: int, cpus: Sequence[int], keep_whole: bool = False, nodes: int = 1) -> None:
-        self.per_node, self.slots = slots, slots * nodes
+        self.per_node, self.slots, self.keep_whole = slots, slots * nodes, keep_whole
         firsts = range(0, self.slots, slots)
         self._nodes = [_NodeBooks(range(first, first + slots), gpus, cpus, keep_whole) for first in firsts]
 
@@ -69,13 +69,19 @@ class Books:
     def is_full(self) -> bool:
         return not any(node.free_slots for node in self._nodes)
 
+    @property
+    def is_closed(self) -> bool:
+        return not any(node.slots for node in self._nodes)
+
     def never(self, need: Need) -> Optional[str]:
         """Why a run could not even run alone here, or None."""
-        return self._nodes[0].never(need)
+        found = [node.never(need) for node in self._nodes]
+        return None if None in found else found[0]
 
     def take(self, need: Need) -> Optional[Holding]:
-        """Lend what a run needs, or None while it is not free; from the node with most free slots that has it."""
-        for node in sorted(self._nodes, key=lambda node: -len(node.free_slots)):
+        """Lend what a run needs, or None while it is not free; from the emptiest node that has it, or the fullest."""
+        sign = 1 if self.keep_whole else -1
+        for node in sorted(self._nodes, key=lambda node: sign * len(node.free_slots)):
             holding = node.take(need)
             if holding is not None:
                 return holding
@@ -85,10 +91,15 @@ class Books:
         """Take back what a run held; a holding that was not lent, or was given back before, is a mistake of ours."""
         self._nodes[holding.slot // self.per_node].give(holding)
 
+    def close(self, slot: int) -> None:
+        """Nothing can be started in a slot any more; one that is lent still is closed when it comes back."""
+        self._nodes[slot // self.per_node].close(slot)
+
 
 class _NodeBooks:
     def __init__(self, slots: Sequence[int], gpus: int, cpus: Sequence[int], keep_whole: bool) -> None:
         self.keep_whole = keep_whole
+        self.slots = set(slots)
         self.free_slots = list(slots)
         self._free_parts = [WHOLE] * gpus
         self._free_cpus = sorted(cpus)
@@ -100,6 +111,8 @@ class _NodeBooks:
             return "it needs %g GPUs and this node has %d" % (need.gpus / WHOLE, len(self._free_parts))
         if need.cpus > self._all_cpus:
             return "it needs %d CPUs and this node has %d" % (need.cpus, self._all_cpus)
+        if need.slots > len(self.slots):
+            return "it needs %d slots and this node has %d" % (need.slots, len(self.slots))
         return None
 
     def take(self, need: Need) -> Optional[Holding]:
@@ -119,10 +132,15 @@ class _NodeBooks:
     def give(self, holding: Holding) -> None:
         if self.held.pop(holding.slot, None) != holding:
             raise ValueError("slot %d was not lent like this" % holding.slot)
-        self.free_slots = sorted([*self.free_slots, holding.slot, *holding.empty])
+        back = [slot for slot in (holding.slot, *holding.empty) if slot in self.slots]
+        self.free_slots = sorted([*self.free_slots, *back])
         self._free_cpus = sorted([*self._free_cpus, *holding.cpus])
         for index in holding.gpus:
             self._free_parts[index] += holding.share
+
+    def close(self, slot: int) -> None:
+        self.slots.discard(slot)
+        self.free_slots = [free for free in self.free_slots if free != slot]
 
     def _choose(self, wanted: int) -> Optional[Tuple[int, ...]]:
         if wanted == 0:

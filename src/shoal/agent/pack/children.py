@@ -17,7 +17,7 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Callable,
-    Container,
+    Collection,
     Dict,
     Iterable,
     List,
@@ -99,7 +99,7 @@ class Starter:
     waiting = False
     broken = False
     #: Slots in which nothing can be started any more.
-    dead: Container[int] = ()
+    dead: Collection[int] = ()
     #: Processes that are not runs and must be left alone, and what the loop should wake up for.
     pids: Sequence[int] = ()
     wait_on: Sequence[Any] = ()

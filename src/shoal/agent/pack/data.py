@@ -65,13 +65,17 @@ class SharedData:
             from ..handover import Handover
 
             folder = "%s.%d.data" % (self._scratch, self._count) if self._scratch else ""
-            nodes = {} if self._scratch else {"SLURM_JOB_NUM_NODES": "1"}
-            handover = Handover(spec, dict(env, **nodes), folder, self._say)
+            handover = Handover(spec, self._for_helpers(env), folder, self._say)
             thread = threading.Thread(target=self._bring, args=(key, handover), daemon=True)
             self._coming[key] = _Coming(handover, thread, [])
             thread.start()
         self._coming[key].waiting.append(child)
         return child
+
+    def _for_helpers(self, env: Mapping[str, str]) -> Dict[str, str]:
+        """Not of one run: helpers stay when the one that asked first has ended."""
+        kept = {name: value for name, value in env.items() if name not in ("SHOAL_RUN", "SHOAL_ATTEMPT")}
+        return kept if self._scratch else dict(kept, SLURM_JOB_NUM_NODES="1")
 
     def _bring(self, key: str, handover: "Handover") -> None:
         try:

@@ -50,7 +50,6 @@ class Engine:
         self.tally = Tally(len(queue), say)
         self.draining = False
         self.stopping: Optional[str] = None
-        self.retired = 0
         self.problems: Dict[int, str] = {}
         self.bell = Bell()
         several = books.slots > books.per_node
@@ -97,7 +96,7 @@ class Engine:
     def _is_over(self) -> bool:
         if self.running or not self.ledger.is_settled:
             return False
-        if self.stopping or self.draining or self.starter.broken or self.retired == self.books.slots:
+        if self.stopping or self.draining or self.starter.broken or self.books.is_closed:
             return True
         if not len(self.queue):
             return not self.others.look()
@@ -105,11 +104,8 @@ class Engine:
             return False
         if self.ledger.is_full:
             return self.ledger.is_hopeless
-        if self.queue.later:
+        if self.queue.later or not self.queue.is_stuck(self.books, self._left_s()):
             return False
-        if len(self.queue.too_late(self._left_s())) < len(self.queue.waiting):
-            # Nothing runs and what waits was not started: it is not claimed yet, or what it needs went with a slot.
-            return bool(self.retired) and self.turns.claims_at is None
         return bool(self.queue.waiting) or not self.others.look()
 
     def _exit_code(self) -> int:
@@ -146,6 +142,8 @@ class Engine:
     def _start_ready(self) -> None:
         if self.draining or self.stopping or self.starter.waiting or self.starter.broken:
             return
+        for slot in self.starter.dead:
+            self.books.close(slot)
         self.queue.wake(time.monotonic())
         self.turns.claims_at = None
         while self.ledger.takes_more and self.turns.claims_at is None:
@@ -153,10 +151,6 @@ class Engine:
             if choice is None:
                 return
             item, holding = choice.item, choice.holding
-            if holding.slot in self.starter.dead:
-                self._retire(holding)
-                self.queue.put_back(item)
-                continue
             try:
                 begun = self.turns.take(item, self._node(holding).held(holding))
                 self.ledger.has_room()
@@ -244,6 +238,8 @@ class Engine:
         """From the data to the program, from there to the check of the result, from there to the end."""
         if running.phase == "check":
             code = running.child.code or 0
+            if running.child.slot_lost:
+                running.stopped_by = running.stopped_by or "lost"
             running.end["stopped_by"] = running.stopped_by
             self._finish(running, code if code >= 0 else 128 - code)
             return
@@ -290,16 +286,11 @@ class Engine:
             duration_s=time.monotonic() - running.clock,
         )
 
-    def _retire(self, holding: Holding) -> None:
-        """Nothing can be started there any more: it stays lent for ever."""
-        self.retired += 1 + len(holding.empty)
-
     def _finish(self, running: Running, check_exit: Optional[int]) -> None:
         """Give back what the run held, and write down how it ended."""
         if running.child.slot_lost:
-            self._retire(running.holding)
-        else:
-            self.books.give(running.holding)
+            self.books.close(running.holding.slot)
+        self.books.give(running.holding)
         survival.conclude(running.end, running.begun.err, check_exit)
         if running.stopped_by == "probe":
             running.end["expect_s"] = self.probes.expected_s(running.item)

@@ -95,7 +95,9 @@ class Queue:
                     self._overtaken[passed.place] = self._overtaken.get(passed.place, 0) + 1
                 del self.waiting[position]
                 return Choice(item, holding)
-            if books.is_full or self._overtaken.get(item.place, 0) >= 2 * books.slots:
+            if books.is_full:
+                return None
+            if self._overtaken.get(item.place, 0) >= 2 * books.slots and books.never(item.need) is None:
                 return None
         return None
 
@@ -125,11 +127,9 @@ class Queue:
             later = (at for at, other in enumerate(self.waiting) if self._rank[other.place] > rank)
             self.waiting.insert(next(later, len(self.waiting)), item)
 
-    def too_late(self, left_s: Optional[float]) -> List[Item]:
-        """What waits only because the allocation ends too soon for it."""
-        if left_s is None:
-            return []
-        return [item for item in self.waiting if not self.fits(item, left_s)]
+    def is_stuck(self, books: Books, left_s: Optional[float]) -> bool:
+        """Whether nothing that waits can ever start here: too long for the time left, too much for the slots."""
+        return all(not self.fits(item, left_s) or books.never(item.need) is not None for item in self.waiting)
 
 
 class Choice(NamedTuple):

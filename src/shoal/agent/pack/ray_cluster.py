@@ -120,6 +120,11 @@ class Cluster:
         """Whether the head, or anything that it watches over, has died; without it Ray cannot go on."""
         return self.head is not None and self.head.poll() is not None
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether no further node can come: what starts Ray there has ended."""
+        return self.step is not None and self.step.poll() is not None
+
     def close(self) -> None:
         """End what we started, and nothing of anybody else's, as `ray stop` would.
 
@@ -171,9 +176,10 @@ def ray_environment(environ: Mapping[str, str], token: str) -> Dict[str, str]:
     """What Ray's processes run in: authentication on, usage reports off, GPUs and niceness left alone.
 
     It kills no worker because the machine, which may be shared, is short of memory, starts none before it is asked
-    (that would be one for each CPU), and ends at once when it is told to: by then its runs have ended.
+    (that would be one for each CPU), ends at once when it is told to, because by then its runs have ended, and is never
+    started by the way, when somebody asks it something before it is there.
     """
-    env = {name: value for name, value in environ.items() if not name.startswith("RAY_") and name != "RAY_ADDRESS"}
+    env = {name: value for name, value in environ.items() if not name.startswith("RAY_")}
     env.update(
         RAY_AUTH_MODE="token",
         RAY_AUTH_TOKEN_PATH=token,
@@ -182,6 +188,7 @@ def ray_environment(environ: Mapping[str, str], token: str) -> Dict[str, str]:
         RAY_memory_monitor_refresh_ms="0",
         RAY_prestart_worker_first_driver="0",
         RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S="0",
+        RAY_ENABLE_AUTO_CONNECT="0",
         RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES="1",
         RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES="1",
         RAY_EXPERIMENTAL_NOSET_ROCR_VISIBLE_DEVICES="1",

@@ -34,11 +34,12 @@ class SlotWorker:
         self.child: Optional[Child] = None
         self.sharing = Sharing()
 
-    def place(self, mps_logs: Optional[str]) -> Tuple[Place, List[str]]:
+    def place(self, most_gpus: int, mps_logs: Optional[str]) -> Tuple[Place, List[str]]:
         """Where this worker is, and what there is to say about it. With a path for its logs MPS is started there if it
         is installed, and kept by this worker.
         """
-        gpus, host = machine.gpus_here(os.environ), os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+        found, host = machine.gpus_here(os.environ), os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+        gpus = found._replace(ids=found.ids[:most_gpus])
         said: List[str] = []
         self.sharing = share_gpus(
             gpus,
@@ -106,6 +107,7 @@ class RayStarter(Starter):
         mps_logs: Optional[str],
         say: Callable[[str], None],
     ) -> None:
+        os.environ.pop("RAY_ADDRESS", None)
         os.environ.update({name: value for name, value in cluster.env.items() if name.startswith("RAY_")})
         import ray  # Before it is imported, it wants to know of the token.
 
@@ -136,7 +138,7 @@ class RayStarter(Starter):
             at = [ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False) for node in joined]
             slots = range(len(joined) * self.per_node)
             self._workers = [made.options(scheduling_strategy=at[slot // self.per_node]).remote() for slot in slots]
-            asked = [worker.place.remote(mps_logs) for worker in self._workers[:: self.per_node]]
+            asked = [worker.place.remote(gpus, mps_logs) for worker in self._workers[:: self.per_node]]
             asked += [worker.answers.remote() for worker in self._workers]
             places = ray.get(asked, timeout=_UP_S)[: len(joined)]
             self._post("ready", nodes, gpus, places)
@@ -148,7 +150,7 @@ class RayStarter(Starter):
         here, deadline = self.ray.get_runtime_context().get_node_id(), time.monotonic() + _UP_S
         while True:
             found = [node["NodeID"] for node in self.ray.nodes() if node["Alive"]]
-            if len(found) >= wanted or time.monotonic() > deadline:
+            if len(found) >= wanted or self.cluster.is_complete or time.monotonic() > deadline:
                 return sorted(found, key=lambda node: (node != here, node))
             time.sleep(0.1)
 
@@ -162,7 +164,7 @@ class RayStarter(Starter):
             few = len(places) - len(fit)
             self.say("%d of %d nodes have fewer than %d GPUs: nothing is started there" % (few, nodes, gpus))
         if len(places) < nodes:
-            self.say("%d of %d nodes did not come to Ray within %.0f s" % (nodes - len(places), nodes, _UP_S))
+            self.say("%d of %d nodes did not come to Ray; see %s" % (nodes - len(places), nodes, self.cluster.log))
         slots = range(nodes * self.per_node)
         self.dead = {slot for slot in slots if slot // self.per_node not in fit}
         count = len(slots) - len(self.dead)
@@ -265,7 +267,7 @@ class RayStarter(Starter):
         """End Ray. Its workers' runs have ended or are killed with them."""
         if not self.broken:  # With its head gone there is nobody to say goodbye to, and Ray would wait for an answer.
             try:
-                if self._workers:  # Asked without having been told where Ray is, it would start one of its own.
+                if self._workers:
                     closing = [worker.close.remote() for worker in self._workers[:: self.per_node]]
                     self.ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S)
                 self.ray.shutdown()

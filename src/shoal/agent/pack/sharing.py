@@ -2,7 +2,7 @@
 
 A share is a promise that programs have to keep: variables tell them (and JAX, TensorFlow and warm torch, by themselves)
 how much memory is theirs. Under MPS the driver holds everybody to it, and kernels of several runs run side by side
-instead of taking turns. MPS is one daemon for each engine, with folders of its own, so that nobody else's meets it.
+instead of taking turns. MPS is one daemon for each node of an engine, in folders of its own: nobody meets it.
 """
 
 import os

@@ -8,39 +8,49 @@ import tempfile
 from ..cache import Lock
 
 _ROOT, _PREFIX = "/tmp", "sr"  # noqa: S108 - mkdtemp makes it ours
+#: A file that the maker holds locked: the lock goes when the process does, however it ends.
+_MARK = "shoal-holds-this"
 
 
 class ShortFolder:
     """Only we may enter it. Short, because the path of a socket has 107 bytes and Ray needs 60 of them."""
 
     def __init__(self) -> None:
-        _remove_left_over()
+        for folder in glob.glob(os.path.join(_ROOT, _PREFIX + "?" * 8)):
+            _remove_if_left_over(folder)
         while True:
             self.path = tempfile.mkdtemp(prefix=_PREFIX, dir=_ROOT)
-            self._lock = Lock(_owner(self.path))
+            mark = os.path.join(self.path, _MARK)
+            try:
+                self._lock = Lock(mark)
+            except FileNotFoundError:
+                continue  # Somebody took it for left over.
             self._lock.take(exclusive=True, wait=True)
-            if os.path.exists(_owner(self.path)):  # Somebody may have taken it for left over before we had the lock.
+            if os.path.exists(mark):
                 return
             self._lock.close()
 
     def close(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        _remove(self.path)
         self._lock.close()
 
 
-def _owner(folder: str) -> str:
-    """A file that its maker holds locked: the lock goes when the process does, however it ends."""
-    return os.path.join(folder, "owner")
+def _remove_if_left_over(folder: str) -> None:
+    try:
+        if os.lstat(folder).st_uid != os.getuid() or not os.path.exists(os.path.join(folder, _MARK)):
+            return
+        lock = Lock(os.path.join(folder, _MARK))
+    except OSError:
+        return  # It is being removed.
+    if lock.take(exclusive=True):
+        _remove(folder)
+    lock.close()
 
 
-def _remove_left_over() -> None:
-    for folder in glob.glob(os.path.join(_ROOT, _PREFIX + "*")):
-        try:
-            if os.stat(folder).st_uid != os.getuid() or not os.path.exists(_owner(folder)):
-                continue
-            lock = Lock(_owner(folder))
-        except OSError:
-            continue  # It is being removed.
-        if lock.take(exclusive=True):
-            shutil.rmtree(folder, ignore_errors=True)
-        lock.close()
+def _remove(folder: str) -> None:
+    """The mark goes last, so that what could not be removed is found again."""
+    for name in os.listdir(folder):
+        if name != _MARK:
+            shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+    if os.listdir(folder) == [_MARK]:
+        shutil.rmtree(folder, ignore_errors=True)
