@@ -256,6 +256,7 @@ def test_ray_over_the_nodes_of_a_job(tmp_path: Path, make_sandbox: Callable[...,
     folder = bytes(project.submissions()[0])
     helpers = [words for words in commands if b"stage" in words and any(word.startswith(folder) for word in words)]
     assert len([words for words in helpers if words[0] != b"srun"]) == 2, "the first run has ended, they hold the data"
+    assert any(words[0] == b"srun" for words in helpers)
     project.write("go5", "")
     wait_until(lambda: {run["state"] for run in project.status().values()} == {"done"}, 180, "all runs are done")
     wait_until(lambda: not project.slurm("squeue", "-h", "-t", "PD,R,CG").strip(), 60, "the job has ended")
