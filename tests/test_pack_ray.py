@@ -13,6 +13,8 @@ import stat
 import subprocess
 import sys
 import tempfile
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -212,6 +214,8 @@ def test_an_end_before_ray_is_up_leaves_nothing_and_starts_nothing(project: Proj
 
 def test_what_ray_cannot_do_is_told_before_anything_starts(project: Project) -> None:
     words = ("pack", "--engine", "ray", "--slots", 2, "--dry-run")
+    page = project.shoal("pack", "--dashboard", "--dry-run", "--", "true", code=2)
+    assert_clear_error(page, 2, "--dashboard is Ray's")
     for flag in (("--preload", "json"), ("--bind",)):
         assert_clear_error(project.shoal(*words, *flag, "--", "true", code=2), 2, f"{flag[0]} is not for --engine ray")
 
@@ -225,12 +229,32 @@ def test_without_ray_it_says_so_in_one_sentence(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(StarterFailed, match=r"pip install 'shoal\[ray\]'"):
         Cluster(_node(tmp_path / "module", {}), 1)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name == "ray" else None)
+    with pytest.raises(StarterFailed, match=r"pip install 'ray\[default\]'"):
+        Cluster(_node(tmp_path / "page", {}), 1, dashboard=True)
 
 
 def _node(home: Path, environ: dict[str, str]) -> Node:
     node = Node(str(home), "token", {}, Gpus(), [0], environ, None)
     Path(node.folder).mkdir(parents=True)
     return node
+
+
+@pytest.mark.skipif(importlib.util.find_spec("aiohttp_cors") is None, reason="needs pip install 'ray[default]'")
+def test_the_dashboard_is_there_when_asked_for_and_wants_the_token(project: Project) -> None:
+    words = ("pack", "--engine", "ray", "--dashboard", "--slots", 1, "--set", "k=1", "--", *QUICK, "wait=go")
+    begun = project.start(*words)
+    _wait_begun(project, 1)
+    page = f"http://127.0.0.1:{_port(project, 'dashboard-port')}/api/cluster_status"
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(page, timeout=60)
+    (token,) = project.submissions()[0].glob("ray.*.token")
+    asked = urllib.request.Request(page, headers={"Authorization": f"Bearer {token.read_text()}"})
+    assert json.load(urllib.request.urlopen(asked, timeout=60))["result"] is True
+    project.write("go", "")
+    _, said = begun.communicate(timeout=120)
+    assert begun.returncode == 0 and page.rpartition("/api")[0] in said and str(token) in said, said
+    _wait_for_none(project)
 
 
 @pytest.mark.slurm

@@ -34,6 +34,7 @@ def add_pack(parser: argparse.ArgumentParser) -> None:
         "--follow-ups", type=int, default=3, metavar="N", help="jobs that continue leftovers (default 3)"
     )
     group.add_argument("--engine", choices=("auto", "slots", "ray"), default="auto", help="what starts the runs")
+    group.add_argument("--dashboard", action="store_true", help="Ray's own page, on the first node (--engine ray)")
     group.add_argument(
         "--search", metavar="metric=loss,first=10", help="stop losing runs early (mode, eta, last, resource), or off"
     )
@@ -67,5 +68,6 @@ def pack_of(args: argparse.Namespace) -> PackOptions:
         probe_s=seconds(args.probe, "--probe"),
         shrink=args.shrink,
         mps=not args.no_mps,
+        dashboard=args.dashboard,
         search=args.search,
     ).checked()

@@ -48,6 +48,7 @@ class PackPlan(NamedTuple):
             "probe_s": options.probe_s,
             "shrink": options.shrink,
             "mps": options.mps,
+            "dashboard": options.dashboard,
             "search": dict(self.search) or None,
         }
         queue = []

@@ -19,7 +19,7 @@ class PackOptions(NamedTuple):
     `pilots` asks for that many small allocations instead of one; `follow` bounds the jobs that continue what a time
     limit left over; `warn_s` before the end running runs are asked to stop, `grace_s` after that they are killed.
     `probe_s` starts runs of unknown length once for so long, to put the longest first.
-    `shrink` gives nodes back that have nothing left to do.
+    `shrink` gives nodes back that have nothing left to do; `dashboard` is Ray's.
     `search` stops losing runs early: as --search spells it, "off", or None for what the sweep's page says.
     """
 
@@ -42,6 +42,7 @@ class PackOptions(NamedTuple):
     probe_s: float | None = None
     shrink: bool = False
     mps: bool = True
+    dashboard: bool = False
     search: str | None = None
 
     def checked(self) -> PackOptions:
@@ -77,6 +78,10 @@ class PackOptions(NamedTuple):
                     hint=f"leave {flag} out, or --engine slots {flag}",
                     place=flag,
                 )
+        if self.dashboard and self.engine != "ray":
+            raise InputError(
+                "--dashboard is Ray's, and the engine is another", hint="--engine ray --dashboard", place="--dashboard"
+            )
         if self.search is not None:
             parse_words(self.search)
         if self.gpus_per_run is not None:

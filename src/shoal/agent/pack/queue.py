@@ -42,6 +42,7 @@ class Settings(NamedTuple):
     probe_s: Optional[float] = None
     shrink: bool = False
     mps: bool = True
+    dashboard: bool = False
     search: Optional[Dict[str, Any]] = None
 
 

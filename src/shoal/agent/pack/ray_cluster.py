@@ -33,15 +33,20 @@ OWN_PORTS = ("--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-wo
 class Cluster:
     """Ray on the nodes of an allocation; `address` is where the driver connects. `close` leaves nothing behind."""
 
-    def __init__(self, node: Node, nodes: int) -> None:
+    def __init__(self, node: Node, nodes: int, dashboard: bool = False) -> None:
         self.ray = _program()
+        if dashboard and importlib.util.find_spec("aiohttp_cors") is None:
+            raise StarterFailed(
+                "Ray's dashboard is not installed: pip install 'ray[default]', or leave --dashboard out"
+            )
         self.temp = ShortFolder()
         name = "%s-%s" % (node.me.get("job_id") or "here", os.getpid())
-        token = _token_file(node.folder, name)
+        self.token = _token_file(node.folder, name)
         self.log = os.path.join(node.folder, "ray.%s.log" % name)
-        self.env = ray_environment(node.environ, token)
+        self.env = ray_environment(node.environ, self.token)
         self.processes: List[Any] = []
         self.held = socket.socket()
+        self.dashboard, self.page = dashboard, ""
         self.step: Any = None
         self.head: Any = None
         self.job = node.me.get("job_id")
@@ -60,14 +65,17 @@ class Cluster:
         why = ""
         own = [*client_port(self.held), *OWN_PORTS, *self.sizes]
         for _ in range(3):
-            port = free_port()
+            port, page = free_port(), free_port()
             address = "%s:%d" % (_own_address(), port)
-            argv = [self.ray, "start", "--head", "--block", "--port=%d" % port, "--include-dashboard=false"]
+            argv = [self.ray, "start", "--head", "--block", "--port=%d" % port]
+            # Ray looks at this port also when it starts no dashboard, and its own choice may be somebody else's.
+            argv += ["--include-dashboard=%s" % str(self.dashboard).lower(), "--dashboard-port=%d" % page]
             argv += ["--node-ip-address=%s" % _own_address(), "--temp-dir=%s" % _inner(self.temp), *own]
             said = _size(self.log)
             head = self._start(argv)
             if self._is_up(head, said):
                 self.head = head
+                self.page = "http://127.0.0.1:%d" % page
                 return address
             _end(head)
             self.processes.remove(head)
