@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import itertools
 import json
@@ -199,8 +200,13 @@ def test_a_lost_worker_leaves_its_gpus_to_the_others_until_none_is_left(project:
 
 
 def _busy(project: Project) -> int | None:
-    """A worker of Ray that has a run."""
-    return next((pid for pid in _of_ray(project) if b"SlotWorker.run" in _command(pid)), None)
+    """A worker of Ray that has a run: its parent. A worker's title may tell of a question that it answers meanwhile."""
+    for pid in processes_with("SHOAL_RUN=", f"SHOAL_OUTPUT_DIR={project.root}"):
+        with contextlib.suppress(OSError):
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            if b"ray::SlotWorker" in _command(parent):
+                return parent
+    return None
 
 
 def test_an_end_before_ray_is_up_leaves_nothing_and_starts_nothing(project: Project) -> None:
