@@ -99,6 +99,7 @@ def test_a_folder_that_nobody_holds_any_more_is_removed_and_others_stay(
     assert os.path.isdir(held.path) and stat.S_IMODE(os.stat(held.path).st_mode) == 0o700
     for folder in (held, another):
         folder.close()
+        folder.close()
         assert not os.path.exists(folder.path)
 
 
@@ -313,6 +314,7 @@ def test_killing_rays_head_ends_the_pack_and_the_next_command_continues(project:
     os.kill(head, signal.SIGKILL)
     _, said = begun.communicate(timeout=120)
     assert begun.returncode == 4 and "Ray's head has died" in said, said
+    assert "are left over" in said, "and what comes after the runs was done, such as a follow-up job: " + said
     _wait_for_none(project)
     assert {run["state"] for run in project.status().values()} <= {"done", "lost", "new"}
     for number in (2, 3, 4):

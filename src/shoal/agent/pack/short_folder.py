@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 
+from .. import files
 from ..cache import Lock
 
 _ROOT, _PREFIX = "/tmp", "sr"  # noqa: S108 - mkdtemp makes it ours
@@ -49,8 +50,8 @@ def _remove_if_left_over(folder: str) -> None:
 
 def _remove(folder: str) -> None:
     """The mark goes last, so that what could not be removed is found again."""
-    for name in os.listdir(folder):
+    for name in files.names_in(folder):
         if name != _MARK:
             shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
-    if os.listdir(folder) == [_MARK]:
+    if files.names_in(folder) == [_MARK]:
         shutil.rmtree(folder, ignore_errors=True)
