@@ -18,6 +18,15 @@ from waiting import wait_until
 TORCHRUN = 'launch = { mode = "torchrun", processes = 2 }'
 SRUN = 'launch = { mode = "srun", processes = 2 }'
 
+# Only rank 1 fails, after it spoke: torchrun ends the other ranks of that start wherever they are, even before a word.
+FAILS_ONCE = """
+import os, sys
+start = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+print("start", start, flush=True)
+if start == 0 and os.environ["RANK"] == "1":
+    sys.exit(3)
+"""
+
 
 def test_srun_mode_here_gives_each_rank_its_variables_and_its_log(tmp_path: Path) -> None:
     project = Launching(tmp_path, show=SRUN)
@@ -70,8 +79,7 @@ def test_a_failing_rank_under_torchrun_gives_its_own_code(tmp_path: Path) -> Non
 
 def test_torchrun_starts_its_ranks_again_if_asked_and_each_start_has_its_log(tmp_path: Path) -> None:
     project = Launching(tmp_path, again=TORCHRUN.replace(" }", ", max_restarts = 1 }"))
-    program = "import os, sys\nprint('start', os.environ['TORCHELASTIC_RESTART_COUNT'], flush=True)\n"
-    project.write("again.py", program + "sys.exit(3 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)\n")
+    project.write("again.py", FAILS_ONCE)
     name = project.submit("000_again_0", "again")
     folder = project.launch_folder(name)
     assert (folder / "rank-1.out").read_text() == "start 0\n"
