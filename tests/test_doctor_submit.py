@@ -76,6 +76,28 @@ def test_what_shoal_generates_is_clean(tmp_path: Path) -> None:
         assert [one.code for one in found if one.severity != "hint" and one.code != "R07"] == [], (found, out)
 
 
+PACKED = """
+[clusters.c]
+match = {{ host = "nowhere" }}
+gpus_per_node = 8
+[steps.ddp]
+command = ["torchrun", "--nproc-per-node={processes}", "program.py", "{{seed}}"]
+output = "ddp"
+request = {{ gpus = 2 }}
+"""
+
+
+@pytest.mark.parametrize("words", [("--gpus", 8), ("--gpus", 8, "--nodes", 2), ("--pilots", 2)])
+def test_a_packed_run_is_looked_at_with_what_it_gets_of_the_allocation(tmp_path: Path, words: tuple[object]) -> None:
+    """Its node has eight GPUs, or there are two: the run has two GPUs on one of them."""
+    project = Project(tmp_path, toml=PACKED.format(processes=2))
+    page = project.write("experiments/001_a/000_ddp.toml", 'step = "ddp"\nseeds = "0-7"\n')
+    pack = ("submit", page, "--shape", "pilots" if "--pilots" in words else "pack", *words, "--on", "c", "--dry-run")
+    assert "note: G" not in project.shoal(*pack).err
+    project.write("shoal.toml", PACKED.format(processes=4))
+    assert "(G09)" in project.shoal(*pack, code=3).err
+
+
 def test_the_local_machine_is_not_asked_about_slurm(tmp_path: Path) -> None:
     project = Project(tmp_path)
     project.script("001_a/000_train_0.sh", "train --time=24 --mem=50")

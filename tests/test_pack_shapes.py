@@ -83,6 +83,30 @@ def test_hours_add_up_in_every_shape(given_jobs: list[tuple[float, int]]) -> Non
     assert found.fastest in names and found.cheapest in names
 
 
+#: A cluster that shoal knows and this machine is not; plans need no Slurm.
+ELSEWHERE = """
+[clusters.c]
+match = { host = "nowhere" }
+gpus_per_node = 8
+cpus_per_node = 64
+[steps.ask]
+command = ["python", "train.py", "{seed}"]
+output = "ask"
+request = { gpus = 1, cpus = 8, memory = "8G", time = "1h" }
+"""
+
+
+def test_runs_that_ask_for_cpus_memory_and_time_are_laid_out_and_compared(tmp_path: Path) -> None:
+    project = Project(tmp_path, toml=ELSEWHERE)
+    page = project.write("experiments/001_a/000_ask.toml", 'step = "ask"\nseeds = "0-7"\n')
+    where = ("--on", "c", "--json")
+    pack = project.shoal("submit", page, "--shape", "pack", "--gpus", 4, "--dry-run", *where).json["runs"][0]["request"]
+    assert (pack["gpus"], pack["cpus"], pack["memory"]) == (4, 32, "32G")
+    assert 2 * 3600 < pack["time_limit_s"] < 3 * 3600, "eight runs of an hour at most, four at a time"
+    shapes = {shape["name"]: shape for shape in project.shoal("plan", page, "--shapes", *where).json["shapes"]}
+    assert shapes["pack of 4"]["makespan_s"] == 2 * 3600 == shapes["4 pilots"]["makespan_s"]
+
+
 def _sweep(project: Project, extra: str = "") -> Path:
     command = json.dumps([sys.executable, str(project.root / "train.py"), "{depth}"])
     text = (

@@ -37,10 +37,12 @@ class Schedule(NamedTuple):
         return max(0.0, self.width * self.makespan - self.busy)
 
 
-def play(jobs: Sequence[Job], *, slots: int, gpus: int = 0, cpus: int = 0, startup: float = 0.0) -> Schedule:
-    """Run jobs in their order over one node. A job that can never fit is a ValueError; `startup` is paid by each."""
-    books = Books(slots, gpus, range(cpus), keep_whole=len({job.gpu_parts >= WHOLE for job in jobs}) > 1)
-    items = [Item(str(job.place), at, Need(job.gpu_parts if gpus else 0, job.cpus)) for at, job in enumerate(jobs)]
+def play(jobs: Sequence[Job], *, slots: int, gpus: int = 0) -> Schedule:
+    """Run jobs in their order over one node. A job that can never fit is a ValueError. CPUs do not count: an allocation
+    asks for as many as the runs in all its slots need.
+    """
+    books = Books(slots, gpus, (), keep_whole=len({job.gpu_parts >= WHOLE for job in jobs}) > 1)
+    items = [Item(str(job.place), at, Need(job.gpu_parts if gpus else 0)) for at, job in enumerate(jobs)]
     for item in items:
         why = books.never(item.need)
         if why is not None:
@@ -52,7 +54,7 @@ def play(jobs: Sequence[Job], *, slots: int, gpus: int = 0, cpus: int = 0, start
     while len(queue) or running:
         while (choice := queue.next(books, None)) is not None:
             job = jobs[choice.item.place]
-            end = now + length(job) + startup
+            end = now + length(job)
             placed.append(Placed(job, choice.holding, now, end))
             heapq.heappush(running, (end, choice.item.place, choice.holding))
         now, _, holding = heapq.heappop(running)

@@ -16,6 +16,7 @@ from shoal.errors import InputError
 from shoal.model import Request
 from shoal.pack.describe import PackPlan, plan_pack
 from shoal.pack.options import PackOptions
+from shoal.pack.simulate import even_out
 from shoal.plan.submissions import PlannedRun, PlannedSubmission
 from shoal.units import format_slurm_time
 
@@ -53,6 +54,21 @@ def lay_out_pack(
     request = _allocation(plan, [request for _, request in asked], cluster)
     resolved = resolve(request, msgspec.structs.replace(first, request=Request()), cluster, project.clusters)
     return PlannedSubmission(tuple(runs), shape, resolved, requeue=requeue, pack=plan)
+
+
+def part_of_a_run(planned: PlannedSubmission, project: Project, cluster: Cluster) -> PlannedSubmission:
+    """A pack as its first run sees it: one node, and the GPUs and CPUs that it gets there. Others stay as they are."""
+    plan = planned.pack
+    if plan is None:
+        return planned
+    job = next(job for job in plan.jobs if job.place == 0)
+    [job] = even_out([job], slots_of(plan), plan.options.gpus or 0)
+    flags = parse_flags(planned.runs[0].spec.flags)
+    part = msgspec.structs.replace(
+        planned.request, nodes=1, gpus=math.ceil(job.gpu_parts / WHOLE) or None, cpus=job.cpus or None
+    )
+    own = resolve(part, msgspec.structs.replace(flags, request=Request()), cluster, project.clusters)
+    return planned._replace(resolved=own)
 
 
 def _gpus(options: PackOptions, asked: Sequence[tuple[object, Request]], shape: str) -> int:

@@ -143,7 +143,8 @@ def prepare(
 
         if not how.force:
             refuse_impossible([planned.resolved for planned in submissions], environ)
-        notes += check_before(submissions, str(project.root), force=how.force)
+        seen = [packs.part_of_a_run(planned, project, cluster) for planned in submissions]
+        notes += check_before(seen, str(project.root), force=how.force)
     return Order(submissions, left, views, notes)
 
 
