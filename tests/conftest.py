@@ -15,12 +15,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from shoal.errors import ShoalError
 from shoal.sandbox import Sandbox, SandboxSpec, names
 from waiting import wait_until
 
 MakeSandbox = Callable[..., Sandbox]
+
+# How long one example takes says how busy the machine is, and a single one over 200 ms would fail its test.
+settings.register_profile("busy", deadline=None)
+settings.load_profile("busy")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,8 +54,11 @@ def cluster() -> Iterator[Sandbox]:
 
 @pytest.fixture(scope="session")
 def accounting_cluster() -> Iterator[Sandbox]:
-    """2 nodes with 4 GPUs each, with slurmdbd: accounts lab and small, QOS normal and high."""
-    yield from _session_sandbox("acct", nodes=2, accounting=True)
+    """2 nodes with 4 GPUs each, with slurmdbd: accounts lab and small, QOS normal and high.
+
+    Agents that are told to stop have time to write down the end, also on a busy machine.
+    """
+    yield from _session_sandbox("acct", nodes=2, accounting=True, settings=(("KillWait", "20"),))
 
 
 @pytest.fixture(scope="session")

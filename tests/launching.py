@@ -82,10 +82,10 @@ class Launching(Project):
         return self.output(name) / f"attempt-{attempt}.launch"
 
     def notes(self, name: str, what: str = "start") -> list[dict[str, Any]]:
-        """What the ranks of show.py wrote down, by rank."""
+        """What the ranks of show.py wrote down, by rank; a line that is just being written is none yet."""
         found = []
         for path in sorted((self.root / "outputs").glob(f"*/{name}/*/rank-*.jsonl")):
-            found += [note for note in map(json.loads, path.read_text().splitlines()) if note["what"] == what]
+            found += [note for note in map(json.loads, path.read_text().split("\n")[:-1]) if note["what"] == what]
         return found
 
     def wait_notes(

@@ -30,6 +30,8 @@ def mark(what):
     line = json.dumps({"what": what, "args": sys.argv[1:], "env": kept, "cwd": os.getcwd()}) + "\\n"
     with open(os.path.join(ROOT, "marks", run.replace("/", ".")), "a") as file:
         file.write(line)
+if "polite" in sys.argv:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 mark("start")
 code = 0
 for word in sys.argv[1:]:
@@ -49,8 +51,6 @@ for word in sys.argv[1:]:
     elif do == "first" and os.environ["SHOAL_ATTEMPT"] == "1":
         while True:
             time.sleep(0.1)
-    elif do == "polite":
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 mark("end")
 sys.exit(code)
 """
@@ -181,12 +181,12 @@ class Project:
         return wait_until(look, deadline_s, f"{name} is {' or '.join(wanted)}", poll_s=0.2)
 
     def marks(self, name: str, what: str = "start") -> list[dict[str, Any]]:
-        """What the program wrote down, in order."""
+        """What the program wrote down, in order; a line that is just being written is none yet."""
         try:
             text = (self.root / "marks" / name.replace("/", ".")).read_text()
         except FileNotFoundError:
             return []
-        return [mark for mark in map(json.loads, text.splitlines()) if mark["what"] == what]
+        return [mark for mark in map(json.loads, text.split("\n")[:-1]) if mark["what"] == what]
 
     def wait_started(self, name: str, times: int = 1, deadline_s: float = 60) -> dict[str, Any]:
         """Wait until the program has begun so many times, and return what it then wrote down."""
@@ -207,8 +207,8 @@ class Project:
 
     def queue(self, fields: str, *flags: str) -> list[str]:
         """squeue's rows of this project's jobs, each array task by itself: queue("%T|%E")."""
-        tokens = tuple(folder.name for folder in self.submissions())
         rows = self.slurm("squeue", "-h", "-r", *flags, "-o", f"{fields}|%j").splitlines()
+        tokens = tuple(folder.name for folder in self.submissions())  # after the rows: each job has its folder by then
         return [row.rpartition("|")[0] for row in rows if row.endswith(tokens)] if tokens else []
 
     def assert_ran_once(self, *names: str) -> None:
@@ -218,9 +218,12 @@ class Project:
             assert len(ends) == 1, f"{name} has {len(ends)} good ends"
             assert len(self.marks(name, "end")) == 1, f"{name} ended {len(self.marks(name, 'end'))} times"
             assert len(self.marks(name)) == 1, f"{name} began {len(self.marks(name))} times"
-        # A process that was killed in the middle of a write leaves its temporary file; one that lives leaves none.
+        wait_until(lambda: not self._unfinished(), 20, "no process that lives has a temporary file")
+
+    def _unfinished(self) -> list[str]:
+        """Processes that are in the middle of a write; one that was killed there leaves its temporary file."""
         left = [path.name.rpartition(".tmp-")[2].split("-")[0] for path in self.root.rglob("*.tmp-*")]
-        assert not [pid for pid in left if os.path.exists(f"/proc/{pid}")]
+        return [pid for pid in left if os.path.exists(f"/proc/{pid}")]
 
 
 def end_process(process: subprocess.Popen[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,8 @@ from waiting import wait_until
 pytestmark = pytest.mark.slurm
 
 RUN = "001_a/000_train_0"
-#: A controller that is gone is noticed after two seconds instead of five.
-QUICK = (("MessageTimeout", "2"), ("TCPTimeout", "1"))
+#: A controller that is gone is noticed after two seconds instead of five, and ended jobs are there to be counted.
+QUICK = (("MessageTimeout", "2"), ("TCPTimeout", "1"), ("MinJobAge", "300"))
 
 
 @pytest.fixture
@@ -66,15 +67,19 @@ def test_a_job_that_a_crashed_controller_forgot_is_found_lost_and_runs_once_alth
 ) -> None:
     project = Project(tmp_path, faulty)
     held = project.script("001_a/000_train_0.sh", "train --time=5 --mem=50 --hold")
-    # The controller saves at once after a quiet time and then not for five seconds: what comes in between is lost.
-    project.slurm("sbatch", "--hold", "-o", "/dev/null", "--wrap=true")
-    wait_until(lambda: list(faulty.layout.save.glob("hash.*/job.*")), 20, "the first job is on the controller's disk")
+    # When the controller saves is its own affair: it comes back with the disk that it had before the submission.
+    before = tmp_path / "before"
+    faulty.stop_daemon("slurmctld")
+    shutil.copytree(faulty.layout.save, before)
+    faulty.start_daemon("slurmctld")
     project.shoal("submit", held)
     faulty.kill("slurmctld")
+    shutil.rmtree(faulty.layout.save)
+    shutil.copytree(before, faulty.layout.save)
     faulty.start_daemon("slurmctld")
     job_id = project.status()[RUN]["job_id"]
     stranger = project.slurm(
-        "sbatch", "--parsable", "--job-name=stranger", "-o", "/dev/null", "--wrap=sleep 60"
+        "sbatch", "--parsable", "--job-name=stranger", "-o", "/dev/null", "--wrap=sleep 600"
     ).strip()
     assert stranger == job_id
     assert project.status()[RUN]["state"] == "unknown"

@@ -33,7 +33,14 @@ def submit(project: Project) -> None:
     page = project.write("experiments/001_a/000_train.toml", PAGE)
     project.shoal("submit", page)
     for name in NAMES:
-        project.wait_started(name)
+        wait_saved(project, name)
+
+
+def wait_saved(project: Project, name: str) -> None:
+    """Wait until the first try has begun and has a checkpoint to go on from."""
+    project.wait_started(name)
+    saved = lambda: [one for one in (project.root / "outputs").glob(f"*/{name}/*/model_*") if one.read_text()]  # noqa: E731
+    wait_until(saved, 30, f"{name} has saved")
 
 
 def check_chain(project: Project, name: str) -> None:
@@ -126,7 +133,7 @@ def test_a_job_that_comes_back_to_the_node_that_failed_moves_to_another(tmp_path
     hold = project.slurm("sbatch", "--parsable", f"-w{second}", "--exclusive", "-o/dev/null", "--wrap=sleep 600")
     project.script("001_a/000_train_0.sh", "train --time=10 --mem=50 -- save=1 first")
     project.shoal("submit", "experiments/001_a")
-    project.wait_started(name)
+    wait_saved(project, name)
     power_cut(two_nodes, first)
     wait_until(lambda: len(project.submissions()) == 2, 120, "it was handed over", poll_s=0.5)
     waiting = project.wait(name, "pending")

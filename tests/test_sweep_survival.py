@@ -96,12 +96,10 @@ def wait_end(project: Project) -> dict[str, object]:
     """The run has ended, and none of its jobs is left to go on with it."""
 
     def ended() -> dict[str, object] | None:
-        run = project.status(RUN)[RUN]
-        return (
-            run
-            if run["state"] in ("done", "failed", "oom", "timeout", "lost") and not project.queue("%i", "-t", "PD,R,CG")
-            else None
-        )
+        if project.queue("%i", "-t", "PD,R,CG"):
+            return None
+        run = project.status(RUN)[RUN]  # after the queue: with nothing in it this is the last word
+        return run if run["state"] in ("done", "failed", "oom", "timeout", "lost") else None
 
     return wait_until(ended, 150, "the run has come to its end", poll_s=0.5)
 
