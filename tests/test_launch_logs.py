@@ -10,12 +10,17 @@ from project import assert_clear_error, end_process
 from shoal.views.log_parts import Pick, parts, picked
 from waiting import wait_until
 
+#: Replica 1 fails when the other has spoken, which lives until the run is ended because of that.
 BROKEN = """
 import os, time
 print("replica", os.environ["SHOAL_REPLICA"], "begins", flush=True)
+begun = os.path.join(os.environ["SHOAL_OUTPUT_DIR"], "begun")
 if os.environ["SHOAL_REPLICA"] == "1":
+    while not os.path.exists(begun):
+        time.sleep(0.05)
     raise RuntimeError("the loss is not a number")
-time.sleep(60)
+open(begun, "w").close()
+time.sleep(3600)
 """
 
 

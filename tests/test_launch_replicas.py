@@ -102,7 +102,7 @@ def test_a_lost_lighthouse_restarts_the_run_from_its_checkpoints(tmp_path: Path,
 
 def test_a_replica_that_hangs_is_killed_and_started_again(tmp_path: Path, host_cluster: Sandbox) -> None:
     project = Launching(tmp_path, host_cluster, diloco=four('hang_after = "15s", min_replicas = 3'))
-    name = project.submit("000_diloco_0", "diloco -- --rounds 24 --pause 0.15 --hang 2:5")
+    name = project.submit("000_diloco_0", "diloco -- --rounds 40 --pause 0.15 --hang 2:5")
     project.wait(name, "done", deadline_s=180)
     assert "replica 2 has written nothing for" in project.err(name)
     assert (project.launch_folder(name) / "replica-2.try-2.out").exists()

@@ -43,6 +43,8 @@ for step in range(first + 1, total + 1):
         break
     if gpus > 1 and words.get("stop") and step > first + 2:
         time.sleep(600)
+    while step > 40 and os.path.exists(os.path.join(ROOT, "hold seed " + words.get("seed", ""))):
+        time.sleep(0.05)
     if "mute" not in words:
         print("step %d/%d loss 0.1" % (step, total), flush=True)
     if step % 5 == 0 and "nosave" not in words:
@@ -256,11 +258,11 @@ def assert_one_writer_each(project: Project) -> None:
 
 @pytest.mark.slurm
 def test_the_seeds_story_one_gpu_runs_eight_take_over_when_they_are_healthy(tmp_path: Path, slurm: Sandbox) -> None:
-    project = start(tmp_path, slurm, "total=3000")
+    project = start(tmp_path, slurm, "total=30000")
     old = project.status(NAME)[NAME]
     advice = project.shoal("switch", NAME, "--gpus", "8", "--json").json
     assert complaints("switch", advice) == []
-    assert advice["progress"]["from"] == "log" and advice["progress"]["total"] == 3000
+    assert advice["progress"]["from"] == "log" and advice["progress"]["total"] == 30000
     assert advice["efficiency_from"] == "assumed" and advice["speedup"] == pytest.approx(6.4)
     assert advice["wait_s"] is not None and advice["keep_s"] > advice["switch_s"] > 0
     assert advice["alternative"]["request"]["cpus"] == 8 and advice["applied"] == []
@@ -297,6 +299,7 @@ def test_how_well_it_scales_is_measured_from_runs_that_did_the_same_on_so_many_g
     done, cancelled, short = (f"001_navsim/{stem}" for stem in ("001_train8_0", "002_train8_1", "003_short8_0"))
     for name, args in {done: "total=400 seed=0", cancelled: "total=400 seed=1", short: "total=40"}.items():
         project.script(f"{name}.sh", f"pretrain --gpus-per-node=8 -- {args}")
+    project.write("hold seed 1", "")  # it is not done before it is cancelled
     project.shoal("submit", "experiments/001_navsim")
     wait_steps(project, cancelled, 20)
     project.shoal("cancel", cancelled)
@@ -347,10 +350,9 @@ def test_of_an_array_each_task_is_switched_kept_or_taken_back_alone(tmp_path: Pa
     page = 'step = "pretrain"\nseeds = "0-2"\nargs = ["bad=2"]\n'
     project.shoal("submit", project.write("experiments/002_sweep/000_train.toml", page))
     for name in names:
-        project.wait_started(name)
+        wait_steps(project, name, 1)
     # The last task of an array has the array's own number.
     jobs = {name: project.status(name)[name]["job_id"] for name in names}
-    wait_until(lambda: project.shoal("switch", switched, "--gpus", "8", code=None).code == 0, 30, "it has steps")
     project.shoal("switch", fails, "--gpus", "2", "--apply")
     project.shoal("switch", dies, "--gpus", "4", "--apply", PATH=deadly(project))
     project.shoal("switch", switched, "--gpus", "8", "--apply")
@@ -468,7 +470,8 @@ def test_a_job_that_took_over_and_is_requeued_goes_on_as_the_run(tmp_path: Path,
     wait_until(lambda: len(project.records(NAME, "attempt.*.start")) == 3, 90, "it began again as the run")
     back = project.wait(NAME, "running")
     assert back["job_id"] == new["job_id"] and back["output_dir"] == new["output_dir"] and back["attempt"] == 3
-    assert project.marks(NAME)[-1]["first"] > 5 and project.marks(NAME)[-1]["gpus"] == 8
+    mark = project.wait_started(NAME, 2)
+    assert mark["first"] > 5 and mark["gpus"] == 8
     project.shoal("cancel", NAME)
     project.wait(NAME, "cancelled")
     # Whoever resumes it means what it was switched to; what they add comes on top.

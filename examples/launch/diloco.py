@@ -24,7 +24,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6, help="outer steps")
     parser.add_argument("--sync-every", type=int, default=4, help="inner steps in each")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds between inner steps")
-    parser.add_argument("--hang", default="", help="REPLICA:ROUND: this replica stands still there in its first try")
+    parser.add_argument(
+        "--hang", default="", help="REPLICA:ROUND: this replica stands still from there on in its first try"
+    )
     args = parser.parse_args()
 
     stop: list[int] = []
@@ -65,10 +67,12 @@ def main() -> None:
         manager.load_state_dict(saved["manager"])
     say(rank, what="start", round=manager.current_step(), lighthouse=os.environ["TORCHFT_LIGHTHOUSE"])
     truth, seen = torch.arange(4.0), 0
+    which, _, at = args.hang.partition(":")
+    hangs = which == str(REPLICA) and ".try-1." in os.environ.get("SHOAL_UNIT", "")
     with DiLoCo(manager, [model], inner, outer, sync_every=args.sync_every, pin_memory=False):
         while manager.current_step() < args.rounds:
             before = manager.current_step()
-            if args.hang == f"{REPLICA}:{before}" and ".try-1." in os.environ.get("SHOAL_UNIT", ""):
+            if hangs and before >= int(at):  # it may have come late, and skipped the rounds that the others did alone
                 time.sleep(3600)
             seen += 1
             x = torch.randn(16, 4, generator=torch.Generator().manual_seed(100000 * REPLICA + 1000 * rank + seen))
