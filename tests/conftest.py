@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from shoal.errors import ShoalError
 from shoal.sandbox import Sandbox, SandboxSpec, names
@@ -23,8 +23,8 @@ from waiting import wait_until
 
 MakeSandbox = Callable[..., Sandbox]
 
-# How long one example takes says how busy the machine is, and a single one over 200 ms would fail its test.
-settings.register_profile("busy", deadline=None)
+# How long examples take says how busy the machine is, and a single one over 200 ms would fail its test.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
 

@@ -159,11 +159,10 @@ def test_a_run_may_start_at_the_first_shard_and_what_a_reader_wants_comes_next(
     wait_until(lambda: os.listdir(wanted), 10, "the reader asks for its shard")
     name = os.listdir(wanted)[0]
     gate.let(4)  # the range that waits, its shard, and the wanted pair
-    thread.join(10)
-    assert not thread.is_alive()
+    wait_until(lambda: not thread.is_alive(), 10, "the reader has its shard")
     assert got == [shoal.data.open(str(data), fields=("__key__", "jpg"))[last]]
     assert name in os.listdir(place) and len(os.listdir(place)) < 10
-    assert os.listdir(wanted) == []
+    wait_until(lambda: os.listdir(wanted) == [], 10, "nothing is asked for any more")
     gate.open()
     stage.join()
     stage.close()

@@ -120,7 +120,8 @@ def test_a_folder_that_changes_while_it_is_copied_is_noticed(
 ) -> None:
     source = make_folder(tmp_path / "src", 40)
     gate = Gate(monkeypatch)
-    stage = Stage("test", str(source), scratch, threads=1)
+    # Where a node begins depends on its name: on this one the picture is not among the first three.
+    stage = Stage("test", str(source), {**scratch, "SLURMD_NODENAME": "n1"}, threads=1)
     stage.begin()
     gate.let(3)
     (source / "class1" / "img_00037.jpg").write_bytes(b"another picture")

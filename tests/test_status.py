@@ -50,8 +50,8 @@ def test_status_asks_squeue_once_and_sacct_at_most_once(
     project.shoal("submit", "experiments/001_a", "experiments/002_b", "--shape", "job")
     for name in ("000", "001", "002", "003", "004"):
         project.wait_started(f"001_a/{name}_train_0")
-    project.wait("001_a/001_train_0", "failed")
-    project.wait("001_a/004_train_0", "done")
+    for name, state in (("000", "failed"), ("001", "failed"), ("004", "done")):
+        project.wait(f"001_a/{name}_train_0", state)
     _called(calls)
     states = {name: run["state"] for name, run in project.status().items()}
     names = _called(calls)
@@ -61,9 +61,11 @@ def test_status_asks_squeue_once_and_sacct_at_most_once(
         or "stuck" in states.values()
     )
     project.write("go", "")
-    project.wait("001_a/003_train_0", "done")
+    for name in ("002", "003"):
+        project.wait(f"001_a/{name}_train_0", "done")
     project.shoal("cancel", "002_b", "--yes")
     project.wait("002_b/000_train_0", "cancelled")
+    wait_until(lambda: not project.queue("%T"), 60, "the jobs are over, too, for Slurm")
     project.status()
     _called(calls)
     project.status()
@@ -106,9 +108,12 @@ def test_a_requeued_run_that_failed_is_failed_in_accounting(tmp_path: Path, acco
     assert project.wait(RUN, "pending", "running")
     project.wait_started(RUN, 2)
     run = project.wait(RUN, "failed")
-    assert (run["attempt"], run["exit_code"], run["slurm_state"]) == (2, 3, "FAILED")
-    rows = project.slurm("sacct", "-D", "-n", "-P", "-j", run["job_id"], "-o", "State")
-    assert "REQUEUED" in rows and "FAILED" in rows
+    assert (run["attempt"], run["exit_code"]) == (2, 3)
+    # The run has written its end; its job is over a moment later, and accounting hears of that later still.
+    wait_until(lambda: project.status()[RUN]["slurm_state"] == "FAILED", 60, "Slurm says FAILED")
+    words = ("sacct", "-D", "-n", "-P", "-j", run["job_id"], "-o", "State")
+    wait_until(lambda: "FAILED" in project.slurm(*words), 60, "accounting says FAILED")
+    assert "REQUEUED" in project.slurm(*words) and project.status()[RUN]["state"] == "failed"
 
 
 def test_slurm_down_shows_last_known_states_with_a_warning(tmp_path: Path, make_sandbox: MakeSandbox) -> None:

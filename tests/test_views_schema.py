@@ -223,8 +223,9 @@ def test_zsh_completes_what_is_typed(made: MadeUp, shells: dict[str, str], way: 
         os.write(terminal, b"shoal-is why 002_new/0\t")
         wait_until(lambda: heard(b"002_new/000_train_0"), 60, "the tab has completed it")
         os.write(terminal, b"\n")
-        wait_until(lambda: heard(b"") and (home / "typed").is_file(), 60, "the line was taken")
-        assert (home / "typed").read_text().split() == ["why", "002_new/000_train_0"]
+        typed = home / "typed"
+        wait_until(lambda: heard(b"") and typed.is_file() and typed.read_text(), 60, "the line was taken")
+        assert typed.read_text().split() == ["why", "002_new/000_train_0"]
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

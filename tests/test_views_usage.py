@@ -76,9 +76,12 @@ def beside(project: Project, done: Callable[[], object]) -> threading.Thread:
 def test_gpus_are_read_through_nvml_and_shown_in_report_and_record(tmp_path: Path, fake_nvml: Path) -> None:
     project = burning(tmp_path)
     project.script("001_use/000_burn_0.sh", "burn --gres=gpu:2")
-    go = beside(
-        project, lambda: any(one["cpu_s"] > 0.3 for one in project.records("001_use/000_burn_0", "attempt.1.use"))
-    )
+
+    def enough() -> bool:
+        found = project.records("001_use/000_burn_0", "attempt.1.use")
+        return any(one["cpu_s"] > 0.3 and len(one["points"]) > 2 for one in found)
+
+    go = beside(project, enough)
     env = gpu_env(fake_nvml, tmp_path / "busy", 63)
     project.shoal("submit", "experiments/001_use", SHOAL_SAMPLE_S="0.2", **env)
     go.join(60)
@@ -239,7 +242,8 @@ def test_a_pack_on_slurm_tells_its_first_failure_and_its_end(tmp_path: Path, qui
             f"001_p/000_train_{seed}.sh", f"train --time=5 --mem=50 -- {'exit=3' if seed < 1 else 'wait=go'}"
         )
     project.shoal("submit", "experiments/001_p", "--shape", "pack", "--slots", "3", "--time", "5m")
-    wait_until(lambda: told.exists() and "first failure: 001_p/000_train_0" in told.read_text(), 60, "the failure")
+    wait_until(lambda: told.exists() and told.read_text().count("===\n") == 1, 60, "the failure")
+    assert "first failure: 001_p/000_train_0" in told.read_text() and "exit code 3" in told.read_text()
     project.write("go", "")
-    wait_until(lambda: "all runs have ended\n2 done, 1 not" in told.read_text(), 60, "the end")
-    assert "exit code 3" in told.read_text() and told.read_text().count("===") == 2
+    wait_until(lambda: told.read_text().count("===\n") == 2, 60, "the end")
+    assert "all runs have ended\n2 done, 1 not" in told.read_text()
