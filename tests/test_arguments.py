@@ -33,7 +33,7 @@ SAVE = (
 )
 
 
-@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, suppress_health_check=list(HealthCheck))
 @given(lists=st.lists(ARGUMENTS, min_size=6, max_size=6))
 def test_arguments_arrive_unchanged_on_this_machine(
     lists: list[list[str]], tmp_path_factory: pytest.TempPathFactory
@@ -44,7 +44,7 @@ def test_arguments_arrive_unchanged_on_this_machine(
 
 
 @pytest.mark.slurm
-@settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=1, suppress_health_check=list(HealthCheck))
 @given(lists=st.lists(ARGUMENTS, min_size=12, max_size=12))
 def test_arguments_arrive_unchanged_in_the_job(
     lists: list[list[str]], tmp_path_factory: pytest.TempPathFactory, cluster: Sandbox

@@ -240,7 +240,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(KEYS, VALUES), max_size=8))
 def test_the_scanner_agrees_with_tomllib_on_where_top_level_keys_are(pairs: list[tuple[str, str]]) -> None:
     text, lines = "", {}

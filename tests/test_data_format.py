@@ -261,7 +261,7 @@ def test_a_manifest_cannot_point_outside_its_folder(tmp_path: Path) -> None:
         manifest.load(str(tmp_path / "out"))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data())
 def test_any_cut_or_changed_byte_of_a_shard_is_found(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -145,7 +145,7 @@ def test_an_iterator_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(
         st.binary(min_size=1, max_size=40).filter(

@@ -82,7 +82,7 @@ def test_samples_that_lack_a_field_give_none_in_tuples_and_no_entry_in_dicts(tmp
     ]  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[])
+@settings(max_examples=40)
 @given(
     world=st.integers(1, 9),
     workers=st.integers(1, 5),
@@ -104,7 +104,7 @@ def test_ranks_and_workers_see_every_sample_exactly_once(
     assert set(seen.values()) == {1} and len(seen) == 101
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(world=st.integers(1, 9), remainder=st.sampled_from(["drop", "pad"]), epoch=st.integers(0, 2))
 def test_ranks_can_be_made_equally_long(folder: Path, world: int, remainder: str, epoch: int) -> None:
     data = shoal.data.open(str(folder / "out"), fields=("__key__",))
@@ -117,7 +117,7 @@ def test_ranks_can_be_made_equally_long(folder: Path, world: int, remainder: str
         assert len(seen) == 101 and sum(seen.values()) == 101 + -101 % world
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(stop=st.integers(0, 100), world=st.integers(1, 4), later=st.integers(1, 4), epoch=st.integers(0, 3))
 def test_a_stream_resumes_anywhere_with_any_number_of_ranks(
     folder: Path, stop: int, world: int, later: int, epoch: int

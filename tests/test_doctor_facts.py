@@ -121,7 +121,7 @@ def test_what_does_not_end_is_said_with_its_line(text: str, line: int, words: st
 
 
 @given(st.text(alphabet="ab $(){}[]'\"`\\\n;&|<>#=-EOFif do done case esac in then\t", max_size=80))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_no_text_breaks_the_reader(text: str) -> None:
     parsed = parse_shell(text)
     lines = text.count("\n") + 1
@@ -129,7 +129,7 @@ def test_no_text_breaks_the_reader(text: str) -> None:
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_no_bytes_break_the_doctor(data: bytes) -> None:
     read_script(decode(data), "job.sh")
 
@@ -154,7 +154,7 @@ if true; then""".splitlines()
 
 
 @given(st.lists(st.sampled_from(_LINES), max_size=12))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_mixture_of_lines_breaks_a_rule(lines: list[str]) -> None:
     text = "#!/bin/bash\n" + "\n".join(lines)
     for finding in examine_text(text, "job.sh"):

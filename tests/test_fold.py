@@ -73,13 +73,13 @@ _ROWS = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.permutations(list(RECORDS)), _ROWS, st.booleans())
 def test_the_order_in_which_files_came_makes_no_difference(order: list[str], row: JobRow | None, asked: bool) -> None:
     assert _view(order, row, asked) == _view(sorted(RECORDS), row, asked)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.sets(st.sampled_from(sorted(RECORDS))), _ROWS, st.booleans())
 def test_nothing_stale_or_missing_undoes_a_good_end(some: set[str], row: JobRow | None, asked: bool) -> None:
     """Whatever else is there or not yet visible, a run whose newest generation ended well is done."""
@@ -104,7 +104,7 @@ def test_an_earlier_attempt_that_ended_well_counts_although_a_later_one_failed()
     assert (view.state, view.attempt) == ("done", 1)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.sets(st.sampled_from(sorted(RECORDS))), _ROWS, st.booleans())
 def test_any_evidence_gives_a_known_state(some: set[str], row: JobRow | None, asked: bool) -> None:
     assert _view(sorted(some), row, asked).state in STATES

@@ -196,7 +196,7 @@ def test_broken_setup_lines_are_found_before_slurm_finds_them(here: Path, capsys
     assert not (here / "j.sh").exists()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=15), max_size=6))
 def test_any_extra_words_arrive_in_the_program_as_they_were(words: list[str]) -> None:
     import shlex

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from project import Project, assert_clear_error, project_here
@@ -27,7 +27,6 @@ for step in range(1, length + 1):
 """
 
 
-@settings(deadline=None)
 @given(st.floats(0, 100), st.floats(0.01, 10), st.integers(2, 1000), st.integers(1, 999))
 def test_start_up_is_paid_once_and_not_in_proportion(start_s: float, step_s: float, steps: int, seen: int) -> None:
     seen = min(seen, steps)

@@ -71,7 +71,6 @@ def page(project: Project, runs: int, request: str = "") -> Path:
 # -- the rule ---------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(RULES, VALUES)
 def test_the_best_so_far_is_never_stopped_and_too_few_stop_nobody(rule: Rule, values: list[float]) -> None:
     for count in range(1, len(values) + 1):
@@ -82,7 +81,6 @@ def test_the_best_so_far_is_never_stopped_and_too_few_stop_nobody(rule: Rule, va
             assert not any(is_stopped(rule, rank(rule, one, seen), count) for one in seen)
 
 
-@settings(deadline=None)
 @given(RULES, VALUES)
 def test_whoever_goes_on_was_in_the_best_part_of_what_was_there(rule: Rule, values: list[float]) -> None:
     for count in range(rule.eta, len(values) + 1):
@@ -91,7 +89,6 @@ def test_whoever_goes_on_was_in_the_best_part_of_what_was_there(rule: Rule, valu
         assert is_stopped(rule, rank(rule, mine, seen), count) == (better >= math.ceil(count / rule.eta))
 
 
-@settings(deadline=None)
 @given(VALUES)
 def test_a_loss_of_nan_is_the_worst_of_all(values: list[float]) -> None:
     rule = Rule("loss")
@@ -99,7 +96,7 @@ def test_a_loss_of_nan_is_the_worst_of_all(values: list[float]) -> None:
     assert rank(rule, math.nan, [*values, math.nan]) >= rank(rule, worst, values)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.permutations(range(1, 10)), st.integers(1, 4))
 def test_several_engines_decide_as_one(tmp_path_factory: pytest.TempPathFactory, order: list[int], n: int) -> None:
     """The same reports in the same order, through files: whoever reads them, the decisions are the same."""

@@ -252,4 +252,4 @@ class Protocol(RuleBasedStateMachine):
 
 
 TestProtocol = Protocol.TestCase
-TestProtocol.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestProtocol.settings = settings(max_examples=30, stateful_step_count=30)

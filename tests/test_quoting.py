@@ -21,7 +21,7 @@ NASTY = ["", " ", "'", '"', "\\", "$(id)", "`id`", "${x}", "a b", "*", "~", "-rf
          "\t", "{a,b}", "é☃", "a=b", "if", "time", "\\'", '\\"', "a\\", ";", "&", "|", "<(x)"]  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(ARGUMENT, min_size=1, max_size=30))
 @example(NASTY)
 def test_any_words_arrive_unchanged_through_bash(words: list[str]) -> None:
@@ -96,7 +96,7 @@ def read_back(values: list[str], folder: Path) -> list[str]:
 
 @pytest.mark.skipif(shutil.which("sbatch") is None, reason="sbatch is not installed")
 def test_any_value_is_read_back_by_the_real_sbatch_as_it_was(tmp_path: Path) -> None:
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50)
     @given(st.lists(LINE.filter(bool), min_size=len(SHOWN), max_size=len(SHOWN)))
     @example([word for word in NASTY if word and "\n" not in word][:8])
     @example([word for word in NASTY if word and "\n" not in word][8:16])
