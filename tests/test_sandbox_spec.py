@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from sandboxes import shoal_sandbox
 from shoal.errors import InputError, ShoalError
 from shoal.sandbox import Partition, Sandbox, SandboxSpec, machine, names, parse_partitions
 from shoal.sandbox.conf import slurm_conf
-from shoal.sandbox.layout import HOME_VARIABLE, Layout, Ports, SandboxState
+from shoal.sandbox.layout import HOME_VARIABLE, Layout, Ports, SandboxState, locked
 
 
 def state_of(**spec: object) -> SandboxState:
@@ -129,3 +131,23 @@ def test_a_port_that_nobody_may_use_is_never_chosen() -> None:
         port = taken.getsockname()[1]
         ports = machine.free_ports(SandboxSpec(nodes=64), {port})
     assert port not in ports.all() and len(set(ports.all())) == 66
+
+
+def test_folders_that_another_sandbox_removes_at_that_moment_are_no_error(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    over = threading.Event()
+
+    def remove() -> None:
+        while not over.is_set():
+            shutil.rmtree(home, ignore_errors=True)
+
+    remover = threading.Thread(target=remove)
+    remover.start()
+    try:
+        for _ in range(200):
+            with locked(home / "one"):
+                pass
+            Layout(home, "one").is_ours()
+    finally:
+        over.set()
+        remover.join()

@@ -95,7 +95,11 @@ class Layout:
         """Whether the folder is a sandbox's: it has a record, or is still as empty as a killed `up` leaves it."""
         if self.folder.is_symlink() or not self.folder.is_dir():
             return False
-        return self.state.exists() or all(entry.name.startswith(".sandbox.json.") for entry in self.folder.iterdir())
+        try:
+            inside = [entry.name for entry in self.folder.iterdir()]
+        except FileNotFoundError:
+            return False  # its `down` has just removed it
+        return self.state.name in inside or all(name.startswith(".sandbox.json.") for name in inside)
 
     def load(self) -> SandboxState | None:
         try:
@@ -152,8 +156,13 @@ def locked(folder: Path, deadline_s: float = _LOCK_DEADLINE_S) -> Iterator[None]
     """Hold a folder, made if need be; the kernel lets go when the holder dies, so no lock outlives a kill -9."""
     end = time.monotonic() + deadline_s
     while True:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:  # Another sandbox's `down` has just removed it, or the home that was empty.
+            if not folder.parent.exists():
+                open_home(folder.parent)
+            continue
         try:
             if _try_lock(handle) and _is_same(handle, folder):
                 yield
