@@ -35,6 +35,17 @@ from shoal.sandbox import Sandbox
 from waiting import wait_until
 
 QUICK = [sys.executable, "-S", "train.py"]
+SAVES = """
+import os, signal, sys, time
+def save(number, frame):
+    time.sleep(1)  # a large model
+    print("saved on", os.environ["SLURMD_NODENAME"], flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+open(os.path.join("marks", sys.argv[1]), "w").close()
+while True:
+    time.sleep(0.05)
+"""
 
 
 @pytest.fixture
@@ -210,6 +221,21 @@ def _busy(project: Project) -> int | None:
     return None
 
 
+def test_signals_for_all_of_ray_are_left_to_its_runs(project: Project) -> None:
+    """Slurm signals every process of a step, and Ray would end at once."""
+    begun = project.start("pack", "--engine", "ray", "--slots", 2, "--set", "k=1,2", "--", *QUICK, "wait=go", "{k}")
+    _wait_begun(project, 2)
+    for pid in _of_ray(project):
+        if b"train.py" not in _command(pid):
+            os.kill(pid, signal.SIGUSR1)
+            os.kill(pid, signal.SIGTERM)
+    project.write("go", "")
+    _, said = begun.communicate(timeout=120)
+    assert begun.returncode == 0, said
+    assert [end["attempt"] for end in _ends(project)] == [1, 1]
+    _wait_for_none(project)
+
+
 def test_an_end_before_ray_is_up_leaves_nothing_and_starts_nothing(project: Project) -> None:
     begun = project.start("pack", "--engine", "ray", "--slots", 2, "--set", "k=1:2:1", "--", *QUICK, "{k}")
     wait_until(lambda: any(b"raylet" in _command(pid)[:200] for pid in _of_ray(project)), 120, "Ray is coming up")
@@ -293,6 +319,22 @@ def test_ray_over_the_nodes_of_a_job(tmp_path: Path, make_sandbox: Callable[...,
     wait_until(lambda: not project.slurm("squeue", "-h", "-t", "PD,R,CG").strip(), 60, "the job has ended")
     _wait_for_none(project)
     assert not list(project.submissions()[0].glob("*.data"))
+
+
+@pytest.mark.slurm
+def test_the_end_of_a_job_lets_runs_on_every_node_save(tmp_path: Path, make_sandbox: Callable[..., Sandbox]) -> None:
+    project = Project(tmp_path, make_sandbox("raysave", nodes=2, hosts=True, settings=(("KillWait", "30"),)))
+    project.write("saves.py", SAVES)
+    words = ("pack", "--engine", "ray", "--nodes", 2, "--gpus", 2, "--slots", 1, "--time", "10m", "--mem", "2G")
+    project.shoal(*words, "--set", "k=1,2", "--", sys.executable, "-S", "saves.py", "{k}")
+    _wait_begun(project, 2)
+    project.slurm("scancel", project.status().popitem()[1]["job_id"])
+    wait_until(lambda: not project.slurm("squeue", "-h", "-t", "PD,R,CG").strip(), 60, "the job has ended")
+    assert [(end["exit_code"], end["stopped_by"]) for end in _ends(project)] == [(0, "SIGTERM")] * 2
+    said = sorted(path.read_text() for path in (project.root / "outputs").rglob("attempt-1.out"))
+    assert said == sorted(f"saved on {end['held']['host']}\n" for end in _ends(project)) and len(set(said)) == 2
+    assert "SIGTERM received" not in next(project.submissions()[0].glob("slurm-*.out")).read_text(), "no crash report"
+    _wait_for_none(project)
 
 
 def _ends(project: Project) -> list[dict[str, Any]]:

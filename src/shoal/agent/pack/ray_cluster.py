@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
@@ -49,7 +50,6 @@ class Cluster:
         self.dashboard, self.page = dashboard, ""
         self.step: Any = None
         self.head: Any = None
-        self.job = node.me.get("job_id")
         self.real_cpus = machine.least_cpus(node.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
         self.sizes = sizes(len(node.cpus), len(node.gpus.ids), machine.memory_mb(node.environ))
         try:
@@ -89,25 +89,25 @@ class Cluster:
         argv += [
             "--exclude=%s" % here,
             "--job-name=ray",
-            "--input=none",
+            "--input=all",
             "--cpu-bind=none",
         ]
         argv += ["--cpus-per-task=%d" % self.real_cpus] if self.real_cpus else []
         argv += [sys.executable, "-I", _agent(), "ray-node", self.ray, self.address, *OWN_PORTS, *self.sizes]
-        self.step = self._start(argv)
+        self.step = self._start(argv, stdin=subprocess.PIPE)
 
-    def _start(self, argv: Sequence[str]) -> Any:
+    def _start(self, argv: Sequence[str], stdin: int = subprocess.DEVNULL) -> Any:
         with open(self.log, "ab") as log:
             log.write(("$ %s\n" % " ".join(argv)).encode())
             log.flush()
             process = subprocess.Popen(
                 list(argv),
                 env=self.env,
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=family.die_with_parent,
+                preexec_fn=family.child_setup(deaf=True),
             )
         self.processes.append(process)
         return process
@@ -136,15 +136,14 @@ class Cluster:
     def close(self) -> None:
         """End what we started, and nothing of anybody else's, as `ray stop` would.
 
-        The step on further nodes is signalled through Slurm, because srun makes SIGKILL of SIGTERM, and its tasks have
-        a folder to remove.
+        Further nodes see that their input ends: signals are for the runs there, and of a job that is ending Slurm lets
+        us signal nothing.
         """
-        if self.step is not None and self.job:
-            told = ["scancel", "--signal=TERM", str(self.job)]
+        if self.step is not None:
+            self.step.stdin.close()
             try:
-                subprocess.run(told, timeout=20, check=False, stderr=subprocess.DEVNULL)
                 self.step.wait(20)
-            except (OSError, subprocess.TimeoutExpired):
+            except subprocess.TimeoutExpired:
                 pass
         for process in self.processes:
             _end(process)
@@ -154,21 +153,30 @@ class Cluster:
 
 
 def node_main(argv: List[str]) -> int:
-    """`agent ray-node RAY ADDRESS SIZES...` on a further node: its own address and folder, which Ray would guess."""
+    """`agent ray-node RAY ADDRESS SIZES...` on a further node: its own address and folder, which Ray would guess.
+
+    Slurm signals everything here, and Ray would end at once, with its runs; they are told by the engine, and may save.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, family.FORWARDED)
     ray, address, *rest = argv
     temp = ShortFolder()
     words = ["start", "--block", "--address=%s" % address, "--node-ip-address=%s" % _own_address()]
     joined = subprocess.Popen(
         [ray, *words, "--temp-dir=%s" % _inner(temp), *rest],
         stdin=subprocess.DEVNULL,
+        start_new_session=True,
         preexec_fn=family.die_with_parent,
     )
-    for number in family.FORWARDED:
-        signal.signal(number, lambda number, frame: joined.terminate())
+    threading.Thread(target=_end_with_input, args=(joined,), daemon=True).start()
     try:
         return family.exit_code(joined.wait())
     finally:
         temp.close()
+
+
+def _end_with_input(process: Any) -> None:
+    sys.stdin.buffer.read()
+    _end(process)
 
 
 def _inner(temp: ShortFolder) -> str:

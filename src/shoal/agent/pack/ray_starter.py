@@ -12,6 +12,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
+from ..launch import family
 from . import machine
 from .beside import sampled
 from .children import Child, ColdStarter, Program, Starter, StarterFailed
@@ -24,6 +25,8 @@ _UP_S = 120.0
 _DOUBT_S = 2.0
 #: MPS ends within 20 s or is killed.
 _CLOSE_S = 30.0
+#: What Slurm tells each node; the engine knows its own.
+_OF_THE_NODE = ("SLURMD_NODENAME", "SLURM_NODEID")
 
 
 class SlotWorker:
@@ -33,6 +36,8 @@ class SlotWorker:
         self.starter = ColdStarter(os.environ)
         self.child: Optional[Child] = None
         self.sharing = Sharing()
+        for number in family.FORWARDED:  # Slurm may signal all that there is on a node; the engine tells us what to do.
+            signal.signal(number, lambda number, frame: None)
 
     def place(self, most_gpus: int, mps_logs: Optional[str]) -> Tuple[Place, List[str]]:
         """Where this worker is, and what there is to say about it. With a path for its logs MPS is started there if it
@@ -55,7 +60,9 @@ class SlotWorker:
         return True
 
     def run(self, program: Program) -> int:
-        self.child = self.starter.start(program)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, family.FORWARDED)  # The run would be as deaf as Ray.
+        here = {name: os.environ[name] for name in _OF_THE_NODE if name in os.environ}
+        self.child = self.starter.start(program._replace(env={**program.env, **here}))
         with sampled(self.child.pid, program.use, program.env, program.streams):
             os.waitid(os.P_PID, self.child.pid, os.WEXITED | os.WNOWAIT)
         code = self.child.poll()
@@ -156,6 +163,8 @@ class RayStarter(Starter):
 
     def _is_up(self, nodes: int, gpus: int, places: List[Tuple[Place, List[str]]]) -> None:
         self.waiting = False
+        # Ray has put a handler before ours, which prints the report of a crash.
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
         self._places = dict(enumerate(place for place, _ in places))
         for text in dict.fromkeys(text for _, said in places for text in said):
             self.say(text)
