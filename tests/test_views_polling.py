@@ -88,6 +88,25 @@ def test_the_mark_of_a_watcher_that_was_killed_while_asking_does_not_silence_the
     assert slurm.asked == 2 and not mark.exists()
 
 
+def test_an_answer_that_takes_its_time_is_waited_for(tmp_path: Path) -> None:
+    slurm = Slurm()
+    mark = tmp_path / "cache" / f"squeue-{os.getuid()}.json.asking"
+    mark.parent.mkdir()
+    mark.touch()  # somebody is asking
+    naps = 0
+
+    def nap(seconds: float) -> None:
+        nonlocal naps
+        naps += 1
+        if naps == 100:
+            mark.unlink()
+            slurm.watcher(tmp_path)({}, 0.0)  # has the answer
+
+    waiter = SharedSlurm(str(tmp_path), 10.0, query=slurm.query, clock=lambda: slurm.now, sleep=nap)
+    assert waiter({}, 0.0).row(TOKEN, 0, 1) == ROW
+    assert naps == 100 and slurm.asked == 1, "after ten seconds it had not asked for itself"
+
+
 def test_another_cluster_or_a_damaged_file_is_no_answer(tmp_path: Path) -> None:
     slurm = Slurm()
     slurm.watcher(tmp_path)({"SLURM_CONF": "/a"}, 0.0)

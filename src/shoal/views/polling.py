@@ -22,6 +22,8 @@ from shoal.store.slurm_words import JobRow
 #: Seconds between two questions to the controller by all watchers together, and the most after failures.
 INTERVAL_S = 10.0
 _LONGEST_S = 120.0
+#: Whoever asks has the answer by then, or was killed.
+_ANSWERED_S = QUERY_TIMEOUT_S + 10
 #: An answer is only used for a run that was claimed this long before it: sbatch may take a moment to return.
 _CLAIM_MARGIN_S = 2.0
 
@@ -57,6 +59,7 @@ class SharedSlurm:
         self.interval_s = interval_s if interval_s is not None else interval_from(os.environ)
         self._folder = os.path.join(home, "cache")
         self._path = os.path.join(self._folder, f"squeue-{os.getuid()}.json")
+        self._mark = f"{self._path}.asking"
         self._query, self._clock, self._sleep = query, clock, sleep
         self._own: Answer | None = None
 
@@ -108,11 +111,15 @@ class SharedSlurm:
         return fresh
 
     def _wait_for_other(self, environ: Mapping[str, str], newer_than: float, known: Answer | None) -> Snapshot:
-        for _ in range(50):
+        """On a busy cluster an answer takes its time. If it is too old for us, we ask or wait again."""
+        for _ in range(int(_ANSWERED_S / 0.1)):
             self._sleep(0.1)
+            is_over = not os.path.exists(self._mark)
             found = self._read(environ)
             if found is not None and not self._is_due(found, newer_than):
                 return _as_snapshot(found)
+            if is_over:
+                return self(environ, newer_than)
         return _as_snapshot(self._renew(environ, known))
 
     def _read(self, environ: Mapping[str, str]) -> Answer | None:
@@ -129,27 +136,28 @@ class SharedSlurm:
 
     def _begin_asking(self) -> bool:
         """Win the right to ask; a mark older than Slurm's longest answer was left by somebody who was killed."""
-        mark = f"{self._path}.asking"
         try:
             os.makedirs(self._folder, mode=0o700, exist_ok=True)
         except OSError:
             return True  # A folder that is not ours to write in: ask for ourselves.
         for _ in range(2):
             try:
-                os.close(os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0), 0o600))
+                os.close(
+                    os.open(self._mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0), 0o600)
+                )
                 return True
             except FileExistsError:
                 with contextlib.suppress(OSError):
-                    if abs(time.time() - os.stat(mark).st_mtime) < QUERY_TIMEOUT_S + 10:
+                    if abs(time.time() - os.stat(self._mark).st_mtime) < _ANSWERED_S:
                         return False
-                    os.unlink(mark)
+                    os.unlink(self._mark)
             except OSError:
                 return True
         return False
 
     def _end_asking(self) -> None:
         with contextlib.suppress(OSError):
-            os.unlink(f"{self._path}.asking")
+            os.unlink(self._mark)
 
 
 def interval_from(environ: Mapping[str, str]) -> float:
