@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -21,10 +22,16 @@ def run_here(claimed: Claimed, project: Project, environ: Mapping[str, str], *, 
     accept_here(str(project.home), claimed.token)
     env = {**environ, "SHOAL_TOKEN": claimed.token, "SHOAL_FOLLOW": "1" if follow else "0"}
     script = os.path.join(claimed.folder, "script.sh")
-    agent = subprocess.Popen(["bash", script], env=env, cwd=project.root, stdout=sys.stderr)
+    ours = (signal.SIGINT, signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_BLOCK, ours)  # What comes now is heard when there is somebody to tell.
+    unblock = functools.partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, ours)
+    agent = subprocess.Popen(["bash", script], env=env, cwd=project.root, stdout=sys.stderr, preexec_fn=unblock)
     # The terminal sends Ctrl-C to the agent as well, which passes it on to the program; we only wait for both.
-    before = {name: signal.signal(name, signal.SIG_IGN) for name in (signal.SIGINT,)}
-    before[signal.SIGTERM] = signal.signal(signal.SIGTERM, lambda *_: agent.terminate())
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: agent.terminate()),
+    }
+    unblock()
     try:
         return agent.wait()
     finally:
