@@ -11,6 +11,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional
 
 from . import fence, files, layout, memory, notices, survival, tree, trial, usage
+from .launch import failures
 
 _FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 #: Signals that ask the run to end. Leaving with code 0 after one of them is a polite stop, not a finished training.
@@ -71,6 +72,8 @@ class Attempt:
             ]
         with open(out, "ab", 0) as out_file, open(err, "ab", 0) as err_file:
             code, problem = self._start_and_wait(out_file, err_file, threads)
+        if self.stopped_by is None and failures.told_to_stop(code, err, offsets[1][1]):
+            self.stopped_by = "SIGTERM"
         self._over.set()
         for thread in threads:
             if thread.ident is not None:
@@ -93,7 +96,10 @@ class Attempt:
         }
 
     def _start_and_wait(self, out_file: Any, err_file: Any, threads: List[threading.Thread]) -> Any:
-        handlers = {name: getattr(signal, name) for name in _FORWARDED}
+        numbers = [getattr(signal, name) for name in _FORWARDED]
+        signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # What comes now is heard when there is somebody to tell.
+        for name, number in zip(_FORWARDED, numbers):
+            signal.signal(number, self._forward(name))
         try:
             self._child = subprocess.Popen(
                 self.argv,
@@ -112,9 +118,8 @@ class Attempt:
             for thread in threads[3:]:  # only those that copy the log: there is nothing to look at
                 thread.start()
             return 127 if isinstance(error, FileNotFoundError) else 126, problem
-        for name, number in handlers.items():
-            signal.signal(number, self._forward(name))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _LATER)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
         for thread in threads:
             thread.start()
         return _wait(self._child), None
@@ -223,7 +228,7 @@ def hear_warnings_later() -> None:
 
 def _in_child() -> None:
     """Ask the kernel to kill the program when the agent is killed, so that `kill -9` leaves no orphan."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _LATER)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [getattr(signal, name) for name in _FORWARDED])
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -24,6 +24,7 @@ from . import (
     nodes,
     notices,
     packages,
+    preempted,
     process,
     progress,
     smoke,
@@ -192,8 +193,10 @@ def _conclude(
         notices.after_end(home, name, env, last=bool(end["job_id"]))
     if end["success"]:
         trial.dismiss(home, name)
+    elif end["stopped_by"] == "SIGTERM" and end["job_id"]:
+        preempted.wait_for_slurm(os.environ)
     # Runs that build on this one wait for exit code 0, which a program may have though its run is not done.
-    if end["cause"] in ("limit", "bad_result", "oom"):
+    if end["cause"] in ("limit", "bad_result", "oom", "SIGTERM"):
         return int(end["exit_code"]) or 1
     return 0 if end["success"] else int(end["exit_code"])
 

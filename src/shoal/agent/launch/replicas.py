@@ -160,6 +160,10 @@ class Supervisor:
                 continue
             del self._alive[number]
             code = one.code()
+            told = failures.told_to_stop(code, one.err) if self.stopping is None else None
+            if told is not None:
+                family.say("replica %d: %s" % (number, told))
+                self._signal(signal.SIGTERM)
             wait = board.ended(number, code, now)
             if code == 0:
                 family.say("replica %d finished" % number)

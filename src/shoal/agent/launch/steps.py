@@ -54,7 +54,7 @@ class Step:
                 self.process.terminate()  # nothing of the user runs yet
             return
         told = "%s.%s" % (self.job, number_of_step)
-        _slurm(["scancel", "--signal=%s" % signal.Signals(number).name[3:], told])
+        slurm(["scancel", "--signal=%s" % signal.Signals(number).name[3:], told])
 
     def _step_id(self) -> Optional[str]:
         """As a task of the step noted it."""
@@ -146,11 +146,12 @@ class LocalRanks:
 
 def slurm_is_ending(job: str) -> bool:
     """Whether Slurm itself is ending the job (cancelled, out of time, preempted): then it signals every task of it."""
-    told = _slurm(["squeue", "--noheader", "--format=%T", "--jobs=%s" % job])
+    told = slurm(["squeue", "--noheader", "--format=%T", "--jobs=%s" % job])
     return told is not None and told.strip() not in ("", "RUNNING", "CONFIGURING", "SUSPENDED")
 
 
-def _slurm(argv: List[str]) -> Optional[str]:
+def slurm(argv: List[str]) -> Optional[str]:
+    """What one of Slurm's commands says; None when it fails or does not answer."""
     try:
         told = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=_SLURM_S, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -8,6 +8,7 @@ import tempfile
 import time
 from typing import Any, Callable, List, Mapping, Sequence
 
+from .. import preempted
 from ..launch import allocation, family
 from . import machine
 
@@ -42,6 +43,8 @@ def spread(
             say("node %s has nothing left to do and %s" % (node, problem or "is given back"))
             if problem:
                 kept.append(node)
+    if max(codes) not in _FINISHED:
+        preempted.wait_for_slurm(environ)
     return max(codes)
 
 
