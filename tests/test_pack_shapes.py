@@ -107,6 +107,24 @@ def test_runs_that_ask_for_cpus_memory_and_time_are_laid_out_and_compared(tmp_pa
     assert shapes["pack of 4"]["makespan_s"] == 2 * 3600 == shapes["4 pilots"]["makespan_s"]
 
 
+@pytest.mark.parametrize("words", [("--gpus", 4), ("--shape", "array", "--time", "2h"), ("--shape", "job", "--bind")])
+def test_flags_of_packs_without_a_pack_are_refused_and_not_forgotten(tmp_path: Path, words: tuple[object, ...]) -> None:
+    project = Project(tmp_path, toml=ELSEWHERE)
+    page = project.write("experiments/001_a/000_ask.toml", 'step = "ask"\nseeds = "0-1"\n')
+    for command in ("submit", "plan"):
+        refused = project.shoal(command, page, *words, "--on", "c", code=2)
+        assert_clear_error(refused, 2, "is about a pack")
+    assert not project.home.exists()
+
+
+def test_pilots_with_slots_have_gpus_for_all_of_them(tmp_path: Path) -> None:
+    project = Project(tmp_path, toml=ELSEWHERE)
+    page = project.write("experiments/001_a/000_ask.toml", 'step = "ask"\nseeds = "0-7"\n')
+    for words, gpus in (("--slots 2", 2), ("", 1), ("--slots 2 --gpus-per-run 0.5", 1), ("--gpus-per-run 0.25", 1)):
+        asked = project.shoal("plan", page, "--pilots", 2, *words.split(), "--on", "c", "--json").json["runs"]
+        assert asked[0]["request"]["gpus"] == gpus, words
+
+
 def _sweep(project: Project, extra: str = "") -> Path:
     command = json.dumps([sys.executable, str(project.root / "train.py"), "{depth}"])
     text = (

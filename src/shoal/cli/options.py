@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from shoal.cli.pack_flags import add_pack, pack_of
+from shoal.cli.pack_flags import add_pack, pack_of, refuse_pack_flags
 
 TYPE_CHECKING = False  # typing itself takes longer to import than everything else here
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ def how_of(args: argparse.Namespace) -> How:
 
     packed = args.shape in ("pack", "pilots") or args.pilots is not None
     pack = pack_of(args) if packed else None
+    if not packed:
+        refuse_pack_flags(args)
     return How(
         args.shape,
         args.again,

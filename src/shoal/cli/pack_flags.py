@@ -41,6 +41,22 @@ def add_pack(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--preload", metavar="torch,...", help="import these once and fork Python runs from there")
 
 
+def refuse_pack_flags(args: argparse.Namespace) -> None:
+    """Without a pack its flags would mean nothing, and people would take `--gpus 4` for the GPUs of each run."""
+    from shoal.errors import InputError
+
+    bare = argparse.ArgumentParser()
+    add_pack(bare)
+    for name, value in vars(bare.parse_args([])).items():
+        if getattr(args, name) != value:
+            flag = "--" + name.replace("_", "-")
+            words = flag if getattr(args, name) is True else f"{flag} {getattr(args, name)}"
+            raise InputError(
+                f"{flag} is about a pack, and these are jobs of their own, each with the request of its run",
+                hint=f"shoal submit FILE --shape pack {words}",
+            )
+
+
 def pack_of(args: argparse.Namespace) -> PackOptions:
     from shoal.pack.options import PackOptions
     from shoal.units import parse_duration_s

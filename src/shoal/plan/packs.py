@@ -78,13 +78,11 @@ def _gpus(options: PackOptions, asked: Sequence[tuple[object, Request]], shape: 
     widest = options.gpus_per_run
     if widest is None:
         widest = max((request.gpu_share or request.gpus or 0) for _, request in asked)
-    if shape == "pilots" or not widest:
-        return math.ceil(widest)
-    if options.slots is None:
+    if options.slots is None and shape != "pilots" and widest:
         raise InputError(
             "how many GPUs should the pack ask for?", hint="--gpus 4, or --shape pilots for several small allocations"
         )
-    return math.ceil(widest * options.slots)
+    return math.ceil(widest * (options.slots or 1))
 
 
 def slots_of(plan: PackPlan) -> int:
