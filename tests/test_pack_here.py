@@ -86,6 +86,23 @@ def test_runs_with_parameters_are_ordinary_runs_and_run_once(project: Project) -
     assert len(project.marks(name)) == 1 and states(again)["pack_train/train_k8"] == "done"
 
 
+def test_a_folder_without_settings_can_be_looked_at_after_a_pack(project: Project) -> None:
+    (project.root / "shoal.toml").unlink()
+    assert_clear_error(project.shoal("status", code=2), 2, "no shoal.toml")
+    pack(project, "--slots", 2, "--set", "code=0,3", "--", *QUICK, "print=hello", "exit={code}", code=4)
+    assert project.status()["pack_train/train_code3"]["state"] == "failed"
+    assert project.shoal("logs", "pack_train/train_code0").out.strip() == "hello"
+    for words in (
+        ["report"],
+        ["results"],
+        ["why", "pack_train/train_code3"],
+        ["retry", "--state", "failed", "--dry-run"],
+    ):
+        project.shoal(*words)
+    (project.root / "below").mkdir()
+    assert_clear_error(project.run([SHOAL, "status"], cwd=project.root / "below", code=2), 2, "no shoal.toml")
+
+
 def test_longest_first_by_cost_and_nothing_overlaps_on_a_slot(project: Project) -> None:
     meet = "wait=marks/pack_train.train_k8"  # the first is still there when the second begins, whenever it is claimed
     done = pack(project, "--slots", 2, "--set", "k=1:9:1", "--cost", "k", "--json", "--", *QUICK, "{k}", meet)

@@ -6,16 +6,21 @@ import os
 from collections.abc import Mapping
 
 TOML_NAME = "shoal.toml"
+STATE_NAME = ".shoal"
 
 
 def find_root(start: str | os.PathLike[str]) -> str:
-    """The nearest folder from `start` upwards that has a shoal.toml, or an InputError that says how to make one."""
+    """The nearest folder from `start` upwards that has a shoal.toml, or `start` itself if `shoal pack`, which needs
+    none, has kept its state there; else an InputError that says how to make one.
+    """
     here = folder = os.path.abspath(start)
     while True:
         # lexists: a broken link or a folder of that name is the user's mistake to hear about, not a reason to walk on.
         if os.path.lexists(os.path.join(folder, TOML_NAME)):
             return folder
         above = os.path.dirname(folder)
+        if above == folder and os.path.isdir(os.path.join(here, STATE_NAME, "runs")):
+            return here
         if above == folder:
             from shoal.errors import InputError
 
@@ -30,7 +35,7 @@ def home_of(root: str | os.PathLike[str], environ: Mapping[str, str]) -> str:
     folder, and a run submitted from two of them would exist twice.
     """
     asked = environ.get("SHOAL_HOME")
-    return os.path.normpath(os.path.join(root, os.path.expanduser(asked) if asked else ".shoal"))
+    return os.path.normpath(os.path.join(root, os.path.expanduser(asked) if asked else STATE_NAME))
 
 
 def user_config_path(environ: Mapping[str, str]) -> str:

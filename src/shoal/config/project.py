@@ -36,7 +36,8 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
         if name in self.steps:
             return self.steps[name]
         known = f"it has {', '.join(self.steps)}" if self.steps else "it declares no steps"
-        raise InputError(f"{TOML_NAME} has no step {name!r}; {known}", hint=f"add [steps.{name}] to {self.toml}")
+        toml = self.toml or self.root / TOML_NAME
+        raise InputError(f"{TOML_NAME} has no step {name!r}; {known}", hint=f"add [steps.{name}] to {toml}")
 
 
 def find_project(start: Path, environ: Mapping[str, str]) -> Project:
@@ -45,7 +46,9 @@ def find_project(start: Path, environ: Mapping[str, str]) -> Project:
 
 
 def load_project(root: Path, environ: Mapping[str, str]) -> Project:
-    """Read shoal.toml in `root` and the user's config; the project's values win over the user's."""
+    """Read shoal.toml in `root`, if there is one, and the user's config; the project's values win over the user's."""
+    if not os.path.lexists(root / TOML_NAME):
+        return bare_project(root, environ)
     document = read_document(root / TOML_NAME, TOML_NAME)
     top = document.table(("steps", "clusters", "notify", "status", "snapshot"))
     steps = {name: parse_step(name, table) for name, table in top.tables("steps").items()}
