@@ -103,6 +103,23 @@ def test_a_folder_without_settings_can_be_looked_at_after_a_pack(project: Projec
     assert_clear_error(project.run([SHOAL, "status"], cwd=project.root / "below", code=2), 2, "no shoal.toml")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("comands.txt",), "no file of commands, and no program"),
+        (("--slots", 0, "--", *QUICK), "not a number for --slots"),
+        (("--time", "50s", "--", *QUICK), "told to stop 60 s before the end of 50s: none would start"),
+        (("--time", "soon", "--", *QUICK), "not a duration"),
+        (("--set", "k=1,2", "--", *QUICK, "{j}"), "no such parameter"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_starts(
+    project: Project, words: tuple[object, ...], said: str
+) -> None:
+    assert_clear_error(project.shoal("pack", *words, code=2), 2, said)
+    assert not project.home.exists()
+
+
 def test_longest_first_by_cost_and_nothing_overlaps_on_a_slot(project: Project) -> None:
     meet = "wait=marks/pack_train.train_k8"  # the first is still there when the second begins, whenever it is claimed
     done = pack(project, "--slots", 2, "--set", "k=1:9:1", "--cost", "k", "--json", "--", *QUICK, "{k}", meet)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from shoal.agent.pack.books import parts
 from shoal.errors import InputError
 from shoal.sweep.search import parse_words
+from shoal.units import parse_duration_s
 
 ENGINES = ("auto", "slots", "ray")
 
@@ -58,6 +59,12 @@ class PackOptions(NamedTuple):
         ):
             if value is not None and not least <= value <= 100_000:
                 raise InputError(f"{value} is not a number for {flag}", hint=f"{flag} {max(least, 4)}", place=flag)
+        if self.time is not None and parse_duration_s(self.time, place="--time") <= self.warn_s:
+            raise InputError(
+                f"runs are told to stop {self.warn_s:g} s before the end of {self.time}: none would start",
+                hint=f"--time {self.time} --warn 1s",
+                place="--time",
+            )
         if self.engine not in ENGINES:
             raise InputError(
                 f"there is no engine {self.engine!r}", hint=f"one of {', '.join(ENGINES)}", place="--engine"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -69,6 +70,8 @@ def pack_commands(
     if not words:
         raise InputError("there is no command to run", hint="shoal pack --slots 4 -- python train.py")
     path = Path(words[0])
+    if len(words) == 1 and cluster.is_local and not path.exists() and shutil.which(words[0]) is None:
+        raise InputError(f"{path} is no file of commands, and no program", hint="shoal pack --slots 4 commands.txt")
     if len(words) == 1 and path.is_file() and not path.stat().st_mode & 0o111:
         if any(sweep) or cost:
             raise InputError("a file of commands has no parameters", hint="leave --set and --cost out", place=str(path))
