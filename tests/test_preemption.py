@@ -32,7 +32,7 @@ while os.environ["SHOAL_ATTEMPT"] == "1":
 def test_what_left_politely_in_the_grace_time_goes_on_when_the_job_comes_again(
     tmp_path: Path, make_sandbox: MakeSandbox
 ) -> None:
-    """All are started by srun: the ranks of a run, its replicas, and the engines of a pack."""
+    """All are started by srun: the ranks of runs, replicas, and the engines of a pack."""
     cluster = make_sandbox("grace", nodes=4, partitions=parse_partitions("high:1d,low:1d"))
     ranks = 'launch = "srun"\nrequest = { nodes = 2, gpus = 1 }'
     replicas = 'launch = { mode = "replicas", replicas_per_node = 2 }\nrequest = { gpus = 2 }'
@@ -41,18 +41,19 @@ def test_what_left_politely_in_the_grace_time_goes_on_when_the_job_comes_again(
         project.write(program, SAVES)
     project.write("shoal.toml", (project.root / "shoal.toml").read_text() + "\n[clusters.slurm]\npartition = 'low'\n")
     project.slurm("scontrol", "update", "PartitionName=low", "GraceTime=15")
-    for step in ("ranks", "replicas"):
-        project.submit(f"000_{step}_0", f"{step} --mem=1000 --time=10")
+    project.submit("000_replicas_0", "replicas --mem=1000 --time=10")
+    # Two tasks of an array: the last one has the array's own number.
+    project.shoal("submit", project.script("001_a/001_ranks.sh", "ranks --mem=50 --time=10"), "--seeds", "0-1")
     words = ("pack", "--nodes", 2, "--gpus", 1, "--slots", 1, "--time", "10m", "--mem", "100M", "--set", "k=1,2")
     project.shoal(*words, "--", sys.executable, "-S", "packed.py", "{k}")
     wait_until(
-        lambda: len(list((project.root / "marks").iterdir())) == 6, 120, "ranks, replicas and packed runs have begun"
+        lambda: len(list((project.root / "marks").iterdir())) == 8, 120, "ranks, replicas and packed runs have begun"
     )
     project.slurm("sbatch", "--partition=high", "--nodes=4", "--exclusive", "-o", "/dev/null", "--wrap=true")
     ends = lambda: list((project.home / "runs").glob("*/*/attempt.1.end"))  # noqa: E731
-    wait_until(lambda: len(ends()) == 4, 60, "all have left")
+    wait_until(lambda: len(ends()) == 5, 60, "all have left")
     left = [json.loads(path.read_text()) for path in ends()]
-    assert [(end["exit_code"], end["stopped_by"], end["success"]) for end in left] == [(0, "SIGTERM", False)] * 4
+    assert [(end["exit_code"], end["stopped_by"], end["success"]) for end in left] == [(0, "SIGTERM", False)] * 5
     wait_until(lambda: {run["state"] for run in project.status().values()} == {"done"}, 120, "all are done")
     assert {run["attempt"] for run in project.status().values()} == {2}
     assert len(project.submissions()) == 3, "Slurm has started the same jobs again"

@@ -10,8 +10,8 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from . import fence, files, layout, memory, notices, survival, tree, trial, usage
-from .launch import failures
+from . import fence, files, layout, memory, notices, preempted, survival, tree, trial, usage
+from .launch import plan
 
 _FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 #: Signals that ask the run to end. Leaving with code 0 after one of them is a polite stop, not a finished training.
@@ -62,6 +62,7 @@ class Attempt:
         kills_before = memory.oom_kills()
         offsets = [(path, _size(path)) for path in (out, err)]
         self._logs = [out, err]
+        launch_folder = plan.folder_of(out, self.number)
         works = (self._heartbeat, self._sample, self._watch)
         threads = [threading.Thread(target=work, daemon=True) for work in works]
         if follow:
@@ -72,7 +73,7 @@ class Attempt:
             ]
         with open(out, "ab", 0) as out_file, open(err, "ab", 0) as err_file:
             code, problem = self._start_and_wait(out_file, err_file, threads)
-        if self.stopped_by is None and failures.told_to_stop(code, err, offsets[1][1]):
+        if self.stopped_by is None and preempted.steps_were_ended(launch_folder):
             self.stopped_by = "SIGTERM"
         self._over.set()
         for thread in threads:
@@ -120,6 +121,8 @@ class Attempt:
             return 127 if isinstance(error, FileNotFoundError) else 126, problem
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+        if self.stopped_by is not None:  # Another thread has heard it, when there was nobody to tell yet.
+            self._signal(signal.SIGTERM)
         for thread in threads:
             thread.start()
         return _wait(self._child), None

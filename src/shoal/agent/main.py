@@ -196,7 +196,7 @@ def _conclude(
     elif end["stopped_by"] == "SIGTERM" and end["job_id"]:
         preempted.wait_for_slurm(os.environ)
     # Runs that build on this one wait for exit code 0, which a program may have though its run is not done.
-    if end["cause"] in ("limit", "bad_result", "oom", "SIGTERM"):
+    if end["cause"] in ("limit", "bad_result", "oom", "SIGTERM", "SIGINT", "SIGHUP"):
         return int(end["exit_code"]) or 1
     return 0 if end["success"] else int(end["exit_code"])
 

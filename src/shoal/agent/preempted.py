@@ -1,28 +1,37 @@
 """Preemption with a grace time: Slurm tells the steps of a job at once, and the batch script only when the time is up.
 
 So ranks and engines that srun started save and leave while the batch script has heard nothing (measured with Slurm
-22.05). What they did is a stop and not an end (`failures.told_to_stop`); and the job comes again only if Slurm ends it.
+22.05). What they did is a stop and not an end, and the job comes again only if it is Slurm that ends it.
 """
 
+import os
 import signal
 import time
-from typing import Mapping
+from typing import Mapping, Optional
 
-from .launch import family
-from .launch.steps import slurm
+from .launch import family, steps
 
 _LOOK_S = 5.0
+#: A busy controller may be silent so long before we give up waiting for it.
+_SILENT_S = 300.0
+
+
+def steps_were_ended(launch_folder: str) -> bool:
+    """Whether the launcher found that Slurm had told its steps to end."""
+    return os.path.exists(os.path.join(launch_folder, steps.ENDED_BY_SLURM))
 
 
 def wait_for_slurm(environ: Mapping[str, str]) -> None:
-    """While Slurm is taking this job's place: wait until it ends us, which is what makes it start the job again."""
+    """While this job is in its grace time: wait until Slurm ends us, which is what makes it start the job again."""
     for number in family.STOPPING:
         signal.signal(number, signal.SIG_DFL)
-    while _is_in_grace_time(environ.get("SLURM_JOB_ID", "")):
+    answered: Optional[float] = None
+    while True:
+        state = steps.job_state(environ["SLURM_JOB_ID"])
+        if state is not None and not (state.preempted and state.word == "RUNNING"):
+            return
+        if state is not None:
+            answered = time.monotonic()
+        elif answered is None or time.monotonic() - answered > _SILENT_S:
+            return
         time.sleep(_LOOK_S)
-
-
-def _is_in_grace_time(job: str) -> bool:
-    """Also no when Slurm does not answer: there is nothing to wait for then."""
-    told = slurm(["squeue", "--noheader", "--states=RUNNING", "--jobs=%s" % job, "--Format=PreemptTime"])
-    return told is not None and told.strip() not in ("", "N/A", "None")

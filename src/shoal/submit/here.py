@@ -22,18 +22,23 @@ def run_here(claimed: Claimed, project: Project, environ: Mapping[str, str], *, 
     accept_here(str(project.home), claimed.token)
     env = {**environ, "SHOAL_TOKEN": claimed.token, "SHOAL_FOLLOW": "1" if follow else "0"}
     script = os.path.join(claimed.folder, "script.sh")
-    ours = (signal.SIGINT, signal.SIGTERM)
-    signal.pthread_sigmask(signal.SIG_BLOCK, ours)  # What comes now is heard when there is somebody to tell.
-    unblock = functools.partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, ours)
-    agent = subprocess.Popen(["bash", script], env=env, cwd=project.root, stdout=sys.stderr, preexec_fn=unblock)
+    agent: subprocess.Popen[bytes] | None = None
+
+    def end(number: int, frame: object) -> None:
+        if agent is not None:
+            agent.terminate()
+
     # The terminal sends Ctrl-C to the agent as well, which passes it on to the program; we only wait for both.
-    before = {
-        signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: agent.terminate()),
-    }
-    unblock()
+    handlers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: end}
+    # What comes while it is started is heard when there is somebody to tell.
+    signal.pthread_sigmask(signal.SIG_BLOCK, handlers)
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    unblock = functools.partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, handlers)
     try:
+        agent = subprocess.Popen(["bash", script], env=env, cwd=project.root, stdout=sys.stderr, preexec_fn=unblock)
+        unblock()
         return agent.wait()
     finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        unblock()

@@ -24,6 +24,7 @@ INTERVAL_S = 10.0
 _LONGEST_S = 120.0
 #: Whoever asks has the answer by then, or was killed.
 _ANSWERED_S = QUERY_TIMEOUT_S + 10
+_NAP_S = 0.1
 #: An answer is only used for a run that was claimed this long before it: sbatch may take a moment to return.
 _CLAIM_MARGIN_S = 2.0
 
@@ -65,20 +66,23 @@ class SharedSlurm:
 
     def __call__(self, environ: Mapping[str, str], newer_than: float) -> Snapshot:
         known = self._read(environ)
-        if known is not None and not self._is_due(known, newer_than):
-            return _as_snapshot(known)
-        if self._begin_asking():
-            try:
-                # Somebody may have asked between our look and our turn.
-                known = self._read(environ)
-                due = known is None or self._is_due(known, newer_than)
-                return _as_snapshot(self._renew(environ, known) if known is None or due else known)
-            finally:
-                self._end_asking()
-        # Somebody else is asking at this moment.
-        if known is not None and known.t > newer_than + _CLAIM_MARGIN_S:
-            return _as_snapshot(known)
-        return self._wait_for_other(environ, newer_than, known)
+        for _ in range(int(_ANSWERED_S / _NAP_S)):
+            if known is not None and not self._is_due(known, newer_than):
+                return _as_snapshot(known)
+            if self._begin_asking():
+                try:
+                    # Somebody may have asked between our look and our turn.
+                    known = self._read(environ)
+                    due = known is None or self._is_due(known, newer_than)
+                    return _as_snapshot(self._renew(environ, known) if known is None or due else known)
+                finally:
+                    self._end_asking()
+            # Somebody else is asking at this moment, which on a busy cluster takes its time.
+            if known is not None and known.t > newer_than + _CLAIM_MARGIN_S:
+                return _as_snapshot(known)
+            self._sleep(_NAP_S)
+            known = self._read(environ)
+        return _as_snapshot(self._renew(environ, known))
 
     def _is_due(self, known: Answer, newer_than: float) -> bool:
         pause = min(self.interval_s * 2**known.failures, max(_LONGEST_S, self.interval_s))
@@ -109,18 +113,6 @@ class SharedSlurm:
         with contextlib.suppress(OSError):
             replace(self._path, msgspec.json.encode(fresh), sync=False)
         return fresh
-
-    def _wait_for_other(self, environ: Mapping[str, str], newer_than: float, known: Answer | None) -> Snapshot:
-        """On a busy cluster an answer takes its time. If it is too old for us, we ask or wait again."""
-        for _ in range(int(_ANSWERED_S / 0.1)):
-            self._sleep(0.1)
-            is_over = not os.path.exists(self._mark)
-            found = self._read(environ)
-            if found is not None and not self._is_due(found, newer_than):
-                return _as_snapshot(found)
-            if is_over:
-                return self(environ, newer_than)
-        return _as_snapshot(self._renew(environ, known))
 
     def _read(self, environ: Mapping[str, str]) -> Answer | None:
         """The shared answer, or our own where that is newer; None if there is none about this cluster."""

@@ -58,6 +58,7 @@ def run(plan: Dict[str, Any]) -> int:
             code = Node(one._replace(slurm=False), 0).run(os.environ, look)
         elif plan["slurm"]:
             code = _as_step(plan, geometry, one, look)
+            steps.note_end_by_slurm(plan)
         else:
             code = _ranks_here(one, look)
     except watch.Apart as problem:

@@ -4,7 +4,6 @@ highest code, which is that of a task which it ended itself because of the first
 import glob
 import os
 import re
-import signal
 from typing import List, NamedTuple, Optional
 
 from . import family
@@ -17,7 +16,6 @@ _CAUSE = re.compile(
 _TASK = re.compile(r"^srun: error: \S+: tasks? [\d,\-\[\]]+: Exited with exit code (?P<code>\d+)$", re.MULTILINE)
 #: From here on srun ends tasks, or somebody cancelled the step.
 _ENDED = re.compile(r"_step_signal: Terminating|\*\*\* (STEP|JOB) \S+ ON \S+ CANCELLED")
-_TOLD = re.compile(r"\*\*\* STEP \S+ ON \S+ CANCELLED AT .*")
 _NOT_INSTALLED = re.compile(
     r"(\S+): Error while finding module specification for '\S+' \(ModuleNotFoundError: No module named '([\w.]+)'\)"
 )
@@ -61,16 +59,6 @@ def true_code(returncode: int, err: str, begin: int) -> int:
         return failure.exit_code
     task = _TASK.search(_ENDED.split(text, maxsplit=1)[0]) if code > 128 else None
     return int(task["code"]) if task is not None else code
-
-
-def told_to_stop(returncode: int, err: str, begin: int = 0) -> Optional[str]:
-    """What slurmstepd said, if a program left with 0 or by SIGTERM after its step had been told to end. When the job is
-    preempted and has a grace time, nobody else hears of it; and to leave politely is not to be done.
-    """
-    if family.exit_code(returncode) not in (0, 128 + signal.SIGTERM):
-        return None
-    match = _TOLD.search(read_tail(err, begin))
-    return match[0] if match is not None else None
 
 
 def not_installed(err: str, begin: int) -> Optional[str]:

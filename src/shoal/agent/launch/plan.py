@@ -15,6 +15,11 @@ from .geometry import DEFAULTS, GeometryError, compute, describe, to_record
 from .unit import write
 
 
+def folder_of(out: str, attempt: int) -> str:
+    """Where a launch keeps its notes and the logs of its ranks: beside the attempt's own."""
+    return os.path.join(os.path.dirname(out), "attempt-%d.launch" % attempt)
+
+
 def prepare(
     spec: Mapping[str, Any],
     attempt: int,
@@ -43,7 +48,7 @@ def prepare(
     program = spec["command"][0]
     if "{" not in program and not container.wanted(spec) and not _is_there(program, spec["cwd"], environ):
         return [], "there is no program %s on %s" % (program, os.uname().nodename)
-    folder = os.path.join(os.path.dirname(out), "attempt-%d.launch" % attempt)
+    folder = folder_of(out, attempt)
     os.makedirs(folder, exist_ok=True)
     record: Dict[str, Any] = {
         "what": describe(geometry),

@@ -46,6 +46,12 @@ class Supervisor:
         self._inbox = family.Inbox()
 
     def run(self) -> int:
+        code = self._rounds()
+        if self.plan["slurm"]:
+            steps.note_end_by_slurm(self.plan)
+        return code
+
+    def _rounds(self) -> int:
         for start in range(1, self.settings["run_restarts"] + 2):
             code = self._round(start)
             if code != _LIGHTHOUSE_LOST or self.stopping is not None:
@@ -160,10 +166,8 @@ class Supervisor:
                 continue
             del self._alive[number]
             code = one.code()
-            told = failures.told_to_stop(code, one.err) if self.stopping is None else None
-            if told is not None:
-                family.say("replica %d: %s" % (number, told))
-                self._signal(signal.SIGTERM)
+            if self.stopping is None and self.plan["slurm"] and steps.slurm_is_ending(self.plan["job"]):
+                self.stopping = signal.SIGTERM  # Slurm has told all of them, and in a grace time nobody else.
             wait = board.ended(number, code, now)
             if code == 0:
                 family.say("replica %d finished" % number)

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from . import family, words
 from .unit import Unit
@@ -14,6 +14,7 @@ from .watch import Apart
 
 _SLURM_S = 20.0
 _END_S = 10.0
+ENDED_BY_SLURM = "ended-by-slurm"
 
 
 class Step:
@@ -54,7 +55,7 @@ class Step:
                 self.process.terminate()  # nothing of the user runs yet
             return
         told = "%s.%s" % (self.job, number_of_step)
-        slurm(["scancel", "--signal=%s" % signal.Signals(number).name[3:], told])
+        _slurm(["scancel", "--signal=%s" % signal.Signals(number).name[3:], told])
 
     def _step_id(self) -> Optional[str]:
         """As a task of the step noted it."""
@@ -144,14 +145,40 @@ class LocalRanks:
             time.sleep(0.05)
 
 
+class JobState(NamedTuple):
+    """A job that Slurm knows. `preempted`: another one takes its place, at once or after a grace time."""
+
+    word: str
+    preempted: bool
+
+
+def job_state(job: str) -> Optional[JobState]:
+    """What Slurm says of the job; None when it does not answer or has forgotten it. A task of an array is asked for by
+    its own number, which for the last one is the array's: the row tells them apart.
+    """
+    told = _slurm(["squeue", "--noheader", "--jobs=%s" % job, "--Format=JobID,State,PreemptTime"]) or ""
+    for row in map(str.split, told.splitlines()):
+        if row[:1] == [job] and len(row) == 3:
+            return JobState(row[1], row[2] not in ("N/A", "None"))
+    return None
+
+
 def slurm_is_ending(job: str) -> bool:
     """Whether Slurm itself is ending the job (cancelled, out of time, preempted): then it signals every task of it."""
-    told = slurm(["squeue", "--noheader", "--format=%T", "--jobs=%s" % job])
-    return told is not None and told.strip() not in ("", "RUNNING", "CONFIGURING", "SUSPENDED")
+    state = job_state(job)
+    return state is not None and (state.preempted or state.word not in ("RUNNING", "CONFIGURING", "SUSPENDED"))
 
 
-def slurm(argv: List[str]) -> Optional[str]:
-    """What one of Slurm's commands says; None when it fails or does not answer."""
+def note_end_by_slurm(plan: Dict[str, Any]) -> None:
+    """For the agent: the steps have ended because Slurm told them to, whatever their exit code. In the grace time of a
+    preemption nobody else hears of it; and ranks that left politely are not done.
+    """
+    if slurm_is_ending(plan["job"]):
+        with open(os.path.join(plan["folder"], ENDED_BY_SLURM), "w"):
+            pass
+
+
+def _slurm(argv: List[str]) -> Optional[str]:
     try:
         told = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=_SLURM_S, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -175,7 +175,8 @@ def node_main(argv: List[str]) -> int:
 
 
 def _end_with_input(process: Any) -> None:
-    sys.stdin.buffer.read()
+    while os.read(0, 4096):
+        pass
     _end(process)
 
 
