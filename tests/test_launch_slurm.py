@@ -101,18 +101,26 @@ def test_scancel_lets_every_rank_save_once(tmp_path: Path, host_cluster: Sandbox
 
 
 def test_a_stop_by_shoal_itself_reaches_every_rank(tmp_path: Path, host_cluster: Sandbox) -> None:
-    """SIGUSR1 to the batch script alone, as `--signal=B:USR1@90` sends it, and then SIGTERM in the same way."""
+    """SIGUSR1 to the batch script alone, as `--signal=B:USR1@90` sends it, and then SIGTERM in the same way.
+
+    The last task of an array has the array's own number, and Slurm would answer for all of them.
+    """
     project = Launching(tmp_path, host_cluster, show=TORCHRUN)
-    name = project.submit("000_show_0", "show -- wait")
-    project.wait_notes(name, 4)
+    project.shoal("submit", project.script("001_a/000_show.sh", "show -- wait"), "--seeds", "0-1")
+    other, name = "001_a/000_show_0", "001_a/000_show_1"
+    for one in (other, name):
+        project.wait_notes(one, 4)
     job = str(project.status()[name]["job_id"])
     project.slurm("scancel", "--batch", "--signal=USR1", job)
     project.slurm("scancel", "--batch", "--signal=TERM", job)
     saved = project.wait_notes(name, 4, "saved")
     assert [sorted(note["got"]) for note in saved] == [["SIGTERM", "SIGUSR1"]] * 4
-    project.wait(name)
+    project.wait(name, "cancelled", "failed")
     end = project.records(name, "attempt.1.end")[0]
     assert (end["exit_code"], end["stopped_by"]) == (0, "SIGTERM")
+    assert project.status()[other]["state"] == "running" and not project.notes(other, "saved")
+    project.shoal("cancel", other)
+    project.wait(other)
 
 
 def test_two_jobs_on_the_same_nodes_do_not_meet(tmp_path: Path, host_cluster: Sandbox) -> None:
