@@ -15,6 +15,7 @@ from shoal.agent.pack.books import WHOLE
 from shoal.pack.order import Job
 from shoal.pack.shapes import compare, with_lengths, with_starts
 from shoal.sandbox import Sandbox
+from shoal.views.shapes import flags_of
 from waiting import wait_until
 
 SEED = [Job(k, WHOLE, expect_s=0.85 * k) for k in range(1, 21)]
@@ -105,6 +106,22 @@ def test_runs_that_ask_for_cpus_memory_and_time_are_laid_out_and_compared(tmp_pa
     assert 2 * 3600 < pack["time_limit_s"] < 3 * 3600, "eight runs of an hour at most, four at a time"
     shapes = {shape["name"]: shape for shape in project.shoal("plan", page, "--shapes", *where).json["shapes"]}
     assert shapes["pack of 4"]["makespan_s"] == 2 * 3600 == shapes["4 pilots"]["makespan_s"]
+
+
+def test_each_shape_says_what_asks_for_it_also_over_several_nodes() -> None:
+    shapes = {shape.name: shape for shape in compare(SEED, []).shapes}
+    said = {
+        name: flags_of(shapes[name], 8, False) for name in ("job each", "array", "8 pilots", "pack of 4", "pack of 16")
+    }
+    assert said == {
+        "job each": "--shape job",
+        "array": "--shape array",
+        "8 pilots": "--pilots 8",
+        "pack of 4": "--shape pack --gpus 4",
+        "pack of 16": "--shape pack --nodes 2 --gpus 8",
+    }
+    assert flags_of(shapes["pack of 16"], None, False) == "--shape pack --gpus 16"
+    assert flags_of(shapes["pack of 4"], None, True) == "--shape pack --slots 4"
 
 
 @pytest.mark.parametrize("words", [("--gpus", 4), ("--shape", "array", "--time", "2h"), ("--shape", "job", "--bind")])

@@ -63,5 +63,5 @@ def show_shapes(args: argparse.Namespace, asked: Sequence[Asked], project: Proje
 
     startup_s = float(parse_duration_s(args.startup, place="--startup")) if args.startup else 0.0
     comparison = compare_shapes(asked, project, cluster, os.environ, startup_s=startup_s)
-    shapes.show(comparison, len(asked), as_json=args.json)
+    shapes.show(comparison, len(asked), as_json=args.json, per_node=cluster.gpus_per_node)
     return 0

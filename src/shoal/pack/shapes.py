@@ -19,7 +19,7 @@ from shoal.pack.simulate import Schedule, play
 SAFETY = 1.2
 #: Where even the smallest request would wait so long, the cluster is full.
 _FULL_S = 60.0
-_EACH, _ARRAY = "job each", "array"
+EACH, ARRAY = "job each", "array"
 
 
 class ShapeCost(NamedTuple):
@@ -48,13 +48,22 @@ class ShapeCost(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """All shapes, what was assumed, the best for time and for cost, and whether the cluster is full."""
+    """All shapes, what was assumed, the best for time and for cost, whether the cluster is full, and whether GPUs are
+    slots here because the runs take no GPU.
+    """
 
     shapes: list[ShapeCost]
     assumptions: list[str]
     fastest: str
     cheapest: str
     full: bool = False
+    of_slots: bool = False
+
+
+def over_nodes(gpus: int, per_node: int | None) -> tuple[int, int]:
+    """The nodes of an allocation with so many GPUs, and the GPUs on each of them."""
+    nodes = -(-gpus // per_node) if per_node else 1
+    return nodes, -(-gpus // nodes)
 
 
 def with_lengths(jobs: Sequence[Job], source: str) -> tuple[list[Job], list[str]]:
@@ -100,7 +109,7 @@ def with_starts(comparison: Comparison, starts: Mapping[str, float]) -> Comparis
     shapes = [shape._replace(start_s=starts.get(shape.name)) for shape in comparison.shapes]
     if not starts or min(starts.values()) < _FULL_S:
         return comparison._replace(shapes=shapes, fastest=_fastest(shapes), cheapest=_cheapest(shapes))
-    queues = [shape for shape in shapes if shape.name not in (_EACH, _ARRAY) and shape.start_s is not None] or shapes
+    queues = [shape for shape in shapes if shape.name not in (EACH, ARRAY) and shape.start_s is not None] or shapes
     said = "the cluster is full: jobs and arrays would not start together and are not compared for time"
     return comparison._replace(
         shapes=shapes,
@@ -114,12 +123,12 @@ def with_starts(comparison: Comparison, starts: Mapping[str, float]) -> Comparis
 def _each(jobs: Sequence[Job], startup_s: float) -> ShapeCost:
     limits = [math.ceil(length(job) * SAFETY + startup_s) for job in jobs]
     asked = sum(limit * _gpus(job) for limit, job in zip(limits, jobs, strict=True))
-    return _apart(_EACH, jobs, asked, max(limits), startup_s)
+    return _apart(EACH, jobs, asked, max(limits), startup_s)
 
 
 def _array(jobs: Sequence[Job], startup_s: float) -> ShapeCost:
     limit = math.ceil(max(length(job) for job in jobs) * SAFETY + startup_s)
-    return _apart(_ARRAY, jobs, limit * sum(_gpus(job) for job in jobs), limit, startup_s)
+    return _apart(ARRAY, jobs, limit * sum(_gpus(job) for job in jobs), limit, startup_s)
 
 
 def _apart(name: str, jobs: Sequence[Job], asked: float, limit: float, startup_s: float) -> ShapeCost:

@@ -40,7 +40,7 @@ def compare_shapes(
     if no_gpu:
         known = even_out([job._replace(gpu_parts=-1) for job in known], 1, 1)
         assumptions = [*assumptions, "runs take no GPU: hours and GPUs are slots"]
-    comparison = compare(known, assumptions, startup_s=startup_s)
+    comparison = compare(known, assumptions, startup_s=startup_s)._replace(of_slots=no_gpu)
     if cluster.is_local or no_gpu:
         return comparison
     first = runs[0][1]

@@ -13,7 +13,7 @@ from shoal.config.cluster import Cluster
 from shoal.config.project import Project
 from shoal.errors import InputError, SchedulerError
 from shoal.model import Request
-from shoal.pack.shapes import ShapeCost
+from shoal.pack.shapes import ShapeCost, over_nodes
 from shoal.units import format_slurm_time
 
 _STARTS = re.compile(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
@@ -48,12 +48,13 @@ def expected_starts(
 
 
 def _argv(shape: ShapeCost, per_gpu: Request, project: Project, cluster: Cluster) -> list[str]:
+    nodes, gpus = over_nodes(shape.gpus, cluster.gpus_per_node)
     request = Request(
-        nodes=1,
-        gpus=shape.gpus,
+        nodes=nodes,
+        gpus=gpus,
         gpu_type=per_gpu.gpu_type,
-        cpus=per_gpu.cpus * shape.gpus if per_gpu.cpus else None,
-        memory=f"{per_gpu.memory_mb * shape.gpus}M" if per_gpu.memory_mb else None,
+        cpus=per_gpu.cpus * gpus if per_gpu.cpus else None,
+        memory=f"{per_gpu.memory_mb * gpus}M" if per_gpu.memory_mb else None,
         time=format_slurm_time(max(60, int(shape.time_limit_s))),
     )
     return resolve(request, SbatchFlags(), cluster, project.clusters).argv()
