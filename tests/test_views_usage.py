@@ -22,8 +22,11 @@ from made_up import usage as made_up_usage
 from project import Project
 from shoal.agent import nvml, tree, usage
 from shoal.sandbox import Sandbox
+from shoal.store.records import Asked
 from shoal.views import status, why
 from shoal.views import usage as reading
+from shoal.views.report.history import Try
+from shoal.views.report.timeline import lanes
 from shoal.views.screen import Screen
 from shoal.views.tui.detail import text_of
 from waiting import wait_until
@@ -247,3 +250,16 @@ def test_a_pack_on_slurm_tells_its_first_failure_and_its_end(tmp_path: Path, qui
     project.write("go", "")
     wait_until(lambda: told.read_text().count("===\n") == 2, 60, "the end")
     assert "all runs have ended\n2 done, 1 not" in told.read_text()
+
+
+def test_a_node_is_one_lane_of_the_report_whether_its_runs_were_sampled_or_not() -> None:
+    """Samples tell Slurm's name of a node, records of runs too short for them the host's own."""
+
+    def attempt(number: int, host: str, node: str | None) -> Try:
+        use = reading.Usage([reading.NodeUse(every_s=1, duration_s=1, host=node)]) if node else None
+        return Try(f"e/r{number}", 1, host, None, number, number + 1, "done", True, Asked(gpus=1), None, use)
+
+    tries = [attempt(0, "n1.cluster", "n1"), attempt(1, "n1.cluster", None), attempt(2, "n2.cluster", None)]
+    assert {lane.name: len(lane.bars) for lane in lanes(tries)} == {"n1:0": 2, "n2.cluster:0": 1}
+    tries += [attempt(3, "n1.cluster", "also-n1"), attempt(4, "n1.cluster", None)]  # nodes of a sandbox are one host
+    assert {lane.name for lane in lanes(tries)} == {"n1:0", "also-n1:0", "n1.cluster:0", "n2.cluster:0"}
