@@ -14,6 +14,9 @@ from project import Project, assert_clear_error, project_here
 from shoal.pack.drawing import LEFT, TOP, WIDTH, as_svg, axis_step, colour_of, mark_words
 from shoal.pack.png import as_png
 from shoal.pack.timeline import Bar, Timeline
+from shoal.store.records import Asked, Held
+from shoal.views.report.history import Try
+from shoal.views.report.shapes import shapes
 
 #: Two lanes of 100 s: the first is busy for 60 s with a run that failed, the second all the time.
 BARS = [Bar("n:0", "e/r_a", 1, 0.0, 60.0, "failed"), Bar("n:1", "e/r_b", 1, 0.0, 100.0, "done")]
@@ -70,3 +73,22 @@ def test_without_pillow_a_png_is_one_sentence_before_anything_runs(tmp_path: Pat
     words = ("--slots", 2, "--png", "a.png", "--set", "k=1:2:1", "--", sys.executable, "-S", "train.py", "{k}")
     assert_clear_error(project.shoal("pack", *words, code=2), 2, "Pillow")
     assert not project.home.exists()
+
+
+def test_what_was_held_is_counted_for_each_job_of_a_pack_by_itself() -> None:
+    """Between two jobs nothing is held: a follow-up, or the same again on another day. Runs that were done twice are
+    compared once.
+    """
+
+    def packed(run: str, job: str, slot: int, begin: float, end: float) -> Try:
+        held = Held(slot=slot, gpus=[str(slot)], share=1.0, cpus=0, engine=job)
+        asked = Asked(nodes=1, gpus=1)
+        return Try(run, 1, "n1", None, begin, end, "done", True, asked, None, None, held=held, job=job)
+
+    day = 86_400.0
+    tries = [packed("a", "1", 0, 0, 10), packed("b", "1", 1, 0, 6), packed("a", "2", 0, day, day + 10)]
+    ran, each, *_ = shapes(tries)
+    assert (ran.entries, ran.gpus, each.entries) == (2, 2, 2)
+    assert (ran.used * 3600, ran.idle * 3600) == pytest.approx((26, 4))
+    pilots = [packed("a", "1_0", 0, 0, 10), packed("b", "1_1", 0, 1, 7)]  # Slurm calls the GPU of each of them 0
+    assert (shapes(pilots)[0].gpus, shapes(pilots)[0].idle) == (2, 0)

@@ -21,7 +21,7 @@ class Try(NamedTuple):
     """One attempt. `end` is when it ended, or was last known to live; `kept`: its work was not lost.
 
     `share` is its part of each GPU, when it shared them with other runs of a pack; `held` is what it had there, and
-    `token` names the submission.
+    `job` the allocation: a Slurm job, or what one command ran on this machine.
     """
 
     run: str
@@ -39,7 +39,7 @@ class Try(NamedTuple):
     data: Sequence[dict[str, Any]] = ()
     share: float = 1.0
     held: Held | None = None
-    token: str = ""
+    job: str = ""
 
     @property
     def gpus(self) -> float:
@@ -115,7 +115,7 @@ def _read_try(
         end.data if end is not None else (),
         held.share if held is not None and 0 < held.share < 1 else 1.0,
         held,
-        start.token,
+        start.job_id or start.token,
     )
 
 

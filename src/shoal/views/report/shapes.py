@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from shoal.agent.pack.books import WHOLE
 from shoal.pack.order import Job
@@ -13,22 +14,44 @@ from shoal.views.report.history import Try
 AS_IT_RAN = "as it ran"
 
 
+class _Allocation(NamedTuple):
+    """A job of a pack: GPUs or slots that it had, held from its first start to its last end."""
+
+    width: int
+    begin: float
+    end: float
+
+
 def shapes(tries: Sequence[Try]) -> list[ShapeCost]:
     """The pack first, then job each, array, packs and pilots by computation; nothing where no run was packed."""
     packed = [one for one in tries if one.held is not None]
-    done = [one for one in packed if one.state == "done"]
+    done = list({one.run: one for one in packed if one.state == "done"}.values())
     if not done:
         return []
-    lanes = {lane for one in packed for lane in _lanes(one)}
-    makespan = max(one.end for one in packed) - min(one.begin for one in packed)
+    jobs = _allocations(packed)
     used = sum((one.end - one.begin) * (one.gpus or 1) for one in packed)
-    jobs = len({one.token for one in packed})
-    held = len(lanes) * makespan
+    held = sum(job.width * (job.end - job.begin) for job in jobs)
+    width = max(sum(job.width for job in jobs if job.begin <= at.begin < job.end or job is at) for at in jobs)
+    makespan = max(job.end for job in jobs) - min(job.begin for job in jobs)
     ran = ShapeCost(
-        AS_IT_RAN, jobs, len(lanes), makespan, held / 3600, used / 3600, max(0.0, held - used) / 3600, makespan
+        AS_IT_RAN, len(jobs), width, makespan, held / 3600, used / 3600, max(0.0, held - used) / 3600, makespan
     )
     lengths = [Job(at, round((one.gpus or 1) * WHOLE), expect_s=one.end - one.begin) for at, one in enumerate(done)]
     return [ran, *compare(lengths, []).shapes]
+
+
+def _allocations(packed: Sequence[Try]) -> list[_Allocation]:
+    groups: dict[str, list[Try]] = {}
+    for one in packed:
+        groups.setdefault(one.job, []).append(one)
+    return [
+        _Allocation(
+            len({lane for one in group for lane in _lanes(one)}),
+            min(one.begin for one in group),
+            max(one.end for one in group),
+        )
+        for group in groups.values()
+    ]
 
 
 def rows(found: Sequence[ShapeCost]) -> list[tuple[str, ...]]:
