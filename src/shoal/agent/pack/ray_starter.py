@@ -43,6 +43,7 @@ class SlotWorker:
         """Where this worker is, and what there is to say about it. With a path for its logs MPS is started there if it
         is installed, and kept by this worker.
         """
+        _hear()
         found, host = machine.gpus_here(os.environ), os.environ.get("SLURMD_NODENAME") or os.uname().nodename
         gpus = found._replace(ids=found.ids[:most_gpus])
         said: List[str] = []
@@ -60,7 +61,7 @@ class SlotWorker:
         return True
 
     def run(self, program: Program) -> int:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, family.FORWARDED)  # The run would be as deaf as Ray.
+        _hear()
         here = {name: os.environ[name] for name in _OF_THE_NODE if name in os.environ}
         self.child = self.starter.start(program._replace(env={**program.env, **here}))
         with sampled(self.child.pid, program.use, program.env, program.streams):
@@ -75,6 +76,11 @@ class SlotWorker:
 
     def close(self) -> None:
         self.sharing.close()
+
+
+def _hear() -> None:
+    """In the thread that starts something: a run, or MPS, would be as deaf as Ray."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, family.FORWARDED)
 
 
 class RayChild(Child):
