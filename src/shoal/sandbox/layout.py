@@ -157,7 +157,8 @@ def locked(folder: Path, deadline_s: float = _LOCK_DEADLINE_S) -> Iterator[None]
     end = time.monotonic() + deadline_s
     while True:
         try:
-            folder.mkdir(mode=0o700, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:  # Another sandbox's `down` has just removed it, or the home that was empty.
             if not folder.parent.exists():
