@@ -84,6 +84,7 @@ def test_runs_with_parameters_are_ordinary_runs_and_run_once(project: Project) -
     project.assert_ran_once(*states(done))
     again = pack(project, "--slots", 3, "--set", "k=1:8:1", "--cost", "k", "--json", "--", *QUICK, "print=k{k}")
     assert len(project.marks(name)) == 1 and states(again)["pack_train/train_k8"] == "done"
+    assert [bar["run"] for bar in again.json["timeline"]] == ["pack_train/train_k8"], "what this command ran"
 
 
 def test_a_folder_without_settings_can_be_looked_at_after_a_pack(project: Project) -> None:

@@ -57,6 +57,10 @@ class Timeline(NamedTuple):
     def idle_s(self) -> float:
         return max(0.0, len(self.lanes) * self.makespan_s - self.busy_s)
 
+    def since(self, t: float) -> Timeline:
+        """What began at that time or later."""
+        return timeline_of(bar for bar in self.bars if bar.start >= t)
+
     def record(self) -> dict[str, Any]:
         return {
             "timeline": [bar._asdict() for bar in self.bars],
@@ -67,15 +71,19 @@ class Timeline(NamedTuple):
         }
 
 
-def read_timeline(home: str, names: Iterable[str], now: float, token: str | None = None) -> Timeline:
-    """The attempts of these runs that held a slot of a pack; with a token, those of that submission only."""
-    bars = [bar for name in names for bar in _bars(home, name, now, token)]
-    bars.sort(key=lambda bar: (bar.start, bar.run))
-    begin = min((bar.start for bar in bars), default=0.0)
-    return Timeline(bars, begin, max((bar.end for bar in bars), default=0.0))
+def read_timeline(home: str, names: Iterable[str], now: float) -> Timeline:
+    """The attempts of these runs that held a slot of a pack."""
+    return timeline_of([bar for name in names for bar in _bars(home, name, now)])
 
 
-def _bars(home: str, name: str, now: float, token: str | None) -> list[Bar]:
+def timeline_of(bars: Iterable[Bar]) -> Timeline:
+    """From the first start to the last end."""
+    found = sorted(bars, key=lambda bar: (bar.start, bar.run))
+    begin = min((bar.start for bar in found), default=0.0)
+    return Timeline(found, begin, max((bar.end for bar in found), default=0.0))
+
+
+def _bars(home: str, name: str, now: float) -> list[Bar]:
     folder = layout.run_dir(home, name)
     numbers = layout.parse_names(names_in(folder))
     found: list[Bar] = []
@@ -86,7 +94,7 @@ def _bars(home: str, name: str, now: float, token: str | None) -> list[Bar]:
             end = records.read(os.path.join(folder, layout.attempt_file(number, "end")), End) if ended else None
         except DamagedRecord:
             continue
-        if start is None or start.held is None or (token is not None and start.token != token):
+        if start is None or start.held is None:
             continue
         state = "running" if end is None else ("done" if end.success else "failed")
         if end is not None and end.stopped_by:

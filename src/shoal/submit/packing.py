@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +26,9 @@ Flags = tuple[Sequence[str], Sequence[str], str | None]
 
 
 class Packed(NamedTuple):
-    """What became of a pack. `planned` is None when nothing was left to do; `local` when it ran here, to the end."""
+    """What became of a pack. `planned` is None when nothing was left to do; `local` when it ran here, to the end;
+    `began` is when the command did: runs may have been tried before.
+    """
 
     home: str
     names: list[str]
@@ -33,6 +36,7 @@ class Packed(NamedTuple):
     planned: PlannedSubmission | None
     local: bool
     dry_run: bool
+    began: float
 
     @property
     def exit_code(self) -> int:
@@ -66,6 +70,7 @@ def pack_commands(
     note: Callable[[str], None],
 ) -> Packed:
     """Read the commands, lay them out as one queue, and work through it or submit it."""
+    began = time.time()
     request = Request()
     if not words:
         raise InputError("there is no command to run", hint="shoal pack --slots 4 -- python train.py")
@@ -87,7 +92,7 @@ def pack_commands(
         note(text)
     planned = order.submissions[0] if order.submissions else None
     if dry_run:
-        return Packed(str(project.home), names, order.left_alone, planned, cluster.is_local, True)
+        return Packed(str(project.home), names, order.left_alone, planned, cluster.is_local, True, began)
     keep(str(project.home), grown)
     results = carry_out(order, project, cluster, environ, follow=follow)
-    return Packed(str(project.home), names, results, planned, cluster.is_local, False)
+    return Packed(str(project.home), names, results, planned, cluster.is_local, False, began)

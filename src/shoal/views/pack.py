@@ -34,18 +34,20 @@ def show(packed: Packed, *, as_json: bool, quiet: bool, csv: Path | None, svg: P
         _show_plan(packed, as_json=as_json, quiet=quiet)
         return
     timeline = read_timeline(packed.home, packed.names, time.time())
+    ran = timeline.since(packed.began)
+    ran = ran if ran.bars else timeline
     if csv is not None:
         replace(str(csv), as_csv(packed, timeline).encode())
     if svg is not None:
-        replace(str(svg), as_svg(timeline, packed.names[0].partition("/")[0]).encode())
+        replace(str(svg), as_svg(ran, packed.names[0].partition("/")[0]).encode())
     if png is not None:
-        replace(str(png), as_png(timeline, packed.names[0].partition("/")[0]))
+        replace(str(png), as_png(ran, packed.names[0].partition("/")[0]))
     if as_json:
-        print_json({"runs": [_record(result, timeline) for result in packed.results], **timeline.record()})
+        print_json({"runs": [_record(result, timeline) for result in packed.results], **ran.record()})
     elif quiet:
         sys.stdout.write("".join(f"{result.name}\n" for result in packed.results))
     elif packed.local:
-        _show_runs(packed, timeline)
+        _show_runs(packed, timeline, ran)
     else:
         _show_submitted(packed)
 
@@ -74,7 +76,7 @@ def _record(result: Result, timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def _show_runs(packed: Packed, timeline: Timeline) -> None:
+def _show_runs(packed: Packed, timeline: Timeline, ran: Timeline) -> None:
     screen = screen_of()
     results = packed.results
     counts = Counter(result.state for result in results)
@@ -87,10 +89,10 @@ def _show_runs(packed: Packed, timeline: Timeline) -> None:
         rows.append([result.name, state_word(result.state), length, where, result.reason])
     if rows:
         print_table(["run", "state", "took", "slot", "cause"], rows, widest=0)
-    if timeline.bars:
+    if ran.bars:
         if screen.tty:
-            sys.stdout.write("\n" + "".join(f"{line}\n" for line in as_text(timeline, screen.width)))
-        sys.stdout.write(summary(timeline) + "\n")
+            sys.stdout.write("\n" + "".join(f"{line}\n" for line in as_text(ran, screen.width)))
+        sys.stdout.write(summary(ran) + "\n")
     words = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     sys.stdout.write(f"{plural(len(results), 'run')}: {words}\n")
     if set(counts) - AS_MEANT:
