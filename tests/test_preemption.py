@@ -33,14 +33,16 @@ def test_what_left_politely_in_the_grace_time_goes_on_when_the_job_comes_again(
     tmp_path: Path, make_sandbox: MakeSandbox
 ) -> None:
     """All are started by srun: the ranks of runs, replicas, and the engines of a pack."""
-    cluster = make_sandbox("grace", nodes=4, partitions=parse_partitions("high:1d,low:1d"))
+    cluster = make_sandbox(
+        "grace", nodes=4, partitions=parse_partitions("high:1d,low:1d"), settings=(("KillWait", "20"),)
+    )
     ranks = 'launch = "srun"\nrequest = { nodes = 2, gpus = 1 }'
     replicas = 'launch = { mode = "replicas", replicas_per_node = 2 }\nrequest = { gpus = 2 }'
     project = Launching(tmp_path, cluster, ranks=ranks, replicas=replicas)
     for program in ("ranks.py", "replicas.py", "packed.py"):
         project.write(program, SAVES)
     project.write("shoal.toml", (project.root / "shoal.toml").read_text() + "\n[clusters.slurm]\npartition = 'low'\n")
-    project.slurm("scontrol", "update", "PartitionName=low", "GraceTime=15")
+    project.slurm("scontrol", "update", "PartitionName=low", "GraceTime=25")
     project.submit("000_replicas_0", "replicas --mem=1000 --time=10")
     # Two tasks of an array: the last one has the array's own number.
     project.shoal("submit", project.script("001_a/001_ranks.sh", "ranks --mem=50 --time=10"), "--seeds", "0-1")

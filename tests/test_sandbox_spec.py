@@ -144,7 +144,7 @@ def test_folders_that_another_sandbox_removes_at_that_moment_are_no_error(tmp_pa
     remover = threading.Thread(target=remove)
     remover.start()
     try:
-        for _ in range(200):
+        for _ in range(50):
             with locked(home / "one"):
                 pass
             Layout(home, "one").is_ours()
