@@ -190,7 +190,7 @@ def test_a_run_that_asks_for_more_gpus_than_there_are_fails_with_a_reason(projec
 
 
 def test_a_time_limit_ends_a_run_that_hangs_and_its_slot_is_used_again(project: Project) -> None:
-    words = ("--slots", 1, "--run-time", "3s", "--set", "what=wait=never,print=after", "--json", "--", *QUICK, "{what}")
+    words = ("--slots", 1, "--run-time", "8s", "--set", "what=wait=never,print=after", "--json", "--", *QUICK, "{what}")
     done = pack(project, *words, code=4)
     assert sorted(states(done).values()) == ["done", "timeout"]
 

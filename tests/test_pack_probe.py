@@ -48,7 +48,7 @@ def test_what_was_learnt_decides_who_is_next() -> None:
 def test_after_a_short_start_of_each_the_longest_goes_first(tmp_path: Path) -> None:
     project = project_here(tmp_path)
     project.write("learn.py", LEARN)
-    words = ("--slots", 1, "--probe", "2s", "--set", "length=1,60,600,200", "--json")
+    words = ("--slots", 1, "--probe", "4s", "--set", "length=1,60,600,200", "--json")
     begun = project.start("pack", *words, "--", sys.executable, "-S", "learn.py", "{length}")
     wait_until(lambda: "was probed" in str(project.status()), 60, "one was probed and waits for its turn")
     out, said = begun.communicate(timeout=120)

@@ -175,7 +175,7 @@ def test_a_killed_engine_ends_its_job_and_the_next_submit_continues(project: Pro
 
 def test_what_the_time_limit_leaves_over_continues_in_a_follow_up_job(project: Project) -> None:
     path = sweep(project, 3, "wait=go")
-    project.shoal("submit", path, "--shape", "pack", "--gpus", 2, "--time", "1m", "--warn", "50s", "--grace", "5s")
+    project.shoal("submit", path, "--shape", "pack", "--gpus", 2, "--time", "2m", "--warn", "95s", "--grace", "5s")
     wait_until(lambda: len(held(project)) >= 2, 60, "two runs have begun")
     first = job_of(project)
     wait_until(lambda: list(project.submissions()[0].glob("follow.*")), 90, "a follow-up job was submitted")

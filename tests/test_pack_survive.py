@@ -92,13 +92,13 @@ def test_the_result_check_decides_and_a_bad_result_is_tried_again(tmp_path: Path
 
 def test_a_run_that_reaches_its_limit_goes_on_from_its_newest_checkpoint(tmp_path: Path) -> None:
     project = make(tmp_path, "hangs", "follow_ups = 1")
-    submit(project, "--run-time", "3s")
+    submit(project, "--run-time", "8s")
     assert [end["cause"] for end in ends(project)] == ["limit", None]
     first, second = project.records(RUN, "attempt.*.start")
     assert first["resume_from"] is None and second["resume_from"].endswith("model_1.pth")
 
 
-@pytest.mark.parametrize(("tell", "limit"), [("signal", "63s"), ("file", "61s")])
+@pytest.mark.parametrize(("tell", "limit"), [("signal", "68s"), ("file", "61s")])
 def test_a_run_is_warned_in_the_way_that_its_step_chose(tmp_path: Path, tell: str, limit: str) -> None:
     project = make(tmp_path, tell, f'warn = "60s"\ntell = "{tell}"')
     submit(project, "--run-time", limit)  # a program needs a while until it can hear a signal
