@@ -62,12 +62,16 @@ def accounting_cluster() -> Iterator[Sandbox]:
 
 
 @pytest.fixture(scope="session")
-def host_cluster() -> Iterator[Sandbox]:
-    """4 nodes with 2 GPUs each that look like hosts: own address, host name and processes. For launches over nodes.
-
-    Ranks that are told to stop have time to save, also on a busy machine.
-    """
+def hosts() -> Iterator[Sandbox]:
+    """Ranks that are told to stop have time to save, also on a busy machine."""
     yield from _session_sandbox("hosts", nodes=4, gpus=2, cpus=8, hosts=True, settings=(("KillWait", "20"),))
+
+
+@pytest.fixture
+def host_cluster(hosts: Sandbox) -> Iterator[Sandbox]:
+    """4 nodes with 2 GPUs each that look like hosts: own address, host name and processes. For launches over nodes."""
+    yield hosts
+    cancel_all(hosts)
 
 
 @pytest.fixture

@@ -31,8 +31,11 @@ rank = os.environ.get("RANK", "0")
 def note(**what):
     with open(os.path.join(out, "rank-%s.jsonl" % rank), "a") as file:
         file.write(json.dumps(dict(what, pid=os.getpid(), host=os.uname().nodename)) + "\\n")
+def hear(number, frame):
+    got.append(signal.Signals(number).name)
+    note(what=got[-1])
 for name in ("SIGTERM", "SIGUSR1"):
-    signal.signal(getattr(signal, name), lambda number, frame: got.append(signal.Signals(number).name))
+    signal.signal(getattr(signal, name), hear)
 note(what="start", args=sys.argv[1:], env={name: os.environ[name] for name in names if name in os.environ},
      cpus=len(os.sched_getaffinity(0)), in_image=os.path.exists("/in-image"), cwd=os.getcwd())
 print("rank", rank, "speaks", flush=True)
