@@ -68,6 +68,20 @@ def test_changes_and_new_files_are_kept_and_ignored_ones_are_linked(repository: 
     assert git(repository, "status", "--porcelain") == before
 
 
+def test_a_change_in_the_second_of_the_commit_is_seen(repository: Path) -> None:
+    """Git knows files by size and time, to the second, unless they are as young as its index."""
+    then = (10**9, 10**9)
+    program = repository / "train.py"
+    os.utime(program, then)
+    git(repository, "-c", "core.trustctime=false", "add", "train.py")
+    git(repository, "config", "core.trustctime", "false")
+    program.write_text("two\n")  # as long as before
+    os.utime(program, then)
+    os.utime(repository / ".git" / "index", then)
+    code = take(repository, home_of(repository), os.environ)
+    assert code is not None and code.changed and (Path(code.root) / "train.py").read_text() == "two\n"
+
+
 def test_the_same_code_is_kept_once_and_other_code_beside_it(repository: Path) -> None:
     home = home_of(repository)
     first = take(repository, home, os.environ)

@@ -172,10 +172,12 @@ class _Git:
         self.env = {**hidden, "LC_ALL": "C", **({"GIT_INDEX_FILE": str(index)} if index else {})}
 
     def with_index(self, top: Path, index: Path) -> _Git:
-        """A copy of the user's index saves git from reading every file again."""
+        """A copy of the user's index saves git from reading every file again. With its time: a file that changed in the
+        second in which the index was written is read again by that alone.
+        """
         current = self.ask("rev-parse", "--git-path", "index")
         if current and (self.cwd / current).is_file():
-            shutil.copyfile(self.cwd / current, index)
+            shutil.copy2(self.cwd / current, index)
         return _Git(top, self.environ, index)
 
     def outside_of_git(self, folder: Path) -> _Git:
