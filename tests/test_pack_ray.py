@@ -25,7 +25,7 @@ import pytest
 import shoal
 from data_sets import make_data, with_data
 from project import Project, assert_clear_error, processes_with, project_here
-from shoal.agent.pack import ray_cluster, short_folder
+from shoal.agent.pack import ray_cluster
 from shoal.agent.pack.children import StarterFailed
 from shoal.agent.pack.machine import Gpus, memory_mb
 from shoal.agent.pack.node import Node
@@ -94,24 +94,6 @@ def test_sizes_and_surroundings_are_the_allocations_and_not_the_machines() -> No
 )
 def test_the_memory_of_an_allocation_is_what_slurm_says(environ: dict[str, str], found: int | None) -> None:
     assert memory_mb(environ) == found
-
-
-def test_a_folder_that_nobody_holds_any_more_is_removed_and_others_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(short_folder, "_ROOT", str(tmp_path))
-    code = f"from shoal.agent.pack import short_folder as s; s._ROOT = {str(tmp_path)!r}; print(s.ShortFolder().path)"
-    (tmp_path / "sr_backup_").mkdir()
-    held = ShortFolder()
-    left = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
-    assert os.path.isdir(left), "its maker ended without a word"
-    another = ShortFolder()
-    assert not os.path.exists(left) and (tmp_path / "sr_backup_").exists()
-    assert os.path.isdir(held.path) and stat.S_IMODE(os.stat(held.path).st_mode) == 0o700
-    for folder in (held, another):
-        folder.close()
-        folder.close()
-        assert not os.path.exists(folder.path)
 
 
 def test_runs_are_the_same_under_ray_and_nothing_of_it_is_left(project: Project) -> None:

@@ -11,9 +11,8 @@ import time
 from typing import Any, Callable, Dict, List, Optional
 
 from . import fence, files, layout, memory, notices, preempted, survival, tree, trial, usage
-from .launch import plan
+from .launch import family, plan
 
-_FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 #: Signals that ask the run to end. Leaving with code 0 after one of them is a polite stop, not a finished training.
 _STOPPING = ("SIGTERM", "SIGINT", "SIGHUP")
 _LATER = (signal.SIGUSR1, signal.SIGUSR2)
@@ -97,10 +96,10 @@ class Attempt:
         }
 
     def _start_and_wait(self, out_file: Any, err_file: Any, threads: List[threading.Thread]) -> Any:
-        numbers = [getattr(signal, name) for name in _FORWARDED]
-        signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # What comes now is heard when there is somebody to tell.
-        for name, number in zip(_FORWARDED, numbers):
-            signal.signal(number, self._forward(name))
+        # What comes now is heard when there is somebody to tell.
+        signal.pthread_sigmask(signal.SIG_BLOCK, family.FORWARDED)
+        for number in family.FORWARDED:
+            signal.signal(number, self._forward(number.name))
         try:
             self._child = subprocess.Popen(
                 self.argv,
@@ -120,7 +119,7 @@ class Attempt:
                 thread.start()
             return 127 if isinstance(error, FileNotFoundError) else 126, problem
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, family.FORWARDED)
         if self.stopped_by is not None:  # Another thread has heard it, when there was nobody to tell yet.
             self._signal(signal.SIGTERM)
         for thread in threads:
@@ -231,7 +230,7 @@ def hear_warnings_later() -> None:
 
 def _in_child() -> None:
     """Ask the kernel to kill the program when the agent is killed, so that `kill -9` leaves no orphan."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [getattr(signal, name) for name in _FORWARDED])
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, family.FORWARDED)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
