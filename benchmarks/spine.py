@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from shoal.agent import files
+from shoal.kernel import files
 from shoal.sandbox import Sandbox, SandboxSpec
 
 SHOAL = Path(sys.executable).with_name("shoal")

@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from shoal.agent import files
 from shoal.backends.choose import choose_cluster
 from shoal.config.project import find_project
+from shoal.kernel import files
 from shoal.sandbox import Sandbox, SandboxSpec
 from shoal.submit.orders import prepare
 from shoal.submit.scripts import read_scripts

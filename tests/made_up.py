@@ -12,7 +12,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from shoal.agent import layout, process
+from shoal.kernel import layout, process
 
 NOW = 1_800_000_000.0
 HOST = socket.gethostname()

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from project import Project, env_of
-from shoal.agent import checkpoints, environment, fence, files, layout, process, shipping
+from shoal.agent import environment, shipping
+from shoal.kernel import checkpoints, fence, files, layout, process
 from shoal.sandbox import Sandbox
 from shoal.store import writing
 from shoal.store.records import Claim, Outcome
@@ -51,7 +52,8 @@ def test_the_first_job_owns_the_generation_and_passes_again_and_no_other_does(cl
 
 EARLY = """
 import os, signal, sys
-from shoal.agent import attempt, fence
+from shoal.agent import attempt
+from shoal.kernel import fence
 claim = fence.find_claim(sys.argv[1], sys.argv[2])
 attempt.hear_warnings_later()
 os.kill(os.getpid(), signal.SIGUSR1)

@@ -211,7 +211,7 @@ def test_the_shipped_agent_stages_on_the_oldest_python(data: Path, scratch: dict
 
     (tmp_path / "agent.pyz").write_bytes(build())
     code = f"import sys; sys.path.insert(0, {str(tmp_path / 'agent.pyz')!r})" + STAGE.replace(
-        "shoal.agent", "shoal_agent"
+        "shoal.agent", "shoal_agent.agent"
     )
     argv = [str(OLD_PYTHON), "-c", code, str(data), scratch["SHOAL_SCRATCH"]]
     record = json.loads(subprocess.run(argv, check=True, capture_output=True, text=True).stdout)

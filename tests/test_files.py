@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.agent import files
+from shoal.kernel import files
 from shoal.store import records
 from shoal.store.files import as_disk_error
 from shoal.store.records import Claim, DamagedRecord

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.agent import files
 from shoal.backends.slurm.query import Snapshot, parse_sacct, parse_squeue
+from shoal.kernel import files
 from shoal.model import ENDED, LIVE, STATES
 from shoal.names import job_name
 from shoal.store.fold import Evidence, RunView, fold

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from project import SHOAL, Done, Project, assert_clear_error, end_process, processes_with, project_here
-from shoal.agent import process
+from shoal.kernel import process
 from test_agent import _python38 as find_python38
 from waiting import wait_until
 

@@ -14,8 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from shoal.agent import fence, files, layout, process
 from shoal.backends.slurm.query import Snapshot
+from shoal.kernel import fence, files, layout, process
 from shoal.model import LIVE, RunSpec
 from shoal.names import job_name, new_token
 from shoal.observe import observe

@@ -17,8 +17,8 @@ from conftest import _session_sandbox, cancel_all
 from disks import empty, fill, small_disk
 from project import Done, Project, assert_clear_error, end_process
 from published import complaints
-from shoal.agent import progress
 from shoal.doctor.switching import Alternative, Running, advise, batch_notes, totals
+from shoal.kernel import progress
 from shoal.sandbox import Sandbox
 from waiting import wait_until
 

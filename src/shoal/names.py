@@ -17,8 +17,8 @@ import unicodedata
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.agent.layout import TOKEN_LETTERS
 from shoal.errors import InputError
+from shoal.kernel.layout import TOKEN_LETTERS
 
 #: Slurm's accounting cuts job names at 255 bytes and W&B ids at 128 characters; token and hash have to fit as well.
 MAX_COMPONENT = 80

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from shoal.agent import files as raw_files
-from shoal.agent import layout, process
 from shoal.backends.slurm.query import Snapshot, newest, sacct, squeue
+from shoal.kernel import files as raw_files
+from shoal.kernel import layout, process
 from shoal.model import LIVE
 from shoal.store import writing
 from shoal.store.fold import Evidence, RunView, fold, was_signalled

@@ -17,7 +17,8 @@ import subprocess
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from . import accounts, files, layout, process, sbatch, stages
+from ..kernel import files, layout, process, sbatch
+from . import accounts, stages
 
 _ENTRY = re.compile(r"(\d{20})\.([%s]+)\Z" % layout.TOKEN_LETTERS)
 _TURN = re.compile(r"turn\.(\d+)(\.end)?\Z")

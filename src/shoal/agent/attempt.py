@@ -10,7 +10,8 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from . import fence, files, layout, memory, notices, preempted, survival, tree, trial, usage
+from ..kernel import fence, files, layout
+from . import memory, notices, preempted, survival, tree, trial, usage
 from .launch import family, plan
 
 #: Signals that ask the run to end. Leaving with code 0 after one of them is a polite stop, not a finished training.

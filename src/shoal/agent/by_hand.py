@@ -9,7 +9,7 @@ import subprocess
 import time
 from typing import Any, Dict, Mapping, Optional
 
-from . import fence, files, layout, process
+from ..kernel import fence, files, layout, process
 
 
 class StillWanted(Exception):

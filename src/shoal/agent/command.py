@@ -3,7 +3,8 @@
 import os
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from . import environment, fence, layout
+from ..kernel import fence, layout
+from . import environment
 from .launch import allocation, container, container_needs, plan
 
 

@@ -13,7 +13,8 @@ import threading
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
-from . import cache, files, listing
+from ..kernel import files
+from . import cache, listing
 from .cache import Lock, Root
 from .copying import Item, flat
 from .listing import Listing

@@ -7,7 +7,7 @@ import stat
 import sys
 from typing import Any, Dict, List, Mapping, Optional
 
-from . import fence
+from ..kernel import fence
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.]*)\}")
 #: Between shoal's own processes; none of the program's business.

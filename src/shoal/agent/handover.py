@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
-from . import files, layout
+from ..kernel import files, layout
 from .staging import Stage, StageError
 
 _POLL_S = 0.05

@@ -12,26 +12,8 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import (
-    admission,
-    by_hand,
-    checkpoints,
-    command,
-    fence,
-    files,
-    handover,
-    layout,
-    nodes,
-    notices,
-    packages,
-    preempted,
-    process,
-    progress,
-    smoke,
-    stages,
-    survival,
-    trial,
-)
+from ..kernel import checkpoints, fence, files, layout, process, progress
+from . import admission, by_hand, command, handover, nodes, notices, packages, preempted, smoke, stages, survival, trial
 from .attempt import Attempt, hear_warnings_later
 from .launch import container, plan
 

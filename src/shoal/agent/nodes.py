@@ -8,7 +8,7 @@ import os
 import subprocess
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from . import files, layout, sbatch
+from ..kernel import files, layout, sbatch
 
 _FAIL_WORDS = ("NODE_FAIL", "BOOT_FAIL")
 #: Beginnings of sinfo's words for nodes that take no jobs.

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from . import files, layout
+from ..kernel import files, layout
 
 _TIMEOUT_S = 30
 

@@ -6,7 +6,7 @@ import re
 import shutil
 from typing import Any, Dict, List, Mapping, Optional
 
-from . import files
+from ..kernel import files
 
 _PYTHON = re.compile(r"python[0-9.]*\Z")
 _INFO = re.compile(r"(.+?)-([^-]+?)(?:-py[\d.]+)?\.(?:dist|egg)-info\Z")

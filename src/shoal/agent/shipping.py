@@ -1,4 +1,4 @@
-"""The agent as one file: the other modules of this folder in a zip that Python runs, named after its content."""
+"""The agent as one file: `agent/` and `kernel/` in a zip that Python runs, named after its content."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ import zipfile
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
-from . import files
+from ..kernel import files
 
 #: The launcher calls the same file again for its nodes and ranks, which load only what they need.
 _ENTRY = """import sys
 role = sys.argv[1] if len(sys.argv) > 2 else ""
 if role == "rank":
-    from shoal_agent.launch.rank import main
+    from shoal_agent.agent.launch.rank import main
 elif role == "node":
-    from shoal_agent.launch.node import main
+    from shoal_agent.agent.launch.node import main
 elif role == "launch":
-    from shoal_agent.launch.entry import main
+    from shoal_agent.agent.launch.entry import main
 elif role == "pack":
-    from shoal_agent.pack.entry import main
+    from shoal_agent.agent.pack.entry import main
 elif role == "ray-node":
-    from shoal_agent.pack.ray_cluster import node_main as main
+    from shoal_agent.agent.pack.ray_cluster import node_main as main
 elif role == "warm":
-    from shoal_agent.pack.warm_server import main
+    from shoal_agent.agent.pack.warm_server import main
 elif role == "stage":
-    from shoal_agent.handover import main
+    from shoal_agent.agent.handover import main
 else:
-    from shoal_agent.main import main
+    from shoal_agent.agent.main import main
 roles = ("rank", "node", "launch", "pack", "warm", "ray-node", "stage")
 sys.exit(main(sys.argv[2:] if role in roles else sys.argv[1:]))
 """
@@ -58,9 +58,9 @@ def ship(home: str) -> str:
 @functools.lru_cache(maxsize=1)
 def _modules() -> dict[str, Path]:
     """Name in the zip -> where it comes from."""
-    here = Path(__file__).parent
-    paths = sorted(set(here.rglob("*.py")) - {Path(__file__)})
-    return {f"shoal_agent/{path.relative_to(here).as_posix()}": path for path in paths}
+    root = Path(__file__).parent.parent
+    paths = sorted({*root.glob("agent/**/*.py"), *root.glob("kernel/*.py")} - {Path(__file__)})
+    return {f"shoal_agent/{path.relative_to(root).as_posix()}": path for path in paths}
 
 
 def build() -> bytes:
@@ -69,7 +69,7 @@ def build() -> bytes:
     Another Python passes over the compiled ones. Without them every start of a rank would cost half as much again. They
     come from where Python keeps what it compiled, because the first pack of a project waits for this.
     """
-    parts = {"__main__.py": _ENTRY.encode()}
+    parts = {"__main__.py": _ENTRY.encode(), "shoal_agent/__init__.py": b""}
     for name, path in _modules().items():
         parts[name] = path.read_bytes()
         parts[name + "c"] = _UNCHECKED + marshal.dumps(SourceFileLoader(name, str(path)).get_code(name))

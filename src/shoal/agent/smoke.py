@@ -6,7 +6,7 @@ A program that only stays alive has proved nothing, since a hang looks the same:
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional
 
-from . import progress
+from ..kernel import progress
 
 if TYPE_CHECKING:
     from .attempt import Attempt

@@ -9,7 +9,7 @@ import re
 import subprocess
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from . import checkpoints, fence, files, layout, sbatch
+from ..kernel import checkpoints, fence, files, layout, sbatch
 
 _TIMEOUT_S = 30
 

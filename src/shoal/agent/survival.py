@@ -12,7 +12,8 @@ import subprocess
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from . import admission, environment, fence, files, layout, nodes, process, sbatch, stages
+from ..kernel import fence, files, layout, process, sbatch
+from . import admission, environment, nodes, stages
 
 #: What GPUs say when their own memory is full; the host's memory has its own witness (memory.py).
 _CUDA_OOM = re.compile(rb"CUDA out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|HIP out of memory")

@@ -12,7 +12,8 @@ import shutil
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional
 
-from . import checkpoints, fence, files, layout, progress, stages
+from ..kernel import checkpoints, fence, files, layout, progress
+from . import stages
 
 if TYPE_CHECKING:
     from .attempt import Attempt

@@ -11,7 +11,8 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol
 
-from . import files, layout, notices, nvml, tree
+from ..kernel import files, layout
+from . import notices, nvml, tree
 
 _MOST_POINTS = 240
 #: Samples between two writes.

@@ -72,7 +72,7 @@ def _write(path: str, text: str, *, quiet: bool) -> None:
 
 
 def _draw(report: Report, svg: str | None, png: str | None, *, quiet: bool) -> None:
-    from shoal.agent.files import replace
+    from shoal.kernel.files import replace
     from shoal.pack.drawing import as_svg
     from shoal.pack.png import as_png
     from shoal.views.report.timeline import as_timeline

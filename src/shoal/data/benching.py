@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from shoal.agent import files
 from shoal.data.disk import call, failed, writing
 from shoal.data.packing import pack
 from shoal.data.planning import Settings
 from shoal.errors import InputError, ShoalError
+from shoal.kernel import files
 
 METHODS = {
     "folder": "copy the folder, file by file (cp -r)",

@@ -14,10 +14,10 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from shoal.agent import files
 from shoal.agent.checksum import crc32
 from shoal.data import needs
 from shoal.errors import ShoalError
+from shoal.kernel import files
 
 SUFFIX = ".index"
 _MAGIC = b"SHOALIX1"

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from shoal import __version__
-from shoal.agent import files
 from shoal.data import manifest as manifests
 from shoal.data.manifest import Manifest, Shard
 from shoal.data.packing import shard_name
@@ -20,6 +19,7 @@ from shoal.data.scan import safe
 from shoal.data.shards import FORMATS, ShardWriter, Value, writer
 from shoal.data.table import KEY
 from shoal.errors import InputError
+from shoal.kernel import files
 
 _MB = 1_000_000
 

@@ -17,12 +17,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from shoal.agent import cache, copies, files
+from shoal.agent import cache, copies
 from shoal.data import ahead, foreign
 from shoal.data import manifest as manifests
 from shoal.data.index import SUFFIX, ShardIndex, open_index
 from shoal.data.manifest import Manifest
 from shoal.errors import InputError, ShoalError
+from shoal.kernel import files
 
 _WAIT_S = 0.005
 #: How long nobody may hold the copier's lock before the source is read instead: a job that dies hands over at once.

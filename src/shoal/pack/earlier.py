@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from shoal.agent import layout
-from shoal.agent.files import names_in
+from shoal.kernel import layout
+from shoal.kernel.files import names_in
 from shoal.store import records
 from shoal.store.records import DamagedRecord, End
 

@@ -9,8 +9,8 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from shoal.agent import layout
-from shoal.agent.files import names_in
+from shoal.kernel import layout
+from shoal.kernel.files import names_in
 from shoal.store import records
 from shoal.store.records import DamagedRecord, End, Start
 from shoal.units import natural

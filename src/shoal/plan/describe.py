@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.agent import checkpoints
 from shoal.backends.slurm.flags import DASHES, parse_flags
 from shoal.config.containers import over, parse_word
 from shoal.config.data_sets import resolve_data
 from shoal.config.launches import change_mode
 from shoal.config.project import Project
 from shoal.errors import InputError
+from shoal.kernel import checkpoints
 from shoal.model import RunSpec
 from shoal.names import check_length, parse_script_path, stem_with_seed
 from shoal.plan.calls import Call

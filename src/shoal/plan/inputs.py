@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.agent import checkpoints, layout
-from shoal.agent.files import names_in
 from shoal.errors import InputError
+from shoal.kernel import checkpoints, layout
+from shoal.kernel.files import names_in
 from shoal.store import records
 from shoal.store.listing import run_names
 from shoal.store.records import Claim

@@ -6,6 +6,5 @@
     slurm_words.py  Slurm's words for states and reasons, and ours
     fold.py         (files, Slurm's rows) -> what the run is doing; pure
 
-File names live in shoal.agent.layout and the way a file is written in shoal.agent.files, because the agent, which runs
-inside jobs with the standard library alone, shares both.
+File names live in shoal.kernel.layout and the way a file is written in shoal.kernel.files, which jobs share.
 """

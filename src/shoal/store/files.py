@@ -1,4 +1,4 @@
-"""What the rest of shoal needs from shoal.agent.files, with errors in shoal's own terms."""
+"""What the rest of shoal needs from shoal.kernel.files, with errors in shoal's own terms."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 import shlex
 import shutil
 
-from shoal.agent.files import DISK_ERRNOS, create_exclusive, names_in, read_json, replace, to_json
 from shoal.errors import DiskError
+from shoal.kernel.files import DISK_ERRNOS, create_exclusive, names_in, read_json, replace, to_json
 
 __all__ = ["as_disk_error", "create_exclusive", "full_disk_hint", "names_in", "read_json", "replace", "to_json"]
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.agent import files, layout
-from shoal.agent.files import names_in
+from shoal.kernel import files, layout
+from shoal.kernel.files import names_in
 from shoal.model import RunSpec
 from shoal.store import records
 from shoal.store.records import Beat, Claim, DamagedRecord, End, Missing, Outcome, Start, Submission, Verdict

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from shoal.agent import files
 from shoal.errors import InputError
+from shoal.kernel import files
 from shoal.model import RunSpec
 
 T = TypeVar("T", bound="Record | RunSpec")

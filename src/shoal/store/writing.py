@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from shoal.agent import files, layout, process
 from shoal.errors import InputError
+from shoal.kernel import files, layout, process
 from shoal.model import RunSpec
 from shoal.store import records
 from shoal.store.reading import RunFiles, read_spec

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from shoal.agent import layout, nodes
+from shoal.agent import nodes
 from shoal.backends.slurm.flags import parse_flags
 from shoal.backends.slurm.options import resolve
 from shoal.config.cluster import Cluster
 from shoal.config.project import Project
+from shoal.kernel import layout
 from shoal.plan.submissions import PlannedRun, PlannedSubmission
 from shoal.store.fold import RunView
 

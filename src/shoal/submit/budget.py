@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from shoal import secrecy
-from shoal.agent import accounts, admission, files
+from shoal.agent import accounts, admission
 from shoal.agent.admission import Need
 from shoal.backends.slurm.submit_limits import submit_limit
 from shoal.config.cluster import Cluster
 from shoal.config.project import Project
 from shoal.errors import InputError, SchedulerError
+from shoal.kernel import files
 from shoal.names import slug
 from shoal.plan.submissions import PlannedSubmission, name_of, own_options
 from shoal.submit.transaction import Claimed, keep_order

@@ -7,10 +7,10 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 
-from shoal.agent import process
 from shoal.agent.trial import trials_of
 from shoal.backends.slurm.query import scancel, squeue
 from shoal.errors import SchedulerError
+from shoal.kernel import process
 from shoal.model import LIVE
 from shoal.observe import observe
 from shoal.store import writing

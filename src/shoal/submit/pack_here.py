@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-from shoal.agent import files
 from shoal.agent.launch import family
 from shoal.agent.pack.node import CLAIMED
 from shoal.config.project import Project
+from shoal.kernel import files
 
 
 class EngineHere:

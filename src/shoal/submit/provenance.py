@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shoal import __version__
-from shoal.agent import files, packages
+from shoal.agent import packages
+from shoal.kernel import files
 from shoal.submit.snapshot import Code
 
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.agent import checkpoints, files, layout
 from shoal.errors import InputError
+from shoal.kernel import checkpoints, files, layout
 from shoal.observe import observe
 from shoal.plan.describe import Asked
 from shoal.plan.submissions import PlannedRun

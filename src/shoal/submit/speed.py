@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from shoal.agent import checkpoints
-from shoal.agent import progress as agent_progress
 from shoal.agent.environment import complete, text_of
-from shoal.agent.progress import Progress
 from shoal.doctor.switching import ASSUMED_EFFICIENCY, START_UP, Running, totals
 from shoal.errors import InputError
+from shoal.kernel import checkpoints
+from shoal.kernel import progress as agent_progress
+from shoal.kernel.progress import Progress
 from shoal.model import RunSpec
 from shoal.observe import observe
 from shoal.store.fold import RunView

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.agent.progress import Progress
 from shoal.backends.choose import named_cluster
 from shoal.backends.slurm.flags import parse_flags
 from shoal.config.cluster import Cluster
 from shoal.config.project import Project
 from shoal.doctor.switching import Advice, Alternative, advise, batch_notes
 from shoal.errors import InputError, RefusedError
+from shoal.kernel.progress import Progress
 from shoal.model import LIVE, Request, RunSpec
 from shoal.names import check_length
 from shoal.observe import observe

@@ -10,8 +10,8 @@ import os
 import re
 from typing import Any
 
-from shoal.agent import files
 from shoal.errors import InputError
+from shoal.kernel import files
 from shoal.sweep.naming import Naming
 
 _FILE = re.compile(r"(?P<base>.+)\.(?P<number>\d+)\.json", re.ASCII)

@@ -11,8 +11,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.agent import checkpoints, layout
-from shoal.agent.files import names_in
+from shoal.kernel import checkpoints, layout
+from shoal.kernel.files import names_in
 from shoal.model import RunSpec
 from shoal.store import records
 from shoal.store.fold import RunView

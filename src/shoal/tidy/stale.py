@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 
-from shoal.agent import cache, layout
-from shoal.agent.files import names_in
+from shoal.agent import cache
+from shoal.kernel import layout
+from shoal.kernel.files import names_in
 from shoal.store import records
 from shoal.store.fold import RunView
 from shoal.store.records import DamagedRecord, Submission

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from shoal.agent import layout
-from shoal.agent.files import names_in
+from shoal.kernel import layout
+from shoal.kernel.files import names_in
 
 
 def events(home: str, name: str) -> list[dict[str, Any]]:

@@ -6,8 +6,8 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from shoal.agent import layout
-from shoal.agent.files import names_in
+from shoal.kernel import layout
+from shoal.kernel.files import names_in
 from shoal.model import LIVE
 from shoal.observe import observe
 from shoal.views.logs import Form, Source, find_parts, prefix_of, with_prefix

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from shoal.agent.files import names_in
+from shoal.kernel.files import names_in
 from shoal.views.tail import has_bytes
 
 _NAME = re.compile(

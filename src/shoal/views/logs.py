@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any, BinaryIO, NamedTuple
 
-from shoal.agent import layout
-from shoal.agent.files import names_in
 from shoal.errors import InputError
+from shoal.kernel import layout
+from shoal.kernel.files import names_in
 from shoal.store import records
 from shoal.store.reading import Reader
 from shoal.store.records import Start

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from shoal.agent.files import replace
+from shoal.kernel.files import replace
 from shoal.model import AS_MEANT
 from shoal.pack.drawing import as_svg, as_text
 from shoal.pack.order import Job

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from shoal.agent.files import replace
 from shoal.backends.slurm.query import QUERY_TIMEOUT_S, Snapshot, by_token, squeue
+from shoal.kernel.files import replace
 from shoal.store.slurm_words import JobRow
 
 #: Seconds between two questions to the controller by all watchers together, and the most after failures.

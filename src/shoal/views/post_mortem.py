@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.agent import checkpoints
+from shoal.kernel import checkpoints
 from shoal.model import RunSpec
 from shoal.store.fold import RunView
 from shoal.store.records import Asked

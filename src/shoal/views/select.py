@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
-from shoal.agent import layout
 from shoal.errors import InputError
+from shoal.kernel import layout
 from shoal.model import ENDED, LIVE, STATES
 from shoal.plan.inputs import find_run
 from shoal.store.fold import RunView

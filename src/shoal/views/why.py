@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from shoal.agent import layout, nodes
+from shoal.agent import nodes
 from shoal.agent.trial import trials_of
+from shoal.kernel import layout
 from shoal.model import ENDED, LIVE
 from shoal.observe import observe
 from shoal.store.fold import RunView

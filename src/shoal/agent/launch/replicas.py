@@ -10,7 +10,8 @@ import signal
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from .. import checkpoints, environment
+from ...kernel import checkpoints
+from .. import environment
 from . import container, entry, failures, family, lighthouse, network, steps, words
 from .geometry import Geometry, slices
 from .policy import Board, limits

@@ -7,7 +7,8 @@ import time
 from contextlib import contextmanager
 from typing import Iterator, Mapping, Optional, Tuple
 
-from .. import layout, notices, tree, usage
+from ...kernel import layout
+from .. import notices, tree, usage
 from ..environment import read_secrets
 from .node import Node
 from .running import Running

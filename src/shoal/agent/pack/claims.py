@@ -11,7 +11,8 @@ import socket
 import time
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence
 
-from .. import checkpoints, command, fence, files, layout, process, stages
+from ...kernel import checkpoints, fence, files, layout, process
+from .. import command, stages
 from ..launch import container
 from .node import Node
 

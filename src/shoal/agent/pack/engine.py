@@ -11,7 +11,8 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from .. import command, files, memory, survival
+from ...kernel import files
+from .. import command, memory, survival
 from . import children, claims
 from .bell import Bell
 from .beside import Beside

@@ -11,7 +11,8 @@ import signal
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from .. import by_hand, fence, files, process
+from ...kernel import fence, files, process
+from .. import by_hand
 from ..launch import container, family
 from . import claims, follow, machine, warm
 from .books import WHOLE, Books, Need, even_share

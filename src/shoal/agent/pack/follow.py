@@ -4,7 +4,8 @@ import os
 import time
 from typing import Any, List, Mapping, Tuple
 
-from .. import files, nodes, sbatch, stages
+from ...kernel import files, sbatch
+from .. import nodes, stages
 
 
 def submit_follow_up(folder: str, job_name: str, me: Mapping[str, Any], most: int, environ: Mapping[str, str]) -> str:

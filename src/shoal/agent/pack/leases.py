@@ -4,7 +4,7 @@ import os
 import time
 from typing import Any, Dict, Mapping
 
-from .. import files, layout
+from ...kernel import files, layout
 from . import claims
 
 #: Variable that shortens everything here, for tests.

@@ -4,7 +4,7 @@ import functools
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from .. import files
+from ...kernel import files
 from . import claims
 from .running import Running
 from .writer import Writer

@@ -3,7 +3,7 @@
 import os
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
-from .. import layout
+from ...kernel import layout
 from . import machine
 from .books import WHOLE, Holding
 from .sharing import Sharing

@@ -7,7 +7,7 @@ that ends meanwhile has simply ended; one that tells no progress comes after tho
 import time
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from .. import progress
+from ...kernel import progress
 from .queue import Item
 from .running import Running
 

@@ -18,6 +18,7 @@ import threading
 import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
+from ...kernel.process import own_program
 from ..launch import allocation, family, network
 from . import machine
 from .children import StarterFailed
@@ -93,7 +94,7 @@ class Cluster:
             "--cpu-bind=none",
         ]
         argv += ["--cpus-per-task=%d" % self.real_cpus] if self.real_cpus else []
-        argv += [sys.executable, "-I", _agent(), "ray-node", self.ray, self.address, *OWN_PORTS, *self.sizes]
+        argv += [sys.executable, "-I", own_program(), "ray-node", self.ray, self.address, *OWN_PORTS, *self.sizes]
         self.step = self._start(argv, stdin=subprocess.PIPE)
 
     def _start(self, argv: Sequence[str], stdin: int = subprocess.DEVNULL) -> Any:
@@ -185,10 +186,6 @@ def _inner(temp: ShortFolder) -> str:
     return os.path.join(temp.path, "r")
 
 
-def _agent() -> str:
-    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-
 def ray_environment(environ: Mapping[str, str], token: str) -> Dict[str, str]:
     """What Ray's processes run in: authentication on, usage reports off, GPUs and niceness left alone.
 
@@ -211,7 +208,7 @@ def ray_environment(environ: Mapping[str, str], token: str) -> Dict[str, str]:
         RAY_EXPERIMENTAL_NOSET_ROCR_VISIBLE_DEVICES="1",
         RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
         RAY_DEDUP_LOGS="0",
-        PYTHONPATH=os.pathsep.join(filter(None, (_agent(), environ.get("PYTHONPATH")))),
+        PYTHONPATH=os.pathsep.join(filter(None, (own_program(), environ.get("PYTHONPATH")))),
     )
     return env
 

@@ -5,7 +5,8 @@ import signal
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from .. import fence, files, layout, survival
+from ...kernel import fence, files, layout
+from .. import survival
 from .books import Holding
 from .children import Child
 from .claims import Begun

@@ -11,7 +11,7 @@ import math
 import os
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from .. import files, layout
+from ...kernel import files, layout
 
 if TYPE_CHECKING:  # The tool reads rules, and needs no engine for that.
     from .running import Running

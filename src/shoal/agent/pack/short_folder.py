@@ -5,7 +5,7 @@ import os
 import shutil
 import tempfile
 
-from .. import files
+from ...kernel import files
 from ..cache import Lock
 
 _ROOT, _PREFIX = "/tmp", "sr"  # noqa: S108 - mkdtemp makes it ours

@@ -8,6 +8,7 @@ import tempfile
 import time
 from typing import Any, Callable, List, Mapping, Sequence
 
+from ...kernel.process import own_program
 from .. import preempted
 from ..launch import allocation, family
 from . import machine
@@ -52,7 +53,7 @@ def _start(node: str, folder: str, environ: Mapping[str, str]) -> "subprocess.Po
     argv = ["srun", "--nodes=1", "--ntasks=1", "--nodelist=%s" % node, "--job-name=pack", "--input=none"]
     cpus = machine.least_cpus(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
     argv += ["--cpu-bind=none", *(["--cpus-per-task=%d" % cpus] if cpus else [])]
-    argv += [sys.executable, "-I", _this_file(), "pack", folder, "--node", "yes"]
+    argv += [sys.executable, "-I", own_program(), "pack", folder, "--node", "yes"]
     return subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
@@ -86,8 +87,3 @@ def _pass_signals_on(job_id: str) -> None:
 
     for number in family.FORWARDED:
         signal.signal(number, pass_on)
-
-
-def _this_file() -> str:
-    """The zip that we run from, or the package's folder when tests run it from source."""
-    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

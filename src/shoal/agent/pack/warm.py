@@ -15,6 +15,7 @@ import socket
 import subprocess
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from ...kernel.process import own_program
 from .children import Child, ColdStarter, Program, Starter
 
 _PYTHON = re.compile(r"(?:.*/)?python(?:\d(?:\.\d+)?)?\Z")
@@ -49,8 +50,7 @@ class WarmStarter(Starter):
         self._rest = b""
         ours, theirs = socket.socketpair()
         self._socket: Optional[socket.socket] = ours
-        agent = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        argv = [*cold.prefix, self._python, "-u", agent, "warm", str(theirs.fileno()), *modules]
+        argv = [*cold.prefix, self._python, "-u", own_program(), "warm", str(theirs.fileno()), *modules]
         self._server = subprocess.Popen(
             argv,
             env=dict(env, PYTHONUNBUFFERED="1"),

@@ -1,11 +1,11 @@
-"""Hand a script to sbatch. What its answers mean is told in shoal.agent.sbatch, which jobs share."""
+"""Hand a script to sbatch. What its answers mean is told in shoal.kernel.sbatch, which jobs share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from shoal.agent.sbatch import SBATCH_TIMEOUT_S, Answer, classify
 from shoal.backends.slurm.commands import ProgramMissingError, TimedOutError, run
+from shoal.kernel.sbatch import SBATCH_TIMEOUT_S, Answer, classify
 
 __all__ = ["SBATCH_TIMEOUT_S", "Answer", "classify", "sbatch"]
 

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from shoal.agent import layout
-from shoal.agent.files import names_in
+from shoal.kernel import layout
+from shoal.kernel.files import names_in
 from shoal.model import LIVE, RunSpec
 from shoal.store import records
 from shoal.store.fold import RunView

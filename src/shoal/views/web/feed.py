@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from shoal.agent import layout
-from shoal.agent.files import names_in
 from shoal.errors import InputError
+from shoal.kernel import layout
+from shoal.kernel.files import names_in
 from shoal.observe import Ask
 from shoal.store.reading import Reader
 from shoal.store.records import DamagedRecord

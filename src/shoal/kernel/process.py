@@ -11,6 +11,11 @@ def this_process() -> Dict[str, Any]:
     return {"host": socket.gethostname(), "pid": os.getpid(), "started": started(os.getpid())}
 
 
+def own_program() -> str:
+    """The zip that we run from, for a process that starts itself again in another role."""
+    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
 def is_alive(identity: Dict[str, Any]) -> Optional[bool]:
     """Whether that very process still runs; None if it lives on another host, where nobody can tell from here."""
     if identity.get("host") != socket.gethostname():
