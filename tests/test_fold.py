@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from made_up import put_attempt
-from shoal.backends.slurm.query import Snapshot, parse_sacct, parse_squeue
+from shoal.backends.slurm.query import Snapshot
 from shoal.kernel import files
+from shoal.kernel.slurm_text import ENDED_WORDS, LIVE_WORDS, JobRow, parse_sacct, parse_squeue
 from shoal.model import ENDED, LIVE, STATES
 from shoal.names import job_name
 from shoal.store.fold import Evidence, RunView, fold
 from shoal.store.reading import Reader
-from shoal.store.slurm_words import ENDED_WORDS, LIVE_WORDS, JobRow
 
 NAME = "001_a/000_x_0"
 TOKEN = "abcdefghijkm"
@@ -152,7 +152,7 @@ def test_no_text_breaks_the_parsers(text: str) -> None:
 def test_captured_lines_of_squeue_and_sacct_are_read() -> None:
     name = job_name("001_a", "000_x", TOKEN)
     one, two = parse_squeue(
-        f"12|12|N/A|RUNNING|n1|None|{name}\n14|13|3|PENDING||(launch failed|held)|{name}\nrubbish\n"
+        f"12|12|N/A|RUNNING|n1|lab|None|{name}\n14|13|3|PENDING||lab|(launch failed|held)|{name}\nrubbish\n"
     )
     assert (one.job_id, one.task, one.node, one.label) == ("12", None, "n1", "12")
     assert (two.job_id, two.task, two.reason, two.label) == ("14", 3, "(launch failed|held)", "13_3")

@@ -15,13 +15,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from shoal.backends.slurm.query import Snapshot
 from shoal.kernel import fence, layout, lease
+from shoal.kernel.slurm_text import JobRow
 from shoal.model import LIVE, RunSpec
 from shoal.names import job_name, new_token
 from shoal.observe import observe
 from shoal.store import writing
 from shoal.store.fold import RunView
 from shoal.store.records import Claim, Outcome, Submission
-from shoal.store.slurm_words import JobRow
 
 SPEC = RunSpec(
     experiment="001_a", stem="000_x_0", order=0, step="x", step_kind="x", seed=0, command=["x"], cwd="/", output="x"
