@@ -144,6 +144,7 @@ def take_over(home: str, attempt: "Attempt", goal: str) -> bool:
     claim = _claim_for(home, attempt, goal)
     if old is None or claim is None:
         return False
+    files.check_room(claim.run_dir, lease.SIZE)  # a first job that was ended in vain would be a loss
     job, _ = stages.job_of(home, old)
     _end_job(job, old["token"])
     try:
