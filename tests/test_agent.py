@@ -64,7 +64,7 @@ def work(link):
     env = dict(os.environ, SHOAL_WARN_S="100", SHOAL_WARN_BY="file", SHOAL_STOP_FILE=stop)
     words = ["sh", "-c", "while [ ! -e $SHOAL_STOP_FILE ]; do sleep 0.05; done; kill -USR1 $$; exit 3"]
     held = lease.create(claim.run_dir, 1, {}, lease.timing({}))
-    end = attempt.Attempt(claim, held, words, env, "/", link).run(os.devnull, os.devnull, False)
+    end = attempt.Attempt(claim, held, "/", link, words, env).run(os.devnull, os.devnull, False)
     print(end["warned"], end["signal"])
     return 0
 sys.exit(guard.run(work))
