@@ -3,12 +3,17 @@
 import os
 import socket
 import subprocess
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Mapping, Optional
 
 
 def this_process() -> Dict[str, Any]:
-    """An identity of this process that another command on this host can check later."""
-    return {"host": socket.gethostname(), "pid": os.getpid(), "started": started(os.getpid())}
+    """An identity of this process that another command on this host can check later, and whose process it is."""
+    return {"host": socket.gethostname(), "pid": os.getpid(), "started": started(os.getpid()), "uid": os.getuid()}
+
+
+def is_ours(record: Mapping[str, Any]) -> bool:
+    """Whether a submission is this user's to send, to continue and to cancel; older records name no user."""
+    return record.get("uid") in (None, os.getuid())
 
 
 def own_program() -> str:
@@ -17,11 +22,16 @@ def own_program() -> str:
 
 
 def is_alive(identity: Dict[str, Any]) -> Optional[bool]:
-    """Whether that very process still runs; None if it lives on another host, where nobody can tell from here."""
+    """Whether that very process still runs; None where nobody can tell from here: on another host, or where /proc
+    hides the processes of other users (hidepid) and it is one of theirs.
+    """
     if identity.get("host") != socket.gethostname():
         return None
     pid = identity.get("pid")
-    return isinstance(pid, int) and started(pid) is not None and started(pid) == identity.get("started")
+    alive = isinstance(pid, int) and started(pid) is not None and started(pid) == identity.get("started")
+    if not alive and not is_ours(identity) and not os.access("/proc/1/stat", os.R_OK) and os.path.isdir("/proc/self"):
+        return None
+    return alive
 
 
 def started(pid: int) -> Optional[str]:

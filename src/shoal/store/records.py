@@ -46,7 +46,7 @@ class Submission(Record, frozen=True, kw_only=True):
     """Intent: these runs, as one Slurm job (or array), or as processes on this machine.
 
     `shape` is None for a job of its own or an array; the runs of a "pack" or of "pilots" wait in a queue in there.
-    `needs` are runs that must be done before it starts.
+    `needs` are runs that must be done before it starts. `uid` alone sends it, continues its runs and cancels its job.
     """
 
     token: str
@@ -60,6 +60,7 @@ class Submission(Record, frozen=True, kw_only=True):
     pid: int
     started: str | None
     user: str = ""
+    uid: int | None = None
     by_hand: bool = False
     time_limit_s: int | None = None
     queue: str | None = None

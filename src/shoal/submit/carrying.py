@@ -46,7 +46,7 @@ def carry_out(
     if not order.submissions:
         return errand.results
     if snapshot and project.snapshot:
-        errand.code = take(project.root, Path(writing.open_home(project.home)), environ)
+        errand.code = take(project.root, Path(writing.open_home(project.home, project.shared_by)), environ)
     gate = open_gate(home, cluster, order.submissions, environ)
     now, later = (order.submissions, []) if gate is None else gate.split(order.submissions)
     try:

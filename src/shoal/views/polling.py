@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from shoal.backends.slurm.query import QUERY_TIMEOUT_S, Snapshot, by_token, squeue
-from shoal.kernel.files import replace
+from shoal.kernel.files import make_dir, replace
 from shoal.store.slurm_words import JobRow
 
 #: Seconds between two questions to the controller by all watchers together, and the most after failures.
@@ -129,7 +129,7 @@ class SharedSlurm:
     def _begin_asking(self) -> bool:
         """Win the right to ask; a mark older than Slurm's longest answer was left by somebody who was killed."""
         try:
-            os.makedirs(self._folder, mode=0o700, exist_ok=True)
+            make_dir(self._folder)
         except OSError:
             return True  # A folder that is not ours to write in: ask for ourselves.
         for _ in range(2):
