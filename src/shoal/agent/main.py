@@ -24,6 +24,7 @@ def main(argv: List[str]) -> int:
     options = _parse(argv)
     submission_dir = os.path.abspath(options["submission"])
     home = os.path.dirname(os.path.dirname(submission_dir))
+    files.open_umask(home)
     try:
         submission = files.read_json(os.path.join(submission_dir, "submission.json"))
         if submission is None:
@@ -116,8 +117,8 @@ def _attempt(home: str, claim: fence.Claim, me: Dict[str, Any], set_up_exit: int
         print("shoal: %s" % words, file=sys.stderr, flush=True)
         if moved:
             return 1
-    os.makedirs(claim.output_dir, exist_ok=True)
-    os.makedirs(claim.log_dir, exist_ok=True)
+    files.make_dir(claim.output_dir)
+    files.make_dir(claim.log_dir)
     resume_from = None
     if spec.get("trial"):
         again = _begin_trial(home, spec, claim)
