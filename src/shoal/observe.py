@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import pwd
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -113,7 +114,12 @@ def _read(
 def _user_of(files: RunFiles) -> str:
     """Who submitted the run: several people may share a project."""
     submission = files.origin.submission if files.origin else None
-    return submission.user if submission else ""
+    if submission is None:
+        return ""
+    try:
+        return submission.user if submission.uid is None else pwd.getpwuid(submission.uid).pw_name
+    except KeyError:
+        return submission.user
 
 
 def _is_older_than_end(snapshot: Snapshot, files: RunFiles) -> bool:
@@ -234,7 +240,7 @@ def _owner(home: str, files: RunFiles) -> dict[str, Any] | None:
 
 
 def _claimer_may_go_on(submission: object, now: float, grace_s: float) -> bool:
-    alive = process.is_alive({key: getattr(submission, key) for key in ("host", "pid", "started")})
+    alive = process.is_alive({key: getattr(submission, key) for key in ("host", "pid", "started", "uid")})
     return alive if alive is not None else now < getattr(submission, "t", 0.0) + grace_s
 
 

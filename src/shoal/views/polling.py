@@ -129,6 +129,8 @@ class SharedSlurm:
     def _begin_asking(self) -> bool:
         """Win the right to ask; a mark older than Slurm's longest answer was left by somebody who was killed."""
         try:
+            if not os.path.isdir(os.path.dirname(self._folder)):
+                return True  # Nothing was submitted yet, and it is not for a view to make the state folder.
             make_dir(self._folder)
         except OSError:
             return True  # A folder that is not ours to write in: ask for ourselves.
