@@ -202,8 +202,13 @@ def _send(home: str, token: str) -> List[str]:
         files.create_exclusive(os.path.join(folder, "outcome.json"), reason)
         return []
     argv = waiting["argv"] + (["--dependency=%s" % waits.waits] if waits.waits else [])
-    script = files.read_own(os.path.join(folder, "script.sh"))
-    env = read_environment(home, waiting["environment"])
+    try:
+        script = files.read_own(os.path.join(folder, "script.sh"))
+        env = read_environment(home, waiting["environment"])
+    except PermissionError as error:
+        why = files.to_json({"kind": "void", "reason": "%s: %s" % (error.filename, error.strerror)})
+        files.create_exclusive(os.path.join(folder, "outcome.json"), why)
+        return []
     mark = dict(process.this_process(), schema=1, t=time.time())
     if not files.create_exclusive(os.path.join(folder, "sending"), files.to_json(mark)):
         return []

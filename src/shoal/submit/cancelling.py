@@ -5,6 +5,7 @@ The job of another user of a shared project is not ours to cancel, and Slurm wou
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -15,10 +16,11 @@ from shoal.agent.trial import trials_of
 from shoal.backends.slurm.query import scancel, squeue
 from shoal.errors import SchedulerError
 from shoal.kernel import process
+from shoal.kernel.files import is_shared
 from shoal.model import LIVE
 from shoal.observe import observe
 from shoal.store import writing
-from shoal.store.fold import RunView
+from shoal.store.fold import CANCEL_REQUESTED, RunView
 from shoal.store.reading import Reader
 from shoal.store.records import Submission
 from shoal.store.slurm_words import ENDED_WORDS
@@ -71,6 +73,16 @@ def cancel(home: str, views: Sequence[RunView], environ: Mapping[str, str]) -> C
     if jobs:
         _cancel_jobs(jobs, environ)
     return Cancelled(names, {name: user for name, user in end_themselves.items() if name in names})
+
+
+def end_cancelled(home: str, views: Sequence[RunView], environ: Mapping[str, str]) -> None:
+    """In a shared project: cancel our own jobs that wait in Slurm's queue and whose runs another user cancelled."""
+    if not is_shared(home):
+        return
+    waiting = [view for view in views if view.state in ("pending", "stuck") and view.cause == CANCEL_REQUESTED]
+    if waiting:
+        with contextlib.suppress(SchedulerError):  # the wish stands
+            cancel(home, waiting, environ)
 
 
 def _still_wanted(home: str, submission: Submission, reader: Reader) -> bool:
