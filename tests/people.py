@@ -6,13 +6,16 @@ Only root can make them. Names carry the pid of the test session; users, group a
 from __future__ import annotations
 
 import contextlib
+import grp
 import json
 import os
+import pwd
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,20 +103,19 @@ class Group:
 
     def __init__(self, folder: Path, sandbox: Sandbox | None) -> None:
         self.folder, self.sandbox = folder, sandbox
-        stem = f"shoal{os.getpid()}"
+        stem = f"shoal{os.getpid()}{'h' if sandbox is None else 's'}"
         self.group, self.names = f"{stem}g", (f"{stem}a", f"{stem}b")
         self.python = _open_python(folder)
 
     def add(self) -> None:
+        _remove_leftovers()
         subprocess.run(["groupadd", self.group], check=True)
         for name in self.names:
             home = self.folder / name
             subprocess.run(["useradd", "-U", "-m", "-d", home, "-G", self.group, name], check=True)
 
     def remove(self) -> None:
-        for name in self.names:
-            subprocess.run(["userdel", name], check=False, capture_output=True)
-        subprocess.run(["groupdel", self.group], check=False, capture_output=True)
+        _remove(self.names, [self.group])
 
     def project(self, label: str, *, toml: str = "", umasks: tuple[int, int] = (0o002, 0o002)) -> tuple[Person, Person]:
         """A project of the first person in a folder that is setgid and the group's; nothing was submitted in it yet."""
@@ -168,6 +170,24 @@ def share_state(person: Person, mode: int = 0o2770) -> Path:
     person.run("mkdir", home)
     person.run("chmod", f"{mode:o}", home)
     return home
+
+
+def _remove(users: Iterable[str], groups: Iterable[str]) -> None:
+    for name in users:
+        subprocess.run(["userdel", "-f", name], check=False, capture_output=True)
+    for name in groups:
+        subprocess.run(["groupdel", name], check=False, capture_output=True)
+
+
+def _remove_leftovers() -> None:
+    """Users and groups of sessions that were killed."""
+    ours = re.compile(r"shoal(\d+)[hs][abg]")
+
+    def dead(names: list[str]) -> list[str]:
+        found = ((name, ours.fullmatch(name)) for name in names)
+        return [name for name, match in found if match and not os.path.exists(f"/proc/{match[1]}")]
+
+    _remove(dead([user.pw_name for user in pwd.getpwall()]), dead([one.gr_name for one in grp.getgrall()]))
 
 
 def _open_sandbox(folder: Path) -> Sandbox:

@@ -95,7 +95,17 @@ def test_a_secret_in_an_argument_a_setting_or_a_flag_is_refused(tmp_path: Path, 
     assert not project.home.exists() or _files_with_secret(project.home) == []
 
 
-def test_state_is_private_to_the_user(tmp_path: Path) -> None:
+SWEEP = 'step = "train"\nseeds = "0-1"\n'
+
+
+@pytest.mark.parametrize("first", ["a script", "a sweep", "a budget"])
+def test_state_is_private_to_the_user(first: str, tmp_path: Path) -> None:
     project = Project(tmp_path)
-    project.shoal("submit", project.script("001_a/000_train_0.sh"))
+    if first == "a sweep":
+        project.shoal("submit", project.write("experiments/002_b/000_train.toml", SWEEP))
+    else:
+        budget = ("--budget", "jobs=3") if first == "a budget" else ()
+        project.shoal("submit", *budget, project.script("001_a/000_train_0.sh"))
     assert os.stat(project.home).st_mode & 0o777 == 0o700
+    open_to_others = [path for path in project.home.rglob("*") if path.stat().st_mode & 0o077]
+    assert open_to_others == []

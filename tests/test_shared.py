@@ -92,21 +92,21 @@ def test_an_ending_job_leaves_the_other_persons_waiting_run_to_them(quiet: Group
     """D4: it was taken by the ending job, which could not read its environment: `unknown`, and nothing was sent."""
     first, second = quiet.project("budget")
     home = share_state(first)
-    first.shoal("submit", "--budget", "jobs=1", script(first, 0, "wait=go"))
-    first.wait(_0="running")
-    # On the old commit the folder had to be opened by hand to come as far as this (D3).
-    environments = home / "environments"
-    if environments.stat().st_mode & 0o077 == 0:
-        environments.chmod(0o2770)
-    second.shoal("submit", script(second, 1))
-    assert second.states()["000_train_1"] == "queued"
-    go(first)
+    first.shoal("submit", script(first, 0, "wait=go0"))
+    # On the old commit the folder has to be opened by hand to come as far as this (D3).
+    if (home / "environments").stat().st_mode & 0o077 == 0:
+        (home / "environments").chmod(0o2770)
+    second.shoal("submit", script(second, 1, "wait=go1"))
+    first.wait(_0="running", _1="running")
+    second.shoal("submit", "--budget", "jobs=1", script(second, 2))
+    second.wait(_2="queued")
+    go(first, "go0")
     first.wait(_0="done")
-    job_has_ended(quiet)
-    assert first.states()["000_train_1"] == "queued"
-    second.shoal("submit", script(second, 1))
-    second.wait(_1="done")
-    assert owners(second, 1) == {second.uid}
+    wait_until(lambda: jobs_of(quiet) == 1, 60, "the first one's job has ended")
+    assert second.states()["000_train_2"] == "queued"
+    go(second, "go1")
+    second.wait(_2="done")
+    assert owners(second, 2) == {second.uid}
 
 
 @pytest.mark.slurm
@@ -225,9 +225,12 @@ def marks(person: Person, seed: int) -> list[dict[str, dict[str, str]]]:
 
 
 def job_has_ended(people: Group) -> None:
-    sandbox = people.sandbox
-    assert sandbox is not None
-    wait_until(lambda: not sandbox.run("squeue", "-h", "-t", "PD,R,CG").stdout, 60, "no job is left")
+    wait_until(lambda: jobs_of(people) == 0, 60, "no job is left")
+
+
+def jobs_of(people: Group) -> int:
+    assert people.sandbox is not None
+    return len(people.sandbox.run("squeue", "-h", "-t", "PD,R,CG").stdout.splitlines())
 
 
 # --- on this machine
