@@ -249,6 +249,27 @@ def test_both_run_here_in_a_project_that_says_shared(people: Group, umasks: tupl
     assert closed_to_group(home, gid) == [] and closed_to_group(first.root / "outputs", gid) == []
 
 
+def test_both_work_through_queues_here(people: Group) -> None:
+    first, second = people.project("pack", toml="shared = true\n", umasks=(0o077, 0o077))
+    for person, name in ((first, "000_train"), (second, "001_train")):
+        page = first.root / f"experiments/002_b/{name}.toml"
+        page.parent.mkdir(exist_ok=True)
+        page.write_text('step = "train"\nseeds = "0-2"\n')
+        for path in (page.parent, page):
+            path.chmod(0o2777 if path.is_dir() else 0o666)
+        person.shoal("submit", "--shape", "pack", page)
+    assert set(first.states().values()) == {"done"} and len(second.states()) == 6
+    gid = first.root.stat().st_gid
+    for folder in (first.root / ".shoal", first.root / "outputs"):
+        assert closed_to_group(folder, gid) == []
+
+
+def test_a_private_state_in_a_groups_folder_leaves_outputs_to_the_umask(people: Group) -> None:
+    first, second = people.project("mine", umasks=(0o077, 0o002))
+    first.shoal("submit", script(first, 0, "save=1"))
+    assert not second.can_read(first.root / "outputs/training")
+
+
 def test_a_run_of_the_other_person_on_this_machine_ends_itself(people: Group) -> None:
     first, second = people.project("stop", toml="shared = true\n")
     running = first.start("submit", script(first, 0, "wait=never"))

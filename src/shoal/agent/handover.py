@@ -121,7 +121,7 @@ class Handover:
         nodes = int(self._env.get("SLURM_JOB_NUM_NODES") or 1)
         if nodes < 2 or not self._env.get("SLURM_JOB_ID") or shutil.which("srun") is None:
             return
-        files.make_dir(self._folder)
+        os.makedirs(self._folder, exist_ok=True)
         files.replace(os.path.join(self._folder, "asked.json"), files.to_json({"data": self._asked}))
         argv = ["srun", "--overlap", "--nodes=%d" % nodes, "--ntasks=%d" % nodes, "--ntasks-per-node=1", "--gres=none"]
         argv += ["--cpus-per-task=1", "--kill-on-bad-exit=0", "--input=none", sys.executable, sys.argv[0]]

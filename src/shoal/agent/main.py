@@ -117,8 +117,8 @@ def _attempt(home: str, claim: fence.Claim, me: Dict[str, Any], set_up_exit: int
         print("shoal: %s" % words, file=sys.stderr, flush=True)
         if moved:
             return 1
-    files.make_dir(claim.output_dir)
-    files.make_dir(claim.log_dir)
+    os.makedirs(claim.output_dir, exist_ok=True)
+    os.makedirs(claim.log_dir, exist_ok=True)
     resume_from = None
     if spec.get("trial"):
         again = _begin_trial(home, spec, claim)

@@ -115,9 +115,9 @@ def begin(standing: Standing, node: Node, held: Dict[str, Any], failed_nodes: Se
         failed_nodes=list(failed_nodes),
         held=held,
     )
-    files.make_dir(claim.output_dir)
+    os.makedirs(claim.output_dir, exist_ok=True)
     if claim.log_dir != claim.output_dir:
-        files.make_dir(claim.log_dir)
+        os.makedirs(claim.log_dir, exist_ok=True)
     path = _path(claim.run_dir, number, "start")
     if not files.create_exclusive(path, files.to_json(record), sync=False):
         return None
