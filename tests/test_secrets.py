@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from project import Project, assert_clear_error, env_of
+from shoal.agent import admission
 from shoal.sandbox import Sandbox
 
 RUN = "001_a/000_train_0"
@@ -109,3 +110,15 @@ def test_state_is_private_to_the_user(first: str, tmp_path: Path) -> None:
     assert os.stat(project.home).st_mode & 0o777 == 0o700
     open_to_others = [path for path in project.home.rglob("*") if path.stat().st_mode & 0o077]
     assert open_to_others == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_an_environment_that_somebody_else_has_put_there_is_not_used(tmp_path: Path) -> None:
+    tmp_path.chmod(0o2770)
+    name = admission.keep_environment(str(tmp_path), {"PATH": "/mine"})
+    (kept,) = (tmp_path / "environments" / str(os.getuid())).iterdir()
+    assert kept.parent.stat().st_mode & 0o7777 == 0o700 and kept.stat().st_mode & 0o777 == 0o600
+    assert admission.read_environment(str(tmp_path), name) == {"PATH": "/mine"}
+    os.chown(kept, 65534, 65534)
+    with pytest.raises(PermissionError, match="an environment of another user"):
+        admission.read_environment(str(tmp_path), name)
