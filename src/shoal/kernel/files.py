@@ -180,11 +180,16 @@ def sync_records(paths: Sequence[str]) -> None:
             _sync(fd, path)
         finally:
             os.close(fd)
-    folder_fd = _open_folder(paths[0])
+    sync_dir(os.path.dirname(paths[0]))
+
+
+def sync_dir(folder: str) -> None:
+    """Wait until the names in a folder are on disk."""
+    fd = os.open(folder or ".", os.O_RDONLY)
     try:
-        _sync_folder(folder_fd)
+        _sync_folder(fd)
     finally:
-        os.close(folder_fd)
+        os.close(fd)
 
 
 def replace(path: str, data: bytes, sync: bool = True) -> None:
@@ -236,7 +241,7 @@ def names_in(folder: str) -> List[str]:
         return []
 
 
-def _write_temp(path: str, data: bytes, mode: Optional[int], sync: bool = True) -> str:
+def _write_temp(path: str, data: bytes, mode: Optional[int] = None, sync: bool = True) -> str:
     temp = "%s%s%d-%08x" % (path, TEMP_MARK, os.getpid(), random.getrandbits(32))
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
     fd = os.open(temp, flags, 0o666 if mode is None else 0o600)
