@@ -42,6 +42,7 @@ def _work(argv: List[str], link: guard.Link) -> int:
     options = _parse(argv)
     submission_dir = os.path.abspath(options["submission"])
     home = os.path.dirname(os.path.dirname(submission_dir))
+    files.open_umask(home)
     try:
         submission = files.read_json(os.path.join(submission_dir, "submission.json"))
         if submission is None:
