@@ -274,8 +274,10 @@ def _close_if_over(home: str, files: RunFiles, evidence: Evidence) -> bool:
     start, silent_s = files.start, evidence.silent_s
     if start is None or silent_s is None:
         return False
-    renewals = files.names.renewals.get((start.attempt, "live"))
-    if renewals is None or not (silent_s >= evidence.times.take_s or lease.is_dead(msgspec.to_builtins(start))):
+    renewals, record = files.names.renewals.get((start.attempt, "live")), msgspec.to_builtins(start)
+    # Where this host can tell whether its processes live, silence proves nothing.
+    over = lease.is_dead(record) or (process.is_alive(record) is None and silent_s >= evidence.times.take_s)
+    if renewals is None or not over:
         return False
     with contextlib.suppress(OSError):
         lease.close(layout.run_dir(home, files.name), start.attempt, renewals)

@@ -210,9 +210,11 @@ def read_end(folder: str, names: layout.RunNames, number: int) -> End | None:
         return _decoded(path, parts[1], End)
     try:
         attempt = lease.read(folder, names, number)
+        return msgspec.convert(attempt.end, type=End) if attempt is not None else None
+    except msgspec.ValidationError as damage:
+        raise DamagedRecord(f"{path} is damaged: {damage}") from None
     except ValueError as damage:
         raise DamagedRecord(str(damage)) from None
-    return msgspec.convert(attempt.end, type=End) if attempt is not None else None
 
 
 def _attempt_parts(folder: str, number: int) -> tuple[str, tuple[bytes, bytes] | None]:

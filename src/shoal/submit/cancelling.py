@@ -12,10 +12,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from shoal.agent.trial import trials_of
 from shoal.backends.slurm.query import scancel, squeue
 from shoal.errors import SchedulerError
-from shoal.kernel import process
+from shoal.kernel import lease, process
 from shoal.kernel.files import is_shared
 from shoal.kernel.slurm_text import ENDED_WORDS
 from shoal.model import LIVE
@@ -66,7 +68,7 @@ def cancel(home: str, views: Sequence[RunView], environ: Mapping[str, str]) -> C
         elif submission.backend == "slurm":
             jobs.setdefault(files.claim.token, []).append(files.claim.index if len(submission.runs) > 1 else None)
         elif files.start is not None and files.start.generation == files.generation:
-            _signal({"host": files.start.host, "pid": files.start.pid, "started": files.start.started})
+            _end_process(msgspec.to_builtins(files.start))
     for token, submission in queues.items():
         if submission.backend == "slurm" and not _still_wanted(home, submission, reader):
             jobs[token] = [None, *range(len(submission.runs))]
@@ -112,6 +114,9 @@ def _cancel_jobs(jobs: Mapping[str, Sequence[int | None]], environ: Mapping[str,
     scancel(ids, environ)
 
 
-def _signal(identity: dict[str, object]) -> None:
-    if process.is_alive(identity):
-        os.kill(int(str(identity["pid"])), signal.SIGTERM)
+def _end_process(start: dict[str, object]) -> None:
+    """Ask a run on this machine to end; what is left of one whose guard and agent were killed is killed too."""
+    if process.is_alive(start):
+        os.kill(int(str(start["pid"])), signal.SIGTERM)
+    else:
+        lease.end_leftovers(start)
