@@ -147,7 +147,7 @@ def test_everything_below_a_process_is_stopped_though_it_forks_all_the_time() ->
     child = subprocess.Popen([sys.executable, "-c", bomb])
     try:
         wait_until(lambda: tree.below(os.getpid()).get(child.pid), 10, "it runs")
-        tree.stop_all(os.getpid(), 0, 9.0)
+        tree.stop_all(lambda: tree.below(os.getpid()), 9.0)
         found = tree.below(os.getpid())
         assert found[child.pid] == "T" and all(state in "TZ" for pid, state in found.items() if pid != os.getpid())
     finally:

@@ -44,7 +44,8 @@ class Link:
 
     def hold(self, held: lease.Lease) -> None:
         """Until `held_until` what is below the agent may run."""
-        self._tell(run_dir=held.run_dir, number=held.number, renewals=held.renewals, until=held.held_until)
+        mark = str(held.start.get("mark"))
+        self._tell(run_dir=held.run_dir, number=held.number, renewals=held.renewals, mark=mark, until=held.held_until)
 
     def drop(self, held: lease.Lease) -> None:
         """The attempt is over: nothing of it is to be watched."""
@@ -124,8 +125,7 @@ def end_without_guard(held: List[lease.Lease]) -> int:
     """For the agent, when the guard is gone: kill everything below, and close what was held. Returns the exit code."""
     tree.kill_all(os.getpid(), _KILL_S)
     for one in held:
-        for pid in process.marked(str(one.start.get("mark"))):  # what has left our tree
-            tree.send(pid, signal.SIGKILL)
+        _kill_marked(str(one.start.get("mark")))
         _close(one.run_dir, one.number, one.renewals)
     return _KILLED
 
@@ -134,6 +134,7 @@ class _Held(NamedTuple):
     run_dir: str
     number: int
     renewals: int
+    mark: str
     until: float
 
 
@@ -222,19 +223,33 @@ class _Guard:
     def _enforce(self) -> None:
         """One lease that was not renewed stops everything: the file server is away for all of them."""
         if self._is_late():
-            self._stopped |= tree.stop_all(os.getpid(), self._agent, _STOP_S)
+            self._stopped |= tree.stop_all(self._everything, _STOP_S)
         elif self._stopped:
             for pid in self._stopped:
                 tree.send(pid, signal.SIGCONT)
             self._stopped = set()
+
+    def _everything(self) -> Dict[int, str]:
+        """What is below us but the agent, and what Slurm has started for it as a step on this node: pid -> state."""
+        found = tree.below(os.getpid(), self._agent)
+        strangers = [pid for held in self._held.values() for pid in process.marked(held.mark) if pid not in found]
+        return {**found, **tree.states(pid for pid in strangers if pid not in (self._agent, os.getpid()))}
 
     def _finish(self, code: int) -> int:
         """The agent is gone: nothing of its programs stays, and leases that it still held are closed."""
         self._listen()
         tree.kill_all(os.getpid(), _KILL_S)
         for held in self._held.values():
+            _kill_marked(held.mark)
             _close(held.run_dir, held.number, held.renewals)
         return code
+
+
+def _kill_marked(mark: str) -> None:
+    """Processes of an attempt that are not below us: they have left our tree, or are of a step of Slurm's."""
+    for pid in process.marked(mark):
+        if pid not in (os.getpid(), os.getppid()):
+            tree.send(pid, signal.SIGKILL)
 
 
 def _close(run_dir: str, number: int, renewals: int) -> None:

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from typing import Dict, List, NamedTuple, Set
+from typing import Callable, Dict, Iterable, List, NamedTuple, Set
 
 _PR_SET_CHILD_SUBREAPER = 36
 _WALK_S = 0.005
@@ -39,12 +39,18 @@ def below(top: int, but: int = 0) -> Dict[int, str]:
     return found
 
 
-def stop_all(top: int, but: int, within_s: float) -> Set[int]:
-    """SIGSTOP to everything below `top` until a walk finds nothing that runs; returns what was stopped."""
+def states(pids: Iterable[int]) -> Dict[int, str]:
+    """The state letters of these processes; those that are gone are left out."""
+    known = _processes()
+    return {pid: known[pid].state for pid in pids if pid in known}
+
+
+def stop_all(look: Callable[[], Dict[int, str]], within_s: float) -> Set[int]:
+    """SIGSTOP to everything that `look` finds until it finds nothing that runs; returns what was stopped."""
     stopped: Set[int] = set()
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
-        running = [pid for pid, state in below(top, but).items() if state not in "TtZX"]
+        running = [pid for pid, state in look().items() if state not in "TtZX"]
         if not running:
             break
         for pid in running:
