@@ -35,8 +35,8 @@ def _records() -> dict[str, dict[str, object]]:
         run = f"runs/{NAME}"
         found |= {
             f"submissions/{token}/submission.json": {**submission, **who},
-            f"submissions/{token}/sending": {},
-            f"submissions/{token}/outcome.json": {"kind": "accepted", "job_id": str(number)},
+            f"submissions/{token}/send.0": {"t": 1.0, "host": "h", "pid": 1},
+            f"submissions/{token}/send.0.outcome": {"kind": "accepted", "job_id": str(number)},
             f"{run}/submit.{number}.claim": claim,
             f"{run}/submit.{number}.owner": {"job_id": str(number)},
             f"{run}/submit.{number}.missing": {"since": NOW - 800},
@@ -162,7 +162,7 @@ def test_a_job_that_everybody_forgot_was_at_its_time_limit_if_its_last_beat_was(
         f"runs/{NAME}/attempt.1.start": {"t": begun},
         f"runs/{NAME}/attempt.1.beat": {"t": begun + last_beat_s},
     }
-    kept = ("submission.json", "outcome.json", "1.claim", "1.missing", "1.start", "1.beat")
+    kept = ("submission.json", "send.0.outcome", "1.claim", "1.missing", "1.start", "1.beat")
     paths = [path for path in RECORDS if path.endswith(kept) and "b" * 12 not in path]
     home = Path(tempfile.mkdtemp(prefix="shoal-fold-"))
     try:

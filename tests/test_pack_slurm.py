@@ -70,7 +70,7 @@ def good_ends(project: Project) -> list[int]:
 
 def job_of(project: Project) -> str:
     (folder,) = project.submissions()
-    return str(json.loads((folder / "outcome.json").read_text())["job_id"])
+    return str(json.loads((folder / "send.0.outcome").read_text())["job_id"])
 
 
 def test_a_sweep_is_one_job_whose_gpus_are_lent_in_turn(project: Project) -> None:

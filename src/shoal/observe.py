@@ -15,17 +15,16 @@ from typing import Any, NamedTuple
 
 from shoal.backends.slurm.query import Snapshot, newest, sacct, squeue
 from shoal.kernel import files as raw_files
-from shoal.kernel import layout, process
+from shoal.kernel import layout, process, submission
 from shoal.model import LIVE
 from shoal.store import writing
 from shoal.store.fold import Evidence, RunView, fold, was_signalled
 from shoal.store.listing import run_names
 from shoal.store.reading import Reader, RunFiles
-from shoal.store.records import Outcome, Verdict
+from shoal.store.records import Outcome, Submission, Verdict
 from shoal.store.slurm_words import ENDED_WORDS, JobRow, verdict_of
 
-#: A lost request can still turn into a job for as long as munge accepts its credential: 300 s, and some skew.
-SUBMIT_GRACE_S = 330.0
+SUBMIT_GRACE_S = submission.GRACE_S
 #: How long after its end a job that no longer shows anywhere is asked about.
 _FORGOTTEN_AFTER_S = 60.0
 
@@ -60,12 +59,13 @@ def observe(
     grace_s = float(environ.get("SHOAL_SUBMIT_GRACE_S") or SUBMIT_GRACE_S)
     reader = Reader(home)
     views = {}
+    lines: dict[str, set[str]] = {}
     me = getpass.getuser()
     for name, files in runs.items():
         answered = name in asked and snapshot.problem is None and not _is_older_than_end(snapshot, files)
         # Where Slurm hides other people's jobs, it says nothing about theirs.
         answered = answered and (name in rows or _user_of(files) in (me, ""))
-        if _settle_open(home, files, rows.get(name), snapshot.t if answered else None, now, grace_s):
+        if _settle_open(home, files, rows.get(name), snapshot.t if answered else None, now, grace_s, lines):
             files = reader.run(name)
         evidence = _evidence(files, rows.get(name), answered, now)
         _keep(home, files, evidence)
@@ -199,30 +199,51 @@ def _row_in(snapshot: Snapshot, files: RunFiles, queues: dict[str, list[JobRow]]
 
 
 def _settle_open(
-    home: str, files: RunFiles, row: JobRow | None, answered_at: float | None, now: float, grace_s: float
+    home: str,
+    files: RunFiles,
+    row: JobRow | None,
+    answered_at: float | None,
+    now: float,
+    grace_s: float,
+    lines: dict[str, set[str]],
 ) -> bool:
     """Decide a submission that nobody acknowledged, if the evidence allows it; True if something was decided."""
     if files.claim is None or files.origin is None or files.origin.outcome is not None:
         return False
-    submission, token = files.origin.submission, files.claim.token
+    intent, token = files.origin.submission, files.claim.token
     outcome = None
     owner = _owner(home, files)
     if row is not None:
         outcome = Outcome(kind="accepted", job_id=row.array_job_id or row.job_id, adopted=True)
     elif owner is not None:
         outcome = Outcome(kind="accepted", job_id=owner.get("array_job_id") or owner.get("job_id"), adopted=True)
-    elif files.origin.sending and submission is not None and submission.backend == "slurm":
+    elif files.origin.sent is not None and intent is not None and intent.backend == "slurm":
         if answered_at is not None and answered_at > (files.origin.sent or files.claim.t) + grace_s:
             outcome = Outcome(kind="void", reason="Slurm never received the submission")
-    elif files.origin.waiting:
+    elif files.origin.waiting and intent is not None:
+        if not _claimer_may_go_on(intent, now, grace_s):
+            _keep_in_line(home, intent, lines)
         return False
-    elif submission is None or not _claimer_may_go_on(submission, now, grace_s):
+    elif intent is None or not _claimer_may_go_on(intent, now, grace_s):
         outcome = Outcome(kind="void", reason="the command ended before it sent anything")
     if outcome is not None:
         with contextlib.suppress(OSError):
-            writing.settle(home, token, outcome)
+            submission.settle(home, token, outcome)
             return True
     return False
+
+
+def _keep_in_line(home: str, intent: Submission, lines: dict[str, set[str]]) -> None:
+    """A command that was killed between claim and line left a submission that waits and would never be sent."""
+    if intent.queue is None or intent.user != getpass.getuser():
+        return
+    from shoal.agent import admission  # only where something waits: most projects have no budget
+
+    if intent.queue not in lines:
+        lines[intent.queue] = {token for _, token in admission.entries(home, intent.queue)}
+    if intent.token not in lines[intent.queue]:
+        with contextlib.suppress(OSError):
+            admission.enqueue(home, intent.queue, intent.token, admission.need_of(intent))
 
 
 def _owner(home: str, files: RunFiles) -> dict[str, Any] | None:
@@ -233,9 +254,9 @@ def _owner(home: str, files: RunFiles) -> dict[str, Any] | None:
         return {}  # Somebody owns the run, whoever it is.
 
 
-def _claimer_may_go_on(submission: object, now: float, grace_s: float) -> bool:
-    alive = process.is_alive({key: getattr(submission, key) for key in ("host", "pid", "started")})
-    return alive if alive is not None else now < getattr(submission, "t", 0.0) + grace_s
+def _claimer_may_go_on(intent: Submission, now: float, grace_s: float) -> bool:
+    alive = process.is_alive({key: getattr(intent, key) for key in ("host", "pid", "started")})
+    return alive if alive is not None else now < intent.t + grace_s
 
 
 def _evidence(files: RunFiles, row: JobRow | None, asked: bool, now: float) -> Evidence:

@@ -15,14 +15,14 @@ import os
 import re
 import subprocess
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
-from ..kernel import files, layout, process, sbatch
+from ..kernel import files, layout, process, records, sbatch, submission
 from . import accounts, stages
 
 _ENTRY = re.compile(r"(\d{20})\.([%s]+)\Z" % layout.TOKEN_LETTERS)
 _TURN = re.compile(r"turn\.(\d+)(\.end)?\Z")
-_TOKEN = re.compile(r"\.([%s]{12})\Z" % layout.TOKEN_LETTERS)
+_TOKEN = re.compile(r"\.([%s]{%d})(?:-\d+)?\Z" % (layout.TOKEN_LETTERS, layout.TOKEN_LENGTH))
 _KINDS = ("jobs", "nodes", "gpus")
 #: Slurm's words for jobs that hold nothing any more. Every other word counts as running, also one we do not know.
 _OVER = (
@@ -65,8 +65,8 @@ def limits(home: str, queue: str) -> Need:
 
 def retries(home: str, token: str, times: int) -> int:
     """How often a submission's runs are tried again after a failure: as their step said, or as the budget says now."""
-    submission = files.read_json(os.path.join(layout.submission_dir(home, token), "submission.json")) or {}
-    limits_path = os.path.join(queue_dir(home, str(submission.get("queue") or "-")), "limits.json")
+    intent = submission.read(home, token)
+    limits_path = os.path.join(queue_dir(home, (intent.queue if intent else None) or "-"), "limits.json")
     attempts = (files.read_json(limits_path) or {}).get("attempts")
     return times if attempts is None else int(attempts) - 1
 
@@ -76,6 +76,13 @@ def enqueue(home: str, queue: str, token: str, need: Need) -> None:
     folder = queue_dir(home, queue)
     os.makedirs(folder, exist_ok=True)
     files.create_exclusive(os.path.join(folder, "%020d.%s" % (time.time_ns(), token)), files.to_json(dict(need)))
+
+
+def need_of(intent: records.Submission) -> Need:
+    """What a whole submission holds: its jobs, and what each has."""
+    tasks = [word for word in intent.argv if word.startswith("--array=0-")] if intent.shape else []
+    jobs = int(tasks[0][len("--array=0-") :].split("%")[0]) + 1 if tasks else 1
+    return {"jobs": jobs, "nodes": jobs * intent.nodes, "gpus": jobs * intent.gpus}
 
 
 def admit(
@@ -161,42 +168,25 @@ def usage(home: str, queue: str, ending: Optional[str] = None) -> Tuple[Need, Op
 
 def _need_of(home: str, queue: str, token: str) -> Need:
     """What one run of a submission holds; nothing if the submission is another project's."""
-    submission = files.read_json(os.path.join(layout.submission_dir(home, token), "submission.json")) or {}
-    if submission.get("queue") != queue:
+    intent = submission.read(home, token)
+    if intent is None or intent.queue != queue:
         return dict.fromkeys(_KINDS, 0)
-    return {"jobs": 1, "nodes": int(submission.get("nodes", 1)), "gpus": int(submission.get("gpus", 0))}
+    return {"jobs": 1, "nodes": intent.nodes, "gpus": intent.gpus}
 
 
 def _send(home: str, token: str) -> List[str]:
     """Send one waiting submission, if nobody has and its run is still wanted. The first to mark it sends it."""
-    folder = layout.submission_dir(home, token)
-    submission = files.read_json(os.path.join(folder, "submission.json"))
-    waiting = files.read_json(os.path.join(folder, "waiting.json"))
-    if submission is None or waiting is None or not _still_wanted(home, submission["runs"][0], token):
+    intent = submission.read(home, token)
+    if intent is None or not intent.argv or not _still_wanted(home, intent.runs[0], token):
         return []
-    waits = stages.dependency(home, waiting.get("needs") or [], any_end=bool(waiting.get("any_end")))
+    waits = stages.dependency(home, list(intent.needs), any_end=intent.any_end)
     if waits.problem is not None:
-        reason = files.to_json(
-            {"kind": "void", "reason": "it builds on a run that is not under way: %s" % waits.problem}
-        )
-        files.create_exclusive(os.path.join(folder, "outcome.json"), reason)
+        reason = "it builds on a run that is not under way: %s" % waits.problem
+        submission.settle(home, token, records.Outcome("void", reason=reason))
         return []
-    argv = waiting["argv"] + (["--dependency=%s" % waits.waits] if waits.waits else [])
-    mark = dict(process.this_process(), schema=1, t=time.time())
-    if not files.create_exclusive(os.path.join(folder, "sending"), files.to_json(mark)):
-        return []
-    with open(os.path.join(folder, "script.sh"), "rb") as file:
-        script = file.read()
-    env = files.read_json(os.path.join(home, "environments", "%s.json" % waiting["environment"]))
-    answer = sbatch.send(argv, script, env if env is not None else sbatch.clean(os.environ))
-    outcome: Optional[Dict[str, Any]] = None
-    if answer.kind == "accepted":
-        outcome = {"kind": "accepted", "job_id": answer.job_id}
-    elif answer.kind in ("refused", "unreached"):
-        outcome = {"kind": "void", "reason": answer.message}
-    if outcome is not None:
-        files.create_exclusive(os.path.join(folder, "outcome.json"), files.to_json(outcome))
-    return [submission["runs"][0]] if answer.kind == "accepted" else []
+    argv = [*intent.argv, *(["--dependency=%s" % waits.waits] if waits.waits else [])]
+    sent = submission.send(home, token, records.sender(argv, intent.environment, time.time()))
+    return [intent.runs[0]] if sent.kind == "accepted" else []
 
 
 def _still_wanted(home: str, name: str, token: str) -> bool:

@@ -9,7 +9,8 @@ import subprocess
 import time
 from typing import Any, Dict, Mapping, Optional
 
-from ..kernel import fence, files, layout, process
+from ..kernel import fence, files, layout, process, records
+from ..kernel import submission as transaction
 
 
 class StillWanted(Exception):
@@ -49,29 +50,21 @@ def claim_again(home: str, name: str, submission: Dict[str, Any], token: str, me
     busy = _in_use(home, last, names)
     if busy is not None:
         raise StillWanted("%s %s; `shoal status` tells more" % (name, busy))
-    folder = layout.submission_dir(home, token)
-    os.makedirs(folder)
-    record = dict(submission, token=token, by_hand=True, t=time.time(), **process.this_process())
-    record["backend"] = "slurm" if me.get("job_id") else "local"
-    record["runs"] = submission["runs"] if me.get("array_job_id") else [name]
-    files.create_exclusive(os.path.join(folder, "submission.json"), files.to_json(record))
+    now, runs = time.time(), list(submission["runs"]) if me.get("array_job_id") else [name]
+    intent = records.decode(submission, records.Submission)._replace(
+        token=token, by_hand=True, t=now, backend="slurm" if me.get("job_id") else "local", runs=runs, argv=()
+    )
+    transaction.open_intent(home, intent._replace(**process.this_process()), None)
     output_dir = _free_folder(last.output_dir)
-    claim = {
-        "token": token,
-        "index": record["runs"].index(name),
-        "revision": last.revision,
-        "output_dir": output_dir,
-        "log_dir": output_dir if last.log_dir == last.output_dir else last.log_dir,
-        "t": time.time(),
-    }
-    path = os.path.join(run_dir, layout.submit_file(names.generation + 1, "claim"))
-    won = files.create_exclusive(path, files.to_json(claim))
-    job_id = me.get("array_job_id") or me.get("job_id")
-    outcome = {"kind": "accepted", "job_id": job_id} if won else {"kind": "void", "reason": "lost the race"}
-    files.create_exclusive(os.path.join(folder, "outcome.json"), files.to_json(outcome))
+    log_dir = output_dir if last.log_dir == last.output_dir else last.log_dir
+    claim = records.Claim(token, last.revision, output_dir, log_dir, index=runs.index(name), t=now)
+    won = transaction.claim(home, name, names.generation + 1, claim)
+    lost = records.Outcome("void", reason="another command claimed the run first")
+    accepted = records.Outcome("accepted", job_id=me.get("array_job_id") or me.get("job_id"))
+    transaction.settle(home, token, accepted if won else lost)
     if not won:
         raise StillWanted("%s was submitted by another command just now" % name)
-    rename_job(me, "%s.%s" % (name.replace("/", "."), token))
+    rename_job(me, transaction.job_name(name, token))
     return fence.find_claim(run_dir, token)
 
 
@@ -79,14 +72,14 @@ def _in_use(home: str, last: fence.Claim, names: layout.RunNames) -> Optional[st
     """What the last generation is still doing, in words, or None if it has ended."""
     if (done := fence.finished_attempt(last.run_dir, names, last.revision)) is not None:
         return "is done already (attempt %d)" % done
-    outcome = files.read_json(os.path.join(layout.submission_dir(home, last.token), "outcome.json")) or {}
-    if outcome.get("kind") == "void" or names.has_submit(last.generation, "cancel"):
+    outcome = transaction.outcome_of(home, last.token)
+    if (outcome is not None and outcome.kind == "void") or names.has_submit(last.generation, "cancel"):
         return None
     if names.has_submit(last.generation, layout.verdict_kind(names.attempt)):
         return None  # Slurm has said how the job ended, whether or not the run began.
     start = files.read_json(os.path.join(last.run_dir, layout.attempt_file(names.attempt, "start"))) or {}
     if start.get("generation") != last.generation:
-        return "is queued as job %s" % outcome.get("job_id", "of an unfinished submission")
+        return "is queued as job %s" % ((outcome and outcome.job_id) or "of an unfinished submission")
     if names.has_attempt(names.attempt, "end"):
         return None
     beat_path = os.path.join(last.run_dir, layout.attempt_file(names.attempt, "beat"))

@@ -166,6 +166,7 @@ def _conclude(
     replaced = fence.superseded(claim, number) == "superseded"
     if replaced and end["stopped_by"]:
         end["stopped_by"] = "superseded"
+    end["next"] = None if replaced else survival.plan_next(home, claim, spec, end)
     _write_end(claim, number, end)
     _say("attempt %d ended with exit code %d after %.0f s" % (number, end["exit_code"], end["duration_s"]))
     if not replaced:

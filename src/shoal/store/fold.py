@@ -194,7 +194,7 @@ def _not_acknowledged(files: RunFiles, view: dict[str, Any]) -> RunView:
     if files.cancelled:
         return RunView(**view, state="cancelled", cause="cancelled before Slurm answered")
     assert files.origin is not None  # noqa: S101
-    if files.origin.sending:
+    if files.origin.sent is not None:
         return RunView(**view, state="unknown", cause="Slurm's answer to the submission is not known yet")
     waits = "waits for room under the budget" if files.origin.waiting else "claimed, not sent yet"
     return RunView(**view, state="queued", cause=waits)
@@ -237,7 +237,7 @@ def _after_end(files: RunFiles, end: End, verdict: Verdict | None, view: dict[st
         return RunView(**view, state="oom", cause="out of memory: the kernel killed a process of the run")
     if files.cancelled or end.stopped_by == "cancelled":
         return RunView(**view, state="cancelled", cause=_cancelled(files))
-    if end.stopped_by is None:
+    if end.stopped_by in (None, "continue"):
         how = f"killed by {end.signal}" if end.signal else f"exit code {end.exit_code}"
         return RunView(**view, state="failed", cause=end.problem or how)
     if word in ENDED_WORDS and ENDED_WORDS[word] not in ("done", "failed"):

@@ -12,24 +12,23 @@ from shoal.kernel import files, layout
 from shoal.kernel.files import names_in
 from shoal.model import RunSpec
 from shoal.store import records
-from shoal.store.records import Beat, Claim, DamagedRecord, End, Missing, Outcome, Start, Submission, Verdict
+from shoal.store.records import Beat, Claim, DamagedRecord, End, Missing, Outcome, Send, Start, Submission, Verdict
 
 # msgspec learns a type when it is first used, and two threads that do so at once crash Python (measured).
-for _kind in (RunSpec, Beat, Claim, End, Missing, Outcome, Start, Submission, Verdict):
-    msgspec.json.Decoder(_kind)
+for _kind in (RunSpec, Beat, Claim, End, Missing, Outcome, Send, Start, Submission, Verdict):
+    msgspec.json.Decoder(records.checked(_kind))
 
 
 class SubmissionFiles(NamedTuple):
-    """A submission's folder. `sending` means that Slurm may know the job, whatever else is missing.
+    """A submission's folder. `sent` is when it was sent: from then on Slurm may know the job, whatever else is missing.
 
-    `waiting` means that it waits for room under the budget, and is not abandoned; `sent` is when that ended, if it did.
+    `waiting` means that it waits for room under the budget, and is not abandoned.
     """
 
     submission: Submission | None
     outcome: Outcome | None
-    sending: bool
-    waiting: bool = False
     sent: float | None = None
+    waiting: bool = False
 
 
 class RunFiles(NamedTuple):
@@ -57,18 +56,16 @@ class RunFiles(NamedTuple):
 def read_submission(home: str, token: str) -> SubmissionFiles:
     folder = layout.submission_dir(home, token)
     names = names_in(folder)
-    return SubmissionFiles(
-        records.read(os.path.join(folder, "submission.json"), Submission),
-        records.read(os.path.join(folder, "outcome.json"), Outcome) if "outcome.json" in names else None,
-        "sending" in names,
-        "waiting.json" in names and "sending" not in names,
-        _sent(folder) if "waiting.json" in names and "sending" in names else None,
-    )
-
-
-def _sent(folder: str) -> float | None:
-    mark = files.read_json(os.path.join(folder, "sending")) or {}
-    return float(mark["t"]) if "t" in mark else None
+    submission = records.read(os.path.join(folder, "submission.json"), Submission)
+    outcome = sent = None
+    if layout.outcome_file() in names:
+        outcome = records.read(os.path.join(folder, layout.outcome_file()), Outcome)
+    if layout.send_file(0) in names:
+        # Only an open question needs its time; thousands of others are not read for it.
+        order = records.read(os.path.join(folder, layout.send_file(0)), Send) if outcome is None else None
+        sent = order.t if order is not None else 0.0
+    waiting = submission is not None and bool(submission.argv) and sent is None and outcome is None
+    return SubmissionFiles(submission, outcome, sent, waiting)
 
 
 class Reader:

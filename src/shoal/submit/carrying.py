@@ -129,9 +129,9 @@ class _Errand:
 
     def put_off(self, planned: PlannedSubmission, gate: Gate | None) -> None:
         """What has no room now waits on disk, to be let in by a job that ends or by the next command."""
-        claimed = self._claim(planned, "slurm", tell_lost=False)
+        claimed = self._claim(planned, "slurm", tell_lost=False, waits=gate is not None)
         if gate is not None and claimed.indices:
-            park(claimed, self.project, self.environ, gate.queue)
+            park(claimed, self.project, gate.queue)
         self.note(_parked(claimed, gate))
 
     def _is_held(self, planned: PlannedSubmission, *, here: bool) -> bool:
@@ -150,6 +150,7 @@ class _Errand:
         *,
         opened: Callable[[str, str], None] | None = None,
         tell_lost: bool = True,
+        waits: bool = False,
     ) -> Claimed:
         claimed = claim_runs(
             planned,
@@ -160,6 +161,7 @@ class _Errand:
             clock=self.clock(),
             code=self.code,
             opened=opened,
+            waits=waits,
         )
         won = set(claimed.indices)
         for index, run in enumerate(planned.runs):

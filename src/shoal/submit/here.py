@@ -10,7 +10,8 @@ import sys
 from collections.abc import Mapping
 
 from shoal.config.project import Project
-from shoal.submit.transaction import Claimed, accept_here
+from shoal.kernel.submission import accept_here
+from shoal.submit.transaction import Claimed
 
 
 def run_here(claimed: Claimed, project: Project, environ: Mapping[str, str], *, follow: bool) -> int:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from shoal.errors import InputError
-from shoal.kernel import checkpoints, files, layout
+from shoal.kernel import checkpoints, layout, submission
 from shoal.observe import observe
 from shoal.plan.describe import Asked
 from shoal.plan.submissions import PlannedRun
@@ -111,17 +111,14 @@ def _time(home: str, view: RunView, wish: str) -> str:
     if factor is None:
         return format_slurm_time(parse_duration_s(wish, place="--time"))
     had = Reader(home).run(view.name)
-    submission = had.origin.submission if had.origin else None
-    if submission is None or submission.time_limit_s is None:
+    intent = had.origin.submission if had.origin else None
+    if intent is None or intent.time_limit_s is None:
         raise InputError(f"nothing says what time limit {view.name} had", hint="--time 2h", place="--time")
-    return format_slurm_time(round(submission.time_limit_s * float(factor[1])))
+    return format_slurm_time(round(intent.time_limit_s * float(factor[1])))
 
 
 def _last_options(home: str, view: RunView) -> list[str]:
     """How the run's newest job was asked for; follow-ups and retries may have raised it already."""
-    claim = (
-        files.read_json(os.path.join(layout.run_dir(home, view.name), layout.submit_file(view.claims, "claim"))) or {}
-    )
-    folder = layout.submission_dir(home, str(claim.get("token", "-")))
-    sent = files.read_json(os.path.join(folder, "sent.json")) or files.read_json(os.path.join(folder, "waiting.json"))
-    return [str(word) for word in (sent or {}).get("argv", [])]
+    claim = Reader(home).newest_claim(view.name)
+    order = submission.how_sent(home, claim.token) if claim is not None else None
+    return list(order.argv) if order is not None else []
