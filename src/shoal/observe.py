@@ -60,6 +60,7 @@ def observe(
     reader = Reader(home)
     views = {}
     lines: dict[str, set[str]] = {}
+    owing: list[RunFiles] = []
     me = getpass.getuser()
     for name, files in runs.items():
         answered = name in asked and snapshot.problem is None and not _is_older_than_end(snapshot, files)
@@ -70,6 +71,9 @@ def observe(
         evidence = _evidence(files, rows.get(name), answered, now)
         _keep(home, files, evidence)
         views[name] = fold(files, evidence)
+        if answered and files.owes and _user_of(files) == me:
+            owing.append(files)
+    _answer(home, owing, snapshot, now, environ)
     return Observation(views, snapshot.problem, snapshot.t)
 
 
@@ -127,7 +131,7 @@ def _is_older_than_end(snapshot: Snapshot, files: RunFiles) -> bool:
 def _needs_slurm(files: RunFiles) -> bool:
     """Whether Slurm's word could change anything. An end record does not settle it: a requeued job has one as well."""
     submission = files.origin.submission if files.origin else None
-    return submission is not None and submission.backend == "slurm" and files.verdict is None
+    return submission is not None and submission.backend == "slurm" and (files.verdict is None or files.owes)
 
 
 def _lives_in(files: RunFiles, here: str | None) -> bool:
@@ -231,6 +235,26 @@ def _settle_open(
             submission.settle(home, token, outcome)
             return True
     return False
+
+
+def _answer(home: str, owing: Iterable[RunFiles], snapshot: Snapshot, now: float, environ: Mapping[str, str]) -> None:
+    """Send what runs owe and their own jobs could not; a folder that we may not write in stays as it is."""
+    runs = [files for files in owing if files.claim is not None]
+    if not runs or snapshot.t is None:
+        return
+    from shoal.agent import answering  # only then: it can submit jobs
+
+    debts = []
+    for files in runs:
+        end, claim = files.end, files.claim
+        following = end.next if end is not None and end.generation == files.generation else None
+        job, ended = (end.job_label or end.job_id, end.ended) if end is not None else (None, 0.0)
+        token = claim.token if claim is not None else ""
+        seen = files.names.generation
+        debts.append(answering.Debt(files.name, token, files.generation, seen, following, job, ended, files.given_up_t))
+    jobs = {row.name: row.array_job_id or row.job_id for rows in snapshot.rows.values() for row in rows}
+    with contextlib.suppress(OSError, ValueError):
+        answering.answer(home, debts, jobs, snapshot.t, now, environ)
 
 
 def _keep_in_line(home: str, intent: Submission, lines: dict[str, set[str]]) -> None:

@@ -126,8 +126,8 @@ def follow_up(
         _do_owed(home, claim.token)
     if following is None or not job:
         return _why_not(home, claim, spec, end) if job else None
-    if not answers_in_time():
-        _leave_owed(home, name, claim, end, job)
+    silent = not answers_in_time(lambda: _leave_owed(home, name, claim, end, job))
+    if silent:
         return "not continued yet: Slurm does not answer; the next command or job of this project continues it"
     new_job, words = continue_run(home, name, claim, claim.generation, following, job)
     if new_job is None:
@@ -153,7 +153,10 @@ def continue_run(
         told = [", " + word.lstrip("-").replace("=", " ") for word in following.options]
         return changed, "".join([*told, ", " + avoided if avoided else ""])
 
-    return _next_job(home, name, claim, seen, job, adapt)
+    done = _next_job(home, name, claim, seen, job, adapt)
+    if done[0] is not None:
+        _forget(home, claim.token)
+    return done
 
 
 def _limit(home: str, claim: fence.Claim, policy: Mapping[str, Any], cause: str) -> int:
@@ -179,11 +182,15 @@ def _why_not(home: str, claim: fence.Claim, spec: Mapping[str, Any], end: Mappin
     return "not continued: %s" % changes(list(order.argv), cause, policy)[1]
 
 
-def answers_in_time() -> bool:
+def answers_in_time(at_first_silence: Callable[[], None] = lambda: None) -> bool:
     """Whether Slurm answers before the ending job has to leave it to others. Nothing is sent before: a request that a
     frozen controller takes and does not answer would have to be waited for."""
     ask, deadline = nodes.ask_slurm(os.environ), time.monotonic() + owed.wait_s(os.environ)
+    told = False
     while " is UP" not in ask(["scontrol", "ping"])[1]:
+        if not told:
+            at_first_silence()
+            told = True
         if time.monotonic() + _ASK_AGAIN_S > deadline:
             return False
         time.sleep(_ASK_AGAIN_S)
@@ -219,9 +226,16 @@ def _do_owed(home: str, own: str) -> None:
                 )
                 print("shoal: %s %s" % (note["run"], "continues as job %s" % job if job else words), flush=True)
             if claim is None or not is_owed(home, claim, note["next"]):
-                os.unlink(os.path.join(folder, token))
+                _forget(home, token)
         except (OSError, ValueError, KeyError) as error:
             print("shoal: could not continue another run: %s" % error, flush=True)
+
+
+def _forget(home: str, token: str) -> None:
+    try:
+        os.unlink(os.path.join(home, "owed", token))
+    except OSError:
+        pass
 
 
 def is_owed(home: str, claim: fence.Claim, following: object) -> bool:

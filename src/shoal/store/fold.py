@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from shoal.kernel import owed
 from shoal.store.reading import RunFiles
 from shoal.store.records import End, Submission, Verdict
 from shoal.store.slurm_words import ENDED_WORDS, LIVE_WORDS, STUCK_REASONS, JobRow, in_words, verdict_of
@@ -83,6 +84,8 @@ def _fold(files: RunFiles, evidence: Evidence) -> RunView:
         return _not_acknowledged(files, view)
     if evidence.row is not None and evidence.row.word not in ENDED_WORDS and not _has_ended(files, evidence.row):
         return _in_slurm(files, evidence.row, view)
+    if files.owes:
+        return RunView(**view, state="queued", cause=owed.CAUSE)
     verdict = _verdict(files, evidence.row)
     if files.end is not None and files.end.generation == files.generation:
         if files.end.stopped_by == "probe" and evidence.alive and not files.cancelled:

@@ -24,6 +24,7 @@ def owed_after(me: Mapping[str, Any], limit: int, environ: Mapping[str, str]) ->
         "array": array,
         "task": environ.get("SLURM_ARRAY_TASK_ID") if array else None,
         "limit": limit,
+        "t": time.time(),
     }
 
 
