@@ -11,7 +11,9 @@ from shoal.agent.trial import trials_of
 from shoal.backends.slurm.query import scancel, squeue
 from shoal.errors import SchedulerError
 from shoal.kernel import process
+from shoal.kernel.records import user
 from shoal.model import LIVE
+from shoal.names import new_token
 from shoal.observe import observe
 from shoal.store import writing
 from shoal.store.fold import RunView
@@ -25,7 +27,7 @@ def live_among(home: str, names: Sequence[str]) -> list[RunView]:
     return [view for view in views.values() if view.state in LIVE]
 
 
-def cancel(home: str, views: Sequence[RunView], environ: Mapping[str, str]) -> list[str]:
+def cancel(home: str, views: Sequence[RunView], environ: Mapping[str, str], request: str | None = None) -> list[str]:
     """Cancel these runs, and trials that would take them over, and return the names of the former.
 
     After success each has its wish on disk, which the fence and the heartbeat obey, and its job is being ended. When
@@ -37,8 +39,9 @@ def cancel(home: str, views: Sequence[RunView], environ: Mapping[str, str]) -> l
     reader = Reader(home)
     jobs: dict[str, list[int | None]] = {}
     queues: dict[str, Submission] = {}
+    wish = {"t": time.time(), "user": user(), "request": request or new_token()}
     for view in views:
-        writing.request_cancel(home, view.name, view.generation, {"t": time.time(), "user": os.environ.get("USER", "")})
+        writing.request_cancel(home, view.name, view.generation, wish)
         files = reader.run(view.name)
         submission = files.origin.submission if files.origin else None
         if files.claim is None or submission is None:

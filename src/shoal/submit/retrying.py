@@ -18,6 +18,7 @@ from shoal.store import records
 from shoal.store.fold import RunView
 from shoal.store.reading import Reader
 from shoal.store.records import End
+from shoal.submit.standing import StandingOrder
 from shoal.units import format_memory, format_slurm_time, parse_duration_s, parse_memory_mb
 
 #: What went wrong, as people may ask for it. The agent's end record tells oom, cuda_oom and bad_result apart.
@@ -55,6 +56,13 @@ def find(
         if not causes or cause in causes or (cause == "cuda_oom" and "oom" in causes):
             found.append((view, cause))
     return found
+
+
+def left_of(home: str, given: StandingOrder, environ: Mapping[str, str]) -> list[RunView]:
+    """The runs that an unfinished order was about and has not started yet, whatever ends they have come to since."""
+    runs = given.record.runs if given.record is not None and not given.is_done else {}
+    names = [name for name in runs if name not in given.submitted and name not in given.others]
+    return list(observe(home, names, environ=environ).views.values()) if names else []
 
 
 def cause_of(home: str, view: RunView) -> str:
