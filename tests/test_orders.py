@@ -1,4 +1,4 @@
-"""Orders are whole: an output that closes does not end one (D9); given again, it continues and repeats nothing (D10)."""
+"""Orders are whole: a closed output does not end one (D9); given again, it continues and repeats nothing (D10)."""
 
 from __future__ import annotations
 

@@ -174,7 +174,8 @@ def _read(home: str, name: str | None) -> OrderRecord | None:
 def _checked(given: str | None) -> str | None:
     if given is not None and _ID.fullmatch(given) is None:
         raise InputError(
-            f"invalid --request {given!r}: expected letters, digits, '.', '_' and '-', at most 64", place="--request"
+            f"invalid --request {given!r}: expected at most 64 letters, digits, '.', '_' or '-'",
+            hint="use a name such as --request nightly-1",
         )
     return given
 
