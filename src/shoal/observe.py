@@ -74,6 +74,10 @@ def observe(
         if answered and files.owes and _user_of(files) == me:
             owing.append(files)
     _answer(home, owing, snapshot, now, environ)
+    if os.path.exists(os.path.join(home, "notify.json")):
+        from shoal.agent import environment, notices  # only for projects that want to be told
+
+        notices.tell_again(home, {**environ, **environment.read_secrets(environ)})
     return Observation(views, snapshot.problem, snapshot.t)
 
 

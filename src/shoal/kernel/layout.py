@@ -4,7 +4,8 @@
   project.json                      a random id of this project
   agent/<hash>.pyz                  the agent, as one file; queued jobs keep the one they were submitted with
   notify.json                       whom jobs tell about an end or a failure
-  notices/<experiment>.<event>.<n>  it was told; the first writer tells
+  notices/<experiment>.<event>.<n>  it is told by the first writer, who adds .told afterwards; .again<k>: told again,
+                                    because .told did not come
   cache/squeue-<uid>.json           the last answer of Slurm, shared by all who watch
   submissions/<token>/
     submission.json                 intent, before anything is sent: who, when, which runs, which code and packages
