@@ -54,7 +54,8 @@ def test_only_the_first_who_marks_a_send_calls_sbatch(home: str) -> None:
 def test_an_unclear_answer_leaves_the_send_open(home: str) -> None:
     sent = submission.send(home, TOKEN, ORDER, run_sbatch=answering(Answer("unclear", message="timed out")))
     assert sent.kind == "unclear" and submission.outcome_of(home, TOKEN) is None
-    assert Reader(home).run(RUN).origin == (intent(), None, 1.0, False)
+    origin = Reader(home).run(RUN).origin
+    assert origin is not None and (origin.submission, origin.outcome, origin.sent) == (intent(), None, 1.0)
 
 
 @pytest.mark.parametrize(("kind", "refused"), [("refused", True), ("unreached", False)])
@@ -136,6 +137,23 @@ def test_the_record_of_an_unfinished_send_is_whole_json(home: str) -> None:
         "argv": ["--mem=50M"],
         "schema": 1,
     }
+
+
+def test_whoever_wrote_the_intent_sends_it_without_another_file(home: str) -> None:
+    folder = Path(layout.submission_dir(home, TOKEN))
+    (folder / "submission.json").unlink()
+    (folder / "submission.json").write_bytes(records.encode(intent(argv=["--mem=50M"])))
+    asked: list[list[str]] = []
+
+    def sbatch(options: list[str], script: bytes, environ: Mapping[str, str]) -> Answer:
+        asked.append(options)
+        return Answer("accepted", "7")
+
+    assert submission.send(home, TOKEN, run_sbatch=sbatch).kind == "accepted" and asked == [["--mem=50M"]]
+    assert submission.send(home, TOKEN, ORDER, run_sbatch=sbatch).kind == "taken" and len(asked) == 1
+    assert os.path.samefile(folder / "submission.json", folder / "send.0")
+    order = submission.how_sent(home, TOKEN)
+    assert order is not None and (order.t, order.host, list(order.argv)) == (1.0, "host", ["--mem=50M"])
 
 
 def test_the_kernel_needs_no_package() -> None:

@@ -177,7 +177,7 @@ def _need_of(home: str, queue: str, token: str) -> Need:
 def _send(home: str, token: str) -> List[str]:
     """Send one waiting submission, if nobody has and its run is still wanted. The first to mark it sends it."""
     intent = submission.read(home, token)
-    if intent is None or not intent.argv or not _still_wanted(home, intent.runs[0], token):
+    if intent is None or not intent.waits or not _still_wanted(home, intent.runs[0], token):
         return []
     waits = stages.dependency(home, list(intent.needs), any_end=intent.any_end)
     if waits.problem is not None:

@@ -52,7 +52,13 @@ def claim_again(home: str, name: str, submission: Dict[str, Any], token: str, me
         raise StillWanted("%s %s; `shoal status` tells more" % (name, busy))
     now, runs = time.time(), list(submission["runs"]) if me.get("array_job_id") else [name]
     intent = records.decode(submission, records.Submission)._replace(
-        token=token, by_hand=True, t=now, backend="slurm" if me.get("job_id") else "local", runs=runs, argv=()
+        token=token,
+        by_hand=True,
+        t=now,
+        backend="slurm" if me.get("job_id") else "local",
+        runs=runs,
+        argv=(),
+        waits=False,
     )
     transaction.open_intent(home, intent._replace(**process.this_process()), None)
     output_dir = _free_folder(last.output_dir)

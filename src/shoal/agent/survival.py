@@ -311,16 +311,12 @@ def _next_job(
     ]
     with open(os.path.join(layout.submission_dir(home, claim.token), "script.sh"), "rb") as file:
         script = file.read().replace(claim.token.encode(), token.encode())
-    now = time.time()
-    intent = intent._replace(token=token, runs=[name], job_name=submission.job_name(name, token), t=now, argv=())
-    sent = submission.submit_one(
-        home,
-        intent._replace(**process.this_process()),
-        script,
-        seen + 1,
-        Claim(token, claim.revision, claim.output_dir, claim.log_dir, t=now),
-        records.sender(argv, order.environment, now),
+    now, job_name = time.time(), submission.job_name(name, token)
+    intent = intent._replace(
+        token=token, runs=[name], job_name=job_name, t=now, waits=False, argv=argv, environment=order.environment
     )
+    record = Claim(token, claim.revision, claim.output_dir, claim.log_dir, t=now)
+    sent = submission.submit_one(home, intent._replace(**process.this_process()), script, seen + 1, record)
     if sent is None:
         return None, "another command has claimed the run"
     if sent.kind != "accepted":

@@ -39,8 +39,8 @@ class Submission(NamedTuple):
     """Intent: these runs, as one Slurm job (or array), or as processes on this machine.
 
     `shape` is None for a job of its own or an array; the runs of a "pack" or of "pilots" wait in a queue in there.
-    `needs` are runs that must be done before it starts (or, with `any_end`, ended). `argv` and `environment` say how to
-    send it later, for one that waits for room under the budget; else `send.0` has them.
+    `argv` and `environment` say how it is sent, which is why it can be read as a Send as well. `waits`: it is sent when
+    there is room under the budget. `needs` are runs that must be done before it starts (or, with `any_end`, ended).
     """
 
     token: str
@@ -66,6 +66,7 @@ class Submission(NamedTuple):
     shape: Optional[str] = None
     needs: Sequence[str] = ()
     any_end: bool = False
+    waits: bool = False
     argv: Sequence[str] = ()
     environment: Optional[str] = None
     provenance: Optional[Provenance] = None

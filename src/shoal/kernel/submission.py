@@ -16,7 +16,6 @@ import os
 import random
 import re
 import subprocess
-import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from . import files, layout, records, sbatch
@@ -89,7 +88,6 @@ def submit_one(
     script: bytes,
     generation: int,
     record: Claim,
-    order: Send,
     run_sbatch: Optional[Sbatch] = None,
 ) -> Optional[Sent]:
     """The whole transaction for one run; None if somebody else won its generation."""
@@ -97,29 +95,34 @@ def submit_one(
     if not claim(home, submission.runs[0], generation, record):
         settle(home, submission.token, Outcome("void", reason="another command claimed the run first"))
         return None
-    return send(home, submission.token, order, run_sbatch=run_sbatch)
+    return send(home, submission.token, run_sbatch=run_sbatch)
 
 
 def send(
     home: str,
     token: str,
-    order: Send,
+    order: Optional[Send] = None,
     index: int = 0,
     environ: Optional[Mapping[str, str]] = None,
     run_sbatch: Optional[Sbatch] = None,
 ) -> Sent:
     """Send a claimed submission, once, and write down what came of it.
 
-    `environ` is what travels with the job, by default the environment that the order names.
+    Without an `order` it is sent as its intent says, by whoever wrote that. `environ` is what travels with the job, by
+    default the environment that the order names.
     """
-    with open(os.path.join(layout.submission_dir(home, token), "script.sh"), "rb") as file:
+    folder = layout.submission_dir(home, token)
+    how = order or records.read(os.path.join(folder, "submission.json"), Send)
+    if how is None:
+        return Sent("unreached", message="%s has no submission.json" % folder)
+    with open(os.path.join(folder, "script.sh"), "rb") as file:
         script = file.read()
-    travelling = kept_environment(home, order.environment) if environ is None else environ
+    travelling = kept_environment(home, how.environment) if environ is None else environ
     reach("before-sending")
     if not mark_sending(home, token, order, index):
         return Sent("taken", message="another command has sent it")
     reach("after-sending")
-    answer = (run_sbatch or sbatch.send)(list(order.argv), script, travelling)
+    answer = (run_sbatch or sbatch.send)(list(how.argv), script, travelling)
     reach("after-sbatch")
     if answer.kind == "unclear":
         return Sent(answer.kind, None, answer.message)
@@ -140,16 +143,31 @@ def send(
 def accept_here(home: str, token: str) -> None:
     """This machine takes what it is asked to run, and says so as Slurm does."""
     reach("before-sending")
-    mark_sending(home, token, records.sender([], None, time.time()))
+    mark_sending(home, token)
     reach("after-sending")
     settle(home, token, Outcome("accepted"))
     reach("after-outcome")
 
 
-def mark_sending(home: str, token: str, order: Send, index: int = 0) -> bool:
-    """From here on Slurm may know the job, whatever happens to us; False if somebody else has set the mark."""
-    path = os.path.join(layout.submission_dir(home, token), layout.send_file(index))
-    return files.create_exclusive(path, records.encode(order))
+def mark_sending(home: str, token: str, order: Optional[Send] = None, index: int = 0) -> bool:
+    """From here on Slurm may know the job, whatever happens to us; False if somebody else has set the mark.
+
+    Whoever wrote the intent, and sends it as it is, gives it a second name: no further file, and nothing to write.
+    """
+    folder = layout.submission_dir(home, token)
+    intent, path = os.path.join(folder, "submission.json"), os.path.join(folder, layout.send_file(index))
+    if order is not None:
+        return files.create_exclusive(path, records.encode(order))
+    try:
+        os.link(intent, path)
+    except FileExistsError:
+        # Nobody else marks by link, so the same file means that an NFS client has resent our own request.
+        return os.path.samefile(intent, path)
+    except OSError:  # a file system without hard links
+        with open(intent, "rb") as file:
+            return files.create_exclusive(path, file.read())
+    files.sync_records([path])
+    return True
 
 
 def settle(home: str, token: str, outcome: Outcome, index: int = 0) -> Outcome:
@@ -173,10 +191,8 @@ def how_sent(home: str, token: str) -> Optional[Send]:
     order = records.read(os.path.join(layout.submission_dir(home, token), layout.send_file(0)), Send)
     if order is not None:
         return order
-    intent = read(home, token)
-    if intent is None or not intent.argv:
-        return None
-    return Send(intent.t, intent.host, intent.pid, argv=intent.argv, environment=intent.environment)
+    intent = records.read(os.path.join(layout.submission_dir(home, token), "submission.json"), Send)
+    return intent if intent is not None and intent.argv else None
 
 
 def sends(folder: str) -> List[Tuple[int, Send, Optional[Outcome]]]:

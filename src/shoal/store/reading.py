@@ -80,7 +80,7 @@ def read_submission(home: str, token: str) -> SubmissionFiles:
         # Only an open question needs its time; thousands of others are not read for it.
         order = records.read(os.path.join(folder, layout.send_file(0)), Send) if outcome is None else None
         sent = order.t if order is not None else 0.0
-    waiting = submission is not None and bool(submission.argv) and sent is None and outcome is None
+    waiting = submission is not None and submission.waits and sent is None and outcome is None
     owes = submission is not None and submission.shape is not None and _queue_owes(folder, names)
     return SubmissionFiles(submission, outcome, sent, waiting, owes)
 

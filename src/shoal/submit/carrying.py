@@ -161,15 +161,13 @@ class _Errand:
         for planned in submissions:
             if self._is_held(planned, here=False):
                 continue
-            claimed = self._claim(planned, "slurm")
-            if not claimed.indices:
-                continue
             # A limit on how many run at once holds over all arrays together: the next one waits for the last.
-            after = before if planned.at_once else None
-            for started in send(claimed, self.project, self.environ, after=after):
+            claimed = self._claim(planned, "slurm", after=before if planned.at_once else None)
+            for started in send(claimed, self.project, self.environ):
                 self.note(_of_slurm(started))
                 before = (started.job_id or "").partition("_")[0] or before
-            _stop_if_silent(self.results[-1])
+            if claimed.indices:
+                _stop_if_silent(self.results[-1])
 
     def put_off(self, planned: PlannedSubmission, gate: Gate | None) -> None:
         """What has no room now waits on disk, to be let in by a job that ends or by the next command."""
@@ -195,6 +193,7 @@ class _Errand:
         opened: Callable[[str, str], None] | None = None,
         tell_lost: bool = True,
         waits: bool = False,
+        after: str | None = None,
     ) -> Claimed:
         claimed = claim_runs(
             planned,
@@ -207,6 +206,7 @@ class _Errand:
             opened=opened,
             request=self.request,
             waits=waits,
+            after=after,
         )
         won = set(claimed.indices)
         for index, run in enumerate(planned.runs):

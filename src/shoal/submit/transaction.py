@@ -65,11 +65,12 @@ def claim_runs(
     opened: Callable[[str, str], None] | None = None,
     request: str | None = None,
     waits: bool = False,
+    after: str | None = None,
 ) -> Claimed:
     """Record specs and intent, and claim every run; runs that another command won meanwhile are left out.
 
-    `code` is the snapshot that its jobs execute, if there is one. `request` is the order that this belongs to. With
-    `waits` the intent says how to send it later, when there is room under the budget. `opened` hears of the token and
+    `code` is the snapshot that its jobs execute, if there is one. `request` is the order that this belongs to. It
+    starts when the job `after` has ended, or with `waits` is sent when there is room. `opened` hears of the token and
     the folder as soon as the intent can be read: an engine on this machine begins while the intent gets to the disk and
     runs are still being claimed. Each run is recorded before it is claimed, and claimed before it can start.
     """
@@ -85,11 +86,13 @@ def claim_runs(
     folder = os.path.join(home, "submissions", token)
     intent = _intent(planned, [spec.name for spec in specs], token, backend, environ, clock, code)
     if backend == "slurm":
-        intent = intent._replace(provenance=provenance.around(project.home, code, environ))
-    if waits:
         argv = _argv(planned, token, folder, root, range(len(specs)))
         intent = intent._replace(
-            argv=argv, environment=_keep_environment(home, environ), any_end=planned.any_end, needs=list(planned.needs)
+            provenance=provenance.around(project.home, code, environ),
+            argv=argv if waits else [*argv, *_dependency(home, planned, after)],
+            environment=admission.keep_environment(home, _travelling(environ)),
+            waits=waits,
+            any_end=planned.any_end,
         )
     script = script_text(planned, folder, agent, root, token)
     reach("before-submission")
@@ -166,19 +169,25 @@ def _intent(
     )
 
 
-def send(claimed: Claimed, project: Project, environ: Mapping[str, str], *, after: str | None = None) -> list[Started]:
-    """Send a claimed submission to Slurm, once, and write down what came of it; `after` is a job that ends first."""
-    home, planned = str(project.home), claimed.planned
+def send(claimed: Claimed, project: Project, environ: Mapping[str, str]) -> list[Started]:
+    """Send a claimed submission to Slurm, once, and write down what came of it."""
+    home, planned, order = str(project.home), claimed.planned, None
     if not claimed.indices:
         return []
-    argv = _argv(planned, claimed.token, claimed.folder, str(project.root), claimed.indices)
-    waits = [f"afterany:{after}"] if after else []
-    needed = stages.dependency(home, list(planned.needs), any_end=planned.any_end)
-    waits += [needed.waits] if needed.waits else []
-    if waits:
-        argv.append(f"--dependency={','.join(waits)}")
-    order = records.sender(argv, _keep_environment(home, environ), time.time())
+    intent = submission.how_sent(home, claimed.token)
+    if intent is not None and planned.shape == "array" and len(claimed.indices) < len(planned.runs):
+        # Other commands have won some of the tasks.
+        own = _argv(planned, claimed.token, claimed.folder, str(project.root), claimed.indices)
+        kept = [word for word in intent.argv if word.startswith("--dependency=")]
+        order = records.sender([*own, *kept], intent.environment, time.time())
     return _report(claimed, submission.send(home, claimed.token, order, environ=_travelling(environ)))
+
+
+def _dependency(home: str, planned: PlannedSubmission, after: str | None) -> list[str]:
+    """What the job has to wait for: one that ends first, and what its runs build on."""
+    needed = stages.dependency(home, list(planned.needs), any_end=planned.any_end)
+    waits = [*([f"afterany:{after}"] if after else []), *([needed.waits] if needed.waits else [])]
+    return [f"--dependency={','.join(waits)}"] if waits else []
 
 
 def _argv(planned: PlannedSubmission, token: str, folder: str, root: str, indices: Sequence[int]) -> list[str]:
@@ -195,11 +204,6 @@ def _travelling(environ: Mapping[str, str]) -> dict[str, str]:
     """What a job gets of this environment: no secrets, nothing of ours, and no options of Slurm in disguise."""
     kept, _ = secrecy.split({name: value for name, value in environ.items() if not name.startswith("SHOAL_")})
     return clean_environ(kept, keep_locale=True)
-
-
-def _keep_environment(home: str, environ: Mapping[str, str]) -> str:
-    """Keep it on disk, so that a job can send its own follow-up, or what waits be sent later; returns its name."""
-    return admission.keep_environment(home, _travelling(environ))
 
 
 def _report(claimed: Claimed, sent: submission.Sent) -> list[Started]:
