@@ -11,7 +11,7 @@
     submission.json                 intent, before anything is sent: who, when, which runs, which code and packages
     script.sh                       the batch script, for people and for Slurm
     send.<i>                        from here on Slurm may know the job: who sent it, when, with which options; send.0
-                                    be a second name of submission.json, which says the same; later jobs of a pack
+                                    may be a second name of submission.json, which says the same. Later jobs of a pack
                                     have i from 1, and their name ends with <token>-<i>
     send.<i>.outcome                accepted with a job id, or void; the first writer decides
     pack.json                       the queue of a pack, and how it is worked through
