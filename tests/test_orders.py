@@ -154,6 +154,23 @@ def test_what_runs_here_and_was_cut_off_goes_on_when_the_order_is_given_again(tm
     assert {run["state"] for run in project.status().values()} == {"done"}
 
 
+def test_a_named_order_that_found_nothing_to_do_is_complete(tmp_path: Path) -> None:
+    project = make(tmp_path, None, "exit=3", count=1)
+    project.shoal("submit", "experiments/001_a", code=3)
+    for _ in range(2):
+        project.shoal("submit", "experiments/001_a", "--request", "once", code=None)
+    assert starts(project) == [2], "without the name, submit would start the failed run each time"
+    project.shoal("retry", "001_b", code=None)
+    (project.home / "orders" / "torn.json").write_text("{")
+    project.shoal("retry", "001_a", code=3)
+    assert starts(project) == [3]
+    (tmp_path / "other").mkdir()
+    done = make(tmp_path / "other", None, count=1)
+    done.shoal("submit", "experiments/001_a")
+    done.shoal("submit", "experiments/001_a", "--request", "nothing")
+    assert "is complete: 0 of 0 runs" in done.shoal("submit", "experiments/001_a", "--request", "nothing").err
+
+
 @pytest.mark.slurm
 def test_an_order_that_is_not_whole_says_what_is_missing(tmp_path: Path, slurm: Sandbox) -> None:
     project = make(tmp_path, slurm)

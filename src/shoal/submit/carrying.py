@@ -47,7 +47,7 @@ def carry_out(
     given, home = given or standing.plain(), str(project.home)
     errand = _Errand(order, project, environ, follow, tell, clock, given.id)
     names = [run.spec.name for planned in order.submissions for run in planned.runs]
-    if names:
+    if names or given.is_written:
         writing.open_home(project.home)
         standing.write(home, given, {name: order.views[name].claims for name in names})
     try:

@@ -8,6 +8,7 @@ same person while one is not done is that one, given again: what it has claimed 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -162,8 +163,11 @@ def _unfinished(home: str, digest: str) -> OrderRecord | None:
     """The newest order of this person that means the same and is not done."""
     names = set(files.names_in(_folder(home)))
     ids = [name[:-5] for name in names if name.endswith(".json") and f"{name[:-5]}.done" not in names]
-    found = [record for record in (_read(home, one) for one in ids) if record is not None]
-    mine = [record for record in found if record.digest == digest and record.user == kernel.user()]
+    found = []
+    for one in ids:
+        with contextlib.suppress(records.DamagedRecord):  # of somebody else in a shared project, or broken
+            found.append(_read(home, one))
+    mine = [record for record in found if record and record.digest == digest and record.user == kernel.user()]
     return max(mine, key=lambda record: record.t, default=None)
 
 
