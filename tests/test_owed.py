@@ -117,6 +117,26 @@ def test_a_job_that_ends_sends_what_others_owe(tmp_path: Path, slurm: Sandbox) -
     assert not list((project.home / "owed").iterdir())
 
 
+@pytest.mark.slurm
+def test_a_pack_whose_time_was_up_without_a_controller_is_continued_by_the_next_look(
+    tmp_path: Path, slurm: Sandbox
+) -> None:
+    project = make(tmp_path, slurm)
+    text = 'step = "train"\nseeds = "0-2"\nargs = ["wait=finish"]\n[request]\nmemory = "50M"\n'
+    path = project.write("experiments/003_c/000_train.toml", text)
+    project.shoal("submit", path, "--shape", "pack", "--gpus", 2, "--time", "2m", "--warn", "95s", "--grace", "5s")
+    wait_until(lambda: sum(len(project.marks(f"003_c/000_train_{seed}")) for seed in range(3)), 60, "a run has begun")
+    slurm.stop_daemon("slurmctld")
+    [folder] = project.submissions()
+    wait_until(lambda: list(folder.glob("engine.*.end")), 90, "the time of the pack is up")
+    [log] = folder.glob("slurm-*.out")
+    wait_until(lambda: "Slurm does not answer" in log.read_text(), 60, "its job has given up")
+    (project.root / "finish").touch()
+    slurm.start_daemon("slurmctld")
+    wait_until(lambda: {run["state"] for run in project.status().values()} == {"done"}, 120, "all are done", poll_s=0.5)
+    assert len(list(folder.glob("send.*.outcome"))) == 2
+
+
 @pytest.mark.parametrize(
     ("standing", "refused", "cancels", "still"),
     [(2, False, (), True), (3, False, (), False), (2, True, (), False), (2, False, (2,), False),
