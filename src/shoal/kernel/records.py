@@ -168,13 +168,14 @@ def user() -> str:
 
 def encode(record: Any) -> bytes:
     """A record as bytes; what has its default value is left out."""
-    return files.to_json(dict(_fields(record), schema=SCHEMA))
+    return files.to_json(dict(fields_of(record), schema=SCHEMA))
 
 
-def _fields(record: Any) -> Dict[str, Any]:
+def fields_of(record: Any) -> Dict[str, Any]:
+    """What differs from its default, for JSON."""
     defaults = record._field_defaults
     found = {name: value for name, value in record._asdict().items() if name not in defaults or value != defaults[name]}
-    return {name: _fields(value) if hasattr(value, "_fields") else value for name, value in found.items()}
+    return {name: fields_of(value) if hasattr(value, "_fields") else value for name, value in found.items()}
 
 
 def decode(data: Dict[str, Any], kind: Type[T], path: str = "a record") -> T:
