@@ -94,9 +94,9 @@ def test_again_after_a_crash_continues_and_repeats_nothing(tmp_path: Path, slurm
     wait_until(lambda: not project.queue("%i", "-t", "PD,R,CG"), 60, "what was submitted has ended")
     wait_until(lambda: project.status()[RUNS[0]]["state"] not in ("unknown", "queued"), 60, "it is known what was sent")
     told = project.shoal(*JOBS, "--again")
-    assert "continues the unfinished order" in told.err
     wait_ended(project, 2)
     assert starts(project) == [2] * len(RUNS)
+    assert "continues the unfinished order" in told.err
     project.shoal(*JOBS, "--again")  # that one was whole: this is a new order
     wait_ended(project, 3)
     assert starts(project) == [3] * len(RUNS)
@@ -109,8 +109,10 @@ def test_a_retry_after_a_crash_does_not_try_twice_what_failed_again(tmp_path: Pa
     wait_ended(project, 1)
     project.shoal("retry", "001_a", code=-9, SHOAL_FAILPOINT="after-outcome")
     wait_ended(project, 2)
-    assert "6 of 6 runs were submitted already" in project.shoal("retry", "001_a").err
+    told = project.shoal("retry", "001_a")
+    wait_until(lambda: not project.queue("%i", "-t", "PD,R,CG"), 60, "nothing is on its way")
     assert starts(project) == [2] * len(RUNS)
+    assert "6 of 6 runs were submitted already" in told.err
     project.shoal("retry", "001_a")
     wait_ended(project, 3)
 
@@ -122,8 +124,9 @@ def test_a_resume_that_was_killed_when_its_job_was_in_the_queue_is_not_repeated(
     wait_ended(project, 1)
     project.shoal("resume", RUNS[0], code=-9, SHOAL_FAILPOINT="before-report")
     wait_ended(project, 2)
-    assert "1 of 1 runs were submitted already" in project.shoal("resume", RUNS[0]).err
-    assert starts(project) == [2] and not project.queue("%i", "-t", "PD,R")
+    told = project.shoal("resume", RUNS[0])
+    wait_until(lambda: not project.queue("%i", "-t", "PD,R,CG"), 60, "nothing is on its way")
+    assert starts(project) == [2] and "1 of 1 runs were submitted already" in told.err
 
 
 @pytest.mark.slurm
