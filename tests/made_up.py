@@ -86,7 +86,7 @@ class MadeUp:
             "asked": {"nodes": 1, "gpus": gpus, "cpus": 8, "memory_mb": 64000, "partition": "gpu"},
         })  # fmt: skip
         (submission / "script.sh").write_text("#!/bin/bash\n#SBATCH --gres=gpu:2\ntrue\n")
-        self._put(submission / "outcome.json", {"kind": "accepted", "job_id": job_id})
+        self._put(submission / "send.0.outcome", {"kind": "accepted", "job_id": job_id})
         if state == "pending":
             return output
         start = {

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from project import Project, env_of
 from shoal.agent import environment, shipping
-from shoal.kernel import checkpoints, fence, layout, lease, process
+from shoal.kernel import checkpoints, fence, layout, lease, process, submission
 from shoal.sandbox import Sandbox
 from shoal.store import writing
 from shoal.store.records import Claim, Outcome
@@ -29,7 +29,7 @@ def claim(tmp_path: Path) -> fence.Claim:
     run_dir = tmp_path / "runs" / RUN
     run_dir.mkdir(parents=True)
     (tmp_path / "submissions" / TOKEN).mkdir(parents=True)
-    writing.claim(str(tmp_path), RUN, 1, Claim(token=TOKEN, revision=1, output_dir="/o", log_dir="/l"))
+    submission.claim(str(tmp_path), RUN, 1, Claim(token=TOKEN, revision=1, output_dir="/o", log_dir="/l"))
     return fence.find_claim(str(run_dir), TOKEN)
 
 
@@ -81,12 +81,12 @@ def test_a_warning_that_comes_before_the_program_reaches_it(claim: fence.Claim) 
 
 def test_a_submission_whose_job_has_begun_cannot_be_given_up(claim: fence.Claim) -> None:
     _admit(claim, job_id="12", array_job_id="10")
-    held = writing.settle(_home(claim), claim.token, Outcome(kind="void", reason="too late"))
+    held = submission.settle(_home(claim), claim.token, Outcome(kind="void", reason="too late"))
     assert (held.kind, held.job_id) == ("accepted", "10")
 
 
 def test_a_job_whose_submission_was_given_up_does_not_begin(claim: fence.Claim) -> None:
-    writing.settle(_home(claim), claim.token, Outcome(kind="void", reason="never received"))
+    submission.settle(_home(claim), claim.token, Outcome(kind="void", reason="never received"))
     with pytest.raises(fence.Fenced, match="given up: never received"):
         _admit(claim, job_id="7")
 
@@ -105,7 +105,7 @@ def test_a_job_of_a_cancelled_or_finished_run_or_an_old_generation_does_not_begi
     writing.request_cancel(_home(claim), RUN, 1, {})
     with pytest.raises(fence.Fenced, match="cancelled"):
         _admit(claim, job_id="7")
-    writing.claim(_home(claim), RUN, 2, Claim(token="b" * 12, revision=1, output_dir="/o", log_dir="/l"))
+    submission.claim(_home(claim), RUN, 2, Claim(token="b" * 12, revision=1, output_dir="/o", log_dir="/l"))
     with pytest.raises(fence.Fenced, match="submitted again"):
         _admit(claim, job_id="7")
     with pytest.raises(fence.Fenced, match="another submission"):

@@ -345,8 +345,8 @@ def test_what_slurm_refuses_is_told_in_its_words_and_is_no_run(flags: str, tmp_p
     script = project.script("001_a/000_train_0.sh", f"train --time=5 {flags}")
     assert_clear_error(project.shoal("submit", script, code=None), 2, "Slurm refused 001_a/000_train_0")
     assert project.status()[RUN]["state"] == "new" and project.jobs() == []
-    outcome = json.loads((project.submissions()[0] / "outcome.json").read_text())
-    assert outcome["kind"] == "void"
+    outcome = json.loads((project.submissions()[0] / "send.0.outcome").read_text())
+    assert outcome["kind"] == "void" and outcome["refused"]
     project.script("001_a/000_train_0.sh", "train --time=5 --mem=50")
     project.shoal("submit", script)
     project.wait(RUN, "done")

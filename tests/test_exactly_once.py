@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from project import Project
+from shoal.kernel.failpoints import POINTS
 from shoal.sandbox import Sandbox
-from shoal.submit.failpoints import POINTS
 
 RUN = "001_a/000_train_0"
 TASKS = [f"001_a/000_train_{seed}" for seed in range(4)]

@@ -198,8 +198,8 @@ def test_a_damaged_record_is_named(data: bytes, tmp_path: Path) -> None:
 
 
 def test_a_record_of_a_newer_shoal_is_not_guessed_at(tmp_path: Path) -> None:
-    claim = Claim(token="t", revision=1, output_dir="o", log_dir="l", schema=2)
-    (tmp_path / "claim").write_bytes(records.encode(claim))
+    record = {"schema": 2, "token": "t", "revision": 1, "output_dir": "o", "log_dir": "l"}
+    (tmp_path / "claim").write_text(json.dumps(record))
     with pytest.raises(DamagedRecord, match="newer shoal"):
         records.read(str(tmp_path / "claim"), Claim)
 

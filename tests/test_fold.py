@@ -36,8 +36,8 @@ def _records() -> dict[str, dict[str, object]]:
         run = f"runs/{NAME}"
         found |= {
             f"submissions/{token}/submission.json": {**submission, **who},
-            f"submissions/{token}/sending": {},
-            f"submissions/{token}/outcome.json": {"kind": "accepted", "job_id": str(number)},
+            f"submissions/{token}/send.0": {"t": 1.0, "host": "h", "pid": 1},
+            f"submissions/{token}/send.0.outcome": {"kind": "accepted", "job_id": str(number)},
             f"{run}/submit.{number}.claim": claim,
             f"{run}/submit.{number}.verdict{number}": {"word": "FAILED" if number == 1 else "COMPLETED"},
             f"{run}/attempt.{number}.start": {**common, **who, "t": NOW, "log_dir": "/l"},
@@ -171,7 +171,7 @@ def test_an_attempt_that_was_lost_was_at_its_time_limit_if_its_last_renewal_was(
         f"submissions/{TOKEN}/submission.json": {"time_limit_s": 3600},
         f"runs/{NAME}/attempt.1.start": {"t": NOW - 9000, "beat_s": 20.0},
     }
-    kept = ("submission.json", "outcome.json", "1.claim", "1.start")
+    kept = ("submission.json", "send.0.outcome", "1.claim", "1.start")
     paths = [path for path in RECORDS if path.endswith(kept) and "b" * 12 not in path]
     home = Path(tempfile.mkdtemp(prefix="shoal-fold-"))
     try:

@@ -70,7 +70,7 @@ def good_ends(project: Project) -> list[int]:
 
 def job_of(project: Project) -> str:
     (folder,) = project.submissions()
-    return str(json.loads((folder / "outcome.json").read_text())["job_id"])
+    return str(json.loads((folder / "send.0.outcome").read_text())["job_id"])
 
 
 def test_a_sweep_is_one_job_whose_gpus_are_lent_in_turn(project: Project) -> None:
@@ -178,7 +178,7 @@ def test_what_the_time_limit_leaves_over_continues_in_a_follow_up_job(project: P
     project.shoal("submit", path, "--shape", "pack", "--gpus", 2, "--time", "2m", "--warn", "95s", "--grace", "5s")
     wait_until(lambda: len(held(project)) >= 2, 60, "two runs have begun")
     first = job_of(project)
-    wait_until(lambda: list(project.submissions()[0].glob("follow.*")), 90, "a follow-up job was submitted")
+    wait_until(lambda: list(project.submissions()[0].glob("send.1.outcome")), 90, "a follow-up job was submitted")
     project.write("go", "")
     runs = wait_all(project, "done", deadline_s=120)
     assert good_ends(project) == [1] * 3

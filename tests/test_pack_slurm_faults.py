@@ -189,7 +189,9 @@ def test_nodes_that_failed_are_avoided_by_the_follow_up_job_and_by_the_next_subm
     start.write_text(
         json.dumps({**read_record(start), "failed_nodes": [bad]}) + "\n" + start.read_text().partition("\n")[2]
     )
-    told = follow.submit_follow_up(str(folder), "pack.x", {"job_id": job, "life": 0}, 1, project.env)
+    following = follow.owed_after({"job_id": job, "life": 0}, 1, {})
+    assert following is not None
+    told = follow.submit_follow_up(str(folder), following, project.env)
     assert told.endswith(f"continues, and avoids {bad}, which failed")
     shown = project.slurm("scontrol", "show", "job", told.split()[1])
     assert f"ExcNodeList={bad}" in shown and f"Dependency=afterany:{job}" in shown

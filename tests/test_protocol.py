@@ -15,13 +15,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from shoal.backends.slurm.query import Snapshot
 from shoal.kernel import fence, layout, lease
+from shoal.kernel import submission as transaction
 from shoal.kernel.slurm_text import JobRow
 from shoal.model import LIVE, RunSpec
 from shoal.names import job_name, new_token
 from shoal.observe import observe
 from shoal.store import writing
 from shoal.store.fold import RunView
-from shoal.store.records import Claim, Outcome, Submission
+from shoal.store.records import Claim, Outcome, Send, Submission
 
 SPEC = RunSpec(
     experiment="001_a", stem="000_x_0", order=0, step="x", step_kind="x", seed=0, command=["x"], cwd="/", output="x"
@@ -102,16 +103,16 @@ class Protocol(RuleBasedStateMachine):
             token=token, backend="slurm", cluster="model", slurm_cluster="model", job_name="x", runs=[SPEC.name],
             t=self.now, **DEAD,
         )  # fmt: skip
-        writing.open_submission(self.home, submission, "")
+        transaction.open_intent(self.home, submission, b"")
         if crash == "after-submission":
             return
         output = str(self.folder / f"out{view.claims}")
         claim = Claim(token=token, revision=1, output_dir=output, log_dir=output, t=self.now)
-        assert writing.claim(self.home, SPEC.name, view.claims + 1, claim)
+        assert transaction.claim(self.home, SPEC.name, view.claims + 1, claim)
         if crash in ("after-claims", "stopped"):
             self.asleep += [token] if crash == "stopped" else []
             return
-        writing.mark_sending(self.home, token)
+        transaction.mark_sending(self.home, token, Send(self.now, "host", 1))
         if crash == "after-sending":
             return
         if answer in ("accepted", "created, answer lost"):
@@ -121,9 +122,9 @@ class Protocol(RuleBasedStateMachine):
         if crash == "after-sbatch":
             return
         if answer == "accepted":
-            writing.settle(self.home, token, Outcome(kind="accepted", job_id=str(self.next_id - 1)))
+            transaction.settle(self.home, token, Outcome(kind="accepted", job_id=str(self.next_id - 1)))
         elif answer == "unreached":
-            writing.settle(self.home, token, Outcome(kind="void", reason="connect failure"))
+            transaction.settle(self.home, token, Outcome(kind="void", reason="connect failure"))
 
     @rule()
     def look(self) -> None:
@@ -187,9 +188,9 @@ class Protocol(RuleBasedStateMachine):
     def wake_a_stopped_command(self) -> None:
         """It sends what it had claimed, although others may have given it up meanwhile."""
         token = self.asleep.pop()
-        writing.mark_sending(self.home, token)
+        transaction.mark_sending(self.home, token, Send(self.now, "host", 1))
         self._create(token)
-        writing.settle(self.home, token, Outcome(kind="accepted", job_id=str(self.next_id - 1)))
+        transaction.settle(self.home, token, Outcome(kind="accepted", job_id=str(self.next_id - 1)))
 
     @rule(data=st.data())
     @precondition(lambda self: any(job.word in ("COMPLETED", "FAILED") for job in self.jobs))

@@ -40,7 +40,7 @@ def test_a_frozen_controller_leaves_the_submission_unknown_and_its_job_is_adopte
     finally:
         faulty.thaw("slurmctld")
     run = project.wait(RUN, "done", deadline_s=60)
-    outcome = json.loads((project.submissions()[0] / "outcome.json").read_text())
+    outcome = json.loads((project.submissions()[0] / "send.0.outcome").read_text())
     assert outcome["kind"] == "accepted" and outcome["adopted"] and outcome["job_id"] == run["job_id"]
     project.shoal("submit", script)
     assert len(project.jobs()) == 1

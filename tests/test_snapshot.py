@@ -177,16 +177,17 @@ def test_a_queued_run_executes_the_code_of_its_submission(
         project.slurm("scontrol", "update", "PartitionName=main", "State=UP")
     wait_until(lambda: project.status()["001_a/000_hello"]["state"] == "done", 60, "the run is done")
     assert printed in project.shoal("logs", "001_a/000_hello").out
-    record = json.loads((project.submissions()[0] / "provenance.json").read_text())
-    assert record["python"] and json.loads(Path(record["packages"]).read_text())["packages"]
-    order = json.loads((project.submissions()[0] / "sent.json").read_text())
+    record = json.loads((project.submissions()[0] / "submission.json").read_text())
+    around = record["provenance"]
+    assert around["python"] and json.loads(Path(around["packages"]).read_text())["packages"]
+    order = json.loads((project.submissions()[0] / "send.0").read_text())
     kept = (project.home / "environments" / f"{order['environment']}.json").read_text()
     assert json.loads(kept)["HOME"] == project.env["HOME"] and "not-for-disk" not in kept
     [start] = project.records("001_a/000_hello", "attempt.*.start")
     assert start["python"]["python"] == shutil.which("python3", path=project.env["PATH"])
     listed = json.loads(Path(start["python"]["packages"]).read_text())["packages"]
     assert f"msgspec=={version('msgspec')}" in listed
-    assert record["commit"] == (None if flags else git(project.root, "rev-parse", "HEAD"))
+    assert record.get("commit") == (None if flags else git(project.root, "rev-parse", "HEAD"))
 
 
 def test_the_python_of_a_command_is_found_without_starting_it(tmp_path: Path) -> None:

@@ -66,6 +66,21 @@ def test_finishing_jobs_let_the_next_ones_in_and_the_budget_is_never_passed(proj
 
 
 @pytest.mark.slurm
+def test_a_run_whose_command_was_killed_before_it_joined_the_line_is_put_there_by_the_next_look(
+    project: Project,
+) -> None:
+    names = [f"001_a/{number:03}_train_0" for number in range(2)]
+    first, second = (project.script(f"{name}.sh", "train --time=5 --mem=50 -- wait=go") for name in names)
+    project.shoal("submit", "--budget", "jobs=1", first)
+    project.wait(names[0], "running")
+    project.shoal("submit", second, code=-9, SHOAL_FAILPOINT="after-claims")
+    assert project.status()[names[1]]["cause"] == "waits for room under the budget"
+    (project.root / "go").touch()
+    project.wait(names[1], "done")
+    project.assert_ran_once(*names)
+
+
+@pytest.mark.slurm
 def test_a_budget_of_gpus_counts_what_each_run_holds_and_a_larger_one_lets_more_in(project: Project) -> None:
     project.shoal("submit", "--budget", "gpus=5", page(project))
     wait_until(lambda: states(project) == {"running": 2, "queued": 4}, 60, "two of two GPUs each run")

@@ -123,7 +123,7 @@ def test_a_retry_avoids_the_node_that_failed_as_long_as_there_is_another(tmp_pat
     assert f"avoids {bad}" in project.shoal("retry", "--cause", "node_fail").err
     project.wait(name, "done")
     assert project.records(name, "attempt.*.start")[1]["nodes"] == good
-    argv = [record for path in project.submissions() for record in [(path / "sent.json").read_text()]]
+    argv = [record for path in project.submissions() for record in [(path / "send.0").read_text()]]
     assert sum(f"--exclude={bad}" in text for text in argv) == 1
 
 

@@ -13,7 +13,7 @@ from conftest import cancel_all
 from made_up import put_attempt
 from project import Project, assert_clear_error
 from shoal.agent import nodes
-from shoal.agent.survival import _options, grow
+from shoal.agent.survival import backoff_s, changes, grow
 from shoal.config.document import Document
 from shoal.config.survival import parse_survival
 from shoal.errors import InputError
@@ -127,15 +127,15 @@ def test_a_run_is_warned_before_its_limit_and_goes_on_from_its_checkpoint(
 def test_an_exit_code_asks_to_be_continued(tmp_path: Path, slurm: Sandbox) -> None:
     project = make(tmp_path, slurm, "code")
     assert finish(project)["state"] == "done"
-    assert [end["cause"] for end in project.records(RUN, "attempt.*.end")] == ["limit", None]
+    assert [end["cause"] for end in project.records(RUN, "attempt.*.end")] == ["continue", None]
 
 
 @pytest.mark.slurm
-def test_follow_ups_have_a_bound(tmp_path: Path, slurm: Sandbox) -> None:
+def test_follow_ups_have_a_bound_and_an_exit_code_is_not_told_as_a_time_limit(tmp_path: Path, slurm: Sandbox) -> None:
     project = make(tmp_path, slurm, "always")
     run = finish(project)
-    assert run["state"] == "timeout"
-    assert [end["cause"] for end in project.records(RUN, "attempt.*.end")] == ["limit"] * 3
+    assert run["state"] == "failed" and run["cause"] == "exit code 85 asks for another job"
+    assert [end["cause"] for end in project.records(RUN, "attempt.*.end")] == ["continue"] * 3
 
 
 @pytest.mark.slurm
@@ -143,7 +143,7 @@ def test_lack_of_memory_is_answered_by_more_of_it(tmp_path: Path, slurm: Sandbox
     project = make(tmp_path, slurm, "memory")
     assert finish(project)["state"] == "done"
     assert [end["cause"] for end in project.records(RUN, "attempt.*.end")] == ["oom", None]
-    asked = [json.loads((folder / "sent.json").read_text())["argv"] for folder in project.submissions()]
+    asked = [json.loads((folder / "send.0").read_text())["argv"] for folder in project.submissions()]
     assert sorted(word for argv in asked for word in argv if word.startswith("--mem=")) == ["--mem=150M", "--mem=50M"]
 
 
@@ -189,12 +189,11 @@ def test_the_number_of_attempts_may_be_changed_while_a_run_is_under_way(tmp_path
 
 def test_a_retry_waits_longer_each_time_and_the_follow_up_of_a_time_limit_does_not() -> None:
     policy = {"backoff_s": 60, "retry": {"failed": 9}}
-    assert _options(["--mem=1G"], "failed", policy, 0) == (["--mem=1G", "--begin=now+60"], "")
-    assert _options([], "failed", policy, 3)[0] == ["--begin=now+480"]
-    assert _options([], "bad_result", policy, 30)[0] == ["--begin=now+3600"]
-    assert _options([], "limit", policy, 3) == ([], "")
-    assert _options(["--mem=1G"], "oom", {"memory": 2.0}, 0) == (["--mem=2048M"], ", mem 2048M")
-    assert _options(["--mem=1G"], "oom", {}, 0)[0] is None
+    assert [backoff_s(policy, "failed", before) for before in (0, 3, 30)] == [60, 480, 3600]
+    assert backoff_s(policy, "limit", 3) == backoff_s(policy, "continue", 3) == 0
+    assert changes(["--mem=1G"], "failed", policy) == ([], "")
+    assert changes(["--time=5", "--mem=1G"], "oom", {"memory": 2.0}) == (["--mem=2048M"], "")
+    assert changes(["--mem=1G"], "oom", {})[0] is None
 
 
 @pytest.mark.slurm
@@ -209,7 +208,7 @@ def test_retry_starts_what_failed_with_more_memory_and_leaves_the_rest(tmp_path:
     told = project.shoal("retry", "--state", "failed", "--mem", "x2", "--time", "x2", "--json").json["runs"]
     assert [(run["name"], run["did"]) for run in told] == [("001_a/000_t_code7", "submitted")]
     newest = max(project.submissions(), key=lambda folder: (folder / "submission.json").stat().st_mtime)
-    argv = json.loads((newest / "sent.json").read_text())["argv"]
+    argv = json.loads((newest / "send.0").read_text())["argv"]
     assert "--mem=100M" in argv and "--time=00:10:00" in argv
     project.wait("001_a/000_t_code7", "failed")
     again = project.shoal("retry", "001_a", "--mem", "x2", "--json").json["runs"]

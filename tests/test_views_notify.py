@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -127,3 +128,20 @@ def test_settings_that_cannot_work_are_refused(tmp_path: Path, line: str, messag
     (tmp_path / "shoal.toml").write_text(f"[notify]\n{line}\n")
     with pytest.raises(InputError, match=message):
         load_project(tmp_path, {})
+
+
+def test_a_notice_whose_teller_was_killed_is_told_again_once(tmp_path: Path) -> None:
+    log = tmp_path / "told"
+    project = Project(tmp_path, toml=COMMAND.format(told=log))
+    project.script("001_tell/000_train_0.sh", "train")
+    project.shoal("submit", "experiments/001_tell", code=None)
+    assert len(told(log)) == 1
+    [done] = (project.home / "notices").glob("*.told")
+    notices.tell_again(str(project.home), project.env, now=time.time() + 700)
+    assert len(told(log)) == 1
+    done.unlink()
+    notices.tell_again(str(project.home), project.env)
+    assert len(told(log)) == 1, "its teller may still be at it"
+    for _ in range(2):
+        notices.tell_again(str(project.home), project.env, now=time.time() + 700)
+    assert len(told(log)) == 2 and told(log)[0] == told(log)[1]

@@ -18,17 +18,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shoal.errors import InputError
-from shoal.kernel.layout import TOKEN_LETTERS
+from shoal.kernel.layout import TOKEN_LENGTH, TOKEN_LETTERS
 
 #: Slurm's accounting cuts job names at 255 bytes and W&B ids at 128 characters; token and hash have to fit as well.
 MAX_COMPONENT = 80
 MAX_NAME = 110
-TOKEN_LENGTH = 12
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 _STEM = re.compile(r"(?P<order>\d+)_(?P<step>.+?)(?:_(?P<seed>\d+))?", re.ASCII)
 _EXPERIMENT = re.compile(r"\d+_.+", re.ASCII)
-_JOB_TOKEN = re.compile(rf"\.([{TOKEN_LETTERS}]{{{TOKEN_LENGTH}}})\Z", re.ASCII)
+_JOB_TOKEN = re.compile(rf"\.([{TOKEN_LETTERS}]{{{TOKEN_LENGTH}}})(?:-\d+)?\Z", re.ASCII)
 
 _LAYOUT_HINT = "name it like experiments/001_example/000_pretrain_0.sh: number, name; number, step, seed"
 
@@ -135,7 +134,7 @@ def job_name(experiment: str, stem: str, token: str) -> str:
 
 
 def token_of_job(name: str) -> str | None:
-    """The token at the end of a Slurm job name, or None for a job that is not ours."""
+    """The token at the end of a Slurm job name, or None for a job that is not ours. Later jobs of a pack count up."""
     match = _JOB_TOKEN.search(name)
     return None if match is None else match[1]
 

@@ -17,19 +17,18 @@ from typing import NamedTuple
 import msgspec
 
 from shoal.backends.slurm.query import Snapshot, newest, sacct, squeue
-from shoal.kernel import layout, lease, process
+from shoal.kernel import layout, lease, process, submission
 from shoal.kernel.slurm_text import ENDED_WORDS, JobRow
 from shoal.model import LIVE
 from shoal.store import writing
 from shoal.store.fold import Evidence, RunView, fold, is_live, was_interrupted
 from shoal.store.listing import run_names
 from shoal.store.reading import Reader, RunFiles
-from shoal.store.records import Outcome, Verdict
+from shoal.store.records import Outcome, Submission, Verdict
 from shoal.store.slurm_words import verdict_of
 from shoal.store.watching import Watching
 
-#: A lost request can still turn into a job for as long as munge accepts its credential: 300 s, and some skew.
-SUBMIT_GRACE_S = 330.0
+SUBMIT_GRACE_S = submission.GRACE_S
 #: How long after its end a job that no longer shows anywhere is asked about.
 _FORGOTTEN_AFTER_S = 60.0
 
@@ -64,12 +63,14 @@ def observe(
     grace_s = float(environ.get("SHOAL_SUBMIT_GRACE_S") or SUBMIT_GRACE_S)
     reader, watching, times = Reader(home), Watching(home), lease.timing(environ)
     views = {}
+    lines: dict[str, set[str]] = {}
+    owing: list[RunFiles] = []
     me = getpass.getuser()
     for name, files in runs.items():
         answered = name in asked and snapshot.problem is None and not _is_older_than_end(snapshot, files)
         # Where Slurm hides other people's jobs, it says nothing about theirs.
         answered = answered and (name in rows or _user_of(files) in (me, ""))
-        if _settle_open(home, files, rows.get(name), snapshot.t if answered else None, now, grace_s):
+        if _settle_open(home, files, rows.get(name), snapshot.t if answered else None, now, grace_s, lines):
             files = reader.run(name)
         evidence = _evidence(files, rows.get(name), answered, now)._replace(times=times)
         watching.looked_at(name)
@@ -82,7 +83,14 @@ def observe(
             evidence = evidence._replace(missing_s=watching.since(name, f"missing {files.generation}"))
         _keep(home, files, evidence)
         views[name] = fold(files, evidence)
+        if answered and files.owes and _user_of(files) == me:
+            owing.append(files)
     watching.save()
+    _answer(home, owing, snapshot, now, environ)
+    if os.path.exists(os.path.join(home, "notify.json")):
+        from shoal.agent import environment, notices  # only for projects that want to be told
+
+        notices.tell_again(home, {**environ, **environment.read_secrets(environ)})
     return Observation(views, snapshot.problem, snapshot.t)
 
 
@@ -146,7 +154,7 @@ def _needs_slurm(files: RunFiles) -> bool:
     """Whether Slurm's word could change anything. An end record does not settle it: a requeued job has one as well."""
     submission = files.origin.submission if files.origin else None
     on_slurm = submission is not None and submission.backend == "slurm"
-    return on_slurm and (files.verdict is None or is_live(files))
+    return on_slurm and (files.verdict is None or files.owes or is_live(files))
 
 
 def _lives_in(files: RunFiles, here: str | None) -> bool:
@@ -218,34 +226,75 @@ def _row_in(snapshot: Snapshot, files: RunFiles, queues: dict[str, list[JobRow]]
 
 
 def _settle_open(
-    home: str, files: RunFiles, row: JobRow | None, answered_at: float | None, now: float, grace_s: float
+    home: str,
+    files: RunFiles,
+    row: JobRow | None,
+    answered_at: float | None,
+    now: float,
+    grace_s: float,
+    lines: dict[str, set[str]],
 ) -> bool:
     """Decide a submission that nobody acknowledged, if the evidence allows it; True if something was decided."""
     if files.claim is None or files.origin is None or files.origin.outcome is not None:
         return False
-    submission, token = files.origin.submission, files.claim.token
+    intent, token = files.origin.submission, files.claim.token
     outcome = None
     if row is not None:
         outcome = Outcome(kind="accepted", job_id=row.array_job_id or row.job_id, adopted=True)
     elif files.start is not None and files.start.generation == files.generation:
         outcome = Outcome(kind="accepted", job_id=files.start.job_id, adopted=True)
-    elif files.origin.sending and submission is not None and submission.backend == "slurm":
+    elif files.origin.sent is not None and intent is not None and intent.backend == "slurm":
         if answered_at is not None and answered_at > (files.origin.sent or files.claim.t) + grace_s:
             outcome = Outcome(kind="void", reason="Slurm never received the submission")
-    elif files.origin.waiting:
+    elif files.origin.waiting and intent is not None:
+        if not _claimer_may_go_on(intent, now, grace_s):
+            _keep_in_line(home, intent, lines)
         return False
-    elif submission is None or not _claimer_may_go_on(submission, now, grace_s):
+    elif intent is None or not _claimer_may_go_on(intent, now, grace_s):
         outcome = Outcome(kind="void", reason="the command ended before it sent anything")
     if outcome is not None:
         with contextlib.suppress(OSError):
-            writing.settle(home, token, outcome)
+            submission.settle(home, token, outcome)
             return True
     return False
 
 
-def _claimer_may_go_on(submission: object, now: float, grace_s: float) -> bool:
-    alive = process.is_alive({key: getattr(submission, key) for key in ("host", "pid", "started", "uid")})
-    return alive if alive is not None else now < getattr(submission, "t", 0.0) + grace_s
+def _answer(home: str, owing: Iterable[RunFiles], snapshot: Snapshot, now: float, environ: Mapping[str, str]) -> None:
+    """Send what runs owe and their own jobs could not; a folder that we may not write in stays as it is."""
+    runs = [files for files in owing if files.claim is not None]
+    if not runs or snapshot.t is None:
+        return
+    from shoal.agent import answering  # only then: it can submit jobs
+
+    debts = []
+    for files in runs:
+        end, claim = files.end, files.claim
+        following = end.next if end is not None and end.generation == files.generation else None
+        job, ended = (end.job_label or end.job_id, end.ended) if end is not None else (None, 0.0)
+        token = claim.token if claim is not None else ""
+        seen = files.names.generation
+        debts.append(answering.Debt(files.name, token, files.generation, seen, following, job, ended, files.given_up_t))
+    jobs = {row.name: row.array_job_id or row.job_id for rows in snapshot.rows.values() for row in rows}
+    with contextlib.suppress(OSError, ValueError):
+        answering.answer(home, debts, jobs, snapshot.t, now, environ)
+
+
+def _keep_in_line(home: str, intent: Submission, lines: dict[str, set[str]]) -> None:
+    """A command that was killed between claim and line left a submission that waits and would never be sent."""
+    if intent.queue is None or intent.user != getpass.getuser():
+        return
+    from shoal.agent import admission  # only where something waits: most projects have no budget
+
+    if intent.queue not in lines:
+        lines[intent.queue] = {token for _, token in admission.entries(home, intent.queue)}
+    if intent.token not in lines[intent.queue]:
+        with contextlib.suppress(OSError):
+            admission.enqueue(home, intent.queue, intent.token, admission.need_of(intent))
+
+
+def _claimer_may_go_on(intent: Submission, now: float, grace_s: float) -> bool:
+    alive = process.is_alive({key: getattr(intent, key) for key in ("host", "pid", "started", "uid")})
+    return alive if alive is not None else now < intent.t + grace_s
 
 
 def _evidence(files: RunFiles, row: JobRow | None, asked: bool, now: float) -> Evidence:

@@ -13,19 +13,18 @@ In a shared project the budget counts the jobs of all its users, and each of the
 job of one would run as that user, with that user's rights.
 """
 
-import errno
 import json
 import os
 import re
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
-from ..kernel import files, layout, process, slurm
+from ..kernel import files, layout, process, records, slurm, submission
 from . import accounts, stages
 
 _ENTRY = re.compile(r"(\d{20})\.([%s]+)(?:\.(\d+))?\Z" % layout.TOKEN_LETTERS)
 _TURN = re.compile(r"turn\.(\d+)(\.end)?\Z")
-_TOKEN = re.compile(r"\.([%s]{12})\Z" % layout.TOKEN_LETTERS)
+_TOKEN = re.compile(r"\.([%s]{%d})(?:-\d+)?\Z" % (layout.TOKEN_LETTERS, layout.TOKEN_LENGTH))
 _KINDS = ("jobs", "nodes", "gpus")
 _FOREIGN_TURN_S = 120.0
 
@@ -71,8 +70,8 @@ def limits(home: str, queue: str) -> Need:
 
 def retries(home: str, token: str, times: int) -> int:
     """How often a submission's runs are tried again after a failure: as their step said, or as the budget says now."""
-    submission = files.read_json(os.path.join(layout.submission_dir(home, token), "submission.json")) or {}
-    limits_path = os.path.join(queue_dir(home, str(submission.get("queue") or "-")), "limits.json")
+    intent = submission.read(home, token)
+    limits_path = os.path.join(queue_dir(home, (intent.queue if intent else None) or "-"), "limits.json")
     attempts = (files.read_json(limits_path) or {}).get("attempts")
     return times if attempts is None else int(attempts) - 1
 
@@ -83,6 +82,13 @@ def enqueue(home: str, queue: str, token: str, need: Need) -> None:
     files.make_dir(folder)
     name = "%020d.%s.%d" % (time.time_ns(), token, os.getuid())
     files.create_exclusive(os.path.join(folder, name), files.to_json(dict(need)))
+
+
+def need_of(intent: records.Submission) -> Need:
+    """What a whole submission holds: its jobs, and what each has."""
+    tasks = [word for word in intent.argv if word.startswith("--array=0-")] if intent.shape else []
+    jobs = int(tasks[0][len("--array=0-") :].split("%")[0]) + 1 if tasks else 1
+    return {"jobs": jobs, "nodes": jobs * intent.nodes, "gpus": jobs * intent.gpus}
 
 
 def admit(
@@ -159,52 +165,27 @@ def usage(home: str, queue: str, ending: Optional[str] = None) -> Tuple[Need, Op
 
 def _need_of(home: str, queue: str, token: str) -> Need:
     """What one run of a submission holds; nothing if the submission is another project's."""
-    submission = files.read_json(os.path.join(layout.submission_dir(home, token), "submission.json")) or {}
-    if submission.get("queue") != queue:
+    intent = submission.read(home, token)
+    if intent is None or intent.queue != queue:
         return dict.fromkeys(_KINDS, 0)
-    return {"jobs": 1, "nodes": int(submission.get("nodes", 1)), "gpus": int(submission.get("gpus", 0))}
+    return {"jobs": 1, "nodes": intent.nodes, "gpus": intent.gpus}
 
 
 def _send(home: str, token: str) -> List[str]:
-    """Send one waiting submission of this user, if its run is still wanted. The first to mark it sends it.
-
-    Everything that it takes is read before the mark: what cannot be read has not been sent.
-    """
-    folder = layout.submission_dir(home, token)
-    submission = files.read_json(os.path.join(folder, "submission.json"))
-    waiting = files.read_json(os.path.join(folder, "waiting.json"))
-    if submission is None or waiting is None or not process.is_ours(submission):
+    """Send one waiting submission of this user, if its run is still wanted. The first to mark it sends it."""
+    intent = submission.read(home, token)
+    if intent is None or not intent.waits or not process.is_ours(intent._asdict()):
         return []
-    if not _still_wanted(home, submission["runs"][0], token):
+    if not _still_wanted(home, intent.runs[0], token):
         return []
-    waits = stages.dependency(home, waiting.get("needs") or [], any_end=bool(waiting.get("any_end")))
+    waits = stages.dependency(home, list(intent.needs), any_end=intent.any_end)
     if waits.problem is not None:
-        reason = files.to_json(
-            {"kind": "void", "reason": "it builds on a run that is not under way: %s" % waits.problem}
-        )
-        files.create_exclusive(os.path.join(folder, "outcome.json"), reason)
+        reason = "it builds on a run that is not under way: %s" % waits.problem
+        submission.settle(home, token, records.Outcome("void", reason=reason))
         return []
-    argv = waiting["argv"] + (["--dependency=%s" % waits.waits] if waits.waits else [])
-    try:
-        script = files.read_own(os.path.join(folder, "script.sh"))
-        env = read_environment(home, waiting["environment"])
-    except PermissionError as error:
-        why = files.to_json({"kind": "void", "reason": "%s: %s" % (error.filename, error.strerror)})
-        files.create_exclusive(os.path.join(folder, "outcome.json"), why)
-        return []
-    mark = dict(process.this_process(), schema=1, t=time.time())
-    if not files.create_exclusive(os.path.join(folder, "sending"), files.to_json(mark)):
-        return []
-    files.open_umask(home)
-    answer = slurm.sbatch(argv, script, env)
-    outcome: Optional[Dict[str, Any]] = None
-    if answer.kind == "accepted":
-        outcome = {"kind": "accepted", "job_id": answer.job_id}
-    elif answer.kind in ("refused", "unreached"):
-        outcome = {"kind": "void", "reason": answer.message}
-    if outcome is not None:
-        files.create_exclusive(os.path.join(folder, "outcome.json"), files.to_json(outcome))
-    return [submission["runs"][0]] if answer.kind == "accepted" else []
+    argv = [*intent.argv, *(["--dependency=%s" % waits.waits] if waits.waits else [])]
+    sent = submission.send(home, token, records.sender(argv, intent.environment, time.time()))
+    return [intent.runs[0]] if sent.kind == "accepted" else []
 
 
 def _still_wanted(home: str, name: str, token: str) -> bool:
@@ -274,21 +255,6 @@ def keep_environment(home: str, env: Dict[str, str]) -> str:
     if not os.path.exists(path):
         files.create_exclusive(path, data + b"\n")
     return name
-
-
-def read_environment(home: str, name: str) -> Dict[str, str]:
-    """An environment that this user has kept; where it is gone, that of this process without its job's variables.
-
-    One that somebody else has put there is a PermissionError: a job would execute what its PATH says.
-    """
-    for folder in (str(os.getuid()), ""):  # an older shoal kept them in one folder
-        path = os.path.join(home, layout.ENVIRONMENTS, folder, "%s.json" % name)
-        env = files.read_json(path)
-        if env is not None:
-            if os.stat(path).st_uid != os.geteuid() and files.is_shared(home):
-                raise PermissionError(errno.EPERM, "not used: an environment of another user", path)
-            return env
-    return slurm.clean_environ(os.environ)
 
 
 def users(home: str) -> List[int]:

@@ -9,7 +9,8 @@ import sys
 import time
 from typing import Any, Dict, Mapping, Optional
 
-from ..kernel import fence, files, layout, lease, process, slurm
+from ..kernel import fence, files, layout, lease, process, records, slurm
+from ..kernel import submission as transaction
 
 
 class StillWanted(Exception):
@@ -28,11 +29,10 @@ def token_of_this_job(home: str, name: str, token: str, environ: Mapping[str, st
     last = fence.read_claim(run_dir, layout.parse_names(files.names_in(run_dir)).generation)
     if last is None or not job_id:
         return None
-    folder = layout.submission_dir(home, last.token)
-    record = files.read_json(os.path.join(folder, "submission.json")) or {}
-    outcome = files.read_json(os.path.join(folder, "outcome.json")) or {}
-    ours = outcome.get("job_id") in (job_id, environ.get("SLURM_ARRAY_JOB_ID") or job_id)
-    return last.token if record.get("by_hand") and ours else None
+    record, outcome = transaction.read(home, last.token), transaction.outcome_of(home, last.token)
+    if record is None or outcome is None or not record.by_hand:
+        return None
+    return last.token if outcome.job_id in (job_id, environ.get("SLURM_ARRAY_JOB_ID") or job_id) else None
 
 
 def is_job_of_script(submission: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
@@ -51,29 +51,27 @@ def claim_again(home: str, name: str, submission: Dict[str, Any], token: str, me
     busy = _in_use(home, last, names)
     if busy is not None:
         raise StillWanted("%s %s; `shoal status` tells more" % (name, busy))
-    folder = layout.submission_dir(home, token)
-    files.make_dir(folder, exist_ok=False)
-    record = dict(submission, token=token, by_hand=True, t=time.time(), **process.this_process())
-    record["backend"] = "slurm" if me.get("job_id") else "local"
-    record["runs"] = submission["runs"] if me.get("array_job_id") else [name]
-    files.create_exclusive(os.path.join(folder, "submission.json"), files.to_json(record))
+    now, runs = time.time(), list(submission["runs"]) if me.get("array_job_id") else [name]
+    intent = records.decode(submission, records.Submission)._replace(
+        token=token,
+        by_hand=True,
+        t=now,
+        backend="slurm" if me.get("job_id") else "local",
+        runs=runs,
+        argv=(),
+        waits=False,
+    )
+    transaction.open_intent(home, intent._replace(**process.this_process()), None)
     output_dir = _free_folder(last.output_dir)
-    claim = {
-        "token": token,
-        "index": record["runs"].index(name),
-        "revision": last.revision,
-        "output_dir": output_dir,
-        "log_dir": output_dir if last.log_dir == last.output_dir else last.log_dir,
-        "t": time.time(),
-    }
-    path = os.path.join(run_dir, layout.submit_file(names.generation + 1, "claim"))
-    won = files.create_exclusive(path, files.to_json(claim))
-    job_id = me.get("array_job_id") or me.get("job_id")
-    outcome = {"kind": "accepted", "job_id": job_id} if won else {"kind": "void", "reason": "lost the race"}
-    files.create_exclusive(os.path.join(folder, "outcome.json"), files.to_json(outcome))
+    log_dir = output_dir if last.log_dir == last.output_dir else last.log_dir
+    claim = records.Claim(token, last.revision, output_dir, log_dir, index=runs.index(name), t=now)
+    won = transaction.claim(home, name, names.generation + 1, claim)
+    lost = records.Outcome("void", reason="another command claimed the run first")
+    accepted = records.Outcome("accepted", job_id=me.get("array_job_id") or me.get("job_id"))
+    transaction.settle(home, token, accepted if won else lost)
     if not won:
         raise StillWanted("%s was submitted by another command just now" % name)
-    rename_job(me, "%s.%s" % (name.replace("/", "."), token))
+    rename_job(me, transaction.job_name(name, token))
     return fence.find_claim(run_dir, token)
 
 
@@ -85,13 +83,13 @@ def _in_use(home: str, last: fence.Claim, names: layout.RunNames) -> Optional[st
     attempt = lease.read(last.run_dir, names, names.attempt) if names.attempt else None
     if attempt is not None and attempt.state == "live" and not lease.is_dead(attempt.start):
         return "is running (attempt %d)" % names.attempt
-    outcome = files.read_json(os.path.join(layout.submission_dir(home, last.token), "outcome.json")) or {}
-    if outcome.get("kind") == "void" or names.has_submit(last.generation, "cancel"):
+    outcome = transaction.outcome_of(home, last.token)
+    if (outcome is not None and outcome.kind == "void") or names.has_submit(last.generation, "cancel"):
         return None
     if names.has_submit(last.generation, layout.verdict_kind(names.attempt)):
         return None  # Slurm has said how the job ended, whether or not the run began.
     if attempt is None or attempt.start.get("generation") != last.generation:
-        return "is queued as job %s" % outcome.get("job_id", "of an unfinished submission")
+        return "is queued as job %s" % ((outcome and outcome.job_id) or "of an unfinished submission")
     return None
 
 

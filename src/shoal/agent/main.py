@@ -257,8 +257,10 @@ def _write_end(home: str, begun: fence.Claim, attempt: Attempt, spec: Dict[str, 
         trial.take_over(home, attempt, spec["trial"]["of"])  # it was done before anybody looked
     if attempt.claim != begun:
         trial.as_the_run(end, attempt)
-    if end["stopped_by"] and _is_replaced(attempt):
+    replaced = _is_replaced(attempt)
+    if end["stopped_by"] and replaced:
         end["stopped_by"] = "superseded"
+    end["next"] = None if replaced else survival.plan_next(home, attempt.claim, spec, end)
     told = False
     while True:
         try:

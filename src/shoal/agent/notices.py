@@ -1,8 +1,10 @@
 """Tell a person, from inside the job: the experiment is over, its first run failed, a run or its GPUs stand still.
 
-One message per event and submission, however many jobs see it: whoever creates the notice's file first sends it. The
-settings are what shoal.toml said at the last submission (`notify.json`); addresses of webhooks come from the
-environment or the user's secrets file. Failing to tell is said in the job's own output and never changes a run's end.
+One message per event and submission, however many jobs see it: whoever creates the notice's file first sends it, and
+then writes `.told`. Where that is missing for 600 s, the next job that ends, or command that looks, tells again: at
+least once, and twice only if the first teller was killed in between. The settings are what shoal.toml said at the last
+submission (`notify.json`); addresses of webhooks come from the environment or the user's secrets file. Failing to tell
+is said in the job's own output and never changes a run's end.
 """
 
 import json
@@ -12,9 +14,11 @@ import sys
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ..kernel import files, layout, lease
+from ..kernel import files, layout, lease, records
 
 _TIMEOUT_S = 30
+#: After this a notice that nobody has marked as told is told again.
+_TELL_AGAIN_S = 600.0
 
 
 def after_end(home: str, name: str, env: Mapping[str, str], last: bool = True) -> None:
@@ -26,6 +30,7 @@ def after_end(home: str, name: str, env: Mapping[str, str], last: bool = True) -
     settings = _settings(home)
     if settings is None:
         return
+    tell_again(home, env)
     experiment = name.split("/")[0]
     over, wave, ends = survey(home, experiment)
     bad = [end["run"] for end in ends if not end.get("success")]
@@ -126,22 +131,49 @@ def _settings(home: str) -> Optional[Dict[str, Any]]:
 
 def _tell(home: str, settings: Dict[str, Any], event: str, experiment: str, wave: int, text: str,
           env: Mapping[str, str]) -> None:  # fmt: skip
-    folder = os.path.join(home, "notices")
+    name = "%s.%s.%d" % (experiment, event, wave)
+    record = {"t": time.time(), "text": text, "event": event, "experiment": experiment, "user": records.user()}
     try:
-        files.make_dir(folder)
-        record = {"t": time.time(), "text": text}
-        if not files.create_exclusive(
-            os.path.join(folder, "%s.%s.%d" % (experiment, event, wave)), files.to_json(record)
-        ):
+        files.make_dir(os.path.join(home, "notices"))
+        if not files.create_exclusive(os.path.join(home, "notices", name), files.to_json(record)):
             return
     except OSError as error:
         _complain("cannot note that it tells: %s" % error)
         return
+    _send(home, settings, name, record, env)
+
+
+def tell_again(home: str, env: Mapping[str, str], now: Optional[float] = None) -> None:
+    """Tell what was noted and not told for ten minutes: whoever noted it was killed. One of those who see it does."""
+    settings, names = _settings(home), set(files.names_in(os.path.join(home, "notices")))
+    now = time.time() if now is None else now
+    for name in sorted(names) if settings is not None else ():
+        if not name[-1:].isdigit() or ".again" in name or name + ".told" in names:
+            continue
+        tries = 1 + sum(1 for other in names if other.startswith(name + ".again"))
+        last = name if tries == 1 else "%s.again%d" % (name, tries - 1)
+        try:
+            record = files.read_json(os.path.join(home, "notices", last)) or {}
+            if record.get("user") != records.user() or now < float(record.get("t", now)) + _TELL_AGAIN_S:
+                continue
+            mine = os.path.join(home, "notices", "%s.again%d" % (name, tries))
+            if settings is not None and files.create_exclusive(mine, files.to_json(dict(record, t=now))):
+                _send(home, settings, name, record, env)
+        except (OSError, ValueError) as error:
+            _complain("cannot tell again: %s" % error)
+
+
+def _send(home: str, settings: Dict[str, Any], name: str, record: Mapping[str, Any], env: Mapping[str, str]) -> None:
+    """By every way that the settings name. What fails is said and not tried again: it would fail again."""
     for way in (_by_command, _by_webhook, _by_mail):
         try:
-            way(settings, event, experiment, text, env)
+            way(settings, record["event"], record["experiment"], record["text"], env)
         except Exception as error:  # any way of telling may fail; the run's own end matters more
             _complain("%s failed: %s" % (way.__name__.replace("_by_", "telling by "), type(error).__name__))
+    try:
+        files.create_exclusive(os.path.join(home, "notices", name + ".told"), b"{}\n", sync=False)
+    except OSError as error:
+        _complain("cannot note that it has told: %s" % error)
 
 
 def _by_command(settings: Dict[str, Any], event: str, experiment: str, text: str, env: Mapping[str, str]) -> None:

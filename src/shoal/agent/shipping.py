@@ -33,6 +33,9 @@ elif role == "stage":
     from shoal_agent.agent.handover import main
 else:
     from shoal_agent.agent.main import main
+if role in ("pack", "launch") or role.startswith("/"):
+    from shoal_agent.kernel.output import Unbroken
+    sys.stdout, sys.stderr = Unbroken(sys.stdout), Unbroken(sys.stderr)
 roles = ("rank", "node", "launch", "pack", "warm", "ray-node", "stage")
 sys.exit(main(sys.argv[2:] if role in roles else sys.argv[1:]))
 """

@@ -8,6 +8,7 @@ import os
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ..kernel import checkpoints, files, layout, lease, slurm
+from ..kernel import submission as transaction
 from ..kernel.slurm_text import replace_job
 
 
@@ -40,14 +41,15 @@ def parent(home: str, name: str, any_end: bool = False) -> Parent:
 def job_of(home: str, claim: Mapping[str, Any]) -> Tuple[Optional[str], Optional[str]]:
     """(the job of a claim, its own task if it is an array, because the number alone may stand for all of them; the
     shape of a queue that it waits in)."""
-    folder = layout.submission_dir(home, str(claim.get("token", "-")))
-    outcome = files.read_json(os.path.join(folder, "outcome.json")) or {}
-    if outcome.get("kind") != "accepted" or not outcome.get("job_id"):
+    token = str(claim.get("token", "-"))
+    outcome = transaction.outcome_of(home, token)
+    if outcome is None or outcome.kind != "accepted" or not outcome.job_id:
         return None, None
-    submission = files.read_json(os.path.join(folder, "submission.json")) or {}
-    shape = submission.get("shape")
-    is_array = len(submission.get("runs", ())) > 1 and not shape
-    return "%s_%d" % (outcome["job_id"], claim.get("index", 0)) if is_array else str(outcome["job_id"]), shape
+    submission = transaction.read(home, token)
+    if submission is None:
+        return outcome.job_id, None
+    label = "%s_%d" % (outcome.job_id, claim.get("index", 0)) if submission.is_array else outcome.job_id
+    return label, submission.shape
 
 
 def dependency(home: str, names: List[str], any_end: bool = False) -> Parent:

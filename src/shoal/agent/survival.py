@@ -1,27 +1,34 @@
 """What becomes of a run after an attempt: was it good, why did it end, and does it go on in a follow-up job.
 
 The step's policy (`survive` in its spec) says how often each cause may be answered by another job: a time limit by one
-that continues from the newest checkpoint, lack of memory by one with more of it, and so on. A follow-up is an ordinary
-submission of the run's next generation, made by the job that ends; it waits for that job and passes the same fence.
+that continues from the newest checkpoint, lack of memory by one with more of it, and so on. The end record says so
+(`next`), and it is owed from then on (kernel/owed.py): an ordinary submission of the run's next generation, which waits
+for the job that ended and passes the same fence. The ending job makes it, or whoever comes next if Slurm is away.
 """
 
+import math
 import os
-import random
 import re
 import subprocess
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from ..kernel import fence, files, layout, lease, process, slurm
+from ..kernel import fence, files, layout, lease, owed, process, records, submission
+from ..kernel.records import Claim, Next
 from . import admission, environment, nodes, stages
 
 #: What GPUs say when their own memory is full; the host's memory has its own witness (memory.py).
 _CUDA_OOM = re.compile(rb"CUDA out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|HIP out of memory")
 _TAIL_BYTES = 64 * 1024
 CHECK_TIMEOUT_S = 600
+#: Ends that are no failure: the time was nearly up, or the program asked for another job by its exit code.
+GOES_ON = ("limit", "continue")
 _MEMORY = re.compile(r"--mem=(\d+)([KMGT]?)\Z")
 _KILO = {"K": 1 / 1024.0, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
-_LONGEST_BACKOFF_S = 3600
+_MAX_BACKOFF_S = 3600
+_ASK_AGAIN_S = 2.0
+#: Owed by jobs that gave up, and looked at by one that ends.
+_MAX_OWED = 20
 
 
 def judge(end: Dict[str, Any], spec: Mapping[str, Any], claim: fence.Claim, env: Mapping[str, str], err: str) -> None:
@@ -37,7 +44,9 @@ def check_of(
     policy = spec.get("survive") or {}
     asked_on = policy.get("continue_code") is not None and end["exit_code"] == policy["continue_code"]
     polite = end.get("warned") and (end["exit_code"] == 0 or end["signal"] == "SIGUSR1")
-    if end["stopped_by"] is None and (asked_on or polite):
+    if end["stopped_by"] is None and asked_on:
+        end["stopped_by"], end["problem"] = "continue", "exit code %d asks for another job" % end["exit_code"]
+    elif end["stopped_by"] is None and polite:
         end["stopped_by"] = "limit"
     if not policy.get("check") or end["stopped_by"] is not None or end["oom"]:
         return None
@@ -89,34 +98,160 @@ def _check(words: List[str], spec: Mapping[str, Any], env: Mapping[str, str], er
         return 127
 
 
+def plan_next(
+    home: str, claim: fence.Claim, spec: Mapping[str, Any], end: Mapping[str, Any]
+) -> Optional[Dict[str, Any]]:
+    """What the end record says about what follows (a Next), or None if nothing does. Asks only files."""
+    policy, cause = spec.get("survive") or {}, end.get("cause")
+    if end["success"] or cause is None or not end["job_id"]:
+        return None
+    before, limit = _earlier(claim, end["attempt"], cause), _limit(home, claim, policy, cause)
+    order = submission.how_sent(home, claim.token)
+    if before >= limit or order is None:
+        return None
+    changed, _ = changes(list(order.argv), cause, policy)
+    if changed is None:
+        return None
+    wait_s = backoff_s(policy, cause, before)
+    following = Next(cause, before + 1, limit, changed, time.time() + wait_s if wait_s else None)
+    return dict(following._asdict())
+
+
 def follow_up(
     home: str, name: str, claim: fence.Claim, spec: Mapping[str, Any], end: Mapping[str, Any], job: Optional[str]
 ) -> Optional[str]:
-    """Put the run's next generation into Slurm's queue if the policy says so; returns what was done, in words."""
-    policy, cause = spec.get("survive") or {}, end.get("cause")
-    if end["success"] or cause is None or not job:
-        return None
-    times = int(policy.get("follow_ups") or 0) if cause == "limit" else int((policy.get("retry") or {}).get(cause, 0))
-    before = _earlier(claim, end["attempt"], cause)
-    if times == 0:
-        return None
-    if cause != "limit":
-        times = admission.retries(home, claim.token, times)
-    if before >= times:
-        return "not continued: %s for the %dth time, and %d are allowed" % (cause, before + 1, times)
-
-    def adapt(argv: List[str]) -> Tuple[Optional[List[str]], str]:
-        changed, words = _options(argv, cause, policy, before)
-        if changed is None:
-            return None, words
-        ask = nodes.ask_slurm(os.environ)
-        changed, avoided = nodes.avoid(changed, nodes.failed(claim.run_dir, ask), ask)
-        return changed, words + (", " + avoided if avoided else "")
-
-    new_job, words = _next_job(home, name, claim, job, adapt)
+    """Put the run's next generation into Slurm's queue if its end says so; returns what was done, in words."""
+    following = owed.next_of(end)
+    if job:
+        _do_owed(home, claim.token)
+    if following is None or not job:
+        return _why_not(home, claim, spec, end) if job else None
+    silent = not answers_in_time(lambda: _leave_owed(home, name, claim, end, job))
+    if silent:
+        return "not continued yet: Slurm does not answer; the next command or job of this project continues it"
+    new_job, words = continue_run(home, name, claim, claim.generation, following, job)
     if new_job is None:
         return "not continued: %s" % words
-    return "continues as job %s (%s, %d of %d%s)" % (new_job, cause, before + 1, times, words)
+    return "continues as job %s (%s, %d of %d%s)" % (new_job, following.cause, following.number, following.limit, words)
+
+
+def continue_run(
+    home: str, name: str, claim: fence.Claim, seen: int, following: Next, job: str
+) -> Tuple[Optional[str], str]:
+    """Do what is owed after an end: submit the generation after `seen`, which was the newest when it was decided.
+
+    Returns the new job and what differs from the old one, in words; or None and why there is none.
+    """
+
+    def adapt(argv: List[str]) -> Tuple[Optional[List[str]], str]:
+        names = tuple(word.partition("=")[0] + "=" for word in following.options)
+        argv = [word for word in argv if not word.startswith(names)] if names else argv
+        wait_s = math.ceil((following.not_before or 0.0) - time.time())
+        begin = ["--begin=now+%d" % wait_s] if wait_s > 0 else []
+        ask = nodes.ask_slurm(os.environ)
+        changed, avoided = nodes.avoid([*argv, *following.options, *begin], nodes.failed(claim.run_dir, ask), ask)
+        told = [", " + word.lstrip("-").replace("=", " ") for word in following.options]
+        return changed, "".join([*told, ", " + avoided if avoided else ""])
+
+    done = _next_job(home, name, claim, seen, job, adapt)
+    if done[0] is not None:
+        _forget(home, claim.token)
+    return done
+
+
+def _limit(home: str, claim: fence.Claim, policy: Mapping[str, Any], cause: str) -> int:
+    """How many times a cause is answered by another job."""
+    if cause in GOES_ON:
+        return int(policy.get("follow_ups") or 0)
+    times = int((policy.get("retry") or {}).get(cause, 0))
+    return admission.retries(home, claim.token, times) if times else 0
+
+
+def _why_not(home: str, claim: fence.Claim, spec: Mapping[str, Any], end: Mapping[str, Any]) -> Optional[str]:
+    """Why a run that its step's policy is about does not go on; None if the policy says nothing."""
+    policy, cause = spec.get("survive") or {}, end.get("cause")
+    limit = 0 if end["success"] or cause is None else _limit(home, claim, policy, cause)
+    if not limit or cause is None:
+        return None
+    before = _earlier(claim, end["attempt"], cause)
+    if before >= limit:
+        return "not continued: %s for the %dth time, and %d are allowed" % (cause, before + 1, limit)
+    order = submission.how_sent(home, claim.token)
+    if order is None:
+        return "not continued: nothing says how the job was submitted"
+    return "not continued: %s" % changes(list(order.argv), cause, policy)[1]
+
+
+def answers_in_time(at_first_silence: Callable[[], None] = lambda: None) -> bool:
+    """Whether Slurm answers before the ending job has to leave it to others. Nothing is sent before: a request that a
+    frozen controller takes and does not answer would have to be waited for."""
+    ask, deadline = nodes.ask_slurm(os.environ), time.monotonic() + owed.wait_s(os.environ)
+    told = False
+    while " is UP" not in ask(["scontrol", "ping"])[1]:
+        if not told:
+            at_first_silence()
+            told = True
+        if time.monotonic() + _ASK_AGAIN_S > deadline:
+            return False
+        time.sleep(_ASK_AGAIN_S)
+    return True
+
+
+def _leave_owed(home: str, name: str, claim: fence.Claim, end: Mapping[str, Any], job: str) -> None:
+    """Spare other jobs the search; commands find it in the end record in any case."""
+    note = {"run": name, "generation": claim.generation, "next": end["next"], "job": job, "user": records.user()}
+    try:
+        os.makedirs(os.path.join(home, "owed"), exist_ok=True)
+        files.create_exclusive(os.path.join(home, "owed", claim.token), files.to_json(note), sync=False)
+    except OSError:
+        pass
+
+
+def _do_owed(home: str, own: str) -> None:
+    """What other jobs of this user had to leave, now that Slurm may answer again."""
+    folder = os.path.join(home, "owed")
+    left = [name for name in files.names_in(folder) if ".tmp-" not in name and name != own]
+    if not left or " is UP" not in nodes.ask_slurm(os.environ)(["scontrol", "ping"])[1]:
+        return
+    for token in left[:_MAX_OWED]:
+        try:
+            note = files.read_json(os.path.join(folder, token)) or {}
+            if note.get("user") != records.user():
+                continue
+            claim = fence.read_claim(layout.run_dir(home, note["run"]), note["generation"])
+            if claim is not None and is_owed(home, claim, note["next"]):
+                seen = layout.parse_names(files.names_in(claim.run_dir)).generation
+                job, words = continue_run(
+                    home, note["run"], claim, seen, records.decode(note["next"], Next), note["job"]
+                )
+                print("shoal: %s %s" % (note["run"], "continues as job %s" % job if job else words), flush=True)
+            if claim is None or not is_owed(home, claim, note["next"]):
+                _forget(home, token)
+        except (OSError, ValueError, KeyError) as error:
+            print("shoal: could not continue another run: %s" % error, flush=True)
+
+
+def _forget(home: str, token: str) -> None:
+    try:
+        os.unlink(os.path.join(home, "owed", token))
+    except OSError:
+        pass
+
+
+def is_owed(home: str, claim: fence.Claim, following: object) -> bool:
+    """Whether what follows an end of this claim's generation still has to be done, by the claims that came later."""
+    names = layout.parse_names(files.names_in(claim.run_dir))
+    claims = names.submits.get("claim", [])
+    standing, refused = claim.generation, False
+    for generation in claims:
+        later = fence.read_claim(claim.run_dir, generation) if generation > claim.generation else None
+        if later is not None:
+            outcome = submission.outcome_of(home, later.token)
+            if outcome is None or outcome.kind != "void":
+                standing = generation
+            elif outcome.refused:
+                refused = True
+    return owed.is_owed(following, claim.generation, standing, refused, claims, names.submits.get("cancel", []))
 
 
 def warn(env: Mapping[str, str], by_signal: Callable[[], None]) -> None:
@@ -143,7 +278,7 @@ def move_away(home: str, claim: fence.Claim, spec: Mapping[str, Any], bad: List[
         changed, words = nodes.avoid(argv, list(dict.fromkeys(earlier + bad)), ask)
         return (changed if changed != argv else None), words
 
-    new_job, words = _next_job(home, name, claim, job, adapt)
+    new_job, words = _next_job(home, name, claim, claim.generation, job, adapt)
     if new_job is None:
         return False, "goes on here: %s" % words
     return True, "goes on as job %s, which %s" % (new_job, words)
@@ -153,86 +288,59 @@ def move_away(home: str, claim: fence.Claim, spec: Mapping[str, Any], bad: List[
 _Adapt = Callable[[List[str]], Tuple[Optional[List[str]], str]]
 
 
-def _next_job(home: str, name: str, claim: fence.Claim, job: str, adapt: _Adapt) -> Tuple[Optional[str], str]:
-    """Submit the run's next generation, to start when `job` ends, and let what waits for `job` wait for the new one.
+def _next_job(
+    home: str, name: str, claim: fence.Claim, seen: int, job: str, adapt: _Adapt
+) -> Tuple[Optional[str], str]:
+    """Submit the generation after `seen`, to start when `job` ends, and let what waits for `job` wait for the new one.
 
     Returns the new job and what differs from the old one; or None and why there is none.
     """
-    old = layout.submission_dir(home, claim.token)
-    sent = files.read_json(os.path.join(old, "sent.json")) or files.read_json(os.path.join(old, "waiting.json"))
-    submission = files.read_json(os.path.join(old, "submission.json"))
-    if sent is None or submission is None:
+    order, intent = submission.how_sent(home, claim.token), submission.read(home, claim.token)
+    if order is None or intent is None:
         return None, "nothing says how the job was submitted"
-    token = "".join(random.SystemRandom().choice(layout.TOKEN_LETTERS) for _ in claim.token)
+    token = submission.new_token()
     folder = layout.submission_dir(home, token)
     ours = ("--job-name=", "--array=", "--output=", "--dependency=", "--begin=")
-    argv, words = adapt([word for word in sent["argv"] if not word.startswith(ours)])
+    argv, words = adapt([word for word in order.argv if not word.startswith(ours)])
     if argv is None:
         return None, words
     argv += [
-        "--job-name=%s" % _job_name(name, token),
+        "--job-name=%s" % submission.job_name(name, token),
         "--output=%s/slurm-%%j.out" % folder.replace("%", "%%"),
         "--dependency=afterany:%s" % job,
     ]
-    answer = _submit(home, name, claim, submission, dict(sent, argv=argv), token)
-    if answer is None:
-        return None, "another command has claimed the run"
-    if answer.kind != "accepted":
-        return None, answer.message
-    stages.move_children(job, str(answer.job_id))
-    return str(answer.job_id), words
-
-
-def _submit(
-    home: str, name: str, claim: fence.Claim, submission: Mapping[str, Any], sent: Mapping[str, Any], token: str
-) -> Optional[slurm.Answer]:
-    """Intent, claim, mark, send, outcome: the transaction of every submission. None if somebody else won the claim."""
-    folder = layout.submission_dir(home, token)
     script = files.read_own(os.path.join(layout.submission_dir(home, claim.token), "script.sh"))
     script = script.replace(claim.token.encode(), token.encode())
-    env = admission.read_environment(home, sent["environment"])
-    files.make_dir(folder, exist_ok=False)
-    files.create_exclusive(os.path.join(folder, "script.sh"), script, executable=True)
-    files.create_exclusive(os.path.join(folder, "sent.json"), files.to_json(dict(sent)))
-    record = dict(submission, token=token, runs=[name], job_name=_job_name(name, token), t=time.time())
-    record.update(process.this_process())
-    files.create_exclusive(os.path.join(folder, "submission.json"), files.to_json(record))
-    wish = {
-        "token": token,
-        "revision": claim.revision,
-        "output_dir": claim.output_dir,
-        "log_dir": claim.log_dir,
-        "t": time.time(),
-        "index": 0,
-    }
-    path = os.path.join(claim.run_dir, layout.submit_file(claim.generation + 1, "claim"))
-    outcome_path = os.path.join(folder, "outcome.json")
-    if not files.create_exclusive(path, files.to_json(wish)):
-        files.create_exclusive(outcome_path, files.to_json({"kind": "void", "reason": "lost the race"}))
-        return None
-    mark = dict(process.this_process(), schema=1, t=time.time())
-    files.create_exclusive(os.path.join(folder, "sending"), files.to_json(mark))
-    answer = slurm.sbatch(sent["argv"], script, env)
-    if answer.kind == "accepted":
-        files.create_exclusive(outcome_path, files.to_json({"kind": "accepted", "job_id": answer.job_id}))
-    elif answer.kind != "unclear":
-        files.create_exclusive(outcome_path, files.to_json({"kind": "void", "reason": answer.message}))
-    return answer
+    now, job_name = time.time(), submission.job_name(name, token)
+    intent = intent._replace(
+        token=token, runs=[name], job_name=job_name, t=now, waits=False, argv=argv, environment=order.environment
+    )
+    record = Claim(token, claim.revision, claim.output_dir, claim.log_dir, t=now)
+    sent = submission.submit_one(home, intent._replace(**process.this_process()), script, seen + 1, record)
+    if sent is None:
+        return None, "another command has claimed the run"
+    if sent.kind != "accepted":
+        return None, sent.message
+    stages.move_children(job, str(sent.job_id))
+    return str(sent.job_id), words
 
 
-def _options(kept: List[str], cause: str, policy: Mapping[str, Any], before: int) -> Tuple[Optional[List[str]], str]:
-    """What the policy changes about a job's options, and that in words; None and why if another try makes no sense."""
-    change = ""
-    if cause == "oom":
-        grown = [grow(word, float(policy.get("memory") or 0)) for word in kept]
-        told = [word for word, was in zip(grown, kept) if word != was]
-        if not told:
-            return None, "its memory is not to be raised (survive.memory), or nothing says how much it had"
-        kept, change = grown, ", " + told[0].lstrip("-").replace("=", " ")
-    if cause != "limit" and policy.get("backoff_s"):
-        wait_s = min(int(float(policy["backoff_s"]) * 2**before), _LONGEST_BACKOFF_S)
-        kept = [*kept, "--begin=now+%d" % wait_s]
-    return kept, change
+def changes(argv: List[str], cause: str, policy: Mapping[str, Any]) -> Tuple[Optional[List[str]], str]:
+    """The options that the policy changes after such an end; None and why if another try makes no sense."""
+    if cause != "oom":
+        return [], ""
+    grown = [grow(word, float(policy.get("memory") or 0)) for word in argv]
+    changed = [word for word, was in zip(grown, argv) if word != was]
+    if not changed:
+        return None, "its memory is not to be raised (survive.memory), or nothing says how much it had"
+    return changed, ""
+
+
+def backoff_s(policy: Mapping[str, Any], cause: str, before: int) -> float:
+    """How long a retry waits, twice as long each time; what only goes on does not wait."""
+    if cause in GOES_ON or not policy.get("backoff_s"):
+        return 0.0
+    return float(min(float(policy["backoff_s"]) * 2 ** min(before, 32), _MAX_BACKOFF_S))
 
 
 def grow(word: str, factor: float) -> str:
@@ -248,10 +356,6 @@ def _earlier(claim: fence.Claim, attempt: int, cause: str) -> int:
     ends = lease.ends(claim.run_dir, layout.parse_names(files.names_in(claim.run_dir)))
     before = [end for end in ends if end.get("attempt", 0) < attempt and end.get("revision") == claim.revision]
     return sum(1 for end in before if end.get("cause") == cause)
-
-
-def _job_name(name: str, token: str) -> str:
-    return "%s.%s" % (name.replace("/", "."), token)
 
 
 def _tail(path: str) -> bytes:

@@ -12,7 +12,7 @@ import shutil
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional
 
-from ..kernel import checkpoints, fence, files, layout, lease, process, progress, slurm
+from ..kernel import checkpoints, fence, files, layout, lease, process, progress, slurm, submission
 from . import stages
 
 if TYPE_CHECKING:
@@ -234,8 +234,8 @@ def dismiss(home: str, name: str) -> None:
         claim = _newest(home, one)
         if claim is None or claim.token == (_newest_record(home, name) or {}).get("token"):
             continue
-        outcome = files.read_json(os.path.join(layout.submission_dir(home, claim.token), "outcome.json")) or {}
-        job = str(outcome.get("job_id") or "")
+        outcome = submission.outcome_of(home, claim.token)
+        job = (outcome.job_id if outcome is not None else None) or ""
         if _is_ours(job, claim.token, ("PENDING",)):
             withdraw(claim, "%s is done" % name)
             slurm.scancel([job], os.environ, state="PENDING")

@@ -50,6 +50,11 @@ COMMANDS: dict[str, dict[str, str]] = {
 }
 
 
+#: Commands that change something and then tell of it. `submit`, `resume`, `retry` and `run` see to it themselves: they
+#: tell while they do it, and `run` follows the runs afterwards, which ends when nobody listens.
+CHANGING = frozenset({"cancel", "clean", "clusters", "data", "generate", "init", "pack", "switch"})
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command line and return its exit code; never lets a traceback out unless --debug is given."""
     words = sys.argv[1:] if argv is None else argv
@@ -66,7 +71,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"shoal {__version__}")
         return 0
     try:
-        return _dispatch(words)
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted\n")
         return 130
@@ -77,7 +84,10 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        return _report(error, as_json="--json" in words)
+        from shoal.kernel.output import unbroken
+
+        with unbroken():
+            return _report(error, as_json="--json" in words)
 
 
 def _dispatch(words: list[str]) -> int:
@@ -92,7 +102,12 @@ def _dispatch(words: list[str]) -> int:
     parser = Parser(f"shoal {name}", module.__doc__)
     module.configure(parser)
     args = parser.parse_args(words[1:])
-    return module.run(args) or 0
+    if name not in CHANGING:
+        return module.run(args) or 0
+    from shoal.kernel.output import unbroken
+
+    with unbroken():  # what was begun is carried out, whether or not anybody reads about it
+        return module.run(args) or 0
 
 
 def _overview() -> str:

@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 
-from shoal.cli.options import add_output, home_here
+from shoal.cli.options import add_output, add_request, home_here
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("which", nargs="+", metavar="RUN_OR_EXPERIMENT")
     parser.add_argument("--yes", action="store_true", help="do not ask, even when it is several runs")
     parser.add_argument("--dry-run", action="store_true", help="show what would be cancelled, and stop")
+    add_request(parser)
     add_output(parser)
 
 
@@ -35,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run or not views or (len(views) > 1 and not args.yes and not _agreed(views)):
         cancelled = cancelling.Cancelled([], {})
     else:
-        cancelled = cancelling.cancel(home, views, os.environ)
+        cancelled = cancelling.cancel(home, views, os.environ, args.request)
         admit_everywhere(home)
     _show(args, views, cancelled)
     return 0

@@ -24,6 +24,14 @@ def add_where(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--on", metavar="CLUSTER", help="a cluster profile, or local for this machine")
 
 
+def add_request(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--request",
+        metavar="NAME",
+        help="Name of this order: given again under the same name, it continues and repeats nothing (default: random)",
+    )
+
+
 def add_sweep(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", metavar="0-2,7", help="one run for each of these seeds")
     parser.add_argument(

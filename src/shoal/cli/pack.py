@@ -17,7 +17,7 @@ import os
 import sys
 from pathlib import Path
 
-from shoal.cli.options import add_output, add_sweep, add_where, cluster_for
+from shoal.cli.options import add_output, add_request, add_sweep, add_where, cluster_for
 from shoal.cli.pack_flags import add_pack, pack_of
 
 
@@ -33,6 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the timeline there as well")
     parser.add_argument("--png", type=Path, metavar="FILE", help="the same as a PNG (pip install 'shoal[png]')")
     add_pack(parser)
+    add_request(parser)
     add_output(parser)
 
 
@@ -59,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
         dry_run=args.dry_run,
         follow=not args.quiet and not args.json,
         note=_silent if args.quiet or args.json else _note,
+        request_id=args.request,
     )
     from shoal.views import pack  # only now: the first run was not to wait for it
 

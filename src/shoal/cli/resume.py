@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from shoal.cli.options import add_output, add_where, cluster_for, project_here
+from shoal.cli.options import add_output, add_request, add_where, cluster_for, project_here
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -17,17 +17,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("flags", nargs="*", metavar="-- SBATCH_FLAGS", help="asked for on top of what it had")
     add_where(parser)
     parser.add_argument("--dry-run", action="store_true", help="show what it would continue from, and stop")
+    add_request(parser)
     add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from shoal.cli.submit import exit_code, teller
     from shoal.plan.describe import resume
+    from shoal.submit import standing
     from shoal.submit.scripts import submit_asked
 
     project = project_here()
     say = teller(args)
     asked = resume(args.run, project, args.flags)
+    home, name = str(project.home), asked.run.spec.name
+    given = standing.find(home, "resume", [name], (args.on, args.flags), args.request, os.environ)
     with say:
         results = submit_asked(
             [asked],
@@ -37,5 +41,6 @@ def run(args: argparse.Namespace) -> int:
             tell=say,
             follow=not args.quiet,
             dry_run=args.dry_run,
+            given=None if args.dry_run else given,
         )
     return exit_code(results)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from shoal.cli.options import add_output, add_where, cluster_for, project_here
+from shoal.cli.options import add_output, add_request, add_where, cluster_for, project_here
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -28,12 +28,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fresh", action="store_true", help="from the beginning, in a new folder")
     parser.add_argument("--dry-run", action="store_true", help="show what would be started, and stop")
     add_where(parser)
+    add_request(parser)
     add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from shoal.cli.submit import exit_code, teller
-    from shoal.submit import retrying
+    from shoal.submit import retrying, standing
     from shoal.submit.scripts import submit_asked
     from shoal.views.select import parse_states, select_runs
 
@@ -41,14 +42,30 @@ def run(args: argparse.Namespace) -> int:
     home = str(project.home)
     causes = [word.strip() for word in (args.cause or "").split(",") if word.strip()]
     names = select_runs(home, args.which)
-    found = retrying.find(home, names, parse_states(args.state), causes, os.environ)
     change = retrying.Change(args.mem, args.time, args.exclude_nodes, args.fresh)
+    meaning = (change, args.state, args.cause, args.on)
+    given = None
+    if not args.dry_run:
+        given = standing.find(home, "retry", names, meaning, args.request, os.environ)
     with teller(args) as say:
-        if not found:
-            say.note("no run of these ended badly")
-            return 0
-        asked = retrying.again(home, [view for view, _ in found], change)
+        if given is not None and given.record is not None:
+            views = retrying.left_of(home, given, os.environ)
+        else:
+            views = [view for view, _ in retrying.find(home, names, parse_states(args.state), causes, os.environ)]
+            if not views:
+                say.note("no run of these ended badly")
+                return 0
+        asked = retrying.again(home, views, change)
         cluster = cluster_for(project, args.on)
         return exit_code(
-            submit_asked(asked, project, cluster, os.environ, tell=say, follow=not args.quiet, dry_run=args.dry_run)
+            submit_asked(
+                asked,
+                project,
+                cluster,
+                os.environ,
+                tell=say,
+                follow=not args.quiet,
+                dry_run=args.dry_run,
+                given=given,
+            )
         )

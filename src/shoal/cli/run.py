@@ -24,6 +24,7 @@ def run(args: argparse.Namespace) -> int:
         return submit.run(args)
     with submit.teller(args, next_steps=False, ask=not args.yes) as say:
         results = submit.submit_files(args, say)
+        say.order_is_whole()
         if any(result.did == "ran" for result in results):
             return submit.exit_code(results)
         return follow_to_end(home_here(), results, say, os.environ)

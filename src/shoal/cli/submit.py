@@ -13,6 +13,7 @@ terminal, several runs that would go to a cluster are counted first and sent aft
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections import Counter
@@ -20,7 +21,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.options import add_how, add_output, add_sweep, add_where, cluster_for, how_of, project_here, wish_of
+from shoal.cli.options import (
+    add_how,
+    add_output,
+    add_request,
+    add_sweep,
+    add_where,
+    cluster_for,
+    how_of,
+    project_here,
+    wish_of,
+)
 
 if TYPE_CHECKING:
     from shoal.config.cluster import Cluster
@@ -45,6 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prune", action="store_true", help="cancel live runs that a sweep no longer describes")
     parser.add_argument("--dry-run", action="store_true", help="show what would be submitted, and stop")
     parser.add_argument("--yes", action="store_true", help="do not ask, even when several runs go to a cluster")
+    add_request(parser)
     add_output(parser)
 
 
@@ -78,6 +90,7 @@ def submit_files(args: argparse.Namespace, say: Teller) -> list[Result]:
         how=how_of(args),
         prune=args.prune,
         on=args.on,
+        request_id=args.request,
     )
 
 
@@ -132,7 +145,8 @@ def teller(args: argparse.Namespace, *, next_steps: bool = True, ask: bool = Fal
 
 
 class Teller:
-    """Prints each result as it comes; with --json, all of them at the end. A context, so that an error loses none."""
+    """Prints each result as it comes; with --json, all of them at the end. A context, so that an error loses none, and
+    an output that nobody reads any more does not end the order."""
 
     def __init__(self, *, as_json: bool, quiet: bool, next_steps: bool, ask: bool) -> None:
         self.as_json = as_json
@@ -140,14 +154,26 @@ class Teller:
         self.next_steps = next_steps
         self.ask = ask
         self.results: dict[str, dict[str, Any]] = {}
-        from shoal.views.progress import Bar
-
-        self._bar = Bar("runs so far", off=as_json or quiet)
+        self._guard = contextlib.ExitStack()
 
     def __enter__(self) -> Teller:
+        from shoal.kernel.output import unbroken
+        from shoal.views.progress import Bar
+
+        self._guard.enter_context(unbroken())
+        self._bar = Bar("runs so far", off=self.as_json or self.quiet)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._guard:
+            self._finish(kind)
+
+    def order_is_whole(self) -> None:
+        """From here on it is only told what becomes of the runs: a reader that leaves ends that."""
+        self._bar.clear()
+        self._guard.close()
+
+    def _finish(self, kind: type[BaseException] | None) -> None:
         self._bar.clear()
         if kind is None:
             self._tell_a_person()

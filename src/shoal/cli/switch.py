@@ -14,7 +14,7 @@ import argparse
 import os
 import time
 
-from shoal.cli.options import add_output, project_here
+from shoal.cli.options import add_output, add_request, project_here
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="with --apply: steps that it does before it takes over",
     )
+    add_request(parser)
     add_output(parser)
 
 
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     name = find_run(str(project.home), args.run)
     wish = Wish(args.gpus, args.nodes, args.time, args.flags, args.efficiency, args.progress, args.after_step)
     found = compare(name, wish, project, os.environ, now)
-    applied = apply(found, project, os.environ) if args.apply else []
+    applied = apply(found, wish, project, os.environ, args.request) if args.apply else []
     switch.show(found, applied, as_json=args.json, quiet=args.quiet, now=now)
     return 0
 

@@ -65,7 +65,7 @@ def find_claim(run_dir: str, token: str) -> Claim:
 def settle(submission_dir: str, me: Mapping[str, Any]) -> None:
     """Accepted or given up? This job is the best witness, and whoever writes the outcome first decides: from here on
     nobody can give the submission up while its job runs."""
-    path = os.path.join(submission_dir, "outcome.json")
+    path = os.path.join(submission_dir, layout.outcome_file())
     outcome = files.read_json(path)
     if outcome is None:
         job_id = me.get("array_job_id") or me.get("job_id")

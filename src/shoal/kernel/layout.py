@@ -5,20 +5,22 @@
   agent/<hash>.pyz                  the agent, as one file; queued jobs keep the one they were submitted with. In a
                                     shared project agent/<uid>/<hash>.pyz: everybody executes their own
   notify.json                       whom jobs tell about an end or a failure
-  notices/<experiment>.<event>.<n>  it was told; the first writer tells
+  notices/<experiment>.<event>.<n>  it is told by the first writer, who adds .told afterwards; .again<k>: told again,
+                                    because .told did not come
   cache/squeue-<uid>.json           the last answer of Slurm, shared by all who watch
   submissions/<token>/
-    submission.json                 intent, before anything is sent: who, when, which runs
+    submission.json                 intent, before anything is sent: who, when, which runs, which code and packages
     script.sh                       the batch script, for people and for Slurm
-    sent.json                       how it was sent: sbatch's options, and the environment's name
-    provenance.json                 the code's commit, Python and packages at that moment
-    waiting.json                    how to send it, for a run that waits for room under the budget
-    sending                         from here on Slurm may know the job
+    send.<i>                        from here on Slurm may know the job: who sent it, when, with which options; send.0
+                                    may be a second name of submission.json, which says the same. Later jobs of a pack
+                                    have i from 1, and their name ends with <token>-<i>
+    send.<i>.outcome                accepted with a job id, or void; the first writer decides
     pack.json                       the queue of a pack, and how it is worked through
     claimed                         every run of a pack on this machine is claimed that will be
     engine.<host-pid>.json|lease|end    an engine of a pack: what it has, that it lives, how it ended
-    outcome.json                    accepted with a job id, or void; the first writer decides
     slurm-*.out                     what Slurm and the set-up lines printed
+  orders/<id>.json|done             an order that must not be carried out twice, and that all of it was carried out
+  owed/<token>                      an end of this submission could not be followed by what it owes (kernel/owed.py)
   queue/<cluster>/                  the budget, and the submissions that wait for room under it (admission.py)
   environments/<uid>/<hash>.json    an environment without secrets, as it was when something was submitted; for that
                                     person's eyes only
@@ -51,6 +53,7 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Tuple
 STATES = ("start", "live", "end", "lost")
 #: Letters of a submission's token: none that people confuse.
 TOKEN_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"  # noqa: S105
+TOKEN_LENGTH = 12
 ENVIRONMENTS = "environments"
 #: A tree is 16 letters and digits, and no user has so long a number.
 _WHOSE_SNAPSHOT = re.compile(r"/snapshots/(\d{1,10})/[0-9a-f]{16}/")
@@ -63,6 +66,14 @@ def submissions_dir(home: str) -> str:
 
 def submission_dir(home: str, token: str) -> str:
     return os.path.join(home, "submissions", token)
+
+
+def send_file(index: int) -> str:
+    return "send.%d" % index
+
+
+def outcome_file(index: int = 0) -> str:
+    return "send.%d.outcome" % index
 
 
 def runs_dir(home: str) -> str:

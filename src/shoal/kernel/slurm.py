@@ -14,6 +14,7 @@ import time
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import slurm_text
+from .lease import VARIABLE as LEASE_VARIABLE
 from .slurm_text import Answer, JobRow, JobState, classify
 
 __all__ = [
@@ -119,7 +120,8 @@ def clean_environ(environ: Mapping[str, str]) -> Dict[str, str]:
     """The environment that a new job gets: no options in disguise, and nothing that belongs to the current job."""
     kept = _without_options(environ)
     of_this_job = (_OF_SHOAL, *_OF_THE_JOB) if "SLURM_JOB_ID" in environ else (_OF_SHOAL,)
-    return {name: value for name, value in kept.items() if not name.startswith(of_this_job)}
+    # All jobs of a run must agree on how they keep time.
+    return {name: value for name, value in kept.items() if name == LEASE_VARIABLE or not name.startswith(of_this_job)}
 
 
 def step_environ(environ: Mapping[str, str]) -> Dict[str, str]:

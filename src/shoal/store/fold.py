@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from shoal.kernel import owed
 from shoal.kernel.lease import Timing
 from shoal.store.reading import RunFiles
 from shoal.store.records import End, Submission, Verdict
@@ -94,6 +95,8 @@ def _fold(files: RunFiles, evidence: Evidence) -> RunView:
         return _not_acknowledged(files, view)
     if evidence.row is not None and evidence.row.word not in ENDED_WORDS and not _has_ended(files, evidence.row):
         return _in_slurm(files, evidence.row, view)
+    if files.owes:
+        return RunView(**view, state="queued", cause=owed.CAUSE)
     verdict = _verdict(files, evidence.row)
     if files.end is not None and files.end.generation == files.generation:
         if files.end.stopped_by == "probe" and evidence.alive and not files.cancelled:
@@ -226,7 +229,7 @@ def _not_acknowledged(files: RunFiles, view: dict[str, Any]) -> RunView:
     if files.cancelled:
         return RunView(**view, state="cancelled", cause="cancelled before Slurm answered")
     assert files.origin is not None  # noqa: S101
-    if files.origin.sending:
+    if files.origin.sent is not None:
         return RunView(**view, state="unknown", cause="Slurm's answer to the submission is not known yet")
     waits = "waits for room under the budget" if files.origin.waiting else "claimed, not sent yet"
     return RunView(**view, state="queued", cause=waits)
@@ -269,7 +272,7 @@ def _after_end(files: RunFiles, end: End, verdict: Verdict | None, view: dict[st
         return RunView(**view, state="oom", cause="out of memory: the kernel killed a process of the run")
     if files.cancelled or end.stopped_by == "cancelled":
         return RunView(**view, state="cancelled", cause=_cancelled(files))
-    if end.stopped_by is None:
+    if end.stopped_by in (None, "continue"):
         how = f"killed by {end.signal}" if end.signal else f"exit code {end.exit_code}"
         return RunView(**view, state="failed", cause=end.problem or how)
     if word in ENDED_WORDS and ENDED_WORDS[word] not in ("done", "failed"):

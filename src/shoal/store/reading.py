@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from shoal.kernel import files, layout
+from shoal.kernel import files, layout, owed
+from shoal.kernel import submission as kernel
 from shoal.kernel.files import names_in
 from shoal.model import RunSpec
 from shoal.store import records
-from shoal.store.records import Claim, DamagedRecord, End, Outcome, Start, Submission, Verdict
+from shoal.store.records import Claim, DamagedRecord, End, Outcome, Send, Start, Submission, Verdict
 
 # msgspec learns a type when it is first used, and two threads that do so at once crash Python (measured).
-for _kind in (RunSpec, Claim, End, Outcome, Start, Submission, Verdict):
-    msgspec.json.Decoder(_kind)
+for _kind in (RunSpec, Claim, End, Outcome, Send, Start, Submission, Verdict):
+    msgspec.json.Decoder(records.checked(_kind))
 
 
 class SubmissionFiles(NamedTuple):
-    """A submission's folder. `sending` means that Slurm may know the job, whatever else is missing.
+    """A submission's folder. `sent` is when it was sent: from then on Slurm may know the job, whatever else is missing.
 
-    `waiting` means that it waits for room under the budget, and is not abandoned; `sent` is when that ended, if it did.
+    `waiting` means that it waits for room under the budget, and is not abandoned; `owes` that the time of a pack was up
+    and no job continues it yet.
     """
 
     submission: Submission | None
     outcome: Outcome | None
-    sending: bool
-    waiting: bool = False
     sent: float | None = None
+    waiting: bool = False
+    owes: bool = False
 
 
 class RunFiles(NamedTuple):
@@ -50,23 +52,44 @@ class RunFiles(NamedTuple):
     given_up: str | None = None
     damage: str | None = None
     cancel_reason: str | None = None
+    given_up_t: float | None = None
+    refused: bool = False
+
+    @property
+    def owes(self) -> bool:
+        """Whether the newest end is to be followed by another job, and none was sent yet (shoal.kernel.owed)."""
+        end, submits = self.end, self.names.submits
+        if self.origin is not None and self.origin.owes:
+            left = end is None or end.generation != self.generation or end.stopped_by in ("walltime", "probe")
+            return left and not self.cancelled
+        return end is not None and owed.is_owed(
+            end.next, end.generation, self.generation, self.refused, submits.get("claim", ()), submits.get("cancel", ())
+        )
 
 
 def read_submission(home: str, token: str) -> SubmissionFiles:
     folder = layout.submission_dir(home, token)
     names = names_in(folder)
-    return SubmissionFiles(
-        records.read(os.path.join(folder, "submission.json"), Submission),
-        records.read(os.path.join(folder, "outcome.json"), Outcome) if "outcome.json" in names else None,
-        "sending" in names,
-        "waiting.json" in names and "sending" not in names,
-        _sent(folder) if "waiting.json" in names and "sending" in names else None,
-    )
+    submission = records.read(os.path.join(folder, "submission.json"), Submission)
+    outcome = sent = None
+    if layout.outcome_file() in names:
+        outcome = records.read(os.path.join(folder, layout.outcome_file()), Outcome)
+    if layout.send_file(0) in names:
+        # Only an open question needs its time; thousands of others are not read for it.
+        order = records.read(os.path.join(folder, layout.send_file(0)), Send) if outcome is None else None
+        sent = order.t if order is not None else 0.0
+    waiting = submission is not None and submission.waits and sent is None and outcome is None
+    owes = submission is not None and submission.shape is not None and _queue_owes(folder, names)
+    return SubmissionFiles(submission, outcome, sent, waiting, owes)
 
 
-def _sent(folder: str) -> float | None:
-    mark = files.read_json(os.path.join(folder, "sending")) or {}
-    return float(mark["t"]) if "t" in mark else None
+def _queue_owes(folder: str, names: Sequence[str]) -> bool:
+    if not any(name.startswith("engine.") and name.endswith(".end") for name in names):
+        return False
+    from shoal.agent.pack import follow  # only for packs whose jobs have ended
+
+    opened = any(outcome is None for _, _, outcome in kernel.sends(folder)[1:])
+    return opened or bool(follow.still_owed(folder))
 
 
 class Reader:
@@ -133,7 +156,7 @@ class Reader:
         end = records.read_end(folder, names, attempt) if attempt else None
         if end is not None and end.success and end.generation == names.generation:
             return RunFiles(name, names, end.generation, end=end, verdict=verdict(end.generation))
-        generation, claim, origin, given_up = self._standing_claim(names, path)
+        generation, claim, origin, void = self._standing_claim(names, path)
         for number in reversed(names.attempts.get("end", ())) if claim is not None else ():
             # The fence lets nobody repeat what ended well, so nothing that came later can have undone it.
             earlier = end if number == attempt else records.read_end(folder, names, number)
@@ -151,24 +174,26 @@ class Reader:
             end,
             names.has_submit(generation, "cancel"),
             verdict(generation),
-            given_up,
+            void[0][1].reason if void else None,
             cancel_reason=_reason(path(generation, "cancel")) if names.has_submit(generation, "cancel") else None,
+            given_up_t=void[0][0].t if void else None,
+            refused=any(outcome.refused for _, outcome in void),
         )
 
     def _standing_claim(
         self, names: layout.RunNames, path: Callable[[int, str], str]
-    ) -> tuple[int, Claim | None, SubmissionFiles | None, str | None]:
-        """The newest generation whose submission was not given up, and why a newer one was."""
-        given_up = None
+    ) -> tuple[int, Claim | None, SubmissionFiles | None, list[tuple[Claim, Outcome]]]:
+        """The newest generation whose submission was not given up, and the newer ones that were, newest first."""
+        void: list[tuple[Claim, Outcome]] = []
         for generation in reversed(names.submits.get("claim", [])):
             claim = records.read(path(generation, "claim"), Claim)
             if claim is None:
                 continue
             origin = self.submission(claim.token)
             if origin.outcome is None or origin.outcome.kind != "void":
-                return generation, claim, origin, given_up
-            given_up = given_up or origin.outcome.reason
-        return 0, None, None, given_up
+                return generation, claim, origin, void
+            void.append((claim, origin.outcome))
+        return 0, None, None, void
 
 
 def _reason(path: str) -> str | None:

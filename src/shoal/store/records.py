@@ -1,35 +1,32 @@
-"""The small files of a run as typed records. Unknown fields are kept out of the way: a newer shoal may add some."""
+"""The small files of a run as typed records. Unknown fields are kept out of the way: a newer shoal may add some.
+
+Those of a submission are the kernel's own types, which jobs use too; here they are read with every field checked.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import typing
 from typing import Any, TypeVar
 
 import msgspec
 
 from shoal.errors import InputError
 from shoal.kernel import files, layout, lease
-from shoal.model import RunSpec
+from shoal.kernel import records as kernel
+from shoal.kernel.records import Asked, Claim, Next, Outcome, Send, Submission
 
-T = TypeVar("T", bound="Record | RunSpec")
+__all__ = ["Asked", "Claim", "Next", "Outcome", "Send", "Submission"]
+
+T = TypeVar("T")
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all records; reading one with a newer schema than ours is refused by `read`."""
 
     schema: int = 1
-
-
-class Asked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one run of a submission asked for, resolved: `gpus`, `cpus` and `memory_mb` are per node."""
-
-    nodes: int = 1
-    gpus: int = 0
-    gpu_type: str | None = None
-    cpus: int | None = None
-    memory_mb: int | None = None
-    partition: str | None = None
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,62 +38,6 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     cpus: int = 0
     engine: str = ""
     host: str | None = None
-
-
-class Submission(Record, frozen=True, kw_only=True):
-    """Intent: these runs, as one Slurm job (or array), or as processes on this machine.
-
-    `shape` is None for a job of its own or an array; the runs of a "pack" or of "pilots" wait in a queue in there.
-    `needs` are runs that must be done before it starts. `uid` alone sends it, continues its runs and cancels its job.
-    """
-
-    token: str
-    backend: str
-    cluster: str
-    slurm_cluster: str | None = None
-    job_name: str
-    runs: list[str]
-    t: float
-    host: str
-    pid: int
-    started: str | None
-    uid: int | None = None
-    user: str = ""
-    by_hand: bool = False
-    time_limit_s: int | None = None
-    queue: str | None = None
-    nodes: int = 1
-    gpus: int = 0
-    code: str | None = None
-    commit: str | None = None
-    asked: Asked | None = None
-    shape: str | None = None
-    needs: list[str] = []
-
-    @property
-    def is_array(self) -> bool:
-        """Whether each run is a task of its own; the tasks of pilots are not runs."""
-        return self.shape is None and len(self.runs) > 1
-
-
-class Outcome(Record, frozen=True, kw_only=True):
-    """What became of a submission: "accepted" with the job's id, or "void". The first one written holds."""
-
-    kind: str
-    job_id: str | None = None
-    reason: str | None = None
-    adopted: bool = False
-
-
-class Claim(Record, frozen=True, kw_only=True):
-    token: str
-    revision: int
-    output_dir: str
-    log_dir: str
-    index: int = 0
-    resume: bool = False
-    switched: bool = False
-    t: float = 0.0
 
 
 class Start(Record, frozen=True, kw_only=True):
@@ -150,6 +91,8 @@ class End(Record, frozen=True, kw_only=True):
     job_label: str | None = None
     held: Held | None = None
     data: list[dict[str, Any]] = []
+    #: The fields of a kernel Next: what follows this end by itself.
+    next: dict[str, Any] | None = None
 
 
 class Verdict(Record, frozen=True, kw_only=True):
@@ -184,12 +127,14 @@ def read(path: str, kind: type[T]) -> T | None:
 
 
 def _decoded(path: str, data: bytes, kind: type[T]) -> T:
+    struct: Any = checked(typing.cast("Any", kind))
     try:
-        record = _decode(data, kind)
+        record = _decode(data, struct)
     except (msgspec.MsgspecError, ValueError) as error:
         raise DamagedRecord(f"{path} is damaged: {error}") from None
     refuse_newer(path, record.schema)
-    return record
+    found: T = record if struct is kind else _as_tuple(record, kind)
+    return found
 
 
 def read_start(folder: str, number: int) -> Start | None:
@@ -235,11 +180,41 @@ def refuse_newer(path: str, schema: int) -> None:
         raise DamagedRecord(f"{path} was written by a newer shoal (schema {schema})")
 
 
-def encode(record: Record) -> bytes:
-    return files.to_json(msgspec.to_builtins(record))
+def encode(record: Any) -> bytes:
+    return files.to_json(msgspec.to_builtins(record)) if isinstance(record, msgspec.Struct) else kernel.encode(record)
 
 
-def _decode(data: bytes, kind: type[T]) -> T:
+@functools.cache
+def checked(kind: Any) -> Any:
+    """What msgspec reads a record as: itself, or for one of the kernel's a struct with the same fields."""
+    if not issubclass(kind, tuple):
+        return kind
+    defaults, nested = kind._field_defaults, dict(_nested(kind))
+    hints = {name: checked(nested[name]) | None if name in nested else hint for name, hint in _hints(kind)}
+    fields = [(name, hint, defaults[name]) if name in defaults else (name, hint) for name, hint in hints.items()]
+    return msgspec.defstruct(kind.__name__, [("schema", int, 1), *fields], frozen=True, kw_only=True)
+
+
+def _hints(kind: Any) -> list[tuple[str, Any]]:
+    return list(typing.get_type_hints(kind).items())
+
+
+@functools.cache
+def _nested(kind: Any) -> list[tuple[str, Any]]:
+    """Fields that hold a record of the kernel, or None."""
+    return [(name, one) for name, hint in _hints(kind) for one in typing.get_args(hint) if hasattr(one, "_fields")]
+
+
+def _as_tuple(record: Any, kind: Any) -> Any:
+    values = msgspec.structs.asdict(record)
+    del values["schema"]
+    for name, nested in _nested(kind):
+        if values[name] is not None:
+            values[name] = _as_tuple(values[name], nested)
+    return kind(**values)
+
+
+def _decode(data: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError):

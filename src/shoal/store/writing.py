@@ -1,4 +1,7 @@
-"""Write a run's files: every one is created once, by link, and whoever comes first decides."""
+"""Write a run's files: every one is created once, by link, and whoever comes first decides.
+
+Submissions and claims are written by the one transaction, shoal.kernel.submission.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from shoal.errors import InputError
-from shoal.kernel import files, layout, process
+from shoal.kernel import files, layout
 from shoal.model import RunSpec
 from shoal.store import records
 from shoal.store.reading import RunFiles, read_spec
-from shoal.store.records import Claim, DamagedRecord, Outcome, Submission, Verdict
+from shoal.store.records import DamagedRecord, Verdict
 from shoal.store.sharing import make_shared
 
 #: Small durable writes wait for the disk, not for the processor; eight at a time is where ext4 and NFS stop gaining.
@@ -84,48 +87,6 @@ def record_spec(home: str, spec: RunSpec) -> RunSpec:
             )
         return kept
     return spec
-
-
-def open_submission(
-    home: str,
-    submission: Submission,
-    script: str,
-    queue: dict[str, Any] | None = None,
-    opened: Callable[[], None] = lambda: None,
-) -> None:
-    """Write the intent, the script, and the queue of a pack. All of it is on disk, and nothing sent, when this returns.
-
-    `opened` is called when the files can be read and are not yet on disk: what takes a while to begin may begin then.
-    """
-    folder = layout.submission_dir(home, submission.token)
-    files.make_dir(folder, exist_ok=False)
-    parts = {"script.sh": script.encode("utf-8", "surrogateescape"), "submission.json": records.encode(submission)}
-    if queue is not None:
-        parts["pack.json"] = files.to_json(queue)
-    for name, data in parts.items():
-        files.create_exclusive(os.path.join(folder, name), data, sync=False, executable=name == "script.sh")
-    opened()
-    files.sync_records([os.path.join(folder, name) for name in parts])
-
-
-def claim(home: str, name: str, generation: int, record: Claim) -> bool:
-    """Win a generation of a run, or learn that somebody else has."""
-    path = os.path.join(layout.run_dir(home, name), layout.submit_file(generation, "claim"))
-    return files.create_exclusive(path, records.encode(record))
-
-
-def mark_sending(home: str, token: str) -> None:
-    """From here on Slurm may know the job, whatever happens to this command."""
-    path = os.path.join(layout.submission_dir(home, token), "sending")
-    files.create_exclusive(path, files.to_json({"schema": 1, **process.this_process()}))
-
-
-def settle(home: str, token: str, outcome: Outcome) -> Outcome:
-    """Write what became of a submission and return what holds: the first outcome written, perhaps somebody else's."""
-    path = os.path.join(layout.submission_dir(home, token), "outcome.json")
-    if files.create_exclusive(path, records.encode(outcome)):
-        return outcome
-    return records.read(path, Outcome) or outcome
 
 
 def request_cancel(home: str, name: str, generation: int, record: dict[str, Any]) -> bool:

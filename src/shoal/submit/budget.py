@@ -11,7 +11,6 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from shoal import secrecy
 from shoal.agent import accounts, admission
 from shoal.agent.admission import Need
 from shoal.backends.slurm.submit_limits import submit_limit
@@ -20,8 +19,8 @@ from shoal.config.project import Project
 from shoal.errors import InputError, SchedulerError
 from shoal.kernel import files
 from shoal.names import slug
-from shoal.plan.submissions import PlannedSubmission, name_of, own_options
-from shoal.submit.transaction import Claimed, keep_order
+from shoal.plan.submissions import PlannedSubmission
+from shoal.submit.transaction import Claimed
 
 _KINDS = ("jobs", "nodes", "gpus")
 
@@ -96,18 +95,9 @@ def open_gate(
     return Gate(home, queue, turn, most, used, closed)
 
 
-def park(claimed: Claimed, project: Project, environ: Mapping[str, str], queue: str) -> None:
-    """Let a claimed submission wait: how it is to be sent is written down, then it joins the line."""
-    home, planned = str(project.home), claimed.planned
-    kept = secrecy.for_job(environ)
-    options = [
-        ("job-name", name_of(planned, claimed.token)),
-        *planned.resolved.options,
-        *own_options(planned, claimed.folder, str(project.root), claimed.indices),
-    ]
-    argv = [f"--{name}" if value is None else f"--{name}={value}" for name, value in options]
-    keep_order(home, claimed.folder, "waiting.json", argv, kept, planned.needs, planned.any_end)
-    admission.enqueue(home, queue, claimed.token, need_of(planned))
+def park(claimed: Claimed, project: Project, queue: str) -> None:
+    """Let a claimed submission, whose intent says how to send it, join the line."""
+    admission.enqueue(str(project.home), queue, claimed.token, need_of(claimed.planned))
 
 
 def set_limits(home: str, cluster: Cluster, text: str) -> None:

@@ -19,8 +19,10 @@ from shoal.backends.slurm.query import scancel, squeue
 from shoal.errors import SchedulerError
 from shoal.kernel import lease, process
 from shoal.kernel.files import is_shared
+from shoal.kernel.records import user
 from shoal.kernel.slurm_text import ENDED_WORDS
 from shoal.model import LIVE
+from shoal.names import new_token
 from shoal.observe import observe
 from shoal.store import writing
 from shoal.store.fold import CANCEL_REQUESTED, RunView
@@ -40,7 +42,7 @@ def live_among(home: str, names: Sequence[str]) -> list[RunView]:
     return [view for view in views.values() if view.state in LIVE]
 
 
-def cancel(home: str, views: Sequence[RunView], environ: Mapping[str, str]) -> Cancelled:
+def cancel(home: str, views: Sequence[RunView], environ: Mapping[str, str], request: str | None = None) -> Cancelled:
     """Cancel these runs, and trials that would take them over; the result names the former.
 
     After success each has its wish on disk, which the fence and the heartbeat obey, and its job is being ended, or ends
@@ -54,8 +56,9 @@ def cancel(home: str, views: Sequence[RunView], environ: Mapping[str, str]) -> C
     jobs: dict[str, list[int | None]] = {}
     queues: dict[str, Submission] = {}
     end_themselves: dict[str, str] = {}
+    wish = {"t": time.time(), "user": user(), "request": request or new_token()}
     for view in views:
-        writing.request_cancel(home, view.name, view.generation, {"t": time.time(), "user": os.environ.get("USER", "")})
+        writing.request_cancel(home, view.name, view.generation, wish)
         files = reader.run(view.name)
         submission = files.origin.submission if files.origin else None
         if files.claim is None or submission is None:

@@ -9,17 +9,21 @@ from collections.abc import Callable, Mapping, Sequence
 from shoal.agent import stages
 from shoal.config.cluster import LOCAL, Cluster
 from shoal.config.project import Project
-from shoal.errors import DiskError, InputError, SchedulerError
+from shoal.errors import DiskError, InputError, InterruptError, SchedulerError, ShoalError
+from shoal.kernel.output import hang_ups_ignored
 from shoal.observe import observe
 from shoal.plan.doors import Grown, keep
 from shoal.plan.submissions import PlannedSubmission, lay_out
 from shoal.store import writing
+from shoal.store.files import as_disk_error
 from shoal.store.fold import RunView
+from shoal.submit import standing
 from shoal.submit.budget import Gate, admit_everywhere, open_gate, park
 from shoal.submit.here import run_here
 from shoal.submit.orders import Order, Result, with_smoke
 from shoal.submit.pack_here import EngineHere
 from shoal.submit.snapshot import Code, take
+from shoal.submit.standing import StandingOrder
 from shoal.submit.transaction import Claimed, Started, claim_runs, send
 
 
@@ -33,18 +37,43 @@ def carry_out(
     tell: Callable[[Result], None] = lambda result: None,
     clock: Callable[[], float] = time.time,
     snapshot: bool = True,
+    given: StandingOrder | None = None,
 ) -> list[Result]:
-    """Submit, or run here, everything in the order; `tell` hears of each run as soon as its fate is known."""
-    errand = _Errand(order, project, environ, follow, tell, clock)
+    """Submit, or run here, everything in the order; `tell` hears of each run as soon as its fate is known.
+
+    After an error the same order can be given again: with a `given` that is written down, as the same one. The error
+    says which runs are missing. A terminal that hangs up does not end it in the middle.
+    """
+    given, home = given or standing.plain(), str(project.home)
+    errand = _Errand(order, project, environ, follow, tell, clock, given.id)
+    names = [run.spec.name for planned in order.submissions for run in planned.runs]
+    if names or given.is_written:
+        writing.open_home(project.home)
+        standing.write(home, given, {name: order.views[name].claims for name in names})
+    try:
+        if cluster.is_local:
+            for left in order.left_alone:
+                errand.note(left)
+            errand.run_all(order.submissions)
+        else:
+            with hang_ups_ignored():
+                _submit_all(errand, order, project, cluster, environ, snapshot=snapshot)
+    except (ShoalError, OSError, KeyboardInterrupt) as error:
+        raise _not_whole(error, names, errand.results) from error
+    if {result.name for result in errand.results} >= set(names):
+        standing.finish(home, given)
+    return errand.results
+
+
+def _submit_all(
+    errand: _Errand, order: Order, project: Project, cluster: Cluster, environ: Mapping[str, str], *, snapshot: bool
+) -> None:
     for left in order.left_alone:
         errand.note(left)
-    if cluster.is_local:
-        errand.run_all(order.submissions)
-        return errand.results
     home = str(project.home)
     admit_everywhere(home)
     if not order.submissions:
-        return errand.results
+        return
     writing.open_home(project.home, project.shared_by)
     if snapshot and project.snapshot:
         errand.code = take(project.root, project.home, environ)
@@ -57,7 +86,20 @@ def carry_out(
     finally:
         if gate is not None:
             gate.close()
-    return errand.results
+
+
+def _not_whole(error: BaseException, names: Sequence[str], results: Sequence[Result]) -> BaseException:
+    """The same error, with the runs that were not submitted in its message."""
+    told = {result.name for result in results if result.did != "refused"}
+    missing = [name for name in names if name not in told]
+    if isinstance(error, KeyboardInterrupt) and results:
+        error = InterruptError("interrupted", hint="run the same command again to submit the rest")
+    if isinstance(error, OSError):
+        error = as_disk_error(error) or error
+    if isinstance(error, ShoalError) and missing and len(names) > 1:
+        some = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        error.message = f"{error.message}; {len(missing)} of {len(names)} runs were not submitted: {some}"
+    return error
 
 
 def keep_names(project: Project, grown: Sequence[Grown]) -> None:
@@ -95,7 +137,9 @@ class _Errand:
         follow: bool,
         tell: Callable[[Result], None],
         clock: Callable[[], float],
+        request: str,
     ) -> None:
+        self.request = request
         self.order, self.project, self.environ = order, project, environ
         self.follow, self.tell, self.clock = follow, tell, clock
         self.code: Code | None = None
@@ -124,21 +168,19 @@ class _Errand:
         for planned in submissions:
             if self._is_held(planned, here=False):
                 continue
-            claimed = self._claim(planned, "slurm")
-            if not claimed.indices:
-                continue
             # A limit on how many run at once holds over all arrays together: the next one waits for the last.
-            after = before if planned.at_once else None
-            for started in send(claimed, self.project, self.environ, after=after):
+            claimed = self._claim(planned, "slurm", after=before if planned.at_once else None)
+            for started in send(claimed, self.project, self.environ):
                 self.note(_of_slurm(started))
                 before = (started.job_id or "").partition("_")[0] or before
-            _stop_if_silent(self.results[-1])
+            if claimed.indices:
+                _stop_if_silent(self.results[-1])
 
     def put_off(self, planned: PlannedSubmission, gate: Gate | None) -> None:
         """What has no room now waits on disk, to be let in by a job that ends or by the next command."""
-        claimed = self._claim(planned, "slurm", tell_lost=False)
+        claimed = self._claim(planned, "slurm", tell_lost=False, waits=gate is not None)
         if gate is not None and claimed.indices:
-            park(claimed, self.project, self.environ, gate.queue)
+            park(claimed, self.project, gate.queue)
         self.note(_parked(claimed, gate))
 
     def _is_held(self, planned: PlannedSubmission, *, here: bool) -> bool:
@@ -157,6 +199,8 @@ class _Errand:
         *,
         opened: Callable[[str, str], None] | None = None,
         tell_lost: bool = True,
+        waits: bool = False,
+        after: str | None = None,
     ) -> Claimed:
         claimed = claim_runs(
             planned,
@@ -167,6 +211,9 @@ class _Errand:
             clock=self.clock(),
             code=self.code,
             opened=opened,
+            request=self.request,
+            waits=waits,
+            after=after,
         )
         won = set(claimed.indices)
         for index, run in enumerate(planned.runs):

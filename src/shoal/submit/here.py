@@ -11,7 +11,8 @@ from collections.abc import Mapping
 
 from shoal.config.project import Project
 from shoal.kernel.files import refuse_foreign
-from shoal.submit.transaction import Claimed, accept_here
+from shoal.kernel.submission import accept_here
+from shoal.submit.transaction import Claimed
 
 
 def run_here(claimed: Claimed, project: Project, environ: Mapping[str, str], *, follow: bool) -> int:

@@ -17,6 +17,7 @@ from shoal.pack.options import PackOptions
 from shoal.plan.describe import Asked
 from shoal.plan.doors import Grown, read_sweeps
 from shoal.plan.submissions import PlannedRun, PlannedSubmission
+from shoal.submit import standing
 from shoal.submit.carrying import carry_out, keep_names
 from shoal.submit.orders import How, Result, prepare
 from shoal.sweep.blocks import with_flags
@@ -68,6 +69,7 @@ def pack_commands(
     dry_run: bool,
     follow: bool,
     note: Callable[[str], None],
+    request_id: str | None = None,
 ) -> Packed:
     """Read the commands, lay them out as one queue, and work through it or submit it."""
     began = time.time()
@@ -87,6 +89,16 @@ def pack_commands(
         whole = whole._replace(blocks=tuple(with_flags(block, *sweep) for block in whole.blocks))
         asked, grown = read_sweeps([whole], project)
     names = [one.run.spec.name for one in asked]
+    given = None
+    before: list[Result] = []
+    if (again or request_id) and not dry_run:
+        meaning = (cluster.name, options, [(one.run.spec.name, one.run.spec.digest) for one in asked])
+        given = standing.find(str(project.home), "pack", names, meaning, request_id, environ)
+    if given is not None and given.record is not None:
+        note(given.told())
+        before = given.results()
+        asked = [] if given.is_done else standing.rest(asked, given, again=again)
+        again = False
     order = prepare(asked, project, cluster, environ, How("pack", again, pack=options))
     for text in order.notes:
         note(text)
@@ -94,5 +106,5 @@ def pack_commands(
     if dry_run:
         return Packed(str(project.home), names, order.left_alone, planned, cluster.is_local, True, began)
     keep_names(project, grown)
-    results = carry_out(order, project, cluster, environ, follow=follow)
+    results = before + carry_out(order, project, cluster, environ, follow=follow, given=given)
     return Packed(str(project.home), names, results, planned, cluster.is_local, False, began)

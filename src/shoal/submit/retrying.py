@@ -10,13 +10,14 @@ from typing import NamedTuple
 import msgspec
 
 from shoal.errors import InputError
-from shoal.kernel import checkpoints, files, layout
+from shoal.kernel import checkpoints, files, layout, submission
 from shoal.observe import observe
 from shoal.plan.describe import Asked
 from shoal.plan.submissions import PlannedRun
 from shoal.store import records
 from shoal.store.fold import RunView
 from shoal.store.reading import Reader
+from shoal.submit.standing import StandingOrder
 from shoal.units import format_memory, format_slurm_time, parse_duration_s, parse_memory_mb
 
 #: What went wrong, as people may ask for it. The agent's end record tells oom, cuda_oom and bad_result apart.
@@ -54,6 +55,13 @@ def find(
         if not causes or cause in causes or (cause == "cuda_oom" and "oom" in causes):
             found.append((view, cause))
     return found
+
+
+def left_of(home: str, given: StandingOrder, environ: Mapping[str, str]) -> list[RunView]:
+    """The runs that an unfinished order was about and has not started yet, whatever ends they have come to since."""
+    runs = given.record.runs if given.record is not None and not given.is_done else {}
+    names = [name for name in runs if name not in given.submitted and name not in given.others]
+    return list(observe(home, names, environ=environ).views.values()) if names else []
 
 
 def cause_of(home: str, view: RunView) -> str:
@@ -110,17 +118,14 @@ def _time(home: str, view: RunView, wish: str) -> str:
     if factor is None:
         return format_slurm_time(parse_duration_s(wish, place="--time"))
     had = Reader(home).run(view.name)
-    submission = had.origin.submission if had.origin else None
-    if submission is None or submission.time_limit_s is None:
+    intent = had.origin.submission if had.origin else None
+    if intent is None or intent.time_limit_s is None:
         raise InputError(f"nothing says what time limit {view.name} had", hint="--time 2h", place="--time")
-    return format_slurm_time(round(submission.time_limit_s * float(factor[1])))
+    return format_slurm_time(round(intent.time_limit_s * float(factor[1])))
 
 
 def _last_options(home: str, view: RunView) -> list[str]:
     """How the run's newest job was asked for; follow-ups and retries may have raised it already."""
-    claim = (
-        files.read_json(os.path.join(layout.run_dir(home, view.name), layout.submit_file(view.claims, "claim"))) or {}
-    )
-    folder = layout.submission_dir(home, str(claim.get("token", "-")))
-    sent = files.read_json(os.path.join(folder, "sent.json")) or files.read_json(os.path.join(folder, "waiting.json"))
-    return [str(word) for word in (sent or {}).get("argv", [])]
+    claim = Reader(home).newest_claim(view.name)
+    order = submission.how_sent(home, claim.token) if claim is not None else None
+    return list(order.argv) if order is not None else []

@@ -15,10 +15,12 @@ from shoal.names import parse_script_path
 from shoal.plan.calls import Call
 from shoal.plan.describe import Asked, describe, seeds_in
 from shoal.plan.doors import SUFFIXES, Grown, Wish, read_file
+from shoal.submit import standing
 from shoal.submit.cancelling import cancel
 from shoal.submit.carrying import carry_out, keep_names, smoke_here
 from shoal.submit.orders import DEFAULT, How, Order, Result, prepare
 from shoal.submit.pruning import removed
+from shoal.submit.standing import StandingOrder
 from shoal.units import natural
 
 
@@ -86,6 +88,7 @@ def submit_scripts(
     how: How = DEFAULT,
     prune: bool = False,
     on: str | None = None,
+    request_id: str | None = None,
 ) -> list[Result]:
     """Submit scripts in order. All are read first, so that a mistake in the last one stops the first.
 
@@ -96,7 +99,7 @@ def submit_scripts(
     tell_secrets(environ, cluster, tell)
     keep_names(project, grown)
     _prune(project, grown, asked, environ, tell, prune)
-    return submit_asked(asked, project, cluster, environ, tell=tell, follow=follow, how=how)
+    return submit_asked(asked, project, cluster, environ, tell=tell, follow=follow, how=how, request_id=request_id)
 
 
 def where(
@@ -176,8 +179,30 @@ def submit_asked(
     follow: bool = True,
     how: How = DEFAULT,
     dry_run: bool = False,
+    given: StandingOrder | None = None,
+    request_id: str | None = None,
 ) -> list[Result]:
-    """Check what is asked for and carry it out; with `dry_run`, say what would be done."""
+    """Check what is asked for and carry it out; with `dry_run`, say what would be done.
+
+    `given` is the order that this is part of, where the caller knows more about what it means than the runs and
+    `how`; `request_id` is what a person called it.
+    """
+    home, again = str(project.home), how.again or any(one.again for one in asked)
+    if given is None and not dry_run and (again or request_id):
+        meaning = (how, [(one.run.spec.name, one.run.spec.digest, one.again) for one in asked])
+        names = [one.run.spec.name for one in asked]
+        given = standing.find(home, "submit", names, meaning, request_id, environ)
+    before: list[Result] = []
+    if given is not None and given.record is not None:
+        tell.note(given.told())
+        before = given.results()
+        for result in before:
+            tell(result)
+        asked = [] if given.is_done else standing.rest(asked, given, again=how.again)
+        how = how._replace(again=False)
+        if not asked:
+            standing.finish(home, given)
+            return before
     order = prepare(asked, project, cluster, environ, how)
     if not dry_run and not tell.agrees(order, cluster):
         return []
@@ -188,7 +213,9 @@ def submit_asked(
     for note in order.notes:
         tell.note(note)
     if not dry_run:
-        return carry_out(order, project, cluster, environ, follow=follow, tell=tell, snapshot=how.snapshot)
+        return before + carry_out(
+            order, project, cluster, environ, follow=follow, tell=tell, snapshot=how.snapshot, given=given
+        )
     for result in order.left_alone:
         tell(result)
     for planned in order.submissions:

@@ -1,13 +1,6 @@
-"""Claim, send, settle: at whatever point this command dies, no run is lost and none runs twice.
+"""What a command adds to the transaction (shoal.kernel.submission): specs, output folders, scripts, and a report.
 
-1. specs are recorded, and the intent with its script: nothing can be sent that is not on disk first (a full disk stops
-   here);
-2. each run's next generation is claimed by exclusive creation: of two commands one wins, the other leaves it alone;
-3. the mark "sending" is set, then sbatch is called once, with the token in the job's name;
-4. the answer becomes the outcome. An unclear answer stays open: the next look at the runs finds the job by its name, or
-   gives the submission up when it can no longer turn into a job. It is never sent again blindly.
-
-A pack on this machine does 3 before 2: its engine starts while runs are still being claimed, and takes each once it is.
+A pack on this machine is accepted before its runs are claimed: its engine starts meanwhile, and takes each once it is.
 """
 
 from __future__ import annotations
@@ -25,11 +18,11 @@ from shoal import secrecy
 from shoal.agent import admission, stages
 from shoal.agent.shipping import ship
 from shoal.backends.slurm.facts import cluster_name
-from shoal.backends.slurm.query import scancel
 from shoal.config.project import Project
-from shoal.kernel import files, process
+from shoal.kernel import files, process, records, submission
+from shoal.kernel.failpoints import reach
 from shoal.kernel.files import names_in
-from shoal.kernel.slurm import Answer, clean_environ, sbatch
+from shoal.kernel.slurm import clean_environ
 from shoal.model import RunSpec
 from shoal.names import new_token, slug, tracker_id
 from shoal.plan.submissions import PlannedRun, PlannedSubmission, log_root, name_of, own_options, script_text
@@ -37,7 +30,6 @@ from shoal.store import writing
 from shoal.store.fold import RunView
 from shoal.store.records import Asked, Claim, Outcome, Submission
 from shoal.submit import provenance
-from shoal.submit.failpoints import reach
 from shoal.submit.snapshot import Code
 
 
@@ -56,7 +48,6 @@ class Claimed(NamedTuple):
 
     token: str
     folder: str
-    script: str
     planned: PlannedSubmission
     indices: list[int]
     outputs: dict[str, str]
@@ -72,12 +63,16 @@ def claim_runs(
     clock: float,
     code: Code | None = None,
     opened: Callable[[str, str], None] | None = None,
+    request: str | None = None,
+    waits: bool = False,
+    after: str | None = None,
 ) -> Claimed:
     """Record specs and intent, and claim every run; runs that another command won meanwhile are left out.
 
-    `code` is the snapshot that its jobs execute, if there is one. `opened` hears of the token and the folder as soon as
-    the intent can be read: an engine on this machine begins while the intent gets to the disk and runs are still being
-    claimed. Each run is recorded before it is claimed, and claimed before it can start.
+    `code` is the snapshot that its jobs execute, if there is one. `request` is the order that this belongs to. It
+    starts when the job `after` has ended, or with `waits` is sent when there is room. `opened` hears of the token and
+    the folder as soon as the intent can be read: an engine on this machine begins while the intent gets to the disk and
+    runs are still being claimed. Each run is recorded before it is claimed, and claimed before it can start.
     """
     root, home = str(project.root), writing.open_home(project.home, project.shared_by)
     reach("before-spec")
@@ -88,18 +83,25 @@ def claim_runs(
         specs = writing.in_parallel(lambda run: _record(home, ids, run), list(planned.runs))
     reach("after-spec")
     token, agent = new_token(), ship(home)
-    submission = _intent(planned, [spec.name for spec in specs], token, backend, environ, clock, code)
     folder = os.path.join(home, "submissions", token)
+    intent = _intent(planned, [spec.name for spec in specs], token, backend, environ, clock, code)
+    if backend == "slurm":
+        argv = _argv(planned, token, folder, root, range(len(specs)))
+        intent = intent._replace(
+            provenance=provenance.around(project.home, code, environ),
+            argv=argv if waits else [*argv, *_dependency(home, planned, after)],
+            environment=admission.keep_environment(home, _travelling(environ)),
+            waits=waits,
+            any_end=planned.any_end,
+        )
     script = script_text(planned, folder, agent, root, token, shared=files.is_shared(home))
     reach("before-submission")
     queue = planned.pack.record(local=backend == "local") if planned.pack is not None else None
     begin = (lambda: None) if opened is None else functools.partial(opened, token, folder)
-    writing.open_submission(home, submission, script, queue, begin)
-    if backend == "slurm":
-        provenance.keep(folder, project.home, code, environ)
+    submission.open_intent(home, intent, script.encode("utf-8", "surrogateescape"), queue, begin)
     reach("after-submission")
     if opened is not None:
-        accept_here(home, token)
+        submission.accept_here(home, token)
     logs = log_root(planned.resolved.cluster, root)
     stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(clock))
     outputs = {}
@@ -118,10 +120,9 @@ def claim_runs(
             log_dir=output if logs is None else os.path.join(logs, spec.name, os.path.basename(output)),
             resume=run.resume_in is not None,
             t=clock,
+            request=request,
         )
-        # The next generation after those that were there when it was decided to start the run, and no later one:
-        # whoever claimed in between has decided the same, and must win.
-        won = writing.claim(home, spec.name, view.claims + 1, record)
+        won = submission.claim(home, spec.name, view.claims + 1, record)
         reach("between-claims")
         return won
 
@@ -130,8 +131,8 @@ def claim_runs(
     reach("after-claims")
     indices = sorted(index for index, ours in zip(order, won, strict=True) if ours)
     if not indices:
-        writing.settle(home, token, Outcome(kind="void", reason="another command claimed every run first"))
-    return Claimed(token, folder, script, planned, indices, outputs)
+        submission.settle(home, token, Outcome(kind="void", reason="another command claimed every run first"))
+    return Claimed(token, folder, planned, indices, outputs)
 
 
 def _intent(
@@ -163,89 +164,56 @@ def _intent(
         commit=code.commit if code else None,
         asked=_asked(planned),
         shape=planned.shape if planned.pack is not None else None,
-        needs=planned.needs,
+        needs=list(planned.needs),
         **process.this_process(),
     )
 
 
-def send(claimed: Claimed, project: Project, environ: Mapping[str, str], *, after: str | None = None) -> list[Started]:
-    """Send a claimed submission to Slurm, once, and write down what came of it; `after` is a job that ends first."""
-    home, planned = str(project.home), claimed.planned
+def send(claimed: Claimed, project: Project, environ: Mapping[str, str]) -> list[Started]:
+    """Send a claimed submission to Slurm, once, and write down what came of it."""
+    home, planned, order = str(project.home), claimed.planned, None
     if not claimed.indices:
         return []
-    travelling = secrecy.for_job(environ)
+    intent = submission.how_sent(home, claimed.token)
+    if intent is not None and planned.shape == "array" and len(claimed.indices) < len(planned.runs):
+        # Other commands have won some of the tasks.
+        own = _argv(planned, claimed.token, claimed.folder, str(project.root), claimed.indices)
+        kept = [word for word in intent.argv if word.startswith("--dependency=")]
+        order = records.sender([*own, *kept], intent.environment, time.time())
+    return _report(claimed, submission.send(home, claimed.token, order, environ=_travelling(environ)))
+
+
+def _dependency(home: str, planned: PlannedSubmission, after: str | None) -> list[str]:
+    """What the job has to wait for: one that ends first, and what its runs build on."""
+    needed = stages.dependency(home, list(planned.needs), any_end=planned.any_end)
+    waits = [*([f"afterany:{after}"] if after else []), *([needed.waits] if needed.waits else [])]
+    return [f"--dependency={','.join(waits)}"] if waits else []
+
+
+def _argv(planned: PlannedSubmission, token: str, folder: str, root: str, indices: Sequence[int]) -> list[str]:
+    """All that is asked of sbatch but what the job has to wait for."""
     options = [
-        ("job-name", name_of(planned, claimed.token)),
+        ("job-name", name_of(planned, token)),
         *planned.resolved.options,
-        *own_options(planned, claimed.folder, str(project.root), claimed.indices),
+        *own_options(planned, folder, root, indices),
     ]
-    waits = [f"afterany:{after}"] if after else []
-    needed = stages.dependency(home, planned.needs, any_end=planned.any_end)
-    waits += [needed.waits] if needed.waits else []
-    if waits:
-        options.append(("dependency", ",".join(waits)))
-    argv = [f"--{name}" if value is None else f"--{name}={value}" for name, value in options]
-    keep_order(home, claimed.folder, "sent.json", argv, travelling)
-    reach("before-sending")
-    writing.mark_sending(home, claimed.token)
-    reach("after-sending")
-    answer = sbatch(argv, claimed.script, travelling)
-    reach("after-sbatch")
-    outcome = _outcome_of(answer)
-    reach("before-outcome")
-    if outcome is not None:
-        held = writing.settle(home, claimed.token, outcome)
-        if held.kind == "void" and outcome.kind == "accepted" and outcome.job_id:
-            # Somebody gave this submission up while we were stopped: its job would only meet the fence.
-            scancel([outcome.job_id], environ)
-            outcome = held
-    reach("after-outcome")
-    return _report(claimed, answer, outcome)
+    return [f"--{name}" if value is None else f"--{name}={value}" for name, value in options]
 
 
-def accept_here(home: str, token: str) -> None:
-    """This machine takes what it is asked to run, and says so as Slurm does."""
-    reach("before-sending")
-    writing.mark_sending(home, token)
-    reach("after-sending")
-    writing.settle(home, token, Outcome(kind="accepted"))
-    reach("after-outcome")
+def _travelling(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a job gets of this environment: no secrets, nothing of ours, and no options of Slurm in disguise."""
+    return clean_environ(secrecy.for_job(environ))
 
 
-def keep_order(
-    home: str,
-    folder: str,
-    name: str,
-    argv: Sequence[str],
-    environ: Mapping[str, str],
-    needs: Sequence[str] = (),
-    any_end: bool = False,
-) -> None:
-    """Write down how a submission is sent, so that a job can send its own follow-up, or a waiting one be sent later."""
-    kept = admission.keep_environment(home, clean_environ(environ))
-    record = {"schema": 1, "argv": list(argv), "environment": kept, "needs": list(needs), "any_end": any_end}
-    files.create_exclusive(os.path.join(folder, name), files.to_json(record))
-
-
-def _outcome_of(answer: Answer) -> Outcome | None:
-    if answer.kind == "accepted":
-        return Outcome(kind="accepted", job_id=answer.job_id)
-    if answer.kind in ("refused", "unreached"):
-        return Outcome(kind="void", reason=answer.message)
-    return None
-
-
-def _report(claimed: Claimed, answer: Answer, outcome: Outcome | None) -> list[Started]:
-    accepted = outcome is not None and outcome.kind == "accepted"
-    state = "pending" if accepted else ("unknown" if outcome is None else "new")
+def _report(claimed: Claimed, sent: submission.Sent) -> list[Started]:
+    state = {"accepted": "pending", "unclear": "unknown"}.get(sent.kind, "new")
     array = claimed.planned.shape == "array"
     reach("before-report")
     started = []
     for index in claimed.indices:
         name = claimed.planned.runs[index].spec.name
-        job = answer.job_id if accepted else None
-        label = f"{job}_{index}" if job and array else job
-        started.append(Started(name, state, label, claimed.outputs[name], answer.message))
+        label = f"{sent.job_id}_{index}" if sent.job_id and array else sent.job_id
+        started.append(Started(name, state, label, claimed.outputs[name], sent.message))
     return started
 
 

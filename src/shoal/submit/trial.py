@@ -26,6 +26,7 @@ from shoal.plan.submissions import PlannedRun
 from shoal.store.fold import RunView
 from shoal.store.reading import Reader, RunFiles
 from shoal.store.records import Submission
+from shoal.submit import standing
 from shoal.submit.carrying import carry_out
 from shoal.submit.orders import Order, Result, prepare
 from shoal.submit.speed import TOLD, efficiency, measured, progress_of, words_of
@@ -104,14 +105,20 @@ def _prepared(asked: Asked, wish: Wish, project: Project, cluster: Cluster, envi
         raise
 
 
-def apply(found: Comparison, project: Project, environ: Mapping[str, str]) -> list[Result]:
+def apply(
+    found: Comparison, wish: Wish, project: Project, environ: Mapping[str, str], request_id: str | None = None
+) -> list[Result]:
     """Submit the trial, once; one that is under way already is left alone."""
     if found.progress.source == TOLD:
         raise InputError(
             f"nothing would tell when {found.trial} is healthy, because its steps cannot be seen",
             hint="let the program write lines such as 300/1000 to $SHOAL_PROGRESS",
         )
-    return carry_out(found.order, project, found.cluster, environ, follow=False)
+    given = standing.find(str(project.home), "switch", [found.trial], wish, request_id, environ)
+    if given.submitted or given.is_done:
+        standing.finish(str(project.home), given)
+        return given.results()
+    return carry_out(found.order, project, found.cluster, environ, follow=False, given=given)
 
 
 def _running(reader: Reader, view: RunView, files: RunFiles) -> tuple[RunSpec, Submission]:

@@ -4,6 +4,7 @@ import math
 from typing import Any, Mapping, NamedTuple, Optional
 
 from ...kernel.fence import INTERRUPTED
+from ..survival import GOES_ON
 from .claims import Standing
 from .queue import Settings
 
@@ -33,9 +34,9 @@ def again(standing: Standing, settings: Settings, policy: Mapping[str, Any], slo
     if why in ("cancelled", "superseded", "search"):
         return None
     before = standing.causes.get(cause, 1) - 1
-    allowed = int(policy.get("follow_ups") or 0) if cause == "limit" else int((policy.get("retry") or {}).get(cause, 0))
+    allowed = int(policy.get("follow_ups") or 0) if cause in GOES_ON else int((policy.get("retry") or {}).get(cause, 0))
     if before < allowed and not (cause == "oom" and width == _width(before, float(policy.get("memory") or 1), slots)):
-        wait_s = 0.0 if cause == "limit" else float(policy.get("backoff_s") or 0) * 2**before
+        wait_s = 0.0 if cause in GOES_ON else float(policy.get("backoff_s") or 0) * 2**before
         return Again(min(wait_s, _LONGEST_BACKOFF_S), width)
     return Again(slots=width) if standing.tried <= settings.retries else None
 

@@ -6,13 +6,14 @@ In a job of several nodes the first call starts one engine on each node (spread.
 """
 
 import os
+import re
 import resource
 import signal
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ...kernel import fence, files, guard, process
-from .. import by_hand
+from .. import by_hand, survival
 from ..launch import container, family
 from . import claims, follow, machine, warm
 from .books import WHOLE, Books, Need, even_share
@@ -39,6 +40,9 @@ def main(argv: List[str]) -> int:
             raise fence.Fenced("there is no record of this pack in %s" % folder)
         me = _identify(submission, environ, in_step="--node" in options)
         fence.settle(folder, me)
+        outcome = follow.settle(folder, me, environ.get("SLURM_JOB_NAME", ""))
+        if outcome is not None and outcome.kind == "void":
+            raise fence.Fenced("the follow-up job was given up: %s" % outcome.reason)
         settings, items = read_queue(record, submission["runs"])
     except fence.Fenced as why:
         say("nothing to do here: %s" % why)
@@ -62,7 +66,7 @@ def _identify(submission: Mapping[str, Any], environ: Dict[str, str], in_step: b
     In a step SLURM_JOB_NAME is the step's, and whoever started it knew that the job is ours.
     """
     local = environ.get("SHOAL_TOKEN") == submission["token"]
-    named = in_step or environ.get("SLURM_JOB_NAME", "").endswith("." + submission["token"])
+    named = in_step or bool(re.search(r"\.%s(-\d+)?\Z" % submission["token"], environ.get("SLURM_JOB_NAME", "")))
     own_job = not local and (named or by_hand.is_job_of_script(submission, environ))
     me = claims.this_engine(environ, own_job)
     if own_job and not named:
@@ -119,6 +123,8 @@ def _finish(folder: str, submission: Mapping[str, Any], engine: Engine, problems
     _note(folder, "engine.%s.json" % me["engine"], note)
     engine.problems = problems
     code = engine.run()
+    left_over = code == 124 or engine.stopping == "walltime"
+    following = follow.owed_after(me, settings.follow, os.environ) if left_over else None
     _note(
         folder,
         "engine.%s.end" % me["engine"],
@@ -129,10 +135,15 @@ def _finish(folder: str, submission: Mapping[str, Any], engine: Engine, problems
             counts=engine.tally.counts,
             failed_nodes=engine.others.failed_nodes,
             max_rss_mb=_max_rss_mb(),
+            next=following,
         ),
     )
-    if code == 124 or engine.stopping == "walltime":
-        told = follow.submit_follow_up(folder, submission["job_name"], me, settings.follow, dict(os.environ))
+    if left_over:
+        told = "no follow-up job was asked for"
+        if following is not None and not survival.answers_in_time():
+            told = "Slurm does not answer; the next command that looks at them continues"
+        elif following is not None:
+            told = follow.submit_follow_up(folder, following, dict(os.environ))
         say("%d runs are left over: %s" % (len(engine.queue), told))
     elif code in (0, 4) and not len(engine.queue):
         follow.cancel_waiting(me, os.environ)

@@ -1,58 +1,108 @@
-"""What the time limit left over continues in a follow-up job: the same script, the same queue, a bounded number."""
+"""What the time limit left over continues in a follow-up job: the same script, the same queue, a bounded number.
+
+The engine's end record says that a job is to follow (`next`), and from then on it is owed: the engine sends it, or
+whoever looks at the pack next if Slurm was away. It is send.<i> of the same submission, so only one of them does.
+"""
 
 import os
 import time
-from typing import Any, List, Mapping, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ...kernel import files, slurm
+from ...kernel import files, records, slurm, submission
+from ...kernel.records import Outcome
 from .. import nodes, stages
 
 
-def submit_follow_up(folder: str, job_name: str, me: Mapping[str, Any], most: int, environ: Mapping[str, str]) -> str:
-    """What happened, in words. At most one for each job and `most` for the whole queue, by exclusive creation.
+def owed_after(me: Mapping[str, Any], limit: int, environ: Mapping[str, str]) -> Optional[Dict[str, Any]]:
+    """What the end record of an engine says about the job that continues its queue; None if none was asked for."""
+    if not me.get("job_id") or limit <= 0:
+        return None
+    array = me.get("array_job_id")
+    return {
+        "follows": "%s.%s" % (me["job_id"], me.get("life", 0)),
+        "job": str(me["job_id"]),
+        "array": array,
+        "task": environ.get("SLURM_ARRAY_TASK_ID") if array else None,
+        "limit": limit,
+        "t": time.time(),
+    }
 
-    An answer that does not come is not asked for again: a second job would only find the queue taken, but it would
-    wait in Slurm's queue for nothing. The next `shoal submit` continues in any case.
-    """
-    job = me.get("job_id")
-    made = [name for name in files.names_in(folder) if name.startswith("follow.")]
-    if not job or most <= 0:
-        return "no follow-up job was asked for"
-    if len(made) >= most:
-        return "%d follow-up jobs were the limit" % most
-    note = {"t": time.time(), "job_id": job}
-    if not files.create_exclusive(os.path.join(folder, "follow.%s.%s" % (job, me.get("life", 0))), files.to_json(note)):
+
+def still_owed(folder: str) -> List[Dict[str, Any]]:
+    """What engines of a queue left to be followed, and nobody has sent, by their end records."""
+    ends = [_read(folder, name) for name in files.names_in(folder) if _is_end(name)]
+    wanted = [end["next"] for end in ends if end.get("next")]
+    if not wanted:
+        return []
+    sent = submission.sends(folder)[1:]
+    good = [order.follows for _, order, outcome in sent if outcome is None or outcome.kind != "void"]
+    refused = [order.follows for _, order, outcome in sent if outcome is not None and outcome.refused]
+    return [one for one in wanted if one["follows"] not in good + refused and len(good) < int(one["limit"])]
+
+
+def submit_follow_up(folder: str, following: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+    """Send one job that continues the queue; what happened, in words. At most one for each job and its `limit` for the
+    whole queue, by exclusive creation."""
+    home, token = os.path.dirname(os.path.dirname(folder)), os.path.basename(folder)
+    sent = submission.sends(folder)
+    intent, first = submission.read(home, token), submission.how_sent(home, token)
+    if intent is None or first is None:
+        return "nothing says how the pack was submitted"
+    good = [order.follows for _, order, outcome in sent[1:] if outcome is None or outcome.kind != "void"]
+    if following["follows"] in good:
         return "a follow-up job was submitted already"
-    argv = ["--job-name=%s" % job_name, "--dependency=afterany:%s" % job]
-    if me.get("array_job_id"):
-        argv.append("--array=%s" % environ["SLURM_ARRAY_TASK_ID"])
-    elsewhere, avoided = _avoid(folder, nodes.ask_slurm(environ))
-    script = files.read_own(os.path.join(folder, "script.sh"))
-    answer = slurm.sbatch([*argv, *elsewhere], script, environ)
+    if len(good) >= int(following["limit"]):
+        return "%d follow-up jobs were the limit" % int(following["limit"])
+    index = max([number for number, _, _ in sent], default=0) + 1
+    argv = ["--job-name=%s-%d" % (intent.job_name, index), "--dependency=afterany:%s" % following["job"]]
+    if following.get("task") is not None:
+        argv.append("--array=%s" % following["task"])
+    elsewhere, avoided = _avoid(folder, list(first.argv), nodes.ask_slurm(environ))
+    order = records.sender([*argv, *elsewhere], first.environment, time.time(), str(following["follows"]))
+    answer = submission.send(home, token, order, index)
+    if answer.kind == "taken":
+        return "another job or command sends the follow-up job"
     if answer.kind != "accepted":
         return answer.message
     # The other tasks of an array may still work: whoever waits for it now waits for both.
-    array = str(me.get("array_job_id") or "")
-    stages.move_children(array or str(job), "%s:%s" % (array, answer.job_id) if array else str(answer.job_id))
+    array = str(following.get("array") or "")
+    stages.move_children(
+        array or str(following["job"]), "%s:%s" % (array, answer.job_id) if array else str(answer.job_id)
+    )
     return "job %s continues%s" % (answer.job_id, ", and " + avoided if avoided else "")
 
 
-def _avoid(folder: str, ask: nodes.Ask) -> Tuple[List[str], str]:
+def settle(folder: str, me: Mapping[str, Any], job_name: str) -> Optional[Outcome]:
+    """A later job of a queue has begun: that is the best answer to its send, and the first writer decides. None for
+    the first job, whose send everybody settles in the same way."""
+    home, token = os.path.dirname(os.path.dirname(folder)), os.path.basename(folder)
+    end = job_name.rpartition("%s-" % token)[2]
+    if not end.isdigit() or end == job_name:
+        return None
+    job_id = me.get("array_job_id") or me.get("job_id")
+    return submission.settle(home, token, Outcome("accepted", job_id=job_id, adopted=True), int(end))
+
+
+def _avoid(folder: str, argv: List[str], ask: nodes.Ask) -> Tuple[List[str], str]:
     """What keeps the next job from nodes that failed under this queue, as its engines have noted; and that in words."""
-    bad = {node: True for name in files.names_in(folder) for node in _failed_nodes(os.path.join(folder, name))}
-    sent = files.read_json(os.path.join(folder, "sent.json")) or {}
-    argv, words = nodes.avoid(sent.get("argv") or [], list(bad), ask)
+    bad = {node: True for name in files.names_in(folder) for node in _failed_nodes(folder, name)}
+    argv, words = nodes.avoid(argv, list(bad), ask)
     return [word for word in argv if word.startswith("--exclude=")], words
 
 
-def _failed_nodes(path: str) -> List[str]:
-    name = os.path.basename(path)
-    if not name.startswith("engine.") or not name.endswith(".end"):
-        return []
+def _failed_nodes(folder: str, name: str) -> List[str]:
+    return list(_read(folder, name).get("failed_nodes") or []) if _is_end(name) else []
+
+
+def _is_end(name: str) -> bool:
+    return name.startswith("engine.") and name.endswith(".end")
+
+
+def _read(folder: str, name: str) -> Dict[str, Any]:
     try:
-        return list((files.read_json(path) or {}).get("failed_nodes") or [])
+        return files.read_json(os.path.join(folder, name)) or {}
     except (OSError, ValueError):  # The engine's node died while it was written.
-        return []
+        return {}
 
 
 def cancel_waiting(me: Mapping[str, Any], environ: Mapping[str, str]) -> None:

@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-
+from shoal.kernel.records import fields_of
 from shoal.observe import Ask, observe
 from shoal.results.metrics import read_metrics
 from shoal.results.table import Statistic
@@ -170,7 +169,7 @@ def _attempt(one: Try) -> dict[str, Any]:
         "gpus": one.gpus,
         "gpu_hours": round(one.gpus * one.hours, 6),
         "time_limit_s": one.time_limit_s,
-        "asked": msgspec.to_builtins(one.asked),
+        "asked": fields_of(one.asked),
         "kept": one.kept,
         "peak_memory_mb": use.peak_memory_mb if use else None,
         "mean_cpus": use.mean_cpus if use else None,

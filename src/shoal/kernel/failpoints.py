@@ -1,6 +1,4 @@
-"""Marked points of the transaction. With SHOAL_FAILPOINT=NAME the command kills itself there, as a crash would."""
-
-from __future__ import annotations
+"""Marked points of the transaction. With SHOAL_FAILPOINT=NAME the process kills itself there, as a crash would."""
 
 import os
 import signal

@@ -1,0 +1,46 @@
+"""What is owed: the end of an attempt says what follows it by itself, and it is owed until a submission of it stands.
+
+An end record has `next` where the step's policy wants another job. Nothing else is stored about it: it is owed while no
+later generation is open or accepted and the run was not cancelled. The ending job tries for OWED_S; after that any
+command of the same user that looks at the run does it, and any job of theirs that ends, by the ordinary transaction of
+the next generation, whose claim only one of them wins. `owed/<token>`, left by a job that gave up, only spares other
+jobs the search; it decides nothing.
+"""
+
+import os
+from typing import Any, Iterable, Mapping, Optional
+
+from . import records
+from .records import Next
+
+#: How long the ending job itself waits for Slurm to answer, and others leave it alone.
+OWED_S = 60.0
+CAUSE = "continues as soon as Slurm answers"
+
+
+def wait_s(environ: Mapping[str, str]) -> float:
+    return float(environ.get("SHOAL_OWED_S") or OWED_S)
+
+
+def next_of(end: Optional[Mapping[str, Any]]) -> Optional[Next]:
+    """What an end record says about what follows."""
+    following = (end or {}).get("next")
+    return records.decode(following, Next) if following else None
+
+
+def is_owed(
+    following: object, ended: int, standing: int, refused: bool, claims: Iterable[int], cancels: Iterable[int]
+) -> bool:
+    """Whether what follows an end of generation `ended` still has to be done.
+
+    `standing` is the newest generation whose submission was not given up, `refused` whether Slurm refused a later one:
+    it would refuse it again. A person who cancelled the run since then does not want it any more.
+    """
+    if not following or ended != standing or refused or ended not in claims:
+        return False
+    return not any(generation >= ended for generation in cancels)
+
+
+def is_due(ended_at: float, tried_at: Optional[float], now: float, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether somebody else than the ending job may do it now: it had its time, and so had whoever tried last."""
+    return now >= max(ended_at, tried_at or 0.0) + wait_s(environ)

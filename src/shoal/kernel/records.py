@@ -1,0 +1,199 @@
+"""The records of a submission, typed, and the same for the commands and for jobs.
+
+Named tuples rather than dataclasses: those would cost every job 9 ms of imports. `shoal.store.records` reads the same
+types with every field checked. Fields that a newer shoal adds are passed over, a newer schema is refused.
+"""
+
+import getpass
+import os
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
+
+from . import files, process
+
+SCHEMA = 1
+T = TypeVar("T", bound=Tuple[Any, ...])
+
+
+class Asked(NamedTuple):
+    """What one run of a submission asked for, resolved: `gpus`, `cpus` and `memory_mb` are per node."""
+
+    nodes: int = 1
+    gpus: int = 0
+    gpu_type: Optional[str] = None
+    cpus: Optional[int] = None
+    memory_mb: Optional[int] = None
+    partition: Optional[str] = None
+
+
+class Provenance(NamedTuple):
+    """What surrounded a submission: the shell's Python and its packages (the job's may differ), and whether the code
+    differed from its commit."""
+
+    shoal: str = ""
+    changed: Optional[bool] = None
+    python: Optional[str] = None
+    packages: Optional[str] = None
+
+
+class Submission(NamedTuple):
+    """Intent: these runs, as one Slurm job (or array), or as processes on this machine.
+
+    `shape` is None for a job of its own or an array; the runs of a "pack" or of "pilots" wait in a queue in there.
+    `argv` and `environment` say how it is sent, which is why it can be read as a Send as well. `waits`: it is sent when
+    there is room under the budget. `needs` are runs that must be done before it starts (or, with `any_end`, ended).
+    """
+
+    token: str
+    backend: str
+    cluster: str
+    job_name: str
+    runs: Sequence[str]
+    t: float
+    host: str
+    pid: int
+    started: Optional[str] = None
+    uid: Optional[int] = None
+    slurm_cluster: Optional[str] = None
+    user: str = ""
+    by_hand: bool = False
+    time_limit_s: Optional[int] = None
+    queue: Optional[str] = None
+    nodes: int = 1
+    gpus: int = 0
+    code: Optional[str] = None
+    commit: Optional[str] = None
+    asked: Optional[Asked] = None
+    shape: Optional[str] = None
+    needs: Sequence[str] = ()
+    any_end: bool = False
+    waits: bool = False
+    argv: Sequence[str] = ()
+    environment: Optional[str] = None
+    provenance: Optional[Provenance] = None
+
+    @property
+    def is_array(self) -> bool:
+        """Whether each run is a task of its own; the tasks of pilots are not runs."""
+        return self.shape is None and len(self.runs) > 1
+
+
+class Claim(NamedTuple):
+    """A generation of a run belongs to a submission. `request` is the order that it was made for."""
+
+    token: str
+    revision: int
+    output_dir: str
+    log_dir: str
+    index: int = 0  # type: ignore[assignment]  # (a tuple's own .index is not needed)
+    resume: bool = False
+    switched: bool = False
+    t: float = 0.0
+    request: Optional[str] = None
+
+
+class Send(NamedTuple):
+    """One call of sbatch: by whom, when, with which options, in which environment. `follows` is the job that this one
+    continues, for later jobs of a queue."""
+
+    t: float
+    host: str
+    pid: int
+    started: Optional[str] = None
+    uid: Optional[int] = None
+    user: str = ""
+    argv: Sequence[str] = ()
+    environment: Optional[str] = None
+    follows: Optional[str] = None
+
+
+class Outcome(NamedTuple):
+    """What became of a call of sbatch: "accepted" with the job's id, or "void". The first one written holds.
+
+    `refused`: Slurm read it and said no, so the same again would be refused as well.
+    """
+
+    kind: str
+    job_id: Optional[str] = None
+    reason: Optional[str] = None
+    adopted: bool = False
+    refused: bool = False
+
+
+class Next(NamedTuple):
+    """What follows an end by itself: another job of the run, because of `cause`, for the `number`th time of `limit`.
+
+    `options` replace those of the ended job with the same names; `not_before` is a time of the cluster's clocks.
+    """
+
+    cause: str
+    number: int = 1
+    limit: int = 1
+    options: Sequence[str] = ()
+    not_before: Optional[float] = None
+
+
+class OrderRecord(NamedTuple):
+    """An order that must not be carried out twice: what it means (`digest`), and for each run the generation that was
+    there before it."""
+
+    id: str
+    kind: str
+    digest: str
+    runs: Dict[str, int]
+    t: float
+    host: str
+    pid: int
+    started: Optional[str] = None
+    uid: Optional[int] = None
+    user: str = ""
+
+
+#: Fields that hold a record of their own.
+_NESTED: Dict[str, Any] = {"asked": Asked, "provenance": Provenance}
+
+
+def sender(argv: Sequence[str], environment: Optional[str], t: float, follows: Optional[str] = None) -> Send:
+    """The mark that this process sets before it calls sbatch."""
+    who = process.this_process()
+    return Send(t=t, user=user(), argv=list(argv), environment=environment, follows=follows, **who)
+
+
+def user() -> str:
+    """Who we are: for people, and to tell one's own submissions from another's in a shared project."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a uid without a name, as in some containers
+        return str(os.getuid())
+
+
+def encode(record: Any) -> bytes:
+    """A record as bytes; what has its default value is left out."""
+    return files.to_json(dict(fields_of(record), schema=SCHEMA))
+
+
+def fields_of(record: Any) -> Dict[str, Any]:
+    """What differs from its default, for JSON."""
+    defaults = record._field_defaults
+    found = {name: value for name, value in record._asdict().items() if name not in defaults or value != defaults[name]}
+    return {name: fields_of(value) if hasattr(value, "_fields") else value for name, value in found.items()}
+
+
+def decode(data: Dict[str, Any], kind: Type[T], path: str = "a record") -> T:
+    """The record that `files.read_json` has read; ValueError if it is none, or of a newer shoal."""
+    if int(data.get("schema", SCHEMA)) > SCHEMA:
+        raise ValueError("%s was written by a newer shoal (schema %s)" % (path, data["schema"]))
+    names: List[str] = list(kind._fields)  # type: ignore[attr-defined]
+    values = {name: data[name] for name in names if name in data}
+    for name, nested in _NESTED.items():
+        if isinstance(values.get(name), dict) and nested is not kind:
+            values[name] = decode(values[name], nested, path)
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise ValueError("%s is damaged: %s" % (path, error))
+
+
+def read(path: str, kind: Type[T]) -> Optional[T]:
+    """The record at `path`, or None if there is none (yet)."""
+    data = files.read_json(path)
+    return None if data is None else decode(data, kind, path)

@@ -1,0 +1,223 @@
+"""The one submission transaction: whoever dies at whatever point of it, no run is lost and none runs twice.
+
+1. intent: `submission.json` and `script.sh`. Nothing can be sent that is not on disk first (a full disk stops here);
+2. claim: each run's next generation, by exclusive creation. Of two who want it one wins, the other leaves it alone;
+3. `send.<i>`, by exclusive creation: from here on Slurm may know the job, and nobody else sends it;
+4. sbatch, once, with the token in the job's name;
+5. `send.<i>.outcome`, by exclusive creation: the first writer decides. If somebody has given the submission up
+   meanwhile and Slurm accepted the job all the same, that job is cancelled.
+
+An unclear answer stays open: the next look at the runs finds the job by its name, or gives the submission up when it
+can no longer turn into a job. It is never sent again blindly. Commands, jobs that end, scripts that people run
+themselves, later jobs of a pack, the budget's line and runs on this machine all go through here.
+"""
+
+import errno
+import os
+import random
+import re
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from . import files, layout, records, slurm
+from .failpoints import reach
+from .records import Claim, Outcome, Send, Submission
+
+#: A request that is lost can still turn into a job for as long as munge accepts its credential: 300 s, and some skew.
+GRACE_S = 330.0
+_SEND = re.compile(r"send\.(\d+)(\.outcome)?\Z")
+
+#: (options, script, environment) -> what sbatch's answer proves.
+Sbatch = Callable[[List[str], bytes, Mapping[str, str]], slurm.Answer]
+
+
+class Sent(NamedTuple):
+    """What came of a send. kind: accepted (with job_id), refused, unreached, unclear; void: given up by somebody else
+    meanwhile, and cancelled; taken: somebody else sends it."""
+
+    kind: str
+    job_id: Optional[str] = None
+    message: str = ""
+
+
+def new_token() -> str:
+    return "".join(random.SystemRandom().choice(layout.TOKEN_LETTERS) for _ in range(layout.TOKEN_LENGTH))
+
+
+def job_name(name: str, token: str) -> str:
+    """The Slurm job name; the token at its end is how a job is recognised, because Slurm reuses job ids."""
+    return "%s.%s" % (name.replace("/", "."), token)
+
+
+def open_intent(
+    home: str,
+    submission: Submission,
+    script: Optional[bytes],
+    queue: Optional[Dict[str, Any]] = None,
+    opened: Callable[[], None] = lambda: None,
+) -> str:
+    """Write the intent, the script, and the queue of a pack; returns the folder. All of it is on disk, and nothing
+    sent, when this returns.
+
+    `opened` is called when the files can be read and are not yet on disk: what takes a while to begin may begin then.
+    """
+    folder = layout.submission_dir(home, submission.token)
+    files.make_dir(folder, exist_ok=False)
+    parts = {"submission.json": records.encode(submission)}
+    if script is not None:
+        parts["script.sh"] = script
+    if queue is not None:
+        parts["pack.json"] = files.to_json(queue)
+    for name, data in parts.items():
+        files.create_exclusive(os.path.join(folder, name), data, sync=False, executable=name == "script.sh")
+    opened()
+    files.sync_records([os.path.join(folder, name) for name in parts])
+    return folder
+
+
+def claim(home: str, name: str, generation: int, record: Claim) -> bool:
+    """Win a generation of a run, or learn that somebody else has. It must be the next one after those that were there
+    when it was decided to start the run: whoever claimed in between has decided the same, and must win."""
+    path = os.path.join(layout.run_dir(home, name), layout.submit_file(generation, "claim"))
+    return files.create_exclusive(path, records.encode(record))
+
+
+def submit_one(
+    home: str,
+    submission: Submission,
+    script: bytes,
+    generation: int,
+    record: Claim,
+    run_sbatch: Optional[Sbatch] = None,
+) -> Optional[Sent]:
+    """The whole transaction for one run; None if somebody else won its generation."""
+    open_intent(home, submission, script)
+    if not claim(home, submission.runs[0], generation, record):
+        settle(home, submission.token, Outcome("void", reason="another command claimed the run first"))
+        return None
+    return send(home, submission.token, run_sbatch=run_sbatch)
+
+
+def send(
+    home: str,
+    token: str,
+    order: Optional[Send] = None,
+    index: int = 0,
+    environ: Optional[Mapping[str, str]] = None,
+    run_sbatch: Optional[Sbatch] = None,
+) -> Sent:
+    """Send a claimed submission, once, and write down what came of it.
+
+    Without an `order` it is sent as its intent says, by whoever wrote that. `environ` is what travels with the job, by
+    default the environment that the order names.
+    """
+    folder = layout.submission_dir(home, token)
+    how = order or records.read(os.path.join(folder, "submission.json"), Send)
+    if how is None:
+        return Sent("unreached", message="%s has no submission.json" % folder)
+    try:
+        # Everything that it takes is read before the mark: what cannot be read has not been sent.
+        script = files.read_own(os.path.join(folder, "script.sh"))
+        travelling = kept_environment(home, how.environment) if environ is None else environ
+    except PermissionError as error:
+        message = "%s: %s" % (error.filename, error.strerror)
+        settle(home, token, Outcome("void", reason=message, refused=True), index)
+        return Sent("refused", message=message)
+    files.open_umask(home)
+    reach("before-sending")
+    if not mark_sending(home, token, order, index):
+        return Sent("taken", message="another command has sent it")
+    reach("after-sending")
+    answer = (run_sbatch or slurm.sbatch)(list(how.argv), script, travelling)
+    reach("after-sbatch")
+    if answer.kind == "unclear":
+        return Sent(answer.kind, None, answer.message)
+    if answer.kind == "accepted":
+        outcome = Outcome("accepted", job_id=answer.job_id)
+    else:
+        outcome = Outcome("void", reason=answer.message, refused=answer.kind == "refused")
+    reach("before-outcome")
+    held = settle(home, token, outcome, index)
+    reach("after-outcome")
+    if held.kind == "void" and answer.kind == "accepted":
+        # Somebody gave this submission up while we were stopped: its job would only meet the fence.
+        slurm.scancel([str(answer.job_id)], travelling)
+        return Sent("void", None, held.reason or "the submission was given up")
+    return Sent(answer.kind, answer.job_id, answer.message)
+
+
+def accept_here(home: str, token: str) -> None:
+    """This machine takes what it is asked to run, and says so as Slurm does."""
+    reach("before-sending")
+    mark_sending(home, token)
+    reach("after-sending")
+    settle(home, token, Outcome("accepted"))
+    reach("after-outcome")
+
+
+def mark_sending(home: str, token: str, order: Optional[Send] = None, index: int = 0) -> bool:
+    """From here on Slurm may know the job, whatever happens to us; False if somebody else has set the mark.
+
+    Whoever wrote the intent, and sends it as it is, gives it a second name: no further file, and nothing to write.
+    """
+    folder = layout.submission_dir(home, token)
+    intent, path = os.path.join(folder, "submission.json"), os.path.join(folder, layout.send_file(index))
+    if order is not None:
+        return files.create_exclusive(path, records.encode(order))
+    try:
+        os.link(intent, path)
+    except FileExistsError:
+        # Nobody else marks by link, so the same file means that an NFS client has resent our own request.
+        return os.path.samefile(intent, path)
+    except OSError:  # a file system without hard links
+        with open(intent, "rb") as file:
+            return files.create_exclusive(path, file.read())
+    files.sync_records([path])
+    return True
+
+
+def settle(home: str, token: str, outcome: Outcome, index: int = 0) -> Outcome:
+    """Write what became of a send and return what holds: the first outcome written, perhaps somebody else's."""
+    path = os.path.join(layout.submission_dir(home, token), layout.outcome_file(index))
+    if files.create_exclusive(path, records.encode(outcome)):
+        return outcome
+    return records.read(path, Outcome) or outcome
+
+
+def read(home: str, token: str) -> Optional[Submission]:
+    return records.read(os.path.join(layout.submission_dir(home, token), "submission.json"), Submission)
+
+
+def outcome_of(home: str, token: str, index: int = 0) -> Optional[Outcome]:
+    return records.read(os.path.join(layout.submission_dir(home, token), layout.outcome_file(index)), Outcome)
+
+
+def how_sent(home: str, token: str) -> Optional[Send]:
+    """With which options and environment a submission was sent, or would be if it waits; None if nothing says."""
+    order = records.read(os.path.join(layout.submission_dir(home, token), layout.send_file(0)), Send)
+    if order is not None:
+        return order
+    intent = records.read(os.path.join(layout.submission_dir(home, token), "submission.json"), Send)
+    return intent if intent is not None and intent.argv else None
+
+
+def sends(folder: str) -> List[Tuple[int, Send, Optional[Outcome]]]:
+    """Every call of sbatch of a submission, in order, with what became of it."""
+    names = files.names_in(folder)
+    found = []
+    for index in sorted(int(match.group(1)) for match in map(_SEND.match, names) if match and not match.group(2)):
+        order = records.read(os.path.join(folder, layout.send_file(index)), Send)
+        if order is not None:
+            found.append((index, order, records.read(os.path.join(folder, layout.outcome_file(index)), Outcome)))
+    return found
+
+
+def kept_environment(home: str, name: Optional[str]) -> Mapping[str, str]:
+    """The environment of a submission as this user has kept it; ours, without what belongs to this job, where there is
+    none. One that somebody else has put there is a PermissionError: a job would execute what its PATH says."""
+    path = os.path.join(home, layout.ENVIRONMENTS, str(os.getuid()), "%s.json" % name)
+    kept = files.read_json(path) if name else None
+    if kept is None:
+        return slurm.clean_environ(os.environ)
+    if os.stat(path).st_uid != os.geteuid() and files.is_shared(home):
+        raise PermissionError(errno.EPERM, "not used: an environment of another user", path)
+    return kept
