@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from shoal.kernel.slurm import Answer
 
 from shoal.kernel import fence, files, layout, records, submission
 from shoal.kernel.records import Claim, Next, Outcome, Send, Submission
+from shoal.kernel.slurm import Answer
 from shoal.store import records as checked
 from shoal.store.reading import Reader
 
@@ -74,15 +74,7 @@ def given_up_meanwhile(home: str, token: str) -> submission.Sbatch:
 def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The jobs that scancel was called for."""
     calls: list[str] = []
-    run = subprocess.run
-
-    def record(argv: list[str], **how: object) -> object:
-        if argv[0] != "scancel":
-            return run(argv, **how)  # type: ignore[call-overload]
-        calls.extend(argv[1:])
-        return subprocess.CompletedProcess(argv, 0)
-
-    monkeypatch.setattr(subprocess, "run", record)
+    monkeypatch.setattr("shoal.kernel.slurm.scancel", lambda ids, environ: calls.extend(ids))
     return calls
 
 

@@ -55,6 +55,8 @@ def _work(argv: List[str], link: guard.Link) -> int:
         return 0
     except (OSError, ValueError, KeyError, IndexError) as error:
         return _give_up(error)
+    if os.environ.get("SLURM_JOB_ID"):
+        survival.do_owed(home, submission["token"])
     # A person who runs an array's script with bash means all of it: one run after the other.
     first_bad = 0
     for name in runs:

@@ -13,7 +13,7 @@ import subprocess
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from ..kernel import fence, files, layout, lease, owed, process, records, submission
+from ..kernel import fence, files, layout, lease, owed, process, records, slurm, submission
 from ..kernel.records import Claim, Next
 from . import admission, environment, nodes, stages
 
@@ -123,7 +123,7 @@ def follow_up(
     """Put the run's next generation into Slurm's queue if its end says so; returns what was done, in words."""
     following = owed.next_of(end)
     if job:
-        _do_owed(home, claim.token)
+        do_owed(home, claim.token)
     if following is None or not job:
         return _why_not(home, claim, spec, end) if job else None
     silent = not answers_in_time(lambda: _leave_owed(home, name, claim, end, job))
@@ -185,9 +185,9 @@ def _why_not(home: str, claim: fence.Claim, spec: Mapping[str, Any], end: Mappin
 def answers_in_time(at_first_silence: Callable[[], None] = lambda: None) -> bool:
     """Whether Slurm answers before the ending job has to leave it to others. Nothing is sent before: a request that a
     frozen controller takes and does not answer would have to be waited for."""
-    ask, deadline = nodes.ask_slurm(os.environ), time.monotonic() + owed.wait_s(os.environ)
+    deadline = time.monotonic() + owed.wait_s(os.environ)
     told = False
-    while " is UP" not in ask(["scontrol", "ping"])[1]:
+    while not slurm.is_up(os.environ):
         if not told:
             at_first_silence()
             told = True
@@ -199,24 +199,24 @@ def answers_in_time(at_first_silence: Callable[[], None] = lambda: None) -> bool
 
 def _leave_owed(home: str, name: str, claim: fence.Claim, end: Mapping[str, Any], job: str) -> None:
     """Spare other jobs the search; commands find it in the end record in any case."""
-    note = {"run": name, "generation": claim.generation, "next": end["next"], "job": job, "user": records.user()}
+    note = {"run": name, "generation": claim.generation, "next": end["next"], "job": job, "uid": os.getuid()}
     try:
-        os.makedirs(os.path.join(home, "owed"), exist_ok=True)
+        files.make_dir(os.path.join(home, "owed"))
         files.create_exclusive(os.path.join(home, "owed", claim.token), files.to_json(note), sync=False)
     except OSError:
         pass
 
 
-def _do_owed(home: str, own: str) -> None:
+def do_owed(home: str, own: str) -> None:
     """What other jobs of this user had to leave, now that Slurm may answer again."""
     folder = os.path.join(home, "owed")
     left = [name for name in files.names_in(folder) if ".tmp-" not in name and name != own]
-    if not left or " is UP" not in nodes.ask_slurm(os.environ)(["scontrol", "ping"])[1]:
+    if not left or not slurm.is_up(os.environ):
         return
     for token in left[:_MAX_OWED]:
         try:
             note = files.read_json(os.path.join(folder, token)) or {}
-            if note.get("user") != records.user():
+            if note.get("uid") != os.getuid():
                 continue
             claim = fence.read_claim(layout.run_dir(home, note["run"]), note["generation"])
             if claim is not None and is_owed(home, claim, note["next"]):

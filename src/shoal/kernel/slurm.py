@@ -268,6 +268,11 @@ def sacct(job_ids: Iterable[str], since: float, environ: Mapping[str, str]) -> O
     return slurm_text.parse_sacct(done.stdout) if done.ok else None
 
 
+def is_up(environ: Mapping[str, str]) -> bool:
+    """Whether a controller answers at this moment."""
+    return " is UP" in run(["scontrol", "ping"], ENDING_TIMEOUT_S, environ).stdout
+
+
 def job_state(job: str, environ: Mapping[str, str]) -> Optional[JobState]:
     """What Slurm says of a job that may be ending; None when it does not answer or has forgotten it."""
     argv = ["squeue", "--noheader", "--jobs=%s" % job, "--Format=JobID,State,PreemptTime"]

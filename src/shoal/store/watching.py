@@ -43,7 +43,7 @@ class Watching:
         after = {**{name: known for name, known in before.items() if name not in self._looked_at}, **self._seen}
         if after != before:
             with contextlib.suppress(OSError):
-                os.makedirs(os.path.dirname(self._path), exist_ok=True)
+                files.make_dir(os.path.dirname(self._path))
                 record = {"schema": 1, "boot": self._boot, "seen": after}
                 files.replace(self._path, files.to_json(record), sync=False)
 

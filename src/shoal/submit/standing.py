@@ -110,7 +110,7 @@ def write(home: str, order: StandingOrder, generations: Mapping[str, int]) -> No
     """Before the first claim: the order, and the generation of each run that was there before."""
     if not order.is_written or order.record is not None:
         return
-    os.makedirs(_folder(home), exist_ok=True)
+    files.make_dir(_folder(home))
     who = process.this_process()
     record = OrderRecord(order.id, order.kind, order.digest, dict(generations), time.time(), user=kernel.user(), **who)
     files.create_exclusive(os.path.join(_folder(home), f"{order.id}.json"), kernel.encode(record))
