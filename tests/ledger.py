@@ -2,7 +2,8 @@
 
 The program appends a line "uptime pid host what" to LEDGER/<run> when it begins, ten times a second while it is alive,
 and "end=CODE" when it ends. Arguments: seconds=3, wait=FILE, exit=7, first_exit=85 (the first time only), save (a
-checkpoint), fork (the work is done by a grandchild in a session of its own, as a launcher's ranks are).
+checkpoint), plan (seconds and exit code are in LEDGER/plan/<run>), fork (the work is done by a grandchild in a session
+of its own, as a launcher's ranks are).
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ def begun():
     with open(path) as file:
         return sum(line.endswith(" begin\\n") for line in file)
 args = dict(word.partition("=")[::2] for word in sys.argv[1:])
+if "plan" in args:
+    with open(os.path.join(LEDGER, "plan", os.path.basename(path))) as file:
+        args["seconds"], args["exit"] = file.read().split()
 if "fork" in args and os.fork():
     sys.exit(os.wait()[1] >> 8)
 if "fork" in args:
@@ -87,7 +91,7 @@ class Ledger:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.program = str(folder / "program.py")
-        folder.mkdir()
+        folder.mkdir(parents=True)
         head = f"LEDGER, ALIVE_S = {str(folder)!r}, {ALIVE_S}\n"
         (folder / "program.py").write_text(head + PROGRAM)
 
@@ -111,7 +115,9 @@ class Ledger:
 
     def runs(self) -> list[str]:
         """Names of runs that have begun, in the ledger's spelling (a dot for the slash)."""
-        return sorted(path.name for path in self.folder.iterdir() if path.suffix != ".py" and "_" in path.name)
+        return sorted(
+            path.name for path in self.folder.iterdir() if path.is_file() and path.suffix != ".py" and "_" in path.name
+        )
 
     def alive(self, run: str) -> list[Execution]:
         return [one for one in self.executions(run) if one.exit_code is None and one.lives(self.program)]
