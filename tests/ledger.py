@@ -1,9 +1,9 @@
 """What user code really did, written down by that code outside shoal: the only witness that these tests trust.
 
-The program appends a line "uptime pid host what" to LEDGER/<run> when it begins, ten times a second while it is alive,
-and "end=CODE" when it ends. Arguments: seconds=3, wait=FILE, exit=7, first_exit=85 (the first time only), save (a
-checkpoint), plan (seconds and exit code are in LEDGER/plan/<run>), fork (the work is done by a grandchild in a session
-of its own, as a launcher's ranks are).
+The program appends lines "uptime pid host what" to LEDGER/<run>: begin=PARENTS (the processes above it), alive ten times
+a second, end=CODE. Arguments: seconds=3, wait=FILE, exit=7, first_exit=85 (the first time only), save (a checkpoint),
+plan (more arguments are in LEDGER/plan/<run>), fork (a grandchild in a session of its own does the work, as a
+launcher's ranks do).
 """
 
 from __future__ import annotations
@@ -34,16 +34,23 @@ def note(what):
     os.close(handle)
 def begun():
     with open(path) as file:
-        return sum(line.endswith(" begin\\n") for line in file)
+        return sum(" begin=" in line for line in file)
+def parents():
+    pid, found = os.getppid(), []
+    while pid > 1:
+        found.append(str(pid))
+        with open("/proc/%d/stat" % pid) as file:
+            pid = int(file.read().rpartition(")")[2].split()[1])
+    return ",".join(found)
 args = dict(word.partition("=")[::2] for word in sys.argv[1:])
 if "plan" in args:
     with open(os.path.join(LEDGER, "plan", os.path.basename(path))) as file:
-        args["seconds"], args["exit"] = file.read().split()
+        args.update(word.partition("=")[::2] for word in file.read().split())
 if "fork" in args and os.fork():
     sys.exit(os.wait()[1] >> 8)
 if "fork" in args:
     os.setsid()
-note("begin")
+note("begin=" + parents())
 if "save" in args:
     with open(os.path.join(os.environ["SHOAL_OUTPUT_DIR"], "model_1.pth"), "w") as file:
         file.write("weights")
@@ -67,6 +74,7 @@ class Execution(NamedTuple):
     host: str
     marks: list[float]
     exit_code: int | None
+    parents: frozenset[int] = frozenset()
 
     def lives(self, program: str) -> bool:
         """Whether this process still exists; the kernel's word, where it shares our process ids."""
@@ -104,9 +112,10 @@ class Ledger:
         newest: dict[tuple[str, str], int] = {}
         for line in text.split("\n")[:-1]:
             now, pid, host, what = line.split()
-            if what == "begin":
+            if what.startswith("begin="):
                 newest[pid, host] = len(found)
-                found.append(Execution(run, int(pid), host, [], None))
+                parents = frozenset(int(word) for word in what[6:].split(",") if word)
+                found.append(Execution(run, int(pid), host, [], None, parents))
             place = newest[pid, host]
             found[place].marks.append(float(now))
             if what.startswith("end="):

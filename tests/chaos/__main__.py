@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
             print(f"  {note}", flush=True)
     print(f"\n{options.launcher}, {options.seeds} seeds, {options.duration:g} s of faults each")
     print(table([*rows, ("sum", total)]))
-    print("faults: " + ", ".join(f"{count} {kind}" for kind, count in sorted(total.injected.items())))
+    print(faults_of(total))
     return 0 if total.is_clean else 1
 
 
@@ -51,9 +51,10 @@ def run_seed(seed: int, launcher_name: str, duration_s: float, deadline_s: float
             people = People(world, launcher)
             _faults(world, launcher, people, plan, duration_s)
             said = _drive(world, launcher, people, plan, deadline_s)
-            counts = judge(plan, world.ledger, people.looks, said, world.kills, launcher.state_dir)
+            counts = judge(plan, world.ledger, people.looks, said, world.hits, launcher.state_dir)
             counts.crashed_commands = len(people.crashes)
             counts.injected = world.injected
+            counts.notes.append(faults_of(counts))
             counts.notes += people.crashes[:5]
             if keep:
                 kept = shutil.copytree(world.disk, folder.with_name(f"{folder.name}-kept"), symlinks=True)
@@ -67,13 +68,13 @@ def run_seed(seed: int, launcher_name: str, duration_s: float, deadline_s: float
 def _write_work(world: World, plan: Plan) -> None:
     folder = world.ledger.folder / "plan"
     folder.mkdir()
-    for run, (seconds, code) in plan.runs.items():
-        (folder / run.replace("/", ".")).write_text(f"{seconds} {code}")
+    for run, work in plan.runs.items():
+        (folder / run.replace("/", ".")).write_text(work.words())
 
 
 def _faults(world: World, launcher: Launcher, people: People, plan: Plan, duration_s: float) -> None:
     threads = [threading.Thread(target=people.give, args=(orders,)) for orders in plan.people]
-    threads.append(threading.Thread(target=people.watch))
+    threads += [threading.Thread(target=people.watch), threading.Thread(target=people.begin)]
     threads.append(threading.Thread(target=world.keep_saves, args=(random.Random(plan.seed),)))
     for thread in threads:
         thread.start()
@@ -92,7 +93,7 @@ def _drive(world: World, launcher: Launcher, people: People, plan: Plan, deadlin
     said: dict[str, Said] = {}
     while time.monotonic() < end:
         said = people.look() or said
-        open_runs = [run for run, (_, code) in plan.runs.items() if not _is_final(said.get(run), code)]
+        open_runs = [run for run, work in plan.runs.items() if not _is_final(said.get(run), work.exit_code)]
         if not open_runs:
             break
         world.resume_nodes()
@@ -105,6 +106,10 @@ def _drive(world: World, launcher: Launcher, people: People, plan: Plan, deadlin
 
 def _is_final(said: Said | None, code: int) -> bool:
     return said is not None and said.state == ("done" if code == 0 else "failed")
+
+
+def faults_of(counts: Counts) -> str:
+    return "faults: " + ", ".join(f"{count} {kind}" for kind, count in sorted(counts.injected.items()))
 
 
 def table(rows: list[tuple[str, Counts]]) -> str:

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from chaos.launchers import Launcher
-from chaos.plan import KILLS, Fault
-from chaos.world import World, uptime
+from chaos.plan import FREEZES, Fault
+from chaos.world import World
 from disks import fill
 from shoal.errors import ShoalError
 from shoal.sandbox import process
@@ -54,9 +54,8 @@ def inject(world: World, launcher: Launcher, fault: Fault) -> Undo | None:
         undo = FUNCTIONS[fault.kind](world, launcher, fault)
     except (NoVictimError, ShoalError, OSError, subprocess.TimeoutExpired):
         return None
-    world.injected[fault.kind] += 1
-    if fault.kind in KILLS:
-        world.kills.append(uptime())
+    if fault.kind not in WITH_VICTIMS:
+        world.hit(fault.kind, hold_s=fault.hold_s)
     return undo
 
 
@@ -95,14 +94,16 @@ def _freeze_slurmd(world: World, _: Launcher, fault: Fault) -> Undo:
 
 def _power_cut(world: World, _: Launcher, fault: Fault) -> Undo:
     node = _node(world, fault)
+    world.hit(fault.kind, [step.pid for step in process.steps_of(world.sandbox.layout.log(node))])
     world.sandbox.kill(node, with_steps=True)
     return lambda: world.sandbox.start_daemon(node)
 
 
 def _node(world: World, fault: Fault) -> str:
-    """A node that has a job, if one has."""
-    answer = world.sandbox.run("squeue", "-h", "-t", "R", "-o", "%N", check=False, timeout_s=10).stdout.split()
-    nodes = sorted(set(answer) & set(world.sandbox.nodes)) or list(world.sandbox.nodes)
+    """A node on which something runs, by its processes: the controller may not be there to ask."""
+    nodes = [node for node in world.sandbox.nodes if process.steps_of(world.sandbox.layout.log(node))]
+    if not nodes:
+        raise NoVictimError
     return nodes[fault.pick % len(nodes)]
 
 
@@ -117,20 +118,30 @@ def _pair(world: World, launcher: Launcher, fault: Fault) -> tuple[int, int]:
     return guard, next((pid for pid in pids if parents[pid] == guard), guard)
 
 
+def _kill(world: World, fault: Fault, pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    world.hit(fault.kind, [pid])
+
+
+def _freeze(world: World, fault: Fault, pids: list[int]) -> Undo:
+    world.hit(fault.kind, pids, fault.hold_s)
+    return world.freeze(pids)
+
+
 def _kill_agent(world: World, launcher: Launcher, fault: Fault) -> None:
-    os.kill(_pair(world, launcher, fault)[1], signal.SIGKILL)
+    _kill(world, fault, _pair(world, launcher, fault)[1])
 
 
 def _kill_guard(world: World, launcher: Launcher, fault: Fault) -> None:
-    os.kill(_pair(world, launcher, fault)[0], signal.SIGKILL)
+    _kill(world, fault, _pair(world, launcher, fault)[0])
 
 
 def _freeze_agent(world: World, launcher: Launcher, fault: Fault) -> Undo:
-    return world.freeze([_pair(world, launcher, fault)[1]])
+    return _freeze(world, fault, [_pair(world, launcher, fault)[1]])
 
 
 def _freeze_guard(world: World, launcher: Launcher, fault: Fault) -> Undo:
-    return world.freeze([_pair(world, launcher, fault)[0]])
+    return _freeze(world, fault, [_pair(world, launcher, fault)[0]])
 
 
 def _freeze_all(world: World, launcher: Launcher, fault: Fault) -> Undo:
@@ -139,7 +150,7 @@ def _freeze_all(world: World, launcher: Launcher, fault: Fault) -> Undo:
     parents, family = _parents(), [guard]
     for pid in family:
         family += [child for child, parent in parents.items() if parent == pid]
-    return world.freeze(family)
+    return _freeze(world, fault, family)
 
 
 def _full_disk(world: World, _: Launcher, __: Fault) -> Undo:
@@ -148,15 +159,15 @@ def _full_disk(world: World, _: Launcher, __: Fault) -> Undo:
 
 
 def _requeue(world: World, _: Launcher, fault: Fault) -> None:
-    world.sandbox.run("scontrol", "requeue", _job(world, fault), timeout_s=20)
+    world.sandbox.run("scontrol", "requeue", _job(world, fault), timeout_s=4)
 
 
 def _foreign_scancel(world: World, _: Launcher, fault: Fault) -> None:
-    world.sandbox.run("scancel", _job(world, fault), timeout_s=20)
+    world.sandbox.run("scancel", _job(world, fault), timeout_s=4)
 
 
 def _job(world: World, fault: Fault) -> str:
-    answer = world.sandbox.run("squeue", "-h", "-r", "-t", "R", "-o", "%i", check=False, timeout_s=10)
+    answer = world.sandbox.run("squeue", "-h", "-r", "-t", "R", "-o", "%i", check=False, timeout_s=3)
     jobs = answer.stdout.split()
     if not jobs:
         raise NoVictimError
@@ -175,6 +186,8 @@ def _parents() -> dict[int, int]:
     return {pid: parent for pid, parent in found.items() if process.find(pid) is not None}
 
 
+#: These note their victims themselves.
+WITH_VICTIMS = ("power cut", "kill agent", "kill guard", *FREEZES)
 FUNCTIONS: dict[str, Callable[[World, Launcher, Fault], Undo | None]] = {
     "freeze controller": _freeze_controller,
     "kill controller": _kill_controller,

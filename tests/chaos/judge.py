@@ -9,7 +9,8 @@ from pathlib import Path
 
 from chaos.launchers import Said
 from chaos.people import Look
-from chaos.plan import Plan
+from chaos.plan import FREEZES, KILLS, STOPS, Plan
+from chaos.world import Hit
 from ledger import Execution, Ledger
 from project import ENDED
 
@@ -17,6 +18,8 @@ from project import ENDED
 THAW_S = 1.0
 #: An end and a kill -9 in the same second: nobody can have written the end down.
 KILLED_AT_END_S = 1.0
+#: A controller that comes back without a job has the job's processes killed, on each node when that reports.
+REPLAY_S = 10.0
 #: A state is read, then printed: marks so shortly after a look prove nothing.
 SLACK_S = 0.3
 
@@ -58,12 +61,12 @@ BROKEN = (
 
 
 def judge(
-    plan: Plan, ledger: Ledger, looks: list[Look], said: dict[str, Said], kills: list[float], state_dir: Path
+    plan: Plan, ledger: Ledger, looks: list[Look], said: dict[str, Said], hits: list[Hit], state_dir: Path
 ) -> Counts:
     counts = Counts(runs=len(plan.runs))
-    for run, (_, expected) in plan.runs.items():
+    for run, work in plan.runs.items():
         executions = ledger.executions(run)
-        _judge_ends(counts, run, expected, executions, said.get(run, Said("new", None)), kills)
+        _judge_ends(counts, run, work.exit_code, executions, said.get(run, Said("new", None)), hits)
         overlap, thaw = overlaps(executions)
         counts.overlap_s += overlap
         counts.thaw_s += thaw
@@ -77,7 +80,7 @@ def judge(
 
 
 def _judge_ends(
-    counts: Counts, run: str, expected: int, executions: list[Execution], said: Said, kills: list[float]
+    counts: Counts, run: str, expected: int, executions: list[Execution], said: Said, hits: list[Hit]
 ) -> None:
     ends = [one for one in executions if one.exit_code is not None]
     if not ends:
@@ -85,17 +88,31 @@ def _judge_ends(
         counts.notes.append(f"{run}: never came to its end ({len(executions)} executions), told {said.state}")
         return
     if expected == 0:
-        excused = sum(any(0 <= kill - one.marks[-1] <= KILLED_AT_END_S for kill in kills) for one in ends[:-1])
+        excused = sum(_killed_at_end(one, hits) for one in ends[:-1])
         counts.killed_at_end += excused
         counts.twice += len(ends) - 1 - excused
         if len(ends) > 1:
-            counts.notes.append(f"{run}: {len(ends)} times to the end, {excused} of them killed in that second")
+            counts.notes.append(f"{run}: {len(ends)} times to the end, {excused} of them killed before the record")
     if said.state != ("done" if expected == 0 else "failed"):
         counts.wrong_state += 1
         counts.notes.append(f"{run}: told {said.state}, its program ended with {ends[-1].exit_code}")
     elif said.exit_code != expected:
         counts.wrong_code += 1
         counts.notes.append(f"{run}: told exit code {said.exit_code} instead of {expected}")
+
+
+def _killed_at_end(one: Execution, hits: list[Hit]) -> bool:
+    """Whether what would have recorded its end was killed before it had a second of its own for that."""
+    end, family = one.marks[-1], {one.pid, *one.parents}
+    frozen = [hit for hit in hits if hit.kind in FREEZES and hit.pids & family and hit.at - 1 <= end <= hit.until]
+    free = max((hit.until for hit in frozen), default=end)
+    for hit in hits:
+        if hit.kind == "replay controller" and -1 <= end - hit.at <= REPLAY_S:
+            return True
+        kills = hit.kind in KILLS and bool(hit.pids & family)
+        if end - SLACK_S <= hit.at <= free + KILLED_AT_END_S and (kills or (frozen and hit.kind in (*KILLS, *STOPS))):
+            return True
+    return False
 
 
 def _judge_looks(counts: Counts, run: str, executions: list[Execution], looks: list[Look]) -> None:

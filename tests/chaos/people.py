@@ -10,7 +10,7 @@ import tempfile
 import time
 from typing import NamedTuple
 
-from chaos.launchers import Launcher, Said
+from chaos.launchers import RUNS, Launcher, Said
 from chaos.plan import Command
 from chaos.world import World, uptime
 
@@ -33,6 +33,11 @@ class People:
         self.launcher = launcher
         self.looks: list[Look] = []
         self.crashes: list[str] = []
+
+    def begin(self) -> None:
+        """A thread: everything is submitted once, before the first fault if the machine is fast enough."""
+        for argv in self.launcher.submit_argv(RUNS):
+            self.command(argv)
 
     def give(self, orders: list[Command]) -> None:
         """A thread: orders until the world is over."""

@@ -15,7 +15,7 @@ FAULTS = {
     "freeze agent": (2, 2.0, 12.0),
     "freeze guard": (1, 2.0, 12.0),
     "freeze all of a run": (2, 4.0, 16.0),
-    "kill slurmd": (3, 9.0, 16.0),
+    "kill slurmd": (3, 10.0, 30.0),
     "freeze slurmd": (1, 4.0, 12.0),
     "power cut": (2, 3.0, 12.0),
     "full disk": (3, 2.0, 14.0),
@@ -25,6 +25,9 @@ FAULTS = {
 }
 #: These end processes without a word: an end in the same second may be lost with them, whatever a launcher does.
 KILLS = ("kill agent", "kill guard", "power cut", "replay controller")
+#: These let processes be ended that do not obey in time; frozen ones cannot.
+STOPS = ("requeue", "foreign scancel", "kill slurmd")
+FREEZES = ("freeze agent", "freeze guard", "freeze all of a run")
 COMMANDS = {"submit": 6, "status": 3, "retry": 2, "resume": 1, "cancel": 1}
 #: What is done to a command -> weight.
 HARM = {"": 10, "kill command": 4, "freeze command": 2, "clock of command": 2}
@@ -47,12 +50,22 @@ class Command(NamedTuple):
     harm_for_s: float
 
 
+class Work(NamedTuple):
+    """What a run's program does: how long it works, its exit code, and whether a grandchild does the work."""
+
+    seconds: float
+    exit_code: int
+    forks: bool
+
+    def words(self) -> str:
+        return f"seconds={self.seconds:.1f} exit={self.exit_code}{' fork' if self.forks else ''}"
+
+
 class Plan(NamedTuple):
     seed: int
     faults: list[Fault]
     people: list[list[Command]]
-    runs: dict[str, tuple[float, int]]
-    """Run -> how long its program works, and its exit code."""
+    runs: dict[str, Work]
 
 
 def make_plan(seed: int, duration_s: float, runs: list[str], people: int = 3) -> Plan:
@@ -64,10 +77,13 @@ def make_plan(seed: int, duration_s: float, runs: list[str], people: int = 3) ->
         (kind,) = chance.choices(list(FAULTS), weights)
         _, shortest, longest = FAULTS[kind]
         faults.append(Fault(at_s, kind, chance.uniform(shortest, longest), chance.randrange(1 << 16)))
-        at_s += chance.uniform(0.8, 4.0)
+        at_s += chance.uniform(0.5, 2.5)
     orders = [_orders(chance, int(duration_s)) for _ in range(people)]
     # Every seventh run fails on purpose, so that its exit code can be compared.
-    work = {name: (chance.uniform(2, 8), 7 if number % 7 == 3 else 0) for number, name in enumerate(runs)}
+    work = {
+        name: Work(chance.uniform(3, 0.6 * duration_s), 7 if number % 7 == 3 else 0, number % 3 == 1)
+        for number, name in enumerate(runs)
+    }
     return Plan(seed, faults, orders, work)
 
 

@@ -10,9 +10,9 @@ import signal
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from disks import empty
 from ledger import Ledger
@@ -23,11 +23,21 @@ from waiting import wait_until
 SETTINGS = (("MessageTimeout", "2"), ("TCPTimeout", "1"), ("SlurmdTimeout", "6"), ("MinJobAge", "20"))
 NODES = 3
 LEASE_S = 9
+DISK_MB = 128
 SAVES_KEPT = 3
 
 
 def uptime() -> float:
     return float(Path("/proc/uptime").read_text().split()[0])
+
+
+class Hit(NamedTuple):
+    """A fault as it was carried out: its kind, when (seconds of uptime), until when, and on which processes."""
+
+    kind: str
+    at: float
+    until: float
+    pids: frozenset[int]
 
 
 class World:
@@ -43,15 +53,14 @@ class World:
         self.frozen: list[process.Process] = []
         self.commands: list[subprocess.Popen[Any]] = []
         self.injected: Counter[str] = Counter()
-        self.kills: list[float] = []
+        self.hits: list[Hit] = []
         self.over = threading.Event()
         self.guard = threading.Lock()
 
     def __enter__(self) -> World:
         self.ledger = Ledger(self.folder / "ledger")
         self.disk.mkdir()
-        words = ["mount", "-t", "tmpfs", "-o", "size=96m,mode=700", "shoal-chaos", str(self.disk)]
-        subprocess.run(words, check=True, capture_output=True)
+        self._mount()
         try:
             self.clock.write_text("0")
             compiler = shutil.which("tcc") or shutil.which("cc") or "cc"
@@ -62,6 +71,17 @@ class World:
             self.close()
             raise
         return self
+
+    def _mount(self) -> None:
+        """A small ext4, on which a synced write takes its time; a tmpfs where there are no loop devices."""
+        image = self.folder / "disk.img"
+        with image.open("wb") as file:
+            file.truncate(DISK_MB << 20)
+        subprocess.run(["mkfs.ext4", "-q", str(image)], check=True, capture_output=True)
+        on_loop = ["mount", "-o", "loop", str(image), str(self.disk)]
+        if subprocess.run(on_loop, capture_output=True, check=False).returncode != 0:
+            words = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m,mode=700", "shoal-chaos", str(self.disk)]
+            subprocess.run(words, check=True, capture_output=True)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -97,6 +117,10 @@ class World:
                 if pid != os.getpid() and word.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                     found.append(pid)
         return found
+
+    def hit(self, kind: str, pids: Iterable[int] = (), hold_s: float = 0.0) -> None:
+        self.injected[kind] += 1
+        self.hits.append(Hit(kind, uptime(), uptime() + hold_s, frozenset(pids)))
 
     def freeze(self, pids: list[int]) -> Callable[[], None]:
         frozen = [found for pid in pids if (found := process.find(pid)) is not None]
