@@ -1,6 +1,6 @@
 """What user code really did, written down by that code outside shoal: the only witness that these tests trust.
 
-The program appends lines "uptime pid host what" to LEDGER/<run>: begin=PARENTS (the processes above it), alive ten times
+The program appends lines "uptime pid host what" to LEDGER/<run>: begin=PARENTS (processes above it), alive ten times
 a second, end=CODE. Arguments: seconds=3, wait=FILE, exit=7, first_exit=85 (the first time only), save (a checkpoint),
 plan (more arguments are in LEDGER/plan/<run>), fork (a grandchild in a session of its own does the work, as a
 launcher's ranks do).

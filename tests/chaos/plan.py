@@ -15,7 +15,7 @@ FAULTS = {
     "freeze agent": (2, 2.0, 12.0),
     "freeze guard": (1, 2.0, 12.0),
     "freeze all of a run": (2, 4.0, 16.0),
-    "kill slurmd": (3, 10.0, 30.0),
+    "kill slurmd": (5, 10.0, 30.0),
     "freeze slurmd": (1, 4.0, 12.0),
     "power cut": (2, 3.0, 12.0),
     "full disk": (3, 2.0, 14.0),
