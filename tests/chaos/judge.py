@@ -141,17 +141,25 @@ def _runs_on(one: Execution, since: float) -> float:
 
 
 def overlaps(executions: list[Execution]) -> tuple[float, float]:
-    """Seconds in which two processes of a run were both running; those right after a thaw apart."""
-    plain = thawed = 0.0
+    """Seconds in which two or more processes of a run were running; those right after a thaw apart."""
+    plain, thawed = [], []
     for one, other in combinations(executions, 2):
-        for begin, end in one.running():
-            for start, stop in other.running():
-                both = max(0.0, min(end, stop) - max(begin, start))
-                resumed = (begin != one.marks[0] and end - begin <= THAW_S) or (
-                    start != other.marks[0] and stop - start <= THAW_S
-                )
-                if resumed:
-                    thawed += both
-                else:
-                    plain += both
-    return round(plain, 2), round(thawed, 2)
+        for first in one.running():
+            for second in other.running():
+                both = (max(first[0], second[0]), min(first[1], second[1]))
+                resumed = _is_thaw(one, first) or _is_thaw(other, second)
+                (thawed if resumed else plain).append(both)
+    return _length(plain), _length(thawed)
+
+
+def _is_thaw(one: Execution, span: tuple[float, float]) -> bool:
+    return span[0] != one.marks[0] and span[1] - span[0] <= THAW_S
+
+
+def _length(spans: list[tuple[float, float]]) -> float:
+    """Length of all that these spans cover."""
+    total, reached = 0.0, 0.0
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return round(total, 2)

@@ -38,12 +38,12 @@ def submit(folder: Path, run: str, config: dict[str, object]) -> None:
 
 
 def state_of(folder: Path, run: str, live: set[str]) -> tuple[str, int | None]:
+    job = read(folder / slug(run))
+    if job in live:
+        return "running", None
     if code := read(folder / f"{slug(run)}.code"):
         return ("done" if code == "0" else "failed"), int(code)
-    job = read(folder / slug(run))
-    if not job:
-        return "new", None
-    return ("running" if job in live else "lost"), None
+    return ("lost" if job else "new"), None
 
 
 def live_jobs() -> set[str]:
