@@ -74,6 +74,12 @@ output = "evaluation"
 """
 
 
+def read_record(path: Path) -> dict[str, Any]:
+    """An attempt's file holds its start, and behind that its end."""
+    first, _, second = path.read_text().partition("\n")
+    return json.loads(second if path.suffix == ".end" else first)  # type: ignore[no-any-return]
+
+
 class Done(NamedTuple):
     """What a command did."""
 
@@ -105,7 +111,7 @@ class Project:
         if cluster is None:
             kept = {name: value for name, value in kept.items() if not name.startswith("SLURM")}
         path = f"{SHOAL.parent}{os.pathsep}{kept.get('PATH', os.defpath)}"
-        self.env = {**kept, "HOME": str(user), "PATH": path, "SHOAL_SUBMIT_GRACE_S": "3"}
+        self.env = {**kept, "HOME": str(user), "PATH": path, "SHOAL_SUBMIT_GRACE_S": "3", "SHOAL_LEASE_S": "12"}
 
     def write(self, path: str, text: str) -> Path:
         file = self.root / path
@@ -196,7 +202,7 @@ class Project:
     def records(self, name: str, kind: str) -> list[dict[str, Any]]:
         """Records of a run's state folder: records(name, "attempt.*.end")."""
         folder = self.home / "runs" / name
-        return [json.loads(path.read_text()) for path in sorted(folder.glob(kind))]
+        return [read_record(path) for path in sorted(folder.glob(kind))]
 
     def submissions(self) -> list[Path]:
         return sorted((self.home / "submissions").glob("*"))

@@ -55,7 +55,7 @@ def test_signals_go_into_the_container(tmp_path: Path, image: Path, launch: str)
     world = 2 if launch else 1
     running = project.start("submit", "experiments")
     project.wait_notes("001_a/000_show_0", world, running=running)
-    agent = json.loads(next((project.home / "runs/001_a/000_show_0").glob("attempt.1.start")).read_text())["pid"]
+    agent = read_record(next((project.home / "runs/001_a/000_show_0").glob("attempt.1.start")))["pid"]
     os.kill(agent, signal.SIGUSR1)
     os.kill(agent, signal.SIGTERM)
     saved = project.wait_notes("001_a/000_show_0", world, "saved")
@@ -181,7 +181,7 @@ def test_podman_runs_the_program_and_leaves_no_container_behind(
     notes = project.notes(one) + project.wait_notes("001_a/001_show_0", 2, running=running)
     assert [note["in_image"] for note in notes] == [True] * 3
     assert [note["env"]["RANK"] for note in notes[1:]] == ["0", "1"]
-    agent = json.loads(next((project.home / "runs/001_a/001_show_0").glob("attempt.1.start")).read_text())["pid"]
+    agent = read_record(next((project.home / "runs/001_a/001_show_0").glob("attempt.1.start")))["pid"]
     os.kill(agent, signal.SIGTERM)
     project.wait_notes("001_a/001_show_0", 2, "saved")
     running.communicate(timeout=60)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launching import Launching, assert_nothing_left, find_process, while_running
-from project import assert_clear_error, end_process
+from project import assert_clear_error, end_process, read_record
 from waiting import wait_until
 
 TORCHRUN = 'launch = { mode = "torchrun", processes = 2 }'
@@ -95,7 +95,7 @@ def test_sigterm_and_sigusr1_reach_every_rank_once_and_a_polite_end_is_0(tmp_pat
     running = project.start("submit", "experiments")
     try:
         project.wait_notes("001_a/000_show_0", 2, running=running)
-        agent = json.loads(next((project.home / "runs/001_a/000_show_0").glob("attempt.1.start")).read_text())["pid"]
+        agent = read_record(next((project.home / "runs/001_a/000_show_0").glob("attempt.1.start")))["pid"]
         os.kill(agent, signal.SIGUSR1)
         os.kill(agent, signal.SIGTERM)
         running.communicate(timeout=200)
@@ -116,7 +116,7 @@ def test_sigkill_of_any_process_leaves_no_orphan(tmp_path: Path, victim: str) ->
     running = project.start("submit", "experiments")
     try:
         notes = project.wait_notes("001_a/000_show_0", 2, running=running)
-        agent = json.loads(next((project.home / "runs/001_a/000_show_0").glob("attempt.1.start")).read_text())["pid"]
+        agent = read_record(next((project.home / "runs/001_a/000_show_0").glob("attempt.1.start")))["pid"]
         victims = {
             "agent": lambda: agent,
             "launcher": lambda: find_process(project.root, ".pyz", "launch", "plan.json"),

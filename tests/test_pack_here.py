@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from project import SHOAL, Done, Project, assert_clear_error, end_process, processes_with, project_here
+from project import SHOAL, Done, Project, assert_clear_error, end_process, processes_with, project_here, read_record
 from shoal.kernel import process
 from test_agent import _python38 as find_python38
 from waiting import wait_until
@@ -50,7 +50,7 @@ def engine_pid(project: Project) -> int:
 
     def look() -> int:
         for path in (project.home / "runs").glob("*/*/attempt.*.start"):
-            return int(json.loads(path.read_text())["pid"])
+            return int(read_record(path)["pid"])
         return 0
 
     return wait_until(look, 60, "an engine has begun a run")
@@ -68,7 +68,7 @@ def good_ends(project: Project) -> dict[str, int]:
     """How often each run ended well, by its own mark and by the records."""
     found: dict[str, int] = {}
     for path in (project.home / "runs").glob("*/*/attempt.*.end"):
-        if json.loads(path.read_text())["success"]:
+        if read_record(path)["success"]:
             name = f"{path.parent.parent.name}/{path.parent.name}"
             found[name] = found.get(name, 0) + 1
     return found
@@ -257,7 +257,7 @@ def test_sigterm_reaches_every_run_and_starts_none(project: Project) -> None:
     _, said = begun.communicate(timeout=60)
     assert begun.returncode == 143, said
     wait_for_no_process(project)
-    ends = [end for path in (project.home / "runs").glob("*/*/attempt.*.end") for end in [json.loads(path.read_text())]]
+    ends = [end for path in (project.home / "runs").glob("*/*/attempt.*.end") for end in [read_record(path)]]
     assert [end["stopped_by"] for end in ends] == ["SIGTERM", "SIGTERM"]
     assert len(started(project)) == 2
     _continue(project)
@@ -332,7 +332,7 @@ def test_a_full_disk_holds_runs_back_until_there_is_room(project: Project, small
     filler.unlink()
     begun.communicate(timeout=90)
     assert begun.returncode == 0
-    ends = [json.loads(path.read_text()) for path in home.glob("runs/*/*/attempt.*.end")]
+    ends = [read_record(path) for path in home.glob("runs/*/*/attempt.*.end")]
     assert [end["success"] for end in ends] == [True] * 4
 
 
@@ -350,7 +350,7 @@ def test_a_disk_that_stays_full_ends_the_pack_and_the_next_command_continues(
     assert len(project.marks("pack_train/train_k1", "end")) == 1 and len(started(project)) == 1, "no other was started"
     filler.unlink()
     project.shoal(*words, SHOAL_HOME=str(home))
-    ends = [json.loads(path.read_text()) for path in home.glob("runs/*/*/attempt.*.end")]
+    ends = [read_record(path) for path in home.glob("runs/*/*/attempt.*.end")]
     assert sum(end["success"] for end in ends) == 3
 
 

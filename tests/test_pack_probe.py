@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from project import Project, assert_clear_error, project_here
+from project import Project, assert_clear_error, project_here, read_record
 from shoal.agent.pack.books import Need
 from shoal.agent.pack.probe import estimate
 from shoal.agent.pack.queue import Item, Queue
@@ -57,7 +57,7 @@ def test_after_a_short_start_of_each_the_longest_goes_first(tmp_path: Path) -> N
     bars = [(bar["run"].rpartition("length")[2], bar["state"]) for bar in done["timeline"]]
     assert bars[:4] == [("1", "done"), ("60", "stopped"), ("600", "stopped"), ("200", "stopped")]
     assert bars[4:] == [("600", "done"), ("200", "done"), ("60", "done")], "done in its probe, it needs no second start"
-    ends = [json.loads(path.read_text()) for path in (project.home / "runs").glob("*/*length600/attempt.1.end")]
+    ends = [read_record(path) for path in (project.home / "runs").glob("*/*length600/attempt.1.end")]
     assert 40 < ends[0]["expect_s"] < 1200, "60 s, on a machine that has nothing else to do"
     again = project.shoal("pack", *words, "--", sys.executable, "-S", "learn.py", "{length}")
     assert len(again.json["timeline"]) == len(bars)

@@ -24,7 +24,7 @@ import pytest
 
 import shoal
 from data_sets import make_data, with_data
-from project import Project, assert_clear_error, processes_with, project_here
+from project import Project, assert_clear_error, processes_with, project_here, read_record
 from shoal.agent.pack import ray_cluster
 from shoal.agent.pack.children import StarterFailed
 from shoal.agent.pack.machine import Gpus, memory_mb
@@ -131,7 +131,7 @@ def _page(project: Project, runs: int) -> Path:
 def _starts(project: Project) -> dict[str, dict[str, Any]]:
     """Start records by the run's k."""
     found = (project.home / "runs").glob("*/*/attempt.1.start")
-    return {path.parent.name[-1]: json.loads(path.read_text()) for path in found}
+    return {path.parent.name[-1]: read_record(path) for path in found}
 
 
 def test_runs_hold_what_they_need_under_ray_too_gpus_and_cpus(project: Project) -> None:
@@ -169,7 +169,7 @@ def test_killing_a_worker_of_ray_ends_its_run_which_is_tried_again(project: Proj
     project.write("go", "")
     _, said = begun.communicate(timeout=120)
     assert begun.returncode == 0, said
-    ends = [json.loads(path.read_text()) for path in (project.home / "runs").glob("*/*/attempt.*.end")]
+    ends = [read_record(path) for path in (project.home / "runs").glob("*/*/attempt.*.end")]
     assert sorted((end["stopped_by"] or "done") for end in ends) == ["done", "done", "done", "lost"]
     used = [json.loads(path.read_text()) for path in sampled]
     assert all(one["points"] and one["peak_memory_mb"] > 1 and one["gpu_problem"] for one in used)
@@ -320,7 +320,7 @@ def test_the_end_of_a_job_lets_runs_on_every_node_save(tmp_path: Path, make_sand
 
 
 def _ends(project: Project) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in (project.home / "runs").glob("*/*/attempt.*.end")]
+    return [read_record(path) for path in (project.home / "runs").glob("*/*/attempt.*.end")]
 
 
 def _wait_begun(project: Project, count: int) -> None:

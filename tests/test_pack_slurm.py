@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from project import Project, assert_clear_error
+from project import Project, assert_clear_error, read_record
 from shoal.sandbox import Sandbox
 from waiting import wait_until
 
@@ -56,14 +56,14 @@ def wait_all(project: Project, *wanted: str, deadline_s: float = 90) -> dict[str
 
 
 def held(project: Project) -> list[dict[str, Any]]:
-    records = [json.loads(path.read_text()) for path in (project.home / "runs").glob("*/*/attempt.*.start")]
+    records = [read_record(path) for path in (project.home / "runs").glob("*/*/attempt.*.start")]
     return [{**record["held"], "host": record["host"], "job_id": record["job_id"]} for record in records]
 
 
 def good_ends(project: Project) -> list[int]:
     found: dict[str, int] = {}
     for path in (project.home / "runs").glob("*/*/attempt.*.end"):
-        if json.loads(path.read_text())["success"]:
+        if read_record(path)["success"]:
             found[path.parent.name] = found.get(path.parent.name, 0) + 1
     return list(found.values())
 
@@ -129,7 +129,7 @@ def test_a_node_with_nothing_left_to_do_is_given_back_before_the_job_ends(projec
 
 
 def _node_of_engine(project: Project, run: str) -> str:
-    start = json.loads((project.home / "runs" / run / "attempt.1.start").read_text())
+    start = read_record(project.home / "runs" / run / "attempt.1.start")
     words = Path(f"/proc/{start['pid']}/environ").read_text().split("\0")
     return next(word.partition("=")[2] for word in words if word.startswith("SLURMD_NODENAME="))
 
@@ -162,7 +162,7 @@ def test_a_killed_engine_ends_its_job_and_the_next_submit_continues(project: Pro
     path = sweep(project, 4, "wait=go")
     project.shoal("submit", path, "--shape", "pack", "--gpus", 2, "--time", "5m")
     wait_until(lambda: len(held(project)) == 2, 60, "two runs have begun")
-    start = json.loads(next((project.home / "runs").glob("*/*/attempt.1.start")).read_text())
+    start = read_record(next((project.home / "runs").glob("*/*/attempt.1.start")))
     os.kill(start["pid"], signal.SIGKILL)
     wait_until(lambda: not project.slurm("squeue", "-h", "-t", "PD,R,CG").strip(), 60, "the job has ended")
     runs = project.status()
@@ -188,7 +188,7 @@ def test_what_the_time_limit_leaves_over_continues_in_a_follow_up_job(project: P
 
 
 def _ends(project: Project) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in (project.home / "runs").glob("*/*/attempt.*.end")]
+    return [read_record(path) for path in (project.home / "runs").glob("*/*/attempt.*.end")]
 
 
 def test_a_run_that_cannot_fit_is_refused_before_anything_is_submitted(project: Project) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from conftest import cancel_all
-from project import Project
+from project import Project, read_record
 from shoal.agent.pack import follow
 from shoal.sandbox import Sandbox
 from test_pack_slurm import good_ends, held, job_of, sweep, wait_all
@@ -48,7 +48,7 @@ def project(tmp_path: Path, quiet_cluster: Sandbox) -> Iterator[Project]:
 
 
 def ends(project: Project) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in (project.home / "runs").glob("*/*/attempt.*.end")]
+    return [read_record(path) for path in (project.home / "runs").glob("*/*/attempt.*.end")]
 
 
 @pytest.mark.parametrize(("policy", "state"), [("retry = { oom = 1 }\nmemory = 'x2'", "done"), ("", "oom")])
@@ -189,7 +189,9 @@ def test_nodes_that_failed_are_avoided_by_the_follow_up_job_and_by_the_next_subm
     (folder / "engine.gone.end").write_text(json.dumps({"failed_nodes": [bad]}))
     (folder / "engine.torn.end").touch()  # by one whose node died while it wrote
     (start,) = (project.home / "runs").glob("*/*/attempt.1.start")
-    start.write_text(json.dumps({**json.loads(start.read_text()), "failed_nodes": [bad]}))
+    start.write_text(
+        json.dumps({**read_record(start), "failed_nodes": [bad]}) + "\n" + start.read_text().partition("\n")[2]
+    )
     told = follow.submit_follow_up(str(folder), "pack.x", {"job_id": job, "life": 0}, 1, project.env)
     assert told.endswith(f"continues, and avoids {bad}, which failed")
     shown = project.slurm("scontrol", "show", "job", told.split()[1])
@@ -199,7 +201,7 @@ def test_nodes_that_failed_are_avoided_by_the_follow_up_job_and_by_the_next_subm
     assert f"the pack avoids {bad}, which failed" in project.shoal("submit", *words).err
     project.write("go", "")
     wait_all(project, "done")
-    nodes = [json.loads(path.read_text())["nodes"] for path in (project.home / "runs").glob("*/*/attempt.*.start")]
+    nodes = [read_record(path)["nodes"] for path in (project.home / "runs").glob("*/*/attempt.*.start")]
     assert len(nodes) == 3 and nodes.count(bad) == 1
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from made_up import NOW, MadeUp
 from made_up import usage as made_up_usage
-from project import Project
+from project import Project, read_record
 from shoal.agent import nvml, tree, usage
 from shoal.sandbox import Sandbox
 from shoal.store.records import Asked
@@ -200,7 +200,7 @@ def test_runs_of_a_pack_are_sampled(tmp_path: Path, fake_nvml: Path) -> None:
     words = ("--set", "k=1,2", "--slots", "2", "--on", "local", "--", sys.executable, "-S", "burn.py", "{k}")
     project.shoal("pack", *words, SHOAL_SAMPLE_S="0.2", **env)
     go.join(60)
-    found = [json.loads(path.read_text()) for path in (project.home / "runs").glob("*/*/attempt.1.use")]
+    found = [read_record(path) for path in (project.home / "runs").glob("*/*/attempt.1.use")]
     assert len(found) == len(names)
     assert all(len(one["gpus"]) == 1 and one["gpus"][0]["mean_percent"] == pytest.approx(40) for one in found)
     assert all(one["peak_memory_mb"] > 5 and one["points"] for one in found)

@@ -11,18 +11,20 @@ import getpass
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import msgspec
 
 from shoal.backends.slurm.query import Snapshot, newest, sacct, squeue
-from shoal.kernel import files as raw_files
-from shoal.kernel import layout, process
+from shoal.kernel import layout, lease, process
 from shoal.model import LIVE
 from shoal.store import writing
-from shoal.store.fold import Evidence, RunView, fold, was_signalled
+from shoal.store.fold import Evidence, RunView, fold, is_live, was_interrupted
 from shoal.store.listing import run_names
 from shoal.store.reading import Reader, RunFiles
 from shoal.store.records import Outcome, Verdict
 from shoal.store.slurm_words import ENDED_WORDS, JobRow, verdict_of
+from shoal.store.watching import Watching
 
 #: A lost request can still turn into a job for as long as munge accepts its credential: 300 s, and some skew.
 SUBMIT_GRACE_S = 330.0
@@ -58,7 +60,7 @@ def observe(
     rows = _find_rows(runs, asked, snapshot, environ)
     now = clock()
     grace_s = float(environ.get("SHOAL_SUBMIT_GRACE_S") or SUBMIT_GRACE_S)
-    reader = Reader(home)
+    reader, watching, times = Reader(home), Watching(home), lease.timing(environ)
     views = {}
     me = getpass.getuser()
     for name, files in runs.items():
@@ -67,9 +69,18 @@ def observe(
         answered = answered and (name in rows or _user_of(files) in (me, ""))
         if _settle_open(home, files, rows.get(name), snapshot.t if answered else None, now, grace_s):
             files = reader.run(name)
-        evidence = _evidence(files, rows.get(name), answered, now)
+        evidence = _evidence(files, rows.get(name), answered, now)._replace(times=times)
+        watching.looked_at(name)
+        if is_live(files) and files.start is not None:
+            keeps = lease.timing_of({"beat_s": files.start.beat_s})
+            evidence = evidence._replace(silent_s=_silent_s(files, evidence, watching), times=keeps)
+            if _close_if_over(home, files, evidence):
+                files = reader.run(name)
+        elif _is_missing(files, evidence):
+            evidence = evidence._replace(missing_s=watching.since(name, f"missing {files.generation}"))
         _keep(home, files, evidence)
         views[name] = fold(files, evidence)
+    watching.save()
     return Observation(views, snapshot.problem, snapshot.t)
 
 
@@ -119,7 +130,7 @@ def _user_of(files: RunFiles) -> str:
 def _is_older_than_end(snapshot: Snapshot, files: RunFiles) -> bool:
     """Whether a shared answer shows the job as it was before the run ended by itself, and so says nothing any more."""
     end = files.end
-    if end is None or end.generation != files.generation or snapshot.t is None or was_signalled(end):
+    if end is None or end.generation != files.generation or snapshot.t is None or was_interrupted(end):
         return False
     return end.ended > snapshot.t
 
@@ -206,11 +217,10 @@ def _settle_open(
         return False
     submission, token = files.origin.submission, files.claim.token
     outcome = None
-    owner = _owner(home, files)
     if row is not None:
         outcome = Outcome(kind="accepted", job_id=row.array_job_id or row.job_id, adopted=True)
-    elif owner is not None:
-        outcome = Outcome(kind="accepted", job_id=owner.get("array_job_id") or owner.get("job_id"), adopted=True)
+    elif files.start is not None and files.start.generation == files.generation:
+        outcome = Outcome(kind="accepted", job_id=files.start.job_id, adopted=True)
     elif files.origin.sending and submission is not None and submission.backend == "slurm":
         if answered_at is not None and answered_at > (files.origin.sent or files.claim.t) + grace_s:
             outcome = Outcome(kind="void", reason="Slurm never received the submission")
@@ -223,14 +233,6 @@ def _settle_open(
             writing.settle(home, token, outcome)
             return True
     return False
-
-
-def _owner(home: str, files: RunFiles) -> dict[str, Any] | None:
-    path = os.path.join(layout.run_dir(home, files.name), layout.submit_file(files.generation, "owner"))
-    try:
-        return raw_files.read_json(path)
-    except (OSError, ValueError):
-        return {}  # Somebody owns the run, whoever it is.
 
 
 def _claimer_may_go_on(submission: object, now: float, grace_s: float) -> bool:
@@ -248,8 +250,38 @@ def _evidence(files: RunFiles, row: JobRow | None, asked: bool, now: float) -> E
     return Evidence(True, now, None, alive)
 
 
+def _silent_s(files: RunFiles, evidence: Evidence, watching: Watching) -> float | None:
+    """For how long this host has seen the lease unchanged; None where nothing speaks against it: Slurm shows the job as
+    running, does not answer, or the process is there."""
+    shown = evidence.row is not None and evidence.row.word not in ENDED_WORDS
+    if shown or not evidence.asked or evidence.alive or files.start is None:
+        return None
+    number = files.start.attempt
+    return watching.since(files.name, f"{number} {files.names.renewals.get((number, 'live'))}")
+
+
+def _close_if_over(home: str, files: RunFiles, evidence: Evidence) -> bool:
+    """Close the lease of an attempt of which nothing can still run: its death is proved, or it was silent for longer
+    than its guard lets it run. True if it is over, by us or by somebody who was faster."""
+    start, silent_s = files.start, evidence.silent_s
+    if start is None or silent_s is None:
+        return False
+    renewals = files.names.renewals.get((start.attempt, "live"))
+    if renewals is None or not (silent_s >= evidence.times.take_s or lease.is_dead(msgspec.to_builtins(start))):
+        return False
+    with contextlib.suppress(OSError):
+        lease.close(layout.run_dir(home, files.name), start.attempt, renewals)
+    return True
+
+
+def _is_missing(files: RunFiles, evidence: Evidence) -> bool:
+    """Whether a job that Slurm has accepted is not shown any more, and its run has not begun."""
+    begun = files.start is not None and files.start.generation == files.generation
+    return evidence.asked and evidence.row is None and not begun and _is_accepted(files) and files.verdict is None
+
+
 def _keep(home: str, files: RunFiles, evidence: Evidence) -> None:
-    """Write down what Slurm said last, and since when it says nothing; a folder we may not write in loses only that."""
+    """Write down what Slurm said last; a folder we may not write in loses only that."""
     claim, row = files.claim, evidence.row
     if claim is None or not evidence.asked or evidence.alive is not None or files.generation == 0:
         return
@@ -259,10 +291,6 @@ def _keep(home: str, files: RunFiles, evidence: Evidence) -> None:
             writing.keep_verdict(home, files, verdict_of(row))
         elif row is None and ended and files.end is not None and evidence.now - files.end.ended > _FORGOTTEN_AFTER_S:
             writing.keep_verdict(home, files, Verdict(word="FORGOTTEN"))
-        elif row is None and not ended and files.missing is None and _is_accepted(files):
-            writing.note_missing(home, files.name, files.generation, evidence.now)
-        elif row is not None and files.missing is not None:
-            writing.forget_missing(home, files.name, files.generation)
 
 
 def _is_accepted(files: RunFiles) -> bool:

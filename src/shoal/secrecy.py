@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from shoal.errors import InputError
+from shoal.kernel.lease import VARIABLE as LEASE_VARIABLE
 from shoal.model import RunSpec
 
 _SECRET_NAME = re.compile(
@@ -52,3 +53,9 @@ def where_to_put(name: str) -> str:
     """A command that puts a variable where jobs, and nobody else, can read it."""
     folder = '"${XDG_CONFIG_HOME:-$HOME/.config}/shoal"'
     return f'(umask 077; mkdir -p {folder}; echo "{name}=${name}" >> {folder}/secrets.env)'
+
+
+def for_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a job inherits: no secrets, and of shoal's own variables only what both sides must agree on."""
+    own = {name: value for name, value in environ.items() if not name.startswith("SHOAL_") or name == LEASE_VARIABLE}
+    return split(own)[0]

@@ -1,59 +1,72 @@
-"""One attempt: start the user's process, pass signals on, beat, stop when told to, write down how it ended."""
+"""One attempt: start the user's process, pass signals on, stop when told to, say how it ended."""
 
 import ctypes
 import os
-import random
+import select
 import signal
 import subprocess
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from ..kernel import fence, files, layout
+from ..kernel import fence, guard, layout, lease, process
+from ..kernel.keeper import Keeper
 from . import memory, notices, preempted, survival, tree, trial, usage
-from .launch import family, plan
+from .launch import plan
 
 #: Signals that ask the run to end. Leaving with code 0 after one of them is a polite stop, not a finished training.
 _STOPPING = ("SIGTERM", "SIGINT", "SIGHUP")
-_LATER = (signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
 #: What is left of a warning for writing down the end and sending a follow-up job.
 _SPARE_S = 15.0
+_QUIET_EVERY_S = 30.0
 
 
 class Attempt:
     """The user's process and what surrounds it. `run()` returns the end record.
 
     `look` is called every few seconds while the process lives. A trial that takes its run over changes `claim` and
-    `number` under way, holding `moving`: from then on this is an attempt of that run.
+    `held` under way, holding `moving`: from then on this is an attempt of that run. `is_lost` is set when somebody else
+    has closed the lease: then the end counts nothing.
     """
 
     def __init__(
         self,
         claim: fence.Claim,
-        number: int,
+        held: lease.Lease,
         argv: List[str],
         env: Dict[str, str],
         cwd: str,
+        link: guard.Link,
         look: Optional[Callable[["Attempt"], None]] = None,
     ) -> None:
-        self.claim = claim
-        self.number = number
-        self.argv = argv
-        self.env = env
-        self.cwd = cwd
-        self.beat_s = float(env.get("SHOAL_BEAT_S") or 30)
+        self.claim, self.held, self.argv, self.cwd = claim, held, argv, cwd
+        self.env = dict(env, **{process.MARK: str(held.start.get("mark"))})
+        self.times = lease.timing(env)
         self.grace_s = float(env.get("SHOAL_GRACE_S") or 30)
         self.warn_s = float(env.get("SHOAL_WARN_S") or 0)
         self.look = look
         self.look_s = float(env.get("SHOAL_LOOK_S") or 2)
         self.stopped_by: Optional[str] = None
         self.warned = False
+        self.is_lost = False
+        #: A trial that has claimed this run: its token, the renewals first seen, and since when.
+        self.rival: Optional[Tuple[str, int, fence.Watch]] = None
+        self.moving = threading.RLock()
+        self._link = link
+        self.keeper = Keeper(self.times, link, self._told)
         self._child: Optional[subprocess.Popen[bytes]] = None
         self._over = threading.Event()
-        self.moving = threading.RLock()
+        self._wishes: List[str] = []
+        self._woken, self._wake = os.pipe()
+        self._kill_at: Optional[float] = None
+        self._limit_at: Optional[float] = None
         self._logs: List[str] = []
+
+    @property
+    def number(self) -> int:
+        return self.held.number
 
     def run(self, out: str, err: str, follow: bool) -> Dict[str, Any]:
         """Run to the end with output appended to the two files; `follow` also copies it to our own output."""
@@ -63,20 +76,19 @@ class Attempt:
         offsets = [(path, _size(path)) for path in (out, err)]
         self._logs = [out, err]
         launch_folder = plan.folder_of(out, self.number)
-        works = (self._heartbeat, self._sample, self._watch)
+        works = (self._sample, self._watch, self._watch_log)
         threads = [threading.Thread(target=work, daemon=True) for work in works]
-        if follow:
-            streams = (sys.stdout.buffer, sys.stderr.buffer)
-            threads += [
-                threading.Thread(target=_copy, args=(path, offset, stream, self._over), daemon=True)
-                for (path, offset), stream in zip(offsets, streams)
-            ]
+        copies = [
+            threading.Thread(target=_copy, args=(path, offset, stream, self._over), daemon=True)
+            for (path, offset), stream in zip(offsets, (sys.stdout.buffer, sys.stderr.buffer))
+            if follow
+        ]
         with open(out, "ab", 0) as out_file, open(err, "ab", 0) as err_file:
-            code, problem = self._start_and_wait(out_file, err_file, threads)
+            code, problem = self._start_and_wait(out_file, err_file, threads, copies)
         if self.stopped_by is None and preempted.steps_were_ended(launch_folder):
             self.stopped_by = "SIGTERM"
         self._over.set()
-        for thread in threads:
+        for thread in threads + copies:
             if thread.ident is not None:
                 thread.join(5)
         return {
@@ -96,11 +108,15 @@ class Attempt:
             "duration_s": time.monotonic() - clock,
         }
 
-    def _start_and_wait(self, out_file: Any, err_file: Any, threads: List[threading.Thread]) -> Any:
-        # What comes now is heard when there is somebody to tell.
-        signal.pthread_sigmask(signal.SIG_BLOCK, family.FORWARDED)
-        for number in family.FORWARDED:
-            signal.signal(number, self._forward(number.name))
+    def _start_and_wait(
+        self, out_file: Any, err_file: Any, threads: List[threading.Thread], copies: List[threading.Thread]
+    ) -> Tuple[int, Optional[str]]:
+        for fd in (self._woken, self._wake):
+            os.set_blocking(fd, False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        for thread in copies:
+            thread.start()
         try:
             self._child = subprocess.Popen(
                 self.argv,
@@ -110,33 +126,47 @@ class Attempt:
                 stdout=out_file,
                 stderr=err_file,
                 start_new_session=True,
-                preexec_fn=_in_child,
+                preexec_fn=_die_with_parent,
             )
         except OSError as error:
             missing = error.filename if error.filename not in (None, self.argv[0]) else self.argv[0]
             problem = "cannot start %s: %s" % (missing, error.strerror)
             err_file.write(("shoal: %s\n" % problem).encode("utf-8", "replace"))
-            for thread in threads[3:]:  # only those that copy the log: there is nothing to look at
-                thread.start()
             return 127 if isinstance(error, FileNotFoundError) else 126, problem
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, family.FORWARDED)
-        if self.stopped_by is not None:  # Another thread has heard it, when there was nobody to tell yet.
-            self._signal(signal.SIGTERM)
         for thread in threads:
             thread.start()
-        return _wait(self._child), None
+        return self._wait(self._child), None
 
-    def _forward(self, name: str) -> Callable[..., None]:
-        def handler(number: int, frame: Any) -> None:
-            if name in _STOPPING:
-                self._stop(name, number)
-            elif name == "SIGUSR1" and self.warn_s:
-                self._warn(number)
-            else:
-                self._signal(number)
+    def _wait(self, child: "subprocess.Popen[bytes]") -> int:
+        """One loop for ends, signals, wishes and times. What has ended before a signal is looked at ended by itself."""
+        while True:
+            code = child.poll()
+            if code is not None:
+                return code
+            for number in self._link.signals():
+                self._hear(number)
+            if self._link.is_broken:
+                os._exit(guard.end_without_guard(self.keeper.held))
+            self._obey()
+            now = time.monotonic()
+            if self._limit_at is not None and now >= self._limit_at:
+                self._limit_at = None
+                self._stop("limit")
+            if self._kill_at is not None and now >= self._kill_at:
+                self._kill_at = None
+                self._signal(signal.SIGKILL)
+            due = [at - now for at in (self._limit_at, self._kill_at) if at is not None]
+            select.select([self._link.fd, self._woken], [], [], max(0.0, min(due, default=60.0)))
+            _drain(self._woken)
 
-        return handler
+    def _hear(self, number: int) -> None:
+        name = signal.Signals(number).name
+        if name in _STOPPING:
+            self._stop(name, number)
+        elif name == "SIGUSR1" and self.warn_s:
+            self._warn(number)
+        else:
+            self._signal(number)
 
     def _warn(self, number: int) -> None:
         """The time limit is near: tell the program in its way, and stop it ourselves while there is time to go on."""
@@ -144,14 +174,24 @@ class Attempt:
             return
         self.warned = True
         survival.warn(self.env, lambda: self._signal(number))
-        timer = threading.Timer(max(5.0, self.warn_s - self.grace_s - _SPARE_S), self._stop, ("limit",))
-        timer.daemon = True
-        timer.start()
+        self._limit_at = time.monotonic() + max(5.0, self.warn_s - self.grace_s - _SPARE_S)
 
     def stop(self, why: str) -> None:
-        """Ask the user's processes to end, unless they have been asked before."""
-        if self.stopped_by is None:
-            self._stop(why)
+        """Ask the user's processes to end, unless they have been asked before; from any thread."""
+        self._wishes.append(why)
+        try:
+            os.write(self._wake, b"w")
+        except OSError:
+            pass  # It wakes up anyway.
+
+    def _obey(self) -> None:
+        wishes, self._wishes = self._wishes, []
+        for why in wishes:
+            if why == "lost":
+                self.is_lost = True
+                self._signal(signal.SIGKILL)
+            elif self.stopped_by is None:
+                self._stop(why)
 
     def _stop(self, why: str, number: int = signal.SIGTERM) -> None:
         """Ask the user's processes to end; a second request, or the end of the grace time, does not ask."""
@@ -159,12 +199,17 @@ class Attempt:
             self._signal(signal.SIGKILL)
             return
         self.stopped_by = why
+        self._limit_at = None
         self._signal(number)
-        # Whoever finds no end record later can tell a job that was stopped from a node that died.
-        threading.Thread(target=self.beat, daemon=True).start()
-        timer = threading.Timer(self.grace_s, self._signal, (signal.SIGKILL,))
-        timer.daemon = True
-        timer.start()
+        self._kill_at = time.monotonic() + self.grace_s
+        # Whoever closes this attempt later can tell a job that was stopped from a node that died.
+        threading.Thread(target=self._note, args=(why,), daemon=True).start()
+
+    def _note(self, why: str) -> None:
+        try:
+            self.held.note({"stopping": why})
+        except OSError:
+            pass
 
     def _signal(self, number: int) -> None:
         if self._child is not None and self._child.returncode is None:
@@ -173,32 +218,26 @@ class Attempt:
             except (ProcessLookupError, PermissionError):
                 pass
 
-    def _heartbeat(self) -> None:
-        """Say "alive" now and then, and look whether this attempt is still wanted."""
+    def _told(self, held: lease.Lease, why: str) -> None:
+        """From the keeper: this attempt is not wanted any more."""
+        with self.moving:
+            if held is not self.held:
+                return
+            if why == "superseded":
+                beaten = trial.beaten(self)
+                if beaten is None:
+                    return
+                why = beaten
+        self.stop(why)
+
+    def _watch_log(self) -> None:
+        """Tell a person when nothing is printed for long."""
         home, began = layout.home_of(self.claim.run_dir), time.time()
-        while True:
-            self.beat()
+        while not self._over.wait(_QUIET_EVERY_S):
             try:
-                with self.moving:
-                    why = fence.superseded(self.claim, self.number)
-                    if why == "superseded":
-                        why = trial.beaten(self)
                 notices.when_quiet(home, self.env.get("SHOAL_RUN", ""), self._logs, began, self.env)
             except OSError:
-                why = None  # A full disk or a file server away for a minute must not end a training.
-            if why is not None:
-                self.stop(why)
-            if self._over.wait(self.beat_s * random.uniform(0.9, 1.1)):  # noqa: S311 (spreads load, not a secret)
-                return
-
-    def beat(self) -> None:
-        with self.moving:
-            path = os.path.join(self.claim.run_dir, layout.attempt_file(self.number, "beat"))
-        beat = {"t": time.time(), "every_s": self.beat_s, "stopping": self.stopped_by}
-        try:
-            files.replace(path, files.to_json(beat), sync=False)
-        except OSError:
-            pass  # The next one may find room.
+                pass  # It is looked at again in a moment.
 
     def _watch(self) -> None:
         while self.look is not None and not self._over.wait(self.look_s):
@@ -215,25 +254,18 @@ class Attempt:
             usage.watch(path, self.env, lambda: tree.use_of(pid, self.env), self._over)
 
 
-def _wait(child: "subprocess.Popen[bytes]") -> int:
-    """Wait in pieces: a signal that comes in the moment before the system call would be seen only when that returns."""
-    while True:
-        try:
-            return child.wait(1)
-        except subprocess.TimeoutExpired:
-            continue
-
-
-def hear_warnings_later() -> None:
-    """A warning that comes while the run is prepared (its data may take an hour) must not end it, nor be lost."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _LATER)
-
-
-def _in_child() -> None:
+def _die_with_parent() -> None:
     """Ask the kernel to kill the program when the agent is killed, so that `kill -9` leaves no orphan."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, family.FORWARDED)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _drain(fd: int) -> None:
+    try:
+        while os.read(fd, 4096):
+            pass
+    except BlockingIOError:
+        pass
 
 
 def _copy(path: str, offset: int, stream: Any, over: threading.Event) -> None:

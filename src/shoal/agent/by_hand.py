@@ -9,7 +9,7 @@ import subprocess
 import time
 from typing import Any, Dict, Mapping, Optional
 
-from ..kernel import fence, files, layout, process
+from ..kernel import fence, files, layout, lease, process
 
 
 class StillWanted(Exception):
@@ -20,7 +20,7 @@ def token_of_this_job(home: str, name: str, token: str, environ: Mapping[str, st
     """The submission that this process belongs to, or None if a person has just started the script.
 
     It is the script's own one; or, when Slurm starts a job again that was given a generation here, the one of that. In
-    its environment such a job has the name that it was submitted with, so it is known by the generation's owner.
+    its environment such a job has the name that it was submitted with, so it is known by its number.
     """
     if environ.get("SHOAL_TOKEN") == token or environ.get("SLURM_JOB_NAME", "").endswith("." + token):
         return token
@@ -28,9 +28,11 @@ def token_of_this_job(home: str, name: str, token: str, environ: Mapping[str, st
     last = fence.read_claim(run_dir, layout.parse_names(files.names_in(run_dir)).generation)
     if last is None or not job_id:
         return None
-    owner = files.read_json(os.path.join(run_dir, layout.submit_file(last.generation, "owner"))) or {}
-    record = files.read_json(os.path.join(layout.submission_dir(home, last.token), "submission.json")) or {}
-    return last.token if record.get("by_hand") and owner.get("job_id") == job_id else None
+    folder = layout.submission_dir(home, last.token)
+    record = files.read_json(os.path.join(folder, "submission.json")) or {}
+    outcome = files.read_json(os.path.join(folder, "outcome.json")) or {}
+    ours = outcome.get("job_id") in (job_id, environ.get("SLURM_ARRAY_JOB_ID") or job_id)
+    return last.token if record.get("by_hand") and ours else None
 
 
 def is_job_of_script(submission: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
@@ -77,24 +79,20 @@ def claim_again(home: str, name: str, submission: Dict[str, Any], token: str, me
 
 def _in_use(home: str, last: fence.Claim, names: layout.RunNames) -> Optional[str]:
     """What the last generation is still doing, in words, or None if it has ended."""
-    if (done := fence.finished_attempt(last.run_dir, names, last.revision)) is not None:
+    done = lease.finished(last.run_dir, names, last.revision)
+    if done is not None:
         return "is done already (attempt %d)" % done
+    attempt = lease.read(last.run_dir, names, names.attempt) if names.attempt else None
+    if attempt is not None and attempt.state == "live" and not lease.is_dead(attempt.start):
+        return "is running (attempt %d)" % names.attempt
     outcome = files.read_json(os.path.join(layout.submission_dir(home, last.token), "outcome.json")) or {}
     if outcome.get("kind") == "void" or names.has_submit(last.generation, "cancel"):
         return None
     if names.has_submit(last.generation, layout.verdict_kind(names.attempt)):
         return None  # Slurm has said how the job ended, whether or not the run began.
-    start = files.read_json(os.path.join(last.run_dir, layout.attempt_file(names.attempt, "start"))) or {}
-    if start.get("generation") != last.generation:
+    if attempt is None or attempt.start.get("generation") != last.generation:
         return "is queued as job %s" % outcome.get("job_id", "of an unfinished submission")
-    if names.has_attempt(names.attempt, "end"):
-        return None
-    beat_path = os.path.join(last.run_dir, layout.attempt_file(names.attempt, "beat"))
-    beat = files.read_json(beat_path) or {"t": start.get("t", 0), "every_s": 60}
-    alive = process.is_alive(start)
-    if alive is None:
-        alive = time.time() - beat["t"] < 5 * beat["every_s"]
-    return "is running (attempt %d)" % names.attempt if alive else None
+    return None
 
 
 def _free_folder(last: str) -> str:

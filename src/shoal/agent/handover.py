@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
-from ..kernel import files, layout
+from ..kernel import files
 from .staging import Stage, StageError
 
 _POLL_S = 0.05
@@ -28,7 +28,7 @@ def variable(name: str) -> str:
 
 
 class Handover:
-    """The data of one attempt. `begin` fills `env` or returns why the run cannot start; `close` returns the records."""
+    """The data of one attempt. `bring` fills `env` or returns why the run cannot start; `close` returns the records."""
 
     def __init__(
         self,
@@ -36,30 +36,21 @@ class Handover:
         env: Dict[str, str],
         folder: str,
         say: Callable[[str], None],
-        beat: Callable[[], None] = lambda: None,
+        asked_to_stop: Callable[[], Optional[str]] = lambda: None,
     ) -> None:
         self._asked: Dict[str, Dict[str, Any]] = dict(spec.get("data") or {})
         self._env = env
         self._folder = folder
         self._say = say
-        self._beat = beat
+        self._asked_to_stop = asked_to_stop
         self.stages: List[Stage] = []
         self._helpers: "Optional[subprocess.Popen[bytes]]" = None
         self._stopped: Optional[str] = None
 
-    def begin(self) -> Optional[str]:
-        """Bring the data, and wait until the run may start; a signal that ends the job ends the waiting too."""
+    def bring(self) -> Optional[str]:
+        """Bring the data, and wait until the run may start; `give_up`, or a signal that ends the job, ends that."""
         if not self._asked:
             return None
-        before = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            return self.bring()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def bring(self) -> Optional[str]:
-        """The same in a thread, where no signal arrives; `give_up` ends it."""
         try:
             self._start_helpers()
             for name, one in self._asked.items():
@@ -100,21 +91,18 @@ class Handover:
         return {key: value for key, value in self._env.items() if key.startswith("SHOAL_DATA_")}
 
     def _wait(self, stage: Stage) -> str:
-        beaten = time.monotonic()
         while True:
-            if self._stopped is not None:
-                raise StageError("the job was stopped (%s) while its data was on the way" % self._stopped)
+            self._check()
             try:
                 return stage.wait(_POLL_S)
             except StageError:
                 if stage.error is not None:
                     raise
-            if time.monotonic() - beaten > 10:
-                beaten = time.monotonic()
-                self._beat()
 
-    def _stop(self, number: int, frame: Any) -> None:
-        self.give_up(signal.Signals(number).name)
+    def _check(self) -> None:
+        why = self._stopped or self._asked_to_stop()
+        if why is not None:
+            raise StageError("the job was stopped (%s) while its data was on the way" % why)
 
     def _start_helpers(self) -> None:
         """One process on each other node of the allocation; none where there is no other node."""
@@ -130,8 +118,7 @@ class Handover:
 
     def _wait_helpers(self) -> None:
         while self._helpers is not None and len(self._told()) < self._nodes:
-            if self._stopped is not None:
-                raise StageError("the job was stopped (%s) while its data was on the way" % self._stopped)
+            self._check()
             if self._helpers.poll() is not None and len(self._told()) < self._nodes:
                 self._say("data could not be staged on all nodes: they read from the source")
                 return
@@ -185,18 +172,3 @@ def _for_step(env: Mapping[str, str]) -> Dict[str, str]:
     """Without the job's own wishes for a step, which would be options of this srun."""
     unwanted = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK")
     return {key: value for key, value in env.items() if key not in unwanted and not key.startswith("SRUN_")}
-
-
-def for_attempt(
-    spec: Mapping[str, Any], env: Dict[str, str], claim: Any, number: int, say: Callable[[str], None]
-) -> Handover:
-    """The hand-over of one attempt of a run: its beats go on while it waits, its helpers meet in the log folder."""
-    path = os.path.join(claim.run_dir, layout.attempt_file(number, "beat"))
-
-    def beat() -> None:
-        try:
-            files.replace(path, files.to_json({"t": time.time(), "every_s": 30.0}), sync=False)
-        except OSError:
-            pass  # A full disk must not end a run.
-
-    return Handover(spec, env, os.path.join(claim.log_dir, "data-%d" % number), say, beat)

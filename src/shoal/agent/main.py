@@ -7,20 +7,38 @@ Called by the batch script as its last command, so that Slurm's signals reach it
 
 import os
 import random
+import select
+import signal
 import socket
 import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from ..kernel import checkpoints, fence, files, layout, process, progress
+from ..kernel import checkpoints, fence, files, guard, layout, lease, process, progress
 from . import admission, by_hand, command, handover, nodes, notices, packages, preempted, smoke, stages, survival, trial
-from .attempt import Attempt, hear_warnings_later
+from .attempt import Attempt
 from .launch import container, plan
+
+#: A full disk is waited for so long before a job gives up; nothing of the user has run then.
+_DISK_VARIABLE, _DISK_S, _RETRY_S = "SHOAL_DISK_S", 60.0, 2.0
+#: The run is busy in an older job that does not hand over: "try again later" (sysexits.h).
+_TEMPFAIL = 75
+
+
+class Interrupted(Exception):
+    """A signal asked this job to end before its run began."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.exit_code = 128 + int(signal.Signals[name])
 
 
 def main(argv: List[str]) -> int:
     """Exit code for Slurm: the program's own; 0 if the fence held; 1 if a person asked for a run that is in use."""
-    hear_warnings_later()
+    return guard.run(lambda link: _work(argv, link))
+
+
+def _work(argv: List[str], link: guard.Link) -> int:
     options = _parse(argv)
     submission_dir = os.path.abspath(options["submission"])
     home = os.path.dirname(os.path.dirname(submission_dir))
@@ -39,7 +57,7 @@ def main(argv: List[str]) -> int:
     # A person who runs an array's script with bash means all of it: one run after the other.
     first_bad = 0
     for name in runs:
-        code = _run_one(home, name, submission, int(options["set-up-exit"]))
+        code = _run_one(home, name, submission, int(options["set-up-exit"]), link)
         first_bad = first_bad or code
         if code > 128:
             break
@@ -48,16 +66,22 @@ def main(argv: List[str]) -> int:
     return first_bad
 
 
-def _run_one(home: str, name: str, submission: Dict[str, Any], set_up_exit: int) -> int:
+def _run_one(home: str, name: str, submission: Dict[str, Any], set_up_exit: int, link: guard.Link) -> int:
     try:
-        claim, me = _admit(home, trial.run_of(home, name, submission["token"]), submission)
-        return _attempt(home, claim, me, set_up_exit)
+        claim, me = _admit(home, trial.run_of(home, name, submission["token"]), submission, link)
+        return _attempt(home, claim, me, set_up_exit, link)
     except fence.Fenced as why:
         print("shoal: nothing to do here: %s" % why, flush=True)
         return 0
     except by_hand.StillWanted as why:
         print("shoal: not started: %s" % why, file=sys.stderr, flush=True)
         return 1
+    except fence.StillBusy as why:
+        print("shoal: not started: %s" % why, file=sys.stderr, flush=True)
+        return _TEMPFAIL
+    except Interrupted as why:
+        print("shoal: not started: %s came first" % why, file=sys.stderr, flush=True)
+        return why.exit_code
     except (OSError, ValueError, KeyError) as error:
         return _give_up(error)
 
@@ -82,61 +106,40 @@ def _give_up(error: Exception) -> int:
     return 74 if getattr(error, "errno", None) in files.DISK_ERRNOS else 1
 
 
-def _admit(home: str, name: str, submission: Dict[str, Any]) -> Any:
+def _admit(home: str, name: str, submission: Dict[str, Any], link: guard.Link) -> Tuple[fence.Claim, Dict[str, Any]]:
     """The claim this job may work on and its identity; Fenced or StillWanted if it may not."""
     token = by_hand.token_of_this_job(home, name, submission["token"], os.environ)
     if token is not None:
-        me: Dict[str, Any] = process.this_process() if os.environ.get("SHOAL_TOKEN") == token else _this_job()
+        local = os.environ.get("SHOAL_TOKEN") == token
+        me: Dict[str, Any] = dict(process.identity(link.guard_pid), **({} if local else _this_job()))
         claim = fence.find_claim(layout.run_dir(home, name), token)
     else:
-        me = _this_job() if by_hand.is_job_of_script(submission, os.environ) else process.this_process()
+        own = _this_job() if by_hand.is_job_of_script(submission, os.environ) else {}
+        me = dict(process.identity(link.guard_pid), **own)
         token = "".join(random.SystemRandom().choice(layout.TOKEN_LETTERS) for _ in submission["token"])
         claim = by_hand.claim_again(home, name, submission, token, me)
-    fence.take_ownership(claim, layout.submission_dir(home, token), me)
+    fence.settle(layout.submission_dir(home, token), me)
     return claim, me
 
 
 def _this_job() -> Dict[str, Any]:
-    """The Slurm job: its own number, that of its array, and the one that people type."""
-    job = {"job_id": os.environ.get("SLURM_JOB_ID"), "job_label": _job_label()}
+    """The Slurm job: its own number, that of its array, the one that people type, and how often Slurm started it."""
+    job: Dict[str, Any] = {"job_id": os.environ.get("SLURM_JOB_ID"), "job_label": _job_label()}
+    job["life"] = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
     return dict(job, array_job_id=array) if array else job
 
 
-def _attempt(home: str, claim: fence.Claim, me: Dict[str, Any], set_up_exit: int) -> int:
+def _attempt(home: str, claim: fence.Claim, me: Dict[str, Any], set_up_exit: int, link: guard.Link) -> int:
     spec = files.read_json(os.path.join(claim.run_dir, layout.spec_file(claim.revision)))
     if spec is None:
         raise ValueError("%s has no spec %d" % (claim.run_dir, claim.revision))
     submission = files.read_json(os.path.join(layout.submission_dir(home, claim.token), "submission.json")) or {}
     spec = container.settle(command.in_snapshot(stages.inherit(home, spec), submission.get("code")), os.environ)
-    again = _has_earlier_attempt(claim)
-    failed_nodes = nodes.failed_before(claim.run_dir, claim.generation, nodes.ask_slurm(os.environ))
-    if os.environ.get("SLURMD_NODENAME") in failed_nodes:
-        moved, words = survival.move_away(home, claim, spec, failed_nodes, str(_job_label()))
-        print("shoal: %s" % words, file=sys.stderr, flush=True)
-        if moved:
-            return 1
-    os.makedirs(claim.output_dir, exist_ok=True)
-    os.makedirs(claim.log_dir, exist_ok=True)
-    resume_from = None
-    if spec.get("trial"):
-        again = _begin_trial(home, spec, claim)
-    if spec.get("checkpoint") and (again or claim.resume):
-        resume_from = checkpoints.newest(claim.output_dir, spec["checkpoint"])
-    start = dict(
-        process.this_process(),
-        job_id=me.get("job_id"),
-        job_label=_job_label(),
-        t=time.time(),
-        output_dir=claim.output_dir,
-        log_dir=claim.log_dir,
-        resume_from=resume_from,
-        ends=float(os.environ.get("SLURM_JOB_END_TIME") or 0) or None,  # older Slurm does not say
-        nodes=os.environ.get("SLURM_JOB_NODELIST") if me.get("job_id") else None,
-        failed_nodes=failed_nodes,
-        python=packages.keep(home, spec["command"], dict(os.environ, **(spec.get("env") or {})), spec["cwd"]),
-    )
-    number = fence.begin_attempt(claim, start)
+    held = _begin(home, claim, me, spec, link)
+    if held is None:
+        return 1
+    number, resume_from = held.number, held.start["resume_from"]
     out, err = (os.path.join(claim.log_dir, "attempt-%d.%s" % (number, stream)) for stream in ("out", "err"))
     _say("run %s/%s, attempt %d on %s" % (spec["experiment"], spec["stem"], number, socket.gethostname()))
     if resume_from:
@@ -145,16 +148,106 @@ def _attempt(home: str, claim: fence.Claim, me: Dict[str, Any], set_up_exit: int
     elif spec.get("start_from"):
         _say("starting from %s" % spec["start_from"])
     _say("output in %s" % out)
-    attempt, end, env = _run(home, claim, number, spec, resume_from, out, err, set_up_exit)
+    attempt, end, env = _run(home, claim, held, spec, resume_from, out, err, set_up_exit, link)
+    if attempt.is_lost:
+        print("shoal: another job has closed attempt %d and goes on with the run" % number, file=sys.stderr, flush=True)
+        return 1
     end.update(job_id=me.get("job_id"), job_label=_job_label(), host=socket.gethostname(), log_dir=claim.log_dir)
     survival.judge(end, spec, claim, env, err)
     if spec.get("smoke"):
         smoke.judge(end, spec, progress.read(claim.output_dir, [out, err]))
-    return _conclude(home, claim, attempt, spec, end, env)
+    return _conclude(home, claim, attempt, spec, end, env, link)
+
+
+def _begin(
+    home: str, claim: fence.Claim, me: Dict[str, Any], spec: Dict[str, Any], link: guard.Link
+) -> Optional[lease.Lease]:
+    """The next attempt of the run, ours alone; None if the run goes on in another job, elsewhere."""
+    times = lease.timing(os.environ)
+    full_since: Optional[float] = None
+    while True:
+        names = fence.wait_for_turn(claim, me, times, _say, lambda wait_s: _pause(wait_s, link))
+        failed_nodes = nodes.failed_before(claim.run_dir, claim.generation, nodes.ask_slurm(os.environ))
+        if os.environ.get("SLURMD_NODENAME") in failed_nodes:
+            moved, words = survival.move_away(home, claim, spec, failed_nodes, str(_job_label()))
+            print("shoal: %s" % words, file=sys.stderr, flush=True)
+            if moved:
+                return None
+        try:
+            os.makedirs(claim.output_dir, exist_ok=True)
+            os.makedirs(claim.log_dir, exist_ok=True)
+            again = _has_earlier_attempt(claim)
+            if spec.get("trial"):
+                again = _begin_trial(home, spec, claim)
+            resume_from = None
+            if spec.get("checkpoint") and (again or claim.resume):
+                resume_from = checkpoints.newest(claim.output_dir, spec["checkpoint"])
+            start = dict(_start_record(home, claim, me, spec, link), resume_from=resume_from, failed_nodes=failed_nodes)
+            start["attempt"] = names.attempt + 1
+            held = lease.create(claim.run_dir, names.attempt + 1, start, times)
+        except OSError as error:
+            full_since = _wait_for_disk(error, full_since, link)
+            continue
+        if held is not None:
+            return held
+
+
+def _start_record(
+    home: str, claim: fence.Claim, me: Dict[str, Any], spec: Dict[str, Any], link: guard.Link
+) -> Dict[str, Any]:
+    mine = process.this_process()
+    return dict(
+        process.identity(link.guard_pid),
+        agent_pid=mine["pid"],
+        agent_started=mine["started"],
+        mark=os.urandom(8).hex(),
+        beat_s=lease.timing(os.environ).beat_s,
+        job_id=me.get("job_id"),
+        job_label=_job_label(),
+        life=me.get("life"),
+        t=time.time(),
+        generation=claim.generation,
+        revision=claim.revision,
+        token=claim.token,
+        output_dir=claim.output_dir,
+        log_dir=claim.log_dir,
+        ends=float(os.environ.get("SLURM_JOB_END_TIME") or 0) or None,  # older Slurm does not say
+        nodes=os.environ.get("SLURM_JOB_NODELIST") if me.get("job_id") else None,
+        python=packages.keep(home, spec["command"], dict(os.environ, **(spec.get("env") or {})), spec["cwd"]),
+    )
+
+
+def _wait_for_disk(error: OSError, since: Optional[float], link: guard.Link) -> float:
+    """Wait a moment for room on the disk, and say since when; raises `error` if that is no help, or took too long."""
+    if error.errno not in files.DISK_ERRNOS:
+        raise error
+    now = time.monotonic()
+    if since is None:
+        print("shoal: not started yet: %s" % error, file=sys.stderr, flush=True)
+    elif now - since > float(os.environ.get(_DISK_VARIABLE) or _DISK_S):
+        raise error
+    _pause(_RETRY_S, link)
+    return since or now
+
+
+def _pause(wait_s: float, link: guard.Link) -> None:
+    """Wait, unless a signal asks this job to end."""
+    select.select([link.fd], [], [], wait_s)
+    name = link.asked_to_stop()
+    if name is not None:
+        raise Interrupted(name)
+    if link.is_broken:
+        raise Interrupted("SIGKILL")
 
 
 def _conclude(
-    home: str, begun: fence.Claim, attempt: Attempt, spec: Dict[str, Any], end: Dict[str, Any], env: Dict[str, str]
+    home: str,
+    begun: fence.Claim,
+    attempt: Attempt,
+    spec: Dict[str, Any],
+    end: Dict[str, Any],
+    env: Dict[str, str],
+    link: guard.Link,
 ) -> int:
     """Write the end down, do what follows from it, and return the job's exit code."""
     if spec.get("trial") and end["success"] and attempt.claim == begun and trial.pointless(home, spec) is None:
@@ -162,11 +255,13 @@ def _conclude(
     claim, number = attempt.claim, attempt.number
     name = layout.name_of(claim.run_dir)
     if claim != begun:
-        trial.as_the_run(end, claim, number)
-    replaced = fence.superseded(claim, number) == "superseded"
+        trial.as_the_run(end, attempt)
+    replaced = _is_replaced(claim, number)
     if replaced and end["stopped_by"]:
         end["stopped_by"] = "superseded"
-    _write_end(claim, number, end)
+    if not _write_end(attempt, end, link):
+        print("shoal: another job has closed attempt %d and goes on with the run" % number, file=sys.stderr, flush=True)
+        return 1
     _say("attempt %d ended with exit code %d after %.0f s" % (number, end["exit_code"], end["duration_s"]))
     if not replaced:
         told = survival.follow_up(home, name, claim, spec, end, _job_label())
@@ -176,11 +271,18 @@ def _conclude(
     if end["success"]:
         trial.dismiss(home, name)
     elif end["stopped_by"] == "SIGTERM" and end["job_id"]:
-        preempted.wait_for_slurm(os.environ)
+        preempted.wait_for_slurm(os.environ, link)
     # Runs that build on this one wait for exit code 0, which a program may have though its run is not done.
     if end["cause"] in ("limit", "bad_result", "oom", "SIGTERM", "SIGINT", "SIGHUP"):
         return int(end["exit_code"]) or 1
     return 0 if end["success"] else int(end["exit_code"])
+
+
+def _is_replaced(claim: fence.Claim, number: int) -> bool:
+    try:
+        return fence.unwanted(claim, number) == "superseded"
+    except OSError:
+        return False  # The file server is away; the end is written when it is back.
 
 
 def _begin_trial(home: str, spec: Dict[str, Any], claim: fence.Claim) -> bool:
@@ -196,57 +298,63 @@ def _begin_trial(home: str, spec: Dict[str, Any], claim: fence.Claim) -> bool:
 def _run(
     home: str,
     claim: fence.Claim,
-    number: int,
+    held: lease.Lease,
     spec: Dict[str, Any],
     resume_from: Optional[str],
     out: str,
     err: str,
     set_up_exit: int,
+    link: guard.Link,
 ) -> Tuple[Attempt, Dict[str, Any], Dict[str, str]]:
     here_only = "SHOAL_TOKEN" in os.environ
-    argv, env, problem = command.prepare(spec, claim, number, resume_from, os.environ, (out, err), here_only)
+    argv, env, problem = command.prepare(spec, claim, held.number, resume_from, os.environ, (out, err), here_only)
     if set_up_exit != 0:
         problem = "the cluster's set-up lines ended with exit code %d" % set_up_exit
-    data = handover.for_attempt(spec, env, claim, number, _say)
-    problem = problem or data.begin()
+    attempt = Attempt(claim, held, argv, env, spec["cwd"], link)
+    attempt.keeper.keep(held, claim)
+    folder = os.path.join(claim.log_dir, "data-%d" % held.number)
+    data = handover.Handover(spec, attempt.env, folder, _say, link.asked_to_stop)
+    problem = problem or data.bring()
+    if problem is not None:
+        attempt.stopped_by = link.asked_to_stop()
     if problem is None:
-        argv = command.inside(spec, claim, argv, env)
+        attempt.argv = command.inside(spec, claim, argv, attempt.env)
     else:
-        argv = ["sh", "-c", 'echo "shoal: $1" >&2; exit "$2"', "sh", problem, str(set_up_exit or 2)]
+        attempt.argv = ["sh", "-c", 'echo "shoal: $1" >&2; exit "$2"', "sh", problem, str(set_up_exit or 2)]
     follow = os.environ.get("SHOAL_FOLLOW", "0" if os.environ.get("SLURM_JOB_NAME", "").endswith(claim.token) else "1")
     with plan.no_orphans(spec):
         logs = [out, err]
-        look = smoke.watcher(spec, claim.output_dir, logs) or trial.watcher(home, spec, claim, logs, resume_from)
-        attempt = Attempt(claim, number, argv, env, spec["cwd"], look)
+        watch_smoke = smoke.watcher(spec, claim.output_dir, logs)
+        attempt.look = watch_smoke or trial.watcher(home, spec, claim, logs, resume_from)
         end = attempt.run(out, err, follow == "1")
     end["data"] = data.close()
     if problem is not None:
         end["problem"] = problem
-    return attempt, end, env
+    return attempt, end, attempt.env
 
 
 def _has_earlier_attempt(claim: fence.Claim) -> bool:
     """Whether an earlier attempt worked in this same output folder, as after a requeue."""
     names = layout.parse_names(files.names_in(claim.run_dir))
-    starts = (
-        files.read_json(os.path.join(claim.run_dir, layout.attempt_file(k, "start")))
-        for k in names.attempts.get("start", [])
-    )
-    return any(start is not None and start.get("output_dir") == claim.output_dir for start in starts)
+    found = (lease.read(claim.run_dir, names, number) for number in names.attempts.get("start", []))
+    return any(one is not None and one.start.get("output_dir") == claim.output_dir for one in found)
 
 
-def _write_end(claim: fence.Claim, number: int, end: Dict[str, Any]) -> None:
-    """Keep trying for a minute: a disk that is full now may have room in a moment, and this record is the result."""
-    path = os.path.join(claim.run_dir, layout.attempt_file(number, "end"))
-    deadline = time.monotonic() + float(os.environ.get("SHOAL_GRACE_S") or 60)
+def _write_end(attempt: Attempt, end: Dict[str, Any], link: guard.Link) -> bool:
+    """Write the end down, for as long as it takes: this record is the result. False if the lease was closed meanwhile.
+
+    It needs no room on the disk; only a file server that is away can hold it up.
+    """
+    told = False
     while True:
         try:
-            files.create_exclusive(path, files.to_json(end))
-            return
+            ours = attempt.held.end(end)
+            attempt.keeper.release(attempt.held)
+            return ours
         except OSError as error:
-            if time.monotonic() > deadline:
-                print("shoal: cannot write %s: %s" % (path, error), file=sys.stderr, flush=True)
-                return
+            if not told:
+                print("shoal: cannot write down the end yet: %s" % error, file=sys.stderr, flush=True)
+            told = True
             time.sleep(1)
 
 

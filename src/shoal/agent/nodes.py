@@ -8,7 +8,7 @@ import os
 import subprocess
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from ..kernel import files, layout, sbatch
+from ..kernel import files, layout, lease, sbatch
 
 _FAIL_WORDS = ("NODE_FAIL", "BOOT_FAIL")
 #: Beginnings of sinfo's words for nodes that take no jobs.
@@ -44,13 +44,12 @@ def ask_slurm(environ: Mapping[str, str]) -> Ask:
 def failed_before(run_dir: str, generation: int, ask: Ask) -> List[str]:
     """Nodes that the attempt before this one was lost with, when Slurm has started its job again."""
     names = layout.parse_names(files.names_in(run_dir))
-    start = _read(run_dir, layout.attempt_file(names.attempt, "start"))
-    if start.get("generation") != generation or not start.get("nodes"):
+    last = lease.read(run_dir, names, names.attempt) if names.attempt else None
+    if last is None or last.start.get("generation") != generation or not last.start.get("nodes"):
         return []
-    down = _down(start["nodes"], ask)
-    ended = names.has_attempt(names.attempt, "end")
-    silent = not ended and not _read(run_dir, layout.attempt_file(names.attempt, "beat")).get("stopping")
-    return down or ([start["nodes"]] if silent and _is_one(start["nodes"]) else [])
+    allocated = last.start["nodes"]
+    silent = last.state == "lost" and not last.last_words
+    return _down(allocated, ask) or ([allocated] if silent and _is_one(allocated) else [])
 
 
 def lost_with(start: Mapping[str, Any], me: Mapping[str, Any], ask: Ask) -> List[str]:
@@ -67,8 +66,9 @@ def failed(run_dir: str, ask: Ask) -> List[str]:
     """Every node that has failed under a run. Of a job on several nodes those count that Slurm still calls down."""
     names = layout.parse_names(files.names_in(run_dir))
     found: List[str] = []
-    for attempt in names.attempts.get("start", []):
-        found += _read(run_dir, layout.attempt_file(attempt, "start")).get("failed_nodes") or []
+    for number in names.attempts.get("start", []):
+        attempt = lease.read(run_dir, names, number)
+        found += (attempt.start.get("failed_nodes") or []) if attempt is not None else []
     for kind, generations in names.submits.items():
         for generation in generations if kind.startswith("verdict") else []:
             verdict = _read(run_dir, layout.submit_file(generation, kind))

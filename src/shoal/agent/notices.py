@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ..kernel import files, layout
+from ..kernel import files, layout, lease
 
 _TIMEOUT_S = 30
 
@@ -71,9 +71,10 @@ def survey(home: str, experiment: str) -> Tuple[bool, int, List[Dict[str, Any]]]
             continue
         wave += names.generation
         end = None
-        if names.has_attempt(names.attempt, "end"):
+        if names.attempt and not names.is_live(names.attempt):
             try:
-                end = files.read_json(os.path.join(run_dir, layout.attempt_file(names.attempt, "end")))
+                attempt = lease.read(run_dir, names, names.attempt)
+                end = attempt.end if attempt is not None else None
             except (OSError, ValueError):
                 end = None
         if end is not None and end.get("generation") == names.generation:

@@ -5,10 +5,12 @@ So ranks and engines that srun started save and leave while the batch script has
 """
 
 import os
+import select
 import signal
 import time
 from typing import Mapping, Optional
 
+from ..kernel import guard
 from .launch import family, steps
 
 _LOOK_S = 5.0
@@ -21,9 +23,12 @@ def steps_were_ended(launch_folder: str) -> bool:
     return os.path.exists(os.path.join(launch_folder, steps.ENDED_BY_SLURM))
 
 
-def wait_for_slurm(environ: Mapping[str, str]) -> None:
-    """While this job is in its grace time: wait until Slurm ends us, which is what makes it start the job again."""
-    for number in family.STOPPING:
+def wait_for_slurm(environ: Mapping[str, str], link: Optional[guard.Link] = None) -> None:
+    """While this job is in its grace time: wait until Slurm ends us, which is what makes it start the job again.
+
+    Under a guard signals come through `link`; else the next one ends this process.
+    """
+    for number in family.STOPPING if link is None else ():
         signal.signal(number, signal.SIG_DFL)
     answered: Optional[float] = None
     while True:
@@ -34,4 +39,7 @@ def wait_for_slurm(environ: Mapping[str, str]) -> None:
             answered = time.monotonic()
         elif answered is None or time.monotonic() - answered > _SILENT_S:
             return
-        time.sleep(_LOOK_S)
+        if link is None:
+            time.sleep(_LOOK_S)
+        elif select.select([link.fd], [], [], _LOOK_S)[0]:
+            return

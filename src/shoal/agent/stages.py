@@ -9,7 +9,7 @@ import re
 import subprocess
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from ..kernel import checkpoints, fence, files, layout, sbatch
+from ..kernel import checkpoints, files, layout, lease, sbatch
 
 _TIMEOUT_S = 30
 
@@ -30,12 +30,12 @@ def parent(home: str, name: str, any_end: bool = False) -> Parent:
     """
     run_dir = layout.run_dir(home, name)
     names = layout.parse_names(files.names_in(run_dir))
-    if fence.finished_attempt(run_dir, names, names.revision) is not None:
+    if lease.finished(run_dir, names, names.revision) is not None:
         return Parent(True)
     claim = files.read_json(os.path.join(run_dir, layout.submit_file(names.generation, "claim"))) or {}
     job, shape = job_of(home, claim)
     if job is None:
-        ended = names.has_attempt(names.attempt, "end")
+        ended = bool(names.attempt) and not names.is_live(names.attempt)
         return Parent(False, None, "%s %s" % (name, "did not end well" if ended else "has no job yet"))
     return Parent(False, ("afterany:" if any_end or shape else "afterok:") + job)
 

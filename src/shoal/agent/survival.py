@@ -12,7 +12,7 @@ import subprocess
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from ..kernel import fence, files, layout, process, sbatch
+from ..kernel import fence, files, layout, lease, process, sbatch
 from . import admission, environment, nodes, stages
 
 #: What GPUs say when their own memory is full; the host's memory has its own witness (memory.py).
@@ -245,9 +245,9 @@ def grow(word: str, factor: float) -> str:
 
 def _earlier(claim: fence.Claim, attempt: int, cause: str) -> int:
     """How many earlier attempts of this revision ended for the same cause."""
-    numbers = layout.parse_names(files.names_in(claim.run_dir)).attempts.get("end", [])
-    ends = [files.read_json(os.path.join(claim.run_dir, layout.attempt_file(k, "end"))) for k in numbers if k < attempt]
-    return sum(1 for end in ends if end and end.get("cause") == cause and end.get("revision") == claim.revision)
+    ends = lease.ends(claim.run_dir, layout.parse_names(files.names_in(claim.run_dir)))
+    before = [end for end in ends if end.get("attempt", 0) < attempt and end.get("revision") == claim.revision]
+    return sum(1 for end in before if end.get("cause") == cause)
 
 
 def _job_name(name: str, token: str) -> str:

@@ -12,15 +12,13 @@ import shutil
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional
 
-from ..kernel import checkpoints, fence, files, layout, progress
+from ..kernel import checkpoints, fence, files, layout, lease, process, progress
 from . import stages
 
 if TYPE_CHECKING:
     from .attempt import Attempt
 
 _NAME = re.compile(r"_(?:\d+x)?\d+gpus\Z")
-#: Beats without a sign of life from a trial that has claimed the run, after which its first job takes it back.
-_BEATS = 3.0
 #: In a trial's end record: it goes on as the run.
 SWITCHED = "switched"
 
@@ -53,7 +51,7 @@ def pointless(home: str, spec: Mapping[str, Any]) -> Optional[str]:
     names = layout.parse_names(files.names_in(run_dir))
     if names.revision != spec["trial"]["revision"]:
         return "%s was started over" % goal
-    if fence.finished_attempt(run_dir, names, names.revision) is not None:
+    if lease.finished(run_dir, names, names.revision) is not None:
         return "%s is done" % goal
     if names.has_submit(names.generation, "cancel"):
         return "%s was cancelled" % goal
@@ -139,55 +137,94 @@ def watcher(
 def take_over(home: str, attempt: "Attempt", goal: str) -> bool:
     """Make this attempt the run's newest and end the job that was the run; False if the run is not to be had.
 
-    The first beat comes last: until then the other job takes nobody for alive here (`beaten`).
+    The claim decides. The first job is then told to end; when its attempt is over, ours begins under the run's name.
+    Our program runs all the while, in a folder of its own.
     """
-    with attempt.moving:
-        mine, number, old = attempt.claim, attempt.number, _record_before(home, goal, attempt.claim.token)
-        if old is None or not _become(home, attempt, goal):
-            return False
-        _end_trial(mine, number, goal)
-        job, _ = stages.job_of(home, old)
-        _end_job(job, old["token"])
-        attempt.beat()
-        return True
-
-
-def _end_trial(claim: fence.Claim, number: int, goal: str) -> None:
-    start = files.read_json(os.path.join(claim.run_dir, layout.attempt_file(number, "start"))) or {}
-    began, now = float(start.get("t", time.time())), time.time()
-    kept = ("attempt", "generation", "revision", "token", "output_dir", "log_dir", "host", "job_id", "job_label")
-    end = {key: start.get(key) for key in kept}
-    end.update(exit_code=0, success=True, stopped_by=SWITCHED, problem="it goes on as %s" % goal)
-    end.update(began=began, ended=now, duration_s=now - began)
+    old = _record_before(home, goal, attempt.claim.token)
+    claim = _claim_for(home, attempt, goal)
+    if old is None or claim is None:
+        return False
+    job, _ = stages.job_of(home, old)
+    _end_job(job, old["token"])
     try:
-        files.create_exclusive(os.path.join(claim.run_dir, layout.attempt_file(number, "end")), files.to_json(end))
-    except OSError:
-        pass  # A full disk; the run itself goes on, and that is what counts.
+        fence.wait_for_turn(claim, process.this_process(), attempt.times, lambda text: None, time.sleep)
+    except (fence.Fenced, fence.StillBusy):
+        return False
+    return _begin_as(attempt, claim, "it goes on as %s" % goal, success=True)
 
 
-def as_the_run(end: Dict[str, Any], claim: fence.Claim, number: int) -> None:
+def as_the_run(end: Dict[str, Any], attempt: "Attempt") -> None:
     """The end of an attempt that took over: it is the run's, and counts from the switch."""
-    start = files.read_json(os.path.join(claim.run_dir, layout.attempt_file(number, "start"))) or {}
-    began = max(float(start.get("t", end["began"])), end["began"])
-    end.update(attempt=number, generation=claim.generation, revision=claim.revision, began=began)
+    began = max(float(attempt.held.start.get("t", end["began"])), end["began"])
+    claim = attempt.claim
+    end.update(attempt=attempt.number, generation=claim.generation, revision=claim.revision, began=began)
     end["duration_s"] = max(0.0, end["ended"] - began)
 
 
 def beaten(attempt: "Attempt") -> Optional[str]:
-    """Why an attempt that a newer generation stands before must stop; None while nobody lives behind that one."""
+    """Why an attempt that a newer generation stands before must stop; None while nobody may live behind that one."""
     home, name = layout.home_of(attempt.claim.run_dir), layout.name_of(attempt.claim.run_dir)
     record = _newest_record(home, name)
-    names = layout.parse_names(files.names_in(attempt.claim.run_dir))
-    if record is None or not record.get("switched") or names.generation == attempt.claim.generation:
+    if record is None or not record.get("switched"):
         return "superseded"
-    if record["token"] == attempt.claim.token:
-        _become(home, attempt, name)  # once more: the disk was full when it was taken back
-        return None
-    if names.attempt > attempt.number and names.has_attempt(names.attempt, "beat"):
+    if record["token"] != attempt.claim.token:
+        alive = _trial_lives(home, record, attempt)
+        if alive is not False:
+            return "superseded" if alive else None
+    claim = _claim_for(home, attempt, name)
+    if claim is None:
         return "superseded"
-    if time.time() - float(record.get("t", 0)) > _BEATS * attempt.beat_s:
-        _become(home, attempt, name)
+    _begin_as(attempt, claim, "the run was taken back from a trial that died", success=False)
     return None
+
+
+def _trial_lives(home: str, record: Mapping[str, Any], attempt: "Attempt") -> Optional[bool]:
+    """Whether the trial behind a claim renews its lease; None until that can be told."""
+    submission = files.read_json(os.path.join(layout.submission_dir(home, record["token"]), "submission.json")) or {}
+    if not submission.get("runs"):
+        return False
+    run_dir = layout.run_dir(home, submission["runs"][int(record.get("index", 0))])
+    names = layout.parse_names(files.names_in(run_dir))
+    renewals = names.renewals.get((names.attempt, "live"))
+    if not names.is_live(names.attempt) or renewals is None:
+        return False
+    if attempt.rival is None or attempt.rival[0] != record["token"]:
+        attempt.rival = (str(record["token"]), renewals, fence.Watch())
+    _, first, watch = attempt.rival
+    if renewals != first:
+        return True
+    last = lease.read(run_dir, names, names.attempt)
+    return False if watch.is_silent(names.attempt, renewals, last.start if last is not None else {}) else None
+
+
+def _begin_as(attempt: "Attempt", claim: fence.Claim, why: str, success: bool) -> bool:
+    """Let the running program go on as the next attempt of a run whose newest claim is ours; the old lease ends."""
+    with attempt.moving:
+        mine, held = attempt.claim, attempt.held
+        names = layout.parse_names(files.names_in(claim.run_dir))
+        began = held.start.get("program_t") or held.start.get("t")
+        start = dict(held.start, t=time.time(), program_t=began, attempt=names.attempt + 1, token=claim.token)
+        start.update(generation=claim.generation, revision=claim.revision)
+        new = lease.create(claim.run_dir, names.attempt + 1, start, attempt.times)
+        if new is None:
+            return False
+        _end_trial(attempt, why, success)
+        for stream in ("out", "err"):
+            _same_log(mine.log_dir, held.number, new.number, stream)
+        attempt.claim, attempt.held = claim, new
+        attempt.keeper.keep(new, claim)
+        attempt.keeper.release(held)
+        return True
+
+
+def _end_trial(attempt: "Attempt", why: str, success: bool) -> None:
+    start, now = attempt.held.start, time.time()
+    began = float(start.get("t", now))
+    kept = ("attempt", "generation", "revision", "token", "output_dir", "log_dir", "host", "job_id", "job_label")
+    end = {key: start.get(key) for key in kept}
+    end.update(exit_code=0, success=success, stopped_by=SWITCHED, cause=None if success else SWITCHED, problem=why)
+    end.update(began=began, ended=now, duration_s=now - began)
+    attempt.held.end(end)
 
 
 def dismiss(home: str, name: str) -> None:
@@ -203,30 +240,20 @@ def dismiss(home: str, name: str) -> None:
             stages.slurm(["scancel", "--state=PENDING", job])
 
 
-def _become(home: str, attempt: "Attempt", goal: str) -> bool:
-    """Claim the next generation of `goal` for this attempt; True if the run is its own now. Exclusive creation decides:
-    if somebody else was faster, nothing has happened. After an error it can be repeated."""
+def _claim_for(home: str, attempt: "Attempt", goal: str) -> Optional[fence.Claim]:
+    """The newest claim of `goal`, made for this attempt now or before; None if somebody else was faster. Exclusive
+    creation decides, and after an error it can be repeated."""
     run_dir, mine = layout.run_dir(home, goal), attempt.claim
     claim = _newest(home, goal)
-    if claim is None:
-        return False
-    if claim.token != mine.token:
-        own = files.read_json(os.path.join(mine.run_dir, layout.submit_file(mine.generation, "claim"))) or {}
-        kept: Dict[str, Any] = {key: own[key] for key in ("token", "index", "output_dir", "log_dir") if key in own}
-        wish = dict(kept, schema=1, revision=claim.revision, t=time.time(), switched=True)
-        path = os.path.join(run_dir, layout.submit_file(claim.generation + 1, "claim"))
-        if not files.create_exclusive(path, files.to_json(wish)):
-            return False
-        claim = fence.read_claim(run_dir, claim.generation + 1) or claim
-    start = files.read_json(os.path.join(mine.run_dir, layout.attempt_file(attempt.number, "start"))) or {}
-    owner = {key: start.get(key) for key in ("job_id", "job_label")}
-    files.create_exclusive(os.path.join(run_dir, layout.submit_file(claim.generation, "owner")), files.to_json(owner))
-    began = start.get("program_t") or start.get("t")
-    number = fence.begin_attempt(claim, dict(start, t=time.time(), program_t=began))
-    for stream in ("out", "err"):
-        _same_log(mine.log_dir, attempt.number, number, stream)
-    attempt.claim, attempt.number = claim, number
-    return True
+    if claim is None or claim.token == mine.token:
+        return claim
+    own = files.read_json(os.path.join(mine.run_dir, layout.submit_file(mine.generation, "claim"))) or {}
+    kept: Dict[str, Any] = {key: own[key] for key in ("token", "index", "output_dir", "log_dir") if key in own}
+    wish = dict(kept, schema=1, revision=claim.revision, t=time.time(), switched=True)
+    path = os.path.join(run_dir, layout.submit_file(claim.generation + 1, "claim"))
+    if not files.create_exclusive(path, files.to_json(wish)):
+        return None
+    return fence.read_claim(run_dir, claim.generation + 1)
 
 
 def _same_log(folder: str, old: int, new: int, stream: str) -> None:

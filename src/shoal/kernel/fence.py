@@ -1,14 +1,20 @@
-"""The fence: may this job work on its run? Decided from files alone, before any user code runs.
+"""May this job work on its run? Decided from files alone, before any user code runs.
 
 A job may arrive twice (a controller that crashed replays it), late (a frozen controller accepts it minutes after the
-submission was given up), or although its run is done. Correctness does not rest on time-outs or on Slurm's word: the
-generation's owner and the attempt's number are taken by exclusive creation, and whoever comes second leaves.
+submission was given up), although its run is done, or while an earlier job of the same run lives on a node that Slurm
+has lost contact with. Correctness does not rest on Slurm's word: the job that Slurm started last asks the older one to
+hand over, and waits until that has ended, or has been silent for longer than its guard lets it run.
 """
 
 import os
-from typing import Any, Dict, NamedTuple, Optional
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional
 
-from . import files, layout
+from . import files, layout, lease
+
+#: Why an attempt was stopped, after which the same generation may go on: the run was interrupted, it did not fail.
+INTERRUPTED = ("SIGTERM", "SIGINT", "SIGHUP", "walltime", "lost", "probe", "handover")
+#: How long a job waits for an older one that renews its lease and does not end.
+_HANDOVER_S = 900.0
 
 
 class Claim(NamedTuple):
@@ -42,6 +48,10 @@ class Fenced(Exception):
     """This job must not run; the message says why. That is a normal end: nothing is wrong with the run."""
 
 
+class StillBusy(Exception):
+    """An older job of the run renews its lease and does not end, although it was asked to."""
+
+
 def find_claim(run_dir: str, token: str) -> Claim:
     """The claim of this submission on the run; Fenced if another submission won the run."""
     names = layout.parse_names(files.names_in(run_dir))
@@ -52,28 +62,7 @@ def find_claim(run_dir: str, token: str) -> Claim:
     raise Fenced("the run belongs to another submission")
 
 
-def take_ownership(claim: Claim, submission_dir: str, me: Dict[str, Any]) -> None:
-    """Return if this job is the one that works on the claim's generation; raise Fenced otherwise.
-
-    `me` identifies the job: its Slurm id, or for a process without Slurm its host, pid and start time. The same job
-    passes again after a requeue; any other never does.
-    """
-    names = layout.parse_names(files.names_in(claim.run_dir))
-    if names.generation > claim.generation:
-        raise Fenced("the run was submitted again (generation %d)" % names.generation)
-    if names.has_submit(claim.generation, "cancel"):
-        raise Fenced("the run was cancelled")
-    if (done := finished_attempt(claim.run_dir, names, claim.revision)) is not None:
-        raise Fenced("the run is done already (attempt %d)" % done)
-    settle(submission_dir, me)
-    owner_path = os.path.join(claim.run_dir, layout.submit_file(claim.generation, "owner"))
-    if not files.create_exclusive(owner_path, files.to_json(me)):
-        owner = files.read_json(owner_path) or {}
-        if any(owner.get(key) != me.get(key) for key in ("job_id", "host", "pid", "started") if key in me):
-            raise Fenced("generation %d belongs to %s" % (claim.generation, describe(owner)))
-
-
-def settle(submission_dir: str, me: Dict[str, Any]) -> None:
+def settle(submission_dir: str, me: Mapping[str, Any]) -> None:
     """Accepted or given up? This job is the best witness, and whoever writes the outcome first decides: from here on
     nobody can give the submission up while its job runs."""
     path = os.path.join(submission_dir, "outcome.json")
@@ -87,37 +76,88 @@ def settle(submission_dir: str, me: Dict[str, Any]) -> None:
         raise Fenced("the submission was given up: %s" % outcome.get("reason", "no reason kept"))
 
 
-def finished_attempt(run_dir: str, names: layout.RunNames, revision: int) -> Optional[int]:
-    """The attempt of this revision that ended well, if there is one."""
-    for attempt in reversed(names.attempts.get("end", [])):
-        end = files.read_json(os.path.join(run_dir, layout.attempt_file(attempt, "end")))
-        if end is not None and end.get("success") and end.get("revision") == revision:
-            return attempt
-    return None
+def admit(claim: Claim, names: layout.RunNames, me: Mapping[str, Any]) -> None:
+    """Return if a job of this claim may work on the run as far as a listing tells; raise Fenced otherwise.
+
+    The same job that Slurm starts again may go on after any end but a good one; another one may not repeat an end that
+    was not an interruption.
+    """
+    if names.generation > claim.generation:
+        raise Fenced("the run was submitted again (generation %d)" % names.generation)
+    if names.has_submit(claim.generation, "cancel"):
+        raise Fenced("the run was cancelled")
+    done = lease.finished(claim.run_dir, names, claim.revision)
+    if done is not None:
+        raise Fenced("the run is done already (attempt %d)" % done)
+    last = lease.read(claim.run_dir, names, names.attempt) if names.state(names.attempt) == "end" else None
+    if last is None or last.end is None or last.start.get("generation") != claim.generation:
+        return
+    started_again = last.start.get("job_id") == me.get("job_id") and last.start.get("life") != me.get("life")
+    if last.end.get("stopped_by") not in (*INTERRUPTED, "limit") and not started_again:
+        raise Fenced("attempt %d of this submission has ended already" % last.number)
 
 
-def begin_attempt(claim: Claim, start: Dict[str, Any]) -> int:
-    """Take the next attempt number and write its start record; the number is never used again."""
-    attempt = layout.parse_names(files.names_in(claim.run_dir)).attempt
+def wait_for_turn(
+    claim: Claim,
+    me: Mapping[str, Any],
+    times: lease.Timing,
+    say: Callable[[str], None],
+    pause: Callable[[float], None],
+) -> layout.RunNames:
+    """Return, with a listing, when no attempt of the run lives: none did, it has handed over, or it was closed.
+
+    `pause` waits for so many seconds; what it raises ends the waiting. Raises Fenced if this job must not run, and
+    StillBusy if the other one does not end.
+    """
+    watch = Watch()
+    asked = 0
+    deadline = lease.now() + max(_HANDOVER_S * times.take_s / 90.0, 2 * times.take_s)
     while True:
-        attempt += 1
-        record = dict(start, attempt=attempt, generation=claim.generation, revision=claim.revision, token=claim.token)
-        path = os.path.join(claim.run_dir, layout.attempt_file(attempt, "start"))
-        if files.create_exclusive(path, files.to_json(record)):
-            return attempt
+        names = layout.parse_names(files.names_in(claim.run_dir))
+        admit(claim, names, me)
+        number = names.attempt
+        if not names.is_live(number):
+            return names
+        last = lease.read(claim.run_dir, names, number)
+        start = last.start if last is not None else {}
+        lease.end_leftovers(start)
+        renewals = names.renewals.get((number, "live"))
+        if renewals is not None and (lease.is_dead(start) or watch.is_silent(number, renewals, start)):
+            if lease.close(claim.run_dir, number, renewals):
+                say("attempt %d on %s gave no sign of life and was closed" % (number, start.get("host")))
+            continue
+        if asked != number:
+            asked = number
+            say("attempt %d runs on %s: asking it to save and end" % (number, start.get("host")))
+            lease.ask_for_handover(claim.run_dir, number, dict(me))
+        if lease.now() > deadline:
+            raise StillBusy("attempt %d on %s was asked to end and goes on" % (number, start.get("host")))
+        pause(min(2.0, times.beat_s / 4))
 
 
-def superseded(claim: Claim, attempt: int) -> Optional[str]:
-    """Why a running attempt must stop now, or None: a later one exists, or somebody cancelled the run."""
+class Watch:
+    """Since when a lease has had the same name, by this host's own clock."""
+
+    def __init__(self, clock: Callable[[], float] = lease.now) -> None:
+        self._clock = clock
+        self._seen: Dict[int, Any] = {}
+
+    def is_silent(self, number: int, renewals: int, start: Mapping[str, Any]) -> bool:
+        """Whether this name was first seen so long ago that nothing under it can still run."""
+        known = self._seen.get(number)
+        if known is None or known[0] != renewals:
+            self._seen[number] = known = (renewals, self._clock())
+        return bool(self._clock() - known[1] >= lease.timing_of(start).take_s)
+
+
+def unwanted(claim: Claim, attempt: int) -> Optional[str]:
+    """Why a running attempt must stop now, or None: cancelled, superseded (the run was submitted again), or handover
+    (Slurm has started another job for it)."""
     names = layout.parse_names(files.names_in(claim.run_dir))
     if names.has_submit(claim.generation, "cancel"):
         return "cancelled"
-    if names.generation > claim.generation or names.attempt > attempt:
+    if names.generation > claim.generation:
         return "superseded"
+    if names.has_attempt(attempt, "handover"):
+        return "handover"
     return None
-
-
-def describe(owner: Dict[str, Any]) -> str:
-    if owner.get("job_id"):
-        return "job %s" % owner["job_id"]
-    return "process %s on %s" % (owner.get("pid"), owner.get("host"))

@@ -38,8 +38,23 @@ def create_exclusive(path: str, data: bytes, sync_folder: bool = True, sync: boo
     finally:
         _remove(temp)
     if created and sync and sync_folder:
-        _sync_folder(os.path.dirname(path))
+        sync_dir(os.path.dirname(path))
     return created
+
+
+def add_name(path: str, name: str) -> bool:
+    """Give a file a second name unless that exists; True means that it is ours now. Where a file system has no links,
+    the name gets a copy."""
+    try:
+        os.link(path, name)
+        return True
+    except FileExistsError:
+        return os.path.samefile(path, name)  # A resent request is told EEXIST about its own success.
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+    with open(path, "rb") as file:
+        return create_exclusive(name, file.read(), sync_folder=False)
 
 
 def sync_records(paths: Sequence[str]) -> None:
@@ -50,7 +65,7 @@ def sync_records(paths: Sequence[str]) -> None:
             _sync(fd, path)
         finally:
             os.close(fd)
-    _sync_folder(os.path.dirname(paths[0]))
+    sync_dir(os.path.dirname(paths[0]))
 
 
 def replace(path: str, data: bytes, sync: bool = True) -> None:
@@ -62,7 +77,7 @@ def replace(path: str, data: bytes, sync: bool = True) -> None:
         _remove(temp)
         raise
     if sync:
-        _sync_folder(os.path.dirname(path))
+        sync_dir(os.path.dirname(path))
 
 
 def read_json(path: str) -> Optional[Dict[str, Any]]:
@@ -137,7 +152,7 @@ def _create_by_mkdir(temp: str, path: str) -> bool:
     return True
 
 
-def _sync_folder(folder: str) -> None:
+def sync_dir(folder: str) -> None:
     fd = os.open(folder or ".", os.O_RDONLY)
     try:
         os.fsync(fd)

@@ -29,21 +29,26 @@
     submit.<n>.claim                generation n belongs to the submission it names (written before sending, or by a
                                     trial that takes the run over)
     submit.<n>.cancel               somebody asked to stop generation n
-    submit.<n>.owner                the job that works on generation n (written by the job)
-    submit.<n>.missing              Slurm answered and did not know the job; since when
     submit.<n>.verdict<k>           Slurm's last word on attempt k's job, kept because Slurm forgets
-    attempt.<k>.start|beat|end      one try, written by the job; k is never used twice
+    attempt.<k>.start               one execution: the record of its start, then of its end; k is never used twice
+    attempt.<k>.live.<n>            the same file while it runs, renewed n times      } of these names it has
+    attempt.<k>.end                 the same file: it ended, the record says how      } exactly one; every change
+    attempt.<k>.lost.<n>            the same file: somebody else closed it            } is a rename (lease.py)
+    attempt.<k>.handover            Slurm has started another job for this run, which waits for this one to end
     attempt.<k>.use                 what it used: memory, processors, GPUs, over its time
     attempt.<k>.use<n>              the same on a further node of the run
+  cache/watch-<host>-<uid>.json     leases that this host has seen silent, and since when
 """
 
 import os
 import re
-from typing import Dict, Iterable, List, NamedTuple
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Tuple
 
+#: Names that an attempt's file may have.
+STATES = ("start", "live", "end", "lost")
 #: Letters of a submission's token: none that people confuse.
 TOKEN_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"  # noqa: S105
-_NUMBERED = re.compile(r"(spec|submit|attempt)\.(\d+)\.(\w+)\Z")
+_NUMBERED = re.compile(r"(spec|submit|attempt)\.(\d+)\.(\w+)(?:\.(\d+))?\Z")
 
 
 def submissions_dir(home: str) -> str:
@@ -95,12 +100,21 @@ def attempt_file(attempt: int, kind: str) -> str:
     return "attempt.%d.%s" % (attempt, kind)
 
 
+def lease_file(attempt: int, state: str, renewals: int) -> str:
+    """`state` is live or lost. Always six digits, so that a renewal never needs a longer directory entry."""
+    return "attempt.%d.%s.%06d" % (attempt, state, renewals)
+
+
 class RunNames(NamedTuple):
-    """What a listing of a run's state folder says, before any file is opened: kind of file -> its numbers, sorted."""
+    """What a listing of a run's state folder says, before any file is opened: kind of file -> its numbers, sorted.
+
+    `renewals` counts how often the lease of an attempt was renewed, as its name says: (attempt, live or lost) -> n.
+    """
 
     specs: List[int]
     submits: Dict[str, List[int]]
     attempts: Dict[str, List[int]]
+    renewals: Mapping[Tuple[int, str], int] = {}
 
     @property
     def revision(self) -> int:
@@ -112,7 +126,20 @@ class RunNames(NamedTuple):
 
     @property
     def attempt(self) -> int:
-        return self.attempts["start"][-1] if self.attempts.get("start") else 0
+        """The newest attempt, whatever became of it."""
+        return max((self.attempts[kind][-1] for kind in STATES if self.attempts.get(kind)), default=0)
+
+    def state(self, attempt: int) -> str:
+        """live, end or lost. A listing made during a rename may show no state, or two; then it is live, or over."""
+        return next((state for state in ("end", "lost") if self.has_attempt(attempt, state)), "live")
+
+    def is_live(self, attempt: int) -> bool:
+        return attempt > 0 and self.state(attempt) == "live"
+
+    @property
+    def over(self) -> List[int]:
+        """Attempts that have ended or were lost, oldest first."""
+        return [number for number in self.attempts.get("start", []) if self.state(number) != "live"]
 
     def has_submit(self, generation: int, kind: str) -> bool:
         return generation in self.submits.get(kind, ())
@@ -124,11 +151,17 @@ class RunNames(NamedTuple):
 def parse_names(names: Iterable[str]) -> RunNames:
     """Sort a listing into numbers; names that are not ours (temporary files, stray ones) are passed over."""
     found: Dict[str, Dict[str, List[int]]] = {"spec": {}, "submit": {}, "attempt": {}}
+    renewals: Dict[Tuple[int, str], int] = {}
     for name in names:
         match = _NUMBERED.match(name)
-        if match:
-            found[match.group(1)].setdefault(match.group(3), []).append(int(match.group(2)))
+        if match is None:
+            continue
+        of, number, kind, count = match.groups()
+        found[of].setdefault(kind, []).append(int(number))
+        if count is not None:
+            key = (int(number), kind)
+            renewals[key] = max(int(count), renewals.get(key, 0))
     for kinds in found.values():
         for numbers in kinds.values():
             numbers.sort()
-    return RunNames(found["spec"].get("json", []), found["submit"], found["attempt"])
+    return RunNames(found["spec"].get("json", []), found["submit"], found["attempt"], renewals)

@@ -1,14 +1,21 @@
-"""Processes by more than their number: a pid is reused, a (host, boot, pid, start time) is not."""
+"""Processes by more than their number: a pid is reused; a (host, boot, pid namespace, pid, start time) is not."""
 
 import os
 import socket
 import subprocess
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Mapping, Optional
+
+#: In the environment of everything that an attempt starts: which attempt that is.
+MARK = "SHOAL_LEASE"
 
 
 def this_process() -> Dict[str, Any]:
     """An identity of this process that another command on this host can check later."""
-    return {"host": socket.gethostname(), "pid": os.getpid(), "started": started(os.getpid())}
+    return identity(os.getpid())
+
+
+def identity(pid: int) -> Dict[str, Any]:
+    return {"host": socket.gethostname(), "pid": pid, "started": started(pid), "uid": os.getuid()}
 
 
 def own_program() -> str:
@@ -16,12 +23,35 @@ def own_program() -> str:
     return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
-def is_alive(identity: Dict[str, Any]) -> Optional[bool]:
-    """Whether that very process still runs; None if it lives on another host, where nobody can tell from here."""
-    if identity.get("host") != socket.gethostname():
+def is_alive(identity: Mapping[str, Any]) -> Optional[bool]:
+    """Whether that very process still runs; None where nobody can tell from here: it lives on another host, in another
+    boot or pid namespace, or belongs to somebody whose processes may be hidden from us (hidepid)."""
+    pid, began = identity.get("pid"), identity.get("started")
+    if identity.get("host") != socket.gethostname() or not isinstance(pid, int) or not began:
         return None
-    pid = identity.get("pid")
-    return isinstance(pid, int) and started(pid) is not None and started(pid) == identity.get("started")
+    now = started(pid)
+    if now == began:
+        return True
+    mine = started(os.getpid()) or ""
+    if os.path.isdir("/proc/self") and mine.partition(":")[0] != str(began).partition(":")[0]:
+        return None
+    return False if identity.get("uid") in (None, os.getuid()) or os.getuid() == 0 else None
+
+
+def marked(mark: str) -> List[int]:
+    """Our processes whose environment carries the mark of an attempt; what ended but was not collected is left out."""
+    wanted = ("%s=%s" % (MARK, mark)).encode()
+    found = []
+    for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
+        if not name.isdigit():
+            continue
+        try:
+            with open("/proc/%s/environ" % name, "rb") as file:
+                if wanted in file.read().split(b"\0"):
+                    found.append(int(name))
+        except OSError:
+            continue
+    return found
 
 
 def started(pid: int) -> Optional[str]:
@@ -32,7 +62,7 @@ def started(pid: int) -> Optional[str]:
         if fields[0] == b"Z":
             return None
         with open("/proc/sys/kernel/random/boot_id") as file:
-            return "%s:%s" % (file.read(8), fields[19].decode())
+            return "%s-%s:%s" % (file.read(8), os.stat("/proc/self/ns/pid").st_ino, fields[19].decode())
     except (FileNotFoundError, ProcessLookupError):
         if os.path.isdir("/proc/self"):
             return None

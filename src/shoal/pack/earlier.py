@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from shoal.kernel import layout
 from shoal.kernel.files import names_in
 from shoal.store import records
-from shoal.store.records import DamagedRecord, End
+from shoal.store.records import DamagedRecord
 
 
 def earlier_durations(home: str, names: Sequence[str]) -> dict[int, float]:
@@ -20,9 +19,10 @@ def earlier_durations(home: str, names: Sequence[str]) -> dict[int, float]:
     found = {}
     for place, name in enumerate(names):
         folder = layout.run_dir(home, name)
-        for number in reversed(layout.parse_names(names_in(folder)).attempts.get("end", [])):
+        names_there = layout.parse_names(names_in(folder))
+        for number in reversed(names_there.attempts.get("end", [])):
             try:
-                end = records.read(os.path.join(folder, layout.attempt_file(number, "end")), End)
+                end = records.read_end(folder, names_there, number)
             except DamagedRecord:
                 continue
             told = None if end is None else end.duration_s if end.success else end.expect_s

@@ -5,14 +5,13 @@ Readable at any moment: a run that is still going is a bar that ends now.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from shoal.kernel import layout
 from shoal.kernel.files import names_in
 from shoal.store import records
-from shoal.store.records import DamagedRecord, End, Start
+from shoal.store.records import DamagedRecord
 from shoal.units import natural
 
 
@@ -89,9 +88,8 @@ def _bars(home: str, name: str, now: float) -> list[Bar]:
     found: list[Bar] = []
     for number in numbers.attempts.get("start", []):
         try:
-            start = records.read(os.path.join(folder, layout.attempt_file(number, "start")), Start)
-            ended = numbers.has_attempt(number, "end")
-            end = records.read(os.path.join(folder, layout.attempt_file(number, "end")), End) if ended else None
+            start = records.read_start(folder, number)
+            end = records.read_end(folder, numbers, number)
         except DamagedRecord:
             continue
         if start is None or start.held is None:

@@ -1,7 +1,8 @@
 """(files of a run, what Slurm says about its job) -> what the run is doing. Pure: the same evidence, the same answer.
 
-Order of belief: an end record with success; Slurm's row while the job is in its queue; the end record; Slurm's last
-word; and when nobody knows the job any more, how long that has been so. An unknown word never counts as an end.
+Order of belief: an end record with success; a live lease, whatever Slurm says; Slurm's row while the job is in its
+queue; the end record; Slurm's last word; and when nobody knows the job any more, how long that has been so. An unknown
+word never counts as an end.
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from shoal.kernel.lease import Timing
 from shoal.store.reading import RunFiles
 from shoal.store.records import End, Submission, Verdict
 from shoal.store.slurm_words import ENDED_WORDS, LIVE_WORDS, STUCK_REASONS, JobRow, in_words, verdict_of
 
-#: Seconds for which a job that Slurm no longer knows may still owe us files that a network file system hides.
-MISSING_GRACE_S = 60.0
 #: Why the engine of a pack ended a run -> state and cause.
 _PACK_STOPS = {
     "time limit": ("timeout", "stopped at its own time limit"),
     "walltime": ("timeout", "the time of its pack was up"),
-    "lost": ("lost", "the engine that ran it was killed"),
+    "lost": ("lost", "what ran it was killed, or lost contact"),
+    "handover": ("lost", "it ended for another job of the same run, which has not begun"),
     "probe": ("new", "it was probed, and its pack ended before its turn"),
 }
 
@@ -29,13 +30,18 @@ class Evidence(NamedTuple):
     """What was learnt about a run outside its folder, at one moment.
 
     `asked` says whether the place where the run lives answered: Slurm's queue, or this machine's process table. `alive`
-    is the latter's answer, None if it cannot know.
+    is the latter's answer, None if it cannot know. `silent_s` is how long this host has seen the lease of a running
+    attempt unchanged, where there is doubt; `missing_s` how long Slurm has not known the job of a run that has not
+    begun, by the looks of this host.
     """
 
     asked: bool
     now: float
     row: JobRow | None = None
     alive: bool | None = None
+    silent_s: float | None = None
+    missing_s: float = 0.0
+    times: Timing = Timing(20, 60, 10, 90)
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +85,8 @@ def _fold(files: RunFiles, evidence: Evidence) -> RunView:
     if files.claim is None or files.origin is None:
         return RunView(name=files.name, state="new", cause=files.given_up)
     view = _facts(files, evidence.row)
+    if is_live(files):
+        return _alive(files, evidence, view)
     if files.origin.outcome is None and evidence.row is None and not _has_started(files):
         return _not_acknowledged(files, view)
     if evidence.row is not None and evidence.row.word not in ENDED_WORDS and not _has_ended(files, evidence.row):
@@ -138,6 +146,24 @@ def _is_at_work(files: RunFiles) -> bool:
     return _has_started(files) and not ended
 
 
+def is_live(files: RunFiles) -> bool:
+    """Whether the newest attempt holds its lease."""
+    return files.start is not None and files.names.is_live(files.start.attempt)
+
+
+def _alive(files: RunFiles, evidence: Evidence, view: dict[str, Any]) -> RunView:
+    """Somebody holds the run's lease: it runs, whatever Slurm or the process table says."""
+    row, verdict, cause = evidence.row, _verdict(files, evidence.row), None
+    if files.cancelled:
+        cause = "cancel requested"
+    elif evidence.silent_s is not None and evidence.silent_s > evidence.times.hold_s:
+        cause = f"no sign of life for {evidence.silent_s:.0f} s"
+        cause += f"; Slurm says {verdict.word}" if verdict is not None else ""
+    elif row is not None and LIVE_WORDS.get(row.word) == "pending":
+        cause = f"Slurm has put its job into the queue again; attempt {files.names.attempt} runs on until then"
+    return RunView(**view, state="running", cause=cause)
+
+
 def _has_started(files: RunFiles) -> bool:
     return files.start is not None and files.start.generation == files.generation
 
@@ -151,13 +177,16 @@ def _has_ended(files: RunFiles, row: JobRow) -> bool:
         return False
     if _in_queue(files) and files.end.stopped_by == "probe":
         return False  # it waits for its turn in the same pack
-    if _in_queue(files) and files.end.job_id != row.job_id and files.end.stopped_by in ("walltime", "lost"):
+    if _in_queue(files) and files.end.job_id != row.job_id and files.end.stopped_by == "walltime":
         return False  # another job of the queue will go on with it
-    return files.cancelled or not was_signalled(files.end)
+    if _in_queue(files) and files.end.job_id == row.job_id and files.end.stopped_by == "lost":
+        return True  # its engine knows, and has had its chance
+    return files.cancelled or not was_interrupted(files.end)
 
 
-def was_signalled(end: End) -> bool:
-    return end.stopped_by is not None and end.stopped_by.startswith("SIG")
+def was_interrupted(end: End) -> bool:
+    """Whether the attempt ended from outside, so that its job may go on with the run."""
+    return end.stopped_by is not None and (end.stopped_by.startswith("SIG") or end.stopped_by in ("lost", "handover"))
 
 
 def _after_success(files: RunFiles, end: End, row: JobRow | None) -> RunView:
@@ -244,9 +273,12 @@ def _after_end(files: RunFiles, end: End, verdict: Verdict | None, view: dict[st
         return RunView(**view, state=ENDED_WORDS[word], cause=in_words(word, verdict))
     if end.stopped_by == "limit":
         return RunView(**view, state="timeout", cause="stopped before its time limit")
+    if end.stopped_by == "lost" and _was_at_its_limit(files, end):
+        return RunView(**view, state="timeout", cause="it gave its last sign of life at its time limit")
     if end.stopped_by in _PACK_STOPS:
         state, cause = _PACK_STOPS[end.stopped_by]
-        return RunView(**view, state=state, cause=cause)
+        hint = f"shoal retry {files.name}" if state == "lost" else None
+        return RunView(**view, state=state, cause=end.problem or cause, hint=hint)
     if end.stopped_by == "superseded":
         return RunView(**view, state="lost", cause="stopped itself because a newer attempt existed")
     if limit is not None and end.duration_s > limit - 120:
@@ -255,17 +287,15 @@ def _after_end(files: RunFiles, end: End, verdict: Verdict | None, view: dict[st
 
 
 def _by_slurm_alone(files: RunFiles, verdict: Verdict, view: dict[str, Any]) -> RunView:
-    """The job ended without an end record: the agent was killed with it, or never ran."""
+    """The job ended before the run began."""
     state = ENDED_WORDS.get(verdict.word, "unknown")
     cause = in_words(verdict.word, verdict)
     if verdict.oom_step:
         state, cause = "oom", "out of memory: the kernel killed a step of the job"
-    elif _in_queue(files) and not _has_started(files):
+    elif _in_queue(files):
         state, cause = "new", f"its pack ended before its turn ({cause})"
-    elif state in ("done", "failed") and not _has_started(files):
+    elif state in ("done", "failed"):
         state, cause = "failed", f"the job ended before the run began ({cause}); see what Slurm printed"
-    elif state == "done":
-        state, cause = "lost", "Slurm says COMPLETED, but the agent left no end record"
     if files.cancelled and (state in ("failed", "lost") or files.cancel_reason):
         state, cause = "cancelled", _cancelled(files)
     elif "Dependency" in (verdict.reason or "") and files.origin and files.origin.submission:
@@ -279,39 +309,28 @@ def _cancelled(files: RunFiles) -> str:
 
 
 def _nobody_says(files: RunFiles, evidence: Evidence, view: dict[str, Any]) -> RunView:
-    """Accepted, no end record, and the place where it lives shows no such job or process."""
-    begun = _has_started(files)
-    if evidence.alive or (evidence.alive is None and evidence.asked and _beats(files, evidence.now)):
-        return RunView(**view, state="running" if begun else "queued")
+    """Accepted, not begun, and the place where it lives shows no such job or process."""
+    if evidence.alive:
+        return RunView(**view, state="queued")
     if not evidence.asked:
-        silence = "Slurm does not answer; this is the last known state"
-        return RunView(**view, state="running" if begun else "pending", cause=silence)
+        return RunView(**view, state="pending", cause="Slurm does not answer; this is the last known state")
     if files.cancelled:
         return RunView(**view, state="cancelled", cause=_cancelled(files))
-    if evidence.alive is None and (files.missing is None or evidence.now - files.missing.since < MISSING_GRACE_S):
+    if evidence.alive is None and evidence.missing_s < evidence.times.hold_s:
         return RunView(
             **view, state="unknown", cause="Slurm no longer knows the job; its last files may be on their way"
         )
-    if _in_queue(files) and not begun:
+    if _in_queue(files):
         return RunView(**view, state="new", cause="its pack ended before its turn")
-    if evidence.alive is None and _was_at_its_limit(files):
-        at_limit = "Slurm no longer knows the job; it gave its last sign of life at its time limit"
-        return RunView(**view, state="timeout", cause=at_limit)
     what = "the process is gone without a trace: killed" if evidence.alive is False else "Slurm lost the job"
     return RunView(**view, state="lost", cause=what, hint=f"shoal retry {files.name}")
 
 
-def _was_at_its_limit(files: RunFiles) -> bool:
-    """Whether the last heartbeat came when the time limit was at most two beats away: the next one did not."""
-    start, beat = files.start, files.beat
+def _was_at_its_limit(files: RunFiles, end: End) -> bool:
+    """Whether the last renewal came when the time limit was at most two beats away: the next one did not."""
+    start = files.start
     submission = files.origin.submission if files.origin else None
-    if start is None or beat is None or not _has_started(files) or submission is None:
+    if start is None or start.attempt != end.attempt or submission is None:
         return False
     ends = start.ends or (start.t + submission.time_limit_s if submission.time_limit_s else None)
-    return ends is not None and beat.t >= ends - 2 * beat.every_s
-
-
-def _beats(files: RunFiles, now: float) -> bool:
-    """A heartbeat younger than three intervals: alive, whatever Slurm says. Clocks of two hosts may differ a little."""
-    fresh = files.beat is not None and now - files.beat.t < 3 * files.beat.every_s + 60
-    return fresh and _has_started(files) and not files.names.has_attempt(files.names.attempt, "end")
+    return ends is not None and end.ended >= ends - 2 * start.beat_s

@@ -12,10 +12,10 @@ from shoal.kernel import files, layout
 from shoal.kernel.files import names_in
 from shoal.model import RunSpec
 from shoal.store import records
-from shoal.store.records import Beat, Claim, DamagedRecord, End, Missing, Outcome, Start, Submission, Verdict
+from shoal.store.records import Claim, DamagedRecord, End, Outcome, Start, Submission, Verdict
 
 # msgspec learns a type when it is first used, and two threads that do so at once crash Python (measured).
-for _kind in (RunSpec, Beat, Claim, End, Missing, Outcome, Start, Submission, Verdict):
+for _kind in (RunSpec, Claim, End, Outcome, Start, Submission, Verdict):
     msgspec.json.Decoder(_kind)
 
 
@@ -35,7 +35,7 @@ class SubmissionFiles(NamedTuple):
 class RunFiles(NamedTuple):
     """The files of a run that matter: those of its newest generation that was not given up, and its newest attempt.
 
-    `start`, `beat` and `end` are those of the newest attempt, whichever generation it belongs to.
+    `start` and `end` are those of the newest attempt, whichever generation it belongs to; it runs if it has no end.
     """
 
     name: str
@@ -44,10 +44,8 @@ class RunFiles(NamedTuple):
     claim: Claim | None = None
     origin: SubmissionFiles | None = None
     start: Start | None = None
-    beat: Beat | None = None
     end: End | None = None
     cancelled: bool = False
-    missing: Missing | None = None
     verdict: Verdict | None = None
     given_up: str | None = None
     damage: str | None = None
@@ -124,26 +122,25 @@ class Reader:
         return spec.flags
 
     def _read(self, name: str, folder: str, names: layout.RunNames) -> RunFiles:
-        def path(number: int, kind: str, of: str = "submit") -> str:
-            return os.path.join(folder, f"{of}.{number}.{kind}")
+        def path(number: int, kind: str) -> str:
+            return os.path.join(folder, layout.submit_file(number, kind))
 
         def verdict(generation: int, attempt: int = names.attempt) -> Verdict | None:
             kind = layout.verdict_kind(attempt)
             return records.read(path(generation, kind), Verdict) if names.has_submit(generation, kind) else None
 
-        attempt, end = names.attempt, None
-        if names.has_attempt(attempt, "end"):
-            end = records.read(path(attempt, "end", "attempt"), End)
+        attempt = names.attempt
+        end = records.read_end(folder, names, attempt) if attempt else None
         if end is not None and end.success and end.generation == names.generation:
             return RunFiles(name, names, end.generation, end=end, verdict=verdict(end.generation))
         generation, claim, origin, given_up = self._standing_claim(names, path)
         for number in reversed(names.attempts.get("end", ())) if claim is not None else ():
             # The fence lets nobody repeat what ended well, so nothing that came later can have undone it.
-            earlier = end if number == attempt else records.read(path(number, "end", "attempt"), End)
+            earlier = end if number == attempt else records.read_end(folder, names, number)
             if earlier is not None and earlier.success and claim is not None and earlier.revision == claim.revision:
                 kept = verdict(earlier.generation, earlier.attempt)
                 return RunFiles(name, names, earlier.generation, end=earlier, verdict=kept)
-        start = records.read(path(attempt, "start", "attempt"), Start) if attempt else None
+        start = records.read_start(folder, attempt) if attempt else None
         return RunFiles(
             name,
             names,
@@ -151,10 +148,8 @@ class Reader:
             claim,
             origin,
             start,
-            records.read(path(attempt, "beat", "attempt"), Beat) if names.has_attempt(attempt, "beat") else None,
             end,
             names.has_submit(generation, "cancel"),
-            records.read(path(generation, "missing"), Missing) if names.has_submit(generation, "missing") else None,
             verdict(generation),
             given_up,
             cancel_reason=_reason(path(generation, "cancel")) if names.has_submit(generation, "cancel") else None,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any, TypeVar
 
 import msgspec
 
 from shoal.errors import InputError
-from shoal.kernel import files
+from shoal.kernel import files, layout, lease
 from shoal.model import RunSpec
 
 T = TypeVar("T", bound="Record | RunSpec")
@@ -59,6 +60,7 @@ class Submission(Record, frozen=True, kw_only=True):
     host: str
     pid: int
     started: str | None
+    uid: int | None = None
     user: str = ""
     by_hand: bool = False
     time_limit_s: int | None = None
@@ -118,6 +120,11 @@ class Start(Record, frozen=True, kw_only=True):
     nodes: str | None = None
     failed_nodes: list[str] = []
     held: Held | None = None
+    beat_s: float = 0.0
+    mark: str | None = None
+    uid: int | None = None
+    agent_pid: int | None = None
+    agent_started: str | None = None
 
 
 class End(Record, frozen=True, kw_only=True):
@@ -145,11 +152,6 @@ class End(Record, frozen=True, kw_only=True):
     data: list[dict[str, Any]] = []
 
 
-class Beat(Record, frozen=True, kw_only=True):
-    t: float
-    every_s: float
-
-
 class Verdict(Record, frozen=True, kw_only=True):
     """Slurm's last word on a job, kept because Slurm forgets: its state word, exit code and reason."""
 
@@ -160,10 +162,6 @@ class Verdict(Record, frozen=True, kw_only=True):
     node: str | None = None
     reason: str | None = None
     oom_step: bool = False
-
-
-class Missing(Record, frozen=True, kw_only=True):
-    since: float
 
 
 class DamagedRecord(InputError):
@@ -182,12 +180,52 @@ def read(path: str, kind: type[T]) -> T | None:
         return None
     except OSError as error:
         raise DamagedRecord(f"{path} cannot be read: {(error.strerror or '').lower()}") from None
+    return _decoded(path, data, kind)
+
+
+def _decoded(path: str, data: bytes, kind: type[T]) -> T:
     try:
         record = _decode(data, kind)
     except (msgspec.MsgspecError, ValueError) as error:
         raise DamagedRecord(f"{path} is damaged: {error}") from None
     refuse_newer(path, record.schema)
     return record
+
+
+def read_start(folder: str, number: int) -> Start | None:
+    """How attempt `number` began; None if there is no such."""
+    path, parts = _attempt_parts(folder, number)
+    return None if parts is None else _decoded(path, parts[0], Start)
+
+
+def read_end(folder: str, names: layout.RunNames, number: int) -> End | None:
+    """How attempt `number` ended, None while it runs; of one that was lost, what can be concluded."""
+    state = names.state(number)
+    if state == "live":
+        return None
+    path, parts = _attempt_parts(folder, number)
+    if parts is None:
+        return None
+    if state == "end":
+        return _decoded(path, parts[1], End)
+    try:
+        attempt = lease.read(folder, names, number)
+    except ValueError as damage:
+        raise DamagedRecord(str(damage)) from None
+    return msgspec.convert(attempt.end, type=End) if attempt is not None else None
+
+
+def _attempt_parts(folder: str, number: int) -> tuple[str, tuple[bytes, bytes] | None]:
+    """The file of an attempt, and its two records as they are."""
+    path = os.path.join(folder, layout.attempt_file(number, "start"))
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 (ten thousand of these in one status)
+            first, _, second = file.read().partition(b"\n")
+    except (FileNotFoundError, NotADirectoryError):
+        return path, None
+    except OSError as error:
+        raise DamagedRecord(f"{path} cannot be read: {(error.strerror or '').lower()}") from None
+    return path, (first, second)
 
 
 def refuse_newer(path: str, schema: int) -> None:

@@ -15,7 +15,7 @@ from shoal.kernel import files, layout, process
 from shoal.model import RunSpec
 from shoal.store import records
 from shoal.store.reading import RunFiles, read_spec
-from shoal.store.records import Claim, DamagedRecord, Missing, Outcome, Submission, Verdict
+from shoal.store.records import Claim, DamagedRecord, Outcome, Submission, Verdict
 
 #: Small durable writes wait for the disk, not for the processor; eight at a time is where ext4 and NFS stop gaining.
 _WRITERS = 8
@@ -125,16 +125,6 @@ def keep_verdict(home: str, run: RunFiles, verdict: Verdict) -> None:
     kind = layout.verdict_kind(run.names.attempt)
     path = os.path.join(layout.run_dir(home, run.name), layout.submit_file(run.generation, kind))
     files.create_exclusive(path, records.encode(verdict))
-
-
-def note_missing(home: str, name: str, generation: int, now: float) -> None:
-    path = os.path.join(layout.run_dir(home, name), layout.submit_file(generation, "missing"))
-    files.create_exclusive(path, records.encode(Missing(since=now)))
-
-
-def forget_missing(home: str, name: str, generation: int) -> None:
-    """Slurm shows the job again, as after a restart of its controller: the time without it is counted anew."""
-    os.unlink(os.path.join(layout.run_dir(home, name), layout.submit_file(generation, "missing")))
 
 
 def in_parallel(work: Callable[[A], B], items: list[A]) -> list[B]:

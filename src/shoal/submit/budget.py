@@ -99,7 +99,7 @@ def open_gate(
 def park(claimed: Claimed, project: Project, environ: Mapping[str, str], queue: str) -> None:
     """Let a claimed submission wait: how it is to be sent is written down, then it joins the line."""
     home, planned = str(project.home), claimed.planned
-    kept, _ = secrecy.split({name: value for name, value in environ.items() if not name.startswith("SHOAL_")})
+    kept = secrecy.for_job(environ)
     options = [
         ("job-name", name_of(planned, claimed.token)),
         *planned.resolved.options,

@@ -17,7 +17,6 @@ from shoal.plan.submissions import PlannedRun
 from shoal.store import records
 from shoal.store.fold import RunView
 from shoal.store.reading import Reader
-from shoal.store.records import End
 from shoal.units import format_memory, format_slurm_time, parse_duration_s, parse_memory_mb
 
 #: What went wrong, as people may ask for it. The agent's end record tells oom, cuda_oom and bad_result apart.
@@ -61,8 +60,8 @@ def cause_of(home: str, view: RunView) -> str:
     """The state's word, except where the agent saw more: a failed program may have run out of GPU memory."""
     if view.state != "failed":
         return view.state
-    path = os.path.join(layout.run_dir(home, view.name), layout.attempt_file(view.attempt, "end"))
-    end = records.read(path, End) if view.attempt else None
+    folder = layout.run_dir(home, view.name)
+    end = records.read_end(folder, layout.parse_names(files.names_in(folder)), view.attempt) if view.attempt else None
     return end.cause if end is not None and end.cause in CAUSES else "failed"
 
 

@@ -174,7 +174,7 @@ def send(claimed: Claimed, project: Project, environ: Mapping[str, str], *, afte
     home, planned = str(project.home), claimed.planned
     if not claimed.indices:
         return []
-    travelling, _ = secrecy.split({name: value for name, value in environ.items() if not name.startswith("SHOAL_")})
+    travelling = secrecy.for_job(environ)
     options = [
         ("job-name", name_of(planned, claimed.token)),
         *planned.resolved.options,

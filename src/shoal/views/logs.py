@@ -16,7 +16,6 @@ from shoal.kernel import layout
 from shoal.kernel.files import names_in
 from shoal.store import records
 from shoal.store.reading import Reader
-from shoal.store.records import Start
 from shoal.views.log_parts import Pick, has_label, parts, picked
 from shoal.views.render import plain, print_json
 from shoal.views.screen import Screen
@@ -77,7 +76,7 @@ def find(
     paths = []
     start = None
     for one in names.attempts.get("start", []) if every else [number]:
-        start = records.read(os.path.join(layout.run_dir(home, run), layout.attempt_file(one, "start")), Start)
+        start = records.read_start(layout.run_dir(home, run), one)
         if start is not None:
             paths += [os.path.join(start.log_dir, f"attempt-{one}.{stream}") for stream in streams]
     outdated = start is not None and start.generation < names.generation

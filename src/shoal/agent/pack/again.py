@@ -3,9 +3,9 @@
 import math
 from typing import Any, Mapping, NamedTuple, Optional
 
+from ...kernel.fence import INTERRUPTED
 from .claims import Standing
 from .queue import Settings
-from .running import INTERRUPTED
 
 _LONGEST_BACKOFF_S = 3600.0
 

@@ -1,30 +1,29 @@
-"""What wakes the loop: signals, ended children, threads, sockets, or the time at which something is due."""
+"""What wakes the loop: ended children, threads, sockets, or the time at which something is due."""
 
 import os
 import select
 import signal
 import time
-from typing import Any, Iterable, List
+from typing import Any, Iterable
 
 
 class Bell:
-    """Signals are kept until the loop asks for them; whoever writes to `rope` wakes it."""
+    """Whoever writes to `rope` wakes the loop. Signals come through the guard's link, which is one of the others."""
 
     def __init__(self) -> None:
         self._read, self.rope = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self.rope, False)
-        self._heard: List[int] = []
 
     def listen(self) -> None:
         signal.set_wakeup_fd(self.rope, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, lambda number, frame: self._heard.append(number))
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
-    def heard(self) -> List[int]:
-        heard, self._heard = self._heard, []
-        return heard
+    def ring(self) -> None:
+        try:
+            os.write(self.rope, b"r")
+        except BlockingIOError:
+            pass  # The loop has plenty to wake up for.
 
     def wait(self, due: Iterable[float], others: Iterable[Any]) -> None:
         """Sleep until the bell rings, one of `others` can be read, or the first of the `due` times has come."""

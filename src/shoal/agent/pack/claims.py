@@ -1,30 +1,22 @@
-"""The durable side of a run in a pack: may I, I begin, it ended.
-
-An attempt is taken by creating its start record under the number that follows the last one; of two engines that want
-it, the file system chooses. A start without an end belongs to an engine that works on it, or to one that is gone; the
-latter is recognised by its process (same host) or by the silence of its lease (another host), and its end is written
-by whoever notices, so that it cannot be written differently later.
-"""
+"""The durable side of a run in a pack: may I, I begin, it ended. All of it by the lease of the run's attempt."""
 
 import os
 import socket
 import time
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence
 
-from ...kernel import checkpoints, fence, files, layout, process
+from ...kernel import checkpoints, fence, files, layout, lease, process
 from .. import command, stages
 from ..launch import container
 from .node import Node
-
-#: Exit code written for an attempt whose engine was killed: as for a process that was.
-_KILLED = 137
 
 
 class Standing(NamedTuple):
     """What the files say about a run: `word` is free, done, ended, taken or gone; `attempt` is its last one.
 
-    ended: tried in this generation and not done. taken: somebody works on it, `start` says who. gone: cancelled, or
-    somebody else's by now. `causes` counts why earlier attempts of this revision ended.
+    ended: tried in this generation and not done. taken: somebody works on it, `start` says who, and its lease was
+    renewed `renewals` times. gone: cancelled, or somebody else's by now. `causes` counts why earlier attempts of this
+    revision ended; `stopping` is set if the last one had been told to stop.
     """
 
     word: str
@@ -35,18 +27,27 @@ class Standing(NamedTuple):
     tried: int = 0
     lost: int = 0
     causes: Mapping[str, int] = {}
+    renewals: int = 0
+    stopping: bool = False
 
 
 class Begun(NamedTuple):
     """An attempt that is ours: its number, what it is, and where its output goes."""
 
     claim: fence.Claim
-    number: int
+    lease: lease.Lease
     spec: Dict[str, Any]
     resume_from: Optional[str]
     out: str
     err: str
-    record: str
+
+    @property
+    def number(self) -> int:
+        return self.lease.number
+
+    @property
+    def record(self) -> str:
+        return _path(self.claim.run_dir, self.number, "start")
 
 
 def look(home: str, name: str, token: str) -> Standing:
@@ -58,21 +59,26 @@ def look(home: str, name: str, token: str) -> Standing:
         return Standing("gone")
     tried = lost = 0
     causes: Dict[str, int] = {}
-    start = end = None
+    last: Optional[lease.Attempt] = None
     for number in names.attempts.get("start", []):
-        start = _read(run_dir, number, "start")
-        end = _read(run_dir, number, "end") if names.has_attempt(number, "end") else None
-        if end is not None and end.get("success") and end.get("revision") == claim.revision:
-            return Standing("done", claim, number, start, end)
-        if end is not None and end.get("cause") and end.get("revision") == claim.revision:
+        last = lease.read(run_dir, names, number)
+        if last is None:
+            continue
+        end = last.end or {}
+        if end.get("success") and end.get("revision") == claim.revision:
+            return Standing("done", claim, number, last.start, last.end)
+        if end.get("cause") and end.get("revision") == claim.revision:
             causes[end["cause"]] = causes.get(end["cause"], 0) + 1
-        if start is not None and start.get("generation") == claim.generation:
+        if last.start.get("generation") == claim.generation:
             tried += 1
-            lost += end is not None and end.get("stopped_by") == "lost"
-    ours = start is not None and start.get("generation") == claim.generation
-    if not ours:
+            lost += end.get("stopped_by") == "lost"
+    if last is not None and last.state == "live":
+        renewals = names.renewals.get((last.number, "live"), 0)
+        return Standing("taken", claim, last.number, last.start, None, tried, lost, causes, renewals)
+    if last is None or last.start.get("generation") != claim.generation:
         return Standing("free", claim, names.attempt)
-    return Standing("ended" if end is not None else "taken", claim, names.attempt, start, end, tried, lost, causes)
+    stopping = last.state == "lost" and bool(last.last_words)
+    return Standing("ended", claim, last.number, last.start, last.end, tried, lost, causes, 0, stopping)
 
 
 def spec_of(claim: fence.Claim, node: Node) -> Dict[str, Any]:
@@ -101,9 +107,14 @@ def begin(standing: Standing, node: Node, held: Dict[str, Any], failed_nodes: Se
     resume_from = None
     if spec.get("checkpoint") and (standing.tried or claim.resume):
         resume_from = checkpoints.newest(claim.output_dir, spec["checkpoint"])
-    number = standing.attempt + 1
+    number, times = standing.attempt + 1, lease.timing(node.environ)
+    mine = process.this_process()
     record = dict(
         node.me,
+        agent_pid=mine["pid"],
+        agent_started=mine["started"],
+        mark=os.urandom(8).hex(),
+        beat_s=times.beat_s,
         t=time.time(),
         output_dir=claim.output_dir,
         log_dir=claim.log_dir,
@@ -118,11 +129,11 @@ def begin(standing: Standing, node: Node, held: Dict[str, Any], failed_nodes: Se
     os.makedirs(claim.output_dir, exist_ok=True)
     if claim.log_dir != claim.output_dir:
         os.makedirs(claim.log_dir, exist_ok=True)
-    path = _path(claim.run_dir, number, "start")
-    if not files.create_exclusive(path, files.to_json(record), sync=False):
+    own = lease.create(claim.run_dir, number, record, times, sync=False)
+    if own is None:
         return None
     out, err = (os.path.join(claim.log_dir, "attempt-%d.%s" % (number, stream)) for stream in ("out", "err"))
-    return Begun(claim, number, spec, resume_from, out, err, path)
+    return Begun(claim, own, spec, resume_from, out, err)
 
 
 def end_record(begun: Begun, me: Dict[str, Any], held: Dict[str, Any], **what: Any) -> Dict[str, Any]:
@@ -145,48 +156,9 @@ def end_record(begun: Begun, me: Dict[str, Any], held: Dict[str, Any], **what: A
     )
 
 
-def write_end(run_dir: str, end: Dict[str, Any]) -> bool:
-    """Write the end of an attempt; False if somebody else has, because this engine was taken for dead."""
-    return files.create_exclusive(_path(run_dir, end["attempt"], "end"), files.to_json(end))
-
-
 def write_lost(standing: Standing) -> bool:
-    """End an attempt whose engine is gone; False if it ended by itself after all."""
-    start, claim = standing.start or {}, _claim_of(standing)
-    began = float(start.get("t") or 0)
-    end = {
-        key: start.get(key)
-        for key in ("attempt", "generation", "revision", "token", "output_dir", "log_dir", "job_id", "job_label")
-    }
-    end.update(
-        host=start.get("host"),
-        held=start.get("held"),
-        exit_code=_KILLED,
-        signal="SIGKILL",
-        stopped_by="lost",
-        oom=False,
-        problem="the engine that ran it was killed",
-        began=began,
-        ended=time.time(),
-        duration_s=max(0.0, time.time() - began),
-        success=False,
-        cause="lost",
-    )
-    return write_end(claim.run_dir, end)
-
-
-def is_gone(start: Dict[str, Any], me: Dict[str, Any], silent_s: float, lease_s: float) -> bool:
-    """Whether the engine that began an attempt is certainly or very probably no more.
-
-    On this host its process is looked at. The same Slurm job in an earlier life (a requeue) is over by definition. Any
-    other must not have renewed its lease for `lease_s`.
-    """
-    alive = process.is_alive(start)
-    if alive is not None:
-        return not alive
-    if start.get("job_id") and start.get("job_id") == me.get("job_id") and start.get("life") != me.get("life"):
-        return True
-    return silent_s > lease_s
+    """Close the attempt of an engine that is gone; False if it ended by itself after all."""
+    return lease.close(_claim_of(standing).run_dir, standing.attempt, standing.renewals)
 
 
 def this_engine(environ: Dict[str, str], own_job: bool) -> Dict[str, Any]:
@@ -209,10 +181,6 @@ def _claim_of(standing: Standing) -> fence.Claim:
     if standing.claim is None:
         raise ValueError("a run that is %s has no claim to work on" % standing.word)
     return standing.claim
-
-
-def _read(run_dir: str, number: int, kind: str) -> Optional[Dict[str, Any]]:
-    return files.read_json(_path(run_dir, number, kind))
 
 
 def _path(run_dir: str, number: int, kind: str) -> str:

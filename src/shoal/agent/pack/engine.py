@@ -9,16 +9,16 @@ import os
 import signal
 import sys
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from ...kernel import files
+from ...kernel import files, guard, lease
+from ...kernel.keeper import Keeper
 from .. import command, memory, survival
 from . import children, claims
 from .bell import Bell
 from .beside import Beside
 from .books import Books, Holding
 from .data import SharedData
-from .leases import Leases
 from .ledger import Ledger
 from .node import Node
 from .others import Others
@@ -44,9 +44,10 @@ class Engine:
         node: Node,
         starter: children.Starter,
         say: Callable[[str], None],
+        link: guard.Link,
     ) -> None:
         self.queue, self.books, self.settings, self.node = queue, books, settings, node
-        self.starter, self.say = starter, say
+        self.starter, self.say, self.link = starter, say, link
         self.running: Dict[int, Running] = {}
         self.tally = Tally(len(queue), say)
         self.draining = False
@@ -56,9 +57,12 @@ class Engine:
         several = books.slots > books.per_node
         self.data = SharedData(self.bell.rope, say, os.path.join(node.folder, node.me["engine"]) if several else None)
         self.ledger = Ledger(self.bell.rope, say, self._account, node.environ)
-        self.leases = Leases(node.home, node.token, node.me, node.environ)
-        self.others = Others(node, queue, self.tally, self.leases)
-        self.turns = Turns(queue, settings, node, books.per_node, self.leases, self.others, self.tally, say)
+        self.times = lease.timing(node.environ)
+        self.keeper = Keeper(self.times, link, self._told)
+        self.others = Others(node, queue, self.tally, self.times)
+        self.turns = Turns(queue, settings, node, books.per_node, self.others, self.tally, say)
+        self._unwanted: List[Tuple[lease.Lease, str]] = []
+        self._others_at = time.monotonic() + self.times.beat_s
         self.probes = Probes(settings.probe_s)
         self.search = Search(rule_of(settings.search), node.home, node.me["engine"])
         self.beside = Beside(node)
@@ -83,7 +87,9 @@ class Engine:
                     for item in self.others.orphans:
                         self.say("%s was not started: it builds on %s" % (item.name, ", ".join(item.needs)))
                     return self._exit_code()
-                self.bell.wait(self._due(), self.starter.wait_on)
+                self.bell.wait(self._due(), [self.link.fd, *self.starter.wait_on])
+                if self.link.is_broken:
+                    os._exit(guard.end_without_guard(self.keeper.held))
         finally:
             for running in self.running.values():
                 running.child.signal(signal.SIGKILL)
@@ -128,7 +134,7 @@ class Engine:
     def _due(self) -> List[float]:
         """When the loop has to look again though nothing happened."""
         now, left_s = time.monotonic(), self._left_s()
-        due = [self.leases.due_at, *self.ledger.due_at(now), *(until for until, _ in self.queue.later)]
+        due = [self._others_at, *self.ledger.due_at(now), *(until for until, _ in self.queue.later)]
         if self.running or self.queue.blocked:
             due += [self._look_at, self.search.due_at, *self.probes.due_at(list(self.running.values()))]
             due += [running.due_at for running in self.running.values()]
@@ -164,6 +170,7 @@ class Engine:
             if begun is None:
                 self.books.give(holding)
             else:
+                self.keeper.keep(begun.lease, begun.claim)
                 self.ledger.begun(begun)
                 self._launch(item, begun, holding)
 
@@ -299,7 +306,8 @@ class Engine:
         self.ledger.ended(running, running.end)
 
     def _account(self, running: Running, end: Dict[str, Any], ours: bool) -> None:
-        """An end is on disk."""
+        """An end is on disk, or somebody else has closed the attempt."""
+        self.keeper.release(running.begun.lease)
         if self.turns.after(running.item, end, ours) == "failed":
             self.beside.failed(running)
 
@@ -323,9 +331,10 @@ class Engine:
         everybody = list(self.running.values())
         self.search.stop_losers(now, everybody, self.settings.grace_s)
         self.probes.tend(now, everybody, self.settings.grace_s)
-        if now >= self.leases.due_at:
-            self.leases.renew(now)
+        if now >= self._others_at:
+            self._others_at = now + self.times.beat_s
             self.others.look()
+        self._end_unwanted()
 
     def _stop(self, why: str) -> None:
         """No more starts; everything that runs is asked to end, then killed. Asked twice, it is killed at once."""
@@ -334,12 +343,26 @@ class Engine:
                 running.child.signal(signal.SIGKILL)
             return
         self.stopping = why
-        self.leases.say_stopping(why)
         for running in self.running.values():
             running.ask_to_stop(why, self.settings.grace_s)
+        self.ledger.note_stopping(list(self.running.values()), why)
+
+    def _told(self, held: lease.Lease, why: str) -> None:
+        """From the keeper's thread: a run is not wanted any more."""
+        self._unwanted.append((held, why))
+        self.bell.ring()
+
+    def _end_unwanted(self) -> None:
+        told, self._unwanted = self._unwanted, []
+        for held, why in told:
+            for running in [one for one in self.running.values() if one.begun.lease is held]:
+                if why == "lost":
+                    running.was_closed()
+                else:
+                    running.ask_to_stop(why, self.settings.grace_s)
 
     def _obey(self) -> None:
-        for number in self.bell.heard():
+        for number in self.link.signals():
             if number in (signal.SIGUSR1, signal.SIGUSR2):
                 for running in self.running.values():
                     running.pass_on(number)

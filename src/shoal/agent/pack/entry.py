@@ -11,7 +11,7 @@ import signal
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ...kernel import fence, files, process
+from ...kernel import fence, files, guard, process
 from .. import by_hand
 from ..launch import container, family
 from . import claims, follow, machine, warm
@@ -52,7 +52,7 @@ def main(argv: List[str]) -> int:
     nodes = int(environ.get("SLURM_JOB_NUM_NODES") or 1) if me.get("job_id") else 1
     if nodes > 1 and "--node" not in options and settings.engine != "ray":
         return spread(folder, me, environ, settings.shrink, say)
-    return _work(folder, submission, settings, items, me, environ, nodes)
+    return guard.run(lambda link: _work(folder, submission, settings, items, me, environ, nodes, link))
 
 
 def _identify(submission: Mapping[str, Any], environ: Dict[str, str], in_step: bool) -> Dict[str, Any]:
@@ -79,6 +79,7 @@ def _work(
     me: Dict[str, Any],
     environ: Dict[str, str],
     nodes: int,
+    link: guard.Link,
 ) -> int:
     gpus, cpus = machine.gpus_here(environ), machine.cpus_here(environ)
     if settings.gpus is not None:
@@ -102,7 +103,7 @@ def _work(
         else:
             starter = _starter(settings, items, node, slots)
             node = node._replace(sharing=_sharing(settings, items, node))
-        engine = Engine(queue, books, settings, node, starter, _teller(environ))
+        engine = Engine(queue, books, settings, node, starter, _teller(environ), link)
         return _finish(folder, submission, engine, problems)
     except StarterFailed as why:
         say(str(why))

@@ -75,7 +75,12 @@ class Ledger:
             else:
                 self._unwritten.append((running, end))
 
-        self._writer.submit(lambda: claims.write_end(running.begun.claim.run_dir, end), written)
+        self._writer.submit(lambda: running.begun.lease.end(end), written)
+
+    def note_stopping(self, everybody: List[Running], why: str) -> None:
+        """From here on this engine may be killed at any moment, and nothing is wrong with its node."""
+        for running in everybody:
+            self._writer.submit(functools.partial(running.begun.lease.note, {"stopping": why}))
 
     def collect(self) -> None:
         """Tell of what is written, and try what is not once more."""

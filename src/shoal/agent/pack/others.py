@@ -1,21 +1,24 @@
 """What a queue depends on outside of its engine: runs that other engines have, and runs that others build on."""
 
+import os
 from typing import Dict, List, Optional, Set
 
+from ...kernel import fence, layout, lease
 from .. import nodes, stages
 from . import claims
-from .leases import Leases
 from .node import Node
 from .queue import Item, Queue
-from .running import INTERRUPTED
 from .tally import Tally
 
 
 class Others:
     """Runs of the queue that another engine works on are left to it, and taken back when it will not finish them."""
 
-    def __init__(self, node: Node, queue: Queue, tally: Tally, leases: Leases) -> None:
-        self._node, self._queue, self._tally, self._leases = node, queue, tally, leases
+    def __init__(self, node: Node, queue: Queue, tally: Tally, times: lease.Timing) -> None:
+        self._node, self._queue, self._tally, self._times = node, queue, tally, times
+        #: Run -> since when its lease has had the same name.
+        self._watches: Dict[str, fence.Watch] = {}
+        self._asked: Set[str] = set()
         self._left: List[Item] = []
         self._done: Set[str] = set()
         #: Engine that is gone -> nodes that failed with it.
@@ -29,9 +32,44 @@ class Others:
         """End the attempt of an engine that is gone, and find out whether its node has failed."""
         claims.write_lost(standing)
         start = standing.start or {}
-        if start.get("engine") not in self._lost_with:
-            told, ask = self._leases.was_stopping(start), nodes.ask_slurm(self._node.environ)
-            self._lost_with[start.get("engine")] = [] if told else nodes.lost_with(start, self._node.me, ask)
+        if start.get("engine") in self._lost_with or standing.claim is None:
+            return
+        # If it had been told to stop, nothing is wrong with its node.
+        after = claims.look(self._node.home, layout.name_of(standing.claim.run_dir), self._node.token)
+        ask = nodes.ask_slurm(self._node.environ)
+        self._lost_with[start.get("engine")] = [] if after.stopping else nodes.lost_with(start, self._node.me, ask)
+
+    def is_gone(self, standing: claims.Standing) -> bool:
+        """Whether nothing of a run that somebody else has can still run: proved dead, or silent for so long.
+
+        An attempt of this job's earlier life, or of an earlier submission, is asked to hand over.
+        """
+        start, claim = standing.start or {}, standing.claim
+        if claim is None or lease.is_dead(start):
+            return claim is not None
+        me, name = self._node.me, layout.name_of(claim.run_dir)
+        ours = start.get("job_id") == me.get("job_id") and start.get("life") != me.get("life")
+        if (ours or start.get("token") != self._node.token) and claim.run_dir not in self._asked:
+            self._asked.add(claim.run_dir)
+            lease.ask_for_handover(claim.run_dir, standing.attempt, me)
+        watch = self._watches.setdefault(name, fence.Watch())
+        return watch.is_silent(standing.attempt, standing.renewals, start)
+
+    def _is_doubtful(self, standing: claims.Standing) -> bool:
+        """Whether a lease has missed two renewals, by the file server's clock, and its run may be ours soon.
+
+        A rename changes the time of a file's status; our own time there is that of a file that we touch now.
+        """
+        if standing.claim is None:
+            return False
+        own = os.path.join(self._node.folder, "engine.%s.json" % self._node.me["engine"])
+        name = layout.lease_file(standing.attempt, "live", standing.renewals)
+        try:
+            os.utime(own)
+            changed = os.stat(os.path.join(standing.claim.run_dir, name)).st_ctime
+            return os.stat(own).st_ctime - changed > 2.5 * self._times.beat_s
+        except OSError:
+            return True  # It has just been renewed, or the file server is away: look again.
 
     def failed_with(self, standing: claims.Standing) -> List[str]:
         """Nodes that failed under the last attempt of a run, as far as this engine has found out."""
@@ -47,16 +85,16 @@ class Others:
         doubtful = False
         for item in list(self._left):
             standing = claims.look(self._node.home, item.name, self._node.token)
-            start, end = standing.start or {}, standing.end or {}
-            gone = standing.word == "taken" and self._leases.is_gone(start)
-            if gone or (standing.word == "ended" and end.get("stopped_by") in INTERRUPTED):
+            end = standing.end or {}
+            gone = standing.word == "taken" and self.is_gone(standing)
+            if gone or (standing.word == "ended" and end.get("stopped_by") in fence.INTERRUPTED):
                 self._left.remove(item)
                 self._tally.count("elsewhere", -1)
                 self._queue.put_back(item, last=True)
             elif standing.word == "done":
                 self.is_done(item.name)
             elif standing.word == "taken":
-                doubtful = doubtful or self._leases.is_doubtful(start)
+                doubtful = doubtful or self._is_doubtful(standing)
         return doubtful or bool(self._queue.waiting)
 
     def is_done(self, name: str) -> None:

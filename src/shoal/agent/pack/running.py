@@ -5,16 +5,15 @@ import signal
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from ...kernel import fence, files, layout
+from ...kernel import fence, layout, process
 from .. import survival
 from .books import Holding
 from .children import Child
 from .claims import Begun
 from .queue import Item
 
-_BEAT_S = 30.0
-#: stopped_by values after which the same generation may go on: the run was interrupted, it did not fail.
-INTERRUPTED = ("SIGTERM", "SIGINT", "SIGHUP", "walltime", "lost", "probe")
+#: Nothing is due: no limit, no warning, no end of a grace time.
+_NEVER = float("inf")
 
 
 class Running:
@@ -25,7 +24,8 @@ class Running:
     """
 
     def __init__(self, item: Item, begun: Begun, holding: Holding, argv: List[str], env: Dict[str, str]) -> None:
-        self.item, self.begun, self.holding, self.argv, self.env = item, begun, holding, argv, env
+        self.item, self.begun, self.holding, self.argv = item, begun, holding, argv
+        self.env = dict(env, **{process.MARK: str(begun.lease.start["mark"])})
         self.began, self.clock = time.time(), time.monotonic()
         self.child, self.phase = Child(0), "data"
         self.end: Dict[str, Any] = {}
@@ -35,7 +35,6 @@ class Running:
         self._kill_at: Optional[float] = None
         self._limit_at: Optional[float] = None
         self._warn_at: Optional[float] = None
-        self._beat_at = self.clock + _BEAT_S
 
     @property
     def identity(self) -> Tuple[str, str]:
@@ -66,13 +65,13 @@ class Running:
     def due_at(self) -> float:
         """When `tend` has something to do."""
         if self.stopped_by is not None:
-            times: Tuple[Optional[float], ...] = (self._beat_at, self._kill_at)
+            times: Tuple[Optional[float], ...] = (self._kill_at,)
         else:
-            times = (self._beat_at, self._limit_at, self._warn_at)
-        return min(time for time in times if time is not None)
+            times = (self._limit_at, self._warn_at)
+        return min((time for time in times if time is not None), default=_NEVER)
 
     def tend(self, now: float, grace_s: float) -> None:
-        """What the clock asks for: a warning, the run's time limit, the end of its grace time, a sign of life."""
+        """What the clock asks for: a warning, the run's time limit, the end of its grace time."""
         if self.stopped_by is None and self._warn_at is not None and now >= self._warn_at:
             self.warn()
         if self.stopped_by is None and self._limit_at is not None and now >= self._limit_at:
@@ -84,9 +83,6 @@ class Running:
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             self.child.signal(signal.SIGKILL)
-        if now >= self._beat_at:
-            self._beat_at = now + _BEAT_S
-            self._beat()
 
     def warn(self) -> None:
         """Its time is nearly up: tell the program in the way that its step chose, once."""
@@ -113,13 +109,11 @@ class Running:
     def unwanted(self) -> Optional[str]:
         """Was it cancelled, or are we taken for dead? A file server that is away ends nothing."""
         try:
-            return fence.superseded(self.begun.claim, self.begun.number)
+            return fence.unwanted(self.begun.claim, self.begun.number)
         except OSError:
             return None
 
-    def _beat(self) -> None:
-        path = os.path.join(self.begun.claim.run_dir, layout.attempt_file(self.begun.number, "beat"))
-        try:
-            files.replace(path, files.to_json({"t": time.time(), "every_s": _BEAT_S}), sync=False)
-        except OSError:
-            pass  # A full disk must not end a run.
+    def was_closed(self) -> None:
+        """Somebody else has closed the lease and may go on with the run: nothing of it may run here any more."""
+        self.stopped_by = self.stopped_by or "lost"
+        self.child.signal(signal.SIGKILL)

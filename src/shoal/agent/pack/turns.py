@@ -6,13 +6,12 @@ Decided from the records on disk alone, so that several engines of one queue, an
 import time
 from typing import Any, Callable, Dict, Optional
 
+from ...kernel.fence import INTERRUPTED
 from . import claims
 from .again import Again, again
-from .leases import Leases
 from .node import Node
 from .others import Others
 from .queue import Item, Queue, Settings
-from .running import INTERRUPTED
 from .tally import Tally
 
 _CLAIM_S = 0.01
@@ -27,13 +26,12 @@ class Turns:
         settings: Settings,
         node: Node,
         slots: int,
-        leases: Leases,
         others: Others,
         tally: Tally,
         say: Callable[[str], None],
     ) -> None:
         self._queue, self._settings, self._node, self._slots = queue, settings, node, slots
-        self._leases, self._others, self._tally, self._say = leases, others, tally, say
+        self._others, self._tally, self._say = others, tally, say
         #: When the next run in order may have been claimed, while they still are.
         self.claims_at: Optional[float] = None
 
@@ -42,7 +40,7 @@ class Turns:
         all_claimed = self._node.all_claimed()
         standing = self._look(item)
         if standing.word == "taken":
-            if not self._leases.is_gone(standing.start or {}):
+            if not self._others.is_gone(standing):
                 self._others.leave(item)
                 return None
             self._others.write_off(standing)

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from shoal.kernel import layout
 from shoal.kernel.files import names_in
-from shoal.model import LIVE, RunSpec
+from shoal.model import RunSpec
 from shoal.store import records
 from shoal.store.fold import RunView
 from shoal.store.reading import Reader
-from shoal.store.records import Asked, Beat, Claim, DamagedRecord, End, Held, Start
+from shoal.store.records import Asked, Claim, DamagedRecord, End, Held
 from shoal.views import usage
 from shoal.views.usage import Usage
 
@@ -79,20 +79,17 @@ def read_history(home: str, view: RunView, reader: Reader, now: float) -> RunHis
 def _read_try(
     home: str, folder: str, names: layout.RunNames, view: RunView, reader: Reader, number: int, now: float
 ) -> Try | None:
-    start = records.read(os.path.join(folder, layout.attempt_file(number, "start")), Start)
+    start = records.read_start(folder, number)
     if start is None:
         return None
-    end = records.read(os.path.join(folder, layout.attempt_file(number, "end")), End)
-    beat = records.read(os.path.join(folder, layout.attempt_file(number, "beat")), Beat)
+    end = records.read_end(folder, names, number)
     claim = records.read(os.path.join(folder, layout.submit_file(start.generation, "claim")), Claim)
     submission = reader.submission(claim.token).submission if claim else None
     is_last = number == names.attempt
     if end is not None:
         until, state = end.ended, "done" if end.success else (view.state if is_last else _word(end))
-    elif is_last and view.state in LIVE:
-        until, state = now, "running"
     else:
-        until, state = (beat.t if beat else start.t), view.state if is_last else "lost"
+        until, state = now, "running"
     first = not any(other < number for other in names.attempts.get("start", []))
     asked = (submission.asked if submission else None) or Asked()
     limit, held = submission.time_limit_s if submission else None, start.held

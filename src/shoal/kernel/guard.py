@@ -1,0 +1,259 @@
+"""The guard: the outer process of a job. It lets nothing run whose lease may have been given to somebody else.
+
+    guard                 started by the batch script; signals arrive here; touches no shared file while the agent lives
+    └── agent             holds the leases and renews them; hears of signals from the guard
+        └── programs
+
+- A lease that was not renewed in time: everything below is stopped (SIGSTOP), not killed. When the agent renews it, it
+  goes on. So an hour without the file server, a suspended job or a closed laptop costs a pause and not a run.
+- The agent is gone: everything below is killed, then its leases are closed. The guard is gone: the agent does the same.
+- The agent alone decides what a signal means, in the loop in which it also sees ends: a program that ended before the
+  signal was looked at has ended by itself.
+"""
+
+import json
+import os
+import select
+import signal
+import sys
+import threading
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set
+
+from . import lease, process, tree
+
+#: Signals for the agent; the first three ask it to end.
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+STOPPING = FORWARDED[:3]
+_LONGEST_WAIT_S = 3600.0
+#: How long killing everything is tried: a process in uninterruptible sleep ends when its I/O returns.
+_KILL_S = 30.0
+#: Stopping everything takes at most this long; part of the margin between HOLD and TAKE.
+_STOP_S = 9.0
+_KILLED = 137
+
+
+class Link:
+    """The agent's side: it tells of its leases, and hears signals. `fd` can be read when there is one."""
+
+    def __init__(self, fd: int, out: int, guard_pid: int) -> None:
+        self.fd, self._out, self.guard_pid = fd, out, guard_pid
+        self.is_broken = False
+        self._heard: List[int] = []
+        self._lock = threading.Lock()
+        os.set_blocking(fd, False)
+
+    def hold(self, held: lease.Lease) -> None:
+        """Until `held_until` what is below the agent may run."""
+        self._tell(run_dir=held.run_dir, number=held.number, renewals=held.renewals, until=held.held_until)
+
+    def drop(self, held: lease.Lease) -> None:
+        """The attempt is over: nothing of it is to be watched."""
+        self._tell(run_dir=held.run_dir, number=held.number, until=None)
+
+    def signals(self) -> List[int]:
+        """Those that came since the last call. `is_broken` is set if the guard is gone."""
+        self._read()
+        heard, self._heard = self._heard, []
+        return heard
+
+    def asked_to_stop(self) -> Optional[str]:
+        """The name of a signal that asks to end, if one has come; it stays for `signals`."""
+        self._read()
+        return next((signal.Signals(number).name for number in self._heard if number in STOPPING), None)
+
+    def _read(self) -> None:
+        while not self.is_broken:
+            try:
+                data = os.read(self.fd, 256)
+            except BlockingIOError:
+                return
+            if not data:
+                self.is_broken = True
+            self._heard += list(data)
+
+    def _tell(self, **words: Any) -> None:
+        try:
+            with self._lock:
+                os.write(self._out, json.dumps(words).encode("ascii") + b"\n")
+        except OSError:
+            self.is_broken = True
+
+
+def run(work: Callable[[Link], int]) -> int:
+    """Do `work` in a child of ours, guarded; returns its exit code when it is over and nothing of it is left."""
+    for number in FORWARDED:
+        signal.signal(number, _ignore)
+    to_agent, to_guard = os.pipe(), os.pipe()
+    guard_pid = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    signal.pthread_sigmask(
+        signal.SIG_BLOCK, FORWARDED
+    )  # What comes now is heard by the guard, which is ready in a moment.
+    pid = os.fork()
+    if pid == 0:
+        os.close(to_agent[1])
+        os.close(to_guard[0])
+        os._exit(_agent(work, Link(to_agent[0], to_guard[1], guard_pid)))
+    os.close(to_agent[0])
+    os.close(to_guard[1])
+    return _Guard(pid, to_guard[0], to_agent[1]).watch()
+
+
+def _agent(work: Callable[[Link], int], link: Link) -> int:
+    code = 1
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        code = work(link)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                pass
+    return code
+
+
+def end_without_guard(held: List[lease.Lease]) -> int:
+    """For the agent, when the guard is gone: kill everything below, and close what was held. Returns the exit code."""
+    tree.kill_all(os.getpid(), _KILL_S)
+    for one in held:
+        for pid in process.marked(str(one.start.get("mark"))):  # what has left our tree
+            tree.send(pid, signal.SIGKILL)
+        _close(one.run_dir, one.number, one.renewals)
+    return _KILLED
+
+
+class _Held(NamedTuple):
+    run_dir: str
+    number: int
+    renewals: int
+    until: float
+
+
+class _Guard:
+    def __init__(self, agent: int, fd: int, out: int) -> None:
+        self._agent, self._fd, self._out = agent, fd, out
+        self._held: Dict[str, _Held] = {}
+        self._stopped: Set[int] = set()
+        self._rest = b""
+        self._came: List[int] = []
+
+    def watch(self) -> int:
+        tree.become_subreaper()
+        woken, wake = os.pipe()
+        for fd in (self._fd, self._out, woken, wake):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        for number in FORWARDED:
+            signal.signal(number, lambda number, frame: self._came.append(number))
+        signal.signal(signal.SIGCHLD, _ignore)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        self._let_go()
+        while True:
+            status = self._collect()
+            if status is not None:
+                return self._finish(status)
+            self._pass_signals_on()
+            self._listen()
+            self._enforce()
+            readable, _, _ = select.select([self._fd, woken], [], [], self._wait_s())
+            if woken in readable:
+                _drain(woken)
+
+    def _let_go(self) -> None:
+        """Nothing here may depend on a file server: not the folder, not the log."""
+        os.chdir("/")
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        os.close(null)
+
+    def _wait_s(self) -> float:
+        if self._is_late():
+            return 1.0  # Somebody may have let a stopped process go on; Slurm does before it ends a job.
+        waits = [held.until - lease.now() for held in self._held.values()]
+        return max(0.0, min(waits, default=_LONGEST_WAIT_S))
+
+    def _collect(self) -> Optional[int]:
+        """The agent's exit code when it has ended; orphans that came to us are collected on the way."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return _KILLED
+            if pid == 0:
+                return None
+            if pid == self._agent:
+                return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+    def _pass_signals_on(self) -> None:
+        came, self._came = self._came, []
+        if came:
+            try:
+                os.write(self._out, bytes(came))
+            except OSError:
+                pass  # It has plenty to read, or is gone.
+
+    def _listen(self) -> None:
+        try:
+            data = os.read(self._fd, 1 << 16)
+        except BlockingIOError:
+            return
+        lines = (self._rest + data).split(b"\n")
+        self._rest = lines.pop()
+        for line in lines:
+            words = json.loads(line)
+            key = "%s %d" % (words["run_dir"], words["number"])
+            if words["until"] is None:
+                self._held.pop(key, None)
+            else:
+                self._held[key] = _Held(**words)
+
+    def _is_late(self) -> bool:
+        return any(lease.now() >= held.until for held in self._held.values())
+
+    def _enforce(self) -> None:
+        """One lease that was not renewed stops everything: the file server is away for all of them."""
+        if self._is_late():
+            self._stopped |= tree.stop_all(os.getpid(), self._agent, _STOP_S)
+        elif self._stopped:
+            for pid in self._stopped:
+                tree.send(pid, signal.SIGCONT)
+            self._stopped = set()
+
+    def _finish(self, code: int) -> int:
+        """The agent is gone: nothing of its programs stays, and leases that it still held are closed."""
+        self._listen()
+        tree.kill_all(os.getpid(), _KILL_S)
+        for held in self._held.values():
+            _close(held.run_dir, held.number, held.renewals)
+        return code
+
+
+def _close(run_dir: str, number: int, renewals: int) -> None:
+    """The agent may have renewed once more than it could tell."""
+    for count in (renewals, renewals + 1):
+        try:
+            if lease.close(run_dir, number, count):
+                return
+        except OSError:
+            return
+
+
+def _drain(fd: int) -> None:
+    try:
+        while os.read(fd, 4096):
+            pass
+    except BlockingIOError:
+        pass
+
+
+def _ignore(number: int, frame: Any) -> None:
+    """A handler and not SIG_IGN: programs that are started would inherit that."""

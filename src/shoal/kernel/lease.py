@@ -1,0 +1,359 @@
+"""An attempt is one file whose name is its state, and every change of state is a rename of exactly that name.
+
+    attempt.<k>.live.<n>   the attempt runs; renewed n times   (created by link; renewed by its holder, n -> n+1)
+    attempt.<k>.end        it ended, the record inside says how                          (renamed by its holder)
+    attempt.<k>.lost.<n>   somebody else closed it              (renamed by a taker, or by the guard of a killed agent)
+
+Of two who want to change a state the file server lets one succeed, so a run never has two live attempts, and a recorded
+end has no rival. `end` and `lost` are final; attempt k+1 is created only by somebody who has seen one of them.
+`attempt.<k>.start` is a second, permanent name of the same file: it decides who has number k even where a listing
+missed a name that was being changed, and it is what readers open.
+
+Room for the end is written at the start, so neither renewing nor ending needs space on a full disk.
+"""
+
+import errno
+import json
+import os
+import threading
+import time
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from . import files, layout, process
+
+#: Seconds; the variable scales everything that depends on it, for tests.
+_TAKE_S = 90.0
+VARIABLE = "SHOAL_LEASE_S"
+#: Bytes kept for the end record behind the start record.
+_ROOM = 8192
+#: Exit code told for an attempt that somebody else closed: as for a process that was killed.
+_KILLED = 137
+
+
+class Timing(NamedTuple):
+    """`beat_s` between renewals; after `hold_s` without one the program is stopped; that takes `stop_s` at most; after
+    `take_s` of silence, by the clock of whoever watches, somebody else may close the lease."""
+
+    beat_s: float
+    hold_s: float
+    stop_s: float
+    take_s: float
+
+
+def timing(environ: Mapping[str, str]) -> Timing:
+    try:
+        take_s = float(environ.get(VARIABLE) or _TAKE_S)
+    except ValueError:
+        take_s = _TAKE_S
+    return _scaled(max(take_s, 1.0) / _TAKE_S)
+
+
+def timing_of(start: Mapping[str, Any]) -> Timing:
+    """How the holder of an attempt keeps time, as its start record says: whoever watches goes by that."""
+    return _scaled(float(start.get("beat_s") or 20.0) / 20.0)
+
+
+def _scaled(part: float) -> Timing:
+    return Timing(20 * part, 60 * part, 10 * part, _TAKE_S * part)
+
+
+def now() -> float:
+    """Seconds since boot, time asleep included: the only clock by which a lease is judged, each host by its own."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.clock_gettime(clock) if clock is not None else time.monotonic()
+
+
+class Lease:
+    """An attempt that this process holds. `held_until` is when its program must stand still unless it was renewed."""
+
+    def __init__(self, run_dir: str, number: int, start: Dict[str, Any], room_at: int, since: float, hold_s: float):
+        self.run_dir, self.number, self.start = run_dir, number, start
+        self.renewals = 0
+        self.held_until = since + hold_s
+        self._hold_s, self._room_at = hold_s, room_at
+        self._lock = threading.RLock()
+        self._over: Optional[str] = None
+
+    @property
+    def path(self) -> str:
+        """Its name now."""
+        return self._live(self.renewals)
+
+    @property
+    def room_at(self) -> int:
+        """Where the room for the end record begins."""
+        return self._room_at
+
+    def renew(self) -> str:
+        """held, lost (somebody has closed it), over (it has ended) or unknown (the file server did not say)."""
+        with self._lock:
+            if self._over is not None:
+                return self._over
+            since = now()
+            try:
+                os.rename(self._live(self.renewals), self._live(self.renewals + 1))
+            except FileNotFoundError:
+                return self._look(since)
+            except OSError:
+                return "unknown"
+            self.renewals += 1
+            self.held_until = since + self._hold_s
+            return "held"
+
+    def _look(self, since: float) -> str:
+        """The name was not there: a renewal whose answer was lost, or a lease that somebody has closed."""
+        try:
+            names = layout.parse_names(os.listdir(self.run_dir))
+        except FileNotFoundError:
+            names = layout.parse_names(())
+        except OSError:
+            return "unknown"
+        if names.has_attempt(self.number, "live") and not names.has_attempt(self.number, "lost"):
+            found = names.renewals[self.number, "live"]
+            if found == self.renewals + 1:
+                self.renewals = found
+                self.held_until = since + self._hold_s
+                return "held"
+            return "unknown"
+        if names.has_attempt(self.number, "lost") or not names.has_attempt(self.number, "start"):
+            self._over = "lost"
+            return "lost"
+        return "unknown"
+
+    def note(self, record: Mapping[str, Any]) -> None:
+        """Write last words where the end record will stand; whoever closes this lease later can read them."""
+        with self._lock:
+            if self._over is None:
+                _write_room(self._final("start"), self._room_at, dict(record, note=True), sync=False)
+
+    def end(self, record: Mapping[str, Any]) -> bool:
+        """Write the end, then change the name; False if somebody has closed this lease: then the end counts nothing.
+
+        An OSError means that nobody knows yet: try again for as long as this process lives.
+        """
+        with self._lock:
+            if self._over is not None:
+                return self._over == "over"
+            _write_room(self._final("start"), self._room_at, record, sync=True)
+            while True:
+                try:
+                    os.rename(self.path, self._final("end"))
+                    break
+                except FileNotFoundError:
+                    if os.path.exists(self._final("end")):
+                        break  # It was ours: the answer to the first request was lost.
+                    found = self._look(now())
+                    if found == "lost":
+                        return False
+                    if found == "unknown":
+                        raise
+            self._over = "over"
+        _sync_folder(self.run_dir)
+        return True
+
+    def _live(self, renewals: int) -> str:
+        return os.path.join(self.run_dir, layout.lease_file(self.number, "live", renewals))
+
+    def _final(self, state: str) -> str:
+        return os.path.join(self.run_dir, layout.attempt_file(self.number, state))
+
+
+def create(run_dir: str, number: int, start: Mapping[str, Any], times: Timing, sync: bool = True) -> Optional[Lease]:
+    """Begin attempt `number`, whose predecessor is over; None if somebody else has begun it.
+
+    After success both of its names are there, with room for the end; without `sync` they are on disk only after
+    `files.sync_records`. After an OSError nothing has begun.
+    """
+    since = now()
+    head = files.to_json(dict(start))
+    live = os.path.join(run_dir, layout.lease_file(number, "live", 0))
+    permanent = os.path.join(run_dir, layout.attempt_file(number, "start"))
+    if not files.create_exclusive(live, head + b" " * _ROOM, sync_folder=False, sync=sync):
+        return None
+    try:
+        mine = files.add_name(live, permanent)
+    except OSError:
+        _unlink(live)
+        raise
+    if not mine:
+        # The number was taken; the listing that said otherwise was made in the middle of a rename.
+        _unlink(live)
+        return None
+    if sync:
+        _sync_folder(run_dir)
+    return Lease(run_dir, number, dict(start), len(head), since, times.hold_s)
+
+
+def close(run_dir: str, number: int, renewals: int) -> bool:
+    """Close somebody else's lease; False if its holder, or another taker, was faster. The caller knows why it may."""
+    live = os.path.join(run_dir, layout.lease_file(number, "live", renewals))
+    try:
+        os.rename(live, os.path.join(run_dir, layout.lease_file(number, "lost", renewals)))
+    except FileNotFoundError:
+        return False
+    _sync_folder(run_dir)
+    return True
+
+
+def ask_for_handover(run_dir: str, number: int, record: Mapping[str, Any]) -> None:
+    path = os.path.join(run_dir, layout.attempt_file(number, "handover"))
+    files.create_exclusive(path, files.to_json(dict(record)))
+
+
+class Attempt(NamedTuple):
+    """What the file of an attempt says: `state` live, end or lost. `end` is there unless it is live; of one that was
+    lost it is what can be concluded."""
+
+    number: int
+    state: str
+    start: Dict[str, Any]
+    end: Optional[Dict[str, Any]] = None
+    last_words: Optional[Dict[str, Any]] = None
+
+
+def read(run_dir: str, names: layout.RunNames, number: int) -> Optional[Attempt]:
+    """One attempt, or None if there is no such; ValueError names a damaged file."""
+    path = os.path.join(run_dir, layout.attempt_file(number, "start"))
+    state = names.state(number)
+    parts = read_parts(path)
+    if parts is None:
+        return None
+    start, second = parts
+    if state == "live":
+        return Attempt(number, state, start, None, second)
+    if state == "lost":
+        renewals = names.renewals.get((number, "lost"), 0)
+        return Attempt(number, state, start, lost_end(start, renewals, second), second)
+    if second is None or second.get("note"):
+        raise ValueError("%s is damaged: it has ended, and the record of its end is not there" % path)
+    return Attempt(number, state, start, second)
+
+
+def read_parts(path: str) -> Optional[Tuple[Dict[str, Any], Optional[Dict[str, Any]]]]:
+    """(the start, and what stands behind it if anything does), as they are in the file; None if there is no file."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        if error.errno == errno.ESTALE:
+            return None
+        raise
+    first, _, rest = data.partition(b"\n")
+    try:
+        start = json.loads(first)
+    except ValueError:
+        raise ValueError("%s is damaged: not a JSON record" % path)
+    if not isinstance(start, dict):
+        raise ValueError("%s is damaged: not a JSON object" % path)
+    return start, _second(rest)
+
+
+def _second(rest: bytes) -> Optional[Dict[str, Any]]:
+    """The record behind the start; None while there is none, or only a part of one."""
+    try:
+        record = json.loads(rest) if rest.strip() else None
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def lost_end(start: Mapping[str, Any], renewals: int, last_words: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
+    """The end of an attempt that somebody else closed, as far as it can be told: it lived until its last renewal."""
+    kept = (
+        "attempt",
+        "generation",
+        "revision",
+        "token",
+        "output_dir",
+        "log_dir",
+        "job_id",
+        "job_label",
+        "host",
+        "held",
+    )
+    began = float(start.get("t") or 0)
+    lived_s = renewals * float(start.get("beat_s") or 0)
+    told = last_words or {}
+    end: Dict[str, Any] = {key: start.get(key) for key in kept if key in start}
+    end.update(
+        exit_code=_KILLED,
+        signal="SIGKILL",
+        stopped_by="lost",
+        oom=False,
+        problem=told.get("problem"),
+        began=began,
+        ended=began + lived_s,
+        duration_s=lived_s,
+        success=False,
+        cause="lost",
+    )
+    return end
+
+
+def is_dead(start: Mapping[str, Any]) -> bool:
+    """Whether death is proved: guard and agent ran on this host in this boot, were ours to see, and are gone, and no
+    process of the attempt is left."""
+    agent = dict(start, pid=start.get("agent_pid"), started=start.get("agent_started"))
+    if process.is_alive(start) is not False or process.is_alive(agent) is not False:
+        return False
+    return not process.marked(str(start.get("mark")))
+
+
+def end_leftovers(start: Mapping[str, Any]) -> None:
+    """Kill what an attempt left behind whose guard and agent are both gone; nothing where that cannot be known."""
+    agent = dict(start, pid=start.get("agent_pid"), started=start.get("agent_started"))
+    if process.is_alive(start) is False and process.is_alive(agent) is False:
+        for pid in process.marked(str(start.get("mark"))):
+            try:
+                os.kill(pid, 9)
+            except OSError:
+                pass
+
+
+def finished(run_dir: str, names: layout.RunNames, revision: int) -> Optional[int]:
+    """The attempt of this revision that ended well, if there is one."""
+    for number in reversed(names.attempts.get("end", [])):
+        found = read_parts(os.path.join(run_dir, layout.attempt_file(number, "start")))
+        end = found[1] if found else None
+        if end is not None and end.get("success") and end.get("revision") == revision:
+            return number
+    return None
+
+
+def ends(run_dir: str, names: layout.RunNames) -> List[Dict[str, Any]]:
+    """The ends of all attempts that are over, oldest first."""
+    found = (read(run_dir, names, number) for number in names.over)
+    return [one.end for one in found if one is not None and one.end is not None]
+
+
+def _write_room(path: str, room_at: int, record: Mapping[str, Any], sync: bool) -> None:
+    """Overwrite the room behind the start record; what is left of it is cut off, or filled up for the next record."""
+    data = files.to_json(dict(record))
+    fd = os.open(path, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0))
+    try:
+        data += b" " * (_ROOM - len(data)) if not sync else b""
+        rest, at = memoryview(data), room_at
+        while rest:
+            done = os.pwrite(fd, rest, at)
+            rest, at = rest[done:], at + done
+        if sync:
+            os.ftruncate(fd, at)
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _sync_folder(folder: str) -> None:
+    try:
+        files.sync_dir(folder)
+    except OSError:
+        pass  # The name has changed for everybody; only a power cut of the server could undo it.
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass

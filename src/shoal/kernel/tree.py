@@ -1,0 +1,101 @@
+"""The processes below one: found by their parents, stopped and killed as a whole."""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from typing import Dict, List, NamedTuple, Set
+
+_PR_SET_CHILD_SUBREAPER = 36
+_WALK_S = 0.005
+
+
+def become_subreaper() -> None:
+    """Become the parent of whatever our descendants leave behind, so that it can be found and ended."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+class _Process(NamedTuple):
+    parent: int
+    state: str
+
+
+def below(top: int, but: int = 0) -> Dict[int, str]:
+    """pid -> state letter of /proc for every process below `top`; `but` itself is left out, what is below it is not."""
+    known = _processes()
+    children: Dict[int, List[int]] = {}
+    for pid, one in known.items():
+        children.setdefault(one.parent, []).append(pid)
+    found: Dict[int, str] = {}
+    todo = children.get(top, [])[:]
+    while todo:
+        pid = todo.pop()
+        if pid not in found:
+            found[pid] = known[pid].state
+            todo += children.get(pid, [])
+    found.pop(but, None)
+    return found
+
+
+def stop_all(top: int, but: int, within_s: float) -> Set[int]:
+    """SIGSTOP to everything below `top` until a walk finds nothing that runs; returns what was stopped."""
+    stopped: Set[int] = set()
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        running = [pid for pid, state in below(top, but).items() if state not in "TtZX"]
+        if not running:
+            break
+        for pid in running:
+            send(pid, signal.SIGSTOP)
+            stopped.add(pid)
+        time.sleep(_WALK_S)
+    return stopped
+
+
+def kill_all(top: int, within_s: float) -> None:
+    """SIGKILL to everything below `top` until nothing is left but what cannot be killed; our children are collected."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        left = [pid for pid, state in below(top).items() if state not in "ZX"]
+        for pid in left:
+            send(pid, signal.SIGKILL)
+        _collect()
+        if not left:
+            return
+        time.sleep(_WALK_S)
+
+
+def send(pid: int, number: int) -> None:
+    """A signal to a process that may be gone by now."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def _collect() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def _processes() -> Dict[int, _Process]:
+    found: Dict[int, _Process] = {}
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return found
+    for name in names:
+        if not name.isdigit():
+            continue
+        try:
+            with open("/proc/%s/stat" % name, "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+            found[int(name)] = _Process(int(fields[1]), fields[0].decode())
+        except (OSError, IndexError, ValueError):
+            continue
+    return found
