@@ -10,7 +10,7 @@ from pathlib import Path
 from chaos.launchers import Said
 from chaos.people import Look
 from chaos.plan import FREEZES, KILLS, STOPS, Plan
-from chaos.world import Hit
+from chaos.world import LEASE_S, Hit
 from ledger import Execution, Ledger
 from project import ENDED
 
@@ -20,6 +20,8 @@ THAW_S = 1.0
 KILLED_AT_END_S = 1.0
 #: A controller that comes back without a job has the job's processes killed, on each node when that reports.
 REPLAY_S = 10.0
+#: The last renewal may be as old as this when a process is frozen.
+BEAT_S = LEASE_S * 20 / 90
 #: A state is read, then printed: marks so shortly after a look prove nothing.
 SLACK_S = 0.3
 
@@ -102,15 +104,17 @@ def _judge_ends(
 
 
 def _killed_at_end(one: Execution, hits: list[Hit]) -> bool:
-    """Whether what would have recorded its end was killed before it had a second of its own for that."""
+    """Whether what would have recorded its end had no second for that: killed, or frozen until the lease was over."""
     end, family = one.marks[-1], {one.pid, *one.parents}
     frozen = [hit for hit in hits if hit.kind in FREEZES and hit.pids & family and hit.at - 1 <= end <= hit.until]
     free = max((hit.until for hit in frozen), default=end)
+    if any(hit.until - hit.at > LEASE_S - BEAT_S for hit in frozen):
+        return True
     for hit in hits:
         if hit.kind == "replay controller" and -1 <= end - hit.at <= REPLAY_S:
             return True
         kills = hit.kind in KILLS and bool(hit.pids & family)
-        if end - SLACK_S <= hit.at <= free + KILLED_AT_END_S and (kills or (frozen and hit.kind in (*KILLS, *STOPS))):
+        if end - SLACK_S <= hit.at <= free + KILLED_AT_END_S and (kills or (frozen and hit.kind in STOPS)):
             return True
     return False
 
