@@ -105,7 +105,8 @@ def _drive(world: World, launcher: Launcher, people: People, plan: Plan, deadlin
 
 
 def _is_final(said: Said | None, code: int) -> bool:
-    return said is not None and said.state == ("done" if code == 0 else "failed")
+    """A run that fails on purpose may also have failed because it was killed: its exit code tells."""
+    return said is not None and (said.state == "done" if code == 0 else said == ("failed", code))
 
 
 def faults_of(counts: Counts) -> str:

@@ -19,6 +19,7 @@ from disks import fill
 from shoal.errors import ShoalError
 from shoal.sandbox import process
 
+MAX_OVERTIME_S = 12.0
 Undo = Callable[[], None]
 
 
@@ -27,7 +28,7 @@ class NoVictimError(Exception):
 
 
 def inject_all(world: World, launcher: Launcher, faults: list[Fault], duration_s: float) -> None:
-    """Carry out the plan; each fault is undone when its time is over, also while others last."""
+    """Carry out the plan; each fault is undone when its time is over, or by the healing soon after the duration."""
     began = time.monotonic()
     undos: list[tuple[float, int, Undo]] = []
     waiting = list(faults)
@@ -42,7 +43,7 @@ def inject_all(world: World, launcher: Launcher, faults: list[Fault], duration_s
             undo = inject(world, launcher, fault)
             if undo is not None:
                 heapq.heappush(undos, (now + fault.hold_s, len(waiting), undo))
-        elif now > duration_s and not undos:
+        elif now > duration_s + MAX_OVERTIME_S:
             return
         else:
             world.over.wait(0.05)
