@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import submitit
+from submitit.core.utils import pickle_load
 
 
 def work(argv: list[str], env: dict[str, str]) -> int:
@@ -39,17 +40,11 @@ def state_of(folder: Path, run: str) -> tuple[str, int | None]:
     if job is None:
         return "new", None
     if job.paths.result_pickle.exists():
-        outcome, result = job.get_submission_and_outcome() if hasattr(job, "get_submission_and_outcome") else _load(job)
+        outcome, result = pickle_load(job.paths.result_pickle)
         if outcome == "success":
             return ("done" if result == 0 else "failed"), result
         return "lost", None
     return ("running" if _queued(job.job_id) else "lost"), None
-
-
-def _load(job: submitit.SlurmJob) -> tuple[str, int]:
-    from submitit.core.utils import pickle_load
-
-    return pickle_load(job.paths.result_pickle)
 
 
 def _queued(job_id: str) -> bool:
