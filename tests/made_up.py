@@ -18,6 +18,17 @@ NOW = 1_800_000_000.0
 HOST = socket.gethostname()
 
 
+def put_attempt(
+    folder: Path, number: int, start: dict[str, Any], end: dict[str, Any] | None = None, state: str = ""
+) -> None:
+    """An attempt's file under both of its names, as lease.py writes it."""
+    path = folder / f"attempt.{number}.start"
+    records = [json.dumps({"schema": 1, **record}) for record in (start, end) if record is not None]
+    path.write_text("\n".join(records) + "\n")
+    name = state or ("live.000000" if end is None else "end")
+    (folder / f"attempt.{number}.{name}").hardlink_to(path)
+
+
 class MadeUp:
     def __init__(self, folder: Path, now: float = NOW) -> None:
         self.root = folder
@@ -82,7 +93,6 @@ class MadeUp:
             "attempt": attempt, "generation": 1, "revision": 1, "token": token, "t": began_at,
             "output_dir": str(output), "log_dir": str(output), "job_id": job_id, **me,
         }  # fmt: skip
-        self._put(folder / f"attempt.{attempt}.start", start)
         (output / f"attempt-{attempt}.out").write_bytes(out)
         (output / f"attempt-{attempt}.err").write_bytes(err)
         if progress is not None:
@@ -92,9 +102,9 @@ class MadeUp:
         if use is not None:
             self._put(folder / f"attempt.{attempt}.use", use)
         if state == "running":
-            self._put(folder / f"attempt.{attempt}.beat", {"t": self.now, "every_s": 30})
+            put_attempt(folder, attempt, start)
             return output
-        self._put(folder / f"attempt.{attempt}.end", {
+        put_attempt(folder, attempt, start, {
             "attempt": attempt, "generation": 1, "revision": 1, "token": token, "output_dir": str(output),
             "exit_code": 0 if state == "done" else 1, "success": state == "done", "began": began_at,
             "ended": began_at + lasted, "duration_s": lasted, "host": HOST, "log_dir": str(output),

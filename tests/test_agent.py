@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from project import Project, env_of
 from shoal.agent import environment, shipping
-from shoal.kernel import checkpoints, fence, files, layout, process
+from shoal.kernel import checkpoints, fence, layout, lease, process
 from shoal.sandbox import Sandbox
 from shoal.store import writing
 from shoal.store.records import Claim, Outcome
@@ -41,27 +41,33 @@ def _home(claim: fence.Claim) -> str:
     return str(Path(claim.run_dir).parents[2])
 
 
-def test_the_first_job_owns_the_generation_and_passes_again_and_no_other_does(claim: fence.Claim) -> None:
-    fence.take_ownership(claim, _submission(claim), {"job_id": "7"})
-    fence.take_ownership(claim, _submission(claim), {"job_id": "7"})
-    with pytest.raises(fence.Fenced, match="belongs to job 7"):
-        fence.take_ownership(claim, _submission(claim), {"job_id": "8"})
-    with pytest.raises(fence.Fenced):
-        fence.take_ownership(claim, _submission(claim), process.this_process())
+def _begin(claim: fence.Claim, number: int, **start: object) -> lease.Lease:
+    record = {"attempt": number, "generation": claim.generation, "t": 1.0, "beat_s": 20.0, "host": "elsewhere", **start}
+    held = lease.create(claim.run_dir, number, record, lease.timing({}))
+    assert held is not None
+    return held
+
+
+def _admit(claim: fence.Claim, **me: object) -> None:
+    fence.settle(_submission(claim), me)
+    fence.admit(claim, layout.parse_names(os.listdir(claim.run_dir)), me)
 
 
 EARLY = """
 import os, signal, sys
 from shoal.agent import attempt
-from shoal.kernel import fence
+from shoal.kernel import fence, guard, lease
 claim = fence.find_claim(sys.argv[1], sys.argv[2])
-attempt.hear_warnings_later()
-os.kill(os.getpid(), signal.SIGUSR1)
-stop = os.path.join(claim.run_dir, "stop")
-env = dict(os.environ, SHOAL_WARN_S="100", SHOAL_WARN_BY="file", SHOAL_STOP_FILE=stop)
-words = ["sh", "-c", "while [ ! -e $SHOAL_STOP_FILE ]; do sleep 0.05; done; kill -USR1 $$; exit 3"]
-end = attempt.Attempt(claim, 1, words, env, "/").run(os.devnull, os.devnull, False)
-print(end["warned"], end["signal"])
+def work(link):
+    os.kill(link.guard_pid, signal.SIGUSR1)
+    stop = os.path.join(claim.run_dir, "stop")
+    env = dict(os.environ, SHOAL_WARN_S="100", SHOAL_WARN_BY="file", SHOAL_STOP_FILE=stop)
+    words = ["sh", "-c", "while [ ! -e $SHOAL_STOP_FILE ]; do sleep 0.05; done; kill -USR1 $$; exit 3"]
+    held = lease.create(claim.run_dir, 1, {}, lease.timing({}))
+    end = attempt.Attempt(claim, held, words, env, "/", link).run(os.devnull, os.devnull, False)
+    print(end["warned"], end["signal"])
+    return 0
+sys.exit(guard.run(work))
 """
 
 
@@ -74,7 +80,7 @@ def test_a_warning_that_comes_before_the_program_reaches_it(claim: fence.Claim) 
 
 
 def test_a_submission_whose_job_has_begun_cannot_be_given_up(claim: fence.Claim) -> None:
-    fence.take_ownership(claim, _submission(claim), {"job_id": "12", "array_job_id": "10"})
+    _admit(claim, job_id="12", array_job_id="10")
     held = writing.settle(_home(claim), claim.token, Outcome(kind="void", reason="too late"))
     assert (held.kind, held.job_id) == ("accepted", "10")
 
@@ -82,31 +88,37 @@ def test_a_submission_whose_job_has_begun_cannot_be_given_up(claim: fence.Claim)
 def test_a_job_whose_submission_was_given_up_does_not_begin(claim: fence.Claim) -> None:
     writing.settle(_home(claim), claim.token, Outcome(kind="void", reason="never received"))
     with pytest.raises(fence.Fenced, match="given up: never received"):
-        fence.take_ownership(claim, _submission(claim), {"job_id": "7"})
-    assert "submit.1.owner" not in os.listdir(claim.run_dir)
+        _admit(claim, job_id="7")
 
 
 def test_a_job_of_a_cancelled_or_finished_run_or_an_old_generation_does_not_begin(claim: fence.Claim) -> None:
-    end = os.path.join(claim.run_dir, "attempt.1.end")
-    files.create_exclusive(end, files.to_json({"success": True, "revision": 1}))
+    _begin(claim, 1, job_id="7").end({"success": False, "stopped_by": "SIGTERM", "revision": 1})
+    _admit(claim, job_id="8")
+    held = _begin(claim, 2, job_id="7", life=0)
+    held.end({"success": False, "stopped_by": None, "revision": 1})
+    with pytest.raises(fence.Fenced, match="ended already"):
+        _admit(claim, job_id="8")
+    _admit(claim, job_id="7", life=1)  # Slurm has started that very job again
+    _begin(claim, 3, job_id="7", life=1).end({"success": True, "revision": 1})
     with pytest.raises(fence.Fenced, match="done already"):
-        fence.take_ownership(claim, _submission(claim), {"job_id": "7"})
-    os.unlink(end)
+        _admit(claim, job_id="7", life=2)
     writing.request_cancel(_home(claim), RUN, 1, {})
     with pytest.raises(fence.Fenced, match="cancelled"):
-        fence.take_ownership(claim, _submission(claim), {"job_id": "7"})
+        _admit(claim, job_id="7")
     writing.claim(_home(claim), RUN, 2, Claim(token="b" * 12, revision=1, output_dir="/o", log_dir="/l"))
     with pytest.raises(fence.Fenced, match="submitted again"):
-        fence.take_ownership(claim, _submission(claim), {"job_id": "7"})
+        _admit(claim, job_id="7")
     with pytest.raises(fence.Fenced, match="another submission"):
         fence.find_claim(claim.run_dir, "c" * 12)
 
 
-def test_an_attempts_number_is_used_once_and_a_later_one_ends_the_earlier(claim: fence.Claim) -> None:
-    assert [fence.begin_attempt(claim, {}) for _ in range(3)] == [1, 2, 3]
-    assert fence.superseded(claim, 1) == "superseded" and fence.superseded(claim, 3) is None
+def test_a_running_attempt_hears_that_it_is_not_wanted(claim: fence.Claim) -> None:
+    _begin(claim, 1)
+    assert fence.unwanted(claim, 1) is None
+    lease.ask_for_handover(claim.run_dir, 1, {})
+    assert fence.unwanted(claim, 1) == "handover" and fence.unwanted(claim, 2) is None
     writing.request_cancel(_home(claim), RUN, 1, {})
-    assert fence.superseded(claim, 3) == "cancelled"
+    assert fence.unwanted(claim, 1) == "cancelled"
 
 
 def test_the_newest_checkpoint_is_the_highest_complete_one(tmp_path: Path) -> None:
@@ -130,7 +142,9 @@ def test_words_without_placeholders_are_left_alone(words: list[str]) -> None:
 
 def test_a_process_is_known_by_more_than_its_number() -> None:
     me = process.this_process()
-    assert process.is_alive(me) and process.is_alive({**me, "started": "another"}) is False
+    boot = me["started"].partition(":")[0]
+    assert process.is_alive(me) and process.is_alive({**me, "started": f"{boot}:1"}) is False
+    assert process.is_alive({**me, "started": "another boot:1"}) is None
     assert process.is_alive({**me, "host": "elsewhere"}) is None
 
 

@@ -251,9 +251,8 @@ def test_one_damaged_record_hides_no_other_run(project: Project, tmp_path: Path)
         project.script(f"001_a/{number:03}_train_0.sh", "train -- exit=1" if number % 2 else "train")
     project.shoal("submit", "experiments/001_a", code=4)
     damaged = {
-        "000": "attempt.1.end", "001": "attempt.1.end", "002": "attempt.1.start", "003": "attempt.1.start",
-        "004": "submit.1.claim", "005": "submit.1.claim", "006": "submit.1.owner", "007": "submit.1.owner",
-        "008": "spec.1.json", "009": "spec.1.json", "010": "attempt.1.beat", "011": "attempt.1.beat",
+        "000": "attempt.1.start", "001": "attempt.1.start", "002": "attempt.1.end", "003": "attempt.1.start",
+        "004": "submit.1.claim", "005": "submit.1.claim", "008": "spec.1.json", "009": "spec.1.json",
     }  # fmt: skip
     for kind, text in enumerate(DAMAGE):
         home = tmp_path / f"damaged{kind}"
@@ -267,7 +266,7 @@ def test_one_damaged_record_hides_no_other_run(project: Project, tmp_path: Path)
             assert runs[f"001_a/{number}_train_0"]["state"] == "done"
         for number in ("000", "001"):
             run = runs[f"001_a/{number}_train_0"]
-            assert run["state"] == "unknown" and "attempt.1.end" in run["cause"]
+            assert run["state"] == "unknown" and "attempt.1.start" in run["cause"]
         for words in (
             ["submit", "experiments/001_a/009_train_0.sh"],
             ["logs", "003_train_0"],
@@ -275,7 +274,7 @@ def test_one_damaged_record_hides_no_other_run(project: Project, tmp_path: Path)
         ):
             assert_clear_error(project.shoal(*words, code=None), 2, "restore that file")
         left = project.shoal("submit", "experiments/001_a/001_train_0.sh")
-        assert "left alone" in left.out and "attempt.1.end" in left.out
+        assert "left alone" in left.out and "attempt.1.start" in left.out
     assert len(project.marks("001_a/001_train_0")) == 1
 
 

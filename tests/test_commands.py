@@ -1,26 +1,16 @@
-"""Running Slurm's programs: the environment, the time limit, and what cannot be run."""
+"""Commands that people type: what happens to a program of Slurm is an error of shoal, with a hint."""
 
 from __future__ import annotations
 
 import pytest
 
-from shoal.backends.slurm.commands import ProgramMissingError, TimedOutError, clean_environ, run
+from shoal.backends.slurm.commands import ProgramMissingError, TimedOutError, run
 from shoal.errors import InputError, SchedulerError
 
 
 def test_a_program_that_fails_is_an_answer_not_an_error() -> None:
     done = run(["sh", "-c", "cat; echo bad >&2; exit 3"], 10, stdin="text é")
     assert (done.returncode, done.stdout, done.stderr) == (3, "text é", "bad\n")
-
-
-def test_bytes_that_are_not_text_do_not_break_the_answer() -> None:
-    assert run(["printf", r"a\377b"], 10).stdout == "a\ufffdb"
-
-
-def test_variables_that_are_options_in_disguise_are_taken_away() -> None:
-    dirty = {"SBATCH_PARTITION": "x", "SLURM_JOB_ID": "1", "SRUN_CPUS_PER_TASK": "2", "SQUEUE_STATES": "R",
-             "SLURM_TIME_FORMAT": "relative", "SLURM_CONF": "/c", "SLURM_JWT": "t", "HOME": "/h"}  # fmt: skip
-    assert clean_environ(dirty) == {"SLURM_CONF": "/c", "SLURM_JWT": "t", "HOME": "/h", "LC_ALL": "C"}
 
 
 def test_silence_is_told_apart_from_absence() -> None:

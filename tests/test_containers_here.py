@@ -15,6 +15,7 @@ import pytest
 from images import BINDS, container_of, make_image, why_not
 from images import image as image
 from launching import Launching, assert_nothing_left
+from project import read_record
 from test_docs import ROOT, execute
 from waiting import wait_until
 

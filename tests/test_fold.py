@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.backends.slurm.query import Snapshot, parse_sacct, parse_squeue
+from made_up import put_attempt
+from shoal.backends.slurm.query import Snapshot
 from shoal.kernel import files
+from shoal.kernel.slurm_text import ENDED_WORDS, LIVE_WORDS, JobRow, parse_sacct, parse_squeue
 from shoal.model import ENDED, LIVE, STATES
 from shoal.names import job_name
 from shoal.store.fold import Evidence, RunView, fold
 from shoal.store.reading import Reader
-from shoal.store.slurm_words import ENDED_WORDS, LIVE_WORDS, JobRow
 
 NAME = "001_a/000_x_0"
 TOKEN = "abcdefghijkm"
@@ -38,11 +39,8 @@ def _records() -> dict[str, dict[str, object]]:
             f"submissions/{token}/sending": {},
             f"submissions/{token}/outcome.json": {"kind": "accepted", "job_id": str(number)},
             f"{run}/submit.{number}.claim": claim,
-            f"{run}/submit.{number}.owner": {"job_id": str(number)},
-            f"{run}/submit.{number}.missing": {"since": NOW - 800},
             f"{run}/submit.{number}.verdict{number}": {"word": "FAILED" if number == 1 else "COMPLETED"},
             f"{run}/attempt.{number}.start": {**common, **who, "t": NOW, "log_dir": "/l"},
-            f"{run}/attempt.{number}.beat": {"t": NOW, "every_s": 30.0},
             f"{run}/attempt.{number}.end": end,
         }
     return found
@@ -52,13 +50,22 @@ RECORDS = _records()
 _GOOD_END = f"runs/{NAME}/attempt.2.end"
 
 
+def _write(home: Path, found: dict[str, dict[str, object]], lost: str | None = None) -> None:
+    """The files, in their order; of an attempt one file with both records, under the name that its state gives it."""
+    for path, record in found.items():
+        (home / path).parent.mkdir(parents=True, exist_ok=True)
+        if "/attempt." not in path:
+            (home / path).write_bytes(files.to_json({"schema": 1, **record}))
+        elif path.endswith(".start"):
+            end = found.get(path.replace(".start", ".end"))
+            put_attempt((home / path).parent, int(path.split(".")[-2]), record, end, lost or "")
+
+
 def _view(paths: list[str], row: JobRow | None = None, asked: bool = True) -> RunView:
     home = Path(tempfile.mkdtemp(prefix="shoal-fold-"))
     try:
         (home / "runs" / NAME).mkdir(parents=True)
-        for path in paths:
-            (home / path).parent.mkdir(parents=True, exist_ok=True)
-            (home / path).write_bytes(files.to_json({"schema": 1, **RECORDS[path]}))
+        _write(home, {path: RECORDS[path] for path in paths})
         return fold(Reader(str(home)).run(NAME), Evidence(asked, NOW, row))
     finally:
         shutil.rmtree(home)
@@ -114,16 +121,20 @@ def test_any_evidence_gives_a_known_state(some: set[str], row: JobRow | None, as
 def test_a_job_that_is_in_slurms_hands_or_has_a_new_word_has_not_ended(word: str) -> None:
     begun = [path for path in RECORDS if TOKEN in path or ".1." in path]
     begun = [path for path in begun if not path.endswith((".end", "verdict1"))]
-    view = _view(begun, JobRow("1", word, job_name("001_a", "000_x_0", TOKEN)))
+    row = JobRow("1", word, job_name("001_a", "000_x_0", TOKEN))
+    assert _view(begun, row).state == "running", "its lease is live"
+    view = _view([path for path in begun if "attempt" not in path], row)
     assert view.state in LIVE, view
     if word not in LIVE_WORDS:
         assert view.state == "unknown" and word in str(view.cause)
 
 
 @pytest.mark.parametrize("word", ENDED_WORDS)
-def test_slurms_last_word_ends_a_job_that_left_no_record(word: str) -> None:
+def test_slurms_last_word_ends_a_job_whose_run_never_began_and_no_other(word: str) -> None:
     begun = [path for path in RECORDS if (TOKEN in path or ".1." in path) and not path.endswith((".end", "verdict1"))]
-    state = _view(begun, JobRow("1", word, job_name("001_a", "000_x_0", TOKEN))).state
+    row = JobRow("1", word, job_name("001_a", "000_x_0", TOKEN))
+    assert _view(begun, row).state == "running", "a live lease counts more than what Slurm says"
+    state = _view([path for path in begun if "attempt" not in path], row).state
     assert state in ENDED and state != "done", "without an end record nothing is done"
 
 
@@ -141,7 +152,7 @@ def test_no_text_breaks_the_parsers(text: str) -> None:
 def test_captured_lines_of_squeue_and_sacct_are_read() -> None:
     name = job_name("001_a", "000_x", TOKEN)
     one, two = parse_squeue(
-        f"12|12|N/A|RUNNING|n1|None|{name}\n14|13|3|PENDING||(launch failed|held)|{name}\nrubbish\n"
+        f"12|12|N/A|RUNNING|n1|lab|None|{name}\n14|13|3|PENDING||lab|(launch failed|held)|{name}\nrubbish\n"
     )
     assert (one.job_id, one.task, one.node, one.label) == ("12", None, "n1", "12")
     assert (two.job_id, two.task, two.reason, two.label) == ("14", 3, "(launch failed|held)", "13_3")
@@ -154,21 +165,18 @@ def test_captured_lines_of_squeue_and_sacct_are_read() -> None:
     assert newest is not None and newest.word == "FAILED"
 
 
-@pytest.mark.parametrize(("last_beat_s", "state"), [(3590, "timeout"), (3640, "timeout"), (3500, "lost"), (60, "lost")])
-def test_a_job_that_everybody_forgot_was_at_its_time_limit_if_its_last_beat_was(last_beat_s: int, state: str) -> None:
-    begun = NOW - 9000
+@pytest.mark.parametrize(("renewals", "state"), [(179, "timeout"), (182, "timeout"), (175, "lost"), (3, "lost")])
+def test_an_attempt_that_was_lost_was_at_its_time_limit_if_its_last_renewal_was(renewals: int, state: str) -> None:
     changed = {
         f"submissions/{TOKEN}/submission.json": {"time_limit_s": 3600},
-        f"runs/{NAME}/attempt.1.start": {"t": begun},
-        f"runs/{NAME}/attempt.1.beat": {"t": begun + last_beat_s},
+        f"runs/{NAME}/attempt.1.start": {"t": NOW - 9000, "beat_s": 20.0},
     }
-    kept = ("submission.json", "outcome.json", "1.claim", "1.missing", "1.start", "1.beat")
+    kept = ("submission.json", "outcome.json", "1.claim", "1.start")
     paths = [path for path in RECORDS if path.endswith(kept) and "b" * 12 not in path]
     home = Path(tempfile.mkdtemp(prefix="shoal-fold-"))
     try:
-        for path in paths:
-            (home / path).parent.mkdir(parents=True, exist_ok=True)
-            (home / path).write_bytes(files.to_json({**RECORDS[path], **changed.get(path, {})}))
+        found = {path: {**RECORDS[path], **changed.get(path, {})} for path in paths}
+        _write(home, found, lost=f"lost.{renewals:06}")
         view = fold(Reader(str(home)).run(NAME), Evidence(True, NOW))
     finally:
         shutil.rmtree(home)

@@ -124,6 +124,29 @@ def test_nothing_runs_text_through_a_shell_or_trusts_pickles() -> None:
     assert found == []
 
 
+def test_only_the_kernel_starts_programs_of_slurm() -> None:
+    """srun is not here: what starts user processes as steps needs a Popen of its own."""
+    programs = {"sbatch", "squeue", "scancel", "scontrol", "sinfo", "sacct", "sacctmgr"}
+    found = []
+    for path in SRC.rglob("*.py"):
+        tree = ast.parse(path.read_text("utf-8"))
+        starts_processes = any(module.startswith(("subprocess", "asyncio")) for module, _ in _imports(path))
+        if path == SRC / "kernel/slurm.py" or not starts_processes:
+            continue
+        through_kernel = {
+            id(argument)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "slurm.run"
+            for argument in node.args
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.List | ast.Tuple) and node.elts and id(node) not in through_kernel:
+                first = node.elts[0]
+                if isinstance(first, ast.Constant) and first.value in programs:
+                    found.append(f"{path.relative_to(SRC)}:{node.lineno} {first.value}")
+    assert found == []
+
+
 def test_the_public_list_exists() -> None:
     for name in getattr(shoal, "__all__", ()):
         assert hasattr(shoal, name), name

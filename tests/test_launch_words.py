@@ -79,11 +79,6 @@ def test_a_step_says_all_of_its_geometry() -> None:
     assert words.share_of_node(0, None) == ["--exact", "--gres=none"]
 
 
-def test_what_the_job_was_asked_for_does_not_mix_into_a_step() -> None:
-    env = {"SLURM_NTASKS": "1", "SLURM_GPUS_PER_NODE": "4", "SRUN_CPUS_PER_TASK": "3", "SLURM_JOB_ID": "7", "A": "b"}
-    assert words.step_environment(env) == {"SLURM_JOB_ID": "7", "A": "b"}
-
-
 @pytest.mark.parametrize(
     ("command", "start"),
     [

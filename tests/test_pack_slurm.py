@@ -166,7 +166,7 @@ def test_a_killed_engine_ends_its_job_and_the_next_submit_continues(project: Pro
     os.kill(start["pid"], signal.SIGKILL)
     wait_until(lambda: not project.slurm("squeue", "-h", "-t", "PD,R,CG").strip(), 60, "the job has ended")
     runs = project.status()
-    assert sorted(run["state"] for run in runs.values()) == ["failed", "failed", "new", "new"]
+    assert sorted(run["state"] for run in runs.values()) == ["lost", "lost", "new", "new"]
     project.write("go", "")
     project.shoal("submit", path, "--shape", "pack", "--gpus", 2, "--time", "5m")
     wait_all(project, "done")

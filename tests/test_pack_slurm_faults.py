@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -161,9 +160,7 @@ def test_a_frozen_node_loses_its_run_to_another_and_gives_it_up_when_it_wakes(
     (start,) = project.records(name, "attempt.1.start")
     frozen = engines(project)[start["job_id"]]
     os.kill(frozen, signal.SIGSTOP)
-    (lease,) = project.home.glob(f"submissions/*/engine.{start['engine']}.lease")
     try:
-        wait_until(lambda: time.time() - lease.stat().st_mtime > 3, 60, "its lease is not renewed")
         project.write("go2", "")
         wait_until(lambda: project.records(name, "attempt.2.start"), 60, "the other pilot has taken it over")
     finally:
@@ -173,7 +170,7 @@ def test_a_frozen_node_loses_its_run_to_another_and_gives_it_up_when_it_wakes(
     )
     project.write("go1", "")
     wait_all(project, "done")
-    assert [end["stopped_by"] for end in project.records(name, "attempt.*.end")] == ["lost", None]
+    assert project.records(name, "attempt.1.lost.*") and project.records(name, "attempt.2.end")[0]["success"]
     assert len(project.marks(name, "end")) == 1, "the frozen node's process was ended"
     cancel_all(host_cluster)
 

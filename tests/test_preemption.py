@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from conftest import MakeSandbox
 from launching import Launching
+from project import read_record
 from shoal.sandbox import parse_partitions
 from waiting import wait_until
 
@@ -54,7 +54,7 @@ def test_what_left_politely_in_the_grace_time_goes_on_when_the_job_comes_again(
     project.slurm("sbatch", "--partition=high", "--nodes=4", "--exclusive", "-o", "/dev/null", "--wrap=true")
     ends = lambda: list((project.home / "runs").glob("*/*/attempt.1.end"))  # noqa: E731
     wait_until(lambda: len(ends()) == 5, 60, "all have left")
-    left = [json.loads(path.read_text()) for path in ends()]
+    left = [read_record(path) for path in ends()]
     assert [(end["exit_code"], end["stopped_by"], end["success"]) for end in left] == [(0, "SIGTERM", False)] * 5
     wait_until(lambda: {run["state"] for run in project.status().values()} == {"done"}, 120, "all are done")
     assert {run["attempt"] for run in project.status().values()} == {2}

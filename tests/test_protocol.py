@@ -1,46 +1,62 @@
-"""The submission protocol against a model of Slurm that does all it is known to do: answer late or not at all, lose
-jobs, reuse ids, replay, requeue, forget; with commands that die at every point. Never two good ends, never a lost run.
+"""The submission and lease protocols against a model of Slurm that does all it is known to do: answer late or not at
+all, lose jobs, reuse ids, replay, requeue what still runs, forget; with commands that die at every point and agents
+that are frozen, killed or cut off. Never two programs at once, never two good ends, never a lost run.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from shoal.backends.slurm.query import Snapshot
-from shoal.kernel import fence, files, layout, process
+from shoal.kernel import fence, layout, lease
+from shoal.kernel.slurm_text import JobRow
 from shoal.model import LIVE, RunSpec
 from shoal.names import job_name, new_token
 from shoal.observe import observe
 from shoal.store import writing
 from shoal.store.fold import RunView
 from shoal.store.records import Claim, Outcome, Submission
-from shoal.store.slurm_words import JobRow
 
 SPEC = RunSpec(
     experiment="001_a", stem="000_x_0", order=0, step="x", step_kind="x", seed=0, command=["x"], cwd="/", output="x"
 )
-DEAD = {"host": process.this_process()["host"], "pid": 2**30, "started": "long ago"}
+TIMES = lease.timing({})
+#: A process of which nobody here can tell anything.
+DEAD = {"host": "elsewhere", "pid": 2**30, "started": "long ago"}
 CRASHES = ("never", "after-submission", "after-claims", "stopped", "after-sending", "after-sbatch", "after-outcome")
 ANSWERS = ("accepted", "late", "created, answer lost", "lost", "unreached")
 
 
+class Agent:
+    """A job's process: waits for its turn, or holds the run's lease. Slurm may have forgotten it."""
+
+    def __init__(self, job: Job, claim: fence.Claim) -> None:
+        self.job, self.claim = job, claim
+        me = {**DEAD, "job_id": str(job.number), "life": job.life}
+        self.turn = fence.Turn(claim, me)
+        self.held: lease.Lease | None = None
+        self.is_frozen = False
+
+    @property
+    def runs(self) -> bool:
+        """Whether its program runs: a guard stops it when the lease was not renewed in time."""
+        return self.held is not None and lease.now() < self.held.held_until
+
+
 class Job:
-    """A job as Slurm has it. `attempt` is set while the program runs."""
+    """A job as Slurm has it; `life` counts how often it was started."""
 
     def __init__(self, number: int, token: str) -> None:
         self.number, self.token = number, token
         self.word = "PENDING"
-        self.shown = True
-        self.claim: fence.Claim | None = None
-        self.attempt: int | None = None
+        self.life = 0
+        self.agent: Agent | None = None
 
     @property
     def row(self) -> JobRow:
@@ -57,7 +73,9 @@ class Protocol(RuleBasedStateMachine):
         self.environ = {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": str(self.folder)}
         self.home = writing.open_home(self.folder / "home")
         self.now, self.next_id = 1_000_000.0, 1
+        self.real_clock, lease.now = lease.now, lambda: self.now
         self.jobs: list[Job] = []
+        self.agents: list[Agent] = []
         self.on_their_way: list[str] = []
         self.asleep: list[str] = []
         self.good_ends = 0
@@ -69,6 +87,7 @@ class Protocol(RuleBasedStateMachine):
         try:
             self._let_it_end()
         finally:
+            lease.now = self.real_clock
             shutil.rmtree(self.folder)
 
     # --- commands ---
@@ -117,23 +136,36 @@ class Protocol(RuleBasedStateMachine):
     def start_job(self, data: st.DataObject) -> None:
         self._start(data.draw(st.sampled_from([job for job in self.jobs if job.word == "PENDING"])))
 
-    @rule(data=st.data(), how=st.sampled_from(["good", "bad", "killed"]))
-    @precondition(lambda self: any(job.attempt for job in self.jobs))
-    def end_job(self, data: st.DataObject, how: str) -> None:
-        self._end(data.draw(st.sampled_from([job for job in self.jobs if job.attempt])), how)
+    @rule(data=st.data(), how=st.sampled_from(["good", "bad", "killed", "power cut"]))
+    @precondition(lambda self: any(agent.runs and not agent.is_frozen for agent in self.agents))
+    def end_program(self, data: st.DataObject, how: str) -> None:
+        self._end(data.draw(st.sampled_from([one for one in self.agents if one.runs and not one.is_frozen])), how)
+
+    @rule(data=st.data(), lives_on=st.booleans())
+    @precondition(lambda self: any(job.word == "RUNNING" for job in self.jobs))
+    def requeue_job(self, data: st.DataObject, lives_on: bool) -> None:
+        """Preemption, a node that fails, or one that only Slurm has lost contact with: its program lives on."""
+        job = data.draw(st.sampled_from([job for job in self.jobs if job.word == "RUNNING"]))
+        if job.agent is not None and not lives_on:
+            self.agents.remove(job.agent)
+        job.word, job.agent, job.life = "PENDING", None, job.life + 1
 
     @rule(data=st.data())
-    @precondition(lambda self: any(job.word == "RUNNING" for job in self.jobs))
-    def requeue_job(self, data: st.DataObject) -> None:
-        """Preemption, a node that fails, or a controller that starts a job again: the process dies, the id stays."""
-        job = data.draw(st.sampled_from([job for job in self.jobs if job.word == "RUNNING"]))
-        job.word, job.attempt = "PENDING", None
+    @precondition(lambda self: any(not agent.is_frozen for agent in self.agents))
+    def freeze_an_agent(self, data: st.DataObject) -> None:
+        """It renews nothing until it thaws; its guard goes on."""
+        data.draw(st.sampled_from([agent for agent in self.agents if not agent.is_frozen])).is_frozen = True
+
+    @rule()
+    def thaw_all_agents(self) -> None:
+        for agent in self.agents:
+            agent.is_frozen = False
 
     @rule()
     @precondition(lambda self: any(job.word == "PENDING" for job in self.jobs))
     def crash_controller(self) -> None:
         """What was not saved is gone, and its ids are given out again."""
-        lost = [job for job in self.jobs if job.word == "PENDING" and job.claim is None]
+        lost = [job for job in self.jobs if job.word == "PENDING" and job.life == 0]
         self.jobs = [job for job in self.jobs if job not in lost]
         self.next_id = 1 + max((job.number for job in self.jobs), default=0)
 
@@ -169,16 +201,27 @@ class Protocol(RuleBasedStateMachine):
     def forget_ended_jobs(self) -> None:
         self.jobs = [job for job in self.jobs if job.word in ("PENDING", "RUNNING")]
 
+    @rule(data=st.data())
+    @precondition(lambda self: any(job.word == "RUNNING" for job in self.jobs))
+    def forget_a_running_job(self, data: st.DataObject) -> None:
+        self.jobs.remove(data.draw(st.sampled_from([job for job in self.jobs if job.word == "RUNNING"])))
+
     @rule(seconds=st.sampled_from([1.0, 70.0, 400.0]))
     def time_passes(self, seconds: float) -> None:
-        self.now += seconds
-        for job in self.jobs:
-            if job.attempt:
-                self._beat(job)
+        while seconds > 0:
+            self.now += min(seconds, 20.0)
+            seconds -= 20.0
+            for agent in [one for one in self.agents if not one.is_frozen]:
+                self._beat(agent)
+                self.only_one_program_runs()
 
     @invariant()
     def at_most_one_good_end(self) -> None:
         assert getattr(self, "good_ends", 0) <= 1
+
+    @invariant()
+    def only_one_program_runs(self) -> None:
+        assert sum(agent.runs for agent in getattr(self, "agents", ())) <= 1
 
     # --- how ---
 
@@ -192,6 +235,8 @@ class Protocol(RuleBasedStateMachine):
         ).views[SPEC.name]
         if self.good_ends:
             assert view.state == "done", f"a finished run is {view.state}: {view.cause}"
+        if any(agent.runs for agent in self.agents):
+            assert view.state == "running", f"a running run is {view.state}: {view.cause}"
         return view
 
     def _create(self, token: str) -> None:
@@ -202,49 +247,73 @@ class Protocol(RuleBasedStateMachine):
         run_dir = layout.run_dir(self.home, SPEC.name)
         try:
             claim = fence.find_claim(run_dir, job.token)
-            fence.take_ownership(claim, layout.submission_dir(self.home, job.token), {"job_id": str(job.number)})
+            fence.settle(layout.submission_dir(self.home, job.token), {"job_id": str(job.number)})
         except fence.Fenced:
             job.word = "COMPLETED"
             return
-        start: dict[str, Any] = {
-            **DEAD, "t": self.now, "output_dir": claim.output_dir, "log_dir": claim.log_dir, "job_id": str(job.number)
+        job.word, job.agent = "RUNNING", Agent(job, claim)
+        self.agents.append(job.agent)
+        self._take(job.agent)
+
+    def _take(self, agent: Agent) -> None:
+        """Begin, if nobody else has the run."""
+        try:
+            names = agent.turn.look()
+        except fence.Fenced:
+            self._leave(agent, "COMPLETED")
+            return
+        if names is None:
+            return
+        start = {
+            **DEAD, "t": self.now, "output_dir": "/o", "log_dir": "/l", "job_id": str(agent.job.number),
+            "life": agent.job.life, "attempt": names.attempt + 1, "generation": agent.claim.generation, "revision": 1,
+            "token": agent.claim.token, "beat_s": TIMES.beat_s,
         }  # fmt: skip
-        job.word, job.claim, job.attempt = "RUNNING", claim, fence.begin_attempt(claim, start)
-        self._beat(job)
+        agent.held = lease.create(agent.claim.run_dir, names.attempt + 1, start, TIMES)
 
-    def _beat(self, job: Job) -> None:
-        assert job.claim is not None and job.attempt is not None
-        path = os.path.join(job.claim.run_dir, layout.attempt_file(job.attempt, "beat"))
-        files.replace(path, files.to_json({"t": self.now, "every_s": 30.0}), sync=False)
-        if fence.superseded(job.claim, job.attempt):
-            job.word, job.attempt = "COMPLETED", None
+    def _beat(self, agent: Agent) -> None:
+        if agent.held is None:
+            self._take(agent)
+            return
+        if agent.held.renew() == "lost":
+            self._leave(agent, "FAILED")
+            return
+        why = fence.unwanted(agent.claim, agent.held.number)
+        if why is not None:
+            self._end(agent, "bad", why)
 
-    def _end(self, job: Job, how: str) -> None:
-        assert job.claim is not None and job.attempt is not None
-        if how != "killed":
+    def _leave(self, agent: Agent, word: str) -> None:
+        self.agents.remove(agent)
+        if agent.job.agent is agent:
+            agent.job.word, agent.job.agent = word, None
+
+    def _end(self, agent: Agent, how: str, stopped_by: str | None = None) -> None:
+        assert agent.held is not None
+        if how == "killed":  # the guard sees it
+            lease.close(agent.claim.run_dir, agent.held.number, agent.held.renewals)
+        elif how != "power cut":
             end = {
-                "attempt": job.attempt, "generation": job.claim.generation, "revision": 1, "token": job.token,
-                "output_dir": job.claim.output_dir, "exit_code": int(how == "bad"), "success": how == "good",
-                "began": self.now, "ended": self.now, "duration_s": 1.0, "job_id": str(job.number),
+                "attempt": agent.held.number, "generation": agent.claim.generation, "revision": 1,
+                "token": agent.claim.token, "output_dir": "/o", "exit_code": int(how == "bad"),
+                "success": how == "good", "began": self.now, "ended": self.now, "duration_s": 1.0,
+                "job_id": str(agent.job.number), "stopped_by": stopped_by,
             }  # fmt: skip
-            path = os.path.join(job.claim.run_dir, layout.attempt_file(job.attempt, "end"))
-            files.create_exclusive(path, files.to_json(end))
-        self.good_ends += how == "good"
-        job.word, job.attempt = {"good": "COMPLETED", "bad": "FAILED", "killed": "FAILED"}[how], None
+            self.good_ends += agent.held.end(end) and how == "good"
+        self._leave(agent, "COMPLETED" if how == "good" else "FAILED")
 
     def _let_it_end(self) -> None:
         """When nothing fails any more, a person who submits again and again gets exactly one good end."""
-        for _ in range(12):
+        self.thaw_all_agents()
+        for _ in range(14):
             self.deliver_late_requests()
             while self.asleep:
                 self.wake_a_stopped_command()
             for job in list(self.jobs):
-                if job.attempt:
-                    self._end(job, "good")
-                elif job.word == "PENDING":
+                if job.word == "PENDING":
                     self._start(job)
-                    if job.attempt:
-                        self._end(job, "good")
+            for agent in [one for one in self.agents if one.runs and not one.is_frozen]:
+                self._end(agent, "good")
+            self._look()
             self.time_passes(400.0)
             self.forget_ended_jobs()
             self.submit("never", "accepted")

@@ -123,7 +123,8 @@ def test_a_cancelled_run_whose_controller_is_down_ends_itself_when_it_starts(tmp
 
 
 def _age_missing(project: Project) -> None:
-    """Slurm has not known the job for a minute and a half: the record of it, made older."""
-    path = project.home / "runs" / RUN
-    (record,) = path.glob("submit.*.missing")
-    record.write_text(json.dumps({"schema": 1, "since": json.loads(record.read_text())["since"] - 90}))
+    """Slurm has not known the job for a minute and a half: what was noted of it, made older."""
+    (path,) = project.home.glob("cache/watch-*.json")
+    record = json.loads(path.read_text())
+    record["seen"][RUN][1] -= 90
+    path.write_text(json.dumps(record))

@@ -57,14 +57,17 @@ def test_a_late_job_of_an_old_generation_is_fenced_before_any_user_code(tmp_path
     assert len(project.marks(RUN)) == began == 2
 
 
-def test_a_second_job_under_the_same_token_is_fenced(tmp_path: Path, cluster: Sandbox) -> None:
-    """What a controller does that replays a submission: the same script, the same name, another id."""
+def test_a_second_job_under_the_same_token_takes_the_run_over(tmp_path: Path, cluster: Sandbox) -> None:
+    """What a controller does that replays a submission: the same script, the same name, another id. Slurm knows the
+    second job, and will end the first sooner or later; so that one hands over."""
     project = Project(tmp_path, cluster)
     project.shoal("submit", project.script("001_a/000_train_0.sh", f"train {REQUEST} -- wait=go"))
     project.wait_started(RUN)
     (only,) = project.submissions()
     name = json.loads((only / "submission.json").read_text())["job_name"]
-    assert "generation 1 belongs to job" in _sbatch(project, only / "script.sh", "--job-name", name)
+    project.slurm("sbatch", "-o", str(tmp_path / "second.out"), "--job-name", name, str(only / "script.sh"))
+    project.wait_started(RUN, 2)
+    assert project.records(RUN, "attempt.1.end")[0]["stopped_by"] == "handover"
     project.write("go", "")
     project.wait(RUN, "done")
     assert "is done already" in _sbatch(project, only / "script.sh", "--job-name", name)

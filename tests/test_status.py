@@ -161,7 +161,7 @@ esac
     assert project.status()[RUN]["slurm_state"] == "PENDING"
     (tmp_path / "hidden").write_text("")
     run = project.status()[RUN]
-    assert run["state"] == "pending" and not list(project.home.rglob("submit.*.missing"))
+    assert run["state"] == "pending" and not list(project.home.glob("cache/watch-*"))
     assert "left alone" in project.shoal("submit", "experiments/001_a").out
     project.env["PATH"] = project.env["PATH"].partition(":")[2]
     project.shoal("cancel", RUN)

@@ -11,8 +11,8 @@ import pytest
 
 from conftest import cancel_all
 from project import Project
-from shoal.agent.stages import replace_job
 from shoal.errors import InputError
+from shoal.kernel.slurm_text import replace_job
 from shoal.model import RunSpec
 from shoal.plan.stages import arrange, check_graph
 from shoal.plan.submissions import PlannedRun

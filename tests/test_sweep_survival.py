@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from conftest import cancel_all
+from made_up import put_attempt
 from project import Project, assert_clear_error
 from shoal.agent import nodes
 from shoal.agent.survival import _options, grow
@@ -266,7 +267,7 @@ def test_failed_nodes_join_those_that_the_user_excludes_unless_no_place_is_left(
 
 
 @pytest.mark.parametrize(
-    ("allocated", "beat", "ended", "sinfo", "failed"),
+    ("allocated", "last_words", "ended", "sinfo", "failed"),
     [
         ("n1", {}, False, "", ["n1"]),
         ("n1", {"stopping": "SIGTERM"}, False, "", []),  # preempted, and killed before it could say so
@@ -277,7 +278,7 @@ def test_failed_nodes_join_those_that_the_user_excludes_unless_no_place_is_left(
     ],
 )
 def test_a_node_failed_if_slurm_says_so_or_an_attempt_ended_without_a_word(
-    tmp_path: Path, allocated: str, beat: dict[str, str], ended: bool, sinfo: str, failed: list[str]
+    tmp_path: Path, allocated: str, last_words: dict[str, str], ended: bool, sinfo: str, failed: list[str]
 ) -> None:
     def write(name: str, **record: object) -> None:
         (tmp_path / name).write_text(json.dumps(record))
@@ -285,13 +286,14 @@ def test_a_node_failed_if_slurm_says_so_or_an_attempt_ended_without_a_word(
     def ask(argv: list[str]) -> tuple[bool, str]:
         return argv[0] == "sinfo", sinfo
 
-    write("attempt.1.start", generation=1, nodes=allocated)
-    write("attempt.1.beat", t=1.0, **beat)
+    start: dict[str, object] = {"generation": 1, "nodes": allocated}
     if ended:
-        write("attempt.1.end", success=False)
+        put_attempt(tmp_path, 1, start, {"success": False})
+    else:
+        put_attempt(tmp_path, 1, start, {**last_words, "note": True} if last_words else None, "lost.000003")
     assert nodes.failed_before(str(tmp_path), 1, ask) == failed
     assert nodes.failed_before(str(tmp_path), 2, ask) == []
-    write("attempt.2.start", generation=1, failed_nodes=failed)
+    put_attempt(tmp_path, 2, {"generation": 1, "failed_nodes": failed})
     write("submit.1.verdict2", word="NODE_FAIL", node="n9")
     write("submit.2.verdict3", word="FAILED", node="n8")
     assert nodes.failed(str(tmp_path), ask) == [*failed, "n9"]

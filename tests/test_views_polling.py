@@ -16,8 +16,8 @@ import pytest
 
 from project import Project
 from shoal.backends.slurm.query import Snapshot
+from shoal.kernel.slurm_text import JobRow
 from shoal.sandbox import Sandbox
-from shoal.store.slurm_words import JobRow
 from shoal.views.polling import SharedSlurm, interval_from
 from waiting import wait_until
 

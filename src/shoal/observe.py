@@ -17,13 +17,14 @@ import msgspec
 
 from shoal.backends.slurm.query import Snapshot, newest, sacct, squeue
 from shoal.kernel import layout, lease, process
+from shoal.kernel.slurm_text import ENDED_WORDS, JobRow
 from shoal.model import LIVE
 from shoal.store import writing
 from shoal.store.fold import Evidence, RunView, fold, is_live, was_interrupted
 from shoal.store.listing import run_names
 from shoal.store.reading import Reader, RunFiles
 from shoal.store.records import Outcome, Verdict
-from shoal.store.slurm_words import ENDED_WORDS, JobRow, verdict_of
+from shoal.store.slurm_words import verdict_of
 from shoal.store.watching import Watching
 
 #: A lost request can still turn into a job for as long as munge accepts its credential: 300 s, and some skew.

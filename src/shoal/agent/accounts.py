@@ -9,7 +9,7 @@ import os
 import re
 from typing import List, Optional, Tuple
 
-from . import stages
+from ..kernel import slurm
 
 _SUBMIT = re.compile(r"(\w*SubmitJobs\w*)=(\d+)\((\d+)\)")
 _OWNER = re.compile(r"Account=(\S*) UserName=([^\s(]*)")
@@ -22,7 +22,8 @@ def room(account: Optional[str], qos: str) -> Optional[int]:
     user = getpass.getuser()
     argv = ["scontrol", "show", "assoc_mgr", "flags=assoc,qos", "users=%s" % user, "accounts=%s" % account]
     argv += ["qos=%s" % qos] if qos else []
-    return parse_room(stages.slurm(argv), user, os.getuid(), account, qos.split(","))
+    done = slurm.run(argv, slurm.QUERY_TIMEOUT_S, os.environ)
+    return parse_room(done.stdout, user, os.getuid(), account, qos.split(","))
 
 
 def parse_room(text: str, user: str, uid: int, account: str, qos: List[str]) -> Optional[int]:

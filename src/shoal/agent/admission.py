@@ -13,22 +13,16 @@ hands over its own room and no more.
 import json
 import os
 import re
-import subprocess
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from ..kernel import files, layout, process, sbatch
+from ..kernel import files, layout, process, slurm
 from . import accounts, stages
 
 _ENTRY = re.compile(r"(\d{20})\.([%s]+)\Z" % layout.TOKEN_LETTERS)
 _TURN = re.compile(r"turn\.(\d+)(\.end)?\Z")
 _TOKEN = re.compile(r"\.([%s]{12})\Z" % layout.TOKEN_LETTERS)
 _KINDS = ("jobs", "nodes", "gpus")
-#: Slurm's words for jobs that hold nothing any more. Every other word counts as running, also one we do not know.
-_OVER = (
-    "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY",
-    "REVOKED", "LAUNCH_FAILED",
-)  # fmt: skip
 _FOREIGN_TURN_S = 120.0
 
 Need = Dict[str, int]
@@ -127,27 +121,16 @@ def usage(home: str, queue: str, ending: Optional[str] = None) -> Tuple[Need, Op
     """
     used = dict.fromkeys((*_KINDS, "submit"), 0)
     record = files.read_json(os.path.join(queue_dir(home, queue), "limits.json")) or {}
-    try:
-        done = subprocess.run(
-            ["squeue", "--me", "-t", "all", "-r", "-h", "-o", "%A|%T|%a|%j"],
-            env=sbatch.clean(os.environ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            timeout=30,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return used, "squeue: %s" % error
-    if done.returncode != 0:
-        return used, " ".join(done.stderr.decode("utf-8", "replace").split()) or "squeue failed"
+    rows, problem = slurm.squeue(os.environ)
+    if problem is not None:
+        return used, problem
     needs: Dict[str, Need] = {}
-    for line in done.stdout.decode("utf-8", "replace").splitlines():
-        job_id, word, account, name = [*line.split("|", 3), "", "", ""][:4]
-        token = _TOKEN.search(name)
-        if word in _OVER:
+    for row in rows:
+        token = _TOKEN.search(row.name)
+        if row.has_ended:
             continue
-        used["submit"] += account == record.get("account", account)
-        if token is None or job_id == ending:
+        used["submit"] += row.account == record.get("account", row.account)
+        if token is None or row.job_id == ending:
             continue
         if token.group(1) not in needs:
             needs[token.group(1)] = _need_of(home, queue, token.group(1))
@@ -188,7 +171,7 @@ def _send(home: str, token: str) -> List[str]:
     with open(os.path.join(folder, "script.sh"), "rb") as file:
         script = file.read()
     env = files.read_json(os.path.join(home, "environments", "%s.json" % waiting["environment"]))
-    answer = sbatch.send(argv, script, env if env is not None else sbatch.clean(os.environ))
+    answer = slurm.sbatch(argv, script, env if env is not None else os.environ)
     outcome: Optional[Dict[str, Any]] = None
     if answer.kind == "accepted":
         outcome = {"kind": "accepted", "job_id": answer.job_id}

@@ -5,11 +5,11 @@ that executes the script is a person, who means "run this again" and must get ei
 """
 
 import os
-import subprocess
+import sys
 import time
 from typing import Any, Dict, Mapping, Optional
 
-from ..kernel import fence, files, layout, lease, process
+from ..kernel import fence, files, layout, lease, process, slurm
 
 
 class StillWanted(Exception):
@@ -111,7 +111,6 @@ def rename_job(me: Mapping[str, Any], name: str) -> None:
     """
     job_id = me.get("job_label") or me.get("job_id")
     if job_id:
-        try:
-            subprocess.run(["scontrol", "update", "JobId=" + job_id, "JobName=" + name], timeout=20, check=False)
-        except (OSError, subprocess.TimeoutExpired):
-            pass  # The run is recorded all the same; only Slurm's view of it stays without the token.
+        done = slurm.update_job(job_id, {"JobName": name}, os.environ)
+        if not done.ok:  # The run is recorded all the same; only Slurm's view of it stays without the token.
+            print("shoal: cannot rename job %s: %s" % (job_id, done.problem), file=sys.stderr, flush=True)

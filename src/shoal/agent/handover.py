@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
-from ..kernel import files
+from ..kernel import files, slurm
 from .staging import Stage, StageError
 
 _POLL_S = 0.05
@@ -113,7 +113,7 @@ class Handover:
         files.replace(os.path.join(self._folder, "asked.json"), files.to_json({"data": self._asked}))
         argv = ["srun", "--overlap", "--nodes=%d" % nodes, "--ntasks=%d" % nodes, "--ntasks-per-node=1", "--gres=none"]
         argv += ["--cpus-per-task=1", "--kill-on-bad-exit=0", "--input=none", sys.executable, sys.argv[0]]
-        self._helpers = subprocess.Popen([*argv, "stage", self._folder], env=_for_step(self._env))
+        self._helpers = subprocess.Popen([*argv, "stage", self._folder], env=slurm.step_environ(self._env))
         self._nodes = nodes
 
     def _wait_helpers(self) -> None:
@@ -166,9 +166,3 @@ def main(argv: List[str]) -> int:
 
 def _say(node: str) -> Callable[[str], None]:
     return lambda text: print("shoal: %s: %s" % (node, text), file=sys.stderr, flush=True)
-
-
-def _for_step(env: Mapping[str, str]) -> Dict[str, str]:
-    """Without the job's own wishes for a step, which would be options of this srun."""
-    unwanted = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK")
-    return {key: value for key, value in env.items() if key not in unwanted and not key.startswith("SRUN_")}

@@ -5,15 +5,13 @@ of a word: no end record, and nobody had asked it to stop. What a job so learns 
 """
 
 import os
-import subprocess
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from ..kernel import files, layout, lease, sbatch
+from ..kernel import files, layout, lease, slurm, slurm_text
 
-_FAIL_WORDS = ("NODE_FAIL", "BOOT_FAIL")
+_FAIL_WORDS = [word for word, state in slurm_text.ENDED_WORDS.items() if state == "node_fail"]
 #: Beginnings of sinfo's words for nodes that take no jobs.
 _DOWN = ("down", "fail", "drain", "boot", "error", "unk", "no_resp")
-_TIMEOUT_S = 30.0
 
 #: (arguments of a Slurm program) -> whether it succeeded, and what it printed.
 Ask = Callable[[List[str]], Tuple[bool, str]]
@@ -23,20 +21,8 @@ def ask_slurm(environ: Mapping[str, str]) -> Ask:
     """Questions to Slurm from here, as an argument, so that tests and both sides of a submission share the rest."""
 
     def ask(argv: List[str]) -> Tuple[bool, str]:
-        try:
-            done = subprocess.run(
-                argv,
-                env=sbatch.clean(environ),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                timeout=_TIMEOUT_S,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return False, str(error)
-        told = done.stdout if done.returncode == 0 else done.stderr
-        return done.returncode == 0, " ".join(told.decode("utf-8", "replace").split())
+        done = slurm.run(argv, slurm.QUERY_TIMEOUT_S, environ)
+        return done.ok, " ".join((done.stdout if done.ok else done.stderr).split())
 
     return ask
 

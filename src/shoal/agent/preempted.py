@@ -10,7 +10,7 @@ import signal
 import time
 from typing import Mapping, Optional
 
-from ..kernel import guard
+from ..kernel import guard, slurm
 from .launch import family, steps
 
 _LOOK_S = 5.0
@@ -32,7 +32,7 @@ def wait_for_slurm(environ: Mapping[str, str], link: Optional[guard.Link] = None
         signal.signal(number, signal.SIG_DFL)
     answered: Optional[float] = None
     while True:
-        state = steps.job_state(environ["SLURM_JOB_ID"])
+        state = slurm.job_state(environ["SLURM_JOB_ID"], environ)
         if state is not None and not (state.preempted and state.word == "RUNNING"):
             return
         if state is not None:

@@ -5,13 +5,10 @@ checkpoint, is looked up when the child starts, because nobody knows it before.
 """
 
 import os
-import re
-import subprocess
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from ..kernel import checkpoints, files, layout, lease, sbatch
-
-_TIMEOUT_S = 30
+from ..kernel import checkpoints, files, layout, lease, slurm
+from ..kernel.slurm_text import replace_job
 
 
 class Parent(NamedTuple):
@@ -97,38 +94,13 @@ def output_folders(home: str, name: str) -> List[str]:
 
 def move_children(old: str, new: str) -> List[str]:
     """Let jobs that wait for `old` wait for its follow-up instead; called before `old` ends. Returns their ids."""
-    rows = slurm(["squeue", "--me", "-h", "-t", "PD", "-o", "%F|%E"])
     moved = []
-    for line in sorted(set(rows.splitlines())):
-        job, _, waits = line.partition("|")
+    for job, waits in slurm.dependencies(os.environ):
         changed = replace_job(waits, old, new)
         if changed is not None:
-            slurm(["scontrol", "update", "JobId=" + job, "Dependency=" + changed])
+            slurm.update_job(job, {"Dependency": changed}, os.environ)
             moved.append(job)
     return moved
-
-
-def replace_job(waits: str, old: str, new: str) -> Optional[str]:
-    """squeue's "afterok:12_3(unfulfilled),afterany:9" with one job for another, as scontrol takes it; or None."""
-    plain = re.sub(r"\([^)]*\)", "", waits)
-    changed = re.sub(r"(?<=:)%s(?=[:,?]|$)" % re.escape(old), new, plain)
-    return changed if changed != plain else None
-
-
-def slurm(argv: List[str]) -> str:
-    """What a program of Slurm printed; nothing if it could not be asked."""
-    try:
-        done = subprocess.run(
-            argv,
-            env=sbatch.clean(os.environ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.decode("utf-8", "replace")
 
 
 def newest_spec(home: str, name: str) -> Optional[Dict[str, Any]]:

@@ -12,7 +12,7 @@ import subprocess
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from ..kernel import fence, files, layout, lease, process, sbatch
+from ..kernel import fence, files, layout, lease, process, slurm
 from . import admission, environment, nodes, stages
 
 #: What GPUs say when their own memory is full; the host's memory has its own witness (memory.py).
@@ -185,7 +185,7 @@ def _next_job(home: str, name: str, claim: fence.Claim, job: str, adapt: _Adapt)
 
 def _submit(
     home: str, name: str, claim: fence.Claim, submission: Mapping[str, Any], sent: Mapping[str, Any], token: str
-) -> Optional[sbatch.Answer]:
+) -> Optional[slurm.Answer]:
     """Intent, claim, mark, send, outcome: the transaction of every submission. None if somebody else won the claim."""
     folder = layout.submission_dir(home, token)
     with open(os.path.join(layout.submission_dir(home, claim.token), "script.sh"), "rb") as file:
@@ -212,7 +212,7 @@ def _submit(
     mark = dict(process.this_process(), schema=1, t=time.time())
     files.create_exclusive(os.path.join(folder, "sending"), files.to_json(mark))
     env = files.read_json(os.path.join(home, "environments", "%s.json" % sent["environment"]))
-    answer = sbatch.send(sent["argv"], script, env if env is not None else sbatch.clean(os.environ))
+    answer = slurm.sbatch(sent["argv"], script, env if env is not None else os.environ)
     if answer.kind == "accepted":
         files.create_exclusive(outcome_path, files.to_json({"kind": "accepted", "job_id": answer.job_id}))
     elif answer.kind != "unclear":

@@ -12,7 +12,7 @@ import shutil
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional
 
-from ..kernel import checkpoints, fence, files, layout, lease, process, progress
+from ..kernel import checkpoints, fence, files, layout, lease, process, progress, slurm
 from . import stages
 
 if TYPE_CHECKING:
@@ -144,6 +144,7 @@ def take_over(home: str, attempt: "Attempt", goal: str) -> bool:
     claim = _claim_for(home, attempt, goal)
     if old is None or claim is None:
         return False
+    files.check_room(claim.run_dir, lease.SIZE)  # a first job that was ended in vain would be a loss
     job, _ = stages.job_of(home, old)
     _end_job(job, old["token"])
     try:
@@ -237,7 +238,7 @@ def dismiss(home: str, name: str) -> None:
         job = str(outcome.get("job_id") or "")
         if _is_ours(job, claim.token, ("PENDING",)):
             withdraw(claim, "%s is done" % name)
-            stages.slurm(["scancel", "--state=PENDING", job])
+            slurm.scancel([job], os.environ, state="PENDING")
 
 
 def _claim_for(home: str, attempt: "Attempt", goal: str) -> Optional[fence.Claim]:
@@ -270,16 +271,14 @@ def _end_job(job: Optional[str], token: str) -> None:
     if job and mine:
         stages.move_children(job, mine)
     if job and _is_ours(job, token):
-        stages.slurm(["scancel", job])
+        slurm.scancel([job], os.environ)
 
 
 def _is_ours(job: str, token: str, words: Optional[Any] = None) -> bool:
     if not job:
         return False
-    for line in stages.slurm(["squeue", "-h", "-j", job, "-o", "%T|%j"]).splitlines():
-        word, _, name = line.partition("|")
-        return name.endswith("." + token) and (words is None or word in words)
-    return False
+    live = [row for row in slurm.squeue(os.environ, job=job).rows if not row.has_ended]
+    return bool(live) and live[0].name.endswith("." + token) and (words is None or live[0].word in words)
 
 
 def _newest(home: str, name: str) -> Optional[fence.Claim]:

@@ -163,13 +163,14 @@ def _try(project: Project, cluster: Cluster, gpu_type: str | None) -> dict[str, 
     from shoal.backends.slurm.flags import SbatchFlags
     from shoal.backends.slurm.options import resolve
     from shoal.errors import SchedulerError
+    from shoal.kernel.slurm_text import is_no_answer
     from shoal.model import Request
 
     request = Request(nodes=1, gpus=1 if gpu_type else None, gpu_type=gpu_type, time="1m")
     options = resolve(request, SbatchFlags(), cluster, project.clusters).argv()
     answer = run_program(["sbatch", "--test-only", *options], 30.0, stdin="#!/bin/bash\ntrue\n")
     said = " ".join(answer.stderr.split()).removeprefix("sbatch: ").removeprefix("error: ")
-    if answer.returncode != 0 and ("ontact slurm controller" in said or "ocket timed out" in said):
+    if answer.returncode != 0 and is_no_answer(said):
         raise SchedulerError(f"Slurm does not answer: {said}", hint="scontrol ping")
     return {"options": options, "ok": answer.returncode == 0, "answer": said}
 

@@ -15,6 +15,7 @@ from shoal.backends.slurm.commands import run
 from shoal.backends.slurm.facts import TIMEOUT_S, ask, parse_associations, parse_gres, time_s
 from shoal.doctor.directives import Option
 from shoal.errors import InputError, SchedulerError
+from shoal.kernel.slurm_text import is_no_answer
 
 _FIELD = re.compile(r"([A-Za-z][\w:/()]*)=(\S*)")
 _NUMBER = re.compile(r"(\d+)\+?", re.ASCII)
@@ -148,9 +149,7 @@ def test_only(path: str, flags: list[str], environ: Mapping[str, str]) -> Answer
     last = next(
         (line for line in reversed(said) if line.startswith("allocation failure")), said[0] if said else "refused"
     )
-    if re.search(
-        r"(?i)connect failure|unable to contact|configuration source|socket timed out|connection refused", last
-    ):
+    if is_no_answer(last):
         return Answer(None, last)
     return Answer(False, last.removeprefix("allocation failure: ").strip())
 

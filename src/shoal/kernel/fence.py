@@ -7,7 +7,7 @@ hand over, and waits until that has ended, or has been silent for longer than it
 """
 
 import os
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from . import files, layout, lease
 
@@ -97,57 +97,70 @@ def admit(claim: Claim, names: layout.RunNames, me: Mapping[str, Any]) -> None:
         raise Fenced("attempt %d of this submission has ended already" % last.number)
 
 
-def wait_for_turn(
-    claim: Claim,
-    me: Mapping[str, Any],
-    times: lease.Timing,
-    say: Callable[[str], None],
-    pause: Callable[[float], None],
-) -> layout.RunNames:
-    """Return, with a listing, when no attempt of the run lives: none did, it has handed over, or it was closed.
+class Turn:
+    """A job that wants to begin the next attempt of a run, and may have to wait for another one to end.
 
-    `pause` waits for so many seconds; what it raises ends the waiting. Raises Fenced if this job must not run, and
-    StillBusy if the other one does not end.
+    The other one is asked to hand over. It is closed when nothing of it can still run: its death is proved, or its
+    lease has had the same name, by our own clock, for longer than its guard lets it run.
     """
-    watch = Watch()
-    asked = 0
-    deadline = lease.now() + max(_HANDOVER_S * times.take_s / 90.0, 2 * times.take_s)
+
+    def __init__(self, claim: Claim, me: Mapping[str, Any], say: Callable[[str], None] = lambda text: None) -> None:
+        self._claim, self._me, self._say = claim, me, say
+        self._watch = Watch()
+        self._asked = 0
+
+    def look(self) -> Optional[layout.RunNames]:
+        """A listing in which no attempt of the run lives; None: look again in a moment. Fenced: this job must not."""
+        run_dir = self._claim.run_dir
+        while True:
+            names = layout.parse_names(files.names_in(run_dir))
+            admit(self._claim, names, self._me)
+            number = names.attempt
+            if not names.is_live(number):
+                return names
+            last = lease.read(run_dir, names, number)
+            start = last.start if last is not None else {}
+            lease.end_leftovers(start)
+            renewals = names.renewals.get((number, "live"))
+            if renewals is None or not (lease.is_dead(start) or self._watch.is_silent(number, renewals, start)):
+                break
+            if lease.close(run_dir, number, renewals):
+                self._say("attempt %d on %s gave no sign of life and was closed" % (number, start.get("host")))
+        if self._asked != number:
+            self._asked = number
+            self._say("attempt %d runs on %s: asking it to save and end" % (number, start.get("host")))
+            lease.ask_for_handover(run_dir, number, dict(self._me))
+        return None
+
+
+def wait_for_turn(
+    claim: Claim, me: Mapping[str, Any], times: lease.Timing, say: Callable[[str], None], pause: Callable[[float], None]
+) -> layout.RunNames:
+    """Return, with a listing, when no attempt of the run lives. `pause` waits for so many seconds; what it raises ends
+    the waiting. Raises Fenced if this job must not run, and StillBusy if the other one does not end."""
+    turn = Turn(claim, me, say)
+    deadline = lease.now() + _HANDOVER_S * times.take_s / 90.0
     while True:
-        names = layout.parse_names(files.names_in(claim.run_dir))
-        admit(claim, names, me)
-        number = names.attempt
-        if not names.is_live(number):
+        names = turn.look()
+        if names is not None:
             return names
-        last = lease.read(claim.run_dir, names, number)
-        start = last.start if last is not None else {}
-        lease.end_leftovers(start)
-        renewals = names.renewals.get((number, "live"))
-        if renewals is not None and (lease.is_dead(start) or watch.is_silent(number, renewals, start)):
-            if lease.close(claim.run_dir, number, renewals):
-                say("attempt %d on %s gave no sign of life and was closed" % (number, start.get("host")))
-            continue
-        if asked != number:
-            asked = number
-            say("attempt %d runs on %s: asking it to save and end" % (number, start.get("host")))
-            lease.ask_for_handover(claim.run_dir, number, dict(me))
         if lease.now() > deadline:
-            raise StillBusy("attempt %d on %s was asked to end and goes on" % (number, start.get("host")))
+            raise StillBusy("another attempt of the run was asked to end, and goes on")
         pause(min(2.0, times.beat_s / 4))
 
 
 class Watch:
     """Since when a lease has had the same name, by this host's own clock."""
 
-    def __init__(self, clock: Callable[[], float] = lease.now) -> None:
-        self._clock = clock
-        self._seen: Dict[int, Any] = {}
+    def __init__(self) -> None:
+        self._seen: Dict[int, Tuple[int, float]] = {}
 
     def is_silent(self, number: int, renewals: int, start: Mapping[str, Any]) -> bool:
         """Whether this name was first seen so long ago that nothing under it can still run."""
         known = self._seen.get(number)
         if known is None or known[0] != renewals:
-            self._seen[number] = known = (renewals, self._clock())
-        return bool(self._clock() - known[1] >= lease.timing_of(start).take_s)
+            self._seen[number] = known = (renewals, lease.now())
+        return lease.now() - known[1] >= lease.timing_of(start).take_s
 
 
 def unwanted(claim: Claim, attempt: int) -> Optional[str]:

@@ -57,6 +57,11 @@ def add_name(path: str, name: str) -> bool:
         return create_exclusive(name, file.read(), sync_folder=False)
 
 
+def check_room(folder: str, size: int) -> None:
+    """OSError if a file of this size does not fit there now."""
+    _remove(_write_temp(os.path.join(folder, "room"), b" " * size))
+
+
 def sync_records(paths: Sequence[str]) -> None:
     """Wait until records of one folder that were created without waiting are on disk, with their names."""
     for path in paths:

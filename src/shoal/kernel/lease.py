@@ -24,8 +24,9 @@ from . import files, layout, process
 #: Seconds; the variable scales everything that depends on it, for tests.
 _TAKE_S = 90.0
 VARIABLE = "SHOAL_LEASE_S"
-#: Bytes kept for the end record behind the start record.
+#: Bytes kept for the end record behind the start record, and what an attempt's file takes in all.
 _ROOM = 8192
+SIZE = 2 * _ROOM
 #: Exit code told for an attempt that somebody else closed: as for a process that was killed.
 _KILLED = 137
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from shoal.errors import ShoalError
+from shoal.kernel import slurm
 from shoal.sandbox import accounting, conf, hosts, machine
 from shoal.sandbox.daemons import Daemons
 from shoal.sandbox.layout import Layout, SandboxState, locked
@@ -97,7 +98,9 @@ def _start_accounting(daemons: Daemons, end: float) -> None:
 
 
 def _sacctmgr(daemons: Daemons, words: list[str], end: float) -> None:
-    done = _command(daemons, ["sacctmgr", "-i", "-Q", *words], end)
+    done = slurm.run(["sacctmgr", "-i", "-Q", *words], max(1.0, end - time.monotonic()), daemons.env())
+    if done.failure:
+        raise ShoalError(done.stderr, hint="allow more time: --deadline 180")
     if done.returncode != 0:
         said = (done.stdout + done.stderr).strip()
         raise daemons.failure("slurmdbd", f"refused `sacctmgr {' '.join(words)}` ({said})")

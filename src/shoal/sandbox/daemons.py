@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from shoal.errors import ShoalError
+from shoal.kernel import slurm
 from shoal.sandbox import accounting, hosts, machine, process
 from shoal.sandbox.layout import Layout, SandboxState, write_atomically
 from shoal.sandbox.process import MARK_VARIABLE, Process
@@ -93,12 +93,7 @@ class Daemons:
         if not self._listens("slurmctld"):
             return {}  # sinfo would wait for it, for several seconds
         env = {**os.environ, "SLURM_CONF": str(self.layout.conf)}
-        try:
-            done = subprocess.run(
-                ["sinfo", "-h", "-N", "-o", "%N|%t"], env=env, capture_output=True, text=True, timeout=10
-            )
-        except subprocess.TimeoutExpired:
-            return {}
+        done = slurm.run(["sinfo", "-h", "-N", "-o", "%N|%t"], 10.0, env)
         rows = [line.split("|") for line in done.stdout.splitlines()]
         return {row[0]: row[1].strip() for row in rows if len(row) == 2}
 

@@ -1,43 +1,12 @@
-"""Slurm's words about a job, and what they mean here. Data first; an unknown word is nobody's, and never an end."""
+"""What Slurm's words about a job mean to a reader; the words themselves are in kernel/slurm_text.py."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from shoal.kernel.slurm_text import ENDED_WORDS, LIVE_WORDS, JobRow
 from shoal.store.records import Verdict
 
-#: Slurm's words for a job that is still in its hands -> ours.
-LIVE_WORDS = {
-    "PENDING": "pending",
-    "REQUEUED": "pending",
-    "REQUEUE_HOLD": "stuck",
-    "REQUEUE_FED": "pending",
-    "RESV_DEL_HOLD": "stuck",
-    "SPECIAL_EXIT": "stuck",
-    "CONFIGURING": "pending",
-    "RUNNING": "running",
-    "COMPLETING": "running",
-    "RESIZING": "running",
-    "SIGNALING": "running",
-    "STAGE_OUT": "running",
-    "SUSPENDED": "running",
-    "STOPPED": "running",
-}
-#: Slurm's words for a job that has ended -> ours.
-ENDED_WORDS = {
-    "COMPLETED": "done",
-    "FAILED": "failed",
-    "LAUNCH_FAILED": "failed",
-    "RECONFIG_FAIL": "failed",
-    "OUT_OF_MEMORY": "oom",
-    "TIMEOUT": "timeout",
-    "DEADLINE": "timeout",
-    "PREEMPTED": "preempted",
-    "NODE_FAIL": "node_fail",
-    "BOOT_FAIL": "node_fail",
-    "CANCELLED": "cancelled",
-    "REVOKED": "cancelled",
-}
+__all__ = ["ENDED_WORDS", "LIVE_WORDS", "STUCK_REASONS", "JobRow", "in_words", "verdict_of"]
+
 #: Reasons with which a pending job waits for ever, and what frees it.
 STUCK_REASONS = {
     "launch failed requeued held": "scontrol release {job}",
@@ -54,26 +23,6 @@ STUCK_REASONS = {
     "InvalidAccount": "sacctmgr show assoc user=$USER",
     "InvalidQOS": "sacctmgr show assoc user=$USER",
 }
-
-
-class JobRow(NamedTuple):
-    """One line of squeue or sacct about one of our jobs."""
-
-    job_id: str
-    word: str
-    name: str
-    task: int | None = None
-    array_job_id: str | None = None
-    node: str | None = None
-    reason: str | None = None
-    exit_code: int | None = None
-    signal: int | None = None
-    by: str | None = None
-    oom_step: bool = False
-
-    @property
-    def label(self) -> str:
-        return self.job_id if self.task is None else f"{self.array_job_id}_{self.task}"
 
 
 def verdict_of(row: JobRow) -> Verdict:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable
 from typing import Any
 
 from shoal.kernel import files, lease, process
@@ -18,9 +17,8 @@ from shoal.kernel import files, lease, process
 class Watching:
     """What is doubtful now, and since when. `save` keeps what this command saw, and forgets the rest."""
 
-    def __init__(self, home: str, clock: Callable[[], float] = lease.now) -> None:
+    def __init__(self, home: str) -> None:
         self._path = os.path.join(home, "cache", f"watch-{socket.gethostname()}-{os.getuid()}.json")
-        self._clock = clock
         self._boot = (process.started(os.getpid()) or "").partition(":")[0]
         self._kept: dict[str, Any] | None = None
         self._looked_at: set[str] = set()
@@ -30,9 +28,9 @@ class Watching:
         """For how many seconds `what` has been seen about the run, this look included."""
         known = self._before().get(name)
         if not isinstance(known, list) or known[0] != what:
-            known = [what, self._clock()]
+            known = [what, lease.now()]
         self._seen[name] = known
-        return float(self._clock() - known[1])
+        return float(lease.now() - known[1])
 
     def looked_at(self, name: str) -> None:
         self._looked_at.add(name)

@@ -11,13 +11,13 @@ from shoal.agent.trial import trials_of
 from shoal.backends.slurm.query import scancel, squeue
 from shoal.errors import SchedulerError
 from shoal.kernel import process
+from shoal.kernel.slurm_text import ENDED_WORDS
 from shoal.model import LIVE
 from shoal.observe import observe
 from shoal.store import writing
 from shoal.store.fold import RunView
 from shoal.store.reading import Reader
 from shoal.store.records import Submission
-from shoal.store.slurm_words import ENDED_WORDS
 
 
 def live_among(home: str, names: Sequence[str]) -> list[RunView]:

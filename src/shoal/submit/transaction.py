@@ -24,13 +24,12 @@ import msgspec
 from shoal import secrecy
 from shoal.agent import admission, stages
 from shoal.agent.shipping import ship
-from shoal.backends.slurm.commands import clean_environ
 from shoal.backends.slurm.facts import cluster_name
 from shoal.backends.slurm.query import scancel
-from shoal.backends.slurm.send import Answer, sbatch
 from shoal.config.project import Project
 from shoal.kernel import files, process
 from shoal.kernel.files import names_in
+from shoal.kernel.slurm import Answer, clean_environ, sbatch
 from shoal.model import RunSpec
 from shoal.names import new_token, slug, tracker_id
 from shoal.plan.submissions import PlannedRun, PlannedSubmission, log_root, name_of, own_options, script_text

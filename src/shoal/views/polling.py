@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from shoal.backends.slurm.query import QUERY_TIMEOUT_S, Snapshot, by_token, squeue
+from shoal.backends.slurm.query import Snapshot, by_token, squeue
 from shoal.kernel.files import replace
-from shoal.store.slurm_words import JobRow
+from shoal.kernel.slurm import QUERY_TIMEOUT_S
+from shoal.kernel.slurm_text import JobRow
 
 #: Seconds between two questions to the controller by all watchers together, and the most after failures.
 INTERVAL_S = 10.0

@@ -3,9 +3,9 @@
 import glob
 import os
 import shutil
-import subprocess
 from typing import List, Mapping, NamedTuple, Optional
 
+from ...kernel import slurm
 from .geometry import Geometry, fold
 from .rank import visible_gpus
 
@@ -59,9 +59,11 @@ def local_gpus(environ: Mapping[str, str]) -> List[str]:
 
 
 def hostnames(nodelist: str) -> List[str]:
-    """Slurm's own expansion of n[1-4]; it needs no controller."""
-    told = subprocess.run(["scontrol", "show", "hostnames", nodelist], stdout=subprocess.PIPE, timeout=30, check=True)
-    return told.stdout.decode().split()
+    """The nodes of n[1-4]; Mismatch if Slurm cannot be asked."""
+    names = slurm.hostnames(nodelist, os.environ)
+    if not names:
+        raise Mismatch("scontrol cannot list the nodes of %s" % nodelist)
+    return names
 
 
 def _cpus(geometry: Geometry, environ: Mapping[str, str]) -> Optional[int]:

@@ -2,9 +2,9 @@
 
 import os
 import shutil
-import subprocess
 from typing import Any, Mapping, Optional, Sequence
 
+from ...kernel import slurm
 from .container import Container, ContainerError, all_binds, chosen, places_of
 
 #: The program that each runtime is, and whose absence is told.
@@ -58,11 +58,8 @@ def missing(one: Container, places: Sequence[str], environ: Mapping[str, str]) -
 
 def _srun_knows_containers(environ: Mapping[str, str]) -> bool:
     """Whether pyxis is there; srun's help has what plugins add to it."""
-    try:
-        told = subprocess.run(["srun", "--help"], env=dict(environ), stdout=subprocess.PIPE, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return True  # srun itself will say what is wrong
-    return b"--container-image" in told.stdout
+    done = slurm.run(["srun", "--help"], slurm.QUERY_TIMEOUT_S, environ)
+    return bool(done.failure) or "--container-image" in done.stdout  # else srun itself will say what is wrong
 
 
 def _no_mount_point(one: Container, places: Sequence[str]) -> Optional[str]:

@@ -12,6 +12,7 @@ import subprocess
 import time
 from typing import Any, List, Mapping, Optional
 
+from ...kernel import slurm
 from . import family, words
 
 _LISTENING = re.compile(r"Lighthouse listening on: http://\S*:(\d+)")
@@ -52,7 +53,7 @@ class Lighthouse:
                     begin = file.tell()
                     self.process = subprocess.Popen(
                         argv,
-                        env=words.step_environment(os.environ),
+                        env=slurm.step_environ(os.environ),
                         stdin=subprocess.DEVNULL,
                         stdout=file,
                         stderr=file,

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, Optional
 
-from . import family, words
+from ...kernel import slurm
+from . import family
 from .unit import Unit
 from .watch import Apart
 
-_SLURM_S = 20.0
 _END_S = 10.0
 ENDED_BY_SLURM = "ended-by-slurm"
 
@@ -25,7 +25,7 @@ class Step:
         self.job = job
         self.process = subprocess.Popen(
             argv,
-            env=words.step_environment(env),
+            env=slurm.step_environ(env),
             cwd=unit.cwd,
             stdin=subprocess.DEVNULL,
             stdout=out,
@@ -55,7 +55,7 @@ class Step:
                 self.process.terminate()  # nothing of the user runs yet
             return
         told = "%s.%s" % (self.job, number_of_step)
-        _slurm(["scancel", "--signal=%s" % signal.Signals(number).name[3:], told])
+        slurm.scancel([told], os.environ, signal_number=number, timeout_s=slurm.ENDING_TIMEOUT_S)
 
     def _step_id(self) -> Optional[str]:
         """As a task of the step noted it."""
@@ -145,27 +145,9 @@ class LocalRanks:
             time.sleep(0.05)
 
 
-class JobState(NamedTuple):
-    """A job that Slurm knows. `preempted`: another one takes its place, at once or after a grace time."""
-
-    word: str
-    preempted: bool
-
-
-def job_state(job: str) -> Optional[JobState]:
-    """What Slurm says of the job; None when it does not answer or has forgotten it. A task of an array is asked for by
-    its own number, which for the last one is the array's: the row tells them apart.
-    """
-    told = _slurm(["squeue", "--noheader", "--jobs=%s" % job, "--Format=JobID,State,PreemptTime"]) or ""
-    for row in map(str.split, told.splitlines()):
-        if row[:1] == [job] and len(row) == 3:
-            return JobState(row[1], row[2] not in ("N/A", "None"))
-    return None
-
-
 def slurm_is_ending(job: str) -> bool:
     """Whether Slurm itself is ending the job (cancelled, out of time, preempted): then it signals every task of it."""
-    state = job_state(job)
+    state = slurm.job_state(job, os.environ)
     return state is not None and (state.preempted or state.word not in ("RUNNING", "CONFIGURING", "SUSPENDED"))
 
 
@@ -176,11 +158,3 @@ def note_end_by_slurm(plan: Dict[str, Any]) -> None:
     if slurm_is_ending(plan["job"]):
         with open(os.path.join(plan["folder"], ENDED_BY_SLURM), "w"):
             pass
-
-
-def _slurm(argv: List[str]) -> Optional[str]:
-    try:
-        told = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=_SLURM_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return told.stdout.decode("utf-8", "replace") if told.returncode == 0 else None

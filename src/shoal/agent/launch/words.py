@@ -7,20 +7,6 @@ from typing import Any, List, Mapping, Optional, Sequence
 from .unit import Unit
 
 _PYTHON = re.compile(r"(?:.*/)?python(?:3(?:\.\d+)?)?\Z")
-#: srun takes options from these. A step says all of it itself, so that what the job was asked for cannot mix in.
-_STEP_VARIABLES = (
-    "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_GPU", "SLURM_TASKS_PER_NODE",
-    "SLURM_CPUS_PER_TASK", "SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET",
-    "SLURM_CPUS_PER_GPU", "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU", "SLURM_DISTRIBUTION",
-    "SLURM_CPU_BIND", "SLURM_TRES_PER_TASK", "SLURM_EXACT", "SLURM_OVERLAP", "SLURM_LABELIO", "SLURM_KILL_BAD_EXIT",
-    "SLURM_WAIT", "SLURM_GRES", "SLURM_STEP_GRES",
-)  # fmt: skip
-
-
-def step_environment(env: Mapping[str, str]) -> "dict[str, str]":
-    """The environment for srun: only our own arguments decide the step."""
-    kept = {name: value for name, value in env.items() if name not in _STEP_VARIABLES}
-    return {name: value for name, value in kept.items() if not name.startswith("SRUN_")}
 
 
 def srun(

@@ -4,7 +4,7 @@ import os
 import time
 from typing import Any, List, Mapping, Tuple
 
-from ...kernel import files, sbatch
+from ...kernel import files, slurm
 from .. import nodes, stages
 
 
@@ -28,7 +28,7 @@ def submit_follow_up(folder: str, job_name: str, me: Mapping[str, Any], most: in
         argv.append("--array=%s" % environ["SLURM_ARRAY_TASK_ID"])
     elsewhere, avoided = _avoid(folder, nodes.ask_slurm(environ))
     with open(os.path.join(folder, "script.sh"), "rb") as file:
-        answer = sbatch.send([*argv, *elsewhere], file.read(), sbatch.clean(environ))
+        answer = slurm.sbatch([*argv, *elsewhere], file.read(), environ)
     if answer.kind != "accepted":
         return answer.message
     # The other tasks of an array may still work: whoever waits for it now waits for both.
@@ -60,4 +60,4 @@ def cancel_waiting(me: Mapping[str, Any], environ: Mapping[str, str]) -> None:
     array = me.get("array_job_id")
     if array:
         # If Slurm does not answer they will end by themselves, a second after they start.
-        nodes.ask_slurm(environ)(["scancel", "--state=PENDING", str(array)])
+        slurm.scancel([str(array)], environ, state="PENDING")

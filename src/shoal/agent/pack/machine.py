@@ -3,8 +3,9 @@
 import os
 import re
 import subprocess
-import time
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+from ...kernel import slurm
 
 #: Variables that say which GPUs a process may use, in the order in which they are believed.
 _NVIDIA, _ROCR, _HIP = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
@@ -75,12 +76,7 @@ def end_of_allocation(environ: Mapping[str, str], inside: bool) -> Optional[floa
     told = environ.get("SLURM_JOB_END_TIME", "")
     if told.isdigit():
         return float(told)
-    argv = ["squeue", "-h", "-j", environ["SLURM_JOB_ID"], "-o", "%e"]
-    try:
-        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20, check=False)
-        return time.mktime(time.strptime(done.stdout.decode().split()[0], "%Y-%m-%dT%H:%M:%S"))
-    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
-        return None
+    return slurm.end_time(environ["SLURM_JOB_ID"], environ)
 
 
 def least_cpus(told: str) -> Optional[int]:

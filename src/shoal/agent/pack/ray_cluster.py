@@ -271,7 +271,7 @@ def _own_address() -> str:
     try:
         peers = [name for name in allocation.hostnames(os.environ["SLURM_JOB_NODELIST"]) if name != here]
         return socket.gethostbyname(network.reachable_address(peers, None))
-    except (KeyError, OSError, subprocess.SubprocessError):
+    except (KeyError, OSError, allocation.Mismatch):
         return socket.gethostbyname(socket.gethostname())
 
 

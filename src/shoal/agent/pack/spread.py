@@ -4,16 +4,16 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from typing import Any, Callable, List, Mapping, Sequence
 
+from ...kernel import slurm
 from ...kernel.process import own_program
 from .. import preempted
 from ..launch import allocation, family
 from . import machine
 
-_GIVE_BACK_TRIES, _GIVE_BACK_S = 3, 2.0
+_GIVE_BACK_TRIES, _GIVE_BACK_S, _GIVE_BACK_TIMEOUT_S = 3, 2.0, 60.0
 #: Exit codes of an engine that has worked through the queue: all done, or some failed.
 _FINISHED = (0, 4)
 
@@ -60,30 +60,24 @@ def _start(node: str, folder: str, environ: Mapping[str, str]) -> "subprocess.Po
 def give_back(job_id: str, kept: Sequence[str]) -> str:
     """Let the job go on with these nodes alone; what went wrong, in words, or nothing.
 
-    scontrol leaves scripts behind that tell a shell of the job's new size, in the folder where it runs; ours needs
-    none, and none of the variables that are out of date from now on is read again.
+    In a job's environment scontrol would leave scripts behind that tell a shell of the job's new size; ours is clean
+    and needs none, and none of the variables that are out of date from now on is read again.
     """
     said = ""
-    argv = ["scontrol", "update", "JobId=%s" % job_id, "NodeList=%s" % ",".join(kept)]
     for attempt in range(_GIVE_BACK_TRIES):
         time.sleep(_GIVE_BACK_S if attempt else 0)
-        with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
-            try:
-                done = subprocess.run(
-                    argv, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=60, check=False
-                )
-            except (OSError, subprocess.TimeoutExpired) as error:
-                return "cannot be given back: %s" % error
-        if done.returncode == 0:
+        done = slurm.update_job(job_id, {"NodeList": ",".join(kept)}, os.environ, _GIVE_BACK_TIMEOUT_S)
+        if done.ok:
             return ""
-        said = " ".join(done.stderr.decode("utf-8", "replace").split())
+        said = done.problem
+        if done.failure:
+            break
     return "cannot be given back: %s" % said
 
 
 def _pass_signals_on(job_id: str) -> None:
     def pass_on(number: int, frame: object) -> None:
-        told = ["scancel", "--signal=%s" % signal.Signals(number).name[3:], job_id]
-        subprocess.run(told, timeout=30, check=False, stderr=subprocess.DEVNULL)
+        slurm.scancel([job_id], os.environ, signal_number=number, timeout_s=slurm.ENDING_TIMEOUT_S)
 
     for number in family.FORWARDED:
         signal.signal(number, pass_on)

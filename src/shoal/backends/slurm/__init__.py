@@ -1,6 +1,6 @@
 """Slurm, in small parts that can be read one by one.
 
-commands.py      run one Slurm program: argument list, time limit, clean environment
+commands.py      kernel/slurm.py, which calls Slurm, with shoal's errors and hints
 facts.py         what this Slurm says about itself: name, partitions, nodes, accounts
 flags.py         sbatch flags as people write them -> a portable request, and what is left, verbatim
 options.py       request + flags + cluster profile -> the options that sbatch gets

@@ -1,0 +1,218 @@
+"""Reading what Slurm prints: its words for states, rows of squeue and sacct, and the answers of sbatch. Pure.
+
+Only delimited fields are asked for; Slurm's --json changed its shape in every other release. The text is also other
+people's: what does not have the expected shape is passed over. A word that is in no list is never an end.
+"""
+
+import re
+import time
+from typing import List, NamedTuple, Optional
+
+#: Slurm's words for a job that is still in its hands -> ours.
+LIVE_WORDS = {
+    "PENDING": "pending",
+    "REQUEUED": "pending",
+    "REQUEUE_HOLD": "stuck",
+    "REQUEUE_FED": "pending",
+    "RESV_DEL_HOLD": "stuck",
+    "SPECIAL_EXIT": "stuck",
+    "CONFIGURING": "pending",
+    "RUNNING": "running",
+    "COMPLETING": "running",
+    "RESIZING": "running",
+    "SIGNALING": "running",
+    "STAGE_OUT": "running",
+    "SUSPENDED": "running",
+    "STOPPED": "running",
+}
+#: Slurm's words for a job that has ended, and holds nothing any more -> ours.
+ENDED_WORDS = {
+    "COMPLETED": "done",
+    "FAILED": "failed",
+    "LAUNCH_FAILED": "failed",
+    "RECONFIG_FAIL": "failed",
+    "OUT_OF_MEMORY": "oom",
+    "TIMEOUT": "timeout",
+    "DEADLINE": "timeout",
+    "PREEMPTED": "preempted",
+    "NODE_FAIL": "node_fail",
+    "BOOT_FAIL": "node_fail",
+    "CANCELLED": "cancelled",
+    "REVOKED": "cancelled",
+}
+SQUEUE_FIELDS = "%A|%F|%K|%T|%N|%a|%r|%j"
+SACCT_FIELDS = "JobID,JobIDRaw,State,ExitCode,NodeList,JobName"
+_CANCELLED_BY = re.compile(r"CANCELLED by (\S+)")
+_EXIT = re.compile(r"(\d+):(\d+)")
+
+_ACCEPTED = re.compile(r"^(\d+)(?:;\S+)?$", re.ASCII | re.MULTILINE)
+#: The controller could not be reached at all: the request never left, so it may be sent again.
+_UNREACHED = ("connect failure", "connection refused", "could not establish a configuration source")
+#: The connection broke in the middle: the request may have arrived.
+_UNCLEAR = (
+    "timed out", "zero bytes", "receive failure", "send failure", "shutdown failure", "connection reset",
+    "unexpected message",
+)  # fmt: skip
+#: sbatch, or the controller, read the request and said no.
+_REFUSED = re.compile(
+    r"batch job submission failed|unrecognized option|invalid|requires an argument|fatal:|--help|not available"
+    r"|ambiguous|does not look like a batch script|unable to open",
+    re.IGNORECASE,
+)
+_PREFIX = re.compile(r"^(?:sbatch: )?(?:error: )?")
+
+
+class Answer(NamedTuple):
+    """sbatch's. kind: "accepted" (job_id), "refused" (Slurm read it and said no), "unreached" (never sent), "unclear".
+
+    A non-zero exit of sbatch does not mean "not submitted": a controller that was busy for ten seconds may create the
+    job after sbatch gave up (measured). Only answers that prove otherwise count as refused; everything else is unclear
+    and is settled later by looking for the job's name.
+    """
+
+    kind: str
+    job_id: Optional[str] = None
+    message: str = ""
+
+
+class JobRow(NamedTuple):
+    """One line of squeue or sacct about one of our jobs."""
+
+    job_id: str
+    word: str
+    name: str
+    task: Optional[int] = None
+    array_job_id: Optional[str] = None
+    node: Optional[str] = None
+    reason: Optional[str] = None
+    exit_code: Optional[int] = None
+    signal: Optional[int] = None
+    by: Optional[str] = None
+    oom_step: bool = False
+    account: Optional[str] = None
+
+    @property
+    def label(self) -> str:
+        return self.job_id if self.task is None else "%s_%d" % (self.array_job_id, self.task)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.word in ENDED_WORDS
+
+
+class JobState(NamedTuple):
+    """A job that Slurm knows. `preempted`: another one takes its place, at once or after a grace time."""
+
+    word: str
+    preempted: bool
+
+
+def classify(returncode: int, stdout: str, stderr: str) -> Answer:
+    """What sbatch's words prove. Warnings on stderr beside a job id are only warnings."""
+    match = _ACCEPTED.search(stdout)
+    if returncode == 0 and match is not None:
+        return Answer("accepted", match.group(1), stderr.strip())
+    said = " ".join(_PREFIX.sub("", line) for line in stderr.strip().splitlines())
+    low = said.lower()
+    if any(word in low for word in _UNCLEAR):
+        return Answer("unclear", message=said)
+    if any(word in low for word in _UNREACHED):
+        return Answer("unreached", message=said)
+    if returncode > 0 and _REFUSED.search(said):
+        return Answer("refused", message=said)
+    return Answer("unclear", message=said or "sbatch ended with code %d and said nothing" % returncode)
+
+
+def is_no_answer(stderr: str) -> bool:
+    """Whether a program says that the controller did not answer, rather than what it answered."""
+    low = stderr.lower()
+    return "unable to contact slurm controller" in low or any(word in low for word in (*_UNREACHED, *_UNCLEAR))
+
+
+def has_ended_already(stderr: str) -> bool:
+    """Whether scancel failed because there was nothing left to cancel."""
+    return "already completing" in stderr or "Invalid job id" in stderr
+
+
+def parse_squeue(text: str) -> List[JobRow]:
+    """Lines in our own format; what does not fit is passed over, because other people's job names are in there too."""
+    rows = []
+    for line in text.splitlines():
+        fields = line.split("|")
+        if len(fields) < 8:
+            continue
+        job_id, array_job_id, index, word, node, account = fields[:6]
+        rows.append(
+            JobRow(
+                job_id,
+                word,
+                name=fields[-1],
+                task=_index(index),
+                array_job_id=array_job_id,
+                node=node or None,
+                reason="|".join(fields[6:-1]) or None,
+                account=account,
+            )
+        )
+    return rows
+
+
+def parse_sacct(text: str) -> List[JobRow]:
+    """Rows of jobs, in sacct's order (a requeued job has one row per time it ran); steps only add what they know."""
+    rows: List[JobRow] = []
+    for line in text.splitlines():
+        fields = line.split("|")
+        if len(fields) < 6:
+            continue
+        shown_id, raw_id, state, exit_text, node = fields[:5]
+        word = state.split(" ", 1)[0].rstrip("+")
+        base, _, step = shown_id.partition(".")
+        if step:
+            if rows and rows[-1].label == base and word == "OUT_OF_MEMORY":
+                rows[-1] = rows[-1]._replace(oom_step=True)
+            continue
+        array_job_id, _, index = base.partition("_")
+        by, code = _CANCELLED_BY.match(state), _EXIT.fullmatch(exit_text)
+        rows.append(
+            JobRow(
+                raw_id,
+                word,
+                name="|".join(fields[5:]),
+                task=_index(index),
+                array_job_id=array_job_id,
+                node=node if node not in ("", "None assigned") else None,
+                exit_code=int(code.group(1)) if code else None,
+                signal=int(code.group(2)) if code else None,
+                by=by.group(1) if by else None,
+            )
+        )
+    return rows
+
+
+def parse_job_state(text: str, job: str) -> Optional[JobState]:
+    """The row of `job` of squeue's JobID,State,PreemptTime. A task of an array is asked for by its own number, which
+    for the last one is the array's: the row tells them apart.
+    """
+    for row in map(str.split, text.splitlines()):
+        if row[:1] == [job] and len(row) == 3:
+            return JobState(row[1], row[2] not in ("N/A", "None"))
+    return None
+
+
+def parse_time(text: str) -> Optional[float]:
+    """The first word of a line as a time of Slurm, which is local time without a zone; None for N/A and the like."""
+    try:
+        return time.mktime(time.strptime(text.split()[0], "%Y-%m-%dT%H:%M:%S"))
+    except (ValueError, IndexError, OverflowError):
+        return None
+
+
+def replace_job(waits: str, old: str, new: str) -> Optional[str]:
+    """squeue's "afterok:12_3(unfulfilled),afterany:9" with one job for another, as scontrol takes it; or None."""
+    plain = re.sub(r"\([^)]*\)", "", waits)
+    changed = re.sub(r"(?<=:)%s(?=[:,?]|$)" % re.escape(old), new, plain)
+    return changed if changed != plain else None
+
+
+def _index(text: str) -> Optional[int]:
+    return int(text) if text.isdigit() and text.isascii() else None
