@@ -17,7 +17,7 @@ from chaos.judge import BROKEN, Counts, judge
 from chaos.launchers import RUNS, Launcher, Said, make_launcher
 from chaos.people import People
 from chaos.plan import Plan, make_plan
-from chaos.world import World
+from chaos.world import World, remove_leftovers
 
 #: States from which a person submits again; all others are live or final.
 AGAIN = ("new", "lost", "cancelled", "timeout", "preempted", "node_fail", "oom", "failed", "stopped")
@@ -43,9 +43,10 @@ def main(argv: list[str]) -> int:
 def run_seed(seed: int, launcher_name: str, duration_s: float, deadline_s: float, *, keep: bool = False) -> Counts:
     """One world, its faults, its healing and the way to the end of all runs; everything is gone afterwards."""
     plan = make_plan(seed, duration_s, RUNS)
-    folder = Path(tempfile.mkdtemp(prefix=f"chaos-{seed}-"))
+    remove_leftovers()
+    folder = Path(tempfile.mkdtemp(prefix=f"chaos-{os.getpid()}-{seed}-"))
     try:
-        with World(folder / "w", f"c{os.getpid()}-{seed}") as world:
+        with World(folder / "w", f"t{os.getpid()}-c{seed}") as world:
             _write_work(world, plan)
             launcher = make_launcher(launcher_name, world, plan)
             people = People(world, launcher)
@@ -77,14 +78,13 @@ def _faults(world: World, launcher: Launcher, people: People, plan: Plan, durati
     threads += [threading.Thread(target=people.watch), threading.Thread(target=people.begin)]
     threads.append(threading.Thread(target=world.keep_saves, args=(random.Random(plan.seed),)))
     for thread in threads:
+        thread.daemon = True  # after an error or Ctrl-C they end with their commands, which the world ends
         thread.start()
-    try:
-        inject_all(world, launcher, plan.faults, duration_s)
-    finally:
-        world.over.set()
-        world.heal()
-        for thread in threads:
-            thread.join()
+    inject_all(world, launcher, plan.faults, duration_s)
+    world.over.set()
+    world.heal()
+    for thread in threads:
+        thread.join()
 
 
 def _drive(world: World, launcher: Launcher, people: People, plan: Plan, deadline_s: float) -> dict[str, Said]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from chaos.launchers import Launcher
 from chaos.plan import FREEZES, Fault
-from chaos.world import World
+from chaos.world import World, pids_with
 from disks import fill
 from shoal.errors import ShoalError
 from shoal.sandbox import process
@@ -111,7 +111,7 @@ def _node(world: World, fault: Fault) -> str:
 def _pair(world: World, launcher: Launcher, fault: Fault) -> tuple[int, int]:
     """An execution's outer process and the one below it: guard and agent."""
     parents = _parents()
-    pids = [pid for pid in world.pids_with(launcher.agent_word) if pid in parents]
+    pids = [pid for pid in pids_with(launcher.agent_word) if pid in parents]
     outer = [pid for pid in pids if parents[pid] not in pids]
     if not outer:
         raise NoVictimError

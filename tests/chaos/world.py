@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 from disks import empty
 from ledger import Ledger
 from shoal.errors import ShoalError
-from shoal.sandbox import Sandbox, SandboxSpec, process
+from shoal.sandbox import Sandbox, SandboxSpec, names, process
 from waiting import wait_until
 
 SETTINGS = (("MessageTimeout", "2"), ("TCPTimeout", "1"), ("SlurmdTimeout", "6"), ("MinJobAge", "20"))
@@ -29,6 +30,39 @@ SAVES_KEPT = 3
 
 def uptime() -> float:
     return float(Path("/proc/uptime").read_text().split()[0])
+
+
+def pids_with(word: str) -> list[int]:
+    """Processes with this word in their command line, never our own; sorted, so that a seed picks alike."""
+    found = []
+    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
+        with contextlib.suppress(OSError):
+            if pid != os.getpid() and word.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
+
+
+def end_processes(folder: Path) -> None:
+    """What was started on this machine without Slurm: it has the folder in its command line."""
+    for pid in pids_with(f"{folder}/"):
+        found = process.find(pid)
+        if found is not None:
+            process.send(found, signal.SIGKILL)
+
+
+def remove_leftovers() -> None:
+    """Sandboxes and mounts of a harness that was killed; their names have its pid."""
+    for name in names():
+        session = re.fullmatch(r"t(\d+)-c\d+", name)
+        if session and not os.path.exists(f"/proc/{session[1]}"):
+            Sandbox(SandboxSpec(name=name)).down()
+    for row in Path("/proc/mounts").read_text().splitlines():
+        disk = Path(row.split()[1])
+        session = re.match(r".*/chaos-(\d+)-\d+-[^/]*/w/disk\Z", str(disk))
+        if session and not os.path.exists(f"/proc/{session[1]}"):
+            end_processes(disk.parent)
+            subprocess.run(["umount", "--lazy", str(disk)], check=True)
+            shutil.rmtree(disk.parent.parent, ignore_errors=True)
 
 
 class Hit(NamedTuple):
@@ -94,29 +128,15 @@ class World:
             if command.poll() is None:
                 command.kill()
             command.wait()
-        self._end_processes()
-        self.sandbox.down()
-        self.ledger.end_all()
-        subprocess.run(["umount", "--lazy", str(self.disk)], check=True)
-
-    def _end_processes(self) -> None:
-        """What was started on this machine without Slurm: it has our folder in its command line."""
-        for pid in self.pids_with(str(self.folder)):
-            found = process.find(pid)
-            if found is not None:
-                process.send(found, signal.SIGKILL)
+        try:
+            end_processes(self.folder)
+            self.sandbox.down()
+            self.ledger.end_all()
+        finally:
+            subprocess.run(["umount", "--lazy", str(self.disk)], check=True)
 
     def clock_env(self, file: Path | None = None) -> dict[str, str]:
         return {"LD_PRELOAD": str(self.clock_library), "CHAOS_CLOCK": str(file or self.clock)}
-
-    def pids_with(self, word: str) -> list[int]:
-        """Processes with this word in their command line, never our own; sorted, so that a seed picks alike."""
-        found = []
-        for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
-            with contextlib.suppress(OSError):
-                if pid != os.getpid() and word.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    found.append(pid)
-        return found
 
     def hit(self, kind: str, pids: Iterable[int] = (), hold_s: float = 0.0) -> None:
         self.injected[kind] += 1
