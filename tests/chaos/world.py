@@ -44,10 +44,10 @@ def pids_with(word: str) -> list[int]:
 
 def end_processes(folder: Path) -> None:
     """What was started on this machine without Slurm: it has the folder in its command line."""
-    for pid in pids_with(f"{folder}/"):
-        found = process.find(pid)
-        if found is not None:
-            process.send(found, signal.SIGKILL)
+    left = [found for pid in pids_with(f"{folder}/") if (found := process.find(pid)) is not None]
+    for found in left:
+        process.send(found, signal.SIGKILL)
+    process.wait_gone(left, 10)
 
 
 def remove_leftovers() -> None:
