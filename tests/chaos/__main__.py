@@ -60,6 +60,8 @@ def run_seed(seed: int, launcher_name: str, duration_s: float, deadline_s: float
             if keep:
                 kept = shutil.copytree(world.disk, folder.with_name(f"{folder.name}-kept"), symlinks=True)
                 shutil.copytree(world.ledger.folder, kept / "ledger")
+                lines = (f"{hit.at:.2f} {hit.until:.2f} {hit.kind} {sorted(hit.pids)}\n" for hit in world.hits)
+                (kept / "faults").write_text("".join(lines))
                 print(f"kept: {kept}")
             return counts
     finally:
