@@ -95,8 +95,12 @@ def _freeze_slurmd(world: World, _: Launcher, fault: Fault) -> Undo:
 
 def _power_cut(world: World, _: Launcher, fault: Fault) -> Undo:
     node = _node(world, fault)
-    world.hit(fault.kind, [step.pid for step in process.steps_of(world.sandbox.layout.log(node))])
-    world.sandbox.kill(node, with_steps=True)
+    with contextlib.suppress(ShoalError):  # its slurmd may be dead already
+        world.sandbox.kill(node)
+    steps = process.steps_of(world.sandbox.layout.log(node))
+    for step in steps:
+        process.send(step, signal.SIGKILL)
+    world.hit(fault.kind, [step.pid for step in steps])
     return lambda: world.sandbox.start_daemon(node)
 
 
