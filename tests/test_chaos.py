@@ -67,6 +67,8 @@ def test_an_end_that_was_killed_before_its_record_is_told_apart(tmp_path: Path) 
     assert (late.twice, other.twice) == (1, 1)
     frozen = [Hit("freeze agent", 15, 25, agent), Hit("power cut", 24, 24, agent)]
     assert counts_of(tmp_path / "d", *ends, hits=frozen).killed_at_end == 1
+    thawed = [Hit("freeze all of a run", 15, 19.8, frozenset({1, 10, 11})), Hit("kill guard", 17, 17, frozenset({11}))]
+    assert counts_of(tmp_path / "e", *ends, hits=thawed).killed_at_end == 1
 
 
 def test_user_code_beside_itself_is_measured_and_the_second_after_a_thaw_apart(tmp_path: Path) -> None:

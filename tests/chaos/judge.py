@@ -104,17 +104,23 @@ def _judge_ends(
 
 
 def _killed_at_end(one: Execution, hits: list[Hit]) -> bool:
-    """Whether what would have recorded its end had no second for that: killed, or frozen until the lease was over."""
+    """Whether what would have recorded its end had no second for that: killed, or frozen until the lease was over.
+
+    What is done to a frozen process shows when it is thawed: the end of its program may come in that moment.
+    """
     end, family = one.marks[-1], {one.pid, *one.parents}
-    frozen = [hit for hit in hits if hit.kind in FREEZES and hit.pids & family and hit.at - 1 <= end <= hit.until]
-    free = max((hit.until for hit in frozen), default=end)
+    freezes = [hit for hit in hits if hit.kind in FREEZES and hit.pids & family]
+    frozen = [hit for hit in freezes if hit.at - 1 <= end <= hit.until + THAW_S]
     if any(hit.until - hit.at > LEASE_S - BEAT_S for hit in frozen):
         return True
+    free = max((hit.until for hit in frozen), default=end)
     for hit in hits:
         if hit.kind == "replay controller" and -1 <= end - hit.at <= REPLAY_S:
             return True
+        shows = max([hit.at, *(freeze.until for freeze in freezes if freeze.at <= hit.at <= freeze.until)])
         kills = hit.kind in KILLS and bool(hit.pids & family)
-        if end - SLACK_S <= hit.at <= free + KILLED_AT_END_S and (kills or (frozen and hit.kind in STOPS)):
+        stops = hit.kind in STOPS and bool(frozen)
+        if (kills or stops) and end - KILLED_AT_END_S <= shows <= free + KILLED_AT_END_S:
             return True
     return False
 
