@@ -64,7 +64,7 @@ def work(link):
     env = dict(os.environ, SHOAL_WARN_S="100", SHOAL_WARN_BY="file", SHOAL_STOP_FILE=stop)
     words = ["sh", "-c", "while [ ! -e $SHOAL_STOP_FILE ]; do sleep 0.05; done; kill -USR1 $$; exit 3"]
     held = lease.create(claim.run_dir, 1, {}, lease.timing({}))
-    end = attempt.Attempt(claim, held, words, env, "/", link).run(os.devnull, os.devnull, False)
+    end = attempt.Attempt(claim, held, "/", link, words, env).run(os.devnull, os.devnull, False)
     print(end["warned"], end["signal"])
     return 0
 sys.exit(guard.run(work))
@@ -187,3 +187,12 @@ def test_the_agent_runs_a_job_under_python_3_8(tmp_path: Path, cluster: Sandbox)
     assert end and end[0]["exit_code"] == 3, (tmp_path / "out").read_text()
     project.run(["bash", old], code=3)
     assert env_of(project.marks(RUN)[2], "SHOAL_ATTEMPT") == "3"
+
+
+def test_a_process_of_another_user_is_not_called_dead_where_proc_hides_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = {**process.this_process(), "pid": 4194399}
+    theirs = {**gone, "uid": os.getuid() + 1}
+    assert process.is_alive(gone) is False and process.is_alive(theirs) is False
+    monkeypatch.setattr(os, "access", lambda path, how: path != "/proc/1/stat")
+    assert process.is_alive(gone) is False and process.is_alive(theirs) is None
+    assert process.is_alive({**process.this_process(), "uid": os.getuid() + 1}) is True

@@ -242,7 +242,20 @@ def test_a_running_job_keeps_everything_it_has(tmp_path: Path, quiet_cluster: ob
     assert len(project.shoal("clean", "--keep", "1", "--json").json["items"]) == 2
 
 
-# --- snapshots and scratch
+# --- snapshots, scratch and temporary files
+
+
+def test_records_that_nobody_finished_go_after_a_day(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.shoal("submit", project.script("001_a/000_train_0.sh"))
+    folder = project.home / "runs/001_a/000_train_0"
+    old, new = folder / "attempt.1.beat.tmp-77-0a0b0c0d", folder / "attempt.1.beat.tmp-78-0a0b0c0d"
+    for path in (old, new):
+        path.write_text("{")
+    os.utime(old, (1.0, 1.0))
+    items = project.shoal("clean", "--only", "temporary", "--apply", "--json").json["items"]
+    assert [item["path"].rpartition("/")[2] for item in items] == [old.name]
+    assert not old.exists() and new.exists()
 
 
 @pytest.mark.slurm

@@ -107,6 +107,7 @@ def execute(page: Path, folder: Path, *, sandboxes: Path | None = None) -> subpr
         "tutorial-data.md",
         "smoke.md",
         "pack.md",
+        "shared-projects.md",
     ],
 )
 def test_a_newcomer_can_follow_the_page_without_slurm(name: str, tmp_path: Path) -> None:

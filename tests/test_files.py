@@ -20,6 +20,19 @@ from shoal.store.files import as_disk_error
 from shoal.store.records import Claim, DamagedRecord
 
 
+@pytest.fixture
+def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on NFS, where every file has a name from the start."""
+    monkeypatch.setattr(files, "_named_only", {tmp_path.stat().st_dev})
+
+
+@pytest.fixture(params=["without a name first", "with a temporary name"])
+def either(request: pytest.FixtureRequest) -> None:
+    if request.param == "with a temporary name":
+        request.getfixturevalue("named")
+
+
+@pytest.mark.usefixtures("either")
 def test_of_many_writers_exactly_one_creates_the_file(tmp_path: Path) -> None:
     path = str(tmp_path / "claim")
     barrier, won = threading.Barrier(16), []
@@ -38,6 +51,7 @@ def test_of_many_writers_exactly_one_creates_the_file(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["claim"]
 
 
+@pytest.mark.usefixtures("named")
 def test_a_link_that_the_server_made_but_denied_counts_as_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An NFS client that resends a LINK is told EEXIST about its own success."""
     real = os.link
@@ -51,6 +65,7 @@ def test_a_link_that_the_server_made_but_denied_counts_as_made(tmp_path: Path, m
     assert os.listdir(tmp_path) == ["claim"]
 
 
+@pytest.mark.usefixtures("named")
 def test_without_hard_links_creation_is_still_exclusive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(source: str, target: str) -> None:
         raise OSError(errno.ENOTSUP, "not supported", source, None, target)
@@ -61,6 +76,7 @@ def test_without_hard_links_creation_is_still_exclusive(tmp_path: Path, monkeypa
     assert path.read_bytes() == b"first"
 
 
+@pytest.mark.usefixtures("either")
 @pytest.mark.parametrize("call", ["write", "fsync"])
 def test_a_full_disk_leaves_nothing_and_the_error_names_the_file(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -81,6 +97,84 @@ def test_a_full_disk_leaves_nothing_and_the_error_names_the_file(
         assert "SHOAL_HOME" in str(getattr(as_disk_error(caught.value), "hint", ""))
         monkeypatch.delenv("SHOAL_HOME")
     assert os.listdir(tmp_path) == ["claim"] and path.read_bytes() == b"old"
+
+
+KILLED = """\
+import os, signal, sys
+from shoal.kernel import files
+os.fsync = lambda fd: os.kill(os.getpid(), signal.SIGKILL)
+files.create_exclusive(sys.argv[1], b"x")
+"""
+
+
+def test_a_writer_that_is_killed_leaves_nothing_where_files_need_no_name(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "claim")], check=False)
+    assert done.returncode == -9 and os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT])
+def test_a_file_system_without_unnamed_files_gets_temporary_names(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, asked = os.open, []
+
+    def refuse(path: str, flags: int, *rest: int, **named: int) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            asked.append(path)
+            raise OSError(code, "refused")
+        return real(path, flags, *rest, **named)
+
+    monkeypatch.setattr(files, "_named_only", set())
+    monkeypatch.setattr(os, "open", refuse)
+    assert files.create_exclusive(str(tmp_path / "a"), b"1") and files.create_exclusive(str(tmp_path / "b"), b"2")
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"] and len(asked) == (2 if code == errno.ENOENT else 1)
+
+
+def test_without_proc_there_are_temporary_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.link
+
+    def link(source: str, target: str, **named: int) -> None:
+        real(source.replace("/proc/", "/none/"), target, **named)
+
+    monkeypatch.setattr(os, "link", link)
+    assert files.create_exclusive(str(tmp_path / "claim"), b"x") and os.listdir(tmp_path) == ["claim"]
+
+
+def _modes(folder: Path) -> dict[str, int]:
+    return {str(path.relative_to(folder)): path.stat().st_mode & 0o7777 for path in folder.rglob("*")}
+
+
+@pytest.mark.usefixtures("either")
+@pytest.mark.parametrize("mask", [0o000, 0o002, 0o022, 0o077])
+def test_modes_come_from_the_folder_and_not_from_the_umask(mask: int, tmp_path: Path) -> None:
+    shared, private, plain = tmp_path / "shared", tmp_path / "private", tmp_path / "plain"
+    for folder, mode in ((shared, 0o2770), (private, 0o700), (plain, 0o755)):
+        folder.mkdir()
+        folder.chmod(mode)
+    before = os.umask(mask)
+    try:
+        for folder in (shared, private, plain):
+            files.make_dir(str(folder / "a" / "b"))
+            files.create_exclusive(str(folder / "a" / "b" / "record"), b"x")
+            files.create_exclusive(str(folder / "script"), b"x", executable=True)
+            files.replace(str(folder / "a" / "beat"), b"x")
+    finally:
+        os.umask(before)
+    assert _modes(shared) == {"a": 0o2770, "a/b": 0o2770, "a/b/record": 0o660, "a/beat": 0o660, "script": 0o640}
+    assert _modes(private) == {"a": 0o700, "a/b": 0o700, "a/b/record": 0o600, "a/beat": 0o600, "script": 0o600}
+    assert set(_modes(plain).values()) == {0o777 & ~mask, 0o666 & ~mask}
+
+
+def test_a_file_that_others_could_have_changed_is_not_read_for_execution(tmp_path: Path) -> None:
+    tmp_path.chmod(0o2770)
+    path = tmp_path / "script"
+    files.create_exclusive(str(path), b"x", executable=True)
+    assert files.read_own(str(path)) == b"x"
+    path.chmod(0o660)
+    with pytest.raises(PermissionError, match="other users can change it"):
+        files.read_own(str(path))
+    tmp_path.chmod(0o700)
+    assert files.read_own(str(path)) == b"x"
 
 
 def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,7 +152,7 @@ def test_no_text_breaks_the_parsers(text: str) -> None:
 def test_captured_lines_of_squeue_and_sacct_are_read() -> None:
     name = job_name("001_a", "000_x", TOKEN)
     one, two = parse_squeue(
-        f"12|12|N/A|RUNNING|n1|lab|None|{name}\n14|13|3|PENDING||lab|(launch failed|held)|{name}\nrubbish\n"
+        f"12|12|N/A|RUNNING|n1|lab|7|None|{name}\n14|13|3|PENDING||lab|7|(launch failed|held)|{name}\nrubbish\n"
     )
     assert (one.job_id, one.task, one.node, one.label) == ("12", None, "n1", "12")
     assert (two.job_id, two.task, two.reason, two.label) == ("14", 3, "(launch failed|held)", "13_3")

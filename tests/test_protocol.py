@@ -321,4 +321,4 @@ class Protocol(RuleBasedStateMachine):
 
 
 TestProtocol = Protocol.TestCase
-TestProtocol.settings = settings(max_examples=30, stateful_step_count=30)
+TestProtocol.settings = settings(max_examples=60, stateful_step_count=30)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from project import Project, assert_clear_error, env_of
+from shoal.agent import admission
 from shoal.sandbox import Sandbox
 
 RUN = "001_a/000_train_0"
@@ -95,7 +96,29 @@ def test_a_secret_in_an_argument_a_setting_or_a_flag_is_refused(tmp_path: Path, 
     assert not project.home.exists() or _files_with_secret(project.home) == []
 
 
-def test_state_is_private_to_the_user(tmp_path: Path) -> None:
+SWEEP = 'step = "train"\nseeds = "0-1"\n'
+
+
+@pytest.mark.parametrize("first", ["a script", "a sweep", "a budget"])
+def test_state_is_private_to_the_user(first: str, tmp_path: Path) -> None:
     project = Project(tmp_path)
-    project.shoal("submit", project.script("001_a/000_train_0.sh"))
+    if first == "a sweep":
+        project.shoal("submit", project.write("experiments/002_b/000_train.toml", SWEEP))
+    else:
+        budget = ("--budget", "jobs=3") if first == "a budget" else ()
+        project.shoal("submit", *budget, project.script("001_a/000_train_0.sh"))
     assert os.stat(project.home).st_mode & 0o777 == 0o700
+    open_to_others = [path for path in project.home.rglob("*") if path.stat().st_mode & 0o077]
+    assert open_to_others == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_an_environment_that_somebody_else_has_put_there_is_not_used(tmp_path: Path) -> None:
+    tmp_path.chmod(0o2770)
+    name = admission.keep_environment(str(tmp_path), {"PATH": "/mine"})
+    (kept,) = (tmp_path / "environments" / str(os.getuid())).iterdir()
+    assert kept.parent.stat().st_mode & 0o7777 == 0o700 and kept.stat().st_mode & 0o777 == 0o600
+    assert admission.read_environment(str(tmp_path), name) == {"PATH": "/mine"}
+    os.chown(kept, 65534, 65534)
+    with pytest.raises(PermissionError, match="an environment of another user"):
+        admission.read_environment(str(tmp_path), name)

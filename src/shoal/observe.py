@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import pwd
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
@@ -125,7 +126,12 @@ def _read(
 def _user_of(files: RunFiles) -> str:
     """Who submitted the run: several people may share a project."""
     submission = files.origin.submission if files.origin else None
-    return submission.user if submission else ""
+    if submission is None:
+        return ""
+    try:
+        return submission.user if submission.uid is None else pwd.getpwuid(submission.uid).pw_name
+    except KeyError:
+        return submission.user
 
 
 def _is_older_than_end(snapshot: Snapshot, files: RunFiles) -> bool:
@@ -139,7 +145,8 @@ def _is_older_than_end(snapshot: Snapshot, files: RunFiles) -> bool:
 def _needs_slurm(files: RunFiles) -> bool:
     """Whether Slurm's word could change anything. An end record does not settle it: a requeued job has one as well."""
     submission = files.origin.submission if files.origin else None
-    return submission is not None and submission.backend == "slurm" and files.verdict is None
+    on_slurm = submission is not None and submission.backend == "slurm"
+    return on_slurm and (files.verdict is None or is_live(files))
 
 
 def _lives_in(files: RunFiles, here: str | None) -> bool:
@@ -237,7 +244,7 @@ def _settle_open(
 
 
 def _claimer_may_go_on(submission: object, now: float, grace_s: float) -> bool:
-    alive = process.is_alive({key: getattr(submission, key) for key in ("host", "pid", "started")})
+    alive = process.is_alive({key: getattr(submission, key) for key in ("host", "pid", "started", "uid")})
     return alive if alive is not None else now < getattr(submission, "t", 0.0) + grace_s
 
 

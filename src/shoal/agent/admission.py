@@ -2,14 +2,18 @@
 
     queue/<cluster>/limits.json       the budget: jobs, nodes, gpus; changeable at any time; submit: the account's;
                                       attempts: how often a run may be tried, whatever its step says
-    queue/<cluster>/<order>.<token>   a submission that waits, with what it needs; sent in this order
+    queue/<cluster>/<order>.<token>.<uid>   a submission that waits, with what it needs; that user's, sent in this order
     queue/<cluster>/turn.<n>          who is letting runs in just now; turn.<n>.end when they have finished
 
 Called by a job that ends and by shoal's own commands, so that nothing has to keep running anywhere. Room is what one
 squeue leaves of the budget. When squeue does not answer, nobody may conclude that nothing runs: a job that ends then
 hands over its own room and no more.
+
+In a shared project the budget counts the jobs of all its users, and each of them sends only their own submissions: a
+job of one would run as that user, with that user's rights.
 """
 
+import errno
 import json
 import os
 import re
@@ -19,7 +23,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 from ..kernel import files, layout, process, slurm
 from . import accounts, stages
 
-_ENTRY = re.compile(r"(\d{20})\.([%s]+)\Z" % layout.TOKEN_LETTERS)
+_ENTRY = re.compile(r"(\d{20})\.([%s]+)(?:\.(\d+))?\Z" % layout.TOKEN_LETTERS)
 _TURN = re.compile(r"turn\.(\d+)(\.end)?\Z")
 _TOKEN = re.compile(r"\.([%s]{12})\Z" % layout.TOKEN_LETTERS)
 _KINDS = ("jobs", "nodes", "gpus")
@@ -41,14 +45,22 @@ def queue_dir(home: str, queue: str) -> str:
 
 
 def entries(home: str, queue: str) -> List[Tuple[str, str]]:
-    """(file name, token) of the submissions that wait, the first first."""
-    found = [
-        (name, match.group(2))
-        for name in files.names_in(queue_dir(home, queue))
-        for match in [_ENTRY.match(name)]
-        if match
-    ]
+    """(file name, token) of this user's submissions that wait, the first first."""
+    folder = queue_dir(home, queue)
+    found = []
+    for name in files.names_in(folder):
+        match = _ENTRY.match(name)
+        if match and int(match.group(3) or _owner(os.path.join(folder, name))) == os.getuid():
+            found.append((name, match.group(2)))
     return sorted(found)
+
+
+def _owner(path: str) -> int:
+    """Whose entry it is that an older shoal has written; nobody's if it has just gone."""
+    try:
+        return os.stat(path).st_uid
+    except OSError:
+        return -1
 
 
 def limits(home: str, queue: str) -> Need:
@@ -68,14 +80,15 @@ def retries(home: str, token: str, times: int) -> int:
 def enqueue(home: str, queue: str, token: str, need: Need) -> None:
     """Put a submission, whose folder is complete, at the end of the line."""
     folder = queue_dir(home, queue)
-    os.makedirs(folder, exist_ok=True)
-    files.create_exclusive(os.path.join(folder, "%020d.%s" % (time.time_ns(), token)), files.to_json(dict(need)))
+    files.make_dir(folder)
+    name = "%020d.%s.%d" % (time.time_ns(), token, os.getuid())
+    files.create_exclusive(os.path.join(folder, name), files.to_json(dict(need)))
 
 
 def admit(
     home: str, queue: str, ending: Optional[str] = None, freed: Optional[Need] = None, wait_s: float = 10.0
 ) -> Report:
-    """Send the submissions that have room, in order. `ending` is a job that ends just now and `freed` what it held."""
+    """Send this user's submissions that have room, in order. `ending`: a job that ends now; `freed`: what it held."""
     if not entries(home, queue):
         return Report([], 0)
     turn = take_turn(home, queue, wait_s)
@@ -120,8 +133,9 @@ def usage(home: str, queue: str, ending: Optional[str] = None) -> Tuple[Need, Op
     the controller tells it, other people's under the same account.
     """
     used = dict.fromkeys((*_KINDS, "submit"), 0)
+    others = [uid for uid in users(home) if uid != os.getuid()]
     record = files.read_json(os.path.join(queue_dir(home, queue), "limits.json")) or {}
-    rows, problem = slurm.squeue(os.environ)
+    rows, problem = slurm.squeue(os.environ, [str(os.getuid()), *map(str, others)] if others else ())
     if problem is not None:
         return used, problem
     needs: Dict[str, Need] = {}
@@ -129,7 +143,8 @@ def usage(home: str, queue: str, ending: Optional[str] = None) -> Tuple[Need, Op
         token = _TOKEN.search(row.name)
         if row.has_ended:
             continue
-        used["submit"] += row.account == record.get("account", row.account)
+        ours = row.uid == os.getuid() or not others
+        used["submit"] += ours and row.account == record.get("account", row.account)
         if token is None or row.job_id == ending:
             continue
         if token.group(1) not in needs:
@@ -151,11 +166,16 @@ def _need_of(home: str, queue: str, token: str) -> Need:
 
 
 def _send(home: str, token: str) -> List[str]:
-    """Send one waiting submission, if nobody has and its run is still wanted. The first to mark it sends it."""
+    """Send one waiting submission of this user, if its run is still wanted. The first to mark it sends it.
+
+    Everything that it takes is read before the mark: what cannot be read has not been sent.
+    """
     folder = layout.submission_dir(home, token)
     submission = files.read_json(os.path.join(folder, "submission.json"))
     waiting = files.read_json(os.path.join(folder, "waiting.json"))
-    if submission is None or waiting is None or not _still_wanted(home, submission["runs"][0], token):
+    if submission is None or waiting is None or not process.is_ours(submission):
+        return []
+    if not _still_wanted(home, submission["runs"][0], token):
         return []
     waits = stages.dependency(home, waiting.get("needs") or [], any_end=bool(waiting.get("any_end")))
     if waits.problem is not None:
@@ -165,13 +185,18 @@ def _send(home: str, token: str) -> List[str]:
         files.create_exclusive(os.path.join(folder, "outcome.json"), reason)
         return []
     argv = waiting["argv"] + (["--dependency=%s" % waits.waits] if waits.waits else [])
+    try:
+        script = files.read_own(os.path.join(folder, "script.sh"))
+        env = read_environment(home, waiting["environment"])
+    except PermissionError as error:
+        why = files.to_json({"kind": "void", "reason": "%s: %s" % (error.filename, error.strerror)})
+        files.create_exclusive(os.path.join(folder, "outcome.json"), why)
+        return []
     mark = dict(process.this_process(), schema=1, t=time.time())
     if not files.create_exclusive(os.path.join(folder, "sending"), files.to_json(mark)):
         return []
-    with open(os.path.join(folder, "script.sh"), "rb") as file:
-        script = file.read()
-    env = files.read_json(os.path.join(home, "environments", "%s.json" % waiting["environment"]))
-    answer = slurm.sbatch(argv, script, env if env is not None else os.environ)
+    files.open_umask(home)
+    answer = slurm.sbatch(argv, script, env)
     outcome: Optional[Dict[str, Any]] = None
     if answer.kind == "accepted":
         outcome = {"kind": "accepted", "job_id": answer.job_id}
@@ -194,7 +219,7 @@ def _still_wanted(home: str, name: str, token: str) -> bool:
 def take_turn(home: str, queue: str, wait_s: float) -> Optional[int]:
     """The number of our turn, or None if somebody else's does not end in time. A dead holder's turn is over."""
     folder = queue_dir(home, queue)
-    os.makedirs(folder, exist_ok=True)
+    files.make_dir(folder)
     deadline = time.monotonic() + wait_s
     while True:
         turns = [match for name in files.names_in(folder) for match in [_TURN.match(name)] if match]
@@ -243,10 +268,37 @@ def keep_environment(home: str, env: Dict[str, str]) -> str:
 
     data = json.dumps(env, sort_keys=True).encode("utf-8", "surrogatepass")
     name = hashlib.sha256(data).hexdigest()[:16]
-    folder = os.path.join(home, "environments")
+    folder = os.path.join(home, layout.ENVIRONMENTS, str(os.getuid()))
+    files.make_own_dir(folder)
     path = os.path.join(folder, "%s.json" % name)
     if not os.path.exists(path):
-        os.makedirs(folder, mode=0o700, exist_ok=True)
         files.create_exclusive(path, data + b"\n")
-        os.chmod(path, 0o600)
     return name
+
+
+def read_environment(home: str, name: str) -> Dict[str, str]:
+    """An environment that this user has kept; where it is gone, that of this process without its job's variables.
+
+    One that somebody else has put there is a PermissionError: a job would execute what its PATH says.
+    """
+    for folder in (str(os.getuid()), ""):  # an older shoal kept them in one folder
+        path = os.path.join(home, layout.ENVIRONMENTS, folder, "%s.json" % name)
+        env = files.read_json(path)
+        if env is not None:
+            if os.stat(path).st_uid != os.geteuid() and files.is_shared(home):
+                raise PermissionError(errno.EPERM, "not used: an environment of another user", path)
+            return env
+    return slurm.clean_environ(os.environ)
+
+
+def users(home: str) -> List[int]:
+    """Everybody who has submitted something of this project and still has an account here."""
+    import pwd
+
+    found = []
+    for name in files.names_in(os.path.join(home, layout.ENVIRONMENTS)):
+        try:
+            found.append(pwd.getpwuid(int(name)).pw_uid)
+        except (KeyError, ValueError):
+            pass  # an environment of an older shoal, or somebody who has left
+    return sorted(found)

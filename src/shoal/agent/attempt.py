@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ..kernel import fence, guard, layout, lease, process
 from ..kernel.keeper import Keeper
@@ -35,19 +35,15 @@ class Attempt:
         self,
         claim: fence.Claim,
         held: lease.Lease,
-        argv: List[str],
-        env: Dict[str, str],
         cwd: str,
         link: guard.Link,
-        look: Optional[Callable[["Attempt"], None]] = None,
+        argv: Sequence[str] = (),
+        env: Optional[Dict[str, str]] = None,
     ) -> None:
-        self.claim, self.held, self.argv, self.cwd = claim, held, argv, cwd
-        self.env = dict(env, **{process.MARK: str(held.start.get("mark"))})
-        self.times = lease.timing(env)
-        self.grace_s = float(env.get("SHOAL_GRACE_S") or 30)
-        self.warn_s = float(env.get("SHOAL_WARN_S") or 0)
-        self.look = look
-        self.look_s = float(env.get("SHOAL_LOOK_S") or 2)
+        self.claim, self.held, self.cwd = claim, held, cwd
+        self.times = lease.timing_of(held.start)
+        self.look: Optional[Callable[[Attempt], None]] = None
+        self.prepare(argv, env or {})
         self.stopped_by: Optional[str] = None
         self.warned = False
         self.is_lost = False
@@ -63,6 +59,23 @@ class Attempt:
         self._kill_at: Optional[float] = None
         self._limit_at: Optional[float] = None
         self._logs: List[str] = []
+
+    def prepare(self, argv: Sequence[str], env: Dict[str, str]) -> None:
+        """What is executed, and in which environment; that says how it is watched, too."""
+        self.argv, self.env = list(argv), env
+        env[process.MARK] = str(self.held.start.get("mark"))
+        self.grace_s = float(env.get("SHOAL_GRACE_S") or 30)
+        self.warn_s = float(env.get("SHOAL_WARN_S") or 0)
+        self.look_s = float(env.get("SHOAL_LOOK_S") or 2)
+
+    def release(self) -> None:
+        """Nobody works on this attempt any more: if something broke before its end was written, close it."""
+        if not self.held.is_over:
+            try:
+                lease.close(self.held.run_dir, self.held.number, self.held.renewals)
+            except OSError:
+                pass  # Somebody will see that it is not renewed.
+        self.keeper.release(self.held)
 
     @property
     def number(self) -> int:

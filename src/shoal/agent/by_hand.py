@@ -52,7 +52,7 @@ def claim_again(home: str, name: str, submission: Dict[str, Any], token: str, me
     if busy is not None:
         raise StillWanted("%s %s; `shoal status` tells more" % (name, busy))
     folder = layout.submission_dir(home, token)
-    os.makedirs(folder)
+    files.make_dir(folder, exist_ok=False)
     record = dict(submission, token=token, by_hand=True, t=time.time(), **process.this_process())
     record["backend"] = "slurm" if me.get("job_id") else "local"
     record["runs"] = submission["runs"] if me.get("array_job_id") else [name]

@@ -12,6 +12,8 @@ def in_snapshot(spec: Dict[str, Any], code: Optional[str]) -> Dict[str, Any]:
     """The spec, to be executed in the code as it was when the job was submitted, where that was kept."""
     if code and not os.path.isdir(code):
         return dict(spec, cannot_start="the snapshot of its code is gone: %s" % code)
+    if code and not layout.is_own_snapshot(code):
+        return dict(spec, cannot_start="the snapshot of its code is another user's, and is not executed: %s" % code)
     return dict(spec, cwd=code, root=spec["cwd"]) if code else spec
 
 

@@ -42,6 +42,7 @@ def _work(argv: List[str], link: guard.Link) -> int:
     options = _parse(argv)
     submission_dir = os.path.abspath(options["submission"])
     home = os.path.dirname(os.path.dirname(submission_dir))
+    files.open_umask(home)
     try:
         submission = files.read_json(os.path.join(submission_dir, "submission.json"))
         if submission is None:
@@ -148,15 +149,22 @@ def _attempt(home: str, claim: fence.Claim, me: Dict[str, Any], set_up_exit: int
     elif spec.get("start_from"):
         _say("starting from %s" % spec["start_from"])
     _say("output in %s" % out)
-    attempt, end, env = _run(home, claim, held, spec, resume_from, out, err, set_up_exit, link)
-    if attempt.is_lost:
+    attempt = Attempt(claim, held, spec["cwd"], link)
+    attempt.keeper.keep(held, claim)
+    try:
+        end = _run(home, attempt, spec, (out, err), set_up_exit, link)
+        end.update(job_id=me.get("job_id"), job_label=_job_label(), host=socket.gethostname(), log_dir=claim.log_dir)
+        if not attempt.is_lost:
+            survival.judge(end, spec, claim, attempt.env, err)
+            if spec.get("smoke"):
+                smoke.judge(end, spec, progress.read(claim.output_dir, [out, err]))
+            ours = _write_end(home, claim, attempt, spec, end)
+    finally:
+        attempt.release()
+    if attempt.is_lost or not ours:
         print("shoal: another job has closed attempt %d and goes on with the run" % number, file=sys.stderr, flush=True)
         return 1
-    end.update(job_id=me.get("job_id"), job_label=_job_label(), host=socket.gethostname(), log_dir=claim.log_dir)
-    survival.judge(end, spec, claim, env, err)
-    if spec.get("smoke"):
-        smoke.judge(end, spec, progress.read(claim.output_dir, [out, err]))
-    return _conclude(home, claim, attempt, spec, end, env, link)
+    return _conclude(home, attempt, spec, end, link)
 
 
 def _begin(
@@ -240,47 +248,53 @@ def _pause(wait_s: float, link: guard.Link) -> None:
         raise Interrupted("SIGKILL")
 
 
-def _conclude(
-    home: str,
-    begun: fence.Claim,
-    attempt: Attempt,
-    spec: Dict[str, Any],
-    end: Dict[str, Any],
-    env: Dict[str, str],
-    link: guard.Link,
-) -> int:
-    """Write the end down, do what follows from it, and return the job's exit code."""
+def _write_end(home: str, begun: fence.Claim, attempt: Attempt, spec: Dict[str, Any], end: Dict[str, Any]) -> bool:
+    """Write the end down, for as long as it takes: this record is the result. False if the lease was closed meanwhile.
+
+    It needs no room on the disk; only a file server that is away can hold it up.
+    """
     if spec.get("trial") and end["success"] and attempt.claim == begun and trial.pointless(home, spec) is None:
         trial.take_over(home, attempt, spec["trial"]["of"])  # it was done before anybody looked
-    claim, number = attempt.claim, attempt.number
-    name = layout.name_of(claim.run_dir)
-    if claim != begun:
+    if attempt.claim != begun:
         trial.as_the_run(end, attempt)
-    replaced = _is_replaced(claim, number)
-    if replaced and end["stopped_by"]:
+    if end["stopped_by"] and _is_replaced(attempt):
         end["stopped_by"] = "superseded"
-    if not _write_end(attempt, end, link):
-        print("shoal: another job has closed attempt %d and goes on with the run" % number, file=sys.stderr, flush=True)
-        return 1
-    _say("attempt %d ended with exit code %d after %.0f s" % (number, end["exit_code"], end["duration_s"]))
-    if not replaced:
-        told = survival.follow_up(home, name, claim, spec, end, _job_label())
-        if told:
-            print("shoal: %s" % told, file=sys.stderr, flush=True)
-        notices.after_end(home, name, env, last=bool(end["job_id"]))
-    if end["success"]:
-        trial.dismiss(home, name)
-    elif end["stopped_by"] == "SIGTERM" and end["job_id"]:
-        preempted.wait_for_slurm(os.environ, link)
+    told = False
+    while True:
+        try:
+            return attempt.held.end(end)
+        except OSError as error:
+            if not told:
+                print("shoal: cannot write down the end yet: %s" % error, file=sys.stderr, flush=True)
+            told = True
+            time.sleep(1)
+
+
+def _conclude(home: str, attempt: Attempt, spec: Dict[str, Any], end: Dict[str, Any], link: guard.Link) -> int:
+    """Do what follows from an end that is on disk, and return the job's exit code, which nothing here can change."""
+    name = layout.name_of(attempt.claim.run_dir)
+    _say("attempt %d ended with exit code %d after %.0f s" % (attempt.number, end["exit_code"], end["duration_s"]))
+    try:
+        if not _is_replaced(attempt):
+            told = survival.follow_up(home, name, attempt.claim, spec, end, _job_label())
+            if told:
+                print("shoal: %s" % told, file=sys.stderr, flush=True)
+            notices.after_end(home, name, attempt.env, last=bool(end["job_id"]))
+        if end["success"]:
+            trial.dismiss(home, name)
+        elif end["stopped_by"] == "SIGTERM" and end["job_id"]:
+            preempted.wait_for_slurm(os.environ, link)
+    except (OSError, ValueError, KeyError) as error:
+        print("shoal: after the end: %s: %s" % (type(error).__name__, error), file=sys.stderr, flush=True)
     # Runs that build on this one wait for exit code 0, which a program may have though its run is not done.
-    if end["cause"] in ("limit", "bad_result", "oom", "SIGTERM", "SIGINT", "SIGHUP"):
+    if end["cause"] in ("limit", "bad_result", "oom", "SIGTERM", "SIGINT", "SIGHUP", "handover", "superseded"):
         return int(end["exit_code"]) or 1
     return 0 if end["success"] else int(end["exit_code"])
 
 
-def _is_replaced(claim: fence.Claim, number: int) -> bool:
+def _is_replaced(attempt: Attempt) -> bool:
     try:
-        return fence.unwanted(claim, number) == "superseded"
+        return fence.unwanted(attempt.claim, attempt.number) == "superseded"
     except OSError:
         return False  # The file server is away; the end is written when it is back.
 
@@ -297,40 +311,36 @@ def _begin_trial(home: str, spec: Dict[str, Any], claim: fence.Claim) -> bool:
 
 def _run(
     home: str,
-    claim: fence.Claim,
-    held: lease.Lease,
+    attempt: Attempt,
     spec: Dict[str, Any],
-    resume_from: Optional[str],
-    out: str,
-    err: str,
+    logs: Tuple[str, str],
     set_up_exit: int,
     link: guard.Link,
-) -> Tuple[Attempt, Dict[str, Any], Dict[str, str]]:
+) -> Dict[str, Any]:
+    """From the data to the end of the program: what the end record will say about it."""
     here_only = "SHOAL_TOKEN" in os.environ
-    argv, env, problem = command.prepare(spec, claim, held.number, resume_from, os.environ, (out, err), here_only)
+    claim, number, resume_from = attempt.claim, attempt.number, attempt.held.start["resume_from"]
+    argv, env, problem = command.prepare(spec, claim, number, resume_from, os.environ, logs, here_only)
+    attempt.prepare(argv, env)
     if set_up_exit != 0:
         problem = "the cluster's set-up lines ended with exit code %d" % set_up_exit
-    attempt = Attempt(claim, held, argv, env, spec["cwd"], link)
-    attempt.keeper.keep(held, claim)
-    folder = os.path.join(claim.log_dir, "data-%d" % held.number)
+    folder = os.path.join(claim.log_dir, "data-%d" % number)
     data = handover.Handover(spec, attempt.env, folder, _say, link.asked_to_stop)
     problem = problem or data.bring()
-    if problem is not None:
-        attempt.stopped_by = link.asked_to_stop()
     if problem is None:
         attempt.argv = command.inside(spec, claim, argv, attempt.env)
     else:
+        attempt.stopped_by = link.asked_to_stop()
         attempt.argv = ["sh", "-c", 'echo "shoal: $1" >&2; exit "$2"', "sh", problem, str(set_up_exit or 2)]
     follow = os.environ.get("SHOAL_FOLLOW", "0" if os.environ.get("SLURM_JOB_NAME", "").endswith(claim.token) else "1")
     with plan.no_orphans(spec):
-        logs = [out, err]
-        watch_smoke = smoke.watcher(spec, claim.output_dir, logs)
-        attempt.look = watch_smoke or trial.watcher(home, spec, claim, logs, resume_from)
-        end = attempt.run(out, err, follow == "1")
+        watch_smoke = smoke.watcher(spec, claim.output_dir, list(logs))
+        attempt.look = watch_smoke or trial.watcher(home, spec, claim, list(logs), resume_from)
+        end = attempt.run(*logs, follow == "1")
     end["data"] = data.close()
     if problem is not None:
         end["problem"] = problem
-    return attempt, end, attempt.env
+    return end
 
 
 def _has_earlier_attempt(claim: fence.Claim) -> bool:
@@ -338,24 +348,6 @@ def _has_earlier_attempt(claim: fence.Claim) -> bool:
     names = layout.parse_names(files.names_in(claim.run_dir))
     found = (lease.read(claim.run_dir, names, number) for number in names.attempts.get("start", []))
     return any(one is not None and one.start.get("output_dir") == claim.output_dir for one in found)
-
-
-def _write_end(attempt: Attempt, end: Dict[str, Any], link: guard.Link) -> bool:
-    """Write the end down, for as long as it takes: this record is the result. False if the lease was closed meanwhile.
-
-    It needs no room on the disk; only a file server that is away can hold it up.
-    """
-    told = False
-    while True:
-        try:
-            ours = attempt.held.end(end)
-            attempt.keeper.release(attempt.held)
-            return ours
-        except OSError as error:
-            if not told:
-                print("shoal: cannot write down the end yet: %s" % error, file=sys.stderr, flush=True)
-            told = True
-            time.sleep(1)
 
 
 def _job_label() -> Optional[str]:

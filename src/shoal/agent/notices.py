@@ -128,7 +128,7 @@ def _tell(home: str, settings: Dict[str, Any], event: str, experiment: str, wave
           env: Mapping[str, str]) -> None:  # fmt: skip
     folder = os.path.join(home, "notices")
     try:
-        os.makedirs(folder, exist_ok=True)
+        files.make_dir(folder)
         record = {"t": time.time(), "text": text}
         if not files.create_exclusive(
             os.path.join(folder, "%s.%s.%d" % (experiment, event, wave)), files.to_json(record)

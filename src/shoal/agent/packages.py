@@ -36,7 +36,7 @@ def _keep(home: str, python: str) -> Dict[str, Any]:
     data = files.to_json(record)
     path = os.path.join(home, "packages", "%s.json" % hashlib.sha256(data).hexdigest()[:16])
     if not os.path.exists(path):
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        files.make_dir(os.path.dirname(path))
         files.create_exclusive(path, data)
     return {"python": python, "version": record["version"], "packages": path}
 

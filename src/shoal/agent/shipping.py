@@ -43,15 +43,17 @@ _UNCHECKED = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8)
 def ship(home: str) -> str:
     """Path of the agent under the state folder, written there if it is not yet.
 
-    Named after its content: queued jobs keep the agent they were submitted with when shoal is upgraded meanwhile.
+    Named after its content: queued jobs keep the agent they were submitted with when shoal is upgraded meanwhile. In a
+    shared project everybody has their own, and one that somebody else could have written is a PermissionError.
     """
     modules = {name: path.read_text("utf-8") for name, path in _modules().items()}
     content = "\0".join([_ENTRY, *modules, *modules.values()]).encode() + _UNCHECKED
-    folder = os.path.join(home, "agent")
+    folder = os.path.join(home, "agent", *([str(os.getuid())] if files.is_shared(home) else []))
     path = os.path.join(folder, f"{hashlib.sha256(content).hexdigest()[:12]}.pyz")
     if not os.path.exists(path):
-        os.makedirs(folder, exist_ok=True)
-        files.create_exclusive(path, build())
+        files.make_dir(folder)
+        files.create_exclusive(path, build(), executable=True)
+    files.refuse_foreign(path)
     return path
 
 

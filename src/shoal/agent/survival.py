@@ -188,10 +188,11 @@ def _submit(
 ) -> Optional[slurm.Answer]:
     """Intent, claim, mark, send, outcome: the transaction of every submission. None if somebody else won the claim."""
     folder = layout.submission_dir(home, token)
-    with open(os.path.join(layout.submission_dir(home, claim.token), "script.sh"), "rb") as file:
-        script = file.read().replace(claim.token.encode(), token.encode())
-    os.makedirs(folder)
-    files.create_exclusive(os.path.join(folder, "script.sh"), script)
+    script = files.read_own(os.path.join(layout.submission_dir(home, claim.token), "script.sh"))
+    script = script.replace(claim.token.encode(), token.encode())
+    env = admission.read_environment(home, sent["environment"])
+    files.make_dir(folder, exist_ok=False)
+    files.create_exclusive(os.path.join(folder, "script.sh"), script, executable=True)
     files.create_exclusive(os.path.join(folder, "sent.json"), files.to_json(dict(sent)))
     record = dict(submission, token=token, runs=[name], job_name=_job_name(name, token), t=time.time())
     record.update(process.this_process())
@@ -211,8 +212,7 @@ def _submit(
         return None
     mark = dict(process.this_process(), schema=1, t=time.time())
     files.create_exclusive(os.path.join(folder, "sending"), files.to_json(mark))
-    env = files.read_json(os.path.join(home, "environments", "%s.json" % sent["environment"]))
-    answer = slurm.sbatch(sent["argv"], script, env if env is not None else os.environ)
+    answer = slurm.sbatch(sent["argv"], script, env)
     if answer.kind == "accepted":
         files.create_exclusive(outcome_path, files.to_json({"kind": "accepted", "job_id": answer.job_id}))
     elif answer.kind != "unclear":

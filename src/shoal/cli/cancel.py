@@ -15,6 +15,7 @@ from shoal.cli.options import add_output, home_here
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from shoal.store.fold import RunView
+    from shoal.submit.cancelling import Cancelled
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     home = home_here()
     views = cancelling.live_among(home, select_runs(home, args.which))
     if args.dry_run or not views or (len(views) > 1 and not args.yes and not _agreed(views)):
-        cancelled = []
+        cancelled = cancelling.Cancelled([], {})
     else:
         cancelled = cancelling.cancel(home, views, os.environ)
         admit_everywhere(home)
@@ -53,22 +54,32 @@ def _agreed(views: list[RunView]) -> bool:
     return agreed(f"cancel {counts} runs of {where}?")
 
 
-def _show(args: argparse.Namespace, views: list, cancelled: list) -> None:  # type: ignore[type-arg]
+def _show(args: argparse.Namespace, views: list[RunView], cancelled: Cancelled) -> None:
     from shoal.views.render import print_json
 
     if args.json:
         print_json(
             {
                 "runs": [
-                    {"name": view.name, "state": view.state, "job_id": view.job_id, "cancelled": view.name in cancelled}
+                    {
+                        "name": view.name,
+                        "state": view.state,
+                        "job_id": view.job_id,
+                        "cancelled": view.name in cancelled.names,
+                        "ends_itself": view.name in cancelled.end_themselves,
+                    }
                     for view in views
                 ]
             }
         )
         return
     for view in views:
-        word = "cancelled" if view.name in cancelled else "would cancel" if args.dry_run else "left alone"
+        word = "cancelled" if view.name in cancelled.names else "would cancel" if args.dry_run else "left alone"
         print(view.name if args.quiet else f"{word} {view.name} ({view.state}{_job(view.job_id)})")
+    if cancelled.end_themselves and not args.quiet:
+        users = ", ".join(sorted(set(cancelled.end_themselves.values())))
+        count = len(cancelled.end_themselves)
+        print(f"{count} of these jobs belong to {users}: each stops at its next heartbeat, or when it starts")
     if not views and not args.quiet:
         print("nothing to cancel: none of these runs is queued or running")
 

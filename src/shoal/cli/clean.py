@@ -31,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only",
         action="append",
-        choices=("script", "attempt", "checkpoint", "log", "snapshot", "scratch"),
+        choices=("script", "attempt", "checkpoint", "log", "snapshot", "scratch", "temporary"),
         help="only these",
     )
     parser.add_argument("--apply", action="store_true", help="move what was found to backup_<timestamp>/")
@@ -65,7 +65,7 @@ def _find(args: argparse.Namespace, project: Project) -> list[Item]:
     from shoal.observe import observe
     from shoal.tidy.finding import near_copies
     from shoal.tidy.leftovers import KINDS, find_leftovers, read_left
-    from shoal.tidy.stale import stale_snapshots, unused_scratch
+    from shoal.tidy.stale import half_written, stale_snapshots, unused_scratch
     from shoal.units import parse_duration_s
 
     kinds = args.only or KINDS
@@ -75,6 +75,8 @@ def _find(args: argparse.Namespace, project: Project) -> list[Item]:
     found = find_leftovers(read_left(home, views), keep=args.keep, older_than_s=older_than_s, now_s=now_s, kinds=kinds)
     if "snapshot" in kinds:
         found += stale_snapshots(home, views, older_than_s=older_than_s, now_s=now_s)
+    if "temporary" in kinds:
+        found += half_written(home, now_s=now_s)
     if "scratch" in kinds:
         bases = [os.environ.get("SHOAL_SCRATCH"), *(cluster.scratch for cluster in project.clusters.values())]
         found += unused_scratch(bases, older_than_s=older_than_s, now_s=now_s)

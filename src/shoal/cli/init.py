@@ -2,6 +2,7 @@
 
     shoal init --dry-run      shows what would be written
     shoal init                writes it; an existing shoal.toml is never touched
+    shoal init --shared       the same, open to the group of the folder; also for a project that exists
 
 Works without Slurm too: the project then runs on this machine until a cluster is added.
 """
@@ -17,6 +18,9 @@ from pathlib import Path
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=Path(), help="the project's root (default: here)")
     parser.add_argument("--dry-run", action="store_true", help="print shoal.toml and write nothing")
+    parser.add_argument(
+        "--shared", action="store_true", help="Let the group of the project's folder submit, cancel and retry too"
+    )
     parser.add_argument("--json", action="store_true", help="what was found and written, as one document")
     parser.add_argument("-q", "--quiet", action="store_true", help="print nothing on success")
 
@@ -29,15 +33,33 @@ def run(args: argparse.Namespace) -> None:
     if not root.is_dir():
         raise InputError(f"{root} is not a folder", hint=f"mkdir -p {root}")
     if os.path.lexists(root / TOML_NAME) and not args.dry_run:
-        raise InputError(f"{root / TOML_NAME} exists and is left as it is", hint="shoal init --dry-run")
-    text, silent = draft()
+        if not args.shared:
+            raise InputError(f"{root / TOML_NAME} exists and is left as it is", hint="shoal init --dry-run")
+        _share(root)
+        if not args.quiet:
+            print(json.dumps({"schema": 1, "root": str(root), "shared": True}) if args.json else _shared_text(root))
+        return
+    text, silent = draft(shared=args.shared)
     files = plan_files(root, text)
     if not args.dry_run:
         write_files(files)
+        if args.shared:
+            _share(root)
     _render(args, root, text, files, silent)
 
 
-def draft() -> tuple[str, tuple[str, ...]]:
+def _share(root: Path) -> None:
+    from shoal.config.locate import home_of
+    from shoal.store.sharing import share
+
+    share(root, Path(home_of(root, os.environ)))
+
+
+def _shared_text(root: Path) -> str:
+    return f"shared {root} with the group {root.group()}"
+
+
+def draft(*, shared: bool = False) -> tuple[str, tuple[str, ...]]:
     """The text of shoal.toml for this machine, and which programs had no answer."""
     import getpass
     import shutil
@@ -47,9 +69,9 @@ def draft() -> tuple[str, tuple[str, ...]]:
     from shoal.config.scaffold import toml_text
 
     if shutil.which("sinfo") is None:
-        return toml_text(None), ("Slurm's programs are not on PATH",)
+        return toml_text(None, shared=shared), ("Slurm's programs are not on PATH",)
     facts = gather(os.environ, getpass.getuser())
-    return toml_text(draft_profile(facts, socket.gethostname())), facts.silent
+    return toml_text(draft_profile(facts, socket.gethostname()), shared=shared), facts.silent
 
 
 def plan_files(root: Path, text: str) -> dict[Path, str]:

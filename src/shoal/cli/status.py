@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
         from shoal.cli.watch import watch
 
         return watch(args, home)
+    from shoal.store.fold import CANCEL_REQUESTED
     from shoal.views import status
     from shoal.views.screen import screen_of
 
@@ -64,6 +65,10 @@ def run(args: argparse.Namespace) -> int:
 
         admit_everywhere(home)
     report = status.gather(home, filter_of(args))
+    if any(view.cause == CANCEL_REQUESTED for view in report.views):
+        from shoal.submit.cancelling import end_cancelled
+
+        end_cancelled(home, report.views, os.environ)
     everything = args.all or bool(args.state or args.last)
     status.show(
         report,

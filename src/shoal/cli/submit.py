@@ -59,13 +59,14 @@ def run(args: argparse.Namespace) -> int:
 
 def submit_files(args: argparse.Namespace, say: Teller) -> list[Result]:
     """What `submit` and `run` do with their files."""
+    from shoal.store.writing import open_home
     from shoal.submit.budget import set_limits
     from shoal.submit.scripts import submit_scripts
 
     project = project_here()
     cluster = cluster_for(project, args.on)
     if args.budget:
-        set_limits(str(project.home), cluster, args.budget)
+        set_limits(open_home(project.home, project.shared_by), cluster, args.budget)
     return submit_scripts(
         args.file,
         project,
@@ -94,15 +95,16 @@ def submit_calls(calls: Sequence[Call], *, secret: Sequence[str] = ()) -> int:
 def submit_added(added: Sequence[dict[str, Any]], *, on: str | None, quiet: bool, smoke: bool) -> list[Result]:
     """What `Experiment.submit` does in a file that a person runs with python."""
     from shoal.config.project import find_project
-    from shoal.plan.doors import keep, read_sweeps
+    from shoal.plan.doors import read_sweeps
     from shoal.plan.python_file import sweeps_of
+    from shoal.submit.carrying import keep_names
     from shoal.submit.orders import How
     from shoal.submit.scripts import submit_asked, tell_secrets
 
     project = find_project(Path(added[0]["place"].rpartition(":")[0]).absolute().parent, os.environ)
     cluster = cluster_for(project, on)
     asked, grown = read_sweeps(sweeps_of(added), project)
-    keep(str(project.home), grown)
+    keep_names(project, grown)
     with teller(argparse.Namespace(json=False, quiet=quiet)) as say:
         tell_secrets(os.environ, cluster, say)
         how = How(smoke="there" if smoke else None)

@@ -30,6 +30,12 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
     clusters: dict[str, Cluster]
     notify: Notify | None = None
     snapshot: bool = True
+    shared: bool = False
+
+    @property
+    def shared_by(self) -> Path | None:
+        """The folder whose group shares the project's state, if shoal.toml says so."""
+        return self.root if self.shared else None
 
     def step(self, name: str) -> Step:
         """A declared step, or an InputError that lists those that are."""
@@ -50,12 +56,13 @@ def load_project(root: Path, environ: Mapping[str, str]) -> Project:
     if not os.path.lexists(root / TOML_NAME):
         return bare_project(root, environ)
     document = read_document(root / TOML_NAME, TOML_NAME)
-    top = document.table(("steps", "clusters", "notify", "status", "snapshot"))
+    top = document.table(("steps", "clusters", "notify", "status", "snapshot", "shared"))
     steps = {name: parse_step(name, table) for name, table in top.tables("steps").items()}
     parse_columns(top)
     project = _assemble(root, environ, steps, _cluster_values(top), root / TOML_NAME)
     notify = parse_notify(top.table("notify", NOTIFY_KEYS))
-    return msgspec.structs.replace(project, notify=notify, snapshot=top.flag("snapshot") is not False)
+    snapshot, shared = top.flag("snapshot") is not False, top.flag("shared") is True
+    return msgspec.structs.replace(project, notify=notify, snapshot=snapshot, shared=shared)
 
 
 def project_or_bare(start: Path, environ: Mapping[str, str]) -> Project:

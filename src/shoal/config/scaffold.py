@@ -31,13 +31,20 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     comments: tuple[str, ...] = ()
 
 
-def toml_text(draft: Draft | None) -> str:
+def toml_text(draft: Draft | None, *, shared: bool = False) -> str:
     """A shoal.toml that loads, with a step that runs anywhere and the drafted profile, or a commented one."""
-    return f"{_STEPS}\n{_profile(draft) if draft else _EMPTY_PROFILE}"
+    return f"{_HEAD}{_SHARED if shared else ''}{_STEPS}\n{_profile(draft) if draft else _EMPTY_PROFILE}"
 
+
+_HEAD = """\
+# shoal.toml: the steps of this project, and the clusters it runs on.
+"""
+
+_SHARED = """\
+shared = true                       # the group of this folder submits, cancels and retries too
+"""
 
 _STEPS = """\
-# shoal.toml: the steps of this project, and the clusters it runs on.
 
 [steps.train]
 # What to run. Words are split as a shell would; a list is taken as it is.

@@ -2,7 +2,8 @@
 
 .shoal/
   project.json                      a random id of this project
-  agent/<hash>.pyz                  the agent, as one file; queued jobs keep the one they were submitted with
+  agent/<hash>.pyz                  the agent, as one file; queued jobs keep the one they were submitted with. In a
+                                    shared project agent/<uid>/<hash>.pyz: everybody executes their own
   notify.json                       whom jobs tell about an end or a failure
   notices/<experiment>.<event>.<n>  it was told; the first writer tells
   cache/squeue-<uid>.json           the last answer of Slurm, shared by all who watch
@@ -19,8 +20,10 @@
     outcome.json                    accepted with a job id, or void; the first writer decides
     slurm-*.out                     what Slurm and the set-up lines printed
   queue/<cluster>/                  the budget, and the submissions that wait for room under it (admission.py)
-  environments/<hash>.json          an environment without secrets, as it was when something was submitted
-  snapshots/<tree>/                 the code as it was when something was submitted; .json and .diff beside it
+  environments/<uid>/<hash>.json    an environment without secrets, as it was when something was submitted; for that
+                                    person's eyes only
+  snapshots/<tree>/                 the code as it was when something was submitted; .json and .diff beside it. In a
+                                    shared project snapshots/<uid>/<tree>/
   packages/<hash>.json              the packages of a Python that attempts or submissions used
   sweeps/<experiment>/<base>.<n>.json   what the names of a sweep's runs rest on
   search/<experiment>/<kind>.<engine>.jsonl   what runs had at the rungs of a search, as one engine saw it
@@ -48,6 +51,9 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Tuple
 STATES = ("start", "live", "end", "lost")
 #: Letters of a submission's token: none that people confuse.
 TOKEN_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"  # noqa: S105
+ENVIRONMENTS = "environments"
+#: A tree is 16 letters and digits, and no user has so long a number.
+_WHOSE_SNAPSHOT = re.compile(r"/snapshots/(\d{1,10})/[0-9a-f]{16}/")
 _NUMBERED = re.compile(r"(spec|submit|attempt)\.(\d+)\.(\w+)(?:\.(\d+))?\Z")
 
 
@@ -71,6 +77,17 @@ def run_dir(home: str, name: str) -> str:
 def search_dir(home: str, name: str) -> str:
     """Where the search that a run takes part in notes what runs had at its rungs."""
     return os.path.join(home, "search", name.split("/")[0])
+
+
+def snapshots_dir(home: str, shared: bool) -> str:
+    """Where this user's snapshots of code stand; in a shared project nobody executes those of others."""
+    return os.path.join(home, "snapshots", *([str(os.getuid())] if shared else []))
+
+
+def is_own_snapshot(path: str) -> bool:
+    """Whether a folder of a snapshot is not another user's; in a private project they have no user in their path."""
+    whose = _WHOSE_SNAPSHOT.search(path + "/")
+    return whose is None or os.stat(path).st_uid == os.getuid() == int(whose.group(1))
 
 
 def home_of(run_dir: str) -> str:

@@ -81,9 +81,9 @@ class Lease:
         return self._live(self.renewals)
 
     @property
-    def room_at(self) -> int:
-        """Where the room for the end record begins."""
-        return self._room_at
+    def is_over(self) -> bool:
+        """Whether it has ended, or is known to be closed."""
+        return self._over is not None
 
     def renew(self) -> str:
         """held, lost (somebody has closed it), over (it has ended) or unknown (the file server did not say)."""

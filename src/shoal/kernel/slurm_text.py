@@ -40,7 +40,7 @@ ENDED_WORDS = {
     "CANCELLED": "cancelled",
     "REVOKED": "cancelled",
 }
-SQUEUE_FIELDS = "%A|%F|%K|%T|%N|%a|%r|%j"
+SQUEUE_FIELDS = "%A|%F|%K|%T|%N|%a|%U|%r|%j"
 SACCT_FIELDS = "JobID,JobIDRaw,State,ExitCode,NodeList,JobName"
 _CANCELLED_BY = re.compile(r"CANCELLED by (\S+)")
 _EXIT = re.compile(r"(\d+):(\d+)")
@@ -90,6 +90,7 @@ class JobRow(NamedTuple):
     by: Optional[str] = None
     oom_step: bool = False
     account: Optional[str] = None
+    uid: Optional[int] = None
 
     @property
     def label(self) -> str:
@@ -139,9 +140,9 @@ def parse_squeue(text: str) -> List[JobRow]:
     rows = []
     for line in text.splitlines():
         fields = line.split("|")
-        if len(fields) < 8:
+        if len(fields) < 9:
             continue
-        job_id, array_job_id, index, word, node, account = fields[:6]
+        job_id, array_job_id, index, word, node, account, uid = fields[:7]
         rows.append(
             JobRow(
                 job_id,
@@ -150,8 +151,9 @@ def parse_squeue(text: str) -> List[JobRow]:
                 task=_index(index),
                 array_job_id=array_job_id,
                 node=node or None,
-                reason="|".join(fields[6:-1]) or None,
+                reason="|".join(fields[7:-1]) or None,
                 account=account,
+                uid=_index(uid),
             )
         )
     return rows

@@ -156,12 +156,18 @@ def own_options(
 
 
 def script_text(
-    planned: PlannedSubmission, folder: str, agent: str, root: str, token: str, python: str = sys.executable
+    planned: PlannedSubmission,
+    folder: str,
+    agent: str,
+    root: str,
+    token: str,
+    python: str = sys.executable,
+    shared: bool = False,
 ) -> str:
     """The batch script: header, the cluster's set-up, and the agent that runs the step.
 
     The job name in the header has no token: whoever submits this file by hand means another run of it, and the agent
-    tells the two apart by the token.
+    tells the two apart by the token. In a `shared` project it executes no agent but that of whoever runs the script.
     """
     first = planned.runs[0].spec
     what = first.name if len(planned.runs) == 1 else f"{len(planned.runs)} runs, the first {first.name}"
@@ -182,12 +188,18 @@ def script_text(
             *_shape(planned),
             f"python={shell_quote(python)}",
             '[ -x "$python" ] || python=python3',
+            *([_own_agent_only(agent)] if shared else []),
             "set_up",
             f'exec "$python" -I {shell_quote(agent)} {role}{shell_quote(folder)} \\',
             f'    {words}--set-up-exit "$?"',
         )
     )
     return f"{header(options, comments)}\n{set_up(planned.resolved.cluster)}\n{launch}\n"
+
+
+def _own_agent_only(agent: str) -> str:
+    said = f"shoal: not started: {agent} is another user's file; use shoal retry"
+    return f"[[ -O {shell_quote(agent)} ]] || {{ echo {shell_quote(said)} >&2; exit 1; }}"
 
 
 def _shape(planned: PlannedSubmission) -> list[str]:

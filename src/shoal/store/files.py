@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import shlex
 import shutil
 
@@ -28,7 +29,8 @@ def as_disk_error(error: OSError) -> DiskError | None:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         space = f" ({shutil.disk_usage(folder).free // 1_000_000} MB free)"
     reason = (error.strerror or "disk error").lower()
-    return DiskError(f"cannot write {path}: {reason}{space}", hint=_remedy(error.errno, folder, _is_state(path)))
+    doing = "open" if error.errno == errno.EACCES else "write"
+    return DiskError(f"cannot {doing} {path}: {reason}{space}", hint=_remedy(error.errno, folder, _is_state(path)))
 
 
 def full_disk_hint(folder: str, otherwise: str = "choose another folder") -> str:
@@ -44,7 +46,20 @@ def _remedy(code: int | None, folder: str, is_state: bool) -> str:
         return f"quota -s   # remove something, or {otherwise}"
     if code == errno.EIO:
         return "the disk or file server reports an error: ask whoever runs it"
+    owner = _other_owner(folder)
+    if is_state and owner is not None:
+        # Not SHOAL_HOME: in another state folder the runs of this project would all be new, and run again.
+        return f"ask {owner} to share the project: shoal init --shared"
     return f"ls -ld {shlex.quote(folder)}   # you may not write there: {otherwise}"
+
+
+def _other_owner(folder: str) -> str | None:
+    """The user who could open a folder to us; None if it is our own, or nobody knows."""
+    try:
+        uid = os.stat(folder).st_uid
+        return None if uid == os.geteuid() else pwd.getpwuid(uid).pw_name
+    except (OSError, KeyError):
+        return None
 
 
 def _is_state(path: str) -> bool:

@@ -25,6 +25,9 @@ _PACK_STOPS = {
     "probe": ("new", "it was probed, and its pack ended before its turn"),
 }
 
+#: The cause of a run that was cancelled and whose job Slurm still has.
+CANCEL_REQUESTED = "cancel requested"
+
 
 class Evidence(NamedTuple):
     """What was learnt about a run outside its folder, at one moment.
@@ -242,7 +245,7 @@ def _in_slurm(files: RunFiles, row: JobRow, view: dict[str, Any]) -> RunView:
     if state in ("pending", "stuck") and files.end is not None:
         reason = f"requeued after attempt {files.end.attempt}; {reason}" if reason else "requeued"
     if files.cancelled:
-        reason = "cancel requested"
+        reason = CANCEL_REQUESTED
     cause = reason if state != "running" or files.cancelled else None
     if state == "running" and files.end is not None and files.end.attempt == files.names.attempt:
         cause = f"stopping after {files.end.stopped_by}"

@@ -47,7 +47,7 @@ class Submission(Record, frozen=True, kw_only=True):
     """Intent: these runs, as one Slurm job (or array), or as processes on this machine.
 
     `shape` is None for a job of its own or an array; the runs of a "pack" or of "pilots" wait in a queue in there.
-    `needs` are runs that must be done before it starts.
+    `needs` are runs that must be done before it starts. `uid` alone sends it, continues its runs and cancels its job.
     """
 
     token: str

@@ -16,6 +16,7 @@ from shoal.model import RunSpec
 from shoal.store import records
 from shoal.store.reading import RunFiles, read_spec
 from shoal.store.records import Claim, DamagedRecord, Outcome, Submission, Verdict
+from shoal.store.sharing import make_shared
 
 #: Small durable writes wait for the disk, not for the processor; eight at a time is where ext4 and NFS stop gaining.
 _WRITERS = 8
@@ -23,14 +24,25 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
-def open_home(home: Path) -> str:
-    """Make the state folder if need be (private to the user, or as its owner has made it), and return it."""
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    mode = home.stat()
-    if mode.st_mode & 0o002:
+def open_home(home: Path, shared_by: Path | None = None) -> str:
+    """Make the state folder if need be, and return it: private to the user, or as its owner has made it.
+
+    `shared_by` is the root of a project that says `shared = true`: its group gets the state too. From here on this
+    process makes files that the group can use, if the state folder is shared.
+    """
+    if shared_by is not None and not files.is_shared(str(shared_by)):
+        raise InputError(f"shared = true, but the group cannot write in {shared_by}", hint="shoal init --shared")
+    if not home.exists():
+        home.mkdir(mode=files.PRIVATE, parents=True, exist_ok=True)
+        if shared_by is not None:
+            make_shared(home, shared_by.stat().st_gid)
+    if home.stat().st_mode & 0o002:
         raise InputError(f"anybody may write in {home}, so nothing in it can be trusted", hint=f"chmod o-w {home}")
+    if shared_by is not None and not files.is_shared(str(home)):
+        raise InputError(f"shared = true, but {home} is private to {home.owner()}", hint="shoal init --shared")
+    files.open_umask(str(home))
     for name in ("runs", "submissions"):
-        (home / name).mkdir(exist_ok=True)
+        files.make_dir(str(home / name))
     return str(home)
 
 
@@ -61,7 +73,7 @@ def keep_notify(home: str, settings: msgspec.Struct | None) -> None:
 def record_spec(home: str, spec: RunSpec) -> RunSpec:
     """Keep what the run is, under its revision; a spec that stands there already must be the same run."""
     folder = layout.run_dir(home, spec.name)
-    os.makedirs(folder, exist_ok=True)
+    files.make_dir(folder)
     path = os.path.join(folder, layout.spec_file(spec.revision))
     # The claim that follows in the same folder syncs the folder for both; a spec without a claim is worth nothing.
     if not files.create_exclusive(path, files.to_json(msgspec.to_builtins(spec)), sync_folder=False):
@@ -86,12 +98,12 @@ def open_submission(
     `opened` is called when the files can be read and are not yet on disk: what takes a while to begin may begin then.
     """
     folder = layout.submission_dir(home, submission.token)
-    os.makedirs(folder)
+    files.make_dir(folder, exist_ok=False)
     parts = {"script.sh": script.encode("utf-8", "surrogateescape"), "submission.json": records.encode(submission)}
     if queue is not None:
         parts["pack.json"] = files.to_json(queue)
     for name, data in parts.items():
-        files.create_exclusive(os.path.join(folder, name), data, sync=False)
+        files.create_exclusive(os.path.join(folder, name), data, sync=False, executable=name == "script.sh")
     opened()
     files.sync_records([os.path.join(folder, name) for name in parts])
 

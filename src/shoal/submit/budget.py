@@ -149,7 +149,7 @@ def _written(home: str, queue: str) -> dict[str, Any]:
 
 def _write(home: str, queue: str, limits: Mapping[str, Any]) -> None:
     folder = admission.queue_dir(home, queue)
-    os.makedirs(folder, exist_ok=True)
+    files.make_dir(folder)
     files.replace(os.path.join(folder, "limits.json"), files.to_json({"schema": 1, **limits}))
 
 

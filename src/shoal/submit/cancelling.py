@@ -1,23 +1,36 @@
-"""Stop runs: the wish is written down first, then Slurm or the process is told. The agent obeys the file as well."""
+"""Stop runs: the wish is written down first, then Slurm or the process is told. The agent obeys the file as well.
+
+The job of another user of a shared project is not ours to cancel, and Slurm would refuse it: its agent reads the wish.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from shoal.agent.trial import trials_of
 from shoal.backends.slurm.query import scancel, squeue
 from shoal.errors import SchedulerError
 from shoal.kernel import process
+from shoal.kernel.files import is_shared
 from shoal.kernel.slurm_text import ENDED_WORDS
 from shoal.model import LIVE
 from shoal.observe import observe
 from shoal.store import writing
-from shoal.store.fold import RunView
+from shoal.store.fold import CANCEL_REQUESTED, RunView
 from shoal.store.reading import Reader
 from shoal.store.records import Submission
+
+
+class Cancelled(NamedTuple):
+    """The runs that were cancelled; of these, run -> user, those whose job another user has and which ends itself."""
+
+    names: list[str]
+    end_themselves: dict[str, str]
 
 
 def live_among(home: str, names: Sequence[str]) -> list[RunView]:
@@ -25,11 +38,12 @@ def live_among(home: str, names: Sequence[str]) -> list[RunView]:
     return [view for view in views.values() if view.state in LIVE]
 
 
-def cancel(home: str, views: Sequence[RunView], environ: Mapping[str, str]) -> list[str]:
-    """Cancel these runs, and trials that would take them over, and return the names of the former.
+def cancel(home: str, views: Sequence[RunView], environ: Mapping[str, str]) -> Cancelled:
+    """Cancel these runs, and trials that would take them over; the result names the former.
 
-    After success each has its wish on disk, which the fence and the heartbeat obey, and its job is being ended. When
-    Slurm does not answer, SchedulerError: the wish stands, and a job that starts later ends itself at once.
+    After success each has its wish on disk, which the fence and the heartbeat obey, and its job is being ended, or ends
+    itself where it is another user's. When Slurm does not answer, SchedulerError: the wish stands, and a job that
+    starts later ends itself at once.
     """
     names = [view.name for view in views]
     trials = [trial for name in names for trial in trials_of(home, name) if trial not in names]
@@ -37,13 +51,17 @@ def cancel(home: str, views: Sequence[RunView], environ: Mapping[str, str]) -> l
     reader = Reader(home)
     jobs: dict[str, list[int | None]] = {}
     queues: dict[str, Submission] = {}
+    end_themselves: dict[str, str] = {}
     for view in views:
         writing.request_cancel(home, view.name, view.generation, {"t": time.time(), "user": os.environ.get("USER", "")})
         files = reader.run(view.name)
         submission = files.origin.submission if files.origin else None
         if files.claim is None or submission is None:
             continue
-        if submission.shape is not None:
+        if not process.is_ours({"uid": submission.uid}) and os.geteuid() != 0:
+            if view.state in ("pending", "running", "unknown"):
+                end_themselves[view.name] = submission.user
+        elif submission.shape is not None:
             queues.setdefault(files.claim.token, submission)  # the engine sees the wish; the others go on
         elif submission.backend == "slurm":
             jobs.setdefault(files.claim.token, []).append(files.claim.index if len(submission.runs) > 1 else None)
@@ -54,7 +72,17 @@ def cancel(home: str, views: Sequence[RunView], environ: Mapping[str, str]) -> l
             jobs[token] = [None, *range(len(submission.runs))]
     if jobs:
         _cancel_jobs(jobs, environ)
-    return names
+    return Cancelled(names, {name: user for name, user in end_themselves.items() if name in names})
+
+
+def end_cancelled(home: str, views: Sequence[RunView], environ: Mapping[str, str]) -> None:
+    """In a shared project: cancel our own jobs that wait in Slurm's queue and whose runs another user cancelled."""
+    if not is_shared(home):
+        return
+    waiting = [view for view in views if view.state in ("pending", "stuck") and view.cause == CANCEL_REQUESTED]
+    if waiting:
+        with contextlib.suppress(SchedulerError):  # the wish stands
+            cancel(home, waiting, environ)
 
 
 def _still_wanted(home: str, submission: Submission, reader: Reader) -> bool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from shoal.agent import stages
 from shoal.config.cluster import LOCAL, Cluster
 from shoal.config.project import Project
 from shoal.errors import DiskError, InputError, SchedulerError
 from shoal.observe import observe
+from shoal.plan.doors import Grown, keep
 from shoal.plan.submissions import PlannedSubmission, lay_out
 from shoal.store import writing
 from shoal.store.fold import RunView
@@ -45,8 +45,9 @@ def carry_out(
     admit_everywhere(home)
     if not order.submissions:
         return errand.results
+    writing.open_home(project.home, project.shared_by)
     if snapshot and project.snapshot:
-        errand.code = take(project.root, Path(writing.open_home(project.home)), environ)
+        errand.code = take(project.root, project.home, environ)
     gate = open_gate(home, cluster, order.submissions, environ)
     now, later = (order.submissions, []) if gate is None else gate.split(order.submissions)
     try:
@@ -57,6 +58,12 @@ def carry_out(
         if gate is not None:
             gate.close()
     return errand.results
+
+
+def keep_names(project: Project, grown: Sequence[Grown]) -> None:
+    """Keep what the names of sweeps rest on; the state folder may not be there yet."""
+    if grown:
+        keep(writing.open_home(project.home, project.shared_by), grown)
 
 
 def smoke_here(

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 
 from shoal.config.project import Project
+from shoal.kernel.files import refuse_foreign
 from shoal.submit.transaction import Claimed, accept_here
 
 
@@ -22,6 +23,7 @@ def run_here(claimed: Claimed, project: Project, environ: Mapping[str, str], *, 
     accept_here(str(project.home), claimed.token)
     env = {**environ, "SHOAL_TOKEN": claimed.token, "SHOAL_FOLLOW": "1" if follow else "0"}
     script = os.path.join(claimed.folder, "script.sh")
+    refuse_foreign(script)
     agent: subprocess.Popen[bytes] | None = None
 
     def end(number: int, frame: object) -> None:

@@ -36,6 +36,7 @@ class EngineHere:
         env = {**self._environ, **own, "SHOAL_PARENT": str(os.getpid())}
         self._folder = folder
         argv = ["bash", os.path.join(folder, "script.sh")]
+        files.refuse_foreign(argv[1])
         engine = subprocess.Popen(argv, env=env, cwd=self._project.root, stdout=sys.stderr)
         self._before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
         for number in (signal.SIGTERM, signal.SIGHUP):

@@ -15,9 +15,9 @@ from shoal.model import AS_MEANT, Request
 from shoal.pack.commands import runs_of_file, sweep_of
 from shoal.pack.options import PackOptions
 from shoal.plan.describe import Asked
-from shoal.plan.doors import Grown, keep, read_sweeps
+from shoal.plan.doors import Grown, read_sweeps
 from shoal.plan.submissions import PlannedRun, PlannedSubmission
-from shoal.submit.carrying import carry_out
+from shoal.submit.carrying import carry_out, keep_names
 from shoal.submit.orders import How, Result, prepare
 from shoal.sweep.blocks import with_flags
 
@@ -93,6 +93,6 @@ def pack_commands(
     planned = order.submissions[0] if order.submissions else None
     if dry_run:
         return Packed(str(project.home), names, order.left_alone, planned, cluster.is_local, True, began)
-    keep(str(project.home), grown)
+    keep_names(project, grown)
     results = carry_out(order, project, cluster, environ, follow=follow)
     return Packed(str(project.home), names, results, planned, cluster.is_local, False, began)

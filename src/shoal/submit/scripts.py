@@ -14,9 +14,9 @@ from shoal.errors import InputError
 from shoal.names import parse_script_path
 from shoal.plan.calls import Call
 from shoal.plan.describe import Asked, describe, seeds_in
-from shoal.plan.doors import SUFFIXES, Grown, Wish, keep, read_file
+from shoal.plan.doors import SUFFIXES, Grown, Wish, read_file
 from shoal.submit.cancelling import cancel
-from shoal.submit.carrying import carry_out, smoke_here
+from shoal.submit.carrying import carry_out, keep_names, smoke_here
 from shoal.submit.orders import DEFAULT, How, Order, Result, prepare
 from shoal.submit.pruning import removed
 from shoal.units import natural
@@ -94,7 +94,7 @@ def submit_scripts(
     asked, grown = read_scripts(paths, project, environ, wish)
     cluster = where(asked, project, cluster, environ, on)
     tell_secrets(environ, cluster, tell)
-    keep(str(project.home), grown)
+    keep_names(project, grown)
     _prune(project, grown, asked, environ, tell, prune)
     return submit_asked(asked, project, cluster, environ, tell=tell, follow=follow, how=how)
 

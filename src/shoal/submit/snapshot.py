@@ -8,7 +8,6 @@ if it had just been put there: a list of usual names and its .shoalignore say wh
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shoal.errors import ShoalError
+from shoal.kernel import layout
+from shoal.kernel.files import is_shared, make_dir, refuse_foreign, replace, to_json
 
 #: An untracked file larger than this is data, and is linked like what git ignores.
 _LARGEST_UNTRACKED = 5 << 20
@@ -92,14 +93,16 @@ def take(root: Path, home: Path, environ: Mapping[str, str]) -> Code | None:
         kept_out = _add_everything(git, Path(top), home, root, ignore)
         tree = git.must("write-tree")
         commit = git.ask("rev-parse", "--verify", "HEAD")
-        target = home / "snapshots" / tree[:16]
+        shared = is_shared(str(home))
+        target = Path(layout.snapshots_dir(str(home), shared)) / tree[:16]
         difference = git.text("diff", "--cached", "--binary", commit) if commit else ""
         if not target.exists():
-            _write(git, Path(top), target, kept_out)
+            _write(git, Path(top), target, kept_out, shared)
             facts = {"schema": 1, "commit": commit, "tree": tree, "branch": git.ask("branch", "--show-current")}
-            target.with_suffix(".json").write_text(json.dumps({**facts, "changed": bool(difference)}) + "\n")
+            replace(f"{target}.json", to_json({**facts, "changed": bool(difference)}), sync=False)
             if difference:
-                target.with_suffix(".diff").write_text(difference, "utf-8", "surrogateescape")
+                replace(f"{target}.diff", difference.encode("utf-8", "surrogateescape"), sync=False)
+        refuse_foreign(str(target))
         os.utime(target)  # its last use, for `shoal clean`
     inside = os.path.relpath(root.resolve(), Path(top).resolve())
     return Code(os.path.normpath(target / inside), commit, tree, bool(difference))
@@ -130,9 +133,13 @@ def _add_everything(git: _Git, top: Path, home: Path, root: Path, ignore: str) -
     return out
 
 
-def _write(git: _Git, top: Path, target: Path, kept_out: Sequence[str]) -> None:
-    """Write the tree beside its name and rename it, so that nobody ever starts in half of one."""
-    target.parent.mkdir(exist_ok=True)
+def _write(git: _Git, top: Path, target: Path, kept_out: Sequence[str], shared: bool) -> None:
+    """Write the tree beside its name and rename it, so that nobody ever starts in half of one.
+
+    In a shared project the group can read it and only its owner change it.
+    """
+    make_dir(str(target.parent))
+    umask = os.umask(0o027) if shared else None
     partial = Path(tempfile.mkdtemp(prefix=f"{target.name}.tmp-", dir=target.parent))
     try:
         git.must("checkout-index", "--all", f"--prefix={partial}/")
@@ -142,12 +149,15 @@ def _write(git: _Git, top: Path, target: Path, kept_out: Sequence[str]) -> None:
         ]
         for name in (*ignored, *modules, *kept_out):
             _link(top / name.rstrip("/"), partial / name.rstrip("/"))
-        partial.chmod(0o755)
+        partial.chmod(0o750 if shared else 0o755)
         os.rename(partial, target)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         if not target.exists():  # another command may have written the same tree meanwhile
             raise
+    finally:
+        if umask is not None:
+            os.umask(umask)
 
 
 def _link(original: Path, link: Path) -> None:

@@ -79,7 +79,7 @@ def claim_runs(
     the intent can be read: an engine on this machine begins while the intent gets to the disk and runs are still being
     claimed. Each run is recorded before it is claimed, and claimed before it can start.
     """
-    root, home = str(project.root), writing.open_home(project.home)
+    root, home = str(project.root), writing.open_home(project.home, project.shared_by)
     reach("before-spec")
     ids = writing.project_id(home)
     writing.keep_notify(home, project.notify)
@@ -90,7 +90,7 @@ def claim_runs(
     token, agent = new_token(), ship(home)
     submission = _intent(planned, [spec.name for spec in specs], token, backend, environ, clock, code)
     folder = os.path.join(home, "submissions", token)
-    script = script_text(planned, folder, agent, root, token)
+    script = script_text(planned, folder, agent, root, token, shared=files.is_shared(home))
     reach("before-submission")
     queue = planned.pack.record(local=backend == "local") if planned.pack is not None else None
     begin = (lambda: None) if opened is None else functools.partial(opened, token, folder)

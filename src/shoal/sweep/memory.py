@@ -33,7 +33,7 @@ def keep_naming(home: str, experiment: str, base: str, number: int, naming: Nami
     _, kept = read_naming(home, experiment, base)
     if kept == naming:
         return
-    os.makedirs(os.path.join(home, "sweeps", experiment), exist_ok=True)
+    files.make_dir(os.path.join(home, "sweeps", experiment))
     record = {"schema": 1, "bases": dict(naming.bases), "shown": list(naming.shown), "defaults": dict(naming.defaults)}
     if not files.create_exclusive(_path(home, experiment, base, number + 1), files.to_json(record)):
         raise InputError(

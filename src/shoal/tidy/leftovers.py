@@ -21,7 +21,7 @@ from shoal.store.records import Claim, DamagedRecord
 
 #: Preempted and lost runs may come back without asking, so they are not in this list.
 SURELY_ENDED = frozenset({"done", "failed", "oom", "timeout", "node_fail", "cancelled", "stopped"})
-KINDS = ("script", "attempt", "checkpoint", "log", "snapshot", "scratch")
+KINDS = ("script", "attempt", "checkpoint", "log", "snapshot", "scratch", "temporary")
 
 
 class Item(NamedTuple):

@@ -1,4 +1,5 @@
-"""Snapshots of code that no run needs any more, and staged data on this machine's scratch that nobody has used lately.
+"""Snapshots of code that no run needs any more, temporary files of writers that were killed, and staged data on this
+machine's scratch that nobody has used lately.
 
 A snapshot stays for as long as a run that executes it may still start. Its .json and .diff, which say what the code
 was, always stay. Staged data are copies: what goes is staged again when a job asks for it.
@@ -6,22 +7,25 @@ was, always stay. Staged data are copies: what goes is staged again when a job a
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 
 from shoal.agent import cache
 from shoal.kernel import layout
-from shoal.kernel.files import names_in
+from shoal.kernel.files import TEMP_MARK, is_shared, names_in
 from shoal.store import records
 from shoal.store.fold import RunView
 from shoal.store.records import DamagedRecord, Submission
 from shoal.tidy.leftovers import SURELY_ENDED, Item, size_of
 from shoal.units import format_duration
 
+_WRITTEN_S = 86400.0
+
 
 def stale_snapshots(home: str, views: Mapping[str, RunView], *, older_than_s: float, now_s: float) -> list[Item]:
     """Snapshots that were last used some time ago, and by runs that have all surely ended."""
-    folder = os.path.join(home, "snapshots")
+    folder = layout.snapshots_dir(home, is_shared(home))  # in a shared project: this user's own
     names = [name for name in sorted(names_in(folder)) if os.path.isdir(os.path.join(folder, name))]
     wanted = set(_used(home, views)) if names else set()
     found = []
@@ -37,7 +41,7 @@ def stale_snapshots(home: str, views: Mapping[str, RunView], *, older_than_s: fl
 
 def _used(home: str, views: Mapping[str, RunView]) -> Iterator[str]:
     """Names of the snapshots that a run may still be started in; a record that cannot be read keeps all of them."""
-    root = os.path.join(home, "snapshots")
+    root = layout.snapshots_dir(home, is_shared(home))
     for token in names_in(layout.submissions_dir(home)):
         try:
             path = os.path.join(layout.submission_dir(home, token), "submission.json")
@@ -49,6 +53,23 @@ def _used(home: str, views: Mapping[str, RunView]) -> Iterator[str]:
             continue
         if any(name not in views or views[name].state not in SURELY_ENDED for name in submission.runs):
             yield os.path.relpath(submission.code, root).split(os.sep)[0]
+
+
+def half_written(home: str, *, now_s: float) -> list[Item]:
+    """Temporary files of records that nobody finished. A write takes seconds: after a day its writer is gone."""
+    found = []
+    for folder, below, names in os.walk(home):
+        below[:] = [name for name in below if name != "snapshots"]  # those are the user's files
+        for name in names:
+            if TEMP_MARK not in name:
+                continue
+            path = os.path.join(folder, name)
+            with contextlib.suppress(OSError):  # it has just been finished
+                age_s = now_s - os.stat(path).st_mtime
+                if age_s > _WRITTEN_S:
+                    reason = f"a file that was never finished, {format_duration(age_s)} old"
+                    found.append(Item(path, "temporary", reason, size_of(path)))
+    return found
 
 
 def unused_scratch(bases: Iterable[str | None], *, older_than_s: float, now_s: float) -> list[Item]:

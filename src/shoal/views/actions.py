@@ -21,7 +21,7 @@ def cancel(home: str, names: Sequence[str]) -> str:
     from shoal.submit import cancelling
 
     views = cancelling.live_among(home, list(names))
-    done = cancelling.cancel(home, views, os.environ) if views else []
+    done = cancelling.cancel(home, views, os.environ).names if views else []
     return f"cancelled {len(done)} of {len(names)}"
 
 

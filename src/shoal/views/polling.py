@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from shoal.backends.slurm.query import Snapshot, by_token, squeue
-from shoal.kernel.files import replace
+from shoal.kernel.files import make_dir, replace
 from shoal.kernel.slurm import QUERY_TIMEOUT_S
 from shoal.kernel.slurm_text import JobRow
 
@@ -130,7 +130,9 @@ class SharedSlurm:
     def _begin_asking(self) -> bool:
         """Win the right to ask; a mark older than Slurm's longest answer was left by somebody who was killed."""
         try:
-            os.makedirs(self._folder, mode=0o700, exist_ok=True)
+            if not os.path.isdir(os.path.dirname(self._folder)):
+                return True  # Nothing was submitted yet, and it is not for a view to make the state folder.
+            make_dir(self._folder)
         except OSError:
             return True  # A folder that is not ours to write in: ask for ourselves.
         for _ in range(2):

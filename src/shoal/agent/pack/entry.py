@@ -30,6 +30,7 @@ def main(argv: List[str]) -> int:
     """Exit code of the allocation; see Engine. 0 also if this job came too late and must not work."""
     folder = os.path.abspath(argv[0])
     options = dict(zip(argv[1::2], argv[2::2]))
+    files.open_umask(folder)
     environ = dict(os.environ)
     try:
         submission = files.read_json(os.path.join(folder, "submission.json"))

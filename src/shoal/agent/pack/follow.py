@@ -27,8 +27,8 @@ def submit_follow_up(folder: str, job_name: str, me: Mapping[str, Any], most: in
     if me.get("array_job_id"):
         argv.append("--array=%s" % environ["SLURM_ARRAY_TASK_ID"])
     elsewhere, avoided = _avoid(folder, nodes.ask_slurm(environ))
-    with open(os.path.join(folder, "script.sh"), "rb") as file:
-        answer = slurm.sbatch([*argv, *elsewhere], file.read(), environ)
+    script = files.read_own(os.path.join(folder, "script.sh"))
+    answer = slurm.sbatch([*argv, *elsewhere], script, environ)
     if answer.kind != "accepted":
         return answer.message
     # The other tasks of an array may still work: whoever waits for it now waits for both.

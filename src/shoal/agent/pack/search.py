@@ -125,7 +125,7 @@ class Board:
     def note(self, name: str, revision: int, report: Report) -> None:
         """Not synced: after a power cut the run's own metrics.jsonl still tells."""
         folder = layout.search_dir(self._home, name)
-        os.makedirs(folder, exist_ok=True)
+        files.make_dir(folder)
         line = {"run": name, "revision": revision, "rung": report.rung, "value": report.value}
         with open(os.path.join(folder, "%s.%s.jsonl" % (self._prefix, self._engine)), "ab") as file:
             file.write(files.to_json(line))
