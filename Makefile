@@ -1,6 +1,7 @@
 # make demo   a small example on this machine, no Slurm needed
 # make test   everything: lint, types, unit tests, and the tests on a real Slurm that the sandbox starts
-# Both build .venv/ here; .venv/bin/shoal is then the command.
+# make chaos  random faults on that Slurm while commands race: SEEDS=20, LAUNCHER=shoal, naive or submitit
+# All build .venv/ here; .venv/bin/shoal is then the command.
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +11,7 @@ PARALLEL := -n 3 --dist loadfile
 PACKAGES := slurm-wlm slurmdbd slurm-wlm-basic-plugins slurm-wlm-mysql-plugin munge mariadb-server iproute2 \
             squashfs-tools chromium chromium-driver zsh fish tcc charliecloud-runtime podman runc
 
-.PHONY: demo test lint types unit slurm packages bench clean
+.PHONY: demo test lint types unit slurm chaos packages bench clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/shoal demo
@@ -30,6 +31,11 @@ unit: $(VENV)/.installed-test packages
 
 slurm: $(VENV)/.installed-test packages
 	$(BIN)/pytest -q $(PARALLEL) -m slurm
+
+SEEDS ?= 20
+LAUNCHER ?= shoal
+chaos: $(VENV)/.installed-test packages
+	cd tests && ../$(BIN)/python -m chaos --seeds $(SEEDS) --launcher $(LAUNCHER)
 
 bench: $(VENV)/.installed-test packages
 	$(BIN)/python -m benchmarks
