@@ -49,7 +49,7 @@ def _begin(claim: fence.Claim, number: int, **start: object) -> lease.Lease:
 
 
 def _admit(claim: fence.Claim, **me: object) -> None:
-    fence.settle(_submission(claim), me)
+    fence.settle(_home(claim), claim.token, me)
     fence.admit(claim, layout.parse_names(os.listdir(claim.run_dir)), me)
 
 

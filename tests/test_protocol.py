@@ -248,7 +248,7 @@ class Protocol(RuleBasedStateMachine):
         run_dir = layout.run_dir(self.home, SPEC.name)
         try:
             claim = fence.find_claim(run_dir, job.token)
-            fence.settle(layout.submission_dir(self.home, job.token), {"job_id": str(job.number)})
+            fence.settle(self.home, job.token, {"job_id": str(job.number)})
         except fence.Fenced:
             job.word = "COMPLETED"
             return

@@ -121,7 +121,7 @@ def _admit(home: str, name: str, submission: Dict[str, Any], link: guard.Link) -
         me = dict(process.identity(link.guard_pid), **own)
         token = "".join(random.SystemRandom().choice(layout.TOKEN_LETTERS) for _ in submission["token"])
         claim = by_hand.claim_again(home, name, submission, token, me)
-    fence.settle(layout.submission_dir(home, token), me)
+    fence.settle(home, token, me)
     return claim, me
 
 

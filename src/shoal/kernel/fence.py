@@ -9,7 +9,8 @@ hand over, and waits until that has ended, or has been silent for longer than it
 import os
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
 
-from . import files, layout, lease
+from . import files, layout, lease, submission
+from .records import Outcome
 
 #: Why an attempt was stopped, after which the same generation may go on: the run was interrupted, it did not fail.
 INTERRUPTED = ("SIGTERM", "SIGINT", "SIGHUP", "walltime", "lost", "probe", "handover")
@@ -62,18 +63,13 @@ def find_claim(run_dir: str, token: str) -> Claim:
     raise Fenced("the run belongs to another submission")
 
 
-def settle(submission_dir: str, me: Mapping[str, Any]) -> None:
+def settle(home: str, token: str, me: Mapping[str, Any]) -> None:
     """Accepted or given up? This job is the best witness, and whoever writes the outcome first decides: from here on
     nobody can give the submission up while its job runs."""
-    path = os.path.join(submission_dir, layout.outcome_file())
-    outcome = files.read_json(path)
-    if outcome is None:
-        job_id = me.get("array_job_id") or me.get("job_id")
-        outcome = {"kind": "accepted", "job_id": job_id, "adopted": True}
-        if not files.create_exclusive(path, files.to_json(outcome)):
-            outcome = files.read_json(path) or outcome
-    if outcome.get("kind") == "void":
-        raise Fenced("the submission was given up: %s" % outcome.get("reason", "no reason kept"))
+    adopted = Outcome("accepted", job_id=me.get("array_job_id") or me.get("job_id"), adopted=True)
+    outcome = submission.outcome_of(home, token) or submission.settle(home, token, adopted)
+    if outcome.kind == "void":
+        raise Fenced("the submission was given up: %s" % (outcome.reason or "no reason kept"))
 
 
 def admit(claim: Claim, names: layout.RunNames, me: Mapping[str, Any]) -> None:

@@ -39,7 +39,7 @@ def main(argv: List[str]) -> int:
         if submission is None or record is None:
             raise fence.Fenced("there is no record of this pack in %s" % folder)
         me = _identify(submission, environ, in_step="--node" in options)
-        fence.settle(folder, me)
+        fence.settle(os.path.dirname(os.path.dirname(folder)), submission["token"], me)
         outcome = follow.settle(folder, me, environ.get("SLURM_JOB_NAME", ""))
         if outcome is not None and outcome.kind == "void":
             raise fence.Fenced("the follow-up job was given up: %s" % outcome.reason)
