@@ -34,7 +34,7 @@ _LOOK_S = 2.0
 
 class Engine:
     """Works through a queue and returns the exit code of the whole: 0 all done, 4 some failed, 124 time ran out,
-    128 + n ended by signal n, 74 the disk is full."""
+    128 + n ended by signal n, 74 the disk is full, 75 another life of this job goes on with the queue."""
 
     def __init__(
         self,
@@ -121,6 +121,8 @@ class Engine:
             return 128 + int(signal.Signals[self.stopping])
         if self.ledger.is_full:
             return 74
+        if self.stopping == "handover":
+            return 75
         if self.draining:
             return 130 if len(self.queue) else (4 if failed else 0)
         if self.stopping or self.queue.waiting or self.queue.later:
@@ -323,10 +325,10 @@ class Engine:
             running.tend(now, self.settings.grace_s)
         if now >= self._look_at:
             self._look_at = now + _LOOK_S * (1 + len(self.running) // 16)
-            for running in self.running.values():
+            for running in list(self.running.values()):
                 why = running.unwanted()
                 if why is not None:
-                    running.ask_to_stop(why, self.settings.grace_s)
+                    self._leave(running, why)
             self.others.look_for_parents()
         everybody = list(self.running.values())
         self.search.stop_losers(now, everybody, self.settings.grace_s)
@@ -356,10 +358,16 @@ class Engine:
         told, self._unwanted = self._unwanted, []
         for held, why in told:
             for running in [one for one in self.running.values() if one.begun.lease is held]:
-                if why == "lost":
-                    running.was_closed()
-                else:
-                    running.ask_to_stop(why, self.settings.grace_s)
+                self._leave(running, why)
+
+    def _leave(self, running: Running, why: str) -> None:
+        """A run is not wanted here any more."""
+        if why == "lost":
+            running.was_closed()
+        elif why != "handover":
+            running.ask_to_stop(why, self.settings.grace_s)
+        elif not self.stopping:
+            self._stop(why)  # Slurm has started this job again elsewhere: all of the queue is the other one's now.
 
     def _obey(self) -> None:
         for number in self.link.signals():
