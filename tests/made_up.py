@@ -26,6 +26,9 @@ def put_attempt(
     records = [json.dumps({"schema": 1, **record}) for record in (start, end) if record is not None]
     path.write_text("\n".join(records) + "\n")
     name = state or ("live.000000" if end is None else "end")
+    for other in folder.glob(f"attempt.{number}.*"):
+        if other != path and not other.name.endswith(".use"):
+            other.unlink()
     (folder / f"attempt.{number}.{name}").hardlink_to(path)
 
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from shoal.agent import nodes
 from shoal.agent.pack.books import WHOLE, Books, Need, even_share, parts
-from shoal.agent.pack.leases import Leases
 from shoal.agent.pack.machine import Gpus, gpu_environment, gpus_here, thread_environment
 from shoal.agent.pack.queue import Item, Queue, read_queue
 from shoal.config.project import bare_project
@@ -286,15 +285,3 @@ def test_an_engine_was_lost_with_its_node_if_slurm_says_so_or_its_job_came_back(
 ) -> None:
     me = {"job_id": "7", "life": 1}
     assert nodes.lost_with(lost, me, lambda argv: (bool(sinfo), sinfo)) == failed
-
-
-def test_a_lease_tells_an_engine_that_was_stopped_from_one_that_was_lost(tmp_path: Path) -> None:
-    folder = tmp_path / "submissions" / "token"
-    folder.mkdir(parents=True)
-    ours, other = (Leases(str(tmp_path), "token", {"engine": name}, {}) for name in ("ours", "other"))
-    other.renew(1.0)
-    assert not ours.was_stopping({"engine": "other"}) and not ours.was_stopping({"engine": "nobody"})
-    other.say_stopping("SIGTERM")
-    assert ours.was_stopping({"engine": "other"})
-    (folder / "engine.other.lease").write_text("")
-    assert not ours.was_stopping({"engine": "other"}), "torn when its node died"

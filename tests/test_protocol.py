@@ -72,7 +72,7 @@ class Protocol(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="shoal-protocol-"))
         (self.folder / "slurm.conf").write_text("ClusterName=model\n")
         self.environ = {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": str(self.folder)}
-        self.home = writing.open_home(self.folder / "home")
+        self.home = writing.open_home(self.folder / "home", None)
         self.now, self.next_id = 1_000_000.0, 1
         self.real_clock, lease.now = lease.now, lambda: self.now
         self.jobs: list[Job] = []

@@ -9,6 +9,7 @@ import pytest
 
 from project import Project, assert_clear_error, env_of
 from shoal.agent import admission
+from shoal.kernel import submission
 from shoal.sandbox import Sandbox
 
 RUN = "001_a/000_train_0"
@@ -118,7 +119,7 @@ def test_an_environment_that_somebody_else_has_put_there_is_not_used(tmp_path: P
     name = admission.keep_environment(str(tmp_path), {"PATH": "/mine"})
     (kept,) = (tmp_path / "environments" / str(os.getuid())).iterdir()
     assert kept.parent.stat().st_mode & 0o7777 == 0o700 and kept.stat().st_mode & 0o777 == 0o600
-    assert admission.read_environment(str(tmp_path), name) == {"PATH": "/mine"}
+    assert submission.kept_environment(str(tmp_path), name) == {"PATH": "/mine"}
     os.chown(kept, 65534, 65534)
     with pytest.raises(PermissionError, match="an environment of another user"):
-        admission.read_environment(str(tmp_path), name)
+        submission.kept_environment(str(tmp_path), name)

@@ -27,7 +27,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
-def open_home(home: Path, shared_by: Path | None = None) -> str:
+def open_home(home: Path, shared_by: Path | None) -> str:
     """Make the state folder if need be, and return it: private to the user, or as its owner has made it.
 
     `shared_by` is the root of a project that says `shared = true`: its group gets the state too. From here on this

@@ -48,7 +48,7 @@ def carry_out(
     errand = _Errand(order, project, environ, follow, tell, clock, given.id)
     names = [run.spec.name for planned in order.submissions for run in planned.runs]
     if names or given.is_written:
-        writing.open_home(project.home)
+        writing.open_home(project.home, project.shared_by)
         standing.write(home, given, {name: order.views[name].claims for name in names})
     try:
         if cluster.is_local:
@@ -74,7 +74,6 @@ def _submit_all(
     admit_everywhere(home)
     if not order.submissions:
         return
-    writing.open_home(project.home, project.shared_by)
     if snapshot and project.snapshot:
         errand.code = take(project.root, project.home, environ)
     gate = open_gate(home, cluster, order.submissions, environ)
