@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,18 +132,18 @@ def test_a_pack_waits_for_parents_in_other_jobs_and_starts_what_builds_on_a_good
     assert project.status()["001_a/010_evaluate_1"]["state"] == "new" and not project.marks("001_a/010_evaluate_1")
 
 
-def engines(project: Project) -> dict[str, int]:
-    """Job -> process of its engine, as this host counts processes; the nodes count their own."""
-    found = {}
+def processes(project: Project) -> dict[str, list[int]]:
+    """Job -> its processes, as this host counts them; the nodes count their own."""
+    found: dict[str, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
             environ = Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"pack" in words and any(word.startswith(str(project.home).encode()) for word in words):
+        if any(word.startswith(str(project.root).encode()) for word in words):
             job = next((value for value in environ if value.startswith(b"SLURM_JOB_ID=")), b"=")
-            found[job.partition(b"=")[2].decode()] = int(name)
+            found.setdefault(job.partition(b"=")[2].decode(), []).append(int(name))
     return found
 
 
@@ -158,13 +159,17 @@ def test_a_frozen_node_loses_its_run_to_another_and_gives_it_up_when_it_wakes(
     assert len({one["host"] for one in held(project)}) == 2
     name = "001_depth/000_train_k1"
     (start,) = project.records(name, "attempt.1.start")
-    frozen = engines(project)[start["job_id"]]
-    os.kill(frozen, signal.SIGSTOP)
+    frozen = processes(project)[start["job_id"]]
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
     try:
+        live = next((project.home / "runs" / name).glob("attempt.1.live.*"))
+        wait_until(lambda: time.time() - live.stat().st_ctime > 3, 60, "its lease is not renewed")
         project.write("go2", "")
         wait_until(lambda: project.records(name, "attempt.2.start"), 60, "the other pilot has taken it over")
     finally:
-        os.kill(frozen, signal.SIGCONT)
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
     wait_until(
         lambda: not project.slurm("squeue", "-h", "-j", start["job_label"]).strip(), 60, "the first pilot has left"
     )
@@ -185,10 +190,6 @@ def test_nodes_that_failed_are_avoided_by_the_follow_up_job_and_by_the_next_subm
     # As an engine notes it when it takes over from one that was lost with its node.
     (folder / "engine.gone.end").write_text(json.dumps({"failed_nodes": [bad]}))
     (folder / "engine.torn.end").touch()  # by one whose node died while it wrote
-    (start,) = (project.home / "runs").glob("*/*/attempt.1.start")
-    start.write_text(
-        json.dumps({**read_record(start), "failed_nodes": [bad]}) + "\n" + start.read_text().partition("\n")[2]
-    )
     following = follow.owed_after({"job_id": job, "life": 0}, 1, {})
     assert following is not None
     told = follow.submit_follow_up(str(folder), following, project.env)
@@ -197,6 +198,9 @@ def test_nodes_that_failed_are_avoided_by_the_follow_up_job_and_by_the_next_subm
     assert f"ExcNodeList={bad}" in shown and f"Dependency=afterany:{job}" in shown
     project.slurm("scancel", job, told.split()[1])
     wait_all(project, "cancelled", "new")
+    (start,) = (project.home / "runs").glob("*/*/attempt.1.start")
+    first, _, second = start.read_text().partition("\n")
+    start.write_text(json.dumps({**json.loads(first), "failed_nodes": [bad]}) + "\n" + second)
     assert f"the pack avoids {bad}, which failed" in project.shoal("submit", *words).err
     project.write("go", "")
     wait_all(project, "done")

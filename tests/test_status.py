@@ -145,7 +145,8 @@ def test_another_persons_job_is_asked_about_by_name_and_never_called_lost_when_i
     project = Project(tmp_path, cluster)
     project.shoal("submit", project.script("001_a/000_train_0.sh", "train --time=5 --mem=50 --begin=now+1hour"))
     record = project.submissions()[0] / "submission.json"
-    record.write_text(json.dumps({**json.loads(record.read_text()), "user": "colleague"}))
+    own = record.read_text()
+    record.write_text(json.dumps({**json.loads(own), "user": "colleague", "uid": 2**30}))
     real = shutil.which("squeue")
     shim = tmp_path / "shims/squeue"
     shim.parent.mkdir()
@@ -164,5 +165,6 @@ esac
     assert run["state"] == "pending" and not list(project.home.glob("cache/watch-*"))
     assert "left alone" in project.shoal("submit", "experiments/001_a").out
     project.env["PATH"] = project.env["PATH"].partition(":")[2]
+    record.write_text(own)
     project.shoal("cancel", RUN)
     project.wait(RUN, "cancelled")

@@ -269,9 +269,9 @@ def test_the_seeds_story_one_gpu_runs_eight_take_over_when_they_are_healthy(tmp_
     assert TRIAL not in project.status()
     told = project.shoal("switch", NAME, "--gpus", "8", "--apply", "--after-step", "4").out
     assert f"submitted {TRIAL} as job" in told
-    wait_until(lambda: project.status(NAME)[NAME]["job_id"] != old["job_id"], 60, "the run is another job")
+    wait_until(lambda: project.status(NAME)[NAME]["attempt"] == 2, 60, "the run is another job")
     now = project.wait(NAME, "running")
-    assert now["output_dir"] != old["output_dir"] and now["attempt"] == 2 and now["gpus"] == 8
+    assert now["output_dir"] != old["output_dir"] and now["job_id"] != old["job_id"] and now["gpus"] == 8
     wait_until(lambda: job_words(project, old["job_id"]) in ("CANCELLED", ""), 30, "the old job is cancelled")
     began = project.marks(TRIAL)[0]
     assert began["gpus"] == 8 and began["first"] >= 5 and now["output_dir"] in began["resume"]
