@@ -181,7 +181,7 @@ def test_a_queued_run_executes_the_code_of_its_submission(
     around = record["provenance"]
     assert around["python"] and json.loads(Path(around["packages"]).read_text())["packages"]
     order = json.loads((project.submissions()[0] / "send.0").read_text())
-    kept = (project.home / "environments" / f"{order['environment']}.json").read_text()
+    kept = (project.home / "environments" / str(os.getuid()) / f"{order['environment']}.json").read_text()
     assert json.loads(kept)["HOME"] == project.env["HOME"] and "not-for-disk" not in kept
     [start] = project.records("001_a/000_hello", "attempt.*.start")
     assert start["python"]["python"] == shutil.which("python3", path=project.env["PATH"])
