@@ -170,7 +170,7 @@ class Attempt:
                 self._signal(signal.SIGKILL)
             due = [at - now for at in (self._limit_at, self._kill_at) if at is not None]
             select.select([self._link.fd, self._woken], [], [], max(0.0, min(due, default=60.0)))
-            _drain(self._woken)
+            guard.drain(self._woken)
 
     def _hear(self, number: int) -> None:
         name = signal.Signals(number).name
@@ -271,14 +271,6 @@ def _die_with_parent() -> None:
     """Ask the kernel to kill the program when the agent is killed, so that `kill -9` leaves no orphan."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _drain(fd: int) -> None:
-    try:
-        while os.read(fd, 4096):
-            pass
-    except BlockingIOError:
-        pass
 
 
 def _copy(path: str, offset: int, stream: Any, over: threading.Event) -> None:

@@ -166,7 +166,7 @@ class _Guard:
             self._enforce()
             readable, _, _ = select.select([self._fd, woken], [], [], self._wait_s())
             if woken in readable:
-                _drain(woken)
+                drain(woken)
 
     def _let_go(self) -> None:
         """Nothing here may depend on a file server: not the folder, not the log."""
@@ -262,7 +262,8 @@ def _close(run_dir: str, number: int, renewals: int) -> None:
             return
 
 
-def _drain(fd: int) -> None:
+def drain(fd: int) -> None:
+    """Empty a pipe that does not block."""
     try:
         while os.read(fd, 4096):
             pass
