@@ -25,8 +25,8 @@ import pytest
 import shoal
 from data_sets import make_data, with_data
 from project import Project, assert_clear_error, processes_with, project_here, read_record
+from shoal.agent.children import StarterFailed
 from shoal.agent.pack import ray_cluster
-from shoal.agent.pack.children import StarterFailed
 from shoal.agent.pack.machine import Gpus, memory_mb
 from shoal.agent.pack.node import Node
 from shoal.agent.pack.ray_cluster import Cluster, ray_environment, sizes

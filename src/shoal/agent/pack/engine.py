@@ -13,13 +13,13 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ...kernel import files, guard, lease
 from ...kernel.keeper import Keeper
-from .. import command, memory, survival
-from . import children, claims
+from .. import children, command, memory, survival
+from ..data import SharedData
+from ..ledger import Ledger
+from . import claims
 from .bell import Bell
 from .beside import Beside
 from .books import Books, Holding
-from .data import SharedData
-from .ledger import Ledger
 from .node import Node
 from .others import Others
 from .probe import Probes

@@ -14,10 +14,10 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ...kernel import fence, files, guard, process
 from .. import by_hand, survival
+from ..children import ColdStarter, StarterFailed
 from ..launch import container, family
 from . import claims, follow, machine, warm
 from .books import WHOLE, Books, Need, even_share
-from .children import ColdStarter, StarterFailed
 from .engine import Engine, say
 from .node import Node
 from .queue import Item, Queue, Settings, read_queue

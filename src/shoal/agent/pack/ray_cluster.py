@@ -19,9 +19,9 @@ import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from ...kernel.process import own_program
+from ..children import StarterFailed
 from ..launch import allocation, family, network
 from . import machine
-from .children import StarterFailed
 from .node import Node
 from .short_folder import ShortFolder
 

@@ -12,10 +12,10 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
+from ..children import Child, ColdStarter, Program, Starter, StarterFailed
 from ..launch import family
 from . import machine
 from .beside import sampled
-from .children import Child, ColdStarter, Program, Starter, StarterFailed
 from .node import Place
 from .ray_cluster import Cluster
 from .sharing import Sharing, share_gpus

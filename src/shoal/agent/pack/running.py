@@ -7,8 +7,8 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from ...kernel import fence, layout, process
 from .. import survival
+from ..children import Child
 from .books import Holding
-from .children import Child
 from .claims import Begun
 from .queue import Item
 

@@ -16,7 +16,7 @@ import subprocess
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ...kernel.process import own_program
-from .children import Child, ColdStarter, Program, Starter
+from ..children import Child, ColdStarter, Program, Starter
 
 _PYTHON = re.compile(r"(?:.*/)?python(?:\d(?:\.\d+)?)?\Z")
 _REPLY_S = 60.0

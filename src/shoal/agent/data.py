@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple
 from .children import Child
 
 if TYPE_CHECKING:  # Most packs bring no data, and start sooner without it.
-    from ..handover import Handover
+    from .handover import Handover
 
 _PATIENCE_S = 2.0
 
@@ -62,7 +62,7 @@ class SharedData:
             child.settle(self._arrived[key])
             return child
         if key not in self._coming:
-            from ..handover import Handover
+            from .handover import Handover
 
             folder = "%s.%d.data" % (self._scratch, self._count) if self._scratch else ""
             handover = Handover(spec, self._for_helpers(env), folder, self._say)

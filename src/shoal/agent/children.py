@@ -29,10 +29,10 @@ from typing import (
     Tuple,
 )
 
-from ..launch import family
+from .launch import family
 
 if TYPE_CHECKING:
-    from .node import Place
+    from .pack.node import Place
 
 _PR_SET_PDEATHSIG = 1
 

@@ -4,9 +4,9 @@ import functools
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from ...kernel import files
-from . import claims
-from .running import Running
+from ..kernel import files
+from .pack import claims
+from .pack.running import Running
 from .writer import Writer
 
 #: Variable that says for how many seconds a full disk is waited for.
