@@ -55,17 +55,20 @@ def _admit(claim: fence.Claim, **me: object) -> None:
 
 EARLY = """
 import os, signal, sys
-from shoal.agent import attempt
-from shoal.kernel import fence, guard, lease
-claim = fence.find_claim(sys.argv[1], sys.argv[2])
+from shoal.agent import attempt, single
+from shoal.kernel import fence, guard, layout, lease
+claim = fence.find_claim(sys.argv[1], sys.argv[2])._replace(output_dir=sys.argv[1], log_dir=sys.argv[1])
+words = ["sh", "-c", "while [ ! -e $SHOAL_STOP_FILE ]; do sleep 0.05; done; kill -USR1 $$; exit 3"]
 def work(link):
     os.kill(link.guard_pid, signal.SIGUSR1)
+    spec = {"command": words, "cwd": "/"}
+    one = attempt.Attempt(claim, attempt.begin(claim, 1, {}, spec, False, os.environ), spec)
     stop = os.path.join(claim.run_dir, "stop")
-    env = dict(os.environ, SHOAL_WARN_S="100", SHOAL_WARN_BY="file", SHOAL_STOP_FILE=stop)
-    words = ["sh", "-c", "while [ ! -e $SHOAL_STOP_FILE ]; do sleep 0.05; done; kill -USR1 $$; exit 3"]
-    held = lease.create(claim.run_dir, 1, {}, lease.timing({}))
-    end = attempt.Attempt(claim, held, "/", link, words, env).run(os.devnull, os.devnull, False)
-    print(end["warned"], end["signal"])
+    names = {"SHOAL_RUN": "a/b", "SHOAL_ATTEMPT": "1", "SHOAL_WARN_BY": "file", "SHOAL_STOP_FILE": stop}
+    one.argv, one.env, one.warn_s = words, dict(os.environ, **names), 100
+    job = single.Single(layout.home_of(claim.run_dir), one, {}, link, print)
+    job.loop()
+    print(job.ours, one.end["warned"], one.end["signal"])
     return 0
 sys.exit(guard.run(work))
 """
@@ -76,7 +79,7 @@ def test_a_warning_that_comes_before_the_program_reaches_it(claim: fence.Claim) 
     done = subprocess.run(
         [sys.executable, "-c", EARLY, claim.run_dir, claim.token], capture_output=True, text=True, timeout=60
     )
-    assert (done.stdout, done.stderr) == ("True SIGUSR1\n", "")
+    assert (done.stdout, done.stderr) == ("True True SIGUSR1\n", "")
 
 
 def test_a_submission_whose_job_has_begun_cannot_be_given_up(claim: fence.Claim) -> None:

@@ -1,299 +1,248 @@
-"""One attempt: start the user's process, pass signals on, stop when told to, say how it ended."""
+"""One attempt of a run: how it begins, what it waits for, how it is asked to stop, and what its end record says."""
 
-import ctypes
 import os
-import select
 import signal
-import subprocess
-import sys
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ..kernel import fence, guard, layout, lease, process
+from ..kernel import checkpoints, fence, files, layout, lease, process
 from ..kernel.keeper import Keeper
-from . import memory, notices, preempted, survival, tree, trial, usage
-from .launch import plan
+from . import command, packages, stages, survival
+from .children import Child
+from .launch import container
 
-#: Signals that ask the run to end. Leaving with code 0 after one of them is a polite stop, not a finished training.
-_STOPPING = ("SIGTERM", "SIGINT", "SIGHUP")
-_PR_SET_PDEATHSIG = 1
+#: Nothing is due: no limit, no warning, no end of a grace time.
+_NEVER = float("inf")
 #: What is left of a warning for writing down the end and sending a follow-up job.
 _SPARE_S = 15.0
-_QUIET_EVERY_S = 30.0
+
+
+def spec_of(home: str, claim: fence.Claim, code: Optional[str], environ: Mapping[str, str]) -> Dict[str, Any]:
+    """What a run is: as it was claimed, in the code that was kept for it, with what its parents left."""
+    spec = files.read_json(os.path.join(claim.run_dir, layout.spec_file(claim.revision)))
+    if spec is None:
+        raise ValueError("%s has no spec %d" % (claim.run_dir, claim.revision))
+    return container.settle(command.in_snapshot(stages.inherit(home, spec), code), environ)
+
+
+def begin(
+    claim: fence.Claim,
+    number: int,
+    me: Mapping[str, Any],
+    spec: Mapping[str, Any],
+    again: bool,
+    environ: Mapping[str, str],
+    **more: Any,
+) -> Optional[lease.Lease]:
+    """Take attempt `number` of the run, with a record of who begins it; None if somebody else was faster.
+
+    `again`: an earlier attempt may have left checkpoints in the output folder. `more` is added to the record. It is
+    there for everybody at once; the executor sees to it that it survives a power cut.
+    """
+    resume_from = None
+    if spec.get("checkpoint") and (again or claim.resume):
+        resume_from = checkpoints.newest(claim.output_dir, spec["checkpoint"])
+    times, mine = lease.timing(environ), process.this_process()
+    env = dict(environ, **(spec.get("env") or {}))
+    record = dict(
+        me,
+        agent_pid=mine["pid"],
+        agent_started=mine["started"],
+        mark=os.urandom(8).hex(),
+        beat_s=times.beat_s,
+        t=time.time(),
+        attempt=number,
+        generation=claim.generation,
+        revision=claim.revision,
+        token=claim.token,
+        output_dir=claim.output_dir,
+        log_dir=claim.log_dir,
+        resume_from=resume_from,
+        python=packages.keep(layout.home_of(claim.run_dir), spec["command"], env, spec["cwd"]),
+        **more,
+    )
+    os.makedirs(claim.output_dir, exist_ok=True)
+    if claim.log_dir != claim.output_dir:
+        os.makedirs(claim.log_dir, exist_ok=True)
+    return lease.create(claim.run_dir, number, record, times, sync=False)
 
 
 class Attempt:
-    """The user's process and what surrounds it. `run()` returns the end record.
+    """An attempt that is ours, from its start to its end.
 
-    `look` is called every few seconds while the process lives. A trial that takes its run over changes `claim` and
-    `held` under way, holding `moving`: from then on this is an attempt of that run. `is_lost` is set when somebody else
-    has closed the lease: then the end counts nothing.
+    `child` is what it waits for: its data, its program, or the check of its result, as `phase` says. `stopped_by` says
+    who asked it to stop, if anybody did, and `stopped_words` why, if there is more to say. A trial that takes its run
+    over changes `claim` and `held` under way, holding `moving`: from then on this is an attempt of that run.
     """
 
-    def __init__(
-        self,
-        claim: fence.Claim,
-        held: lease.Lease,
-        cwd: str,
-        link: guard.Link,
-        argv: Sequence[str] = (),
-        env: Optional[Dict[str, str]] = None,
-    ) -> None:
-        self.claim, self.held, self.cwd = claim, held, cwd
-        self.times = lease.timing_of(held.start)
-        self.look: Optional[Callable[[Attempt], None]] = None
-        self.prepare(argv, env or {})
+    def __init__(self, claim: fence.Claim, held: lease.Lease, spec: Dict[str, Any]) -> None:
+        self.claim, self.held, self.spec = claim, held, spec
+        self.moving = threading.RLock()
+        self.resume_from: Optional[str] = held.start.get("resume_from")
+        self.out, self.err = (
+            os.path.join(claim.log_dir, "attempt-%d.%s" % (held.number, stream)) for stream in ("out", "err")
+        )
+        self.use_file = os.path.join(claim.run_dir, layout.attempt_file(held.number, "use"))
+        self.argv: List[str] = []
+        self.env: Dict[str, str] = {}
+        self.cpus: Sequence[int] = ()
+        #: How long it has after it was asked to stop.
+        self.grace_s = 30.0
+        #: How long before its time is up the program is told, if it wants to be; 0: it does not.
+        self.warn_s = 0.0
+        #: Its own time limit, if it has one.
+        self.limit_s: Optional[float] = None
+        #: Whether a warning means that this attempt has to be stopped before its job is.
+        self.stops_after_warning = False
+        self.child, self.phase = Child(0), "data"
+        self.began, self.clock = time.time(), time.monotonic()
+        self.end: Dict[str, Any] = {}
         self.stopped_by: Optional[str] = None
+        self.stopped_words: Optional[str] = None
+        self.is_noted = False
         self.warned = False
-        self.is_lost = False
+        self.oom_kills = 0
+        #: Looks at it every few seconds while its program runs, in a thread.
+        self.look: Optional[Callable[[Attempt], None]] = None
+        #: From any thread: asks the executor to end this attempt.
+        self.stop: Callable[[str], None] = lambda why: None
+        #: Renews its lease.
+        self.keeper: Optional[Keeper] = None
         #: A trial that has claimed this run: its token, the renewals first seen, and since when.
         self.rival: Optional[Tuple[str, int, fence.Watch]] = None
-        self.moving = threading.RLock()
-        self._link = link
-        self.keeper = Keeper(self.times, link, self._told)
-        self._child: Optional[subprocess.Popen[bytes]] = None
-        self._over = threading.Event()
-        self._wishes: List[str] = []
-        self._woken, self._wake = os.pipe()
         self._kill_at: Optional[float] = None
         self._limit_at: Optional[float] = None
-        self._logs: List[str] = []
-
-    def prepare(self, argv: Sequence[str], env: Dict[str, str]) -> None:
-        """What is executed, and in which environment; that says how it is watched, too."""
-        self.argv, self.env = list(argv), env
-        env[process.MARK] = str(self.held.start.get("mark"))
-        self.grace_s = float(env.get("SHOAL_GRACE_S") or 30)
-        self.warn_s = float(env.get("SHOAL_WARN_S") or 0)
-        self.look_s = float(env.get("SHOAL_LOOK_S") or 2)
-
-    def release(self) -> None:
-        """Nobody works on this attempt any more: if something broke before its end was written, close it."""
-        if not self.held.is_over:
-            try:
-                lease.close(self.held.run_dir, self.held.number, self.held.renewals)
-            except OSError:
-                pass  # Somebody will see that it is not renewed.
-        self.keeper.release(self.held)
+        self._limit_why = "time limit"
+        self._warn_at: Optional[float] = None
 
     @property
     def number(self) -> int:
         return self.held.number
 
-    def run(self, out: str, err: str, follow: bool) -> Dict[str, Any]:
-        """Run to the end with output appended to the two files; `follow` also copies it to our own output."""
-        began = time.time()
-        clock = time.monotonic()
-        kills_before = memory.oom_kills()
-        offsets = [(path, _size(path)) for path in (out, err)]
-        self._logs = [out, err]
-        launch_folder = plan.folder_of(out, self.number)
-        works = (self._sample, self._watch, self._watch_log)
-        threads = [threading.Thread(target=work, daemon=True) for work in works]
-        copies = [
-            threading.Thread(target=_copy, args=(path, offset, stream, self._over), daemon=True)
-            for (path, offset), stream in zip(offsets, (sys.stdout.buffer, sys.stderr.buffer))
-            if follow
-        ]
-        with open(out, "ab", 0) as out_file, open(err, "ab", 0) as err_file:
-            code, problem = self._start_and_wait(out_file, err_file, threads, copies)
-        if self.stopped_by is None and preempted.steps_were_ended(launch_folder):
-            self.stopped_by = "SIGTERM"
-        self._over.set()
-        for thread in threads + copies:
-            if thread.ident is not None:
-                thread.join(5)
-        return {
+    @property
+    def times(self) -> lease.Timing:
+        return lease.timing_of(self.held.start)
+
+    @property
+    def name(self) -> str:
+        return layout.name_of(self.claim.run_dir)
+
+    @property
+    def identity(self) -> Tuple[str, str]:
+        """What the environment of its processes says."""
+        return (self.env.get("SHOAL_RUN", ""), self.env.get("SHOAL_ATTEMPT", ""))
+
+    def prepare(self, base: Mapping[str, str], here_only: bool) -> Optional[str]:
+        """Complete the command and the environment around it; why it cannot be started, or None."""
+        self.argv, self.env, problem = command.prepare(
+            self.spec, self.claim, self.number, self.resume_from, base, (self.out, self.err), here_only
+        )
+        self.env[process.MARK] = str(self.held.start.get("mark"))
+        return problem
+
+    # -- phases --------------------------------------------------------------------------------------------------
+
+    def begin_program(self, child: Child, left_s: Optional[float]) -> None:
+        """The program runs, for as long as it may: its own limit, and what is left of the allocation's time."""
+        early = self._warn_at is not None
+        self.child, self.phase = child, "program"
+        self.began, self.clock = time.time(), time.monotonic()
+        self._limit_at = None if self.limit_s is None else self.clock + self.limit_s
+        ends = [at for at in (self._limit_at, None if left_s is None else self.clock + left_s) if at is not None]
+        if early:
+            self._warn_at = self.clock
+        elif self.warn_s and ends:
+            self._warn_at = min(ends) - self.warn_s
+
+    def begin_check(self, child: Child) -> None:
+        self.child, self.phase = child, "check"
+        self._limit_at, self._warn_at = time.monotonic() + survival.CHECK_TIMEOUT_S, None
+
+    @property
+    def due_at(self) -> float:
+        """When `tend` has something to do."""
+        if self.stopped_by is not None:
+            times: Tuple[Optional[float], ...] = (self._kill_at,)
+        elif self.phase == "data":
+            return _NEVER
+        else:
+            times = (self._limit_at, self._warn_at)
+        return min((time for time in times if time is not None), default=_NEVER)
+
+    def tend(self, now: float) -> None:
+        """What the clock asks for: a warning, the run's time limit, the end of its grace time."""
+        if self.stopped_by is None and self.phase == "program" and self._warn_at is not None and now >= self._warn_at:
+            self.warn()
+        if self.stopped_by is None and self._limit_at is not None and now >= self._limit_at:
+            self._limit_at = None
+            if self.phase == "check":
+                self.child.signal(signal.SIGKILL)
+            else:
+                self.ask_to_stop(self._limit_why)
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = None
+            self.child.signal(signal.SIGKILL)
+
+    # -- stopping ------------------------------------------------------------------------------------------------
+
+    def warn(self) -> None:
+        """Its time is nearly up: tell the program in the way that its step chose, once, as soon as it runs."""
+        if self.phase == "data":
+            self._warn_at = time.monotonic()
+            return
+        self._warn_at = None
+        if self.warned:
+            return
+        self.warned = True
+        survival.warn(self.env, lambda: self.child.signal(signal.SIGUSR1))
+        if self.stops_after_warning:
+            self._limit_why = "limit"
+            self._limit_at = time.monotonic() + max(5.0, self.warn_s - self.grace_s - _SPARE_S)
+
+    def pass_on(self, number: int) -> None:
+        """A signal for the program. SIGUSR1 is the warning, where its step wants to be warned."""
+        if number == signal.SIGUSR1 and self.warn_s:
+            self.warn()
+        elif self.phase == "program":
+            self.child.signal(number)
+
+    def ask_to_stop(self, why: str, words: Optional[str] = None, number: int = signal.SIGTERM) -> None:
+        """The first to ask is the one who is remembered; after the grace time it is killed."""
+        if self.stopped_by is None:
+            self.stopped_by, self.stopped_words = why, words
+            self._kill_at = time.monotonic() + self.grace_s
+            self.child.signal(number)
+
+    def was_closed(self) -> None:
+        """Somebody else has closed the lease and may go on with the run: nothing of it may run here any more."""
+        self.stopped_by = self.stopped_by or "lost"
+        self.child.signal(signal.SIGKILL)
+
+    # -- its end -------------------------------------------------------------------------------------------------
+
+    def end_record(self, me: Mapping[str, Any], oom: bool) -> Dict[str, Any]:
+        """How it ended; whether that is good is for `survival.conclude` to say."""
+        code = self.child.code or 0
+        start = self.held.start
+        record = {
             "attempt": self.number,
             "generation": self.claim.generation,
             "revision": self.claim.revision,
             "token": self.claim.token,
             "output_dir": self.claim.output_dir,
+            "log_dir": self.claim.log_dir,
+            "job_id": me.get("job_id"),
+            "job_label": me.get("job_label"),
+            "host": me.get("host"),
             "exit_code": code if code >= 0 else 128 - code,
             "signal": signal.Signals(-code).name if code < 0 else None,
             "stopped_by": self.stopped_by,
             "warned": self.warned,
-            "oom": memory.oom_kills() > kills_before,
-            "problem": problem,
-            "began": began,
+            "oom": oom,
+            "problem": self.child.problem or self.stopped_words,
+            "began": self.began,
             "ended": time.time(),
-            "duration_s": time.monotonic() - clock,
+            "duration_s": time.monotonic() - self.clock,
         }
-
-    def _start_and_wait(
-        self, out_file: Any, err_file: Any, threads: List[threading.Thread], copies: List[threading.Thread]
-    ) -> Tuple[int, Optional[str]]:
-        for fd in (self._woken, self._wake):
-            os.set_blocking(fd, False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
-        for thread in copies:
-            thread.start()
-        try:
-            self._child = subprocess.Popen(
-                self.argv,
-                env=self.env,
-                cwd=self.cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=out_file,
-                stderr=err_file,
-                start_new_session=True,
-                preexec_fn=_die_with_parent,
-            )
-        except OSError as error:
-            missing = error.filename if error.filename not in (None, self.argv[0]) else self.argv[0]
-            problem = "cannot start %s: %s" % (missing, error.strerror)
-            err_file.write(("shoal: %s\n" % problem).encode("utf-8", "replace"))
-            return 127 if isinstance(error, FileNotFoundError) else 126, problem
-        for thread in threads:
-            thread.start()
-        return self._wait(self._child), None
-
-    def _wait(self, child: "subprocess.Popen[bytes]") -> int:
-        """One loop for ends, signals, wishes and times. What has ended before a signal is looked at ended by itself."""
-        while True:
-            code = child.poll()
-            if code is not None:
-                return code
-            for number in self._link.signals():
-                self._hear(number)
-            if self._link.is_broken:
-                os._exit(guard.end_without_guard(self.keeper.held))
-            self._obey()
-            now = time.monotonic()
-            if self._limit_at is not None and now >= self._limit_at:
-                self._limit_at = None
-                self._stop("limit")
-            if self._kill_at is not None and now >= self._kill_at:
-                self._kill_at = None
-                self._signal(signal.SIGKILL)
-            due = [at - now for at in (self._limit_at, self._kill_at) if at is not None]
-            select.select([self._link.fd, self._woken], [], [], max(0.0, min(due, default=60.0)))
-            guard.drain(self._woken)
-
-    def _hear(self, number: int) -> None:
-        name = signal.Signals(number).name
-        if name in _STOPPING:
-            self._stop(name, number)
-        elif name == "SIGUSR1" and self.warn_s:
-            self._warn(number)
-        else:
-            self._signal(number)
-
-    def _warn(self, number: int) -> None:
-        """The time limit is near: tell the program in its way, and stop it ourselves while there is time to go on."""
-        if self.warned:
-            return
-        self.warned = True
-        survival.warn(self.env, lambda: self._signal(number))
-        self._limit_at = time.monotonic() + max(5.0, self.warn_s - self.grace_s - _SPARE_S)
-
-    def stop(self, why: str) -> None:
-        """Ask the user's processes to end, unless they have been asked before; from any thread."""
-        self._wishes.append(why)
-        try:
-            os.write(self._wake, b"w")
-        except OSError:
-            pass  # It wakes up anyway.
-
-    def _obey(self) -> None:
-        wishes, self._wishes = self._wishes, []
-        for why in wishes:
-            if why == "lost":
-                self.is_lost = True
-                self._signal(signal.SIGKILL)
-            elif self.stopped_by is None:
-                self._stop(why)
-
-    def _stop(self, why: str, number: int = signal.SIGTERM) -> None:
-        """Ask the user's processes to end; a second request, or the end of the grace time, does not ask."""
-        if self.stopped_by is not None:
-            self._signal(signal.SIGKILL)
-            return
-        self.stopped_by = why
-        self._limit_at = None
-        self._signal(number)
-        self._kill_at = time.monotonic() + self.grace_s
-        # Whoever closes this attempt later can tell a job that was stopped from a node that died.
-        threading.Thread(target=self._note, args=(why,), daemon=True).start()
-
-    def _note(self, why: str) -> None:
-        try:
-            self.held.note({"stopping": why})
-        except OSError:
-            pass
-
-    def _signal(self, number: int) -> None:
-        if self._child is not None and self._child.returncode is None:
-            try:
-                os.killpg(self._child.pid, number)
-            except (ProcessLookupError, PermissionError):
-                pass
-
-    def _told(self, held: lease.Lease, why: str) -> None:
-        """From the keeper: this attempt is not wanted any more."""
-        with self.moving:
-            if held is not self.held:
-                return
-            if why == "superseded":
-                beaten = trial.beaten(self)
-                if beaten is None:
-                    return
-                why = beaten
-        self.stop(why)
-
-    def _watch_log(self) -> None:
-        """Tell a person when nothing is printed for long."""
-        home, began = layout.home_of(self.claim.run_dir), time.time()
-        while not self._over.wait(_QUIET_EVERY_S):
-            try:
-                notices.when_quiet(home, self.env.get("SHOAL_RUN", ""), self._logs, began, self.env)
-            except OSError:
-                pass  # It is looked at again in a moment.
-
-    def _watch(self) -> None:
-        while self.look is not None and not self._over.wait(self.look_s):
-            try:
-                if self.stopped_by is None:
-                    self.look(self)
-            except (OSError, ValueError):
-                pass  # It is looked at again in a moment.
-
-    def _sample(self) -> None:
-        if self._child is not None:
-            pid = self._child.pid
-            path = os.path.join(self.claim.run_dir, layout.attempt_file(self.number, "use"))
-            usage.watch(path, self.env, lambda: tree.use_of(pid, self.env), self._over)
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel to kill the program when the agent is killed, so that `kill -9` leaves no orphan."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _copy(path: str, offset: int, stream: Any, over: threading.Event) -> None:
-    """Copy what is appended to a file to a stream until the attempt is over and all of it was copied."""
-    with open(path, "rb") as file:
-        file.seek(offset)
-        while True:
-            finished = over.is_set()
-            data = file.read(1 << 16)
-            if data:
-                try:
-                    stream.write(data)
-                    stream.flush()
-                except (OSError, ValueError):
-                    return
-            elif finished:
-                return
-            else:
-                over.wait(0.1)
-
-
-def _size(path: str) -> int:
-    try:
-        return os.path.getsize(path)
-    except OSError:
-        return 0
+        return dict(record, held=start["held"]) if "held" in start else record

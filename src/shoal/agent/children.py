@@ -29,8 +29,6 @@ from typing import (
     Tuple,
 )
 
-from .launch import family
-
 if TYPE_CHECKING:
     from .pack.node import Place
 
@@ -120,16 +118,19 @@ class Starter:
 
 
 class ColdStarter(Starter):
-    """Starts each run from nothing; knows how this machine lets a child die with its parent."""
+    """Starts each run from nothing; knows how this machine lets a child die with its parent.
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    `many`: it is worth a look whether setpriv works here.
+    """
+
+    def __init__(self, environ: Mapping[str, str], many: bool = True) -> None:
         self.prefix: List[str] = []
         self.setup: Optional[Callable[[], Any]] = None
         self._known: Dict[Tuple[str, str], str] = {}
         if sys.platform != "linux":
             return
         setpriv = shutil.which("setpriv", path=environ.get("PATH", os.defpath))
-        if setpriv and _works([setpriv, "--pdeathsig", "KILL", "--", "/bin/true"]):
+        if many and setpriv and _works([setpriv, "--pdeathsig", "KILL", "--", "/bin/true"]):
             self.prefix = [setpriv, "--pdeathsig", "KILL", "--"]
         else:
             self.setup = functools.partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
@@ -214,11 +215,6 @@ def _own_children() -> List[int]:
             return [int(word) for word in file.read().split()]
     except (OSError, ValueError):
         return []
-
-
-def end_everything() -> None:
-    """At the engine's own end: whatever still has us as its parent is killed and collected."""
-    family.end_orphans()
 
 
 def _works(argv: Sequence[str]) -> bool:

@@ -7,6 +7,7 @@ cancelled and stopped, while runs that need other data or none go on.
 import json
 import os
 import queue
+import signal
 import threading
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
@@ -25,7 +26,7 @@ class Arriving(Child):
         return self.code
 
     def signal(self, number: int) -> None:
-        if self.code is None:
+        if self.code is None and number not in (signal.SIGUSR1, signal.SIGUSR2):
             self.code = -number
 
     def settle(self, problem: Optional[str]) -> None:
@@ -111,13 +112,16 @@ class SharedData:
         found = [stage.told() for stage in self._coming[key].handover.stages]
         return found if first else [dict(one, how="shared", copied_bytes=0, ready_s=0.0) for one in found]
 
-    def close(self) -> None:
-        """Stop what is still on its way, and let others remove what we held."""
+    def close(self) -> List[Dict[str, Any]]:
+        """Stop what is still on its way, and let others remove what we held; returns what was brought, on all nodes."""
+        records: List[Dict[str, Any]] = []
         for coming in self._coming.values():
-            coming.handover.give_up("its pack ends")
+            coming.handover.give_up("its job ends")
             coming.thread.join(_PATIENCE_S)
             if not coming.thread.is_alive():  # One that waits for another job's copy ends with us.
-                coming.handover.close()
+                records += coming.handover.close()
+        self._coming.clear()
+        return records
 
 
 def _key(spec: Mapping[str, Any]) -> str:

@@ -36,19 +36,17 @@ class Handover:
         env: Dict[str, str],
         folder: str,
         say: Callable[[str], None],
-        asked_to_stop: Callable[[], Optional[str]] = lambda: None,
     ) -> None:
         self._asked: Dict[str, Dict[str, Any]] = dict(spec.get("data") or {})
         self._env = env
         self._folder = folder
         self._say = say
-        self._asked_to_stop = asked_to_stop
         self.stages: List[Stage] = []
         self._helpers: "Optional[subprocess.Popen[bytes]]" = None
         self._stopped: Optional[str] = None
 
     def bring(self) -> Optional[str]:
-        """Bring the data, and wait until the run may start; `give_up`, or a signal that ends the job, ends that."""
+        """Bring the data, and wait until the run may start; `give_up` ends that."""
         if not self._asked:
             return None
         try:
@@ -100,9 +98,8 @@ class Handover:
                     raise
 
     def _check(self) -> None:
-        why = self._stopped or self._asked_to_stop()
-        if why is not None:
-            raise StageError("the job was stopped (%s) while its data was on the way" % why)
+        if self._stopped is not None:
+            raise StageError("%s while its data was on the way" % self._stopped)
 
     def _start_helpers(self) -> None:
         """One process on each other node of the allocation; none where there is no other node."""

@@ -1,29 +1,41 @@
-"""Records of an engine on their way to the disk, and a full disk that is waited for, because they are the results."""
+"""Records of attempts on their way to the disk, in the background: the loop goes on while the file system commits them.
+
+What a record decides is decided when its name appears, in the loop itself; only waiting for the disk is done here. A
+run counts as finished when its end is on disk, not before. Ends need no room there and are tried for as long as it
+takes: they are the results. Starts wait for room, for a while.
+"""
 
 import functools
+import os
+import queue
+import threading
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Generic, List, Mapping, Optional, Tuple, TypeVar
 
-from ..kernel import files
-from .pack import claims
-from .pack.running import Running
-from .writer import Writer
+from ..kernel import files, layout
+from .attempt import Attempt
 
-#: Variable that says for how many seconds a full disk is waited for.
-_VARIABLE, _PATIENCE_S, _RETRY_S = "SHOAL_DISK_S", 60.0, 2.0
+A = TypeVar("A", bound=Attempt)
+
+#: Variable that says for how many seconds room on the disk is waited for.
+VARIABLE, PATIENCE_S, RETRY_S = "SHOAL_DISK_S", 60.0, 2.0
+_THREADS = 4
 #: So many ends may wait for the disk before no more runs are started.
 _MOST_PENDING = 64
-#: Called with a run, its end, and whether the end is ours (or somebody had taken us for dead and written another).
-Kept = Callable[[Running, Dict[str, Any], bool], None]
+#: work -> its result, or the OSError that it raised
+_Done = Callable[[Any, Optional[OSError]], None]
 
 
-class Ledger:
-    """Writes starts and ends in the background and tells `kept` of each end that is on disk."""
+class Ledger(Generic[A]):
+    """Writes starts and ends, and tells `kept` of each end that is on disk: is it ours, or had somebody else taken us
+    for dead and closed the attempt?"""
 
-    def __init__(self, rope: int, say: Callable[[str], None], kept: Kept, environ: Mapping[str, str]) -> None:
-        self._writer, self._say, self._kept = Writer(rope), say, kept
-        self._patience_s = float(environ.get(_VARIABLE) or _PATIENCE_S)
-        self._unwritten: List[Tuple[Running, Dict[str, Any]]] = []
+    def __init__(
+        self, wake: int, say: Callable[[str], None], kept: Callable[[A, bool], None], environ: Mapping[str, str]
+    ) -> None:
+        self._writer, self._say, self._tell_kept = _Writer(wake), say, kept
+        self._patience_s = float(environ.get(VARIABLE) or PATIENCE_S)
+        self._unwritten: List[A] = []
         self._full_since: Optional[float] = None
         self._retry_at = 0.0
 
@@ -49,46 +61,101 @@ class Ledger:
         return [max(self._retry_at, now + 0.1)] if self.is_full or self._unwritten else []
 
     def wait_for_disk(self, error: OSError) -> None:
-        """Something could not be written: it is tried again, for a while."""
+        """Something could not be written: it is tried again."""
         now = time.monotonic()
         if self._full_since is None:
             self._full_since = now
             self._say("cannot write %s: %s; no run is started until there is room" % (error.filename, error.strerror))
-        self._retry_at = now + _RETRY_S
+        self._retry_at = now + RETRY_S
 
     def has_room(self) -> None:
         self._full_since = None
 
-    def begun(self, begun: claims.Begun) -> None:
-        self._writer.submit(functools.partial(files.sync_records, [begun.record]))
+    def begun(self, attempt: A) -> None:
+        record = os.path.join(attempt.claim.run_dir, layout.attempt_file(attempt.number, "start"))
+        self._writer.submit(functools.partial(files.sync_records, [record]))
 
-    def ended(self, running: Running, end: Dict[str, Any]) -> None:
-        """Write an end in the background, again and again while the disk is full."""
+    def ended(self, attempt: A) -> None:
+        """Write an end in the background, again and again until it is written."""
+        held, end = attempt.held, attempt.end
 
         def written(ours: Any, error: Optional[OSError]) -> None:
             if error is None:
-                self._kept(running, end, bool(ours))
-                return
-            self.wait_for_disk(error)
-            if self.is_hopeless:
-                self._say("the end of %s could not be written down: %s" % (running.item.name, error.strerror))
+                self._tell_kept(attempt, bool(ours))
             else:
-                self._unwritten.append((running, end))
+                if not self._unwritten:
+                    self._say("cannot write down the end of %s yet: %s" % (attempt.name, error))
+                self._retry_at = time.monotonic() + RETRY_S
+                self._unwritten.append(attempt)
 
-        self._writer.submit(lambda: running.begun.lease.end(end), written)
+        self._writer.submit(lambda: held.end(end), written)
 
-    def note_stopping(self, everybody: List[Running], why: str) -> None:
-        """From here on this engine may be killed at any moment, and nothing is wrong with its node."""
-        for running in everybody:
-            self._writer.submit(functools.partial(running.begun.lease.note, {"stopping": why}))
+    def note_stopping(self, attempt: A, why: str) -> None:
+        """From here on this process may be killed at any moment, and nothing is wrong with its node."""
+        self._writer.submit(functools.partial(attempt.held.note, {"stopping": why}))
 
     def collect(self) -> None:
         """Tell of what is written, and try what is not once more."""
         self._writer.collect()
         if self._unwritten and time.monotonic() >= self._retry_at:
             again, self._unwritten = self._unwritten, []
-            for running, end in again:
-                self.ended(running, end)
+            for attempt in again:
+                self.ended(attempt)
 
     def close(self) -> None:
         self._writer.close()
+
+
+class _Writer:
+    """A few threads that wait for the disk. `collect` runs the callbacks in the caller's own thread."""
+
+    def __init__(self, wake: int) -> None:
+        self._wake = wake
+        self._work: "queue.SimpleQueue[Optional[Tuple[Callable[[], Any], Optional[_Done]]]]" = queue.SimpleQueue()
+        self._done: "queue.SimpleQueue[Tuple[_Done, Any, Optional[OSError]]]" = queue.SimpleQueue()
+        self._threads: List[threading.Thread] = []
+        self.pending = 0
+
+    def submit(self, work: Callable[[], Any], done: Optional[_Done] = None) -> None:
+        """Do something that waits for the disk; `done` hears of it. Without one nobody does, and an error is lost."""
+        if len(self._threads) < _THREADS:
+            self._threads.append(threading.Thread(target=self._run, daemon=True))
+            self._threads[-1].start()
+        if done is not None:
+            self.pending += 1
+        self._work.put((work, done))
+
+    def collect(self) -> None:
+        """Tell of everything that is done."""
+        while True:
+            try:
+                done, result, error = self._done.get_nowait()
+            except queue.Empty:
+                return
+            self.pending -= 1
+            done(result, error)
+
+    def close(self) -> None:
+        """Return when all work is done."""
+        for _ in self._threads:
+            self._work.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while True:
+            entry = self._work.get()
+            if entry is None:
+                return
+            work, done = entry
+            result, problem = None, None
+            try:
+                result = work()
+            except OSError as error:
+                problem = error
+            if done is not None:
+                self._done.put((done, result, problem))
+                try:
+                    os.write(self._wake, b"w")
+                except OSError:
+                    pass  # The loop has plenty to wake up for, or is over.

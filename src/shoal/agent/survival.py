@@ -9,7 +9,6 @@ for the job that ended and passes the same fence. The ending job makes it, or wh
 import math
 import os
 import re
-import subprocess
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
@@ -29,12 +28,6 @@ _MAX_BACKOFF_S = 3600
 _ASK_AGAIN_S = 2.0
 #: Owed by jobs that gave up, and looked at by one that ends.
 _MAX_OWED = 20
-
-
-def judge(end: Dict[str, Any], spec: Mapping[str, Any], claim: fence.Claim, env: Mapping[str, str], err: str) -> None:
-    """Complete the end record: `success`, `cause`, and for a run with a result check what that said."""
-    words = check_of(end, spec, claim, env)
-    conclude(end, err, None if words is None else _check(words, spec, env, err))
 
 
 def check_of(
@@ -77,25 +70,6 @@ def _cause(end: Mapping[str, Any], err: str) -> Optional[str]:
     if _CUDA_OOM.search(_tail(err)):
         return "cuda_oom"
     return "bad_result" if end.get("check_exit") else "failed"
-
-
-def _check(words: List[str], spec: Mapping[str, Any], env: Mapping[str, str], err: str) -> int:
-    """Run the step's own check of what was written."""
-    try:
-        with open(err, "ab", 0) as file:
-            done = subprocess.run(
-                words,
-                env=dict(env),
-                cwd=spec["cwd"],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                timeout=CHECK_TIMEOUT_S,
-                check=False,
-            )
-            return done.returncode
-    except (OSError, subprocess.TimeoutExpired):
-        return 127
 
 
 def plan_next(

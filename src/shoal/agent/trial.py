@@ -213,8 +213,9 @@ def _begin_as(attempt: "Attempt", claim: fence.Claim, why: str, success: bool) -
         for stream in ("out", "err"):
             _same_log(mine.log_dir, held.number, new.number, stream)
         attempt.claim, attempt.held = claim, new
-        attempt.keeper.keep(new, claim)
-        attempt.keeper.release(held)
+        if attempt.keeper is not None:
+            attempt.keeper.keep(new, claim)
+            attempt.keeper.release(held)
         return True
 
 

@@ -9,7 +9,8 @@ import os
 import resource
 import threading
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 from ..kernel import files, layout
 from . import notices, nvml, tree
@@ -19,6 +20,8 @@ _MOST_POINTS = 240
 _WRITE_EVERY = 3
 #: A GPU that does less than this is called idle; an empty CUDA context shows 0, a data loader's trickle 1 or 2.
 _IDLE_PERCENT = 5.0
+#: Where nothing is sampled, the output is still looked at so often.
+_QUIET_EVERY_S = 30.0
 #: Sampling many runs may take this part of one processor.
 _MOST_OF_TIME = 0.02
 
@@ -44,15 +47,14 @@ class Sampler:
         env: Mapping[str, str],
         look: Callable[[], tree.Use],
         alone: bool = False,
-        also: Callable[[], None] = lambda: None,
+        streams: Sequence[str] = (),
     ) -> None:
-        """Keep the record at `path` up to date, and do `also` whenever it is written.
+        """Keep the record at `path` up to date; tell a person when the GPUs, or the output in `streams`, rest for long.
 
         `alone`: no other run is a child of this process.
         """
-        if self.every_s > 0:
-            with self._lock:
-                self._subjects[path] = _Subject(path, env, look, self.every_s, alone, also)
+        with self._lock:
+            self._subjects[path] = _Subject(path, env, look, self.every_s, alone, streams)
 
     def end(self, path: str) -> None:
         """The run is over. One that was never sampled leaves no record: that would cost short runs a file each."""
@@ -64,8 +66,8 @@ class Sampler:
 
     def run(self, over: Over) -> None:
         """Sample until `over`, then close every record."""
-        wait_s = min(1.0, self.every_s)
-        while self.every_s > 0 and not over.wait(wait_s):
+        wait_s = min(1.0, self.every_s) or _QUIET_EVERY_S
+        while not over.wait(wait_s):
             begin = time.monotonic()
             with self._lock:
                 subjects = list(self._subjects.values())
@@ -77,11 +79,12 @@ class Sampler:
             for subject in subjects:
                 if subject.path in self._subjects:
                     subject.sample(write_every_s)
-            wait_s = max(self.every_s, (time.monotonic() - begin) / _MOST_OF_TIME)
-        for subject in self._subjects.values():
-            subject.record.close()
-        for subject in (*self._subjects.values(), *self._ended):
-            subject.write()
+            wait_s = max(self.every_s or _QUIET_EVERY_S, (time.monotonic() - begin) / _MOST_OF_TIME)
+        if self.every_s > 0:
+            for subject in self._subjects.values():
+                subject.record.close()
+            for subject in (*self._subjects.values(), *self._ended):
+                subject.write()
 
 
 def watch(path: str, env: Mapping[str, str], look: Callable[[], tree.Use], over: Over) -> None:
@@ -89,6 +92,24 @@ def watch(path: str, env: Mapping[str, str], look: Callable[[], tree.Use], over:
     sampler = Sampler(env)
     sampler.add(path, env, look, alone=True)
     sampler.run(over)
+
+
+@contextmanager
+def sampled(pid: int, use: Optional[str], env: Mapping[str, str], streams: Tuple[str, str]) -> Iterator[None]:
+    """Sample one run by itself, in the process that started it: for engines that start runs through others."""
+    if use is None:
+        yield
+        return
+    sampler, over = Sampler(env), threading.Event()
+    sampler.add(use, env, lambda: tree.use_of(pid, {}), streams=streams)
+    thread = threading.Thread(target=sampler.run, args=(over,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        sampler.end(use)
+        over.set()
+        thread.join(30)
 
 
 class _Subject:
@@ -101,23 +122,27 @@ class _Subject:
         look: Callable[[], tree.Use],
         every_s: float,
         alone: bool,
-        also: Callable[[], None],
+        streams: Sequence[str],
     ) -> None:
-        self.path, self.env, self.look, self.also = path, env, look, also
+        self.path, self.env, self.look, self.streams = path, env, look, list(streams)
         self.record = Record(every_s, alone)
+        self._began = time.time()
         self._gpus: Optional[List[nvml.Gpu]] = None
         self._written = 0.0
 
     def sample(self, write_every_s: float) -> None:
         try:
-            if self._gpus is None:
-                self._gpus = self._open()
-            self.record.add(self.look(), [gpu.read() for gpu in self._gpus])
+            if self.record.every_s > 0:
+                if self._gpus is None:
+                    self._gpus = self._open()
+                self.record.add(self.look(), [gpu.read() for gpu in self._gpus])
             if time.monotonic() - self._written >= write_every_s:
-                self.write()
+                if self.record.every_s > 0:
+                    self.write()
                 home, run = layout.home_of(os.path.dirname(self.path)), self.env.get("SHOAL_RUN", "")
                 notices.when_idle(home, run, self.record.idle_for_s, self.env)
-                self.also()
+                if self.streams:
+                    notices.when_quiet(home, run, self.streams, self._began, self.env)
         except Exception:  # a full disk or a vanished process costs one sample, not the run
             pass
 

@@ -11,7 +11,7 @@ for sbatch it does not mean "not submitted". What Slurm prints is read in slurm_
 import signal
 import subprocess
 import time
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import slurm_text
 from .lease import VARIABLE as LEASE_VARIABLE
@@ -297,3 +297,18 @@ def hostnames(nodelist: str, environ: Mapping[str, str]) -> Optional[List[str]]:
     """Slurm's own expansion of n[1-4], which needs no controller; None if scontrol cannot be asked."""
     done = run(["scontrol", "show", "hostnames", nodelist], QUERY_TIMEOUT_S, environ)
     return done.stdout.split() if done.ok else None
+
+
+def this_job(environ: Mapping[str, str]) -> Dict[str, Any]:
+    """The job that this process is of: its number, the one that people type, how often Slurm has started it, its nodes.
+
+    In a step of its own a process has one node of several.
+    """
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    job = {
+        "job_id": environ.get("SLURM_JOB_ID"),
+        "job_label": "%s_%s" % (array, task) if array and task else environ.get("SLURM_JOB_ID"),
+        "life": int(environ.get("SLURM_RESTART_COUNT") or 0),
+        "nodes": environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST"),
+    }
+    return dict(job, array_job_id=array) if array else job

@@ -4,13 +4,12 @@ The plan is a file beside the attempt's logs. It says nothing that is secret: th
 any process's does.
 """
 
-import contextlib
 import os
 import shutil
 import sys
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from . import allocation, container, family
+from . import allocation, container
 from .geometry import DEFAULTS, GeometryError, compute, describe, to_record
 from .unit import write
 
@@ -80,17 +79,6 @@ def prepare(
 def wrapper() -> List[str]:
     """How this very agent is called again, quickly: no site packages, no user settings."""
     return [sys.executable, "-I", "-S", os.path.abspath(sys.argv[0])]
-
-
-@contextlib.contextmanager
-def no_orphans(spec: Mapping[str, Any]) -> Iterator[None]:
-    """Around an attempt: what its launcher, or podman, leaves behind when it is killed comes to us and is ended."""
-    if spec.get("launch", "process") == "process" and not container.wanted(spec):
-        yield
-        return
-    family.adopt_orphans()
-    yield
-    family.end_orphans()
 
 
 def for_process(environ: Dict[str, str]) -> Dict[str, str]:

@@ -13,7 +13,7 @@ import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ...kernel import fence, files, guard, process
-from .. import by_hand, survival
+from .. import attempt, by_hand, survival
 from ..children import ColdStarter, StarterFailed
 from ..launch import container, family
 from . import claims, follow, machine, warm
@@ -101,7 +101,6 @@ def _work(
     whole = {item.need.gpus >= WHOLE for item in items if item.need.gpus}
     books = Books(slots, len(gpus.ids), cpus, keep_whole=len(whole) > 1, nodes=nodes if by_ray else 1)
     queue, problems = _possible(items, books, gpus)
-    family.adopt_orphans()
     try:
         if by_ray:
             starter = _ray_starter(settings, items, node, slots, nodes)
@@ -148,7 +147,7 @@ def _finish(folder: str, submission: Mapping[str, Any], engine: Engine, problems
     elif code in (0, 4) and not len(engine.queue):
         follow.cancel_waiting(me, os.environ)
         for name in {name.split("/")[0]: name for name in submission["runs"]}.values():
-            engine.beside.all_ended(name)
+            engine.telling.all_ended(name)
     return code
 
 
@@ -214,7 +213,7 @@ def _spec_of_first(item: Item, node: Node) -> Optional[Dict[str, Any]]:
         all_claimed = node.all_claimed()
         claim = claims.look(node.home, item.name, node.token).claim
         if claim is not None or all_claimed:
-            return None if claim is None else claims.spec_of(claim, node)
+            return None if claim is None else attempt.spec_of(node.home, claim, node.code, node.environ)
         time.sleep(0.01)
 
 

@@ -33,13 +33,13 @@ class Probes:
     def due_at(self, running: Sequence[Running]) -> List[float]:
         return [time.monotonic() + _EVERY_S] if any(self.wants(one.item) for one in running) else []
 
-    def tend(self, now: float, running: Sequence[Running], grace_s: float) -> None:
+    def tend(self, now: float, running: Sequence[Running]) -> None:
         """Look how far those are that are being probed, and stop them when their time is over."""
         for one in running:
             if self._seconds is None or one.phase != "program" or one.stopped_by or not self.wants(one.item):
                 continue
             elapsed = now - one.clock
-            seen = progress.read(one.begun.claim.output_dir, (one.begun.out, one.begun.err))
+            seen = progress.read(one.claim.output_dir, (one.out, one.err))
             if seen is not None and seen.fraction:
                 sign = (elapsed, seen.fraction)
                 self._signs[one.item.name] = (self._signs.get(one.item.name, (sign, sign))[0], sign)
@@ -47,7 +47,7 @@ class Probes:
                 expected = estimate(*self._signs.get(one.item.name, (None, None)))
                 self._over[one.item.name] = expected
                 words = "no progress to tell by" if expected is None else "about %.0f s in all" % expected
-                one.ask_to_stop("probe", grace_s, "probed for %.0f s: %s" % (elapsed, words))
+                one.ask_to_stop("probe", "probed for %.0f s: %s" % (elapsed, words))
 
     def expected_s(self, item: Item) -> Optional[float]:
         """What its probe told; one that told nothing is not asked again."""

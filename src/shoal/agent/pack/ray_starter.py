@@ -14,8 +14,8 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from ..children import Child, ColdStarter, Program, Starter, StarterFailed
 from ..launch import family
+from ..usage import sampled
 from . import machine
-from .beside import sampled
 from .node import Place
 from .ray_cluster import Cluster
 from .sharing import Sharing, share_gpus

@@ -174,15 +174,14 @@ class Search:
         self.due_at = 0.0 if rule else math.inf
         self._reports: Dict[Tuple[str, int], Reports] = {}
 
-    def stop_losers(self, now: float, running: "Sequence[Running]", grace_s: float) -> None:
+    def stop_losers(self, now: float, running: "Sequence[Running]") -> None:
         if now < self.due_at:
             return
         self.due_at = now + _EVERY_S
         for one in running:
-            begun = one.begun
-            words = self.look(one.item.name, begun.number, begun.claim.revision, begun.claim.output_dir)
+            words = self.look(one.item.name, one.number, one.claim.revision, one.claim.output_dir)
             if words is not None:
-                one.ask_to_stop("search", grace_s, words)
+                one.ask_to_stop("search", words)
 
     def look(self, name: str, attempt: int, revision: int, output_dir: str) -> Optional[str]:
         """Why this attempt should stop, in words, or None. A disk that does not answer stops nothing."""

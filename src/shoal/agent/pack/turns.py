@@ -7,11 +7,14 @@ import time
 from typing import Any, Callable, Dict, Optional
 
 from ...kernel.fence import INTERRUPTED
+from .. import attempt
 from . import claims
 from .again import Again, again
+from .books import Holding
 from .node import Node
 from .others import Others
 from .queue import Item, Queue, Settings
+from .running import Running
 from .tally import Tally
 
 _CLAIM_S = 0.01
@@ -35,7 +38,7 @@ class Turns:
         #: When the next run in order may have been claimed, while they still are.
         self.claims_at: Optional[float] = None
 
-    def take(self, item: Item, held: Dict[str, Any]) -> Optional[claims.Begun]:
+    def take(self, item: Item, holding: Holding, held: Dict[str, Any]) -> Optional[Running]:
         """Take the run's next attempt if it may still run; None if there is nothing (more) to do for it now."""
         all_claimed = self._node.all_claimed()
         standing = self._look(item)
@@ -64,10 +67,27 @@ class Turns:
             self.claims_at = time.monotonic() + _CLAIM_S
         if standing.word in ("gone", "taken"):
             return None
-        begun = claims.begin(standing, self._node, held, self._others.failed_with(standing))
-        if begun is None:
+        running = self._begin(standing, item, holding, held)
+        if running is None:
             self._others.leave(item)
-        return begun
+        return running
+
+    def _begin(
+        self, standing: claims.Standing, item: Item, holding: Holding, held: Dict[str, Any]
+    ) -> Optional[Running]:
+        claim, node = claims.claim_of(standing), self._node
+        spec = attempt.spec_of(node.home, claim, node.code, node.environ)
+        own = attempt.begin(
+            claim,
+            standing.attempt + 1,
+            node.me,
+            spec,
+            again=bool(standing.tried),
+            environ=node.environ,
+            failed_nodes=self._others.failed_with(standing),
+            held=held,
+        )
+        return None if own is None else Running(claim, own, spec, item, holding, self._settings.grace_s)
 
     def after(self, item: Item, end: Dict[str, Any], ours: bool) -> str:
         """An end is on disk: does the run go on? What became of it, in a word, counted and told."""

@@ -1,0 +1,331 @@
+"""The executor: starts attempts, passes signals on, stops what must stop, and writes down how each one ended.
+
+Jobs, arrays, packs, pilots and local runs all use this loop: one thread, no polling of processes. They differ in what
+is started, what a signal means and what follows an end, which subclasses say (single.py, pack/engine.py). However it
+ends, what ran is recorded and no process is left.
+"""
+
+import os
+import select
+import signal
+import threading
+import time
+from typing import Any, Callable, Dict, Generic, Iterable, List, Mapping, Optional, Tuple, TypeVar
+
+from ..kernel import guard, lease
+from ..kernel.keeper import Keeper
+from . import children, command, memory, survival, tree, usage
+from .attempt import Attempt
+from .data import SharedData
+from .launch import container, family
+from .ledger import Ledger
+
+A = TypeVar("A", bound=Attempt)
+
+
+class Bell:
+    """What wakes the loop: ended children, threads, other files to read, or the time at which something is due.
+
+    Whoever writes to `rope` wakes it. Signals come through the guard's link, which is one of the others.
+    """
+
+    def __init__(self) -> None:
+        self._read, self.rope = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self.rope, False)
+
+    def listen(self) -> None:
+        signal.set_wakeup_fd(self.rope, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+
+    def ring(self) -> None:
+        try:
+            os.write(self.rope, b"r")
+        except OSError:
+            pass  # The loop has plenty to wake up for, or is over.
+
+    def wait(self, due: Iterable[float], others: Iterable[Any]) -> None:
+        """Sleep until the bell rings, one of `others` can be read, or the first of the `due` times has come."""
+        wait_s = max(0.0, min(due) - time.monotonic())
+        select.select([self._read, *others], [], [], min(wait_s, 3600.0))
+        guard.drain(self._read)
+
+
+class Executor(Generic[A]):
+    """Runs attempts to their ends. `me` is who we are, for records; `alone`: one attempt at a time.
+
+    `data_folder` is where helpers on other nodes say how far they are with the data, if there are other nodes.
+    """
+
+    def __init__(
+        self,
+        home: str,
+        me: Mapping[str, Any],
+        environ: Mapping[str, str],
+        starter: children.Starter,
+        link: guard.Link,
+        say: Callable[[str], None],
+        alone: bool,
+        data_folder: Optional[str] = None,
+    ) -> None:
+        self.home, self.me, self.starter, self.link, self.say, self.alone = home, me, starter, link, say, alone
+        self.running: Dict[int, A] = {}
+        #: Why everything that runs was asked to stop, if it was.
+        self.stopping: Optional[str] = None
+        self.bell = Bell()
+        self.data = SharedData(self.bell.rope, say, data_folder)
+        self.ledger: Ledger[A] = Ledger(self.bell.rope, say, self._kept, environ)
+        self.times = lease.timing(environ)
+        self.keeper = Keeper(self.times, link, self.told)
+        self._unwanted: List[Tuple[lease.Lease, str]] = []
+        self._sampler, self._over = usage.Sampler(environ), threading.Event()
+        self._sampling = threading.Thread(target=self._sampler.run, args=(self._over,), daemon=True)
+        self._oom_kills = memory.oom_kills()
+
+    # -- what subclasses say -------------------------------------------------------------------------------------
+
+    def fill(self) -> None:
+        """Start what may start now."""
+
+    def is_over(self) -> bool:
+        """Asked when nothing runs and all ends are written: is there no more to come?"""
+        return True
+
+    def look(self, now: float) -> None:
+        """Do what the clock asks for."""
+
+    def due(self, now: float) -> List[float]:
+        """When to look again though nothing happened."""
+        return []
+
+    def left_s(self) -> Optional[float]:
+        """Time for attempts until the allocation ends, if anything ends it."""
+        return None
+
+    def hear(self, number: int) -> None:
+        """A signal has come."""
+        raise NotImplementedError
+
+    def leave(self, attempt: A, why: str) -> None:
+        """An attempt is not wanted here any more."""
+        if why == "lost":
+            attempt.was_closed()
+        else:
+            attempt.ask_to_stop(why)
+
+    def complete(self, attempt: A) -> None:
+        """`attempt.end` says how it ended: add to it before it is written, and take back what the attempt held."""
+
+    def after(self, attempt: A, ours: bool) -> None:
+        """An end is on disk; or, not `ours`, somebody else has closed the attempt."""
+
+    # -- the loop ------------------------------------------------------------------------------------------------
+
+    def loop(self) -> None:
+        """Until nothing is left to do."""
+        self.bell.listen()
+        family.adopt_orphans()
+        try:
+            while True:
+                for number in self.link.signals():
+                    self.hear(number)
+                self.starter.collect()
+                self.data.collect()
+                self._reap()
+                self.ledger.collect()
+                self._look()
+                self.fill()
+                if not self.running and self.ledger.is_settled and self.is_over():
+                    return
+                self.bell.wait(self._due(), [self.link.fd, *self.starter.wait_on])
+                if self.link.is_broken:
+                    os._exit(guard.end_without_guard(self.keeper.held))
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        for attempt in self.running.values():
+            attempt.child.signal(signal.SIGKILL)
+        self.starter.close()
+        family.end_orphans()
+        self._over.set()
+        if self._sampling.ident is not None:
+            self._sampling.join(30)
+        self.ledger.close()
+        self.data.close()
+        for held in self.keeper.held:  # Something broke before an end was written.
+            try:
+                lease.close(held.run_dir, held.number, held.renewals)
+            except OSError:
+                pass  # Somebody will see that it is not renewed.
+            self.keeper.release(held)
+
+    def _due(self) -> List[float]:
+        now = time.monotonic()
+        own = [attempt.due_at for attempt in self.running.values()]
+        return [now + 3600.0, *own, *self.ledger.due_at(now), *self.due(now)]
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        for attempt in self.running.values():
+            attempt.tend(now)
+        self.look(now)
+        told, self._unwanted = self._unwanted, []
+        for held, why in told:
+            for attempt in [one for one in self.running.values() if one.held is held]:
+                self.leave(attempt, why)
+        for attempt in self.running.values():
+            if attempt.stopped_by is not None and not attempt.is_noted:
+                # Whoever closes it later can tell a job that was stopped from a node that died.
+                attempt.is_noted = True
+                self.ledger.note_stopping(attempt, attempt.stopped_by)
+
+    def told(self, held: lease.Lease, why: str) -> None:
+        """From any thread: an attempt is not wanted any more."""
+        self._unwanted.append((held, why))
+        self.bell.ring()
+
+    def stop_all(self, why: str, number: int = signal.SIGTERM) -> None:
+        """Everything that runs is asked to end, then killed. Asked twice, it is killed at once."""
+        if self.stopping:
+            for attempt in self.running.values():
+                attempt.child.signal(signal.SIGKILL)
+            return
+        self.stopping = why
+        for attempt in self.running.values():
+            attempt.ask_to_stop(why, number=number)
+
+    # -- starting ------------------------------------------------------------------------------------------------
+
+    def launch(self, attempt: A, problem: Optional[str] = None, code: int = 2) -> None:
+        """Start an attempt that has begun, its data first; a problem ends it at once, with `code`."""
+        self.keeper.keep(attempt.held, attempt.claim)
+        attempt.keeper = self.keeper
+        self.ledger.begun(attempt)
+        attempt.stop = lambda why: self.told(attempt.held, why)
+        if problem is not None:
+            self._fail(attempt, problem, code)
+        elif attempt.spec.get("data"):
+            attempt.child = self.data.ask(attempt.spec, attempt.env)
+            self.running[attempt.child.pid] = attempt
+        else:
+            self._start_program(attempt)
+
+    def _start_program(self, attempt: A) -> None:
+        argv = command.inside(attempt.spec, attempt.claim, attempt.argv, attempt.env)
+        attempt.oom_kills = memory.oom_kills()
+        child = self._start(attempt, argv, attempt.use_file)
+        if child is not None:
+            attempt.begin_program(child, self.left_s())
+            self.running[child.pid] = attempt
+            if child.is_here:
+                self._sample(attempt)
+
+    def _start(self, attempt: A, argv: List[str], use: Optional[str] = None) -> Optional[children.Child]:
+        """A process of an attempt, or None after its end was written, because it cannot be started."""
+        streams = (attempt.out, attempt.err)
+        program = children.Program(argv, attempt.env, attempt.spec["cwd"], streams, attempt.cpus, use)
+        try:
+            return self.starter.start(program)
+        except OSError as error:
+            problem = "cannot start %s: %s" % (error.filename or argv[0], error.strerror)
+            self._fail(attempt, problem, 127 if isinstance(error, FileNotFoundError) else 126)
+            return None
+
+    def _sample(self, attempt: A) -> None:
+        if self._sampling.ident is None:
+            self._sampling.start()
+        pid, env, streams = attempt.child.pid, attempt.env, (attempt.out, attempt.err)
+        # Steps that srun started belong to the job: with several runs in it nobody can tell whose they are.
+        around = env if self.alone else {}
+        self._sampler.add(attempt.use_file, env, lambda: tree.use_of(pid, around), self.alone, streams)
+
+    def _fail(self, attempt: A, problem: str, code: int) -> None:
+        """End an attempt that cannot go on."""
+        with open(attempt.err, "ab") as file:
+            file.write(("shoal: %s\n" % problem).encode("utf-8", "replace"))
+        attempt.child = children.Child(0)
+        attempt.child.code, attempt.child.problem = code, problem
+        attempt.end = attempt.end or self._end_of(attempt)
+        self._finish(attempt, code if attempt.phase == "check" else None)
+
+    # -- ending --------------------------------------------------------------------------------------------------
+
+    def _reap(self) -> None:
+        ended = [attempt for attempt in self.running.values() if attempt.child.poll() is not None]
+        for attempt in ended:
+            del self.running[attempt.child.pid]
+        if ended:
+            alive = {attempt.identity for attempt in self.running.values()}
+            children.end_strangers([*self.running, *self.starter.pids], alive)
+        # A killed one goes first: if the kernel killed for memory, that is the one.
+        for attempt in sorted(ended, key=lambda attempt: attempt.child.code != -signal.SIGKILL):
+            self._proceed(attempt)
+
+    def _proceed(self, attempt: A) -> None:
+        """From the data to the program, from there to the check of the result, from there to the end."""
+        if attempt.phase == "check":
+            code = attempt.child.code or 0
+            if attempt.child.slot_lost:
+                attempt.stopped_by = attempt.stopped_by or "lost"
+            attempt.end["stopped_by"] = attempt.stopped_by
+            self._finish(attempt, code if code >= 0 else 128 - code)
+            return
+        if attempt.phase == "data" and attempt.child.code == 0:
+            attempt.env.update(self.data.variables(attempt.spec))
+            self._start_program(attempt)
+            return
+        if attempt.phase == "data" and attempt.child.problem:
+            self._fail(attempt, attempt.child.problem, 2)
+            return
+        attempt.end = self._end_of(attempt)
+        words = survival.check_of(attempt.end, attempt.spec, attempt.claim, attempt.env)
+        if words is None or attempt.child.problem or attempt.child.slot_lost:
+            self._finish(attempt, None)
+            return
+        child = self._start(attempt, words)
+        if child is not None:
+            attempt.begin_check(child)
+            self.running[child.pid] = attempt
+
+    def _end_of(self, attempt: A) -> Dict[str, Any]:
+        """How the program ended; what that means is decided later."""
+        if attempt.child.slot_lost:
+            attempt.stopped_by = attempt.stopped_by or "lost"
+        if attempt.phase == "program":
+            self._sampler.end(attempt.use_file)
+            if attempt.stopped_by is None and _steps_were_ended(attempt):
+                attempt.stopped_by = "SIGTERM"
+        return attempt.end_record(self.me, self._lacked_memory(attempt))
+
+    def _lacked_memory(self, attempt: A) -> bool:
+        """Whether the kernel killed something for memory. Among several runs it is the one that failed first."""
+        if attempt.phase != "program":
+            return False
+        kills = memory.oom_kills()
+        if self.alone:
+            return kills > attempt.oom_kills
+        if not attempt.child.code:
+            return False
+        lacked, self._oom_kills = kills > self._oom_kills, kills
+        return lacked
+
+    def _finish(self, attempt: A, check_exit: Optional[int]) -> None:
+        """Write down how it ended, with what follows from it."""
+        survival.conclude(attempt.end, attempt.err, check_exit)
+        attempt.end["data"] = self.data.records(attempt.spec)
+        self.complete(attempt)
+        self.ledger.ended(attempt)
+
+    def _kept(self, attempt: A, ours: bool) -> None:
+        self.keeper.release(attempt.held)
+        self.after(attempt, ours)
+
+
+def _steps_were_ended(attempt: Attempt) -> bool:
+    if attempt.spec.get("launch", "process") == "process" and not container.wanted(attempt.spec):
+        return False
+    from . import preempted
+    from .launch import plan
+
+    return preempted.steps_were_ended(plan.folder_of(attempt.out, int(attempt.env["SHOAL_ATTEMPT"])))

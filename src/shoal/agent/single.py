@@ -1,0 +1,152 @@
+"""A job of one run: the executor with a queue of one, and what only a single run has.
+
+A smoke run and a trial are looked at while they run, output is copied to where somebody reads it, and the end says what
+follows: another job, or that a trial goes on as the run.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any, Callable, List, Mapping, Optional
+
+from ..kernel import fence, guard, lease, progress
+from . import smoke, survival, trial
+from .attempt import Attempt
+from .children import ColdStarter
+from .executor import Executor
+
+_RETRY_S = 1.0
+#: How long a thread may take to see that the program has ended.
+_JOIN_S = 5.0
+
+
+class Single(Executor[Attempt]):
+    """Runs one attempt. When `loop` returns, its end is on disk; or, not `ours`, another job has closed it."""
+
+    def __init__(
+        self, home: str, attempt: Attempt, me: Mapping[str, Any], link: guard.Link, say: Callable[[str], None]
+    ) -> None:
+        data_folder = os.path.join(attempt.claim.log_dir, "data-%d" % attempt.number)
+        starter = ColdStarter(os.environ, many=False)
+        super().__init__(home, me, os.environ, starter, link, say, alone=True, data_folder=data_folder)
+        self.attempt, self._claim = attempt, attempt.claim
+        self.ours = False
+        #: Why it cannot be started, and with which exit code that ends it.
+        self.problem: Optional[str] = None
+        self.problem_code = 2
+        #: Whether its output is copied to ours.
+        self.follows = False
+        self._began = False
+        self._early: List[int] = []
+        self._ended = threading.Event()
+        self._threads: List[threading.Thread] = []
+
+    def fill(self) -> None:
+        if self._began:
+            return
+        self._began = True
+        attempt = self.attempt
+        if self.follows:
+            for path, stream in ((attempt.out, sys.stdout.buffer), (attempt.err, sys.stderr.buffer)):
+                self._threads.append(threading.Thread(target=_copy, args=(path, stream, self._ended), daemon=True))
+        if attempt.look is not None:
+            self._threads.append(threading.Thread(target=self._look_on, daemon=True))
+        for thread in self._threads:
+            thread.start()
+        self.launch(attempt, self.problem, self.problem_code)
+        for number in self._early:
+            self.hear(number)
+
+    def hear(self, number: int) -> None:
+        if not self._began:
+            self._early.append(number)
+        elif number in guard.STOPPING:
+            self.stop_all(signal.Signals(number).name, number)
+        else:
+            self.attempt.pass_on(number)
+
+    def told(self, held: lease.Lease, why: str) -> None:
+        attempt = self.attempt
+        with attempt.moving:
+            if held is not attempt.held:
+                return
+            if why == "superseded":
+                try:
+                    beaten = trial.beaten(attempt)
+                except OSError:
+                    return  # The file server is away for a moment; the next beat asks again.
+                if beaten is None:
+                    return
+                why = beaten
+            super().told(attempt.held, why)
+
+    def complete(self, attempt: Attempt) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join(_JOIN_S)
+        if attempt.spec.get("data"):
+            attempt.end["data"] = self.data.close()
+        told = False
+        while attempt.stopped_by != "lost":
+            try:
+                self._decide(attempt)
+                return
+            except OSError as error:
+                if not told:
+                    print("shoal: cannot write down the end yet: %s" % error, file=sys.stderr, flush=True)
+                told = True
+                time.sleep(_RETRY_S)
+
+    def after(self, attempt: Attempt, ours: bool) -> None:
+        self.ours = ours
+
+    def _decide(self, attempt: Attempt) -> None:
+        """What the end means for the run, and what follows from it."""
+        spec, end, logs = attempt.spec, attempt.end, [attempt.out, attempt.err]
+        if spec.get("smoke"):
+            smoke.judge(end, spec, progress.read(attempt.claim.output_dir, logs))
+        unseen = spec.get("trial") and end["success"] and attempt.claim == self._claim
+        if unseen and trial.pointless(self.home, spec) is None:
+            trial.take_over(self.home, attempt, spec["trial"]["of"])  # it was done before anybody looked
+        if attempt.claim != self._claim:
+            trial.as_the_run(end, attempt)
+        replaced = is_replaced(attempt)
+        if end["stopped_by"] and replaced:
+            end["stopped_by"] = "superseded"
+        end["next"] = None if replaced else survival.plan_next(self.home, attempt.claim, spec, end)
+
+    def _look_on(self) -> None:
+        every_s = float(self.attempt.env.get("SHOAL_LOOK_S") or 2)
+        while self.attempt.look is not None and not self._ended.wait(every_s):
+            try:
+                if self.attempt.stopped_by is None and self.attempt.phase == "program":
+                    self.attempt.look(self.attempt)
+            except (OSError, ValueError):
+                pass  # It is looked at again in a moment.
+
+
+def is_replaced(attempt: Attempt) -> bool:
+    try:
+        return fence.unwanted(attempt.claim, attempt.number) == "superseded"
+    except OSError:
+        return False  # The file server is away; the end is written when it is back.
+
+
+def _copy(path: str, stream: Any, over: threading.Event) -> None:
+    """Copy what is appended to a file to a stream until the attempt is over and all of it was copied."""
+    with open(path, "ab"), open(path, "rb") as file:
+        while True:
+            finished = over.is_set()
+            data = file.read(1 << 16)
+            if data:
+                try:
+                    stream.write(data)
+                    stream.flush()
+                except (OSError, ValueError):
+                    return
+            elif finished:
+                return
+            else:
+                over.wait(0.1)
