@@ -13,9 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from shoal.kernel import layout, process
+from shoal.kernel.records import End, Start, fields_of
 
 NOW = 1_800_000_000.0
 HOST = socket.gethostname()
+
+
+START = Start(
+    attempt=1, generation=1, revision=1, token="t", host="h", pid=1, started=None, t=100.0, output_dir="/o",
+    log_dir="/l", beat_s=20.0,
+)  # fmt: skip
+END = End(
+    attempt=1, generation=1, revision=1, token="t", output_dir="/o", exit_code=0, success=True, began=100.0,
+    ended=101.0, duration_s=1.0,
+)  # fmt: skip
 
 
 def put_attempt(
@@ -23,7 +34,10 @@ def put_attempt(
 ) -> None:
     """An attempt's file under both of its names, as lease.py writes it."""
     path = folder / f"attempt.{number}.start"
-    records = [json.dumps({"schema": 1, **record}) for record in (start, end) if record is not None]
+    if end is not None and not end.get("note"):
+        end = {**fields_of(END), **end}
+    parts = [{"schema": 1, **fields_of(START), "attempt": number, **start}, *([end] if end is not None else [])]
+    records = [json.dumps({"schema": 1, **record}) for record in parts]
     path.write_text("\n".join(records) + "\n")
     name = state or ("live.000000" if end is None else "end")
     for other in folder.glob(f"attempt.{number}.*"):

@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shoal.kernel import records
+from shoal.kernel.records import End, Start
 from shoal.sandbox import Sandbox
 from waiting import wait_until
 
@@ -77,7 +79,18 @@ output = "evaluation"
 def read_record(path: Path) -> dict[str, Any]:
     """An attempt's file holds its start, and behind that its end."""
     first, _, second = path.read_text().partition("\n")
-    return json.loads(second if path.suffix == ".end" else first)  # type: ignore[no-any-return]
+    if not path.name.startswith("attempt."):
+        return json.loads(first)  # type: ignore[no-any-return]
+    is_end = path.suffix == ".end"
+    return _all_fields(records.decode(json.loads(second if is_end else first), End if is_end else Start))
+
+
+def _all_fields(record: Any) -> dict[str, Any]:
+    """Those with their default value too, which are not in the file."""
+    return {
+        name: _all_fields(value) if hasattr(value, "_asdict") else list(value) if isinstance(value, tuple) else value
+        for name, value in record._asdict().items()
+    }
 
 
 class Done(NamedTuple):

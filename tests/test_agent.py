@@ -7,11 +7,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from made_up import END, START
 from project import Project, env_of
 from shoal.agent import environment, shipping
 from shoal.kernel import checkpoints, fence, layout, lease, process, submission
@@ -41,8 +43,8 @@ def _home(claim: fence.Claim) -> str:
     return str(Path(claim.run_dir).parents[2])
 
 
-def _begin(claim: fence.Claim, number: int, **start: object) -> lease.Lease:
-    record = {"attempt": number, "generation": claim.generation, "t": 1.0, "beat_s": 20.0, "host": "elsewhere", **start}
+def _begin(claim: fence.Claim, number: int, **start: Any) -> lease.Lease:
+    record = START._replace(attempt=number, generation=claim.generation, host="elsewhere", **start)
     held = lease.create(claim.run_dir, number, record, lease.timing({}))
     assert held is not None
     return held
@@ -56,19 +58,19 @@ def _admit(claim: fence.Claim, **me: object) -> None:
 EARLY = """
 import os, signal, sys
 from shoal.agent import attempt, single
-from shoal.kernel import fence, guard, layout, lease
+from shoal.kernel import fence, guard, layout, process
 claim = fence.find_claim(sys.argv[1], sys.argv[2])._replace(output_dir=sys.argv[1], log_dir=sys.argv[1])
 words = ["sh", "-c", "while [ ! -e $SHOAL_STOP_FILE ]; do sleep 0.05; done; kill -USR1 $$; exit 3"]
 def work(link):
     os.kill(link.guard_pid, signal.SIGUSR1)
     spec = {"command": words, "cwd": "/"}
-    one = attempt.Attempt(claim, attempt.begin(claim, 1, {}, spec, False, os.environ), spec)
+    one = attempt.Attempt(claim, attempt.begin(claim, 1, process.this_process(), spec, False, os.environ), spec)
     stop = os.path.join(claim.run_dir, "stop")
     names = {"SHOAL_RUN": "a/b", "SHOAL_ATTEMPT": "1", "SHOAL_WARN_BY": "file", "SHOAL_STOP_FILE": stop}
     one.argv, one.env, one.warn_s = words, dict(os.environ, **names), 100
     job = single.Single(layout.home_of(claim.run_dir), one, {}, link, print)
     job.loop()
-    print(job.ours, one.end["warned"], one.end["signal"])
+    print(job.ours, job.end.warned, job.end.signal)
     return 0
 sys.exit(guard.run(work))
 """
@@ -95,14 +97,14 @@ def test_a_job_whose_submission_was_given_up_does_not_begin(claim: fence.Claim) 
 
 
 def test_a_job_of_a_cancelled_or_finished_run_or_an_old_generation_does_not_begin(claim: fence.Claim) -> None:
-    _begin(claim, 1, job_id="7").end({"success": False, "stopped_by": "SIGTERM", "revision": 1})
+    _begin(claim, 1, job_id="7").end(END._replace(success=False, stopped_by="SIGTERM"))
     _admit(claim, job_id="8")
     held = _begin(claim, 2, job_id="7", life=0)
-    held.end({"success": False, "stopped_by": None, "revision": 1})
+    held.end(END._replace(success=False))
     with pytest.raises(fence.Fenced, match="ended already"):
         _admit(claim, job_id="8")
     _admit(claim, job_id="7", life=1)  # Slurm has started that very job again
-    _begin(claim, 3, job_id="7", life=1).end({"success": True, "revision": 1})
+    _begin(claim, 3, job_id="7", life=1).end(END)
     with pytest.raises(fence.Fenced, match="done already"):
         _admit(claim, job_id="7", life=2)
     writing.request_cancel(_home(claim), RUN, 1, {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,19 +9,16 @@ from pathlib import Path
 import pytest
 
 from disks import fill, small_disk
+from made_up import END, START
 from shoal.kernel import layout, lease
+from shoal.kernel.records import encode
 from shoal.store import records
 
 TIMES = lease.timing({})
-START = {
-    "attempt": 1, "generation": 1, "revision": 1, "token": "t", "t": 100.0, "beat_s": 20.0, "host": "h", "pid": 1,
-    "output_dir": "/o", "log_dir": "/l",
-}  # fmt: skip
-END = {"attempt": 1, "generation": 1, "revision": 1, "exit_code": 0, "success": True}
 
 
 def begin(folder: Path, number: int = 1) -> lease.Lease:
-    held = lease.create(str(folder), number, {**START, "attempt": number}, TIMES)
+    held = lease.create(str(folder), number, START._replace(attempt=number), TIMES)
     assert held is not None
     return held
 
@@ -71,8 +67,8 @@ def test_a_closed_lease_is_neither_renewed_nor_ended(tmp_path: Path) -> None:
     assert lease.close(str(tmp_path), 1, 1) and not lease.close(str(tmp_path), 1, 1)
     assert held.renew() == "lost" and not held.end(END)
     found = read(tmp_path)
-    assert (found.state, found.end and found.end["stopped_by"]) == ("lost", "lost")
-    assert found.end and (found.end["ended"], found.end["success"]) == (120.0, False), "it lived until its last renewal"
+    assert (found.state, found.end and found.end.stopped_by) == ("lost", "lost")
+    assert found.end and (found.end.ended, found.end.success) == (120.0, False), "it lived until its last renewal"
     end = records.read_end(str(tmp_path), layout.parse_names(os.listdir(tmp_path)), 1)
     assert end is not None and (end.stopped_by, end.output_dir) == ("lost", "/o")
 
@@ -113,10 +109,10 @@ def test_a_full_disk_stops_neither_renewals_nor_the_end(tmp_path: Path) -> None:
             (disk / "more").write_bytes(b"x" * 8192)
         assert {held.renew() for _ in range(50)} == {"held"}
         held.note({"stopping": "limit"})
-        assert held.end({**END, "problem": "x" * 2000})
-        assert read(folder).end == {**END, "problem": "x" * 2000}
+        assert held.end(END._replace(problem="x" * 2000))
+        assert read(folder).end == END._replace(problem="x" * 2000)
         with pytest.raises(OSError, match="No space left"):
-            lease.create(str(folder), 2, {**START, "more": "x" * 9000}, TIMES)
+            lease.create(str(folder), 2, START._replace(resume_from="x" * 9000), TIMES)
         assert names(folder) == ["attempt.1.end", "attempt.1.start"], "an attempt that found no room has not begun"
 
 
@@ -125,7 +121,7 @@ def test_a_damaged_attempt_is_told_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "attempt.1.start").write_text("{")
     with pytest.raises(ValueError, match=r"attempt\.1\.start is damaged"):
         read(tmp_path)
-    (tmp_path / "attempt.1.start").write_text(json.dumps(START) + "\n")
+    (tmp_path / "attempt.1.start").write_bytes(encode(START))
     with pytest.raises(ValueError, match="the record of its end is not there"):
         read(tmp_path)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from made_up import END
 from project import Done, Project, project_here
 from shoal.agent import cache, listing
 from shoal.agent.pack.again import Again, again
@@ -110,7 +111,7 @@ def test_a_run_is_warned_in_the_way_that_its_step_chose(tmp_path: Path, tell: st
 
 def test_what_is_tried_again_is_decided_by_cause() -> None:
     def after(cause: str, times: int, stopped_by: str | None = None, **policy: object) -> Again | None:
-        end = {"cause": cause, "stopped_by": stopped_by}
+        end = END._replace(success=False, cause=cause, stopped_by=stopped_by)
         return again(Standing("ended", end=end, tried=times, causes={cause: times}), Settings(), policy, slots=4)
 
     assert after("failed", 1) is None

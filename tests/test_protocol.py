@@ -8,11 +8,13 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from made_up import END, START
 from shoal.backends.slurm.query import Snapshot
 from shoal.kernel import fence, layout, lease
 from shoal.kernel import submission as transaction
@@ -29,7 +31,7 @@ SPEC = RunSpec(
 )
 TIMES = lease.timing({})
 #: A process of which nobody here can tell anything.
-DEAD = {"host": "elsewhere", "pid": 2**30, "started": "long ago"}
+DEAD: dict[str, Any] = {"host": "elsewhere", "pid": 2**30, "started": "long ago"}
 CRASHES = ("never", "after-submission", "after-claims", "stopped", "after-sending", "after-sbatch", "after-outcome")
 ANSWERS = ("accepted", "late", "created, answer lost", "lost", "unreached")
 
@@ -265,11 +267,10 @@ class Protocol(RuleBasedStateMachine):
             return
         if names is None:
             return
-        start = {
-            **DEAD, "t": self.now, "output_dir": "/o", "log_dir": "/l", "job_id": str(agent.job.number),
-            "life": agent.job.life, "attempt": names.attempt + 1, "generation": agent.claim.generation, "revision": 1,
-            "token": agent.claim.token, "beat_s": TIMES.beat_s,
-        }  # fmt: skip
+        start = START._replace(
+            **DEAD, t=self.now, job_id=str(agent.job.number), life=agent.job.life, attempt=names.attempt + 1,
+            generation=agent.claim.generation, token=agent.claim.token, beat_s=TIMES.beat_s,
+        )  # fmt: skip
         agent.held = lease.create(agent.claim.run_dir, names.attempt + 1, start, TIMES)
 
     def _beat(self, agent: Agent) -> None:
@@ -293,12 +294,11 @@ class Protocol(RuleBasedStateMachine):
         if how == "killed":  # the guard sees it
             lease.close(agent.claim.run_dir, agent.held.number, agent.held.renewals)
         elif how != "power cut":
-            end = {
-                "attempt": agent.held.number, "generation": agent.claim.generation, "revision": 1,
-                "token": agent.claim.token, "output_dir": "/o", "exit_code": int(how == "bad"),
-                "success": how == "good", "began": self.now, "ended": self.now, "duration_s": 1.0,
-                "job_id": str(agent.job.number), "stopped_by": stopped_by,
-            }  # fmt: skip
+            end = END._replace(
+                attempt=agent.held.number, generation=agent.claim.generation, token=agent.claim.token,
+                exit_code=int(how == "bad"), success=how == "good", began=self.now, ended=self.now,
+                job_id=str(agent.job.number), stopped_by=stopped_by,
+            )  # fmt: skip
             self.good_ends += agent.held.end(end) and how == "good"
         self._leave(agent, "COMPLETED" if how == "good" else "FAILED")
 

@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-import msgspec
-
 from shoal.backends.slurm.query import Snapshot, newest, sacct, squeue
 from shoal.kernel import layout, lease, process, submission
 from shoal.kernel.slurm_text import ENDED_WORDS, JobRow
@@ -75,7 +73,7 @@ def observe(
         evidence = _evidence(files, rows.get(name), answered, now)._replace(times=times)
         watching.looked_at(name)
         if is_live(files) and files.start is not None:
-            keeps = lease.timing_of({"beat_s": files.start.beat_s})
+            keeps = lease.timing_of(files.start)
             evidence = evidence._replace(silent_s=_silent_s(files, evidence, watching), times=keeps)
             if _close_if_over(home, files, evidence):
                 files = reader.run(name)
@@ -323,9 +321,9 @@ def _close_if_over(home: str, files: RunFiles, evidence: Evidence) -> bool:
     start, silent_s = files.start, evidence.silent_s
     if start is None or silent_s is None:
         return False
-    renewals, record = files.names.renewals.get((start.attempt, "live")), msgspec.to_builtins(start)
+    renewals = files.names.renewals.get((start.attempt, "live"))
     # Where this host can tell whether its processes live, silence proves nothing.
-    over = lease.is_dead(record) or (process.is_alive(record) is None and silent_s >= evidence.times.take_s)
+    over = lease.is_dead(start) or (lease.is_alive(start) is None and silent_s >= evidence.times.take_s)
     if renewals is None or not over:
         return False
     with contextlib.suppress(OSError):

@@ -4,9 +4,9 @@ Slurm has just answered it, so a send is worth trying. Of several who try, the c
 it; a send that does not arrive is void, and the run owes it again.
 """
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+from typing import List, Mapping, NamedTuple, Optional
 
-from ..kernel import fence, layout, owed, records, submission
+from ..kernel import fence, layout, owed, submission
 from ..kernel.records import Next, Outcome
 from . import survival
 from .pack import follow
@@ -25,7 +25,7 @@ class Debt(NamedTuple):
     token: str
     generation: int
     seen: int
-    following: Optional[Dict[str, Any]]
+    following: Optional[Next]
     job: Optional[str]
     ended_at: float
     tried_at: Optional[float]
@@ -40,8 +40,7 @@ def answer(
             continue
         claim = fence.read_claim(layout.run_dir(home, debt.name), debt.generation)
         if claim is not None and debt.following:
-            following = records.decode(debt.following, Next)
-            survival.continue_run(home, debt.name, claim, debt.seen, following, debt.job)
+            survival.continue_run(home, debt.name, claim, debt.seen, debt.following, debt.job)
     for token in {debt.token for debt in debts if debt.following is None}:
         _answer_queue(home, token, jobs, answered_at, now, environ)
 

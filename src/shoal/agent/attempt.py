@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ..kernel import checkpoints, fence, files, layout, lease, process
 from ..kernel.keeper import Keeper
+from ..kernel.records import End, Start
 from . import command, packages, stages, survival
 from .children import Child
 from .launch import container
@@ -45,8 +46,8 @@ def begin(
         resume_from = checkpoints.newest(claim.output_dir, spec["checkpoint"])
     times, mine = lease.timing(environ), process.this_process()
     env = dict(environ, **(spec.get("env") or {}))
-    record = dict(
-        me,
+    record = Start(
+        **me,
         agent_pid=mine["pid"],
         agent_started=mine["started"],
         mark=os.urandom(8).hex(),
@@ -79,7 +80,7 @@ class Attempt:
     def __init__(self, claim: fence.Claim, held: lease.Lease, spec: Dict[str, Any]) -> None:
         self.claim, self.held, self.spec = claim, held, spec
         self.moving = threading.RLock()
-        self.resume_from: Optional[str] = held.start.get("resume_from")
+        self.resume_from: Optional[str] = held.start.resume_from
         self.out, self.err = (
             os.path.join(claim.log_dir, "attempt-%d.%s" % (held.number, stream)) for stream in ("out", "err")
         )
@@ -97,7 +98,8 @@ class Attempt:
         self.stops_after_warning = False
         self.child, self.phase = Child(0), "data"
         self.began, self.clock = time.time(), time.monotonic()
-        self.end: Dict[str, Any] = {}
+        #: How its program ended, while the result is checked.
+        self.ended: Optional[End] = None
         self.stopped_by: Optional[str] = None
         self.stopped_words: Optional[str] = None
         self.is_noted = False
@@ -138,7 +140,7 @@ class Attempt:
         self.argv, self.env, problem = command.prepare(
             self.spec, self.claim, self.number, self.resume_from, base, (self.out, self.err), here_only
         )
-        self.env[process.MARK] = str(self.held.start.get("mark"))
+        self.env[process.MARK] = str(self.held.start.mark)
         return problem
 
     # -- phases --------------------------------------------------------------------------------------------------
@@ -221,28 +223,28 @@ class Attempt:
 
     # -- its end -------------------------------------------------------------------------------------------------
 
-    def end_record(self, me: Mapping[str, Any], oom: bool) -> Dict[str, Any]:
+    def end_record(self, me: Mapping[str, Any], oom: bool) -> End:
         """How it ended; whether that is good is for `survival.conclude` to say."""
         code = self.child.code or 0
-        start = self.held.start
-        record = {
-            "attempt": self.number,
-            "generation": self.claim.generation,
-            "revision": self.claim.revision,
-            "token": self.claim.token,
-            "output_dir": self.claim.output_dir,
-            "log_dir": self.claim.log_dir,
-            "job_id": me.get("job_id"),
-            "job_label": me.get("job_label"),
-            "host": me.get("host"),
-            "exit_code": code if code >= 0 else 128 - code,
-            "signal": signal.Signals(-code).name if code < 0 else None,
-            "stopped_by": self.stopped_by,
-            "warned": self.warned,
-            "oom": oom,
-            "problem": self.child.problem or self.stopped_words,
-            "began": self.began,
-            "ended": time.time(),
-            "duration_s": time.monotonic() - self.clock,
-        }
-        return dict(record, held=start["held"]) if "held" in start else record
+        return End(
+            attempt=self.number,
+            generation=self.claim.generation,
+            revision=self.claim.revision,
+            token=self.claim.token,
+            output_dir=self.claim.output_dir,
+            log_dir=self.claim.log_dir,
+            host=me.get("host"),
+            job_id=me.get("job_id"),
+            job_label=me.get("job_label"),
+            held=self.held.start.held,
+            exit_code=code if code >= 0 else 128 - code,
+            signal=signal.Signals(-code).name if code < 0 else None,
+            success=False,
+            stopped_by=self.stopped_by,
+            warned=self.warned,
+            oom=oom,
+            problem=self.child.problem or self.stopped_words,
+            began=self.began,
+            ended=time.time(),
+            duration_s=time.monotonic() - self.clock,
+        )

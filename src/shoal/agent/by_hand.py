@@ -88,7 +88,7 @@ def _in_use(home: str, last: fence.Claim, names: layout.RunNames) -> Optional[st
         return None
     if names.has_submit(last.generation, layout.verdict_kind(names.attempt)):
         return None  # Slurm has said how the job ended, whether or not the run began.
-    if attempt is None or attempt.start.get("generation") != last.generation:
+    if attempt is None or attempt.start.generation != last.generation:
         return "is queued as job %s" % ((outcome and outcome.job_id) or "of an unfinished submission")
     return None
 

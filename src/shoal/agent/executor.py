@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, Generic, Iterable, List, Mapping, Option
 
 from ..kernel import guard, lease
 from ..kernel.keeper import Keeper
+from ..kernel.records import End
 from . import children, command, memory, survival, tree, usage
 from .attempt import Attempt
 from .data import SharedData
@@ -113,10 +114,11 @@ class Executor(Generic[A]):
         else:
             attempt.ask_to_stop(why)
 
-    def complete(self, attempt: A) -> None:
-        """`attempt.end` says how it ended: add to it before it is written, and take back what the attempt held."""
+    def complete(self, attempt: A, end: End) -> End:
+        """Add to an end what is missing before it is written, and take back what the attempt held."""
+        return end
 
-    def after(self, attempt: A, ours: bool) -> None:
+    def after(self, attempt: A, end: End, ours: bool) -> None:
         """An end is on disk; or, not `ours`, somebody else has closed the attempt."""
 
     # -- the loop ------------------------------------------------------------------------------------------------
@@ -127,11 +129,12 @@ class Executor(Generic[A]):
         family.adopt_orphans()
         try:
             while True:
-                for number in self.link.signals():
-                    self.hear(number)
                 self.starter.collect()
                 self.data.collect()
+                # What has ended before a signal is looked at has ended by itself.
                 self._reap()
+                for number in self.link.signals():
+                    self.hear(number)
                 self.ledger.collect()
                 self._look()
                 self.fill()
@@ -246,8 +249,8 @@ class Executor(Generic[A]):
             file.write(("shoal: %s\n" % problem).encode("utf-8", "replace"))
         attempt.child = children.Child(0)
         attempt.child.code, attempt.child.problem = code, problem
-        attempt.end = attempt.end or self._end_of(attempt)
-        self._finish(attempt, code if attempt.phase == "check" else None)
+        end = attempt.ended or self._end_of(attempt)
+        self._finish(attempt, end, code if attempt.phase == "check" else None)
 
     # -- ending --------------------------------------------------------------------------------------------------
 
@@ -264,12 +267,12 @@ class Executor(Generic[A]):
 
     def _proceed(self, attempt: A) -> None:
         """From the data to the program, from there to the check of the result, from there to the end."""
-        if attempt.phase == "check":
+        if attempt.ended is not None:
             code = attempt.child.code or 0
             if attempt.child.slot_lost:
                 attempt.stopped_by = attempt.stopped_by or "lost"
-            attempt.end["stopped_by"] = attempt.stopped_by
-            self._finish(attempt, code if code >= 0 else 128 - code)
+            end = attempt.ended._replace(stopped_by=attempt.stopped_by)
+            self._finish(attempt, end, code if code >= 0 else 128 - code)
             return
         if attempt.phase == "data" and attempt.child.code == 0:
             attempt.env.update(self.data.variables(attempt.spec))
@@ -278,17 +281,18 @@ class Executor(Generic[A]):
         if attempt.phase == "data" and attempt.child.problem:
             self._fail(attempt, attempt.child.problem, 2)
             return
-        attempt.end = self._end_of(attempt)
-        words = survival.check_of(attempt.end, attempt.spec, attempt.claim, attempt.env)
+        end = survival.why_stopped(self._end_of(attempt), attempt.spec)
+        words = survival.check_of(end, attempt.spec, attempt.claim, attempt.env)
         if words is None or attempt.child.problem or attempt.child.slot_lost:
-            self._finish(attempt, None)
+            self._finish(attempt, end, None)
             return
+        attempt.ended = end
         child = self._start(attempt, words)
         if child is not None:
             attempt.begin_check(child)
             self.running[child.pid] = attempt
 
-    def _end_of(self, attempt: A) -> Dict[str, Any]:
+    def _end_of(self, attempt: A) -> End:
         """How the program ended; what that means is decided later."""
         if attempt.child.slot_lost:
             attempt.stopped_by = attempt.stopped_by or "lost"
@@ -310,16 +314,15 @@ class Executor(Generic[A]):
         lacked, self._oom_kills = kills > self._oom_kills, kills
         return lacked
 
-    def _finish(self, attempt: A, check_exit: Optional[int]) -> None:
+    def _finish(self, attempt: A, end: End, check_exit: Optional[int]) -> None:
         """Write down how it ended, with what follows from it."""
-        survival.conclude(attempt.end, attempt.err, check_exit)
-        attempt.end["data"] = self.data.records(attempt.spec)
-        self.complete(attempt)
-        self.ledger.ended(attempt)
+        end = survival.conclude(end, attempt.err, check_exit)
+        end = end._replace(data=self.data.records(attempt.spec))
+        self.ledger.ended(attempt, self.complete(attempt, end))
 
-    def _kept(self, attempt: A, ours: bool) -> None:
+    def _kept(self, attempt: A, end: End, ours: bool) -> None:
         self.keeper.release(attempt.held)
-        self.after(attempt, ours)
+        self.after(attempt, end, ours)
 
 
 def _steps_were_ended(attempt: Attempt) -> bool:

@@ -13,6 +13,7 @@ import time
 from typing import Any, Callable, Generic, List, Mapping, Optional, Tuple, TypeVar
 
 from ..kernel import files, layout
+from ..kernel.records import End
 from .attempt import Attempt
 
 A = TypeVar("A", bound=Attempt)
@@ -31,11 +32,11 @@ class Ledger(Generic[A]):
     for dead and closed the attempt?"""
 
     def __init__(
-        self, wake: int, say: Callable[[str], None], kept: Callable[[A, bool], None], environ: Mapping[str, str]
+        self, wake: int, say: Callable[[str], None], kept: Callable[[A, End, bool], None], environ: Mapping[str, str]
     ) -> None:
         self._writer, self._say, self._tell_kept = _Writer(wake), say, kept
         self._patience_s = float(environ.get(VARIABLE) or PATIENCE_S)
-        self._unwritten: List[A] = []
+        self._unwritten: List[Tuple[A, End]] = []
         self._full_since: Optional[float] = None
         self._retry_at = 0.0
 
@@ -75,18 +76,18 @@ class Ledger(Generic[A]):
         record = os.path.join(attempt.claim.run_dir, layout.attempt_file(attempt.number, "start"))
         self._writer.submit(functools.partial(files.sync_records, [record]))
 
-    def ended(self, attempt: A) -> None:
+    def ended(self, attempt: A, end: End) -> None:
         """Write an end in the background, again and again until it is written."""
-        held, end = attempt.held, attempt.end
+        held = attempt.held
 
         def written(ours: Any, error: Optional[OSError]) -> None:
             if error is None:
-                self._tell_kept(attempt, bool(ours))
+                self._tell_kept(attempt, end, bool(ours))
             else:
                 if not self._unwritten:
                     self._say("cannot write down the end of %s yet: %s" % (attempt.name, error))
                 self._retry_at = time.monotonic() + RETRY_S
-                self._unwritten.append(attempt)
+                self._unwritten.append((attempt, end))
 
         self._writer.submit(lambda: held.end(end), written)
 
@@ -99,8 +100,8 @@ class Ledger(Generic[A]):
         self._writer.collect()
         if self._unwritten and time.monotonic() >= self._retry_at:
             again, self._unwritten = self._unwritten, []
-            for attempt in again:
-                self.ended(attempt)
+            for attempt, end in again:
+                self.ended(attempt, end)
 
     def close(self) -> None:
         self._writer.close()

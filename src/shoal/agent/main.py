@@ -15,6 +15,7 @@ import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from ..kernel import checkpoints, fence, files, guard, layout, lease, process, slurm
+from ..kernel.records import End
 from . import admission, by_hand, ledger, nodes, notices, preempted, smoke, survival, trial
 from .attempt import Attempt, begin, spec_of
 from .single import Single, is_replaced
@@ -151,11 +152,11 @@ def _attempt(home: str, claim: fence.Claim, me: Dict[str, Any], set_up_exit: int
     follow = os.environ.get("SHOAL_FOLLOW", "0" if os.environ.get("SLURM_JOB_NAME", "").endswith(claim.token) else "1")
     job.follows = follow == "1"
     job.loop()
-    if not job.ours:
+    if job.end is None or not job.ours:
         told = "shoal: another job has closed attempt %d and goes on with the run" % held.number
         print(told, file=sys.stderr, flush=True)
         return 1
-    return _conclude(home, attempt, me, link)
+    return _conclude(home, attempt, job.end, me, link)
 
 
 def _begin(
@@ -209,26 +210,26 @@ def _pause(wait_s: float, link: guard.Link) -> None:
         raise Interrupted("SIGKILL")
 
 
-def _conclude(home: str, attempt: Attempt, me: Dict[str, Any], link: guard.Link) -> int:
+def _conclude(home: str, attempt: Attempt, end: End, me: Dict[str, Any], link: guard.Link) -> int:
     """Do what follows from an end that is on disk, and return the job's exit code, which nothing here can change."""
-    name, end = attempt.name, attempt.end
-    _say("attempt %d ended with exit code %d after %.0f s" % (attempt.number, end["exit_code"], end["duration_s"]))
+    name = attempt.name
+    _say("attempt %d ended with exit code %d after %.0f s" % (attempt.number, end.exit_code, end.duration_s))
     try:
         if not is_replaced(attempt):
             told = survival.follow_up(home, name, attempt.claim, attempt.spec, end, me.get("job_label"))
             if told:
                 print("shoal: %s" % told, file=sys.stderr, flush=True)
-            notices.after_end(home, name, attempt.env, last=bool(end["job_id"]))
-        if end["success"]:
+            notices.after_end(home, name, attempt.env, last=bool(end.job_id))
+        if end.success:
             trial.dismiss(home, name)
-        elif end["stopped_by"] == "SIGTERM" and end["job_id"]:
+        elif end.stopped_by == "SIGTERM" and end.job_id:
             preempted.wait_for_slurm(os.environ, link)
     except (OSError, ValueError, KeyError) as error:
         print("shoal: after the end: %s: %s" % (type(error).__name__, error), file=sys.stderr, flush=True)
     # Runs that build on this one wait for exit code 0, which a program may have though its run is not done.
-    if end["cause"] in ("limit", "bad_result", "oom", "SIGTERM", "SIGINT", "SIGHUP", "handover", "superseded"):
-        return int(end["exit_code"]) or 1
-    return 0 if end["success"] else int(end["exit_code"])
+    if end.cause in ("limit", "bad_result", "oom", "SIGTERM", "SIGINT", "SIGHUP", "handover", "superseded"):
+        return end.exit_code or 1
+    return 0 if end.success else end.exit_code
 
 
 def _begin_trial(home: str, spec: Dict[str, Any], claim: fence.Claim) -> bool:
@@ -245,7 +246,7 @@ def _has_earlier_attempt(claim: fence.Claim) -> bool:
     """Whether an earlier attempt worked in this same output folder, as after a requeue."""
     names = layout.parse_names(files.names_in(claim.run_dir))
     found = (lease.read(claim.run_dir, names, number) for number in names.attempts.get("start", []))
-    return any(one is not None and one.start.get("output_dir") == claim.output_dir for one in found)
+    return any(one is not None and one.start.output_dir == claim.output_dir for one in found)
 
 
 def _parse(argv: List[str]) -> Dict[str, str]:

@@ -8,6 +8,7 @@ import os
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from ..kernel import files, layout, lease, slurm, slurm_text
+from ..kernel.records import Start
 
 _FAIL_WORDS = [word for word, state in slurm_text.ENDED_WORDS.items() if state == "node_fail"]
 #: Beginnings of sinfo's words for nodes that take no jobs.
@@ -31,21 +32,21 @@ def failed_before(run_dir: str, generation: int, ask: Ask) -> List[str]:
     """Nodes that the attempt before this one was lost with, when Slurm has started its job again."""
     names = layout.parse_names(files.names_in(run_dir))
     last = lease.read(run_dir, names, names.attempt) if names.attempt else None
-    if last is None or last.start.get("generation") != generation or not last.start.get("nodes"):
+    if last is None or last.start.generation != generation or not last.start.nodes:
         return []
-    allocated = last.start["nodes"]
+    allocated = last.start.nodes
     silent = last.state == "lost" and not last.last_words
     return _down(allocated, ask) or ([allocated] if silent and _is_one(allocated) else [])
 
 
-def lost_with(start: Mapping[str, Any], me: Mapping[str, Any], ask: Ask) -> List[str]:
+def lost_with(start: Optional[Start], me: Mapping[str, Any], ask: Ask) -> List[str]:
     """Nodes that an engine of a pack was lost with: those that Slurm calls down, or the one that its job, which is
     ours, has come back from. An engine that was killed has not lost its node.
     """
-    if not start.get("nodes") or not me.get("job_id"):
+    if start is None or not start.nodes or not me.get("job_id"):
         return []
-    came_back = start.get("job_id") == me["job_id"] and start.get("life") != me.get("life")
-    return _down(start["nodes"], ask) or ([start["nodes"]] if came_back and _is_one(start["nodes"]) else [])
+    came_back = start.job_id == me["job_id"] and start.life != me.get("life")
+    return _down(start.nodes, ask) or ([start.nodes] if came_back and _is_one(start.nodes) else [])
 
 
 def failed(run_dir: str, ask: Ask) -> List[str]:
@@ -54,7 +55,7 @@ def failed(run_dir: str, ask: Ask) -> List[str]:
     found: List[str] = []
     for number in names.attempts.get("start", []):
         attempt = lease.read(run_dir, names, number)
-        found += (attempt.start.get("failed_nodes") or []) if attempt is not None else []
+        found += attempt.start.failed_nodes if attempt is not None else []
     for kind, generations in names.submits.items():
         for generation in generations if kind.startswith("verdict") else []:
             verdict = _read(run_dir, layout.submit_file(generation, kind))

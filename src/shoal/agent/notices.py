@@ -15,6 +15,10 @@ import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ..kernel import files, layout, lease, records
+from ..kernel.records import End
+
+#: A run and its end.
+Ended = Tuple[str, End]
 
 _TIMEOUT_S = 30
 #: After this a notice that nobody has marked as told is told again.
@@ -33,7 +37,7 @@ def after_end(home: str, name: str, env: Mapping[str, str], last: bool = True) -
     tell_again(home, env)
     experiment = name.split("/")[0]
     over, wave, ends = survey(home, experiment)
-    bad = [end["run"] for end in ends if not end.get("success")]
+    bad = [run for run, end in ends if not end.success]
     if bad and "failure" in settings["on"] and (not over or not last):
         _tell(home, settings, "failure", experiment, wave, _text(experiment, ends, "first failure: %s" % bad[0]), env)
     if over and last and "end" in settings["on"]:
@@ -64,11 +68,11 @@ def _when_long(home: str, name: str, event: str, what: str, lasted_s: float, env
         _tell(home, settings, event, experiment, wave, _text(experiment, ends, told), env)
 
 
-def survey(home: str, experiment: str) -> Tuple[bool, int, List[Dict[str, Any]]]:
-    """(whether every submitted run has ended, a number that each submission raises, the ends with their `run`)."""
+def survey(home: str, experiment: str) -> Tuple[bool, int, List[Ended]]:
+    """(whether every submitted run has ended, a number that each submission raises, the runs that ended and how)."""
     folder = os.path.join(layout.runs_dir(home), experiment)
     over, wave = True, 0
-    ends: List[Dict[str, Any]] = []
+    ends: List[Ended] = []
     for stem in sorted(files.names_in(folder)):
         run_dir = os.path.join(folder, stem)
         names = layout.parse_names(files.names_in(run_dir))
@@ -82,30 +86,30 @@ def survey(home: str, experiment: str) -> Tuple[bool, int, List[Dict[str, Any]]]
                 end = attempt.end if attempt is not None else None
             except (OSError, ValueError):
                 end = None
-        if end is not None and end.get("generation") == names.generation:
-            ends.append(dict(end, run="%s/%s" % (experiment, stem)))
+        if end is not None and end.generation == names.generation:
+            ends.append(("%s/%s" % (experiment, stem), end))
         elif not names.has_submit(names.generation, "cancel"):
             over = False
     return over, wave, ends
 
 
-def _text(experiment: str, ends: List[Dict[str, Any]], what: str) -> str:
-    bad = [end for end in ends if not end.get("success")]
+def _text(experiment: str, ends: List[Ended], what: str) -> str:
+    bad = [(run, end) for run, end in ends if not end.success]
     lines = ["%s: %s" % (experiment, what), "%d done, %d not" % (len(ends) - len(bad), len(bad))]
     if bad:
         more = " and %d more" % (len(bad) - 5) if len(bad) > 5 else ""
-        lines.append("not done: %s%s" % (", ".join(end["run"] for end in bad[:5]), more))
-        lines.append(_top_error(bad))
-        lines.append("shoal why %s" % bad[0]["run"])
+        lines.append("not done: %s%s" % (", ".join(run for run, _ in bad[:5]), more))
+        lines.append(_top_error([end for _, end in bad]))
+        lines.append("shoal why %s" % bad[0][0])
     return "\n".join([*lines, "shoal report %s" % experiment])
 
 
-def _top_error(bad: List[Dict[str, Any]]) -> str:
+def _top_error(bad: List[End]) -> str:
     """The most frequent end of runs that are not done, and the last line that the first of them printed."""
-    words = [str(end.get("problem") or end.get("stopped_by") or "exit code %s" % end.get("exit_code")) for end in bad]
+    words = [str(end.problem or end.stopped_by or "exit code %d" % end.exit_code) for end in bad]
     word = max(words, key=words.count)
     first = bad[words.index(word)]
-    line = _last_line(os.path.join(str(first.get("log_dir")), "attempt-%s.err" % first.get("attempt")))
+    line = _last_line(os.path.join(str(first.log_dir), "attempt-%d.err" % first.attempt))
     times = " (%d times)" % words.count(word) if len(words) > 1 else ""
     return "%s%s%s" % (word, times, ": %s" % line if line else "")
 

@@ -12,6 +12,7 @@ import time
 from typing import Any, Callable, List, Mapping, Optional
 
 from ..kernel import fence, guard, lease, progress
+from ..kernel.records import End
 from . import smoke, survival, trial
 from .attempt import Attempt
 from .children import ColdStarter
@@ -32,6 +33,7 @@ class Single(Executor[Attempt]):
         starter = ColdStarter(os.environ, many=False)
         super().__init__(home, me, os.environ, starter, link, say, alone=True, data_folder=data_folder)
         self.attempt, self._claim = attempt, attempt.claim
+        self.end: Optional[End] = None
         self.ours = False
         #: Why it cannot be started, and with which exit code that ends it.
         self.problem: Optional[str] = None
@@ -82,40 +84,40 @@ class Single(Executor[Attempt]):
                 why = beaten
             super().told(attempt.held, why)
 
-    def complete(self, attempt: Attempt) -> None:
+    def complete(self, attempt: Attempt, end: End) -> End:
         self._ended.set()
         for thread in self._threads:
             thread.join(_JOIN_S)
         if attempt.spec.get("data"):
-            attempt.end["data"] = self.data.close()
+            end = end._replace(data=self.data.close())
         told = False
         while attempt.stopped_by != "lost":
             try:
-                self._decide(attempt)
-                return
+                return self._decide(attempt, end)
             except OSError as error:
                 if not told:
                     print("shoal: cannot write down the end yet: %s" % error, file=sys.stderr, flush=True)
                 told = True
                 time.sleep(_RETRY_S)
+        return end
 
-    def after(self, attempt: Attempt, ours: bool) -> None:
-        self.ours = ours
+    def after(self, attempt: Attempt, end: End, ours: bool) -> None:
+        self.end, self.ours = end, ours
 
-    def _decide(self, attempt: Attempt) -> None:
+    def _decide(self, attempt: Attempt, end: End) -> End:
         """What the end means for the run, and what follows from it."""
-        spec, end, logs = attempt.spec, attempt.end, [attempt.out, attempt.err]
+        spec, logs = attempt.spec, [attempt.out, attempt.err]
         if spec.get("smoke"):
-            smoke.judge(end, spec, progress.read(attempt.claim.output_dir, logs))
-        unseen = spec.get("trial") and end["success"] and attempt.claim == self._claim
+            end = smoke.judge(end, spec, progress.read(attempt.claim.output_dir, logs))
+        unseen = spec.get("trial") and end.success and attempt.claim == self._claim
         if unseen and trial.pointless(self.home, spec) is None:
             trial.take_over(self.home, attempt, spec["trial"]["of"])  # it was done before anybody looked
         if attempt.claim != self._claim:
-            trial.as_the_run(end, attempt)
+            end = trial.as_the_run(end, attempt)
         replaced = is_replaced(attempt)
-        if end["stopped_by"] and replaced:
-            end["stopped_by"] = "superseded"
-        end["next"] = None if replaced else survival.plan_next(self.home, attempt.claim, spec, end)
+        if end.stopped_by and replaced:
+            end = end._replace(stopped_by="superseded")
+        return end if replaced else end._replace(next=survival.plan_next(self.home, attempt.claim, spec, end))
 
     def _look_on(self) -> None:
         every_s = float(self.attempt.env.get("SHOAL_LOOK_S") or 2)

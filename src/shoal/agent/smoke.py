@@ -4,9 +4,10 @@ A program that only stays alive has proved nothing, since a hang looks the same:
 """
 
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Callable, List, Mapping, Optional
 
 from ..kernel import progress
+from ..kernel.records import End
 
 if TYPE_CHECKING:
     from .attempt import Attempt
@@ -37,14 +38,15 @@ def watcher(spec: Mapping[str, Any], output_dir: str, logs: List[str]) -> Option
     return look
 
 
-def judge(end: Dict[str, Any], spec: Mapping[str, Any], last: Optional[progress.Progress]) -> None:
+def judge(end: End, spec: Mapping[str, Any], last: Optional[progress.Progress]) -> End:
     """Complete the end record of a smoke run: what it passed with, or why it did not."""
     policy = spec["smoke"]
-    if end["stopped_by"] == PASSED:
+    if end.stopped_by == PASSED:
         seen = last.text if last is not None else "%d steps" % policy["steps"]
-        end.update(success=True, cause=None, exit_code=0, problem="passed at %s" % seen)
-    elif end["stopped_by"] == TOO_SLOW:
+        return end._replace(success=True, cause=None, exit_code=0, problem="passed at %s" % seen)
+    if end.stopped_by == TOO_SLOW:
         minutes = float(policy["time_s"]) / 60
         seen = "only %s" % last.text if last is not None else "no step to be seen"
         problem = "%s in %g minutes, where %d steps would have passed" % (seen, minutes, policy["steps"])
-        end.update(stopped_by=None, success=False, cause="failed", problem=problem, exit_code=1)
+        return end._replace(stopped_by=None, success=False, cause="failed", problem=problem, exit_code=1)
+    return end

@@ -10,10 +10,10 @@ import math
 import os
 import re
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, List, Mapping, Optional, Tuple
 
 from ..kernel import fence, files, layout, lease, owed, process, records, slurm, submission
-from ..kernel.records import Claim, Next
+from ..kernel.records import Claim, End, Next
 from . import admission, environment, nodes, stages
 
 #: What GPUs say when their own memory is full; the host's memory has its own witness (memory.py).
@@ -30,56 +30,57 @@ _ASK_AGAIN_S = 2.0
 _MAX_OWED = 20
 
 
-def check_of(
-    end: Dict[str, Any], spec: Mapping[str, Any], claim: fence.Claim, env: Mapping[str, str]
-) -> Optional[List[str]]:
-    """The command of the step's result check, if that decides; notes in the end that the run itself wants to go on."""
+def why_stopped(end: End, spec: Mapping[str, Any]) -> End:
+    """The end, with a note if the run itself wants to go on: by its exit code, or because it heard the warning."""
+    if end.stopped_by is not None:
+        return end
     policy = spec.get("survive") or {}
-    asked_on = policy.get("continue_code") is not None and end["exit_code"] == policy["continue_code"]
-    polite = end.get("warned") and (end["exit_code"] == 0 or end["signal"] == "SIGUSR1")
-    if end["stopped_by"] is None and asked_on:
-        end["stopped_by"], end["problem"] = "continue", "exit code %d asks for another job" % end["exit_code"]
-    elif end["stopped_by"] is None and polite:
-        end["stopped_by"] = "limit"
-    if not policy.get("check") or end["stopped_by"] is not None or end["oom"]:
+    if policy.get("continue_code") is not None and end.exit_code == policy["continue_code"]:
+        return end._replace(stopped_by="continue", problem="exit code %d asks for another job" % end.exit_code)
+    if end.warned and (end.exit_code == 0 or end.signal == "SIGUSR1"):
+        return end._replace(stopped_by="limit")
+    return end
+
+
+def check_of(end: End, spec: Mapping[str, Any], claim: fence.Claim, env: Mapping[str, str]) -> Optional[List[str]]:
+    """The command of the step's result check, if that decides."""
+    policy = spec.get("survive") or {}
+    if not policy.get("check") or end.stopped_by is not None or end.oom:
         return None
     values = {name: environment.text_of(value) for name, value in (spec.get("params") or {}).items()}
     values.update(output_dir=claim.output_dir, run=env["SHOAL_RUN"], seed=env["SHOAL_SEED"])
     return environment.complete(policy["check"], values)
 
 
-def conclude(end: Dict[str, Any], err: str, check_exit: Optional[int]) -> None:
-    """Write into the end whether it is good, and else why; a check's word counts, not the program's exit code."""
-    good = end["exit_code"] == 0
+def conclude(end: End, err: str, check_exit: Optional[int]) -> End:
+    """The end, with whether it is good, and else why; a check's word counts, not the program's exit code."""
+    good = end.exit_code == 0
     if check_exit is not None:
-        end["check_exit"] = check_exit
         good = check_exit == 0
-        if not good:
-            end["problem"] = end["problem"] or "the result check ended with exit code %d" % check_exit
-    end["success"] = good and not end["stopped_by"] and not end["oom"]
-    end["cause"] = _cause(end, err)
+        failed = None if good else "the result check ended with exit code %d" % check_exit
+        end = end._replace(check_exit=check_exit, problem=end.problem or failed)
+    end = end._replace(success=good and not end.stopped_by and not end.oom)
+    return end._replace(cause=_cause(end, err))
 
 
-def _cause(end: Mapping[str, Any], err: str) -> Optional[str]:
-    if end["success"]:
+def _cause(end: End, err: str) -> Optional[str]:
+    if end.success:
         return None
-    if end["oom"]:
+    if end.oom:
         return "oom"
-    if end["stopped_by"]:
-        return "limit" if end["stopped_by"] == "time limit" else str(end["stopped_by"])
+    if end.stopped_by:
+        return "limit" if end.stopped_by == "time limit" else end.stopped_by
     if _CUDA_OOM.search(_tail(err)):
         return "cuda_oom"
-    return "bad_result" if end.get("check_exit") else "failed"
+    return "bad_result" if end.check_exit else "failed"
 
 
-def plan_next(
-    home: str, claim: fence.Claim, spec: Mapping[str, Any], end: Mapping[str, Any]
-) -> Optional[Dict[str, Any]]:
-    """What the end record says about what follows (a Next), or None if nothing does. Asks only files."""
-    policy, cause = spec.get("survive") or {}, end.get("cause")
-    if end["success"] or cause is None or not end["job_id"]:
+def plan_next(home: str, claim: fence.Claim, spec: Mapping[str, Any], end: End) -> Optional[Next]:
+    """What follows an end by itself, or None if nothing does. Asks only files."""
+    policy, cause = spec.get("survive") or {}, end.cause
+    if end.success or cause is None or not end.job_id:
         return None
-    before, limit = _earlier(claim, end["attempt"], cause), _limit(home, claim, policy, cause)
+    before, limit = _earlier(claim, end.attempt, cause), _limit(home, claim, policy, cause)
     order = submission.how_sent(home, claim.token)
     if before >= limit or order is None:
         return None
@@ -87,20 +88,19 @@ def plan_next(
     if changed is None:
         return None
     wait_s = backoff_s(policy, cause, before)
-    following = Next(cause, before + 1, limit, changed, time.time() + wait_s if wait_s else None)
-    return dict(following._asdict())
+    return Next(cause, before + 1, limit, changed, time.time() + wait_s if wait_s else None)
 
 
 def follow_up(
-    home: str, name: str, claim: fence.Claim, spec: Mapping[str, Any], end: Mapping[str, Any], job: Optional[str]
+    home: str, name: str, claim: fence.Claim, spec: Mapping[str, Any], end: End, job: Optional[str]
 ) -> Optional[str]:
     """Put the run's next generation into Slurm's queue if its end says so; returns what was done, in words."""
-    following = owed.next_of(end)
+    following = end.next
     if job:
         do_owed(home, claim.token)
     if following is None or not job:
         return _why_not(home, claim, spec, end) if job else None
-    silent = not answers_in_time(lambda: _leave_owed(home, name, claim, end, job))
+    silent = not answers_in_time(lambda: _leave_owed(home, name, claim, following, job))
     if silent:
         return "not continued yet: Slurm does not answer; the next command or job of this project continues it"
     new_job, words = continue_run(home, name, claim, claim.generation, following, job)
@@ -141,13 +141,13 @@ def _limit(home: str, claim: fence.Claim, policy: Mapping[str, Any], cause: str)
     return admission.retries(home, claim.token, times) if times else 0
 
 
-def _why_not(home: str, claim: fence.Claim, spec: Mapping[str, Any], end: Mapping[str, Any]) -> Optional[str]:
+def _why_not(home: str, claim: fence.Claim, spec: Mapping[str, Any], end: End) -> Optional[str]:
     """Why a run that its step's policy is about does not go on; None if the policy says nothing."""
-    policy, cause = spec.get("survive") or {}, end.get("cause")
-    limit = 0 if end["success"] or cause is None else _limit(home, claim, policy, cause)
+    policy, cause = spec.get("survive") or {}, end.cause
+    limit = 0 if end.success or cause is None else _limit(home, claim, policy, cause)
     if not limit or cause is None:
         return None
-    before = _earlier(claim, end["attempt"], cause)
+    before = _earlier(claim, end.attempt, cause)
     if before >= limit:
         return "not continued: %s for the %dth time, and %d are allowed" % (cause, before + 1, limit)
     order = submission.how_sent(home, claim.token)
@@ -171,9 +171,10 @@ def answers_in_time(at_first_silence: Callable[[], None] = lambda: None) -> bool
     return True
 
 
-def _leave_owed(home: str, name: str, claim: fence.Claim, end: Mapping[str, Any], job: str) -> None:
+def _leave_owed(home: str, name: str, claim: fence.Claim, following: Next, job: str) -> None:
     """Spare other jobs the search; commands find it in the end record in any case."""
-    note = {"run": name, "generation": claim.generation, "next": end["next"], "job": job, "uid": os.getuid()}
+    note = {"run": name, "generation": claim.generation, "next": records.fields_of(following), "job": job}
+    note["uid"] = os.getuid()
     try:
         files.make_dir(os.path.join(home, "owed"))
         files.create_exclusive(os.path.join(home, "owed", claim.token), files.to_json(note), sync=False)
@@ -192,14 +193,13 @@ def do_owed(home: str, own: str) -> None:
             note = files.read_json(os.path.join(folder, token)) or {}
             if note.get("uid") != os.getuid():
                 continue
+            following = records.decode(note["next"], Next)
             claim = fence.read_claim(layout.run_dir(home, note["run"]), note["generation"])
-            if claim is not None and is_owed(home, claim, note["next"]):
+            if claim is not None and is_owed(home, claim, following):
                 seen = layout.parse_names(files.names_in(claim.run_dir)).generation
-                job, words = continue_run(
-                    home, note["run"], claim, seen, records.decode(note["next"], Next), note["job"]
-                )
+                job, words = continue_run(home, note["run"], claim, seen, following, note["job"])
                 print("shoal: %s %s" % (note["run"], "continues as job %s" % job if job else words), flush=True)
-            if claim is None or not is_owed(home, claim, note["next"]):
+            if claim is None or not is_owed(home, claim, following):
                 _forget(home, token)
         except (OSError, ValueError, KeyError) as error:
             print("shoal: could not continue another run: %s" % error, flush=True)
@@ -212,7 +212,7 @@ def _forget(home: str, token: str) -> None:
         pass
 
 
-def is_owed(home: str, claim: fence.Claim, following: object) -> bool:
+def is_owed(home: str, claim: fence.Claim, following: Optional[Next]) -> bool:
     """Whether what follows an end of this claim's generation still has to be done, by the claims that came later."""
     names = layout.parse_names(files.names_in(claim.run_dir))
     claims = names.submits.get("claim", [])
@@ -328,8 +328,8 @@ def grow(word: str, factor: float) -> str:
 def _earlier(claim: fence.Claim, attempt: int, cause: str) -> int:
     """How many earlier attempts of this revision ended for the same cause."""
     ends = lease.ends(claim.run_dir, layout.parse_names(files.names_in(claim.run_dir)))
-    before = [end for end in ends if end.get("attempt", 0) < attempt and end.get("revision") == claim.revision]
-    return sum(1 for end in before if end.get("cause") == cause)
+    before = [end for end in ends if end.attempt < attempt and end.revision == claim.revision]
+    return sum(1 for end in before if end.cause == cause)
 
 
 def _tail(path: str) -> bytes:

@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional
 
 from ..kernel import checkpoints, fence, files, layout, lease, process, progress, slurm, submission
+from ..kernel.records import End
 from . import stages
 
 if TYPE_CHECKING:
@@ -154,12 +155,11 @@ def take_over(home: str, attempt: "Attempt", goal: str) -> bool:
     return _begin_as(attempt, claim, "it goes on as %s" % goal, success=True)
 
 
-def as_the_run(end: Dict[str, Any], attempt: "Attempt") -> None:
+def as_the_run(end: End, attempt: "Attempt") -> End:
     """The end of an attempt that took over: it is the run's, and counts from the switch."""
-    began = max(float(attempt.held.start.get("t", end["began"])), end["began"])
-    claim = attempt.claim
-    end.update(attempt=attempt.number, generation=claim.generation, revision=claim.revision, began=began)
-    end["duration_s"] = max(0.0, end["ended"] - began)
+    began, claim = max(attempt.held.start.t, end.began), attempt.claim
+    end = end._replace(attempt=attempt.number, generation=claim.generation, revision=claim.revision)
+    return end._replace(began=began, duration_s=max(0.0, end.ended - began))
 
 
 def beaten(attempt: "Attempt") -> Optional[str]:
@@ -195,7 +195,7 @@ def _trial_lives(home: str, record: Mapping[str, Any], attempt: "Attempt") -> Op
     if renewals != first:
         return True
     last = lease.read(run_dir, names, names.attempt)
-    return False if watch.is_silent(names.attempt, renewals, last.start if last is not None else {}) else None
+    return False if watch.is_silent(names.attempt, renewals, last.start if last is not None else None) else None
 
 
 def _begin_as(attempt: "Attempt", claim: fence.Claim, why: str, success: bool) -> bool:
@@ -203,9 +203,14 @@ def _begin_as(attempt: "Attempt", claim: fence.Claim, why: str, success: bool) -
     with attempt.moving:
         mine, held = attempt.claim, attempt.held
         names = layout.parse_names(files.names_in(claim.run_dir))
-        began = held.start.get("program_t") or held.start.get("t")
-        start = dict(held.start, t=time.time(), program_t=began, attempt=names.attempt + 1, token=claim.token)
-        start.update(generation=claim.generation, revision=claim.revision)
+        start = held.start._replace(
+            attempt=names.attempt + 1,
+            generation=claim.generation,
+            revision=claim.revision,
+            token=claim.token,
+            t=time.time(),
+            program_t=held.start.program_t or held.start.t,
+        )
         new = lease.create(claim.run_dir, names.attempt + 1, start, attempt.times)
         if new is None:
             return False
@@ -221,11 +226,16 @@ def _begin_as(attempt: "Attempt", claim: fence.Claim, why: str, success: bool) -
 
 def _end_trial(attempt: "Attempt", why: str, success: bool) -> None:
     start, now = attempt.held.start, time.time()
-    began = float(start.get("t", now))
-    kept = ("attempt", "generation", "revision", "token", "output_dir", "log_dir", "host", "job_id", "job_label")
-    end = {key: start.get(key) for key in kept}
-    end.update(exit_code=0, success=success, stopped_by=SWITCHED, cause=None if success else SWITCHED, problem=why)
-    end.update(began=began, ended=now, duration_s=now - began)
+    end = lease.lost_end(start, 0, None)._replace(
+        exit_code=0,
+        signal=None,
+        success=success,
+        stopped_by=SWITCHED,
+        cause=None if success else SWITCHED,
+        problem=why,
+        ended=now,
+        duration_s=now - start.t,
+    )
     attempt.held.end(end)
 
 

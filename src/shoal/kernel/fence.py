@@ -10,7 +10,7 @@ import os
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from . import files, layout, lease, submission
-from .records import Outcome
+from .records import Outcome, Start
 
 #: Why an attempt was stopped, after which the same generation may go on: the run was interrupted, it did not fail.
 INTERRUPTED = ("SIGTERM", "SIGINT", "SIGHUP", "walltime", "lost", "probe", "handover")
@@ -86,10 +86,10 @@ def admit(claim: Claim, names: layout.RunNames, me: Mapping[str, Any]) -> None:
     if done is not None:
         raise Fenced("the run is done already (attempt %d)" % done)
     last = lease.read(claim.run_dir, names, names.attempt) if names.state(names.attempt) == "end" else None
-    if last is None or last.end is None or last.start.get("generation") != claim.generation:
+    if last is None or last.end is None or last.start.generation != claim.generation:
         return
-    started_again = last.start.get("job_id") == me.get("job_id") and last.start.get("life") != me.get("life")
-    if last.end.get("stopped_by") not in (*INTERRUPTED, "limit") and not started_again:
+    started_again = last.start.job_id == me.get("job_id") and last.start.life != me.get("life")
+    if last.end.stopped_by not in (*INTERRUPTED, "limit") and not started_again:
         raise Fenced("attempt %d of this submission has ended already" % last.number)
 
 
@@ -115,16 +115,16 @@ class Turn:
             if not names.is_live(number):
                 return names
             last = lease.read(run_dir, names, number)
-            start = last.start if last is not None else {}
+            start = last.start if last is not None else None
             lease.end_leftovers(start)
             renewals = names.renewals.get((number, "live"))
             if renewals is None or not (lease.is_dead(start) or self._watch.is_silent(number, renewals, start)):
                 break
             if lease.close(run_dir, number, renewals):
-                self._say("attempt %d on %s gave no sign of life and was closed" % (number, start.get("host")))
+                self._say("attempt %d on %s gave no sign of life and was closed" % (number, start and start.host))
         if self._asked != number:
             self._asked = number
-            self._say("attempt %d runs on %s: asking it to save and end" % (number, start.get("host")))
+            self._say("attempt %d runs on %s: asking it to save and end" % (number, start and start.host))
             lease.ask_for_handover(run_dir, number, dict(self._me))
         return None
 
@@ -151,7 +151,7 @@ class Watch:
     def __init__(self) -> None:
         self._seen: Dict[int, Tuple[int, float]] = {}
 
-    def is_silent(self, number: int, renewals: int, start: Mapping[str, Any]) -> bool:
+    def is_silent(self, number: int, renewals: int, start: Optional[Start]) -> bool:
         """Whether this name was first seen so long ago that nothing under it can still run."""
         known = self._seen.get(number)
         if known is None or known[0] != renewals:

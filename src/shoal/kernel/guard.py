@@ -44,7 +44,7 @@ class Link:
 
     def hold(self, held: lease.Lease) -> None:
         """Until `held_until` what is below the agent may run."""
-        mark = str(held.start.get("mark"))
+        mark = str(held.start.mark)
         self._tell(run_dir=held.run_dir, number=held.number, renewals=held.renewals, mark=mark, until=held.held_until)
 
     def drop(self, held: lease.Lease) -> None:
@@ -125,7 +125,7 @@ def end_without_guard(held: List[lease.Lease]) -> int:
     """For the agent, when the guard is gone: kill everything below, and close what was held. Returns the exit code."""
     tree.kill_all(os.getpid(), _KILL_S)
     for one in held:
-        _kill_marked(str(one.start.get("mark")))
+        _kill_marked(str(one.start.mark))
         _close(one.run_dir, one.number, one.renewals)
     return _KILLED
 

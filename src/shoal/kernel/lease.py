@@ -19,7 +19,8 @@ import threading
 import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from . import files, layout, process
+from . import files, layout, process, records
+from .records import End, Start
 
 #: Seconds; the variable scales everything that depends on it, for tests.
 _TAKE_S = 90.0
@@ -49,9 +50,9 @@ def timing(environ: Mapping[str, str]) -> Timing:
     return _scaled(max(take_s, 1.0) / _TAKE_S)
 
 
-def timing_of(start: Mapping[str, Any]) -> Timing:
+def timing_of(start: Optional[Start]) -> Timing:
     """How the holder of an attempt keeps time, as its start record says: whoever watches goes by that."""
-    return _scaled(float(start.get("beat_s") or 20.0) / 20.0)
+    return _scaled((start.beat_s if start is not None and start.beat_s else 20.0) / 20.0)
 
 
 def _scaled(part: float) -> Timing:
@@ -67,7 +68,7 @@ def now() -> float:
 class Lease:
     """An attempt that this process holds. `held_until` is when its program must stand still unless it was renewed."""
 
-    def __init__(self, run_dir: str, number: int, start: Dict[str, Any], room_at: int, since: float, hold_s: float):
+    def __init__(self, run_dir: str, number: int, start: Start, room_at: int, since: float, hold_s: float):
         self.run_dir, self.number, self.start = run_dir, number, start
         self.renewals = 0
         self.held_until = since + hold_s
@@ -125,9 +126,9 @@ class Lease:
         """Write last words where the end record will stand; whoever closes this lease later can read them."""
         with self._lock:
             if self._over is None:
-                _write_room(self._final("start"), self._room_at, dict(record, note=True), sync=False)
+                _write_room(self._final("start"), self._room_at, files.to_json(dict(record, note=True)), sync=False)
 
-    def end(self, record: Mapping[str, Any]) -> bool:
+    def end(self, record: End) -> bool:
         """Write the end, then change the name; False if somebody has closed this lease: then the end counts nothing.
 
         An OSError means that nobody knows yet: try again for as long as this process lives.
@@ -135,7 +136,7 @@ class Lease:
         with self._lock:
             if self._over is not None:
                 return self._over == "over"
-            _write_room(self._final("start"), self._room_at, record, sync=True)
+            _write_room(self._final("start"), self._room_at, records.encode(record), sync=True)
             while True:
                 try:
                     os.rename(self.path, self._final("end"))
@@ -159,14 +160,14 @@ class Lease:
         return os.path.join(self.run_dir, layout.attempt_file(self.number, state))
 
 
-def create(run_dir: str, number: int, start: Mapping[str, Any], times: Timing, sync: bool = True) -> Optional[Lease]:
+def create(run_dir: str, number: int, start: Start, times: Timing, sync: bool = True) -> Optional[Lease]:
     """Begin attempt `number`, whose predecessor is over; None if somebody else has begun it.
 
     After success both of its names are there, with room for the end; without `sync` they are on disk only after
     `files.sync_records`. After an OSError nothing has begun.
     """
     since = now()
-    head = files.to_json(dict(start))
+    head = records.encode(start)
     live = os.path.join(run_dir, layout.lease_file(number, "live", 0))
     permanent = os.path.join(run_dir, layout.attempt_file(number, "start"))
     if not files.create_exclusive(live, head + b" " * _ROOM, sync_folder=False, sync=sync):
@@ -182,7 +183,7 @@ def create(run_dir: str, number: int, start: Mapping[str, Any], times: Timing, s
         return None
     if sync:
         _sync_folder(run_dir)
-    return Lease(run_dir, number, dict(start), len(head), since, times.hold_s)
+    return Lease(run_dir, number, start, len(head), since, times.hold_s)
 
 
 def close(run_dir: str, number: int, renewals: int) -> bool:
@@ -207,8 +208,8 @@ class Attempt(NamedTuple):
 
     number: int
     state: str
-    start: Dict[str, Any]
-    end: Optional[Dict[str, Any]] = None
+    start: Start
+    end: Optional[End] = None
     last_words: Optional[Dict[str, Any]] = None
 
 
@@ -219,7 +220,7 @@ def read(run_dir: str, names: layout.RunNames, number: int) -> Optional[Attempt]
     parts = read_parts(path)
     if parts is None:
         return None
-    start, second = parts
+    start, second = records.decode(parts[0], Start, path), parts[1]
     if state == "live":
         return Attempt(number, state, start, None, second)
     if state == "lost":
@@ -227,7 +228,7 @@ def read(run_dir: str, names: layout.RunNames, number: int) -> Optional[Attempt]
         return Attempt(number, state, start, lost_end(start, renewals, second), second)
     if second is None or second.get("note"):
         raise ValueError("%s is damaged: it has ended, and the record of its end is not there" % path)
-    return Attempt(number, state, start, second)
+    return Attempt(number, state, start, records.decode(second, End, path))
 
 
 def read_parts(path: str) -> Optional[Tuple[Dict[str, Any], Optional[Dict[str, Any]]]]:
@@ -260,53 +261,50 @@ def _second(rest: bytes) -> Optional[Dict[str, Any]]:
     return record if isinstance(record, dict) else None
 
 
-def lost_end(start: Mapping[str, Any], renewals: int, last_words: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
+def lost_end(start: Start, renewals: int, last_words: Optional[Mapping[str, Any]]) -> End:
     """The end of an attempt that somebody else closed, as far as it can be told: it lived until its last renewal."""
-    kept = (
-        "attempt",
-        "generation",
-        "revision",
-        "token",
-        "output_dir",
-        "log_dir",
-        "job_id",
-        "job_label",
-        "host",
-        "held",
-    )
-    began = float(start.get("t") or 0)
-    lived_s = renewals * float(start.get("beat_s") or 0)
-    told = last_words or {}
-    end: Dict[str, Any] = {key: start.get(key) for key in kept if key in start}
-    end.update(
+    lived_s = renewals * start.beat_s
+    return End(
+        attempt=start.attempt,
+        generation=start.generation,
+        revision=start.revision,
+        token=start.token,
+        output_dir=start.output_dir,
+        log_dir=start.log_dir,
+        host=start.host,
+        job_id=start.job_id,
+        job_label=start.job_label,
+        held=start.held,
         exit_code=_KILLED,
         signal="SIGKILL",
-        stopped_by="lost",
-        oom=False,
-        problem=told.get("problem"),
-        began=began,
-        ended=began + lived_s,
-        duration_s=lived_s,
         success=False,
+        stopped_by="lost",
         cause="lost",
+        problem=(last_words or {}).get("problem"),
+        began=start.t,
+        ended=start.t + lived_s,
+        duration_s=lived_s,
     )
-    return end
 
 
-def is_dead(start: Mapping[str, Any]) -> bool:
+def is_alive(start: Start) -> Optional[bool]:
+    """Whether the guard or the agent of an attempt lives; None where nobody can tell from here."""
+    guard = {"host": start.host, "pid": start.pid, "started": start.started, "uid": start.uid}
+    agent = dict(guard, pid=start.agent_pid, started=start.agent_started)
+    found = (process.is_alive(guard), process.is_alive(agent))
+    return True if True in found else None if None in found else False
+
+
+def is_dead(start: Optional[Start]) -> bool:
     """Whether death is proved: guard and agent ran on this host in this boot, were ours to see, and are gone, and no
     process of the attempt is left."""
-    agent = dict(start, pid=start.get("agent_pid"), started=start.get("agent_started"))
-    if process.is_alive(start) is not False or process.is_alive(agent) is not False:
-        return False
-    return not process.marked(str(start.get("mark")))
+    return start is not None and is_alive(start) is False and not process.marked(str(start.mark))
 
 
-def end_leftovers(start: Mapping[str, Any]) -> None:
+def end_leftovers(start: Optional[Start]) -> None:
     """Kill what an attempt left behind whose guard and agent are both gone; nothing where that cannot be known."""
-    agent = dict(start, pid=start.get("agent_pid"), started=start.get("agent_started"))
-    if process.is_alive(start) is False and process.is_alive(agent) is False:
-        for pid in process.marked(str(start.get("mark"))):
+    if start is not None and is_alive(start) is False:
+        for pid in process.marked(str(start.mark)):
             try:
                 os.kill(pid, 9)
             except OSError:
@@ -323,15 +321,14 @@ def finished(run_dir: str, names: layout.RunNames, revision: int) -> Optional[in
     return None
 
 
-def ends(run_dir: str, names: layout.RunNames) -> List[Dict[str, Any]]:
+def ends(run_dir: str, names: layout.RunNames) -> List[End]:
     """The ends of all attempts that are over, oldest first."""
     found = (read(run_dir, names, number) for number in names.over)
     return [one.end for one in found if one is not None and one.end is not None]
 
 
-def _write_room(path: str, room_at: int, record: Mapping[str, Any], sync: bool) -> None:
+def _write_room(path: str, room_at: int, data: bytes, sync: bool) -> None:
     """Overwrite the room behind the start record; what is left of it is cut off, or filled up for the next record."""
-    data = files.to_json(dict(record))
     fd = os.open(path, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0))
     try:
         data += b" " * (_ROOM - len(data)) if not sync else b""

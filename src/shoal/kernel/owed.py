@@ -8,9 +8,8 @@ jobs the search; it decides nothing.
 """
 
 import os
-from typing import Any, Iterable, Mapping, Optional
+from typing import Iterable, Mapping, Optional
 
-from . import records
 from .records import Next
 
 #: How long the ending job itself waits for Slurm to answer, and others leave it alone.
@@ -22,14 +21,8 @@ def wait_s(environ: Mapping[str, str]) -> float:
     return float(environ.get("SHOAL_OWED_S") or OWED_S)
 
 
-def next_of(end: Optional[Mapping[str, Any]]) -> Optional[Next]:
-    """What an end record says about what follows."""
-    following = (end or {}).get("next")
-    return records.decode(following, Next) if following else None
-
-
 def is_owed(
-    following: object, ended: int, standing: int, refused: bool, claims: Iterable[int], cancels: Iterable[int]
+    following: Optional[Next], ended: int, standing: int, refused: bool, claims: Iterable[int], cancels: Iterable[int]
 ) -> bool:
     """Whether what follows an end of generation `ended` still has to be done.
 

@@ -119,6 +119,53 @@ class Outcome(NamedTuple):
     refused: bool = False
 
 
+class Held(NamedTuple):
+    """What a run of a pack held: its slot, its GPUs by id and its share of each, its CPUs, and whose they were."""
+
+    slot: int = 0
+    gpus: Sequence[str] = ()
+    share: float = 0.0
+    cpus: int = 0
+    engine: str = ""
+    host: Optional[str] = None
+
+
+class Start(NamedTuple):
+    """An attempt began at `t`; where it took over a program that was running already, that began at `program_t`.
+
+    `pid` and `started` are the guard's. `mark` is in the environment of everything that the attempt starts; `beat_s` is
+    how often its lease is renewed. `life` counts how often Slurm has started the job.
+    """
+
+    attempt: int
+    generation: int
+    revision: int
+    token: str
+    host: str
+    pid: int
+    started: Optional[str]
+    t: float
+    output_dir: str
+    log_dir: str
+    uid: Optional[int] = None
+    agent_pid: Optional[int] = None
+    agent_started: Optional[str] = None
+    mark: Optional[str] = None
+    beat_s: float = 0.0
+    program_t: Optional[float] = None
+    job_id: Optional[str] = None
+    job_label: Optional[str] = None
+    array_job_id: Optional[str] = None
+    life: Optional[int] = None
+    nodes: Optional[str] = None
+    failed_nodes: Sequence[str] = ()
+    ends: Optional[float] = None
+    resume_from: Optional[str] = None
+    python: Optional[Dict[str, Any]] = None
+    engine: Optional[str] = None
+    held: Optional[Held] = None
+
+
 class Next(NamedTuple):
     """What follows an end by itself: another job of the run, because of `cause`, for the `number`th time of `limit`.
 
@@ -130,6 +177,37 @@ class Next(NamedTuple):
     limit: int = 1
     options: Sequence[str] = ()
     not_before: Optional[float] = None
+
+
+class End(NamedTuple):
+    """How an attempt ended. `stopped_by` says who asked it to stop, if anybody did; `cause` why it was not good; `next`
+    what follows by itself."""
+
+    attempt: int
+    generation: int
+    revision: int
+    token: str
+    output_dir: str
+    exit_code: int
+    success: bool
+    began: float
+    ended: float
+    duration_s: float
+    host: Optional[str] = None
+    log_dir: Optional[str] = None
+    job_id: Optional[str] = None
+    job_label: Optional[str] = None
+    signal: Optional[str] = None
+    stopped_by: Optional[str] = None
+    cause: Optional[str] = None
+    oom: bool = False
+    warned: bool = False
+    check_exit: Optional[int] = None
+    problem: Optional[str] = None
+    expect_s: Optional[float] = None
+    held: Optional[Held] = None
+    data: Sequence[Dict[str, Any]] = ()
+    next: Optional[Next] = None
 
 
 class OrderRecord(NamedTuple):
@@ -149,7 +227,7 @@ class OrderRecord(NamedTuple):
 
 
 #: Fields that hold a record of their own.
-_NESTED: Dict[str, Any] = {"asked": Asked, "provenance": Provenance}
+_NESTED: Dict[str, Any] = {"asked": Asked, "provenance": Provenance, "held": Held, "next": Next}
 
 
 def sender(argv: Sequence[str], environment: Optional[str], t: float, follows: Optional[str] = None) -> Send:

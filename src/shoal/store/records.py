@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import operator
 import os
 import typing
 from typing import Any, TypeVar
@@ -16,9 +17,9 @@ import msgspec
 from shoal.errors import InputError
 from shoal.kernel import files, layout, lease
 from shoal.kernel import records as kernel
-from shoal.kernel.records import Asked, Claim, Next, Outcome, Send, Submission
+from shoal.kernel.records import Asked, Claim, End, Held, Next, Outcome, Send, Start, Submission
 
-__all__ = ["Asked", "Claim", "Next", "Outcome", "Send", "Submission"]
+__all__ = ["Asked", "Claim", "End", "Held", "Next", "Outcome", "Send", "Start", "Submission"]
 
 T = TypeVar("T")
 
@@ -27,72 +28,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all records; reading one with a newer schema than ours is refused by `read`."""
 
     schema: int = 1
-
-
-class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run of a pack held: its slot, its GPUs by id and its share of each, its CPUs, and whose they were."""
-
-    slot: int = 0
-    gpus: list[str] = []
-    share: float = 0.0
-    cpus: int = 0
-    engine: str = ""
-    host: str | None = None
-
-
-class Start(Record, frozen=True, kw_only=True):
-    """An attempt began at `t`; where it took over a program that was running already, that began at `program_t`."""
-
-    attempt: int
-    generation: int
-    revision: int
-    token: str
-    host: str
-    pid: int
-    started: str | None
-    t: float
-    program_t: float | None = None
-    output_dir: str
-    log_dir: str
-    job_id: str | None = None
-    job_label: str | None = None
-    resume_from: str | None = None
-    ends: float | None = None
-    nodes: str | None = None
-    failed_nodes: list[str] = []
-    held: Held | None = None
-    beat_s: float = 0.0
-    mark: str | None = None
-    uid: int | None = None
-    agent_pid: int | None = None
-    agent_started: str | None = None
-
-
-class End(Record, frozen=True, kw_only=True):
-    attempt: int
-    generation: int
-    revision: int
-    token: str
-    output_dir: str
-    exit_code: int
-    success: bool
-    began: float
-    ended: float
-    duration_s: float
-    host: str | None = None
-    log_dir: str | None = None
-    signal: str | None = None
-    stopped_by: str | None = None
-    cause: str | None = None
-    oom: bool = False
-    problem: str | None = None
-    expect_s: float | None = None
-    job_id: str | None = None
-    job_label: str | None = None
-    held: Held | None = None
-    data: list[dict[str, Any]] = []
-    #: The fields of a kernel Next: what follows this end by itself.
-    next: dict[str, Any] | None = None
 
 
 class Verdict(Record, frozen=True, kw_only=True):
@@ -155,9 +90,7 @@ def read_end(folder: str, names: layout.RunNames, number: int) -> End | None:
         return _decoded(path, parts[1], End)
     try:
         attempt = lease.read(folder, names, number)
-        return msgspec.convert(attempt.end, type=End) if attempt is not None else None
-    except msgspec.ValidationError as damage:
-        raise DamagedRecord(f"{path} is damaged: {damage}") from None
+        return attempt.end if attempt is not None else None
     except ValueError as damage:
         raise DamagedRecord(str(damage)) from None
 
@@ -206,12 +139,18 @@ def _nested(kind: Any) -> list[tuple[str, Any]]:
 
 
 def _as_tuple(record: Any, kind: Any) -> Any:
-    values = msgspec.structs.asdict(record)
-    del values["schema"]
-    for name, nested in _nested(kind):
-        if values[name] is not None:
-            values[name] = _as_tuple(values[name], nested)
-    return kind(**values)
+    found = kind._make(_fields(kind)(record))
+    parts = {
+        name: _as_tuple(getattr(found, name), nested)
+        for name, nested in _nested(kind)
+        if getattr(found, name) is not None
+    }
+    return found._replace(**parts) if parts else found
+
+
+@functools.cache
+def _fields(kind: Any) -> Any:
+    return operator.attrgetter(*kind._fields)
 
 
 def _decode(data: bytes, kind: Any) -> Any:

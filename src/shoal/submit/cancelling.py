@@ -12,8 +12,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from shoal.agent.trial import trials_of
 from shoal.backends.slurm.query import scancel, squeue
 from shoal.errors import SchedulerError
@@ -27,7 +25,7 @@ from shoal.observe import observe
 from shoal.store import writing
 from shoal.store.fold import CANCEL_REQUESTED, RunView
 from shoal.store.reading import Reader
-from shoal.store.records import Submission
+from shoal.store.records import Start, Submission
 
 
 class Cancelled(NamedTuple):
@@ -71,7 +69,7 @@ def cancel(home: str, views: Sequence[RunView], environ: Mapping[str, str], requ
         elif submission.backend == "slurm":
             jobs.setdefault(files.claim.token, []).append(files.claim.index if len(submission.runs) > 1 else None)
         elif files.start is not None and files.start.generation == files.generation:
-            _end_process(msgspec.to_builtins(files.start))
+            _end_process(files.start)
     for token, submission in queues.items():
         if submission.backend == "slurm" and not _still_wanted(home, submission, reader):
             jobs[token] = [None, *range(len(submission.runs))]
@@ -117,9 +115,9 @@ def _cancel_jobs(jobs: Mapping[str, Sequence[int | None]], environ: Mapping[str,
     scancel(ids, environ)
 
 
-def _end_process(start: dict[str, object]) -> None:
+def _end_process(start: Start) -> None:
     """Ask a run on this machine to end; what is left of one whose guard and agent were killed is killed too."""
-    if process.is_alive(start):
-        os.kill(int(str(start["pid"])), signal.SIGTERM)
+    if process.is_alive({"host": start.host, "pid": start.pid, "started": start.started, "uid": start.uid}):
+        os.kill(start.pid, signal.SIGTERM)
     else:
         lease.end_leftovers(start)

@@ -24,8 +24,8 @@ def again(standing: Standing, settings: Settings, policy: Mapping[str, Any], slo
     An interruption always continues, a lost engine twice; then the step's policy for the cause counts, and --retries.
     The memory of a node is divided among its slots: to have twice as much is to keep a second slot empty.
     """
-    end = standing.end or {}
-    why, cause = end.get("stopped_by"), str(end.get("cause"))
+    end = standing.end
+    why, cause = (end.stopped_by, str(end.cause)) if end is not None else (None, "None")
     width = _width(standing.causes.get("oom", 0), float(policy.get("memory") or 1), slots)
     if why == "lost":
         return Again(slots=width) if standing.lost <= settings.losses else None

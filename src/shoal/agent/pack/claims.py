@@ -5,6 +5,7 @@ import socket
 from typing import Any, Dict, Mapping, NamedTuple, Optional
 
 from ...kernel import fence, files, layout, lease, process, slurm
+from ...kernel.records import End, Start
 
 
 class Standing(NamedTuple):
@@ -18,8 +19,8 @@ class Standing(NamedTuple):
     word: str
     claim: Optional[fence.Claim] = None
     attempt: int = 0
-    start: Optional[Dict[str, Any]] = None
-    end: Optional[Dict[str, Any]] = None
+    start: Optional[Start] = None
+    end: Optional[End] = None
     tried: int = 0
     lost: int = 0
     causes: Mapping[str, int] = {}
@@ -41,18 +42,18 @@ def look(home: str, name: str, token: str) -> Standing:
         last = lease.read(run_dir, names, number)
         if last is None:
             continue
-        end = last.end or {}
-        if end.get("success") and end.get("revision") == claim.revision:
+        end = last.end
+        if end is not None and end.success and end.revision == claim.revision:
             return Standing("done", claim, number, last.start, last.end)
-        if end.get("cause") and end.get("revision") == claim.revision:
-            causes[end["cause"]] = causes.get(end["cause"], 0) + 1
-        if last.start.get("generation") == claim.generation:
+        if end is not None and end.cause and end.revision == claim.revision:
+            causes[end.cause] = causes.get(end.cause, 0) + 1
+        if last.start.generation == claim.generation:
             tried += 1
-            lost += end.get("stopped_by") == "lost"
+            lost += end is not None and end.stopped_by == "lost"
     if last is not None and last.state == "live":
         renewals = names.renewals.get((last.number, "live"), 0)
         return Standing("taken", claim, last.number, last.start, None, tried, lost, causes, renewals)
-    if last is None or last.start.get("generation") != claim.generation:
+    if last is None or last.start.generation != claim.generation:
         return Standing("free", claim, names.attempt)
     stopping = last.state == "lost" and bool(last.last_words)
     return Standing("ended", claim, last.number, last.start, last.end, tried, lost, causes, 0, stopping)

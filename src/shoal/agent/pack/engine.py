@@ -12,6 +12,7 @@ import time
 from typing import Callable, Dict, List, Optional
 
 from ...kernel import fence, files, guard
+from ...kernel.records import End
 from .. import children
 from ..executor import Executor
 from .books import Books, Holding
@@ -145,15 +146,16 @@ class Engine(Executor[Running]):
         place = self.starter.place(holding.slot)
         return self.node if place is None else self.node.at(place)
 
-    def complete(self, running: Running) -> None:
+    def complete(self, running: Running, end: End) -> End:
         if running.child.slot_lost:
             self.books.close(running.holding.slot)
         self.books.give(running.holding)
         if running.stopped_by == "probe":
-            running.end["expect_s"] = self.probes.expected_s(running.item)
+            end = end._replace(expect_s=self.probes.expected_s(running.item))
+        return end
 
-    def after(self, running: Running, ours: bool) -> None:
-        if self.turns.after(running.item, running.end, ours) == "failed":
+    def after(self, running: Running, end: End, ours: bool) -> None:
+        if self.turns.after(running.item, end, ours) == "failed":
             self.telling.failed(running.item.name)
 
     def look(self, now: float) -> None:

@@ -4,6 +4,7 @@ import os
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
 from ...kernel import layout
+from ...kernel.records import Held
 from . import machine
 from .books import WHOLE, Holding
 from .sharing import Sharing
@@ -67,13 +68,7 @@ class Node(NamedTuple):
         env.update(self.sharing.environment(holding, env))
         return env
 
-    def held(self, holding: Holding) -> Dict[str, Any]:
+    def held(self, holding: Holding) -> Held:
         """What the timeline is drawn from."""
-        held = {
-            "slot": holding.slot,
-            "gpus": [self.gpus.ids[index] for index in holding.gpus],
-            "share": holding.share / WHOLE,
-            "cpus": len(holding.cpus),
-            "engine": self.me["engine"],
-        }
-        return dict(held, host=self.host) if self.host else held
+        gpus = [self.gpus.ids[index] for index in holding.gpus]
+        return Held(holding.slot, gpus, holding.share / WHOLE, len(holding.cpus), self.me["engine"], self.host)

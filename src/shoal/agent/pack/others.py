@@ -31,25 +31,27 @@ class Others:
     def write_off(self, standing: claims.Standing) -> None:
         """End the attempt of an engine that is gone, and find out whether its node has failed."""
         claims.write_lost(standing)
-        start = standing.start or {}
-        if start.get("engine") in self._lost_with or standing.claim is None:
+        start = standing.start
+        if start is None or start.engine in self._lost_with or standing.claim is None:
             return
         # If it had been told to stop, nothing is wrong with its node.
         after = claims.look(self._node.home, layout.name_of(standing.claim.run_dir), self._node.token)
         ask = nodes.ask_slurm(self._node.environ)
-        self._lost_with[start.get("engine")] = [] if after.stopping else nodes.lost_with(start, self._node.me, ask)
+        self._lost_with[start.engine] = [] if after.stopping else nodes.lost_with(start, self._node.me, ask)
 
     def is_gone(self, standing: claims.Standing) -> bool:
         """Whether nothing of a run that somebody else has can still run: proved dead, or silent for so long.
 
         An attempt of this job's earlier life, or of an earlier submission, is asked to hand over.
         """
-        start, claim = standing.start or {}, standing.claim
-        if claim is None or lease.is_dead(start):
-            return claim is not None
+        start, claim = standing.start, standing.claim
+        if start is None or claim is None:
+            return False
+        if lease.is_dead(start):
+            return True
         me, name = self._node.me, layout.name_of(claim.run_dir)
-        ours = start.get("job_id") == me.get("job_id") and start.get("life") != me.get("life")
-        if (ours or start.get("token") != self._node.token) and claim.run_dir not in self._asked:
+        ours = start.job_id == me.get("job_id") and start.life != me.get("life")
+        if (ours or start.token != self._node.token) and claim.run_dir not in self._asked:
             self._asked.add(claim.run_dir)
             lease.ask_for_handover(claim.run_dir, standing.attempt, me)
         watch = self._watches.setdefault(name, fence.Watch())
@@ -73,8 +75,9 @@ class Others:
 
     def failed_with(self, standing: claims.Standing) -> List[str]:
         """Nodes that failed under the last attempt of a run, as far as this engine has found out."""
-        is_lost = (standing.end or {}).get("stopped_by") == "lost"
-        return self._lost_with.get((standing.start or {}).get("engine"), []) if is_lost else []
+        if standing.start is None or standing.end is None or standing.end.stopped_by != "lost":
+            return []
+        return self._lost_with.get(standing.start.engine, [])
 
     @property
     def failed_nodes(self) -> List[str]:
@@ -85,9 +88,9 @@ class Others:
         doubtful = False
         for item in list(self._left):
             standing = claims.look(self._node.home, item.name, self._node.token)
-            end = standing.end or {}
+            why = standing.end.stopped_by if standing.end is not None else None
             gone = standing.word == "taken" and self.is_gone(standing)
-            if gone or (standing.word == "ended" and end.get("stopped_by") in fence.INTERRUPTED):
+            if gone or (standing.word == "ended" and why in fence.INTERRUPTED):
                 self._left.remove(item)
                 self._tally.count("elsewhere", -1)
                 self._queue.put_back(item, last=True)

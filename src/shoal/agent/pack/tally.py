@@ -1,6 +1,8 @@
 """How many runs ended how, and one line for each that does."""
 
-from typing import Any, Callable, Mapping
+from typing import Callable
+
+from ...kernel.records import End
 
 
 class Tally:
@@ -13,9 +15,9 @@ class Tally:
     def count(self, kind: str, by: int = 1) -> None:
         self.counts[kind] += by
 
-    def tell(self, name: str, word: str, end: Mapping[str, Any]) -> None:
+    def tell(self, name: str, word: str, end: End) -> None:
         finished = sum(self.counts[kind] for kind in ("done", "failed", "by_search", "elsewhere"))
         if word == "done" and self.total > 60 and finished % max(1, self.total // 20) and finished != self.total:
             return
-        why = "" if word == "done" else " (%s)" % (end["problem"] or end["stopped_by"] or "exit %d" % end["exit_code"])
-        self._say("[%d/%d] %s %s%s after %.1f s" % (finished, self.total, word, name, why, end["duration_s"]))
+        why = "" if word == "done" else " (%s)" % (end.problem or end.stopped_by or "exit %d" % end.exit_code)
+        self._say("[%d/%d] %s %s%s after %.1f s" % (finished, self.total, word, name, why, end.duration_s))

@@ -4,9 +4,10 @@ Decided from the records on disk alone, so that several engines of one queue, an
 """
 
 import time
-from typing import Any, Callable, Dict, Optional
+from typing import Callable, Optional
 
 from ...kernel.fence import INTERRUPTED
+from ...kernel.records import End, Held
 from .. import attempt
 from . import claims
 from .again import Again, again
@@ -38,7 +39,7 @@ class Turns:
         #: When the next run in order may have been claimed, while they still are.
         self.claims_at: Optional[float] = None
 
-    def take(self, item: Item, holding: Holding, held: Dict[str, Any]) -> Optional[Running]:
+    def take(self, item: Item, holding: Holding, held: Held) -> Optional[Running]:
         """Take the run's next attempt if it may still run; None if there is nothing (more) to do for it now."""
         all_claimed = self._node.all_claimed()
         standing = self._look(item)
@@ -55,7 +56,7 @@ class Turns:
         if standing.word == "ended":
             more = self._again(standing)
             if more is None:
-                by_search = (standing.end or {}).get("stopped_by") == "search"
+                by_search = standing.end is not None and standing.end.stopped_by == "search"
                 self._tally.count("by_search" if by_search else "failed")
                 return None
             if more.slots > item.need.slots:
@@ -72,9 +73,7 @@ class Turns:
             self._others.leave(item)
         return running
 
-    def _begin(
-        self, standing: claims.Standing, item: Item, holding: Holding, held: Dict[str, Any]
-    ) -> Optional[Running]:
+    def _begin(self, standing: claims.Standing, item: Item, holding: Holding, held: Held) -> Optional[Running]:
         claim, node = claims.claim_of(standing), self._node
         spec = attempt.spec_of(node.home, claim, node.code, node.environ)
         own = attempt.begin(
@@ -89,24 +88,24 @@ class Turns:
         )
         return None if own is None else Running(claim, own, spec, item, holding, self._settings.grace_s)
 
-    def after(self, item: Item, end: Dict[str, Any], ours: bool) -> str:
+    def after(self, item: Item, end: End, ours: bool) -> str:
         """An end is on disk: does the run go on? What became of it, in a word, counted and told."""
-        why = end["stopped_by"]
+        why = end.stopped_by
         if not ours:
             self._others.leave(item)
             self._say("%s was taken over by another engine, which took this one for dead" % item.name)
             return "elsewhere"
         more = None
-        if not end["success"]:
+        if not end.success:
             standing = self._look(item)
             more = self._again(standing) if standing.word == "ended" else None
-        if end["success"]:
+        if end.success:
             self._tally.count("done")
-            self._queue.learn(item, end["duration_s"])
+            self._queue.learn(item, end.duration_s)
             self._others.is_done(item.name)
             word = "done"
         elif why == "probe":
-            self._queue.put_by_length(item._replace(expect_s=end["expect_s"] or 0.0))
+            self._queue.put_by_length(item._replace(expect_s=end.expect_s or 0.0))
             word = "waits:"
         elif why == "search":
             self._tally.count("by_search")
