@@ -49,7 +49,7 @@ class Others:
             return claim is not None
         me, name = self._node.me, layout.name_of(claim.run_dir)
         ours = start.get("job_id") == me.get("job_id") and start.get("life") != me.get("life")
-        if (ours or start.get("token") != self._node.token) and claim.run_dir not in self._asked:
+        if start and (ours or start.get("token") != self._node.token) and claim.run_dir not in self._asked:
             self._asked.add(claim.run_dir)
             lease.ask_for_handover(claim.run_dir, standing.attempt, me)
         watch = self._watches.setdefault(name, fence.Watch())

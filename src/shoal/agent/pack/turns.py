@@ -39,12 +39,12 @@ class Turns:
         """Take the run's next attempt if it may still run; None if there is nothing (more) to do for it now."""
         all_claimed = self._node.all_claimed()
         standing = self._look(item)
-        if standing.word == "taken":
-            if not self._others.is_gone(standing):
-                self._others.leave(item)
-                return None
+        if standing.word == "taken" and self._others.is_gone(standing):
             self._others.write_off(standing)
             standing = self._look(item)
+        if standing.word == "taken":
+            self._others.leave(item)
+            return None
         if standing.word == "done":
             self._tally.count("done")
             self._others.is_done(item.name)
@@ -62,7 +62,7 @@ class Turns:
             # Claims are made in the queue's order: this one is next.
             self._queue.put_back(item)
             self.claims_at = time.monotonic() + _CLAIM_S
-        if standing.word in ("gone", "taken"):
+        if standing.word == "gone":
             return None
         begun = claims.begin(standing, self._node, held, self._others.failed_with(standing))
         if begun is None:
