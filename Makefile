@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 # Most tests wait for processes, so three at a time keep two cores busy; a file's tests share its fixtures.
 PARALLEL := -n 3 --dist loadfile
 PACKAGES := slurm-wlm slurmdbd slurm-wlm-basic-plugins slurm-wlm-mysql-plugin munge mariadb-server iproute2 \
-            squashfs-tools chromium chromium-driver zsh fish tcc charliecloud-runtime podman runc
+            squashfs-tools chromium chromium-driver zsh fish tcc charliecloud-runtime podman runc fuse3
 
 .PHONY: demo test lint types unit slurm chaos packages bench clean
 
@@ -41,10 +41,11 @@ bench: $(VENV)/.installed-test packages
 	$(BIN)/python -m benchmarks
 
 # Slurm for the sandbox, a browser for the page, shells to complete in, a C compiler of a megabyte for an NVML that
-# tells what a test says, two container runtimes: Debian's packages, where we may install them.
+# tells what a test says, two container runtimes, FUSE for mounts with old caches: Debian's packages, where we may
+# install them.
 packages:
 	@missing=; for program in slurmctld slurmd slurmdbd munged mariadbd ip mksquashfs chromium chromedriver zsh fish tcc \
-	    ch-run podman runc; do \
+	    ch-run podman runc fusermount3; do \
 	    command -v $$program >/dev/null || missing=$$program; \
 	done; \
 	if [ -z "$$missing" ]; then :; \

@@ -185,6 +185,7 @@ def _begin(
             continue
         if held is not None:
             return held
+        _pause(min(2.0, times.beat_s / 4), link)  # Another job was faster; our listing may be too old to show that.
 
 
 def _wait_for_disk(error: OSError, since: Optional[float], link: guard.Link) -> float:

@@ -195,7 +195,10 @@ def _trial_lives(home: str, record: Mapping[str, Any], attempt: "Attempt") -> Op
     if renewals != first:
         return True
     last = lease.read(run_dir, names, names.attempt)
-    return False if watch.is_silent(names.attempt, renewals, last.start if last is not None else None) else None
+    if not watch.is_silent(names.attempt, renewals, last.start if last is not None else None):
+        return None
+    # Our listing may be old; only the file server knows whether it was renewed since.
+    return False if lease.close(run_dir, names.attempt, renewals) else None
 
 
 def _begin_as(attempt: "Attempt", claim: fence.Claim, why: str, success: bool) -> bool:

@@ -120,8 +120,9 @@ class Turn:
             renewals = names.renewals.get((number, "live"))
             if renewals is None or not (lease.is_dead(start) or self._watch.is_silent(number, renewals, start)):
                 break
-            if lease.close(run_dir, number, renewals):
-                self._say("attempt %d on %s gave no sign of life and was closed" % (number, start and start.host))
+            if not lease.close(run_dir, number, renewals):
+                break  # It has another name by now, and this node's listing may be old for some time.
+            self._say("attempt %d on %s gave no sign of life and was closed" % (number, start and start.host))
         if self._asked != number:
             self._asked = number
             self._say("attempt %d runs on %s: asking it to save and end" % (number, start and start.host))

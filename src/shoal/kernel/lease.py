@@ -95,15 +95,18 @@ class Lease:
             try:
                 os.rename(self._live(self.renewals), self._live(self.renewals + 1))
             except FileNotFoundError:
-                return self._look(since)
+                found = self._look()
+                # A listing may be old: that the lease is still ours is proved by renewing it once more, if at all.
+                return self.renew() if found == "held" else found
             except OSError:
                 return "unknown"
             self.renewals += 1
             self.held_until = since + self._hold_s
             return "held"
 
-    def _look(self, since: float) -> str:
-        """The name was not there: a renewal whose answer was lost, or a lease that somebody has closed."""
+    def _look(self) -> str:
+        """The name was not there: a renewal whose answer was lost ("held", and counted), or a lease that somebody has
+        closed."""
         try:
             names = layout.parse_names(os.listdir(self.run_dir))
         except FileNotFoundError:
@@ -114,7 +117,6 @@ class Lease:
             found = names.renewals[self.number, "live"]
             if found == self.renewals + 1:
                 self.renewals = found
-                self.held_until = since + self._hold_s
                 return "held"
             return "unknown"
         if names.has_attempt(self.number, "lost") or not names.has_attempt(self.number, "start"):
@@ -144,7 +146,7 @@ class Lease:
                 except FileNotFoundError:
                     if os.path.exists(self._final("end")):
                         break  # It was ours: the answer to the first request was lost.
-                    found = self._look(now())
+                    found = self._look()
                     if found == "lost":
                         return False
                     if found == "unknown":
@@ -214,10 +216,13 @@ class Attempt(NamedTuple):
 
 
 def read(run_dir: str, names: layout.RunNames, number: int) -> Optional[Attempt]:
-    """One attempt, or None if there is no such; ValueError names a damaged file."""
+    """One attempt, or None if there is no such (yet); ValueError names a damaged file.
+
+    Only a name that was listed is opened: of one that was not there a node may remember that for a while.
+    """
     path = os.path.join(run_dir, layout.attempt_file(number, "start"))
     state = names.state(number)
-    parts = read_parts(path)
+    parts = read_parts(path) if names.has_attempt(number, "start") else None
     if parts is None:
         return None
     start, second = records.decode(parts[0], Start, path), parts[1]

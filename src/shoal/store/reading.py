@@ -163,7 +163,7 @@ class Reader:
             if earlier is not None and earlier.success and claim is not None and earlier.revision == claim.revision:
                 kept = verdict(earlier.generation, earlier.attempt)
                 return RunFiles(name, names, earlier.generation, end=earlier, verdict=kept)
-        start = records.read_start(folder, attempt) if attempt else None
+        start = records.read_start(folder, attempt) if names.has_attempt(attempt, "start") else None
         return RunFiles(
             name,
             names,

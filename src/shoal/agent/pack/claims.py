@@ -50,9 +50,11 @@ def look(home: str, name: str, token: str) -> Standing:
         if last.start.generation == claim.generation:
             tried += 1
             lost += end is not None and end.stopped_by == "lost"
-    if last is not None and last.state == "live":
-        renewals = names.renewals.get((last.number, "live"), 0)
-        return Standing("taken", claim, last.number, last.start, None, tried, lost, causes, renewals)
+    if names.is_live(names.attempt):
+        # Of an attempt that is just being created the record may not be there yet.
+        start = last.start if last is not None and last.number == names.attempt else None
+        renewals = names.renewals.get((names.attempt, "live"), 0)
+        return Standing("taken", claim, names.attempt, start, None, tried, lost, causes, renewals)
     if last is None or last.start.generation != claim.generation:
         return Standing("free", claim, names.attempt)
     stopping = last.state == "lost" and bool(last.last_words)

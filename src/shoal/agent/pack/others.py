@@ -45,13 +45,12 @@ class Others:
         An attempt of this job's earlier life, or of an earlier submission, is asked to hand over.
         """
         start, claim = standing.start, standing.claim
-        if start is None or claim is None:
-            return False
-        if lease.is_dead(start):
-            return True
+        if claim is None or lease.is_dead(start):
+            return claim is not None
         me, name = self._node.me, layout.name_of(claim.run_dir)
-        ours = start.job_id == me.get("job_id") and start.life != me.get("life")
-        if (ours or start.token != self._node.token) and claim.run_dir not in self._asked:
+        ours = start is not None and start.job_id == me.get("job_id") and start.life != me.get("life")
+        earlier = start is not None and start.token != self._node.token
+        if (ours or earlier) and claim.run_dir not in self._asked:
             self._asked.add(claim.run_dir)
             lease.ask_for_handover(claim.run_dir, standing.attempt, me)
         watch = self._watches.setdefault(name, fence.Watch())

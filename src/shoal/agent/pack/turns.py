@@ -43,12 +43,12 @@ class Turns:
         """Take the run's next attempt if it may still run; None if there is nothing (more) to do for it now."""
         all_claimed = self._node.all_claimed()
         standing = self._look(item)
-        if standing.word == "taken":
-            if not self._others.is_gone(standing):
-                self._others.leave(item)
-                return None
+        if standing.word == "taken" and self._others.is_gone(standing):
             self._others.write_off(standing)
             standing = self._look(item)
+        if standing.word == "taken":
+            self._others.leave(item)
+            return None
         if standing.word == "done":
             self._tally.count("done")
             self._others.is_done(item.name)
@@ -66,7 +66,7 @@ class Turns:
             # Claims are made in the queue's order: this one is next.
             self._queue.put_back(item)
             self.claims_at = time.monotonic() + _CLAIM_S
-        if standing.word in ("gone", "taken"):
+        if standing.word == "gone":
             return None
         running = self._begin(standing, item, holding, held)
         if running is None:
