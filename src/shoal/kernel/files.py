@@ -232,15 +232,24 @@ def replace(path: str, data: bytes, sync: bool = True) -> None:
 
 def read_json(path: str) -> Optional[Dict[str, Any]]:
     """The record at `path`, or None if there is none (yet); a broken record raises ValueError that names the file."""
+    data = read_bytes(path)
+    return None if data is None else from_json(data, path)
+
+
+def read_bytes(path: str) -> Optional[bytes]:
+    """What is in a file, or None if there is none (yet)."""
     try:
         with open(path, "rb") as file:
-            data = file.read()
+            return file.read()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         if error.errno == errno.ESTALE:
             return None
         raise
+
+
+def from_json(data: bytes, path: str) -> Dict[str, Any]:
     try:
         record = json.loads(data)
     except ValueError:

@@ -12,7 +12,6 @@ missed a name that was being changed, and it is what readers open.
 Room for the end is written at the start, so neither renewing nor ending needs space on a full disk.
 """
 
-import errno
 import json
 import os
 import threading
@@ -238,23 +237,11 @@ def read(run_dir: str, names: layout.RunNames, number: int) -> Optional[Attempt]
 
 def read_parts(path: str) -> Optional[Tuple[Dict[str, Any], Optional[Dict[str, Any]]]]:
     """(the start, and what stands behind it if anything does), as they are in the file; None if there is no file."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read()
-    except (FileNotFoundError, NotADirectoryError):
+    data = files.read_bytes(path)
+    if data is None:
         return None
-    except OSError as error:
-        if error.errno == errno.ESTALE:
-            return None
-        raise
     first, _, rest = data.partition(b"\n")
-    try:
-        start = json.loads(first)
-    except ValueError:
-        raise ValueError("%s is damaged: not a JSON record" % path)
-    if not isinstance(start, dict):
-        raise ValueError("%s is damaged: not a JSON object" % path)
-    return start, _second(rest)
+    return files.from_json(first, path), _second(rest)
 
 
 def _second(rest: bytes) -> Optional[Dict[str, Any]]:
