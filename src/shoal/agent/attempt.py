@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 from ..kernel import fence, guard, layout, lease, process
 from ..kernel.keeper import Keeper
 from . import memory, notices, preempted, survival, tree, trial, usage
-from .launch import plan
+from .launch import node_guards, plan
 
 #: Signals that ask the run to end. Leaving with code 0 after one of them is a polite stop, not a finished training.
 _STOPPING = ("SIGTERM", "SIGINT", "SIGHUP")
@@ -43,6 +43,7 @@ class Attempt:
         self.claim, self.held, self.cwd = claim, held, cwd
         self.times = lease.timing_of(held.start)
         self.look: Optional[Callable[[Attempt], None]] = None
+        self.node_guards: Optional[node_guards.NodeGuards] = None
         self.prepare(argv, env or {})
         self.stopped_by: Optional[str] = None
         self.warned = False

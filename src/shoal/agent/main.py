@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from ..kernel import checkpoints, fence, files, guard, layout, lease, process, progress
 from . import admission, by_hand, command, handover, nodes, notices, packages, preempted, smoke, stages, survival, trial
 from .attempt import Attempt
-from .launch import container, plan
+from .launch import container, node_guards, plan
 
 #: A full disk is waited for so long before a job gives up; nothing of the user has run then.
 _DISK_VARIABLE, _DISK_S, _RETRY_S = "SHOAL_DISK_S", 60.0, 2.0
@@ -330,14 +330,15 @@ def _run(
         problem = "the cluster's set-up lines ended with exit code %d" % set_up_exit
     folder = os.path.join(claim.log_dir, "data-%d" % number)
     data = handover.Handover(spec, attempt.env, folder, _say, link.asked_to_stop)
-    problem = problem or data.bring()
+    attempt.node_guards = node_guards.NodeGuards(attempt.held, os.environ, link.asked_to_stop)
+    problem = problem or attempt.node_guards.begin() or data.bring()
     if problem is None:
         attempt.argv = command.inside(spec, claim, argv, attempt.env)
     else:
         attempt.stopped_by = link.asked_to_stop()
         attempt.argv = ["sh", "-c", 'echo "shoal: $1" >&2; exit "$2"', "sh", problem, str(set_up_exit or 2)]
     follow = os.environ.get("SHOAL_FOLLOW", "0" if os.environ.get("SLURM_JOB_NAME", "").endswith(claim.token) else "1")
-    with plan.no_orphans(spec):
+    with plan.no_orphans(spec), attempt.node_guards:
         watch_smoke = smoke.watcher(spec, claim.output_dir, list(logs))
         attempt.look = watch_smoke or trial.watcher(home, spec, claim, list(logs), resume_from)
         end = attempt.run(*logs, follow == "1")

@@ -67,6 +67,9 @@ def now() -> float:
 class Lease:
     """An attempt that this process holds. `held_until` is when its program must stand still unless it was renewed."""
 
+    #: Its place among the nodes of its run; the others have a NodeLease.
+    node = 0
+
     def __init__(self, run_dir: str, number: int, start: Dict[str, Any], room_at: int, since: float, hold_s: float):
         self.run_dir, self.number, self.start = run_dir, number, start
         self.renewals = 0

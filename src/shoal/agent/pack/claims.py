@@ -15,8 +15,8 @@ class Standing(NamedTuple):
     """What the files say about a run: `word` is free, done, ended, taken or gone; `attempt` is its last one.
 
     ended: tried in this generation and not done. taken: somebody works on it, `start` says who, and its lease was
-    renewed `renewals` times. gone: cancelled, or somebody else's by now. `causes` counts why earlier attempts of this
-    revision ended; `stopping` is set if the last one had been told to stop.
+    renewed `renewals` times; `names` shows the leases of its further nodes. gone: cancelled, or somebody else's by now.
+    `causes` counts why earlier attempts of this revision ended; `stopping` is set if the last one was told to stop.
     """
 
     word: str
@@ -29,6 +29,7 @@ class Standing(NamedTuple):
     causes: Mapping[str, int] = {}
     renewals: int = 0
     stopping: bool = False
+    names: layout.RunNames = layout.parse_names(())
 
 
 class Begun(NamedTuple):
@@ -72,9 +73,9 @@ def look(home: str, name: str, token: str) -> Standing:
         if last.start.get("generation") == claim.generation:
             tried += 1
             lost += end.get("stopped_by") == "lost"
-    if last is not None and last.state == "live":
+    if last is not None and names.may_run(last.number):
         renewals = names.renewals.get((last.number, "live"), 0)
-        return Standing("taken", claim, last.number, last.start, None, tried, lost, causes, renewals)
+        return Standing("taken", claim, last.number, last.start, None, tried, lost, causes, renewals, names=names)
     if last is None or last.start.get("generation") != claim.generation:
         return Standing("free", claim, names.attempt)
     stopping = last.state == "lost" and bool(last.last_words)
@@ -158,7 +159,8 @@ def end_record(begun: Begun, me: Dict[str, Any], held: Dict[str, Any], **what: A
 
 def write_lost(standing: Standing) -> bool:
     """Close the attempt of an engine that is gone; False if it ended by itself after all."""
-    return lease.close(_claim_of(standing).run_dir, standing.attempt, standing.renewals)
+    run_dir = _claim_of(standing).run_dir
+    return fence.close(run_dir, standing.names, standing.attempt, standing.start or {}, is_silent=True)
 
 
 def this_engine(environ: Dict[str, str], own_job: bool) -> Dict[str, Any]:
