@@ -122,10 +122,13 @@ class Turn:
             if not close(run_dir, names, number, start, silent):
                 break
             self._say("attempt %d on %s gave no sign of life and was closed" % (number, start.get("host")))
-        if self._asked != number and names.is_live(number):
+        if self._asked != number:
             self._asked = number
-            self._say("attempt %d runs on %s: asking it to save and end" % (number, start.get("host")))
-            lease.ask_for_handover(run_dir, number, dict(self._me))
+            if names.has_attempt(number, "end") or names.has_attempt(number, "lost"):
+                self._say("attempt %d has ended, and its guard on another node has not said so" % number)
+            else:
+                self._say("attempt %d runs on %s: asking it to save and end" % (number, start.get("host")))
+                lease.ask_for_handover(run_dir, number, dict(self._me))
         return None
 
 

@@ -50,9 +50,9 @@ class NodeGuards:
             if not self._nodes:
                 return None
             node_lease.create(self._held, len(self._nodes))
+            self._start()
         except (OSError, allocation.Mismatch) as error:
             return "no guard can be started on its further nodes: %s" % error
-        self._start()
         threading.Thread(target=self._tend, daemon=True).start()
         problem = self._wait(self._held, _START_S, self._asked_to_stop)
         if problem is not None:
@@ -64,7 +64,7 @@ class NodeGuards:
 
     def move(self, held: lease.Lease) -> None:
         """The program goes on as another attempt; call before the old one ends."""
-        if not self._nodes:
+        if not self._nodes or self._is_over:
             return
         node_lease.create(held, len(self._nodes))
         with self._changed:
@@ -106,7 +106,7 @@ class NodeGuards:
         # It shares its CPU with the ranks: it sleeps nearly always.
         argv = ["srun", "--overlap", "--nodes=%d" % count, "--ntasks=%d" % count, "--ntasks-per-node=1", "--gres=none"]
         argv += ["--cpus-per-task=1", "--nodelist=%s" % ",".join(self._nodes), "--job-name=guard", "--input=all"]
-        argv += ["--kill-on-bad-exit=0", *plan.wrapper(), "node-guard"]
+        argv += ["--kill-on-bad-exit=0", "--mpi=none", *plan.wrapper(), "node-guard"]
         argv += [self._held.run_dir, str(self._held.number), str(start["mark"]), repr(beat_s)]
         environ = {name: value for name, value in self._environ.items() if name != process.MARK}
         self._step = subprocess.Popen(
@@ -134,7 +134,10 @@ class NodeGuards:
                 self._changed.notify_all()
                 if not self._renewed or self._changed.wait_for(lambda: self._is_over, _retry_s(self._held)):
                     return  # It never began, or is over.
-                self._start()
+                try:
+                    self._start()
+                except OSError:
+                    pass  # No room for one more process: again in a moment.
 
     def _wait(
         self, held: lease.Lease, within_s: float, asked_to_stop: Callable[[], Optional[str]] = lambda: None
