@@ -148,7 +148,7 @@ def test_everything_below_a_process_is_stopped_though_it_forks_all_the_time() ->
     try:
 
         def look() -> dict[int, str]:
-            return {**tree.states([child.pid]), **tree.below(child.pid)}
+            return tree.with_descendants([child.pid])
 
         wait_until(lambda: len(look()) > 1, 10, "it forks")
         tree.stop_all(look, 9.0)

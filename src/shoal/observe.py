@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from shoal.backends.slurm.query import Snapshot, newest, sacct, squeue
-from shoal.kernel import layout, lease, process, submission
+from shoal.kernel import fence, layout, lease, process, submission
 from shoal.kernel.slurm_text import ENDED_WORDS, JobRow
 from shoal.model import LIVE
 from shoal.store import writing
@@ -72,7 +72,7 @@ def observe(
             files = reader.run(name)
         evidence = _evidence(files, rows.get(name), answered, now)._replace(times=times)
         watching.looked_at(name)
-        if is_live(files) and files.start is not None:
+        if files.start is not None and files.names.may_run(files.start.attempt):
             keeps = lease.timing_of(files.start)
             evidence = evidence._replace(silent_s=_silent_s(files, evidence, watching), times=keeps)
             if _close_if_over(home, files, evidence):
@@ -312,22 +312,22 @@ def _silent_s(files: RunFiles, evidence: Evidence, watching: Watching) -> float 
     if shown or not evidence.asked or evidence.alive or files.start is None:
         return None
     number = files.start.attempt
-    return watching.since(files.name, f"{number} {files.names.renewals.get((number, 'live'))}")
+    return watching.since(files.name, f"{number} {files.names.signs_of_life(number)}")
 
 
 def _close_if_over(home: str, files: RunFiles, evidence: Evidence) -> bool:
-    """Close the lease of an attempt of which nothing can still run: its death is proved, or it was silent for longer
-    than its guard lets it run. True if it is over, by us or by somebody who was faster."""
+    """Close the leases of an attempt of which nothing can still run: its death is proved, or it was silent for longer
+    than its guards let it run. True if its files have changed, by us or by somebody who was faster."""
     start, silent_s = files.start, evidence.silent_s
     if start is None or silent_s is None:
         return False
-    renewals = files.names.renewals.get((start.attempt, "live"))
     # Where this host can tell whether its processes live, silence proves nothing.
-    over = lease.is_dead(start) or (lease.is_alive(start) is None and silent_s >= evidence.times.take_s)
-    if renewals is None or not over:
+    dead = lease.is_dead(start)
+    silent = silent_s >= evidence.times.take_s and (dead or lease.is_alive(start) is None)
+    if not dead and not silent:
         return False
     with contextlib.suppress(OSError):
-        lease.close(layout.run_dir(home, files.name), start.attempt, renewals)
+        fence.close(layout.run_dir(home, files.name), files.names, start.attempt, start, silent)
     return True
 
 

@@ -12,6 +12,7 @@ from ..kernel.records import End, Start
 from . import command, packages, stages, survival
 from .children import Child
 from .launch import container
+from .launch.node_guards import NodeGuards
 
 #: Nothing is due: no limit, no warning, no end of a grace time.
 _NEVER = float("inf")
@@ -109,6 +110,8 @@ class Attempt:
         self.look: Optional[Callable[[Attempt], None]] = None
         #: From any thread: asks the executor to end this attempt.
         self.stop: Callable[[str], None] = lambda why: None
+        #: Guards on its further nodes, if it has any.
+        self.node_guards: Optional[NodeGuards] = None
         #: Renews its lease.
         self.keeper: Optional[Keeper] = None
         #: A trial that has claimed this run: its token, the renewals first seen, and since when.

@@ -114,6 +114,10 @@ class Executor(Generic[A]):
         else:
             attempt.ask_to_stop(why)
 
+    def before_start(self, attempt: A) -> Optional[str]:
+        """What an attempt needs before its first process; else why it cannot be started."""
+        return None
+
     def complete(self, attempt: A, end: End) -> End:
         """Add to an end what is missing before it is written, and take back what the attempt held."""
         return end
@@ -206,6 +210,7 @@ class Executor(Generic[A]):
         attempt.keeper = self.keeper
         self.ledger.begun(attempt)
         attempt.stop = lambda why: self.told(attempt.held, why)
+        problem = problem or self.before_start(attempt)
         if problem is not None:
             self._fail(attempt, problem, code)
         elif attempt.spec.get("data"):

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
-from ..kernel import files, slurm
+from ..kernel import files, process, slurm
 from .staging import Stage, StageError
 
 _POLL_S = 0.05
@@ -110,7 +110,9 @@ class Handover:
         files.replace(os.path.join(self._folder, "asked.json"), files.to_json({"data": self._asked}))
         argv = ["srun", "--overlap", "--nodes=%d" % nodes, "--ntasks=%d" % nodes, "--ntasks-per-node=1", "--gres=none"]
         argv += ["--cpus-per-task=1", "--kill-on-bad-exit=0", "--input=none", sys.executable, sys.argv[0]]
-        self._helpers = subprocess.Popen([*argv, "stage", self._folder], env=slurm.step_environ(self._env))
+        # Not marked as of the attempt: it has data to let go of when the guards end the rest.
+        env = {name: value for name, value in slurm.step_environ(self._env).items() if name != process.MARK}
+        self._helpers = subprocess.Popen([*argv, "stage", self._folder], env=env)
         self._nodes = nodes
 
     def _wait_helpers(self) -> None:

@@ -21,6 +21,8 @@ if role == "rank":
     from shoal_agent.agent.launch.rank import main
 elif role == "node":
     from shoal_agent.agent.launch.node import main
+elif role == "node-guard":
+    from shoal_agent.agent.launch.node_guards import main
 elif role == "launch":
     from shoal_agent.agent.launch.entry import main
 elif role == "pack":
@@ -36,7 +38,7 @@ else:
 if role in ("pack", "launch") or role.startswith("/"):
     from shoal_agent.kernel.output import Unbroken
     sys.stdout, sys.stderr = Unbroken(sys.stdout), Unbroken(sys.stderr)
-roles = ("rank", "node", "launch", "pack", "warm", "ray-node", "stage")
+roles = ("rank", "node", "node-guard", "launch", "pack", "warm", "ray-node", "stage")
 sys.exit(main(sys.argv[2:] if role in roles else sys.argv[1:]))
 """
 #: The head of compiled code that is not compared with its source (PEP 552): the zip never changes.

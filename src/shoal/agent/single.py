@@ -17,6 +17,7 @@ from . import smoke, survival, trial
 from .attempt import Attempt
 from .children import ColdStarter
 from .executor import Executor
+from .launch.node_guards import NodeGuards
 
 _RETRY_S = 1.0
 #: How long a thread may take to see that the program has ended.
@@ -61,6 +62,14 @@ class Single(Executor[Attempt]):
         for number in self._early:
             self.hear(number)
 
+    def before_start(self, attempt: Attempt) -> Optional[str]:
+        """Start the guards on its further nodes, if it has any."""
+        attempt.node_guards = NodeGuards(attempt.held, os.environ, self._asked_to_stop)
+        problem = attempt.node_guards.begin()
+        if problem is not None:
+            attempt.stopped_by = self._asked_to_stop()
+        return problem
+
     def hear(self, number: int) -> None:
         if not self._began:
             self._early.append(number)
@@ -68,6 +77,10 @@ class Single(Executor[Attempt]):
             self.stop_all(signal.Signals(number).name, number)
         else:
             self.attempt.pass_on(number)
+
+    def _asked_to_stop(self) -> Optional[str]:
+        early = next((signal.Signals(number).name for number in self._early if number in guard.STOPPING), None)
+        return early or self.link.asked_to_stop()
 
     def told(self, held: lease.Lease, why: str) -> None:
         attempt = self.attempt
@@ -88,6 +101,8 @@ class Single(Executor[Attempt]):
         self._ended.set()
         for thread in self._threads:
             thread.join(_JOIN_S)
+        if attempt.node_guards is not None:
+            attempt.node_guards.close()
         if attempt.spec.get("data"):
             end = end._replace(data=self.data.close())
         told = False

@@ -195,10 +195,11 @@ def _trial_lives(home: str, record: Mapping[str, Any], attempt: "Attempt") -> Op
     if renewals != first:
         return True
     last = lease.read(run_dir, names, names.attempt)
-    if not watch.is_silent(names.attempt, renewals, last.start if last is not None else None):
+    start = last.start if last is not None else None
+    if not watch.is_silent(names.attempt, names.signs_of_life(names.attempt), start):
         return None
     # Our listing may be old; only the file server knows whether it was renewed since.
-    return False if lease.close(run_dir, names.attempt, renewals) else None
+    return False if fence.close(run_dir, names, names.attempt, start, is_silent=True) else None
 
 
 def _begin_as(attempt: "Attempt", claim: fence.Claim, why: str, success: bool) -> bool:
@@ -217,6 +218,8 @@ def _begin_as(attempt: "Attempt", claim: fence.Claim, why: str, success: bool) -
         new = lease.create(claim.run_dir, names.attempt + 1, start, attempt.times)
         if new is None:
             return False
+        if attempt.node_guards is not None:
+            attempt.node_guards.move(new)
         _end_trial(attempt, why, success)
         for stream in ("out", "err"):
             _same_log(mine.log_dir, held.number, new.number, stream)

@@ -7,9 +7,9 @@ hand over, and waits until that has ended, or has been silent for longer than it
 """
 
 import os
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Hashable, Mapping, NamedTuple, Optional, Tuple
 
-from . import files, layout, lease, submission
+from . import files, layout, lease, node_lease, submission
 from .records import Outcome, Start
 
 #: Why an attempt was stopped, after which the same generation may go on: the run was interrupted, it did not fail.
@@ -97,7 +97,8 @@ class Turn:
     """A job that wants to begin the next attempt of a run, and may have to wait for another one to end.
 
     The other one is asked to hand over. It is closed when nothing of it can still run: its death is proved, or its
-    lease has had the same name, by our own clock, for longer than its guard lets it run.
+    leases have had the same names, by our own clock, for longer than its guards let it run. Its further nodes have
+    guards of their own: until those have removed their leases, or are silent as well, it may run there.
     """
 
     def __init__(self, claim: Claim, me: Mapping[str, Any], say: Callable[[str], None] = lambda text: None) -> None:
@@ -106,27 +107,28 @@ class Turn:
         self._asked = 0
 
     def look(self) -> Optional[layout.RunNames]:
-        """A listing in which no attempt of the run lives; None: look again in a moment. Fenced: this job must not."""
+        """A listing in which no attempt of the run may run; None: look again in a moment. Fenced: this job must not."""
         run_dir = self._claim.run_dir
         while True:
             names = layout.parse_names(files.names_in(run_dir))
             admit(self._claim, names, self._me)
             number = names.attempt
-            if not names.is_live(number):
+            if not names.may_run(number):
                 return names
             last = lease.read(run_dir, names, number)
             start = last.start if last is not None else None
             lease.end_leftovers(start)
-            renewals = names.renewals.get((number, "live"))
-            if renewals is None or not (lease.is_dead(start) or self._watch.is_silent(number, renewals, start)):
-                break
-            if not lease.close(run_dir, number, renewals):
-                break  # It has another name by now, and this node's listing may be old for some time.
+            silent = self._watch.is_silent(number, names.signs_of_life(number), start)
+            if not close(run_dir, names, number, start, silent):
+                break  # It may have another name by now, and this node's listing may be old for some time.
             self._say("attempt %d on %s gave no sign of life and was closed" % (number, start and start.host))
         if self._asked != number:
             self._asked = number
-            self._say("attempt %d runs on %s: asking it to save and end" % (number, start and start.host))
-            lease.ask_for_handover(run_dir, number, dict(self._me))
+            if names.has_attempt(number, "end") or names.has_attempt(number, "lost"):
+                self._say("attempt %d has ended, and its guard on another node has not said so" % number)
+            else:
+                self._say("attempt %d runs on %s: asking it to save and end" % (number, start and start.host))
+                lease.ask_for_handover(run_dir, number, dict(self._me))
         return None
 
 
@@ -146,17 +148,30 @@ def wait_for_turn(
         pause(min(2.0, times.beat_s / 4))
 
 
+def close(run_dir: str, names: layout.RunNames, number: int, start: Optional[Start], is_silent: bool) -> bool:
+    """Close what of an attempt can be closed; False if that is nothing, or somebody else was faster.
+
+    That is the lease of its first node if its death is proved, and all of its leases if `is_silent`: none of them was
+    renewed for so long that nothing of it can still run. While one of a further node is left, the attempt is not over.
+    """
+    renewals = names.renewals.get((number, "live"))
+    closed = renewals is not None and (is_silent or lease.is_dead(start))
+    if closed and renewals is not None and not lease.close(run_dir, number, renewals):
+        return False
+    return bool(is_silent and node_lease.close_all(run_dir, number, names)) or closed
+
+
 class Watch:
-    """Since when a lease has had the same name, by this host's own clock."""
+    """Since when the leases of an attempt have had the same names, by this host's own clock."""
 
     def __init__(self) -> None:
-        self._seen: Dict[int, Tuple[int, float]] = {}
+        self._seen: Dict[int, Tuple[Hashable, float]] = {}
 
-    def is_silent(self, number: int, renewals: int, start: Optional[Start]) -> bool:
-        """Whether this name was first seen so long ago that nothing under it can still run."""
+    def is_silent(self, number: int, signs_of_life: Hashable, start: Optional[Start]) -> bool:
+        """Whether these names were first seen so long ago that nothing under them can still run."""
         known = self._seen.get(number)
-        if known is None or known[0] != renewals:
-            self._seen[number] = known = (renewals, lease.now())
+        if known is None or known[0] != signs_of_life:
+            self._seen[number] = known = (signs_of_life, lease.now())
         return lease.now() - known[1] >= lease.timing_of(start).take_s
 
 

@@ -7,6 +7,8 @@
 - A lease that was not renewed in time: everything below is stopped (SIGSTOP), not killed. When the agent renews it, it
   goes on. So an hour without the file server, a suspended job or a closed laptop costs a pause and not a run.
 - The agent is gone: everything below is killed, then its leases are closed. The guard is gone: the agent does the same.
+- On each further node of a run there is a guard as well; its agent is a small process that renews the lease of that
+  node (agent/launch/node_guards.py), and its programs are those that carry the mark of the attempt.
 - The agent alone decides what a signal means, in the loop in which it also sees ends: a program that ended before the
   signal was looked at has ended by itself.
 """
@@ -17,9 +19,10 @@ import select
 import signal
 import sys
 import threading
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Union
 
 from . import lease, process, tree
+from . import node_lease as node_leases
 
 #: Signals for the agent; the first three ask it to end.
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -32,6 +35,10 @@ _STOP_S = 9.0
 _KILLED = 137
 
 
+#: What an agent may hold: an attempt, or one further node of it.
+Lease = Union[lease.Lease, node_leases.NodeLease]
+
+
 class Link:
     """The agent's side: it tells of its leases, and hears signals. `fd` can be read when there is one."""
 
@@ -42,12 +49,11 @@ class Link:
         self._lock = threading.Lock()
         os.set_blocking(fd, False)
 
-    def hold(self, held: lease.Lease) -> None:
+    def hold(self, held: Lease) -> None:
         """Until `held_until` what is below the agent may run."""
-        mark = str(held.start.mark)
-        self._tell(run_dir=held.run_dir, number=held.number, renewals=held.renewals, mark=mark, until=held.held_until)
+        self._tell(**_Held.of(held)._asdict())
 
-    def drop(self, held: lease.Lease) -> None:
+    def drop(self, held: Lease) -> None:
         """The attempt is over: nothing of it is to be watched."""
         self._tell(run_dir=held.run_dir, number=held.number, until=None)
 
@@ -121,12 +127,12 @@ def _agent(work: Callable[[Link], int], link: Link) -> int:
     return code
 
 
-def end_without_guard(held: List[lease.Lease]) -> int:
+def end_without_guard(held: Sequence[Lease]) -> int:
     """For the agent, when the guard is gone: kill everything below, and close what was held. Returns the exit code."""
-    tree.kill_all(os.getpid(), _KILL_S)
+    _kill_below()
     for one in held:
-        _kill_marked(str(one.start.mark))
-        _close(one.run_dir, one.number, one.renewals)
+        _kill_marked(one.mark)
+        _close(_Held.of(one))
     return _KILLED
 
 
@@ -136,6 +142,11 @@ class _Held(NamedTuple):
     renewals: int
     mark: str
     until: float
+    node: int = 0
+
+    @staticmethod
+    def of(held: Lease) -> "_Held":
+        return _Held(held.run_dir, held.number, held.renewals, held.mark, held.held_until, held.node)
 
 
 class _Guard:
@@ -231,32 +242,42 @@ class _Guard:
 
     def _everything(self) -> Dict[int, str]:
         """What is below us but the agent, and what Slurm has started for it as a step on this node: pid -> state."""
-        found = tree.below(os.getpid(), self._agent)
-        strangers = [pid for held in self._held.values() for pid in process.marked(held.mark) if pid not in found]
-        return {**found, **tree.states(pid for pid in strangers if pid not in (self._agent, os.getpid()))}
+        marked = [pid for held in self._held.values() for pid in process.marked(held.mark)]
+        found = tree.with_descendants([os.getpid(), *marked])
+        return {pid: state for pid, state in found.items() if pid not in (self._agent, os.getpid())}
 
     def _finish(self, code: int) -> int:
         """The agent is gone: nothing of its programs stays, and leases that it still held are closed."""
         self._listen()
-        tree.kill_all(os.getpid(), _KILL_S)
+        _kill_below()
         for held in self._held.values():
             _kill_marked(held.mark)
-            _close(held.run_dir, held.number, held.renewals)
+            _close(held)
         return code
+
+
+def _kill_below() -> None:
+    tree.kill_all(lambda: tree.below(os.getpid()), _KILL_S)
 
 
 def _kill_marked(mark: str) -> None:
     """Processes of an attempt that are not below us: they have left our tree, or are of a step of Slurm's."""
-    for pid in process.marked(mark):
-        if pid not in (os.getpid(), os.getppid()):
-            tree.send(pid, signal.SIGKILL)
+    ours = (os.getpid(), os.getppid())
+
+    def look() -> Dict[int, str]:
+        found = tree.with_descendants(process.marked(mark))
+        return {pid: state for pid, state in found.items() if pid not in ours}
+
+    tree.kill_all(look, _KILL_S)
 
 
-def _close(run_dir: str, number: int, renewals: int) -> None:
+def _close(held: _Held) -> None:
     """The agent may have renewed once more than it could tell."""
-    for count in (renewals, renewals + 1):
+    for count in (held.renewals, held.renewals + 1):
         try:
-            if lease.close(run_dir, number, count):
+            if held.node and node_leases.close(held.run_dir, held.number, held.node, count):
+                return
+            if not held.node and lease.close(held.run_dir, held.number, count):
                 return
         except OSError:
             return

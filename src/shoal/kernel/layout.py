@@ -39,6 +39,8 @@
     attempt.<k>.live.<n>            the same file while it runs, renewed n times      } of these names it has
     attempt.<k>.end                 the same file: it ended, the record says how      } exactly one; every change
     attempt.<k>.lost.<n>            the same file: somebody else closed it            } is a rename (lease.py)
+    attempt.<k>.node<m>             the same file: its further node m may run processes of it (node_lease.py)
+    attempt.<k>.node<m>.live.<n>    the same file: the guard of node m renewed its lease n times
     attempt.<k>.handover            Slurm has started another job for this run, which waits for this one to end
     attempt.<k>.use                 what it used: memory, processors, GPUs, over its time
     attempt.<k>.use<n>              the same on a further node of the run
@@ -47,7 +49,7 @@
 
 import os
 import re
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Tuple
+from typing import Dict, Hashable, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 #: Names that an attempt's file may have.
 STATES = ("start", "live", "end", "lost")
@@ -58,6 +60,7 @@ ENVIRONMENTS = "environments"
 #: A tree is 16 letters and digits, and no user has so long a number.
 _WHOSE_SNAPSHOT = re.compile(r"/snapshots/(\d{1,10})/[0-9a-f]{16}/")
 _NUMBERED = re.compile(r"(spec|submit|attempt)\.(\d+)\.(\w+)(?:\.(\d+))?\Z")
+_NODE = re.compile(r"attempt\.(\d+)\.node(\d+)(?:\.live\.(\d+))?\Z")
 
 
 def submissions_dir(home: str) -> str:
@@ -133,16 +136,24 @@ def lease_file(attempt: int, state: str, renewals: int) -> str:
     return "attempt.%d.%s.%06d" % (attempt, state, renewals)
 
 
+def node_file(attempt: int, node: int, renewals: Optional[int] = None) -> str:
+    """A name for a further node of a run: the permanent one, or with `renewals` that of its lease."""
+    return "attempt.%d.node%d%s" % (attempt, node, "" if renewals is None else ".live.%06d" % renewals)
+
+
 class RunNames(NamedTuple):
     """What a listing of a run's state folder says, before any file is opened: kind of file -> its numbers, sorted.
 
     `renewals` counts how often the lease of an attempt was renewed, as its name says: (attempt, live or lost) -> n.
+    `nodes` are the further nodes on which processes of an attempt may run: attempt -> node -> how often its lease was
+    renewed, None if a listing shows no lease.
     """
 
     specs: List[int]
     submits: Dict[str, List[int]]
     attempts: Dict[str, List[int]]
     renewals: Mapping[Tuple[int, str], int] = {}
+    nodes: Mapping[int, Mapping[int, Optional[int]]] = {}
 
     @property
     def revision(self) -> int:
@@ -158,11 +169,24 @@ class RunNames(NamedTuple):
         return max((self.attempts[kind][-1] for kind in STATES if self.attempts.get(kind)), default=0)
 
     def state(self, attempt: int) -> str:
-        """live, end or lost. A listing made during a rename may show no state, or two; then it is live, or over."""
-        return next((state for state in ("end", "lost") if self.has_attempt(attempt, state)), "live")
+        """live, end or lost. A listing made during a rename may show no state, or two; then it is live, or over.
+
+        One whose first node was lost is live while one of its further nodes may run it.
+        """
+        if self.has_attempt(attempt, "end"):
+            return "end"
+        return "lost" if self.has_attempt(attempt, "lost") and not self.nodes.get(attempt) else "live"
 
     def is_live(self, attempt: int) -> bool:
         return attempt > 0 and self.state(attempt) == "live"
+
+    def may_run(self, attempt: int) -> bool:
+        """Whether processes of an attempt may run, on any of its nodes: nobody may begin the next one."""
+        return self.is_live(attempt) or bool(self.nodes.get(attempt))
+
+    def signs_of_life(self, attempt: int) -> Hashable:
+        """Changes with each renewal of a lease of the attempt, on whichever node."""
+        return self.renewals.get((attempt, "live")), tuple(sorted(self.nodes.get(attempt, {}).items()))
 
     @property
     def over(self) -> List[int]:
@@ -180,7 +204,14 @@ def parse_names(names: Iterable[str]) -> RunNames:
     """Sort a listing into numbers; names that are not ours (temporary files, stray ones) are passed over."""
     found: Dict[str, Dict[str, List[int]]] = {"spec": {}, "submit": {}, "attempt": {}}
     renewals: Dict[Tuple[int, str], int] = {}
+    nodes: Dict[int, Dict[int, Optional[int]]] = {}
     for name in names:
+        match = _NODE.match(name)
+        if match is not None:
+            known = nodes.setdefault(int(match.group(1)), {})
+            node, newest = int(match.group(2)), known.get(int(match.group(2)))
+            known[node] = newest if match.group(3) is None else max(int(match.group(3)), newest or 0)
+            continue
         match = _NUMBERED.match(name)
         if match is None:
             continue
@@ -192,4 +223,4 @@ def parse_names(names: Iterable[str]) -> RunNames:
     for kinds in found.values():
         for numbers in kinds.values():
             numbers.sort()
-    return RunNames(found["spec"].get("json", []), found["submit"], found["attempt"], renewals)
+    return RunNames(found["spec"].get("json", []), found["submit"], found["attempt"], renewals, nodes)

@@ -51,7 +51,11 @@ def timing(environ: Mapping[str, str]) -> Timing:
 
 def timing_of(start: Optional[Start]) -> Timing:
     """How the holder of an attempt keeps time, as its start record says: whoever watches goes by that."""
-    return _scaled((start.beat_s if start is not None and start.beat_s else 20.0) / 20.0)
+    return timing_by(start.beat_s if start is not None and start.beat_s else 20.0)
+
+
+def timing_by(beat_s: float) -> Timing:
+    return _scaled(beat_s / 20.0)
 
 
 def _scaled(part: float) -> Timing:
@@ -67,6 +71,9 @@ def now() -> float:
 class Lease:
     """An attempt that this process holds. `held_until` is when its program must stand still unless it was renewed."""
 
+    #: Its place among the nodes of its run; the others have a NodeLease.
+    node = 0
+
     def __init__(self, run_dir: str, number: int, start: Start, room_at: int, since: float, hold_s: float):
         self.run_dir, self.number, self.start = run_dir, number, start
         self.renewals = 0
@@ -74,6 +81,11 @@ class Lease:
         self._hold_s, self._room_at = hold_s, room_at
         self._lock = threading.RLock()
         self._over: Optional[str] = None
+
+    @property
+    def mark(self) -> str:
+        """In the environment of everything that the attempt starts."""
+        return str(self.start.mark)
 
     @property
     def path(self) -> str:

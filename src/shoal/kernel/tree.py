@@ -24,25 +24,23 @@ class _Process(NamedTuple):
 
 def below(top: int, but: int = 0) -> Dict[int, str]:
     """pid -> state letter of /proc for every process below `top`; `but` itself is left out, what is below it is not."""
+    return {pid: state for pid, state in with_descendants([top]).items() if pid not in (top, but)}
+
+
+def with_descendants(tops: Iterable[int]) -> Dict[int, str]:
+    """pid -> state letter of /proc for these processes and all below them; those that are gone are left out."""
     known = _processes()
     children: Dict[int, List[int]] = {}
     for pid, one in known.items():
         children.setdefault(one.parent, []).append(pid)
     found: Dict[int, str] = {}
-    todo = children.get(top, [])[:]
+    todo = list(tops)
     while todo:
         pid = todo.pop()
-        if pid not in found:
+        if pid in known and pid not in found:
             found[pid] = known[pid].state
             todo += children.get(pid, [])
-    found.pop(but, None)
     return found
-
-
-def states(pids: Iterable[int]) -> Dict[int, str]:
-    """The state letters of these processes; those that are gone are left out."""
-    known = _processes()
-    return {pid: known[pid].state for pid in pids if pid in known}
 
 
 def stop_all(look: Callable[[], Dict[int, str]], within_s: float) -> Set[int]:
@@ -60,11 +58,12 @@ def stop_all(look: Callable[[], Dict[int, str]], within_s: float) -> Set[int]:
     return stopped
 
 
-def kill_all(top: int, within_s: float) -> None:
-    """SIGKILL to everything below `top` until nothing is left but what cannot be killed; our children are collected."""
+def kill_all(look: Callable[[], Dict[int, str]], within_s: float) -> None:
+    """SIGKILL to everything that `look` finds until it finds nothing but what cannot be killed; our children are
+    collected."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
-        left = [pid for pid, state in below(top).items() if state not in "ZX"]
+        left = [pid for pid, state in look().items() if state not in "ZX"]
         for pid in left:
             send(pid, signal.SIGKILL)
         _collect()

@@ -8,6 +8,7 @@ container.py   the container around them: words, binds (pure); container_needs.p
 unit.py        one group of ranks (a whole run, or one try of one replica) as a small file that its nodes read
 entry.py       the launcher, one per job: prepares units and starts them
 node.py        one node of a unit: starts torchrun, hands signals to the ranks
+node_guards.py a guard on each further node of a run, in a step of its own
 rank.py        one rank: checks what it was given, opens its log, becomes the user's program
 watch.py       stops ranks that train apart; shoal_watch.py is its eye inside the program
 replicas.py    the supervisor of fault-tolerant replicas; policy.py decides, lighthouse.py is their meeting point

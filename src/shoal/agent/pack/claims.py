@@ -12,8 +12,8 @@ class Standing(NamedTuple):
     """What the files say about a run: `word` is free, done, ended, taken or gone; `attempt` is its last one.
 
     ended: tried in this generation and not done. taken: somebody works on it, `start` says who, and its lease was
-    renewed `renewals` times. gone: cancelled, or somebody else's by now. `causes` counts why earlier attempts of this
-    revision ended; `stopping` is set if the last one had been told to stop.
+    renewed `renewals` times; `names` shows the leases of its further nodes. gone: cancelled, or somebody else's by now.
+    `causes` counts why earlier attempts of this revision ended; `stopping` is set if the last one was told to stop.
     """
 
     word: str
@@ -26,6 +26,7 @@ class Standing(NamedTuple):
     causes: Mapping[str, int] = {}
     renewals: int = 0
     stopping: bool = False
+    names: layout.RunNames = layout.parse_names(())
 
 
 def look(home: str, name: str, token: str) -> Standing:
@@ -50,11 +51,11 @@ def look(home: str, name: str, token: str) -> Standing:
         if last.start.generation == claim.generation:
             tried += 1
             lost += end is not None and end.stopped_by == "lost"
-    if names.is_live(names.attempt):
+    if names.may_run(names.attempt):
         # Of an attempt that is just being created the record may not be there yet.
         start = last.start if last is not None and last.number == names.attempt else None
         renewals = names.renewals.get((names.attempt, "live"), 0)
-        return Standing("taken", claim, names.attempt, start, None, tried, lost, causes, renewals)
+        return Standing("taken", claim, names.attempt, start, None, tried, lost, causes, renewals, names=names)
     if last is None or last.start.generation != claim.generation:
         return Standing("free", claim, names.attempt)
     stopping = last.state == "lost" and bool(last.last_words)
@@ -70,7 +71,7 @@ def policy_of(standing: Standing) -> Mapping[str, Any]:
 
 def write_lost(standing: Standing) -> bool:
     """Close the attempt of an engine that is gone; False if it ended by itself after all."""
-    return lease.close(claim_of(standing).run_dir, standing.attempt, standing.renewals)
+    return fence.close(claim_of(standing).run_dir, standing.names, standing.attempt, standing.start, is_silent=True)
 
 
 def this_engine(environ: Dict[str, str], own_job: bool) -> Dict[str, Any]:

@@ -45,7 +45,7 @@ class Others:
         An attempt of this job's earlier life, or of an earlier submission, is asked to hand over.
         """
         start, claim = standing.start, standing.claim
-        if claim is None or lease.is_dead(start):
+        if claim is None or (lease.is_dead(start) and not standing.names.nodes.get(standing.attempt)):
             return claim is not None
         me, name = self._node.me, layout.name_of(claim.run_dir)
         ours = start is not None and start.job_id == me.get("job_id") and start.life != me.get("life")
@@ -54,7 +54,7 @@ class Others:
             self._asked.add(claim.run_dir)
             lease.ask_for_handover(claim.run_dir, standing.attempt, me)
         watch = self._watches.setdefault(name, fence.Watch())
-        return watch.is_silent(standing.attempt, standing.renewals, start)
+        return watch.is_silent(standing.attempt, standing.names.signs_of_life(standing.attempt), start)
 
     def _is_doubtful(self, standing: claims.Standing) -> bool:
         """Whether a lease has missed two renewals, by the file server's clock, and its run may be ours soon.
