@@ -152,6 +152,12 @@ def test_an_answer_is_not_asked_for_again_even_if_it_is_no(programs: Programs) -
     assert len(programs.calls) == 1
 
 
+def test_a_machine_with_slurms_programs_and_no_cluster_is_asked_once(programs: Programs) -> None:
+    said = "error: fetch_config: DNS SRV lookup failed\nfatal: Could not establish a configuration source"
+    programs.write("scontrol", f"echo '{said}' >&2; exit 1")
+    assert not slurm.run(["scontrol", "show", "config"], 10, programs.environ).ok and len(programs.calls) == 1
+
+
 def test_a_question_is_given_up_in_bounded_time(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "RETRY_WITHIN_S", 0.2)
     programs.write("squeue", f"echo '{DOWN}' >&2; exit 1")

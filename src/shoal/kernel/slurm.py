@@ -154,6 +154,8 @@ def run(
         taken_s = time.monotonic() - began
         if done.ok or done.failure or not is_question(argv) or not slurm_text.is_no_answer(done.stderr):
             return done
+        if slurm_text.has_no_cluster(done.stderr):
+            return done  # Nobody will answer a moment later either; every command on such a machine would wait.
         if taken_s + _RETRY_PAUSE_S >= min(RETRY_WITHIN_S, timeout_s):
             return done
         time.sleep(_RETRY_PAUSE_S)

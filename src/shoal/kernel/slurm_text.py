@@ -130,6 +130,11 @@ def is_no_answer(stderr: str) -> bool:
     return "unable to contact slurm controller" in low or any(word in low for word in (*_UNREACHED, *_UNCLEAR))
 
 
+def has_no_cluster(stderr: str) -> bool:
+    """Whether a program found neither a slurm.conf nor a controller in DNS: Slurm is installed here and not set up."""
+    return "dns srv lookup failed" in stderr.lower()
+
+
 def has_ended_already(stderr: str) -> bool:
     """Whether scancel failed because there was nothing left to cancel."""
     return "already completing" in stderr or "Invalid job id" in stderr
