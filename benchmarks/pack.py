@@ -111,7 +111,8 @@ def noops_by_shoal(count: int) -> str:
         before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.time()
         _shoal(["pack", "--slots", str(SLOTS), "-q", "--set", f"k=1:{count}:1", "--", "/bin/true", "{k}"], folder)
         seconds, after = time.time() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
-        ends = [json.loads(path.read_text()) for path in Path(folder).glob(".shoal/runs/*/*/attempt.1.end")]
+        # The end stands behind the start, on a line of its own.
+        ends = [json.loads(p.read_text().splitlines()[-1]) for p in Path(folder).glob(".shoal/runs/*/*/attempt.1.end")]
         first, last = min(end["began"] for end in ends), max(end["ended"] for end in ends)
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         engine = json.loads(next(Path(folder).glob(".shoal/submissions/*/engine.*.end")).read_text())

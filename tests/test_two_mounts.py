@@ -20,6 +20,7 @@ import pytest
 
 from cached_mount import Node, node
 from ledger import Ledger, keeping_ledger, shoal_processes
+from made_up import END, START
 from project import ENDED, SHOAL, end_process, project_here
 from shoal.kernel import layout, lease, submission, tree
 from shoal.store.records import Claim, Outcome
@@ -40,12 +41,12 @@ from shoal.kernel import fence, files, layout, lease, records, submission
 run_dir, token = sys.argv[1:3]
 times = lease.timing({{lease.VARIABLE: "{LEASE_S}"}})
 def start(number):
-    return {{"attempt": number, "generation": 1, "revision": 1, "token": token, "t": time.time(), "output_dir": "/o",
-            "log_dir": "/l", "beat_s": times.beat_s, "host": os.uname().nodename, "pid": 1, "started": "x:1"}}
+    return records.Start(number, 1, 1, token, os.uname().nodename, 1, "x:1", time.time(), "/o", "/l", beat_s=times.beat_s)
 def begin(number):
     return lease.create(run_dir, number, start(number), times)
 def end(number, success):
-    return dict(start(number), exit_code=0, success=success, stopped_by=None if success else "handover")
+    why = None if success else "handover"
+    return records.End(number, 1, 1, token, "/o", 0, success, time.time(), time.time(), 0.0, stopped_by=why)
 def names():
     return layout.parse_names(files.names_in(run_dir))
 def say(*words):
@@ -130,8 +131,8 @@ def test_a_run_that_is_done_is_known_as_done_though_it_was_looked_at_in_the_mome
     with _interpreter(tmp_path, run_dir) as ask:
         early = "layout.parse_names(['attempt.1.live.000000'])"  # The second name of its file is not there yet.
         assert ask(f"lease.read(run_dir, {early}, 1)") is None
-        held = lease.create(run_dir, 1, {"attempt": 1, "generation": 1, "revision": 1}, TIMES)
-        assert held is not None and held.end({"success": True, "revision": 1})
+        held = lease.create(run_dir, 1, START, TIMES)
+        assert held is not None and held.end(END)
         assert ask("lease.finished(run_dir, names(), 1)") == 1
 
 

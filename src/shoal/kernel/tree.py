@@ -66,7 +66,7 @@ def kill_all(look: Callable[[], Dict[int, str]], within_s: float) -> None:
         left = [pid for pid, state in look().items() if state not in "ZX"]
         for pid in left:
             send(pid, signal.SIGKILL)
-        _collect()
+        collect_children()
         if not left:
             return
         time.sleep(_WALK_S)
@@ -80,12 +80,14 @@ def send(pid: int, number: int) -> None:
         pass
 
 
-def _collect() -> None:
+def collect_children() -> bool:
+    """Whether children are left after collecting those that have ended."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
     except ChildProcessError:
-        pass
+        return False
+    return True
 
 
 def _processes() -> Dict[int, _Process]:
