@@ -41,7 +41,8 @@ from shoal.kernel import fence, files, layout, lease, records, submission
 run_dir, token = sys.argv[1:3]
 times = lease.timing({{lease.VARIABLE: "{LEASE_S}"}})
 def start(number):
-    return records.Start(number, 1, 1, token, os.uname().nodename, 1, "x:1", time.time(), "/o", "/l", beat_s=times.beat_s)
+    host, now = os.uname().nodename, time.time()
+    return records.Start(number, 1, 1, token, host, 1, "x:1", now, "/o", "/l", beat_s=times.beat_s)
 def begin(number):
     return lease.create(run_dir, number, start(number), times)
 def end(number, success):

@@ -125,6 +125,9 @@ class Executor(Generic[A]):
     def after(self, attempt: A, end: End, ours: bool) -> None:
         """An end is on disk; or, not `ours`, somebody else has closed the attempt."""
 
+    def end_services(self) -> None:
+        """End what serves the attempts, when none of them runs any more; what is left then is killed."""
+
     # -- the loop ------------------------------------------------------------------------------------------------
 
     def loop(self) -> None:
@@ -154,6 +157,7 @@ class Executor(Generic[A]):
         for attempt in self.running.values():
             attempt.child.signal(signal.SIGKILL)
         self.starter.close()
+        self.end_services()
         family.end_orphans()
         self._over.set()
         if self._sampling.ident is not None:

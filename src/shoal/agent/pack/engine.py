@@ -65,9 +65,11 @@ class Engine(Executor[Running]):
             self.say("%s was not started: it builds on %s" % (item.name, ", ".join(item.needs)))
         return self._exit_code()
 
+    def end_services(self) -> None:
+        self.node.sharing.close()
+
     def close(self) -> None:
         super().close()
-        self.node.sharing.close()
         self.telling.close()
 
     def is_over(self) -> bool:
