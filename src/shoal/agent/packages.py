@@ -1,5 +1,6 @@
 """Which Python a command uses and which packages that has, read from names of files: nothing is started for it."""
 
+import functools
 import hashlib
 import os
 import re
@@ -17,11 +18,17 @@ def keep(home: str, command: List[str], env: Mapping[str, str], cwd: str) -> Opt
     """{python, version, packages}: the last is the file under `home` that lists them, written once. None without a
     Python, or where a folder cannot be read or written: it is only a record.
     """
-    python = python_of(command, env, cwd)
     try:
-        return None if python is None else _keep(home, python)
+        return _keep_of(home, command[0], env.get("PATH", os.defpath), cwd)
     except OSError:
         return None
+
+
+@functools.lru_cache(maxsize=64)
+def _keep_of(home: str, program: str, path: str, cwd: str) -> Optional[Dict[str, Any]]:
+    """Once for all runs of a pack that have the same command."""
+    python = python_of([program], {"PATH": path}, cwd)
+    return None if python is None else _keep(home, python)
 
 
 def _keep(home: str, python: str) -> Dict[str, Any]:
