@@ -238,15 +238,23 @@ def read_json(path: str) -> Optional[Dict[str, Any]]:
 
 def read_bytes(path: str) -> Optional[bytes]:
     """What is in a file, or None if there is none (yet)."""
+    fd: Optional[int] = None
+    parts: List[bytes] = []
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        while True:
+            parts.append(os.read(fd, 1 << 16))
+            if not parts[-1]:
+                return b"".join(parts)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         if error.errno == errno.ESTALE:
             return None
         raise
+    finally:
+        if fd is not None:
+            os.close(fd)
 
 
 def from_json(data: bytes, path: str) -> Dict[str, Any]:
@@ -289,7 +297,8 @@ def _write_temp(path: str, data: bytes, mode: Optional[int] = None, sync: bool =
 
 def _fill(fd: int, path: str, data: bytes, mode: Optional[int], sync: bool) -> None:
     try:
-        if mode is not None:
+        # Asked of the client first: a change of mode is a request to the file server.
+        if mode is not None and stat.S_IMODE(os.fstat(fd).st_mode) != mode:
             os.fchmod(fd, mode)
         rest = memoryview(data)
         while rest:
