@@ -20,7 +20,7 @@ import pytest
 from made_up import NOW, MadeUp
 from made_up import usage as made_up_usage
 from project import Project, read_record
-from shoal.agent import nvml, tree, usage
+from shoal.agent import nvml, processes, usage
 from shoal.sandbox import Sandbox
 from shoal.store.records import Asked
 from shoal.views import status, why
@@ -127,12 +127,12 @@ def test_a_record_stays_small_and_idle_time_begins_anew_after_work(monkeypatch: 
     for second in range(5000):
         now[0] += 10
         busy = 50.0 if second == 4000 else 0.0
-        record.add(tree.Use(second * 5.0, 100.0), [{**gpu, "percent": busy}, {**gpu, "percent": 0.0}])
+        record.add(processes.Use(second * 5.0, 100.0), [{**gpu, "percent": busy}, {**gpu, "percent": 0.0}])
     found = record.as_json()
     assert len(found["points"]) <= 240 and found["points"][-1][0] == pytest.approx(50000, rel=0.01)
     assert found["gpu_idle_for_s"] == pytest.approx(9990) and found["gpus"][0]["idle_s"] == pytest.approx(49990)
     assert found["gpus"][1]["idle_s"] == pytest.approx(50000) and found["cpu_s"] == 4999 * 5.0
-    record.add(tree.Use(0.0, 1.0), [None, None])
+    record.add(processes.Use(0.0, 1.0), [None, None])
     assert record.as_json()["gpu_idle_for_s"] == 0, "what cannot be read is not called idle"
 
 
@@ -142,7 +142,7 @@ def test_a_sampler_of_many_runs_writes_each_and_only_those_it_saw(tmp_path: Path
     paths = [str(tmp_path / "runs" / "e" / str(n) / "attempt.1.use") for n in range(3)]
     for path in paths[:2]:
         os.makedirs(os.path.dirname(path))
-        sampler.add(path, {}, lambda: tree.use_of(os.getpid(), {}))
+        sampler.add(path, {}, lambda: processes.use_of(os.getpid(), {}))
     thread.start()
     wait_until(lambda: all(map(os.path.exists, paths[:2])), 20, "both are written")
     os.makedirs(os.path.dirname(paths[2]))
@@ -151,7 +151,7 @@ def test_a_sampler_of_many_runs_writes_each_and_only_those_it_saw(tmp_path: Path
     over.set()
     thread.join(20)
     quick = usage.Sampler({})
-    quick.add(paths[2], {}, lambda: tree.use_of(os.getpid(), {}))
+    quick.add(paths[2], {}, lambda: processes.use_of(os.getpid(), {}))
     quick.end(paths[2])
     quick.run(over)
     assert not os.path.exists(paths[2]), "a run that ended before a sample was taken leaves no file"

@@ -12,13 +12,13 @@ import threading
 import time
 from typing import Any, Callable, Dict, Generic, Iterable, List, Mapping, Optional, Tuple, TypeVar
 
-from ..kernel import guard, lease
+from ..kernel import guard, lease, tree
 from ..kernel.keeper import Keeper
 from ..kernel.records import End
-from . import children, command, memory, survival, tree, usage
+from . import children, command, memory, processes, survival, usage
 from .attempt import Attempt
 from .data import SharedData
-from .launch import container, family
+from .launch import container
 from .ledger import Ledger
 
 A = TypeVar("A", bound=Attempt)
@@ -133,7 +133,7 @@ class Executor(Generic[A]):
     def loop(self) -> None:
         """Until nothing is left to do."""
         self.bell.listen()
-        family.adopt_orphans()
+        tree.become_subreaper()
         try:
             while True:
                 self.starter.collect()
@@ -158,12 +158,12 @@ class Executor(Generic[A]):
             attempt.child.signal(signal.SIGKILL)
         self.starter.close()
         self.end_services()
-        family.end_orphans()
+        self.data.close()
+        tree.kill_below()
         self._over.set()
         if self._sampling.ident is not None:
             self._sampling.join(30)
         self.ledger.close()
-        self.data.close()
         for held in self.keeper.held:  # Something broke before an end was written.
             try:
                 lease.close(held.run_dir, held.number, held.renewals)
@@ -250,7 +250,7 @@ class Executor(Generic[A]):
         pid, env, streams = attempt.child.pid, attempt.env, (attempt.out, attempt.err)
         # Steps that srun started belong to the job: with several runs in it nobody can tell whose they are.
         around = env if self.alone else {}
-        self._sampler.add(attempt.use_file, env, lambda: tree.use_of(pid, around), self.alone, streams)
+        self._sampler.add(attempt.use_file, env, lambda: processes.use_of(pid, around), self.alone, streams)
 
     def _fail(self, attempt: A, problem: str, code: int) -> None:
         """End an attempt that cannot go on."""

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 from ..kernel import files, layout
-from . import notices, nvml, tree
+from . import notices, nvml, processes
 
 _MOST_POINTS = 240
 #: Samples between two writes.
@@ -45,7 +45,7 @@ class Sampler:
         self,
         path: str,
         env: Mapping[str, str],
-        look: Callable[[], tree.Use],
+        look: Callable[[], processes.Use],
         alone: bool = False,
         streams: Sequence[str] = (),
     ) -> None:
@@ -87,7 +87,7 @@ class Sampler:
                 subject.write()
 
 
-def watch(path: str, env: Mapping[str, str], look: Callable[[], tree.Use], over: Over) -> None:
+def watch(path: str, env: Mapping[str, str], look: Callable[[], processes.Use], over: Over) -> None:
     """Sample one run until `over`."""
     sampler = Sampler(env)
     sampler.add(path, env, look, alone=True)
@@ -101,7 +101,7 @@ def sampled(pid: int, use: Optional[str], env: Mapping[str, str], streams: Tuple
         yield
         return
     sampler, over = Sampler(env), threading.Event()
-    sampler.add(use, env, lambda: tree.use_of(pid, {}), streams=streams)
+    sampler.add(use, env, lambda: processes.use_of(pid, {}), streams=streams)
     thread = threading.Thread(target=sampler.run, args=(over,), daemon=True)
     thread.start()
     try:
@@ -119,7 +119,7 @@ class _Subject:
         self,
         path: str,
         env: Mapping[str, str],
-        look: Callable[[], tree.Use],
+        look: Callable[[], processes.Use],
         every_s: float,
         alone: bool,
         streams: Sequence[str],
@@ -179,7 +179,7 @@ class Record:
     def has_samples(self) -> bool:
         return bool(self._points)
 
-    def add(self, use: tree.Use, gpus: List[Optional[Mapping[str, Any]]]) -> None:
+    def add(self, use: processes.Use, gpus: List[Optional[Mapping[str, Any]]]) -> None:
         now = time.monotonic()
         span = max(1e-6, now - self._last)
         cpus = max(0.0, use.cpu_s - self._cpu_s) / span

@@ -28,8 +28,6 @@ from . import node_lease as node_leases
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 STOPPING = FORWARDED[:3]
 _LONGEST_WAIT_S = 3600.0
-#: How long killing everything is tried: a process in uninterruptible sleep ends when its I/O returns.
-_KILL_S = 30.0
 #: Stopping everything takes at most this long; part of the margin between HOLD and TAKE.
 _STOP_S = 9.0
 _KILLED = 137
@@ -130,7 +128,7 @@ def _agent(work: Callable[[Link], int], link: Link) -> int:
 
 def end_without_guard(held: Sequence[Lease]) -> int:
     """For the agent, when the guard is gone: kill everything below, and close what was held. Returns the exit code."""
-    _kill_below()
+    tree.kill_below()
     for one in held:
         _kill_marked(one.mark)
         _close(_Held.of(one))
@@ -250,17 +248,11 @@ class _Guard:
     def _finish(self, code: int) -> int:
         """The agent is gone: nothing of its programs stays, and leases that it still held are closed."""
         self._listen()
-        _kill_below()
+        tree.kill_below()
         for held in self._held.values():
             _kill_marked(held.mark)
             _close(held)
         return code
-
-
-def _kill_below() -> None:
-    # Whoever has no child has nothing below, and most runs leave nothing: that is known without reading /proc.
-    if tree.collect_children():
-        tree.kill_all(lambda: tree.below(os.getpid()), _KILL_S)
 
 
 def _kill_marked(mark: str) -> None:
@@ -271,7 +263,7 @@ def _kill_marked(mark: str) -> None:
         found = tree.with_descendants(process.marked(mark))
         return {pid: state for pid, state in found.items() if pid not in ours}
 
-    tree.kill_all(look, _KILL_S)
+    tree.kill_all(look, tree.KILL_S)
 
 
 def _close(held: _Held) -> None:

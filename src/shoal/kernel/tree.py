@@ -9,6 +9,8 @@ from typing import Callable, Dict, Iterable, List, NamedTuple, Set
 
 _PR_SET_CHILD_SUBREAPER = 36
 _WALK_S = 0.005
+#: How long killing is tried: a process in uninterruptible sleep ends when its I/O returns.
+KILL_S = 30.0
 
 
 def become_subreaper() -> None:
@@ -70,6 +72,12 @@ def kill_all(look: Callable[[], Dict[int, str]], within_s: float) -> None:
         if not left:
             return
         time.sleep(_WALK_S)
+
+
+def kill_below(within_s: float = KILL_S) -> None:
+    """Kill everything below us. Whoever has no child has nothing below: that is known without reading /proc."""
+    if collect_children():
+        kill_all(lambda: below(os.getpid()), within_s)
 
 
 def send(pid: int, number: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from shoal.agent.launch import family
 from shoal.agent.pack.node import CLAIMED
 from shoal.config.project import Project
-from shoal.kernel import files
+from shoal.kernel import files, tree
 
 
 class EngineHere:
@@ -31,7 +31,7 @@ class EngineHere:
         self._folder = ""
 
     def begin(self, token: str, folder: str) -> None:
-        family.adopt_orphans()
+        tree.become_subreaper()
         own = {"SHOAL_TOKEN": token, "SHOAL_FOLLOW": "1" if self._follow else "0", "SHOAL_CLAIMING": "1"}
         env = {**self._environ, **own, "SHOAL_PARENT": str(os.getpid())}
         self._folder = folder
@@ -49,7 +49,7 @@ class EngineHere:
             return 0
         files.create_exclusive(os.path.join(self._folder, CLAIMED), b"", sync=False)
         code = self._engine.wait()
-        family.end_orphans()
+        tree.kill_below()
         return family.exit_code(code)
 
     def __enter__(self) -> EngineHere:
@@ -59,6 +59,6 @@ class EngineHere:
         if kind is not None and self._engine is not None and self._engine.poll() is None:
             self._engine.terminate()
             self._engine.wait()
-            family.end_orphans()
+            tree.kill_below()
         for number, handler in self._before.items():
             signal.signal(number, handler)

@@ -9,7 +9,7 @@ import signal
 import time
 from typing import Dict
 
-from .. import tree, usage
+from .. import processes, usage
 from . import family
 
 _LOOK_S = 0.5
@@ -33,7 +33,7 @@ def sample_node(path: str, env: Dict[str, str]) -> None:
     try:
         _let_go()
         sampler = usage.Sampler(env)
-        sampler.add(path, env, lambda: tree.use_of_job(env))
+        sampler.add(path, env, lambda: processes.use_of_job(env))
         sampler.run(_Rank(rank))
     finally:
         os._exit(0)
@@ -54,11 +54,11 @@ class _Rank:
     """The rank's life, asked as a threading.Event is: has it ended?"""
 
     def __init__(self, pid: int) -> None:
-        self._pid, self._started = pid, tree.start_of(pid)
+        self._pid, self._started = pid, processes.start_of(pid)
 
     def wait(self, timeout: float) -> bool:
         end = time.monotonic() + timeout
-        while tree.start_of(self._pid) == self._started:
+        while processes.start_of(self._pid) == self._started:
             left_s = end - time.monotonic()
             if left_s <= 0:
                 return False

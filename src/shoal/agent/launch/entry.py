@@ -6,6 +6,7 @@ import signal
 import sys
 from typing import Any, Dict, List
 
+from ...kernel import tree
 from .. import environment
 from . import container, failures, family, network, steps, watch, words
 from .geometry import ELASTIC, Geometry
@@ -21,7 +22,7 @@ def main(argv: List[str]) -> int:
     with open(argv[0]) as file:
         plan = json.load(file)
     family.end_with_parent()
-    family.adopt_orphans()
+    tree.become_subreaper()
     family.say(plan["what"])
     try:
         if plan["geometry"]["mode"] == "replicas":
@@ -62,7 +63,7 @@ def run(plan: Dict[str, Any]) -> int:
         else:
             code = _ranks_here(one, look)
     except watch.Apart as problem:
-        family.end_orphans()
+        tree.kill_below()
         family.say(str(problem))
         return BAD_GEOMETRY
     if mark is not None:
@@ -137,7 +138,7 @@ def _ranks_here(one: Unit, look: watch.Watch) -> int:
         return ranks.wait(inbox, look)
     finally:
         signal.pthread_sigmask(signal.SIG_BLOCK, family.FORWARDED)
-        family.end_orphans()
+        tree.kill_below()
 
 
 def _size(path: str) -> int:

@@ -7,13 +7,15 @@ import sys
 import time
 from typing import TYPE_CHECKING, Callable, Dict, List, Optional
 
+from ...kernel import tree
+
 if TYPE_CHECKING:
     import subprocess
 
 #: Handed on to the user's processes; the first three ask them to end.
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
@@ -24,46 +26,6 @@ def die_with_parent() -> None:
 def hear_parent_die(number: int) -> None:
     """Ask the kernel for a signal when the process that started this one is gone."""
     _prctl(_PR_SET_PDEATHSIG, number)
-
-
-def adopt_orphans() -> None:
-    """Become the parent of whatever our descendants leave behind, so that it can be found and ended."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def end_orphans() -> None:
-    """Kill every process that still has us as its parent, and those that come to us when it is gone."""
-    for _ in range(10):
-        left = children(os.getpid())
-        if not left:
-            return
-        for pid in left:
-            _kill(pid, signal.SIGKILL)
-        for pid in left:
-            try:
-                os.waitpid(pid, 0)
-            except ChildProcessError:
-                pass
-
-
-def children(parent: int) -> List[int]:
-    """Pids whose parent is `parent`; empty where there is no /proc."""
-    found: List[int] = []
-    try:
-        names = os.listdir("/proc")
-    except OSError:
-        return found
-    for name in names:
-        if not name.isdigit():
-            continue
-        try:
-            with open("/proc/%s/stat" % name, "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == parent:
-            found.append(int(name))
-    return found
 
 
 def child_setup(deaf: bool, with_parent: bool = True) -> Callable[[], None]:
@@ -135,20 +97,11 @@ def end_with_parent() -> None:
 
     def handler(number: int, frame: Optional[object]) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
-        for pid in descendants(os.getpid()):
-            _kill(pid, signal.SIGKILL)
-        end_orphans()
+        tree.kill_below()
         os._exit(128 + signal.SIGKILL)
 
     signal.signal(signal.SIGRTMIN, handler)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGRTMIN)
-
-
-def descendants(ancestor: int) -> List[int]:
-    found = children(ancestor)
-    for pid in found:
-        found += children(pid)
-    return found
 
 
 def exit_code(returncode: int) -> int:
@@ -159,13 +112,6 @@ def exit_code(returncode: int) -> int:
 def say(text: str) -> None:
     sys.stderr.write("shoal: %s\n" % text)
     sys.stderr.flush()
-
-
-def _kill(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def _prctl(option: int, value: int) -> None:

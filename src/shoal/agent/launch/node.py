@@ -13,7 +13,8 @@ import threading
 import time
 from typing import Any, Callable, List, Mapping, Optional, Set
 
-from .. import tree, usage
+from ...kernel import tree
+from .. import processes, usage
 from . import family, network, words
 from .rank import BAD_GEOMETRY
 from .unit import Unit, load, write
@@ -40,7 +41,7 @@ class Node:
 
     def run(self, environ: Mapping[str, str], look: Callable[[], None] = lambda: None) -> int:
         """The launcher's exit code, or that of the signal which ended it before any rank had begun."""
-        family.adopt_orphans()
+        tree.become_subreaper()
         inbox = family.Inbox()
         env = self.environment(environ)
         problem = network.check_interfaces(env) or self.unit.absent()
@@ -69,7 +70,7 @@ class Node:
         over = self._sample(env)
         code = family.wait(self._child, inbox, self.signal, look_around)
         over.set()
-        family.end_orphans()
+        tree.kill_below()
         return 128 + self.stopping if code == -signal.SIGKILL and self.stopping else family.exit_code(code)
 
     def environment(self, environ: Mapping[str, str]) -> "dict[str, str]":
@@ -93,7 +94,7 @@ class Node:
         path = self.unit.use_file(env.get("SLURMD_NODENAME", ""))
         if path is not None and self._child is not None:
             pid = self._child.pid
-            look = lambda: tree.use_of(pid, env)  # noqa: E731
+            look = lambda: processes.use_of(pid, env)  # noqa: E731
             threading.Thread(target=usage.watch, args=(path, env, look, over), daemon=True).start()
         return over
 

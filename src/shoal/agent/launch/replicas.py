@@ -10,7 +10,7 @@ import signal
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ...kernel import checkpoints
+from ...kernel import checkpoints, tree
 from .. import environment
 from . import container, entry, failures, family, lighthouse, network, steps, words
 from .geometry import Geometry, slices
@@ -32,7 +32,7 @@ def supervise(plan: Dict[str, Any], environ: Mapping[str, str]) -> int:
         family.say(str(error))
         return 127
     finally:
-        family.end_orphans()
+        tree.kill_below()
 
 
 class Supervisor:
