@@ -22,12 +22,17 @@ _PATIENCE_S = 2.0
 class Arriving(Child):
     """What stands for a run's process while its data is on the way: ends with 0 when it is there."""
 
+    def __init__(self, pid: int, rope: int) -> None:
+        super().__init__(pid)
+        self._rope = rope
+
     def poll(self) -> Optional[int]:
         return self.code
 
     def signal(self, number: int) -> None:
         if self.code is None and number not in (signal.SIGUSR1, signal.SIGUSR2):
             self.code = -number
+            _ring(self._rope)
 
     def settle(self, problem: Optional[str]) -> None:
         if self.code is None:
@@ -58,7 +63,7 @@ class SharedData:
     def ask(self, spec: Mapping[str, Any], env: Mapping[str, str]) -> Arriving:
         """Let a run wait for its data, which is brought once for all that need the same."""
         self._count += 1
-        child, key = Arriving(-self._count), _key(spec)
+        child, key = Arriving(-self._count, self._rope), _key(spec)
         if key in self._arrived:
             child.settle(self._arrived[key])
             return child
@@ -84,10 +89,7 @@ class SharedData:
         except Exception as error:
             problem = "the data cannot be used: %s" % error
         self._news.put((key, problem))
-        try:
-            os.write(self._rope, b"d")
-        except BlockingIOError:
-            pass  # The loop has plenty to wake up for.
+        _ring(self._rope)
 
     def collect(self) -> None:
         while True:
@@ -122,6 +124,13 @@ class SharedData:
                 records += coming.handover.close()
         self._coming.clear()
         return records
+
+
+def _ring(rope: int) -> None:
+    try:
+        os.write(rope, b"d")
+    except BlockingIOError:
+        pass  # The loop has plenty to wake up for.
 
 
 def _key(spec: Mapping[str, Any]) -> str:
