@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -16,6 +17,7 @@ from conftest import cancel_all
 from data_sets import contents, make_data, with_data
 from project import Project
 from shoal.agent import cache
+from shoal.agent.data import Arriving
 from shoal.config.data_sets import resolve_data
 from shoal.data.advising import Times, advise, predict, summarize
 from shoal.sandbox import Sandbox
@@ -353,3 +355,16 @@ def test_advise_counts_the_cpu_work_of_the_model_too() -> None:
     times = Times(step_s=0.05, prep_s=0.06, batch=8, workers=1, step_cpu_s=0.05)
     assert predict(times, 8, cores=2) == pytest.approx(1 / 0.055)
     assert predict(times, 8, cores=16) == pytest.approx(20.0)
+
+
+def test_a_run_that_waits_for_its_data_is_stopped_at_once_and_not_by_a_warning() -> None:
+    woken, rope = os.pipe()
+    try:
+        waiting = Arriving(-1, rope)
+        waiting.signal(signal.SIGUSR1)
+        assert waiting.poll() is None
+        waiting.signal(signal.SIGTERM)
+        assert waiting.poll() == -signal.SIGTERM and os.read(woken, 1), "the loop wakes up to see it"
+    finally:
+        os.close(woken)
+        os.close(rope)
