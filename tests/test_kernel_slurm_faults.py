@@ -25,8 +25,8 @@ RUN = "001_a/000_train_0"
 TASKS = [f"001_a/000_train_{seed}" for seed in range(2)]
 #: A controller or node that does not answer is noticed soon, and ended jobs are there to be counted.
 QUICK = (("MessageTimeout", "2"), ("TCPTimeout", "1"), ("MinJobAge", "300"), ("SlurmdTimeout", "5"))
-#: All timings of the lease, a tenth of what they are; inside jobs as well.
-LEASE = '\n[clusters.here]\nmatch = { host = "*" }\nsetup = "export SHOAL_LEASE_S=9 SHOAL_GRACE_S=2"\n'
+#: All timings of the lease and of owed actions, a tenth of what they are; inside jobs as well.
+LEASE = '\n[clusters.here]\nmatch = { host = "*" }\nsetup = "export SHOAL_LEASE_S=9 SHOAL_OWED_S=6 SHOAL_GRACE_S=2"\n'
 STEP = """
 [steps.work]
 command = ["{python}", "-S", "{program}", "{words}"]
@@ -55,7 +55,7 @@ def single(make_sandbox: MakeSandbox) -> Sandbox:
 def make(folder: Path, cluster: Sandbox, ledger: Ledger, words: str = "") -> Project:
     step = STEP.format(python=shutil.which("python3"), program=ledger.program, words=words)
     project = keeping_ledger(Project(folder, cluster, toml=LEASE + step), ledger)
-    project.env.update(SHOAL_LEASE_S="9", SHOAL_ON="here")
+    project.env.update(SHOAL_LEASE_S="9", SHOAL_OWED_S="6", SHOAL_ON="here")
     return project
 
 
