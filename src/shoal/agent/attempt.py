@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ..kernel import checkpoints, fence, files, layout, lease, process
 from ..kernel.keeper import Keeper
@@ -12,7 +12,9 @@ from ..kernel.records import End, Start
 from . import command, packages, stages, survival
 from .children import Child
 from .launch import container
-from .launch.node_guards import NodeGuards
+
+if TYPE_CHECKING:
+    from .launch.node_guards import NodeGuards
 
 #: Nothing is due: no limit, no warning, no end of a grace time.
 _NEVER = float("inf")
@@ -111,7 +113,7 @@ class Attempt:
         #: From any thread: asks the executor to end this attempt.
         self.stop: Callable[[str], None] = lambda why: None
         #: Guards on its further nodes, if it has any.
-        self.node_guards: Optional[NodeGuards] = None
+        self.node_guards: "Optional[NodeGuards]" = None
         #: Renews its lease.
         self.keeper: Optional[Keeper] = None
         #: A trial that has claimed this run: its token, the renewals first seen, and since when.

@@ -6,17 +6,16 @@ Called by the batch script as its last command, so that Slurm's signals reach it
 """
 
 import os
-import random
 import select
 import signal
-import socket
 import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from ..kernel import checkpoints, fence, files, guard, layout, lease, process, slurm
 from ..kernel.records import End
-from . import admission, by_hand, ledger, nodes, notices, preempted, smoke, survival, trial
+from ..kernel.submission import new_token
+from . import by_hand, ledger, nodes, notices, survival, trial
 from .attempt import Attempt, begin, spec_of
 from .single import Single, is_replaced
 
@@ -94,6 +93,8 @@ def _let_next_in(home: str, submission: Dict[str, Any]) -> None:
     if not queue or not job:
         return
     freed = {"jobs": 1, "nodes": int(submission.get("nodes", 1)), "gpus": int(submission.get("gpus", 0))}
+    from . import admission  # most projects have no budget
+
     try:
         report = admission.admit(home, queue, ending=job, freed=freed, wait_s=60.0)
     except (OSError, ValueError, KeyError) as error:
@@ -118,7 +119,7 @@ def _admit(home: str, name: str, submission: Dict[str, Any], link: guard.Link) -
     else:
         own = slurm.this_job(os.environ) if by_hand.is_job_of_script(submission, os.environ) else {}
         me = dict(process.identity(link.guard_pid), **own)
-        token = "".join(random.SystemRandom().choice(layout.TOKEN_LETTERS) for _ in submission["token"])
+        token = new_token()
         claim = by_hand.claim_again(home, name, submission, token, me)
     fence.settle(home, token, me)
     return claim, me
@@ -131,7 +132,7 @@ def _attempt(home: str, claim: fence.Claim, me: Dict[str, Any], set_up_exit: int
     if held is None:
         return 1
     attempt = Attempt(claim, held, spec)
-    _say("run %s/%s, attempt %d on %s" % (spec["experiment"], spec["stem"], held.number, socket.gethostname()))
+    _say("run %s/%s, attempt %d on %s" % (spec["experiment"], spec["stem"], held.number, os.uname().nodename))
     if attempt.resume_from:
         step = checkpoints.step_of(attempt.resume_from)
         _say("continuing from %s%s" % (attempt.resume_from, "" if step is None else " (step %d)" % step))
@@ -147,8 +148,12 @@ def _attempt(home: str, claim: fence.Claim, me: Dict[str, Any], set_up_exit: int
     attempt.warn_s = float(attempt.env.get("SHOAL_WARN_S") or 0)
     attempt.stops_after_warning = True
     logs = [attempt.out, attempt.err]
-    watch_smoke = smoke.watcher(spec, claim.output_dir, logs)
-    attempt.look = watch_smoke or trial.watcher(home, spec, claim, logs, attempt.resume_from)
+    if spec.get("smoke"):
+        from . import smoke
+
+        attempt.look = smoke.watcher(spec, claim.output_dir, logs)
+    else:
+        attempt.look = trial.watcher(home, spec, claim, logs, attempt.resume_from)
     follow = os.environ.get("SHOAL_FOLLOW", "0" if os.environ.get("SLURM_JOB_NAME", "").endswith(claim.token) else "1")
     job.follows = follow == "1"
     job.loop()
@@ -224,6 +229,8 @@ def _conclude(home: str, attempt: Attempt, end: End, me: Dict[str, Any], link: g
         if end.success:
             trial.dismiss(home, name)
         elif end.stopped_by == "SIGTERM" and end.job_id:
+            from . import preempted
+
             preempted.wait_for_slurm(os.environ, link)
     except (OSError, ValueError, KeyError) as error:
         print("shoal: after the end: %s: %s" % (type(error).__name__, error), file=sys.stderr, flush=True)

@@ -13,11 +13,10 @@ from typing import Any, Callable, List, Mapping, Optional
 
 from ..kernel import fence, guard, lease, progress
 from ..kernel.records import End
-from . import smoke, survival, trial
+from . import survival, trial
 from .attempt import Attempt
 from .children import ColdStarter
 from .executor import Executor
-from .launch.node_guards import NodeGuards
 
 _RETRY_S = 1.0
 #: How long a thread may take to see that the program has ended.
@@ -64,6 +63,10 @@ class Single(Executor[Attempt]):
 
     def before_start(self, attempt: Attempt) -> Optional[str]:
         """Start the guards on its further nodes, if it has any."""
+        if not os.environ.get("SLURM_JOB_NODELIST"):
+            return None
+        from .launch.node_guards import NodeGuards
+
         attempt.node_guards = NodeGuards(attempt.held, os.environ, self._asked_to_stop)
         problem = attempt.node_guards.begin()
         if problem is not None:
@@ -123,6 +126,8 @@ class Single(Executor[Attempt]):
         """What the end means for the run, and what follows from it."""
         spec, logs = attempt.spec, [attempt.out, attempt.err]
         if spec.get("smoke"):
+            from . import smoke
+
             end = smoke.judge(end, spec, progress.read(attempt.claim.output_dir, logs))
         unseen = spec.get("trial") and end.success and attempt.claim == self._claim
         if unseen and trial.pointless(self.home, spec) is None:

@@ -14,7 +14,7 @@ from typing import Any, Callable, List, Mapping, Optional, Tuple
 
 from ..kernel import fence, files, layout, lease, owed, process, records, slurm, submission
 from ..kernel.records import Claim, End, Next
-from . import admission, environment, nodes, stages
+from . import environment, nodes, stages
 
 #: What GPUs say when their own memory is full; the host's memory has its own witness (memory.py).
 _CUDA_OOM = re.compile(rb"CUDA out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|HIP out of memory")
@@ -138,7 +138,11 @@ def _limit(home: str, claim: fence.Claim, policy: Mapping[str, Any], cause: str)
     if cause in GOES_ON:
         return int(policy.get("follow_ups") or 0)
     times = int((policy.get("retry") or {}).get(cause, 0))
-    return admission.retries(home, claim.token, times) if times else 0
+    if not times:
+        return 0
+    from . import admission  # only then: it knows the budget
+
+    return admission.retries(home, claim.token, times)
 
 
 def _why_not(home: str, claim: fence.Claim, spec: Mapping[str, Any], end: End) -> Optional[str]:

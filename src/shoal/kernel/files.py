@@ -10,7 +10,6 @@ files are 0660 and folders 2770; in a private one (0700) they are 0600 and 0700.
 import errno
 import json
 import os
-import random
 import stat
 from typing import Any, Dict, List, Optional, Sequence, Set, cast
 
@@ -189,7 +188,7 @@ def add_name(path: str, name: str) -> bool:
 
 def check_room(folder: str, size: int) -> None:
     """OSError if a file of this size does not fit there now."""
-    path = os.path.join(folder, "room.%d-%08x" % (os.getpid(), random.getrandbits(32)))
+    path = os.path.join(folder, "room.%d-%08x" % (os.getpid(), int.from_bytes(os.urandom(4), "big")))
     create_exclusive(path, b" " * size)
     _remove(path)
 
@@ -281,7 +280,7 @@ def names_in(folder: str) -> List[str]:
 
 
 def _write_temp(path: str, data: bytes, mode: Optional[int] = None, sync: bool = True) -> str:
-    temp = "%s%s%d-%08x" % (path, TEMP_MARK, os.getpid(), random.getrandbits(32))
+    temp = "%s%s%d-%08x" % (path, TEMP_MARK, os.getpid(), int.from_bytes(os.urandom(4), "big"))
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
     fd = os.open(temp, flags, 0o666 if mode is None else 0o600)
     try:

@@ -1,7 +1,6 @@
 """Processes by more than their number: a pid is reused; a (host, boot, pid namespace, pid, start time) is not."""
 
 import os
-import socket
 import subprocess
 from typing import Any, Dict, List, Mapping, Optional
 
@@ -15,7 +14,7 @@ def this_process() -> Dict[str, Any]:
 
 
 def identity(pid: int) -> Dict[str, Any]:
-    return {"host": socket.gethostname(), "pid": pid, "started": started(pid), "uid": os.getuid()}
+    return {"host": os.uname().nodename, "pid": pid, "started": started(pid), "uid": os.getuid()}
 
 
 def is_ours(record: Mapping[str, Any]) -> bool:
@@ -32,7 +31,7 @@ def is_alive(identity: Mapping[str, Any]) -> Optional[bool]:
     """Whether that very process still runs; None where nobody can tell from here: it lives on another host, in another
     boot or pid namespace, or belongs to somebody whose processes may be hidden from us (hidepid)."""
     pid, began = identity.get("pid"), identity.get("started")
-    if identity.get("host") != socket.gethostname() or not isinstance(pid, int) or not began:
+    if identity.get("host") != os.uname().nodename or not isinstance(pid, int) or not began:
         return None
     now = started(pid)
     if now == began:

@@ -4,7 +4,6 @@ Named tuples rather than dataclasses: those would cost every job 9 ms of imports
 types with every field checked. Fields that a newer shoal adds are passed over, a newer schema is refused.
 """
 
-import getpass
 import os
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
 
@@ -238,6 +237,8 @@ def sender(argv: Sequence[str], environment: Optional[str], t: float, follows: O
 
 def user() -> str:
     """Who we are: for people, and to tell one's own submissions from another's in a shared project."""
+    import getpass
+
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a uid without a name, as in some containers

@@ -14,7 +14,6 @@ themselves, later jobs of a pack, the budget's line and runs on this machine all
 
 import errno
 import os
-import random
 import re
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
@@ -40,7 +39,7 @@ class Sent(NamedTuple):
 
 
 def new_token() -> str:
-    return "".join(random.SystemRandom().choice(layout.TOKEN_LETTERS) for _ in range(layout.TOKEN_LENGTH))
+    return "".join(layout.TOKEN_LETTERS[byte % 32] for byte in os.urandom(layout.TOKEN_LENGTH))
 
 
 def job_name(name: str, token: str) -> str:

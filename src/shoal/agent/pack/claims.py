@@ -1,7 +1,6 @@
 """How a run of a queue stands, and who this engine is, for the records."""
 
 import os
-import socket
 from typing import Any, Dict, Mapping, NamedTuple, Optional
 
 from ...kernel import fence, files, layout, lease, process, slurm
@@ -77,7 +76,7 @@ def write_lost(standing: Standing) -> bool:
 def this_engine(environ: Dict[str, str], own_job: bool) -> Dict[str, Any]:
     """Who we are, for start and end records: process, host, and the Slurm job with its number of lives."""
     me = dict(process.this_process(), **(slurm.this_job(environ) if own_job else {}))
-    me["engine"] = "%s-%d" % (socket.gethostname(), os.getpid())
+    me["engine"] = "%s-%d" % (os.uname().nodename, os.getpid())
     return me
 
 
