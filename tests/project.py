@@ -79,9 +79,9 @@ output = "evaluation"
 def read_record(path: Path) -> dict[str, Any]:
     """An attempt's file holds its start, and behind that its end."""
     first, _, second = path.read_text().partition("\n")
-    if not path.name.startswith("attempt."):
-        return json.loads(first)  # type: ignore[no-any-return]
     is_end = path.suffix == ".end"
+    if not is_end and path.suffix != ".start":
+        return json.loads(first)  # type: ignore[no-any-return]
     return _all_fields(records.decode(json.loads(second if is_end else first), End if is_end else Start))
 
 

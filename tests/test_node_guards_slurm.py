@@ -17,7 +17,7 @@ import pytest
 from conftest import MakeSandbox
 from ledger import Execution, Ledger, guard_and_agent, keeping_ledger, overlap_s, shoal_processes
 from project import Project
-from shoal.kernel import fence, layout
+from shoal.kernel import fence, layout, lease
 from shoal.sandbox import Sandbox, process
 from waiting import wait_until
 
@@ -160,7 +160,8 @@ def test_ranks_of_a_further_node_stop_when_agent_and_guard_of_the_first_are_kill
     # HOLD after the guard there saw the last renewal, which is at most one beat after it; SHOAL_LEASE_S is 9.
     assert marks()[-1] - killed_at < 6 + 2 * 2.2 + 1
     run_dir, watch = str(project.home / "runs" / RUN), fence.Watch()
-    (start,) = project.records(RUN, "attempt.1.start")
+    found = lease.read(run_dir, layout.parse_names(names(project)), 1)
+    start = found and found.start
     assert project.status()[RUN]["state"] == "running" and _of_ledger(cluster, second.host, ledger)
 
     def closed() -> bool:
