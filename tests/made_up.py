@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from shoal.kernel import layout, process
-from shoal.kernel.records import End, Start, fields_of
+from shoal.kernel.records import Allocation, End, Start, fields_of
 
 NOW = 1_800_000_000.0
 HOST = socket.gethostname()
 
 
+ME = Allocation("elsewhere", 1, None)
 START = Start(
     attempt=1, generation=1, revision=1, token="t", host="h", pid=1, started=None, t=100.0, output_dir="/o",
     log_dir="/l", beat_s=20.0,

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from made_up import END, START
+from made_up import END, ME, START
 from project import Project, env_of
 from shoal.agent import environment, shipping
 from shoal.kernel import checkpoints, fence, layout, lease, process, submission
@@ -50,25 +50,27 @@ def _begin(claim: fence.Claim, number: int, **start: Any) -> lease.Lease:
     return held
 
 
-def _admit(claim: fence.Claim, **me: object) -> None:
-    fence.settle(_home(claim), claim.token, me)
-    fence.admit(claim, layout.parse_names(os.listdir(claim.run_dir)), me)
+def _admit(claim: fence.Claim, **me: Any) -> None:
+    fence.settle(_home(claim), claim.token, ME._replace(**me))
+    fence.admit(claim, layout.parse_names(os.listdir(claim.run_dir)), ME._replace(**me))
 
 
 EARLY = """
 import os, signal, sys
 from shoal.agent import attempt, single
 from shoal.kernel import fence, guard, layout, process
+from shoal.kernel.records import Allocation
 claim = fence.find_claim(sys.argv[1], sys.argv[2])._replace(output_dir=sys.argv[1], log_dir=sys.argv[1])
 words = ["sh", "-c", "while [ ! -e $SHOAL_STOP_FILE ]; do sleep 0.05; done; kill -USR1 $$; exit 3"]
 def work(link):
     os.kill(link.guard_pid, signal.SIGUSR1)
     spec = {"command": words, "cwd": "/"}
-    one = attempt.Attempt(claim, attempt.begin(claim, 1, process.this_process(), spec, False, os.environ), spec)
+    me = Allocation(**process.this_process())
+    one = attempt.Attempt(claim, attempt.begin(claim, 1, me, spec, False, os.environ), spec)
     stop = os.path.join(claim.run_dir, "stop")
     names = {"SHOAL_RUN": "a/b", "SHOAL_ATTEMPT": "1", "SHOAL_WARN_BY": "file", "SHOAL_STOP_FILE": stop}
     one.argv, one.env, one.warn_s = words, dict(os.environ, **names), 100
-    job = single.Single(layout.home_of(claim.run_dir), one, {}, link, print)
+    job = single.Single(layout.home_of(claim.run_dir), one, me, link, print)
     job.loop()
     print(job.ours, job.end.warned, job.end.signal)
     return 0
@@ -120,7 +122,7 @@ def test_a_job_of_a_cancelled_or_finished_run_or_an_old_generation_does_not_begi
 def test_a_running_attempt_hears_that_it_is_not_wanted(claim: fence.Claim) -> None:
     _begin(claim, 1)
     assert fence.unwanted(claim, 1) is None
-    lease.ask_for_handover(claim.run_dir, 1, {})
+    lease.ask_for_handover(claim.run_dir, 1, ME)
     assert fence.unwanted(claim, 1) == "handover" and fence.unwanted(claim, 2) is None
     writing.request_cancel(_home(claim), RUN, 1, {})
     assert fence.unwanted(claim, 1) == "cancelled"

@@ -18,6 +18,7 @@ from made_up import END, START
 from shoal.backends.slurm.query import Snapshot
 from shoal.kernel import fence, layout, lease
 from shoal.kernel import submission as transaction
+from shoal.kernel.records import Allocation
 from shoal.kernel.slurm_text import JobRow
 from shoal.model import LIVE, RunSpec
 from shoal.names import job_name, new_token
@@ -41,7 +42,7 @@ class Agent:
 
     def __init__(self, job: Job, claim: fence.Claim) -> None:
         self.job, self.claim = job, claim
-        me = {**DEAD, "job_id": str(job.number), "life": job.life}
+        me = Allocation(**DEAD, job_id=str(job.number), life=job.life)
         self.turn = fence.Turn(claim, me)
         self.held: lease.Lease | None = None
         self.is_frozen = False
@@ -250,7 +251,7 @@ class Protocol(RuleBasedStateMachine):
         run_dir = layout.run_dir(self.home, SPEC.name)
         try:
             claim = fence.find_claim(run_dir, job.token)
-            fence.settle(self.home, job.token, {"job_id": str(job.number)})
+            fence.settle(self.home, job.token, Allocation(**DEAD, job_id=str(job.number)))
         except fence.Fenced:
             job.word = "COMPLETED"
             return

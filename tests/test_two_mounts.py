@@ -68,7 +68,7 @@ def close(*lease_name):
     say("closed" if closed else "not closed", lease.now())
     return closed
 lease.close = close
-turn = fence.Turn(fence.find_claim(run_dir, token), {})
+turn = fence.Turn(fence.find_claim(run_dir, token), records.Allocation(os.uname().nodename, 1, None))
 while True:
     names = turn.look()
     say("looked", lease.now())

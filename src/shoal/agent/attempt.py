@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, 
 
 from ..kernel import checkpoints, fence, files, layout, lease, process
 from ..kernel.keeper import Keeper
-from ..kernel.records import End, Start
+from ..kernel.records import Allocation, End, Start
 from . import command, packages, stages, survival
 from .children import Child
 from .launch import container
@@ -33,7 +33,7 @@ def spec_of(home: str, claim: fence.Claim, code: Optional[str], environ: Mapping
 def begin(
     claim: fence.Claim,
     number: int,
-    me: Mapping[str, Any],
+    me: Allocation,
     spec: Mapping[str, Any],
     again: bool,
     environ: Mapping[str, str],
@@ -50,7 +50,7 @@ def begin(
     times, mine = lease.timing(environ), process.this_process()
     env = dict(environ, **(spec.get("env") or {}))
     record = Start(
-        **me,
+        **me._asdict(),
         agent_pid=mine["pid"],
         agent_started=mine["started"],
         mark=os.urandom(8).hex(),
@@ -228,7 +228,7 @@ class Attempt:
 
     # -- its end -------------------------------------------------------------------------------------------------
 
-    def end_record(self, me: Mapping[str, Any], oom: bool) -> End:
+    def end_record(self, me: Allocation, oom: bool) -> End:
         """How it ended; whether that is good is for `survival.conclude` to say."""
         code = self.child.code or 0
         return End(
@@ -238,9 +238,9 @@ class Attempt:
             token=self.claim.token,
             output_dir=self.claim.output_dir,
             log_dir=self.claim.log_dir,
-            host=me.get("host"),
-            job_id=me.get("job_id"),
-            job_label=me.get("job_label"),
+            host=me.host,
+            job_id=me.job_id,
+            job_label=me.job_label,
             held=self.held.start.held,
             exit_code=code if code >= 0 else 128 - code,
             signal=signal.Signals(-code).name if code < 0 else None,

@@ -11,6 +11,7 @@ from typing import Any, Dict, Mapping, Optional
 
 from ..kernel import fence, files, layout, lease, process, records, slurm
 from ..kernel import submission as transaction
+from ..kernel.records import Allocation
 
 
 class StillWanted(Exception):
@@ -41,7 +42,7 @@ def is_job_of_script(submission: Mapping[str, Any], environ: Mapping[str, str]) 
     return bool(environ.get("SLURM_JOB_ID")) and environ.get("SLURM_JOB_NAME") == header
 
 
-def claim_again(home: str, name: str, submission: Dict[str, Any], token: str, me: Dict[str, Any]) -> fence.Claim:
+def claim_again(home: str, name: str, submission: Dict[str, Any], token: str, me: Allocation) -> fence.Claim:
     """Claim the next generation of the run for this very job, recording it as accepted; StillWanted if it is in use."""
     run_dir = layout.run_dir(home, name)
     names = layout.parse_names(files.names_in(run_dir))
@@ -51,12 +52,12 @@ def claim_again(home: str, name: str, submission: Dict[str, Any], token: str, me
     busy = _in_use(home, last, names)
     if busy is not None:
         raise StillWanted("%s %s; `shoal status` tells more" % (name, busy))
-    now, runs = time.time(), list(submission["runs"]) if me.get("array_job_id") else [name]
+    now, runs = time.time(), list(submission["runs"]) if me.array_job_id else [name]
     intent = records.decode(submission, records.Submission)._replace(
         token=token,
         by_hand=True,
         t=now,
-        backend="slurm" if me.get("job_id") else "local",
+        backend="slurm" if me.job_id else "local",
         runs=runs,
         argv=(),
         waits=False,
@@ -67,7 +68,7 @@ def claim_again(home: str, name: str, submission: Dict[str, Any], token: str, me
     claim = records.Claim(token, last.revision, output_dir, log_dir, index=runs.index(name), t=now)
     won = transaction.claim(home, name, names.generation + 1, claim)
     lost = records.Outcome("void", reason="another command claimed the run first")
-    accepted = records.Outcome("accepted", job_id=me.get("array_job_id") or me.get("job_id"))
+    accepted = records.Outcome("accepted", job_id=me.array_job_id or me.job_id)
     transaction.settle(home, token, accepted if won else lost)
     if not won:
         raise StillWanted("%s was submitted by another command just now" % name)
@@ -102,12 +103,12 @@ def _free_folder(last: str) -> str:
     return os.path.join(parent, name)
 
 
-def rename_job(me: Mapping[str, Any], name: str) -> None:
+def rename_job(me: Allocation, name: str) -> None:
     """Put the token into the job's name, so that every view finds the job as it finds all others.
 
     A task is named by its place in the array: by its own number Slurm would rename the whole array, if it is the last.
     """
-    job_id = me.get("job_label") or me.get("job_id")
+    job_id = me.job_label or me.job_id
     if job_id:
         done = slurm.update_job(job_id, {"JobName": name}, os.environ)
         if not done.ok:  # The run is recorded all the same; only Slurm's view of it stays without the token.

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Generic, Iterable, List, Mapping, Option
 
 from ..kernel import guard, lease, tree
 from ..kernel.keeper import Keeper
-from ..kernel.records import End
+from ..kernel.records import Allocation, End
 from . import children, command, memory, processes, survival, usage
 from .attempt import Attempt
 from .data import SharedData
@@ -61,7 +61,7 @@ class Executor(Generic[A]):
     def __init__(
         self,
         home: str,
-        me: Mapping[str, Any],
+        me: Allocation,
         environ: Mapping[str, str],
         starter: children.Starter,
         link: guard.Link,

@@ -13,7 +13,7 @@ import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from ..kernel import checkpoints, fence, files, guard, layout, lease, process, slurm
-from ..kernel.records import End
+from ..kernel.records import Allocation, End
 from ..kernel.submission import new_token
 from . import by_hand, ledger, nodes, notices, survival, trial
 from .attempt import Attempt, begin, spec_of
@@ -109,23 +109,23 @@ def _give_up(error: Exception) -> int:
     return 74 if getattr(error, "errno", None) in files.DISK_ERRNOS else 1
 
 
-def _admit(home: str, name: str, submission: Dict[str, Any], link: guard.Link) -> Tuple[fence.Claim, Dict[str, Any]]:
+def _admit(home: str, name: str, submission: Dict[str, Any], link: guard.Link) -> Tuple[fence.Claim, Allocation]:
     """The claim this job may work on and its identity; Fenced or StillWanted if it may not."""
     token = by_hand.token_of_this_job(home, name, submission["token"], os.environ)
     if token is not None:
         local = os.environ.get("SHOAL_TOKEN") == token
-        me: Dict[str, Any] = dict(process.identity(link.guard_pid), **({} if local else slurm.this_job(os.environ)))
+        me = Allocation(**process.identity(link.guard_pid), **({} if local else slurm.this_job(os.environ)))
         claim = fence.find_claim(layout.run_dir(home, name), token)
     else:
         own = slurm.this_job(os.environ) if by_hand.is_job_of_script(submission, os.environ) else {}
-        me = dict(process.identity(link.guard_pid), **own)
+        me = Allocation(**process.identity(link.guard_pid), **own)
         token = new_token()
         claim = by_hand.claim_again(home, name, submission, token, me)
     fence.settle(home, token, me)
     return claim, me
 
 
-def _attempt(home: str, claim: fence.Claim, me: Dict[str, Any], set_up_exit: int, link: guard.Link) -> int:
+def _attempt(home: str, claim: fence.Claim, me: Allocation, set_up_exit: int, link: guard.Link) -> int:
     submission = files.read_json(os.path.join(layout.submission_dir(home, claim.token), "submission.json")) or {}
     spec = spec_of(home, claim, submission.get("code"), os.environ)
     held = _begin(home, claim, me, spec, link)
@@ -165,7 +165,7 @@ def _attempt(home: str, claim: fence.Claim, me: Dict[str, Any], set_up_exit: int
 
 
 def _begin(
-    home: str, claim: fence.Claim, me: Dict[str, Any], spec: Dict[str, Any], link: guard.Link
+    home: str, claim: fence.Claim, me: Allocation, spec: Dict[str, Any], link: guard.Link
 ) -> Optional[lease.Lease]:
     """The next attempt of the run, ours alone; None if the run goes on in another job, elsewhere."""
     times = lease.timing(os.environ)
@@ -174,7 +174,7 @@ def _begin(
         names = fence.wait_for_turn(claim, me, times, _say, lambda wait_s: _pause(wait_s, link))
         failed_nodes = nodes.failed_before(claim.run_dir, claim.generation, nodes.ask_slurm(os.environ))
         if os.environ.get("SLURMD_NODENAME") in failed_nodes:
-            moved, words = survival.move_away(home, claim, spec, failed_nodes, str(me.get("job_label")))
+            moved, words = survival.move_away(home, claim, spec, failed_nodes, str(me.job_label))
             print("shoal: %s" % words, file=sys.stderr, flush=True)
             if moved:
                 return None
@@ -216,13 +216,13 @@ def _pause(wait_s: float, link: guard.Link) -> None:
         raise Interrupted("SIGKILL")
 
 
-def _conclude(home: str, attempt: Attempt, end: End, me: Dict[str, Any], link: guard.Link) -> int:
+def _conclude(home: str, attempt: Attempt, end: End, me: Allocation, link: guard.Link) -> int:
     """Do what follows from an end that is on disk, and return the job's exit code, which nothing here can change."""
     name = attempt.name
     _say("attempt %d ended with exit code %d after %.0f s" % (attempt.number, end.exit_code, end.duration_s))
     try:
         if not is_replaced(attempt):
-            told = survival.follow_up(home, name, attempt.claim, attempt.spec, end, me.get("job_label"))
+            told = survival.follow_up(home, name, attempt.claim, attempt.spec, end, me.job_label)
             if told:
                 print("shoal: %s" % told, file=sys.stderr, flush=True)
             notices.after_end(home, name, attempt.env, last=bool(end.job_id))

@@ -8,7 +8,7 @@ import os
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from ..kernel import files, layout, lease, slurm, slurm_text
-from ..kernel.records import Start
+from ..kernel.records import Allocation, Start
 
 _FAIL_WORDS = [word for word, state in slurm_text.ENDED_WORDS.items() if state == "node_fail"]
 #: Beginnings of sinfo's words for nodes that take no jobs.
@@ -39,13 +39,13 @@ def failed_before(run_dir: str, generation: int, ask: Ask) -> List[str]:
     return _down(allocated, ask) or ([allocated] if silent and _is_one(allocated) else [])
 
 
-def lost_with(start: Optional[Start], me: Mapping[str, Any], ask: Ask) -> List[str]:
+def lost_with(start: Optional[Start], me: Allocation, ask: Ask) -> List[str]:
     """Nodes that an engine of a pack was lost with: those that Slurm calls down, or the one that its job, which is
     ours, has come back from. An engine that was killed has not lost its node.
     """
-    if start is None or not start.nodes or not me.get("job_id"):
+    if start is None or not start.nodes or not me.job_id:
         return []
-    came_back = start.job_id == me["job_id"] and start.life != me.get("life")
+    came_back = start.job_id == me.job_id and start.life != me.life
     return _down(start.nodes, ask) or ([start.nodes] if came_back and _is_one(start.nodes) else [])
 
 

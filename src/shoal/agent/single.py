@@ -9,10 +9,10 @@ import signal
 import sys
 import threading
 import time
-from typing import Any, Callable, List, Mapping, Optional
+from typing import Any, Callable, List, Optional
 
 from ..kernel import fence, guard, lease, progress
-from ..kernel.records import End
+from ..kernel.records import Allocation, End
 from . import survival, trial
 from .attempt import Attempt
 from .children import ColdStarter
@@ -27,7 +27,7 @@ class Single(Executor[Attempt]):
     """Runs one attempt. When `loop` returns, its end is on disk; or, not `ours`, another job has closed it."""
 
     def __init__(
-        self, home: str, attempt: Attempt, me: Mapping[str, Any], link: guard.Link, say: Callable[[str], None]
+        self, home: str, attempt: Attempt, me: Allocation, link: guard.Link, say: Callable[[str], None]
     ) -> None:
         data_folder = os.path.join(attempt.claim.log_dir, "data-%d" % attempt.number)
         starter = ColdStarter(os.environ, many=False)

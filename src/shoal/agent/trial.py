@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional
 
 from ..kernel import checkpoints, fence, files, layout, lease, process, progress, slurm, submission
-from ..kernel.records import End
+from ..kernel.records import Allocation, End
 from . import stages
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def take_over(home: str, attempt: "Attempt", goal: str) -> bool:
     job, _ = stages.job_of(home, old)
     _end_job(job, old["token"])
     try:
-        fence.wait_for_turn(claim, process.this_process(), attempt.times, lambda text: None, time.sleep)
+        fence.wait_for_turn(claim, Allocation(**process.this_process()), attempt.times, lambda text: None, time.sleep)
     except (fence.Fenced, fence.StillBusy):
         return False
     return _begin_as(attempt, claim, "it goes on as %s" % goal, success=True)

@@ -7,10 +7,10 @@ hand over, and waits until that has ended, or has been silent for longer than it
 """
 
 import os
-from typing import Any, Callable, Dict, Hashable, Mapping, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, Hashable, NamedTuple, Optional, Tuple
 
 from . import files, layout, lease, node_lease, submission
-from .records import Outcome, Start
+from .records import Allocation, Outcome, Start
 
 #: Why an attempt was stopped, after which the same generation may go on: the run was interrupted, it did not fail.
 INTERRUPTED = ("SIGTERM", "SIGINT", "SIGHUP", "walltime", "lost", "probe", "handover")
@@ -63,16 +63,16 @@ def find_claim(run_dir: str, token: str) -> Claim:
     raise Fenced("the run belongs to another submission")
 
 
-def settle(home: str, token: str, me: Mapping[str, Any]) -> None:
+def settle(home: str, token: str, me: Allocation) -> None:
     """Accepted or given up? This job is the best witness, and whoever writes the outcome first decides: from here on
     nobody can give the submission up while its job runs."""
-    adopted = Outcome("accepted", job_id=me.get("array_job_id") or me.get("job_id"), adopted=True)
+    adopted = Outcome("accepted", job_id=me.array_job_id or me.job_id, adopted=True)
     outcome = submission.outcome_of(home, token) or submission.settle(home, token, adopted)
     if outcome.kind == "void":
         raise Fenced("the submission was given up: %s" % (outcome.reason or "no reason kept"))
 
 
-def admit(claim: Claim, names: layout.RunNames, me: Mapping[str, Any]) -> None:
+def admit(claim: Claim, names: layout.RunNames, me: Allocation) -> None:
     """Return if a job of this claim may work on the run as far as a listing tells; raise Fenced otherwise.
 
     The same job that Slurm starts again may go on after any end but a good one; another one may not repeat an end that
@@ -88,7 +88,7 @@ def admit(claim: Claim, names: layout.RunNames, me: Mapping[str, Any]) -> None:
     last = lease.read(claim.run_dir, names, names.attempt) if names.state(names.attempt) == "end" else None
     if last is None or last.end is None or last.start.generation != claim.generation:
         return
-    started_again = last.start.job_id == me.get("job_id") and last.start.life != me.get("life")
+    started_again = last.start.job_id == me.job_id and last.start.life != me.life
     if last.end.stopped_by not in (*INTERRUPTED, "limit") and not started_again:
         raise Fenced("attempt %d of this submission has ended already" % last.number)
 
@@ -101,7 +101,7 @@ class Turn:
     guards of their own: until those have removed their leases, or are silent as well, it may run there.
     """
 
-    def __init__(self, claim: Claim, me: Mapping[str, Any], say: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, claim: Claim, me: Allocation, say: Callable[[str], None] = lambda text: None) -> None:
         self._claim, self._me, self._say = claim, me, say
         self._watch = Watch()
         self._asked = 0
@@ -128,12 +128,12 @@ class Turn:
                 self._say("attempt %d has ended, and its guard on another node has not said so" % number)
             else:
                 self._say("attempt %d runs on %s: asking it to save and end" % (number, start and start.host))
-                lease.ask_for_handover(run_dir, number, dict(self._me))
+                lease.ask_for_handover(run_dir, number, self._me)
         return None
 
 
 def wait_for_turn(
-    claim: Claim, me: Mapping[str, Any], times: lease.Timing, say: Callable[[str], None], pause: Callable[[float], None]
+    claim: Claim, me: Allocation, times: lease.Timing, say: Callable[[str], None], pause: Callable[[float], None]
 ) -> layout.RunNames:
     """Return, with a listing, when no attempt of the run lives. `pause` waits for so many seconds; what it raises ends
     the waiting. Raises Fenced if this job must not run, and StillBusy if the other one does not end."""

@@ -19,7 +19,7 @@ import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from . import files, layout, process, records
-from .records import End, Start
+from .records import Allocation, End, Start
 
 #: Seconds; the variable scales everything that depends on it, for tests.
 _TAKE_S = 90.0
@@ -210,9 +210,9 @@ def close(run_dir: str, number: int, renewals: int) -> bool:
     return True
 
 
-def ask_for_handover(run_dir: str, number: int, record: Mapping[str, Any]) -> None:
+def ask_for_handover(run_dir: str, number: int, me: Allocation) -> None:
     path = os.path.join(run_dir, layout.attempt_file(number, "handover"))
-    files.create_exclusive(path, files.to_json(dict(record)))
+    files.create_exclusive(path, records.encode(me))
 
 
 class Attempt(NamedTuple):

@@ -118,6 +118,22 @@ class Outcome(NamedTuple):
     refused: bool = False
 
 
+class Allocation(NamedTuple):
+    """Who works: a process (the guard), and the Slurm job that it is of, if any. `job_label` is what people type;
+    `life` counts how often Slurm has started the job. `engine` is set for those that work through a queue."""
+
+    host: str
+    pid: int
+    started: Optional[str]
+    uid: Optional[int] = None
+    job_id: Optional[str] = None
+    job_label: Optional[str] = None
+    array_job_id: Optional[str] = None
+    life: Optional[int] = None
+    nodes: Optional[str] = None
+    engine: str = ""
+
+
 class Held(NamedTuple):
     """What a run of a pack held: its slot, its GPUs by id and its share of each, its CPUs, and whose they were."""
 
@@ -161,7 +177,7 @@ class Start(NamedTuple):
     ends: Optional[float] = None
     resume_from: Optional[str] = None
     python: Optional[Dict[str, Any]] = None
-    engine: Optional[str] = None
+    engine: str = ""
     held: Optional[Held] = None
 
 

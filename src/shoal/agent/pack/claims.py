@@ -4,7 +4,7 @@ import os
 from typing import Any, Dict, Mapping, NamedTuple, Optional
 
 from ...kernel import fence, files, layout, lease, process, slurm
-from ...kernel.records import End, Start
+from ...kernel.records import Allocation, End, Start
 
 
 class Standing(NamedTuple):
@@ -73,11 +73,10 @@ def write_lost(standing: Standing) -> bool:
     return fence.close(claim_of(standing).run_dir, standing.names, standing.attempt, standing.start, is_silent=True)
 
 
-def this_engine(environ: Dict[str, str], own_job: bool) -> Dict[str, Any]:
+def this_engine(environ: Dict[str, str], own_job: bool) -> Allocation:
     """Who we are, for start and end records: process, host, and the Slurm job with its number of lives."""
-    me = dict(process.this_process(), **(slurm.this_job(environ) if own_job else {}))
-    me["engine"] = "%s-%d" % (os.uname().nodename, os.getpid())
-    return me
+    job = slurm.this_job(environ) if own_job else {}
+    return Allocation(**process.this_process(), **job, engine="%s-%d" % (os.uname().nodename, os.getpid()))
 
 
 def claim_of(standing: Standing) -> fence.Claim:

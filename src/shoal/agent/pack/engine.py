@@ -44,7 +44,7 @@ class Engine(Executor[Running]):
         link: guard.Link,
     ) -> None:
         several = books.slots > books.per_node
-        folder = os.path.join(node.folder, node.me["engine"]) if several else None
+        folder = os.path.join(node.folder, node.me.engine) if several else None
         super().__init__(node.home, node.me, node.environ, starter, link, say, books.slots == 1, folder)
         self.queue, self.books, self.settings, self.node = queue, books, settings, node
         self.tally = Tally(len(queue), say)
@@ -53,7 +53,7 @@ class Engine(Executor[Running]):
         self.others = Others(node, queue, self.tally, self.times)
         self.turns = Turns(queue, settings, node, books.per_node, self.others, self.tally, say)
         self.probes = Probes(settings.probe_s)
-        self.search = Search(rule_of(settings.search), node.home, node.me["engine"])
+        self.search = Search(rule_of(settings.search), node.home, node.me.engine)
         self.telling = Telling(node)
         self._others_at = time.monotonic() + self.times.beat_s
         self._look_at = time.monotonic() + _LOOK_S

@@ -12,7 +12,8 @@ import signal
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ...kernel import fence, files, guard, process
+from ...kernel import fence, files, guard, process, records
+from ...kernel.records import Allocation
 from .. import attempt, by_hand, survival
 from ..children import ColdStarter, StarterFailed
 from ..launch import container, family
@@ -54,13 +55,13 @@ def main(argv: List[str]) -> int:
     if set_up:
         say("the cluster's set-up lines ended with exit code %d; no run was started" % set_up)
         return set_up
-    nodes = int(environ.get("SLURM_JOB_NUM_NODES") or 1) if me.get("job_id") else 1
+    nodes = int(environ.get("SLURM_JOB_NUM_NODES") or 1) if me.job_id else 1
     if nodes > 1 and "--node" not in options and settings.engine != "ray":
         return spread(folder, me, environ, settings.shrink, say)
     return guard.run(lambda link: _work(folder, submission, settings, items, me, environ, nodes, link))
 
 
-def _identify(submission: Mapping[str, Any], environ: Dict[str, str], in_step: bool) -> Dict[str, Any]:
+def _identify(submission: Mapping[str, Any], environ: Dict[str, str], in_step: bool) -> Allocation:
     """Who we are. A person who runs the script by hand means: go on with what is left of this queue.
 
     In a step SLURM_JOB_NAME is the step's, and whoever started it knew that the job is ours.
@@ -81,7 +82,7 @@ def _work(
     submission: Mapping[str, Any],
     settings: Settings,
     items: List[Item],
-    me: Dict[str, Any],
+    me: Allocation,
     environ: Dict[str, str],
     nodes: int,
     link: guard.Link,
@@ -92,7 +93,7 @@ def _work(
     if settings.cpus is not None:
         cpus = cpus[: settings.cpus]
     slots, items = lay_out(settings, items, len(gpus.ids), len(cpus))
-    ends_at = machine.end_of_allocation(environ, bool(me.get("job_id")))
+    ends_at = machine.end_of_allocation(environ, bool(me.job_id))
     if settings.time_limit_s is not None:
         ends_at = min(ends_at or float("inf"), time.time() + settings.time_limit_s)
     home = os.path.dirname(os.path.dirname(folder))
@@ -118,17 +119,24 @@ def _finish(folder: str, submission: Mapping[str, Any], engine: Engine, problems
     """Let the engine work, and leave a frame for the timeline and a job for what is left over."""
     me, node, settings = engine.node.me, engine.node, engine.settings
     gpus = list(node.gpus.ids)
-    note = dict(me, t=time.time(), slots=engine.books.slots, gpus=gpus, cpus=len(node.cpus), ends_at=node.ends_at)
-    _note(folder, "engine.%s.json" % me["engine"], note)
+    note = dict(
+        records.fields_of(me),
+        t=time.time(),
+        slots=engine.books.slots,
+        gpus=gpus,
+        cpus=len(node.cpus),
+        ends_at=node.ends_at,
+    )
+    _note(folder, "engine.%s.json" % me.engine, note)
     engine.problems = problems
     code = engine.run()
     left_over = code == 124 or engine.stopping == "walltime"
     following = follow.owed_after(me, settings.follow, os.environ) if left_over else None
     _note(
         folder,
-        "engine.%s.end" % me["engine"],
+        "engine.%s.end" % me.engine,
         dict(
-            me,
+            records.fields_of(me),
             t=time.time(),
             exit_code=code,
             counts=engine.tally.counts,
@@ -225,7 +233,7 @@ def _ray_starter(settings: Settings, items: List[Item], node: Node, slots: int, 
     say("starting Ray on %d node%s" % (nodes, "" if nodes == 1 else "s"))
     cluster = Cluster(node, nodes, settings.dashboard)
     if settings.dashboard:
-        say("Ray's dashboard: %s on %s; it asks for the word in %s" % (cluster.page, node.me["host"], cluster.token))
+        say("Ray's dashboard: %s on %s; it asks for the word in %s" % (cluster.page, node.me.host, cluster.token))
     mps_logs = _mps_logs(node) if settings.mps and _is_shared(items) else None
     try:
         return RayStarter(cluster, nodes, slots, len(node.gpus.ids), mps_logs, _teller(node.environ))
@@ -247,7 +255,7 @@ def _is_shared(items: List[Item]) -> bool:
 
 
 def _mps_logs(node: Node) -> str:
-    return os.path.join(node.folder, "mps.%s" % node.me["engine"])
+    return os.path.join(node.folder, "mps.%s" % node.me.engine)
 
 
 def _teller(environ: Mapping[str, str]) -> Any:

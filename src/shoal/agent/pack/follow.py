@@ -9,18 +9,18 @@ import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ...kernel import files, records, slurm, submission
-from ...kernel.records import Outcome
+from ...kernel.records import Allocation, Outcome
 from .. import nodes, stages
 
 
-def owed_after(me: Mapping[str, Any], limit: int, environ: Mapping[str, str]) -> Optional[Dict[str, Any]]:
+def owed_after(me: Allocation, limit: int, environ: Mapping[str, str]) -> Optional[Dict[str, Any]]:
     """What the end record of an engine says about the job that continues its queue; None if none was asked for."""
-    if not me.get("job_id") or limit <= 0:
+    if not me.job_id or limit <= 0:
         return None
-    array = me.get("array_job_id")
+    array = me.array_job_id
     return {
-        "follows": "%s.%s" % (me["job_id"], me.get("life", 0)),
-        "job": str(me["job_id"]),
+        "follows": "%s.%s" % (me.job_id, me.life or 0),
+        "job": str(me.job_id),
         "array": array,
         "task": environ.get("SLURM_ARRAY_TASK_ID") if array else None,
         "limit": limit,
@@ -72,14 +72,14 @@ def submit_follow_up(folder: str, following: Mapping[str, Any], environ: Mapping
     return "job %s continues%s" % (answer.job_id, ", and " + avoided if avoided else "")
 
 
-def settle(folder: str, me: Mapping[str, Any], job_name: str) -> Optional[Outcome]:
+def settle(folder: str, me: Allocation, job_name: str) -> Optional[Outcome]:
     """A later job of a queue has begun: that is the best answer to its send, and the first writer decides. None for
     the first job, whose send everybody settles in the same way."""
     home, token = os.path.dirname(os.path.dirname(folder)), os.path.basename(folder)
     end = job_name.rpartition("%s-" % token)[2]
     if not end.isdigit() or end == job_name:
         return None
-    job_id = me.get("array_job_id") or me.get("job_id")
+    job_id = me.array_job_id or me.job_id
     return submission.settle(home, token, Outcome("accepted", job_id=job_id, adopted=True), int(end))
 
 
@@ -105,9 +105,9 @@ def _read(folder: str, name: str) -> Dict[str, Any]:
         return {}
 
 
-def cancel_waiting(me: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+def cancel_waiting(me: Allocation, environ: Mapping[str, str]) -> None:
     """The queue is empty: tasks of our array that have not started yet would only find that out."""
-    array = me.get("array_job_id")
+    array = me.array_job_id
     if array:
         # If Slurm does not answer they will end by themselves, a second after they start.
         slurm.scancel([str(array)], environ, state="PENDING")

@@ -1,10 +1,10 @@
 """What one engine works with: where the records are, who it is, what the node has, what surrounds it."""
 
 import os
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+from typing import Dict, List, Mapping, NamedTuple, Optional
 
 from ...kernel import layout
-from ...kernel.records import Held
+from ...kernel.records import Allocation, Held
 from . import machine
 from .books import WHOLE, Holding
 from .sharing import Sharing
@@ -29,7 +29,7 @@ class Node(NamedTuple):
 
     home: str
     token: str
-    me: Dict[str, Any]
+    me: Allocation
     gpus: machine.Gpus
     cpus: List[int]
     environ: Mapping[str, str]
@@ -71,4 +71,4 @@ class Node(NamedTuple):
     def held(self, holding: Holding) -> Held:
         """What the timeline is drawn from."""
         gpus = [self.gpus.ids[index] for index in holding.gpus]
-        return Held(holding.slot, gpus, holding.share / WHOLE, len(holding.cpus), self.me["engine"], self.host)
+        return Held(holding.slot, gpus, holding.share / WHOLE, len(holding.cpus), self.me.engine, self.host)

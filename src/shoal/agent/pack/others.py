@@ -1,7 +1,7 @@
 """What a queue depends on outside of its engine: runs that other engines have, and runs that others build on."""
 
 import os
-from typing import Dict, List, Optional, Set
+from typing import Dict, List, Set
 
 from ...kernel import fence, layout, lease
 from .. import nodes, stages
@@ -22,7 +22,7 @@ class Others:
         self._left: List[Item] = []
         self._done: Set[str] = set()
         #: Engine that is gone -> nodes that failed with it.
-        self._lost_with: Dict[Optional[str], List[str]] = {}
+        self._lost_with: Dict[str, List[str]] = {}
 
     def leave(self, item: Item) -> None:
         self._left.append(item)
@@ -48,7 +48,7 @@ class Others:
         if claim is None or (lease.is_dead(start) and not standing.names.nodes.get(standing.attempt)):
             return claim is not None
         me, name = self._node.me, layout.name_of(claim.run_dir)
-        ours = start is not None and start.job_id == me.get("job_id") and start.life != me.get("life")
+        ours = start is not None and start.job_id == me.job_id and start.life != me.life
         earlier = start is not None and start.token != self._node.token
         if (ours or earlier) and claim.run_dir not in self._asked:
             self._asked.add(claim.run_dir)
@@ -63,7 +63,7 @@ class Others:
         """
         if standing.claim is None:
             return False
-        own = os.path.join(self._node.folder, "engine.%s.json" % self._node.me["engine"])
+        own = os.path.join(self._node.folder, "engine.%s.json" % self._node.me.engine)
         name = layout.lease_file(standing.attempt, "live", standing.renewals)
         try:
             os.utime(own)

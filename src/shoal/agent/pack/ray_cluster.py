@@ -42,7 +42,7 @@ class Cluster:
                 "Ray's dashboard is not installed: pip install 'ray[default]', or leave --dashboard out"
             )
         self.temp = ShortFolder()
-        name = "%s-%s" % (node.me.get("job_id") or "here", os.getpid())
+        name = "%s-%s" % (node.me.job_id or "here", os.getpid())
         self.token = _token_file(node.folder, name)
         self.log = os.path.join(node.folder, "ray.%s.log" % name)
         self.env = ray_environment(node.environ, self.token)

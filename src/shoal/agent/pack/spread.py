@@ -5,10 +5,11 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, Callable, List, Mapping, Sequence
+from typing import Callable, List, Mapping, Sequence
 
 from ...kernel import slurm
 from ...kernel.process import own_program
+from ...kernel.records import Allocation
 from .. import preempted
 from ..launch import allocation, family
 from . import machine
@@ -18,9 +19,7 @@ _GIVE_BACK_TRIES, _GIVE_BACK_S, _GIVE_BACK_TIMEOUT_S = 3, 2.0, 60.0
 _FINISHED = (0, 4)
 
 
-def spread(
-    folder: str, me: Mapping[str, Any], environ: Mapping[str, str], shrink: bool, say: Callable[[str], None]
-) -> int:
+def spread(folder: str, me: Allocation, environ: Mapping[str, str], shrink: bool, say: Callable[[str], None]) -> int:
     """Start an engine on every node and wait for all of them; the exit code of the worst.
 
     With `shrink` a node whose engine has nothing left to do leaves the job. The first one cannot: the batch script runs
@@ -28,7 +27,7 @@ def spread(
     """
     nodes = allocation.hostnames(environ["SLURM_JOB_NODELIST"])
     steps = {_start(node, folder, environ).pid: node for node in nodes}
-    _pass_signals_on(str(me["job_id"]))
+    _pass_signals_on(str(me.job_id))
     codes: List[int] = []
     kept = list(nodes)
     while steps:
@@ -40,7 +39,7 @@ def spread(
         # An engine that was stopped is no sign of an idle node: the whole job is about to end.
         if shrink and steps and node != nodes[0] and codes[-1] in _FINISHED:
             kept.remove(node)
-            problem = give_back(str(me["job_id"]), kept)
+            problem = give_back(str(me.job_id), kept)
             say("node %s has nothing left to do and %s" % (node, problem or "is given back"))
             if problem:
                 kept.append(node)

@@ -15,7 +15,7 @@ class Telling:
     def __init__(self, node: Node) -> None:
         self._node = node
         # On this machine the command that started the pack tells, when all of it is through.
-        self._tells = bool(node.me.get("job_id"))
+        self._tells = bool(node.me.job_id)
         self._threads: List[threading.Thread] = []
 
     def failed(self, name: str) -> None:
