@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -55,35 +56,73 @@ def _admit(claim: fence.Claim, **me: Any) -> None:
     fence.admit(claim, layout.parse_names(os.listdir(claim.run_dir)), ME._replace(**me))
 
 
-EARLY = """
-import os, signal, sys
-from shoal.agent import attempt, single
+SINGLE = """
+import os, signal, sys, time
+from shoal.agent import attempt, handover, single
 from shoal.kernel import fence, guard, layout, process
 from shoal.kernel.records import Allocation
 claim = fence.find_claim(sys.argv[1], sys.argv[2])._replace(output_dir=sys.argv[1], log_dir=sys.argv[1])
-words = ["sh", "-c", "while [ ! -e $SHOAL_STOP_FILE ]; do sleep 0.05; done; kill -USR1 $$; exit 3"]
-def work(link):
-    os.kill(link.guard_pid, signal.SIGUSR1)
-    spec = {"command": words, "cwd": "/"}
-    me = Allocation(**process.this_process())
-    one = attempt.Attempt(claim, attempt.begin(claim, 1, me, spec, False, os.environ), spec)
-    stop = os.path.join(claim.run_dir, "stop")
-    names = {"SHOAL_RUN": "a/b", "SHOAL_ATTEMPT": "1", "SHOAL_WARN_BY": "file", "SHOAL_STOP_FILE": stop}
-    one.argv, one.env, one.warn_s = words, dict(os.environ, **names), 100
-    job = single.Single(layout.home_of(claim.run_dir), one, me, link, print)
+policy = {"warn_s": 100, "tell": "file"}
+spec = dict(experiment="a", stem="b", step="s", tracker_id="t", cwd="/", survive=policy)
+def run(link, **more):
+    me, one = Allocation(**process.this_process()), dict(spec, **more)
+    mine = attempt.Attempt(claim, attempt.begin(claim, 1, me, one, False, os.environ), one)
+    job = single.Single(layout.home_of(claim.run_dir), mine, me, link, lambda text: None)
     job.loop()
-    print(job.ours, job.end.warned, job.end.signal)
+    print(job.ours, job.end.success, job.end.exit_code, job.end.stopped_by, job.end.warned, job.end.signal)
     return 0
-sys.exit(guard.run(work))
+def work(link):
 """
+
+
+def _single(claim: fence.Claim, work: str) -> str:
+    """What a job of one run says about the end of its attempt."""
+    code = SINGLE + textwrap.indent(work, "    ") + "\nsys.exit(guard.run(work))\n"
+    argv = [sys.executable, "-c", code, claim.run_dir, claim.token]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    return done.stdout.strip()
 
 
 def test_a_warning_that_comes_before_the_program_reaches_it(claim: fence.Claim) -> None:
     """And the program itself does not have the signal blocked, as the agent had: it can be killed by it."""
-    done = subprocess.run(
-        [sys.executable, "-c", EARLY, claim.run_dir, claim.token], capture_output=True, text=True, timeout=60
-    )
-    assert (done.stdout, done.stderr) == ("True True SIGUSR1\n", "")
+    words = ["sh", "-c", "while [ ! -e $SHOAL_STOP_FILE ]; do sleep 0.05; done; kill -USR1 $$; exit 3"]
+    told = _single(claim, f"os.kill(link.guard_pid, signal.SIGUSR1)\nreturn run(link, command={words!r})")
+    assert told == "True False 138 limit True SIGUSR1"
+
+
+def test_a_job_that_is_stopped_while_its_data_is_on_the_way_ends_with_that_signal(claim: fence.Claim) -> None:
+    work = """
+def bring(self):
+    os.kill(link.guard_pid, signal.SIGTERM)
+    while self._stopped is None:
+        time.sleep(0.01)
+    return "the data cannot be used"
+handover.Handover.bring = bring
+return run(link, command=["true"], data={"images": {"path": "/"}})
+"""
+    assert _single(claim, work) == "True False 143 SIGTERM False SIGTERM"
+
+
+def test_a_result_check_that_cannot_be_started_makes_no_run_good(claim: fence.Claim) -> None:
+    told = _single(claim, 'policy["check"] = ["/no/such/check"]\nreturn run(link, command=["true"])')
+    assert told == "True False 0 None False None"
+
+
+def test_a_warning_does_not_reach_the_result_check(claim: fence.Claim) -> None:
+    check = ["sh", "-c", "touch {output_dir}/checks; while [ ! -e {output_dir}/warned ]; do sleep 0.2; done; exit 0"]
+    work = f"""
+import threading
+policy["check"] = {check!r}
+def warn():
+    while not os.path.exists(claim.output_dir + "/checks"):
+        time.sleep(0.01)
+    os.kill(link.guard_pid, signal.SIGUSR1)
+    open(claim.output_dir + "/warned", "w").close()
+threading.Thread(target=warn, daemon=True).start()
+return run(link, command=["true"])
+"""
+    assert _single(claim, work) == "True True 0 None False None"
 
 
 def test_a_submission_whose_job_has_begun_cannot_be_given_up(claim: fence.Claim) -> None:

@@ -108,6 +108,8 @@ class Attempt:
         self.is_noted = False
         self.warned = False
         self.oom_kills = 0
+        #: Its end is decided; no trial can take it over any more.
+        self.is_closed = False
         #: Looks at it every few seconds while its program runs, in a thread.
         self.look: Optional[Callable[[Attempt], None]] = None
         #: From any thread: asks the executor to end this attempt.
@@ -118,6 +120,8 @@ class Attempt:
         self.keeper: Optional[Keeper] = None
         #: A trial that has claimed this run: its token, the renewals first seen, and since when.
         self.rival: Optional[Tuple[str, int, fence.Watch]] = None
+        #: Signals for the program that came before it.
+        self._early: List[int] = []
         self._kill_at: Optional[float] = None
         self._limit_at: Optional[float] = None
         self._limit_why = "time limit"
@@ -161,6 +165,8 @@ class Attempt:
             self._warn_at = self.clock
         elif self.warn_s and ends:
             self._warn_at = min(ends) - self.warn_s
+        for number in self._early:
+            child.signal(number)
 
     def begin_check(self, child: Child) -> None:
         self.child, self.phase = child, "check"
@@ -197,6 +203,7 @@ class Attempt:
         """Its time is nearly up: tell the program in the way that its step chose, once, as soon as it runs."""
         if self.phase == "data":
             self._warn_at = time.monotonic()
+        if self.phase != "program":
             return
         self._warn_at = None
         if self.warned:
@@ -213,6 +220,8 @@ class Attempt:
             self.warn()
         elif self.phase == "program":
             self.child.signal(number)
+        elif self.phase == "data":
+            self._early.append(number)
 
     def ask_to_stop(self, why: str, words: Optional[str] = None, number: int = signal.SIGTERM) -> None:
         """The first to ask is the one who is remembered; after the grace time it is killed."""

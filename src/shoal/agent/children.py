@@ -67,10 +67,16 @@ class Child:
         if self.code is None:
             try:
                 # Looked at but not yet collected: until then nobody else can get this number for its group.
-                if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-                    return None
-                self.signal(signal.SIGKILL)
-                status = os.waitpid(self.pid, 0)[1]
+                if hasattr(os, "waitid"):
+                    if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                        return None
+                    self.signal(signal.SIGKILL)
+                    status = os.waitpid(self.pid, 0)[1]
+                else:  # macOS
+                    ended, status = os.waitpid(self.pid, os.WNOHANG)
+                    if not ended:
+                        return None
+                    self.signal(signal.SIGKILL)
             except ChildProcessError:
                 self.code = -signal.SIGKILL  # Somebody else collected it; how it ended is lost.
                 return self.code

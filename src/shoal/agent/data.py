@@ -66,6 +66,7 @@ class SharedData:
         child, key = Arriving(-self._count, self._rope), _key(spec)
         if key in self._arrived:
             child.settle(self._arrived[key])
+            _ring(self._rope)
             return child
         if key not in self._coming:
             from .handover import Handover
@@ -98,8 +99,9 @@ class SharedData:
             except queue.Empty:
                 return
             self._arrived[key] = problem
-            for child in self._coming[key].waiting:
-                child.settle(problem)
+            if key in self._coming:  # Otherwise it was given up.
+                for child in self._coming[key].waiting:
+                    child.settle(problem)
 
     def variables(self, spec: Mapping[str, Any]) -> Dict[str, str]:
         """What a run whose data has come finds in its environment."""

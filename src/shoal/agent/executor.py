@@ -22,6 +22,8 @@ from .launch import container
 from .ledger import Ledger
 
 A = TypeVar("A", bound=Attempt)
+#: How long a thread may take to see that the program has ended.
+JOIN_S = 5.0
 
 
 class Bell:
@@ -79,8 +81,9 @@ class Executor(Generic[A]):
         self.times = lease.timing(environ)
         self.keeper = Keeper(self.times, link, self.told)
         self._unwanted: List[Tuple[lease.Lease, str]] = []
-        self._sampler, self._over = usage.Sampler(environ), threading.Event()
-        self._sampling = threading.Thread(target=self._sampler.run, args=(self._over,), daemon=True)
+        self._environ, self._over = environ, threading.Event()
+        self._sampler: Optional[usage.Sampler] = None
+        self._sampling: Optional[threading.Thread] = None
         self._oom_kills = memory.oom_kills()
 
     # -- what subclasses say -------------------------------------------------------------------------------------
@@ -106,6 +109,10 @@ class Executor(Generic[A]):
     def hear(self, number: int) -> None:
         """A signal has come."""
         raise NotImplementedError
+
+    def asked_to_stop(self) -> Optional[str]:
+        """The signal that asks for an end and was not looked at yet, if that would end a single attempt."""
+        return None
 
     def leave(self, attempt: A, why: str) -> None:
         """An attempt is not wanted here any more."""
@@ -161,7 +168,7 @@ class Executor(Generic[A]):
         self.data.close()
         tree.kill_below()
         self._over.set()
-        if self._sampling.ident is not None:
+        if self._sampling is not None:
             self._sampling.join(30)
         self.ledger.close()
         for held in self.keeper.held:  # Something broke before an end was written.
@@ -208,13 +215,19 @@ class Executor(Generic[A]):
 
     # -- starting ------------------------------------------------------------------------------------------------
 
-    def launch(self, attempt: A, problem: Optional[str] = None, code: int = 2) -> None:
-        """Start an attempt that has begun, its data first; a problem ends it at once, with `code`."""
+    def launch(
+        self, attempt: A, base: Mapping[str, str], here_only: bool, problem: Optional[str] = None, code: int = 2
+    ) -> None:
+        """Start an attempt that has begun, its data first, with `base` as the environment around it.
+
+        `here_only`: on this machine alone. A problem ends it at once, with `code`.
+        """
         self.keeper.keep(attempt.held, attempt.claim)
         attempt.keeper = self.keeper
         self.ledger.begun(attempt)
         attempt.stop = lambda why: self.told(attempt.held, why)
-        problem = problem or self.before_start(attempt)
+        found = attempt.prepare(base, here_only)
+        problem = problem or found or self.before_start(attempt)
         if problem is not None:
             self._fail(attempt, problem, code)
         elif attempt.spec.get("data"):
@@ -245,21 +258,37 @@ class Executor(Generic[A]):
             return None
 
     def _sample(self, attempt: A) -> None:
-        if self._sampling.ident is None:
+        if self._sampler is None:
+            self._sampler = usage.Sampler(attempt.env if self.alone else self._environ)
+            self._sampling = threading.Thread(target=self._sampler.run, args=(self._over,), daemon=True)
             self._sampling.start()
         pid, env, streams = attempt.child.pid, attempt.env, (attempt.out, attempt.err)
         # Steps that srun started belong to the job: with several runs in it nobody can tell whose they are.
         around = env if self.alone else {}
         self._sampler.add(attempt.use_file, env, lambda: processes.use_of(pid, around), self.alone, streams)
 
+    def _end_sampling(self, attempt: A) -> None:
+        """The use of a single run is on disk before its end; with many runs it follows soon."""
+        if self._sampler is None or self._sampling is None:
+            return
+        if self.alone:
+            self._over.set()
+            self._sampling.join(JOIN_S)
+        else:
+            self._sampler.end(attempt.use_file)
+
     def _fail(self, attempt: A, problem: str, code: int) -> None:
         """End an attempt that cannot go on."""
         with open(attempt.err, "ab") as file:
             file.write(("shoal: %s\n" % problem).encode("utf-8", "replace"))
+        if attempt.ended is not None:
+            self._finish(attempt, attempt.ended._replace(problem=problem), code)
+            return
+        if attempt.phase == "data" and attempt.stopped_by is None:
+            attempt.stopped_by = self.asked_to_stop()
         attempt.child = children.Child(0)
         attempt.child.code, attempt.child.problem = code, problem
-        end = attempt.ended or self._end_of(attempt)
-        self._finish(attempt, end, code if attempt.phase == "check" else None)
+        self._finish(attempt, self._end_of(attempt), None)
 
     # -- ending --------------------------------------------------------------------------------------------------
 
@@ -306,7 +335,7 @@ class Executor(Generic[A]):
         if attempt.child.slot_lost:
             attempt.stopped_by = attempt.stopped_by or "lost"
         if attempt.phase == "program":
-            self._sampler.end(attempt.use_file)
+            self._end_sampling(attempt)
             if attempt.stopped_by is None and _steps_were_ended(attempt):
                 attempt.stopped_by = "SIGTERM"
         return attempt.end_record(self.me, self._lacked_memory(attempt))
@@ -329,8 +358,8 @@ class Executor(Generic[A]):
         end = end._replace(data=self.data.records(attempt.spec))
         self.ledger.ended(attempt, self.complete(attempt, end))
 
-    def _kept(self, attempt: A, end: End, ours: bool) -> None:
-        self.keeper.release(attempt.held)
+    def _kept(self, attempt: A, held: lease.Lease, end: End, ours: bool) -> None:
+        self.keeper.release(held)
         self.after(attempt, end, ours)
 
 

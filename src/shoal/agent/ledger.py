@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Any, Callable, Generic, List, Mapping, Optional, Tuple, TypeVar
 
-from ..kernel import files, layout
+from ..kernel import files, layout, lease
 from ..kernel.records import End
 from .attempt import Attempt
 
@@ -32,7 +32,11 @@ class Ledger(Generic[A]):
     for dead and closed the attempt?"""
 
     def __init__(
-        self, wake: int, say: Callable[[str], None], kept: Callable[[A, End, bool], None], environ: Mapping[str, str]
+        self,
+        wake: int,
+        say: Callable[[str], None],
+        kept: Callable[[A, lease.Lease, End, bool], None],
+        environ: Mapping[str, str],
     ) -> None:
         self._writer, self._say, self._tell_kept = _Writer(wake), say, kept
         self._patience_s = float(environ.get(VARIABLE) or PATIENCE_S)
@@ -82,7 +86,7 @@ class Ledger(Generic[A]):
 
         def written(ours: Any, error: Optional[OSError]) -> None:
             if error is None:
-                self._tell_kept(attempt, end, bool(ours))
+                self._tell_kept(attempt, held, end, bool(ours))
             else:
                 if not self._unwritten:
                     self._say("cannot write down the end of %s yet: %s" % (attempt.name, error))

@@ -140,13 +140,9 @@ def _attempt(home: str, claim: fence.Claim, me: Allocation, set_up_exit: int, li
         _say("starting from %s" % spec["start_from"])
     _say("output in %s" % attempt.out)
     job = Single(home, attempt, me, link, _say)
-    job.problem = attempt.prepare(os.environ, here_only="SHOAL_TOKEN" in os.environ)
     if set_up_exit != 0:
         job.problem = "the cluster's set-up lines ended with exit code %d" % set_up_exit
         job.problem_code = set_up_exit
-    attempt.grace_s = float(attempt.env.get("SHOAL_GRACE_S") or 30)
-    attempt.warn_s = float(attempt.env.get("SHOAL_WARN_S") or 0)
-    attempt.stops_after_warning = True
     logs = [attempt.out, attempt.err]
     if spec.get("smoke"):
         from . import smoke

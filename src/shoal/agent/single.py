@@ -11,16 +11,14 @@ import threading
 import time
 from typing import Any, Callable, List, Optional
 
-from ..kernel import fence, guard, lease, progress
+from ..kernel import fence, files, guard, lease, progress
 from ..kernel.records import Allocation, End
 from . import survival, trial
 from .attempt import Attempt
 from .children import ColdStarter
-from .executor import Executor
+from .executor import JOIN_S, Executor
 
 _RETRY_S = 1.0
-#: How long a thread may take to see that the program has ended.
-_JOIN_S = 5.0
 
 
 class Single(Executor[Attempt]):
@@ -53,35 +51,39 @@ class Single(Executor[Attempt]):
         if self.follows:
             for path, stream in ((attempt.out, sys.stdout.buffer), (attempt.err, sys.stderr.buffer)):
                 self._threads.append(threading.Thread(target=_copy, args=(path, stream, self._ended), daemon=True))
-        if attempt.look is not None:
-            self._threads.append(threading.Thread(target=self._look_on, daemon=True))
         for thread in self._threads:
             thread.start()
-        self.launch(attempt, self.problem, self.problem_code)
+        here_only = "SHOAL_TOKEN" in os.environ
+        self.launch(attempt, os.environ, here_only, self.problem, self.problem_code)
+        if attempt.look is not None:
+            self._threads.append(threading.Thread(target=self._look_on, daemon=True))
+            self._threads[-1].start()
         for number in self._early:
             self.hear(number)
 
     def before_start(self, attempt: Attempt) -> Optional[str]:
-        """Start the guards on its further nodes, if it has any."""
+        """Start the guards on its further nodes, if it has any; its settings are in its environment."""
+        attempt.grace_s = float(attempt.env.get("SHOAL_GRACE_S") or 30)
+        attempt.warn_s = float(attempt.env.get("SHOAL_WARN_S") or 0)
+        attempt.stops_after_warning = True
         if not os.environ.get("SLURM_JOB_NODELIST"):
             return None
         from .launch.node_guards import NodeGuards
 
-        attempt.node_guards = NodeGuards(attempt.held, os.environ, self._asked_to_stop)
-        problem = attempt.node_guards.begin()
-        if problem is not None:
-            attempt.stopped_by = self._asked_to_stop()
-        return problem
+        attempt.node_guards = NodeGuards(attempt.held, os.environ, self.asked_to_stop)
+        return attempt.node_guards.begin()
 
     def hear(self, number: int) -> None:
         if not self._began:
             self._early.append(number)
+        elif number in guard.STOPPING and self.attempt.stopped_by is not None:
+            self.attempt.child.signal(signal.SIGKILL)  # asked twice
         elif number in guard.STOPPING:
             self.stop_all(signal.Signals(number).name, number)
         else:
             self.attempt.pass_on(number)
 
-    def _asked_to_stop(self) -> Optional[str]:
+    def asked_to_stop(self) -> Optional[str]:
         early = next((signal.Signals(number).name for number in self._early if number in guard.STOPPING), None)
         return early or self.link.asked_to_stop()
 
@@ -93,7 +95,7 @@ class Single(Executor[Attempt]):
             if why == "superseded":
                 try:
                     beaten = trial.beaten(attempt)
-                except OSError:
+                except (OSError, ValueError, KeyError):
                     return  # The file server is away for a moment; the next beat asks again.
                 if beaten is None:
                     return
@@ -103,20 +105,23 @@ class Single(Executor[Attempt]):
     def complete(self, attempt: Attempt, end: End) -> End:
         self._ended.set()
         for thread in self._threads:
-            thread.join(_JOIN_S)
+            thread.join(JOIN_S)
         if attempt.node_guards is not None:
             attempt.node_guards.close()
         if attempt.spec.get("data"):
             end = end._replace(data=self.data.close())
         told = False
-        while attempt.stopped_by != "lost":
+        while attempt.stopped_by != "lost" and not (told and self.asked_to_stop()):
             try:
-                return self._decide(attempt, end)
+                end = self._decide(attempt, end)
+                break
             except OSError as error:
                 if not told:
                     print("shoal: cannot write down the end yet: %s" % error, file=sys.stderr, flush=True)
                 told = True
                 time.sleep(_RETRY_S)
+        with attempt.moving:
+            attempt.is_closed = True
         return end
 
     def after(self, attempt: Attempt, end: End, ours: bool) -> None:
@@ -131,7 +136,12 @@ class Single(Executor[Attempt]):
             end = smoke.judge(end, spec, progress.read(attempt.claim.output_dir, logs))
         unseen = spec.get("trial") and end.success and attempt.claim == self._claim
         if unseen and trial.pointless(self.home, spec) is None:
-            trial.take_over(self.home, attempt, spec["trial"]["of"])  # it was done before anybody looked
+            try:
+                trial.take_over(self.home, attempt, spec["trial"]["of"])  # it was done before anybody looked
+            except OSError as error:
+                if error.errno not in files.DISK_ERRNOS:
+                    raise
+                print("shoal: the run is not taken over: %s" % error, file=sys.stderr, flush=True)
         if attempt.claim != self._claim:
             end = trial.as_the_run(end, attempt)
         replaced = is_replaced(attempt)

@@ -12,7 +12,7 @@ import shutil
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional
 
-from ..kernel import checkpoints, fence, files, layout, lease, process, progress, slurm, submission
+from ..kernel import checkpoints, fence, files, layout, lease, node_lease, process, progress, slurm, submission
 from ..kernel.records import Allocation, End
 from . import stages
 
@@ -205,6 +205,8 @@ def _trial_lives(home: str, record: Mapping[str, Any], attempt: "Attempt") -> Op
 def _begin_as(attempt: "Attempt", claim: fence.Claim, why: str, success: bool) -> bool:
     """Let the running program go on as the next attempt of a run whose newest claim is ours; the old lease ends."""
     with attempt.moving:
+        if attempt.is_closed:
+            return False
         mine, held = attempt.claim, attempt.held
         names = layout.parse_names(files.names_in(claim.run_dir))
         start = held.start._replace(
@@ -218,9 +220,14 @@ def _begin_as(attempt: "Attempt", claim: fence.Claim, why: str, success: bool) -
         new = lease.create(claim.run_dir, names.attempt + 1, start, attempt.times)
         if new is None:
             return False
-        if attempt.node_guards is not None:
-            attempt.node_guards.move(new)
-        _end_trial(attempt, why, success)
+        try:
+            if attempt.node_guards is not None:
+                attempt.node_guards.move(new)
+            _end_trial(attempt, why, success)
+        except OSError:
+            lease.close(new.run_dir, new.number, new.renewals)  # The program goes on as what it was.
+            node_lease.close_all(new.run_dir, new.number, layout.parse_names(files.names_in(new.run_dir)))
+            raise
         for stream in ("out", "err"):
             _same_log(mine.log_dir, held.number, new.number, stream)
         attempt.claim, attempt.held = claim, new

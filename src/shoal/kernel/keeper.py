@@ -5,6 +5,7 @@ programs, and the rest of the agent goes on.
 """
 
 import os
+import sys
 import threading
 from typing import Callable, Dict, List, Optional
 
@@ -82,4 +83,7 @@ class Keeper:
                 if found in ("lost", "over"):
                     del self._due[held]
         if why is not None:
-            self._tell(held, why)
+            try:
+                self._tell(held, why)
+            except Exception as error:  # the leases matter more; the next beat tells again
+                sys.stderr.write("shoal: %s: %s\n" % (type(error).__name__, error))

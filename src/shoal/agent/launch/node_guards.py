@@ -52,15 +52,19 @@ class NodeGuards:
             node_lease.create(self._held, len(self._nodes))
             self._start()
         except (OSError, allocation.Mismatch) as error:
+            self._close_names()
             return "no guard can be started on its further nodes: %s" % error
         threading.Thread(target=self._tend, daemon=True).start()
         problem = self._wait(self._held, _START_S, self._asked_to_stop)
         if problem is not None:
             self.close()
-            # Nothing of the attempt has run anywhere, whatever those guards do that came late.
-            names = layout.parse_names(files.names_in(self._held.run_dir))
-            node_lease.close_all(self._held.run_dir, self._held.number, names)
+            self._close_names()
         return problem
+
+    def _close_names(self) -> None:
+        """Nothing of the attempt has run anywhere, whatever those guards do that came late."""
+        names = layout.parse_names(files.names_in(self._held.run_dir))
+        node_lease.close_all(self._held.run_dir, self._held.number, names)
 
     def move(self, held: lease.Lease) -> None:
         """The program goes on as another attempt; call before the old one ends."""

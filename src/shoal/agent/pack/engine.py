@@ -45,7 +45,7 @@ class Engine(Executor[Running]):
     ) -> None:
         several = books.slots > books.per_node
         folder = os.path.join(node.folder, node.me.engine) if several else None
-        super().__init__(node.home, node.me, node.environ, starter, link, say, books.slots == 1, folder)
+        super().__init__(node.home, node.me, node.environ, starter, link, say, alone=False, data_folder=folder)
         self.queue, self.books, self.settings, self.node = queue, books, settings, node
         self.tally = Tally(len(queue), say)
         self.draining = False
@@ -140,8 +140,7 @@ class Engine(Executor[Running]):
             else:
                 running.cpus = holding.cpus if self.settings.bind else ()
                 environ = self._node(holding).environment(holding, self.books.per_node)
-                problem = running.prepare(environ, here_only=True)
-                self.launch(running, problem or self.problems.get(item.place))
+                self.launch(running, environ, here_only=True, problem=self.problems.get(item.place))
 
     def _node(self, holding: Holding) -> Node:
         """The node whose slot this is."""
