@@ -57,7 +57,7 @@ TOML = """
 command = [{python}, "-S", {program}]
 checkpoint = "model_*.pth"
 request = {{ gpus = 1, cpus = 1, memory = "50M", time = "2h" }}
-env = {{ SHOAL_LOOK_S = "0.2", SHOAL_BEAT_S = "1", SHOAL_GRACE_S = "2" }}
+env = {{ SHOAL_LOOK_S = "0.2", SHOAL_GRACE_S = "2" }}
 """
 #: A training that tells its steps to its tracker alone; as wandb writes in blocks of 32 KiB, it logs many numbers.
 TRACKED = """\

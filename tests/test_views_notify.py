@@ -95,7 +95,7 @@ def test_a_quiet_run_is_told_once(tmp_path: Path) -> None:
     project.script("001_tell/000_train_0.sh", "train -- wait=go")
     go = threading.Thread(target=lambda: (wait_until(lambda: told(log), 60, "told"), (project.root / "go").touch()))
     go.start()
-    project.shoal("submit", "experiments/001_tell", SHOAL_BEAT_S="0.3")
+    project.shoal("submit", "experiments/001_tell", SHOAL_SAMPLE_S="0.3")
     go.join(60)
     assert any(text.startswith("001_tell: 001_tell/000_train_0 has printed nothing for") for text in told(log))
     assert len(told(log)) == 2
