@@ -1,4 +1,7 @@
-"""Show what an experiment would submit: runs, requests, shapes and scripts. Changes nothing.
+"""Show what an experiment would submit: runs, requests, shapes and scripts. Submits and changes nothing.
+
+A bash script that sources shoal's functions is executed, with functions that only note how they are called; a Python
+file is executed, because it is code. Any other script is not executed.
 
 shoal plan experiments/001_example
 shoal plan experiments/001_example/000_pretrain_0.sh --script

@@ -1,7 +1,8 @@
 """What an experiment script asks for: run it with its step functions set to collect, and read how they were called.
 
-The script is ordinary bash and may do anything; only the functions from `source "$(shoal shell)"` are ours. What it
-exports between that line and the call is the experiment's configuration (`settings`), and becomes part of the run.
+The script is ordinary bash; only the functions from `source "$(shoal shell)"` are ours. What it exports between that
+line and the call is the experiment's configuration (`settings`), and becomes part of the run. A script that does not
+source them is a batch script and is never executed here; one that does may not act on a cluster while it is read.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import zlib
@@ -25,6 +27,17 @@ BASE = "SHOAL_SHELL_BASE"
 #: The shell's own bookkeeping, and variables that say where a command runs rather than what it does.
 _NOT_SETTINGS = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "BASHOPTS", "SHELLOPTS", "LINES", "COLUMNS", "PATH"})
 _STAND_INS = (740113, 920371)
+#: Programs that act on a cluster.
+_ACTING = ("sbatch", "srun", "salloc", "scancel", "scontrol", "qsub")
+_CAUGHT = """#!/bin/sh
+echo "${0##*/}" >> "${0%/*}/../caught"
+exit 1
+"""
+_SOURCE = re.compile(r"""(?:^|&&|\|\||;)\s*(?:source|\.)\s+("[^\n]*"|'[^']*'|[^\s;&|]+)""")
+#: The ways in which a script names its own folder.
+_OWN_FOLDER = re.compile(
+    r"""\$\(dirname\s+(?:--\s+)?"?\$(?:0|\{?BASH_SOURCE(?:\[0\])?\}?)"?\)|\$\{BASH_SOURCE(?:\[0\])?%/\*\}"""
+)
 
 
 class Call(NamedTuple):
@@ -66,6 +79,11 @@ def collect(script: Path, environ: Mapping[str, str], seeds: Sequence[int] | Non
     A script that passes its seed on unchanged is run twice however many seeds there are, with numbers that stand in
     for them; one that computes with its seed is run for each.
     """
+    if not sources_functions(script, environ):
+        raise InputError(
+            f"{script} does not source shoal's functions, so it is a batch script and was not executed",
+            hint=f'sbatch {script}   # as it is; to make runs of it, let it begin with: source "$(shoal shell)"',
+        )
     if seeds is None or len(seeds) <= len(_STAND_INS):
         once: Sequence[int | None] = [None] if seeds is None else seeds
         return [call for seed in once for call in _run(script, environ, seed)]
@@ -78,6 +96,27 @@ def collect(script: Path, environ: Mapping[str, str], seeds: Sequence[int] | Non
     return [_with_seed(call, _STAND_INS[0], seed) for seed in seeds for call in first]
 
 
+def sources_functions(script: Path, environ: Mapping[str, str], depth: int = 3) -> bool:
+    """Whether a script, or a file that it sources, sources the step functions; told from the text."""
+    try:
+        lines = script.read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    words = [word for line in lines if not line.lstrip().startswith("#") for word in _SOURCE.findall(line)]
+    if any("shoal shell" in word for word in words):
+        return True
+    found = (_find_sourced(word, script, environ) for word in words)
+    return depth > 0 and any(path is not None and sources_functions(path, environ, depth - 1) for path in found)
+
+
+def _find_sourced(word: str, script: Path, environ: Mapping[str, str]) -> Path | None:
+    """The file that a `source` line names: from where we are, or from the script's folder."""
+    text = _OWN_FOLDER.sub(lambda match: str(script.parent.absolute()), word.strip("\"'"))
+    text = re.sub(r"\$\{?(\w+)\}?", lambda match: environ.get(match.group(1), match.group(0)), text)
+    places = [Path(text), *(folder / text for folder in (script.parent, *list(script.absolute().parents)[1:4]))]
+    return next((path for path in places if path.is_file()), None)
+
+
 def append(path: str, call: Call) -> None:
     """Called by the step function of a collecting script: one line for one call."""
     with Path(path).open("a") as file:
@@ -88,16 +127,28 @@ def _run(script: Path, environ: Mapping[str, str], seed: int | None) -> list[Cal
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
-        path = os.path.join(folder, "calls")
+        path, programs = os.path.join(folder, "calls"), Path(folder, "bin")
+        programs.mkdir()
+        for name in _ACTING:
+            (programs / name).write_text(_CAUGHT)
+            (programs / name).chmod(0o755)
+        own = os.path.dirname(os.path.abspath(sys.argv[0]))
         env = {
             **environ,
             COLLECT: path,
-            "PATH": f"{os.path.dirname(os.path.abspath(sys.argv[0]))}{os.pathsep}{environ.get('PATH', os.defpath)}",
+            "PATH": os.pathsep.join([str(programs), own, environ.get("PATH", os.defpath)]),
             "SHOAL_SEED": "" if seed is None else str(seed),
         }
         # Whatever the script prints is for people, and must not mix with what this command prints for programs.
         done = subprocess.run(["bash", str(script)], env=env, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
         lines = Path(path).read_text().splitlines() if os.path.exists(path) else []
+        caught = Path(folder, "caught").read_text().split() if os.path.exists(os.path.join(folder, "caught")) else []
+    if caught:
+        names = list(dict.fromkeys(caught))
+        raise InputError(
+            f"{script} calls {', '.join(names)}, which is not executed while it is read",
+            hint=f"grep -nE '{'|'.join(names)}' {script}   # shoal submits; a script calls its step functions",
+        )
     if done.returncode != 0:
         raise InputError(
             f"{script} ended with exit code {done.returncode}", hint=f"bash -x {script}   # shows the failing line"

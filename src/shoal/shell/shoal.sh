@@ -13,7 +13,12 @@ if [ -z "${BASH_VERSION:-}" ]; then
     exit 2
 fi
 
-__shoal_script=${BASH_SOURCE[1]:-$0}
+# The script itself, also where a file that it sources sources this one.
+if [ "${#BASH_SOURCE[@]}" -gt 1 ]; then
+    __shoal_script=${BASH_SOURCE[${#BASH_SOURCE[@]}-1]}
+else
+    __shoal_script=$0
+fi
 
 __shoal_call() {
     SHOAL_SHELL_BASE=$__shoal_base command shoal shell --call "$1" --script "$__shoal_script" -- "${@:2}"
