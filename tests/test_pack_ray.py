@@ -24,6 +24,7 @@ import pytest
 
 import shoal
 from data_sets import make_data, with_data
+from made_up import ME
 from project import Project, assert_clear_error, processes_with, project_here, read_record
 from shoal.agent.children import StarterFailed
 from shoal.agent.pack import ray_cluster
@@ -250,7 +251,7 @@ def test_without_ray_it_says_so_in_one_sentence(monkeypatch: pytest.MonkeyPatch,
 
 
 def _node(home: Path, environ: dict[str, str]) -> Node:
-    node = Node(str(home), "token", {}, Gpus(), [0], environ, None)
+    node = Node(str(home), "token", ME, Gpus(), [0], environ, None)
     Path(node.folder).mkdir(parents=True)
     return node
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from made_up import ME, START
 from shoal.agent import nodes
 from shoal.agent.pack.books import WHOLE, Books, Need, even_share, parts
 from shoal.agent.pack.machine import Gpus, gpu_environment, gpus_here, thread_environment
@@ -281,7 +283,7 @@ def test_a_command_is_called_after_its_script(command: list[str], word: str) -> 
     ],
 )
 def test_an_engine_was_lost_with_its_node_if_slurm_says_so_or_its_job_came_back(
-    lost: dict[str, object], sinfo: str, failed: list[str]
+    lost: dict[str, Any], sinfo: str, failed: list[str]
 ) -> None:
-    me = {"job_id": "7", "life": 1}
-    assert nodes.lost_with(lost, me, lambda argv: (bool(sinfo), sinfo)) == failed
+    me = ME._replace(job_id="7", life=1)
+    assert nodes.lost_with(START._replace(**lost), me, lambda argv: (bool(sinfo), sinfo)) == failed

@@ -61,7 +61,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeUp:
 @pytest.fixture
 def pictured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeUp:
     """The same on a host whose name is always as long."""
-    monkeypatch.setattr("socket.gethostname", lambda: "gpu07")
+    monkeypatch.setattr("shoal.kernel.process.host", lambda: "gpu07")
     monkeypatch.setattr("made_up.HOST", "gpu07")
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()

@@ -28,7 +28,7 @@ BASE = "SHOAL_SHELL_BASE"
 _NOT_SETTINGS = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "BASHOPTS", "SHELLOPTS", "LINES", "COLUMNS", "PATH"})
 _STAND_INS = (740113, 920371)
 #: Programs that act on a cluster.
-_ACTING = ("sbatch", "srun", "salloc", "scancel", "scontrol", "qsub")
+_ACTING = ("qsub", "sbatch", "srun", "salloc", "scancel", "scontrol")
 _CAUGHT = """#!/bin/sh
 echo "${0##*/}" >> "${0%/*}/../caught"
 exit 1

@@ -76,7 +76,7 @@ def write_lost(standing: Standing) -> bool:
 def this_engine(environ: Dict[str, str], own_job: bool) -> Allocation:
     """Who we are, for start and end records: process, host, and the Slurm job with its number of lives."""
     job = slurm.this_job(environ) if own_job else {}
-    return Allocation(**process.this_process(), **job, engine="%s-%d" % (os.uname().nodename, os.getpid()))
+    return Allocation(**process.this_process(), **job, engine="%s-%d" % (process.host(), os.getpid()))
 
 
 def claim_of(standing: Standing) -> fence.Claim:
