@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from conftest import cancel_all
+from made_up import ME
 from project import Project, read_record
 from shoal.agent.pack import follow
 from shoal.sandbox import Sandbox
@@ -190,7 +191,7 @@ def test_nodes_that_failed_are_avoided_by_the_follow_up_job_and_by_the_next_subm
     # As an engine notes it when it takes over from one that was lost with its node.
     (folder / "engine.gone.end").write_text(json.dumps({"failed_nodes": [bad]}))
     (folder / "engine.torn.end").touch()  # by one whose node died while it wrote
-    following = follow.owed_after({"job_id": job, "life": 0}, 1, {})
+    following = follow.owed_after(ME._replace(job_id=job, life=0), 1, {})
     assert following is not None
     told = follow.submit_follow_up(str(folder), following, project.env)
     assert told.endswith(f"continues, and avoids {bad}, which failed")
