@@ -1,5 +1,6 @@
 """One attempt of a run: how it begins, what it waits for, how it is asked to stop, and what its end record says."""
 
+import functools
 import os
 import signal
 import threading
@@ -47,7 +48,7 @@ def begin(
     resume_from = None
     if spec.get("checkpoint") and (again or claim.resume):
         resume_from = checkpoints.newest(claim.output_dir, spec["checkpoint"])
-    times, mine = lease.timing(environ), process.this_process()
+    times, mine = lease.timing(environ), _agent(os.getpid())
     env = dict(environ, **(spec.get("env") or {}))
     record = Start(
         **me._asdict(),
@@ -70,6 +71,12 @@ def begin(
     if claim.log_dir != claim.output_dir:
         os.makedirs(claim.log_dir, exist_ok=True)
     return lease.create(claim.run_dir, number, record, times, sync=False)
+
+
+@functools.lru_cache(maxsize=1)
+def _agent(pid: int) -> Dict[str, Any]:
+    """This process, looked up once for all runs of a pack."""
+    return process.identity(pid)
 
 
 class Attempt:

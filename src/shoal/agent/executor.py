@@ -238,7 +238,8 @@ class Executor(Generic[A]):
 
     def _start_program(self, attempt: A) -> None:
         argv = command.inside(attempt.spec, attempt.claim, attempt.argv, attempt.env)
-        attempt.oom_kills = memory.oom_kills()
+        if self.alone:
+            attempt.oom_kills = memory.oom_kills()
         child = self._start(attempt, argv, attempt.use_file)
         if child is not None:
             attempt.begin_program(child, self.left_s())
