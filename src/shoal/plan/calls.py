@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import zlib
@@ -82,7 +83,7 @@ def collect(script: Path, environ: Mapping[str, str], seeds: Sequence[int] | Non
     if not sources_functions(script, environ):
         raise InputError(
             f"{script} does not source shoal's functions, so it is a batch script and was not executed",
-            hint=f'sbatch {script}   # as it is; to make runs of it, let it begin with: source "$(shoal shell)"',
+            hint=f'sbatch {shlex.quote(str(script))}   # as it is; to make runs of it, let it begin with: source "$(shoal shell)"',
         )
     if seeds is None or len(seeds) <= len(_STAND_INS):
         once: Sequence[int | None] = [None] if seeds is None else seeds
@@ -147,7 +148,7 @@ def _run(script: Path, environ: Mapping[str, str], seed: int | None) -> list[Cal
         names = list(dict.fromkeys(caught))
         raise InputError(
             f"{script} calls {', '.join(names)}, which is not executed while it is read",
-            hint=f"grep -nE '{'|'.join(names)}' {script}   # shoal submits; a script calls its step functions",
+            hint=f"grep -nE '{'|'.join(names)}' {shlex.quote(str(script))}   # shoal submits, not the script",
         )
     if done.returncode != 0:
         raise InputError(
