@@ -83,7 +83,7 @@ def collect(script: Path, environ: Mapping[str, str], seeds: Sequence[int] | Non
     if not sources_functions(script, environ):
         raise InputError(
             f"{script} does not source shoal's functions, so it is a batch script and was not executed",
-            hint=f'sbatch {shlex.quote(str(script))}   # as it is; to make runs of it, let it begin with: source "$(shoal shell)"',
+            hint=f'sbatch {shlex.quote(str(script))}   # or let it begin with: source "$(shoal shell)"',
         )
     if seeds is None or len(seeds) <= len(_STAND_INS):
         once: Sequence[int | None] = [None] if seeds is None else seeds
