@@ -269,7 +269,7 @@ _Adapt = Callable[[List[str]], Tuple[Optional[List[str]], str]]
 def _next_job(
     home: str, name: str, claim: fence.Claim, seen: int, job: str, adapt: _Adapt
 ) -> Tuple[Optional[str], str]:
-    """Submit the generation after `seen`, to start when `job` ends, and let what waits for `job` wait for the new one.
+    """Submit the generation after `seen`, to start when `job` is over, and let what waits for `job` wait for the new one.
 
     Returns the new job and what differs from the old one; or None and why there is none.
     """
@@ -285,7 +285,7 @@ def _next_job(
     argv += [
         "--job-name=%s" % submission.job_name(name, token),
         "--output=%s/slurm-%%j.out" % folder.replace("%", "%%"),
-        "--dependency=afterany:%s" % job,
+        *slurm.after_this_job(job, os.environ),
     ]
     script = files.read_own(os.path.join(layout.submission_dir(home, claim.token), "script.sh"))
     script = script.replace(claim.token.encode(), token.encode())

@@ -314,3 +314,12 @@ def this_job(environ: Mapping[str, str]) -> Dict[str, Any]:
         "nodes": environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST"),
     }
     return dict(job, array_job_id=array) if array else job
+
+
+def after_this_job(job: str, environ: Mapping[str, str]) -> List[str]:
+    """The option that lets a job start when `job` has ended, if that is the job of this process.
+
+    Another one has ended already, and a controller that lost its state may have given its number to somebody else.
+    """
+    own = this_job(environ)
+    return ["--dependency=afterany:%s" % job] if job in (own["job_id"], own["job_label"]) else []
