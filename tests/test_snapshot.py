@@ -126,8 +126,11 @@ def test_a_project_outside_of_git_is_copied_and_what_is_not_code_is_linked(plain
     kept = Path(code.root)
     for name in ("train.py", "pkg", "pkg/a.py", "pkg/data/load.py"):
         assert (kept / name).exists() and not (kept / name).is_symlink()
-    for name in ("data", ".venv", "results", "w.pth"):
+    for name in ("data", ".venv"):
         assert (kept / name).is_symlink() and (kept / name).exists()
+    for name in ("results", "w.pth"):  # each run has its own
+        assert not os.path.lexists(kept / name)
+    assert code.hidden == ("w.pth",)
     assert not (kept / ".shoal").exists() and not (plain / ".git").exists()
     assert take(plain, home, os.environ) == code
     (plain / "train.py").write_text("two\n")

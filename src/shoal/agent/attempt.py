@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, 
 from ..kernel import checkpoints, fence, files, layout, lease, process
 from ..kernel.keeper import Keeper
 from ..kernel.records import Allocation, End, Start
-from . import command, packages, stages, survival
+from . import command, packages, stages, survival, workdir
 from .children import Child
 from .launch import container
 
@@ -88,6 +88,10 @@ class Attempt:
     """
 
     def __init__(self, claim: fence.Claim, held: lease.Lease, spec: Dict[str, Any]) -> None:
+        #: Its own working directory, if its code was kept.
+        self.workdir = workdir.of(spec, claim.output_dir)
+        if self.workdir is not None:
+            spec = dict(spec, cwd=self.workdir.cwd)
         self.claim, self.held, self.spec = claim, held, spec
         self.moving = threading.RLock()
         self.resume_from: Optional[str] = held.start.resume_from
@@ -158,6 +162,19 @@ class Attempt:
         )
         self.env[process.MARK] = str(self.held.start.mark)
         return problem
+
+    def clear_workdir(self) -> Tuple[str, ...]:
+        """Nothing of it runs any more: take its code away; returns what there is to tell.
+
+        If somebody else may have gone on with the run by now, everything stays as it is.
+        """
+        place, self.workdir = self.workdir, None
+        if place is None or self.stopped_by == "lost" or lease.now() > self.held.held_until:
+            return ()
+        try:
+            return tuple(place.clear())
+        except OSError as error:
+            return ("its code is left in %s: %s" % (place.cwd, error),)
 
     # -- phases --------------------------------------------------------------------------------------------------
 

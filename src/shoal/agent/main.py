@@ -138,6 +138,7 @@ def _attempt(home: str, claim: fence.Claim, me: Allocation, set_up_exit: int, li
         _say("continuing from %s%s" % (attempt.resume_from, "" if step is None else " (step %d)" % step))
     elif spec.get("start_from"):
         _say("starting from %s" % spec["start_from"])
+    _say("working directory %s" % attempt.spec["cwd"])
     _say("output in %s" % attempt.out)
     job = Single(home, attempt, me, link, _say)
     if set_up_exit != 0:
@@ -196,7 +197,7 @@ def _wait_for_disk(error: OSError, since: Optional[float], link: guard.Link) -> 
     now = time.monotonic()
     if since is None:
         print("shoal: not started yet: %s" % error, file=sys.stderr, flush=True)
-    elif now - since > float(os.environ.get(ledger.VARIABLE) or ledger.PATIENCE_S):
+    elif now - since > ledger.patience_s(os.environ):
         raise error
     _pause(ledger.RETRY_S, link)
     return since or now

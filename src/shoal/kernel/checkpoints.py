@@ -5,16 +5,22 @@ import os
 import re
 from typing import List, Optional, Tuple, Union
 
+from . import layout
+
 _DIGITS = re.compile(r"(\d+)")
 
 
 def newest(folder: str, pattern: str) -> Optional[str]:
-    """The newest complete checkpoint in `folder` that matches the pattern, or None.
+    """The newest complete checkpoint in an output folder that matches the pattern, or None; also one that the program
+    wrote by relative path, in its working directory.
 
     "Newest" is the highest by version order (model_10 after model_9). Empty files and names that end like temporary
     ones are half-written and passed over.
     """
-    candidates = [path for path in glob.glob(os.path.join(glob.escape(folder), pattern)) if _is_complete(path)]
+    found = [
+        path for place in layout.written_by(folder) for path in glob.glob(os.path.join(glob.escape(place), pattern))
+    ]
+    candidates = [path for path in found if _is_complete(path)]
     return max(candidates, key=_version) if candidates else None
 
 

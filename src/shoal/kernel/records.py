@@ -222,6 +222,7 @@ class End(NamedTuple):
     expect_s: Optional[float] = None
     held: Optional[Held] = None
     data: Sequence[Dict[str, Any]] = ()
+    notes: Sequence[str] = ()
     next: Optional[Next] = None
 
 

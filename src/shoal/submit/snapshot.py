@@ -2,8 +2,9 @@
 
 Tracked files with their changes, and untracked ones that are not ignored, are written to snapshots/<tree> under the
 state folder, once for each state of the code. What git ignores (data, environments, compiled extensions) is linked, so
-that paths still lead there. The commit and the difference to it stand beside it. A project outside of git is treated as
-if it had just been put there: a list of usual names and its .shoalignore say what is not code.
+that paths still lead there, except folders that look like outputs: each run has its own (agent/workdir.py). The commit
+and the difference to it stand beside it. A project outside of git is treated as if it had just been put there: a list
+of usual names and its .shoalignore say what is not code.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from shoal.agent.workdir import upward
 from shoal.errors import ShoalError
 from shoal.kernel import layout
 from shoal.kernel.files import is_shared, make_dir, refuse_foreign, replace, to_json
@@ -64,21 +66,39 @@ node_modules/
 """
 
 
+#: Names of folders that programs write to, and of files that they write. Those that git ignores are not linked: they
+#: would be the same for all runs.
+_WRITTEN = (
+    *("out", "output", "outputs", "result", "results", "log", "logs", "run", "runs", "multirun", "save", "saved"),
+    *("checkpoint", "checkpoints", "ckpt", "ckpts", "wandb", "mlflow", "mlruns"),
+    *("lightning_logs", "tb_logs", "tensorboard"),
+)
+_WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors")
+_WRITTEN_FILES = (*_WEIGHTS, ".log", ".out", ".err")
+#: As in `upward`: a path that leads out of its folder.
+_UPWARD = r"(\.\./)+[A-Za-z0-9_][A-Za-z0-9_.-]*"
+
+
 class Code(NamedTuple):
-    """Where the project's root stands in the snapshot, and which state of the code it is."""
+    """Where the project's root stands in the snapshot, and which state of the code it is. `hidden` are paths that a
+    program may want to read and will not find, because it has its own in their place; of new snapshots only."""
 
     root: str
     commit: str | None
     tree: str
     changed: bool
+    hidden: tuple[str, ...] = ()
 
 
 class SnapshotError(ShoalError):
     """The code could not be kept."""
 
 
-def take(root: Path, home: Path, environ: Mapping[str, str]) -> Code | None:
-    """Keep the code around `root`; None where there is no git to do it. A repository is not changed by it."""
+def take(root: Path, home: Path, environ: Mapping[str, str], link: Sequence[str] = ()) -> Code | None:
+    """Keep the code around `root`; None where there is no git to do it. A repository is not changed by it.
+
+    `link` are paths in `root` that runs see as they are in the project, whatever their names.
+    """
     git = _Git(root, environ)
     if git.ask("--version") is None:
         return None
@@ -96,16 +116,25 @@ def take(root: Path, home: Path, environ: Mapping[str, str]) -> Code | None:
         shared = is_shared(str(home))
         target = Path(layout.snapshots_dir(str(home), shared)) / tree[:16]
         difference = git.text("diff", "--cached", "--binary", commit) if commit else ""
-        if not target.exists():
-            _write(git, Path(top), target, kept_out, shared)
+        is_new = not target.exists()
+        if is_new:
             facts = {"schema": 1, "commit": commit, "tree": tree, "branch": git.ask("branch", "--show-current")}
-            replace(f"{target}.json", to_json({**facts, "changed": bool(difference)}), sync=False)
+            above = sorted(upward(git.matches(_UPWARD)))
+            make_dir(str(target.parent))
+            replace(f"{target}.json", to_json({**facts, "changed": bool(difference), "above": above}), sync=False)
+            _write(git, target, shared)
             if difference:
                 replace(f"{target}.diff", difference.encode("utf-8", "surrogateescape"), sync=False)
         refuse_foreign(str(target))
+        inside = os.path.relpath(root.resolve(), Path(top).resolve())
+        wanted = [os.path.normpath(os.path.join(inside, name)) for name in link]
+        hidden = _link_the_rest(git, Path(top), target, wanted, kept_out)
         os.utime(target)  # its last use, for `shoal clean`
-    inside = os.path.relpath(root.resolve(), Path(top).resolve())
-    return Code(os.path.normpath(target / inside), commit, tree, bool(difference))
+    return Code(os.path.normpath(target / inside), commit, tree, bool(difference), tuple(hidden) if is_new else ())
+
+
+def is_in_git(root: Path, environ: Mapping[str, str]) -> bool:
+    return _Git(root, environ).ask("rev-parse", "--show-toplevel") is not None
 
 
 def _add_everything(git: _Git, top: Path, home: Path, root: Path, ignore: str) -> list[str]:
@@ -133,22 +162,15 @@ def _add_everything(git: _Git, top: Path, home: Path, root: Path, ignore: str) -
     return out
 
 
-def _write(git: _Git, top: Path, target: Path, kept_out: Sequence[str], shared: bool) -> None:
+def _write(git: _Git, target: Path, shared: bool) -> None:
     """Write the tree beside its name and rename it, so that nobody ever starts in half of one.
 
     In a shared project the group can read it and only its owner change it.
     """
-    make_dir(str(target.parent))
     umask = os.umask(0o027) if shared else None
     partial = Path(tempfile.mkdtemp(prefix=f"{target.name}.tmp-", dir=target.parent))
     try:
         git.must("checkout-index", "--all", f"--prefix={partial}/")
-        ignored = git.names("ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z")
-        modules = [
-            line.partition("\t")[2] for line in git.names("ls-files", "--stage", "-z") if line.startswith("160000")
-        ]
-        for name in (*ignored, *modules, *kept_out):
-            _link(top / name.rstrip("/"), partial / name.rstrip("/"))
         partial.chmod(0o750 if shared else 0o755)
         os.rename(partial, target)
     except BaseException:
@@ -160,17 +182,39 @@ def _write(git: _Git, top: Path, target: Path, kept_out: Sequence[str], shared: 
             os.umask(umask)
 
 
+def _link_the_rest(git: _Git, top: Path, target: Path, wanted: Sequence[str], kept_out: Sequence[str]) -> list[str]:
+    """Link what is not code, each time: data may have come since the same code was kept first. Returns what programs
+    may want to read among that which is not linked."""
+    for name in wanted:
+        if not os.path.lexists(top / name):
+            (top / name).mkdir(parents=True)
+        _link(top / name, target / name)
+    ignored = git.names("ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z")
+    modules = [line.partition("\t")[2] for line in git.names("ls-files", "--stage", "-z") if line.startswith("160000")]
+    hidden = []
+    for name in [path.rstrip("/") for path in (*ignored, *modules, *kept_out)]:
+        base = os.path.basename(name)
+        if base not in _WRITTEN and not base.endswith(_WRITTEN_FILES):
+            _link(top / name, target / name)
+        elif name not in wanted and ("ckpt" in base or "checkpoint" in base or base.endswith(_WEIGHTS)):
+            hidden.append(name)
+    return hidden
+
+
 def _link(original: Path, link: Path) -> None:
     if link.name in (".shoal", "__pycache__") or (os.path.lexists(link) and not _is_empty(link)):
         return
     if link.is_dir():
         link.rmdir()
     link.parent.mkdir(parents=True, exist_ok=True)
-    link.symlink_to(original)
+    try:
+        link.symlink_to(original)
+    except FileExistsError:
+        pass  # another command was faster
 
 
 def _is_empty(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())
+    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
 
 
 class _Git:
@@ -208,6 +252,11 @@ class _Git:
         except (OSError, subprocess.TimeoutExpired):
             return None
         return done.stdout.decode("utf-8", "surrogateescape").strip() or None if done.returncode == 0 else None
+
+    def matches(self, pattern: str) -> set[str]:
+        """What the text files of the index have that matches."""
+        done = self._run(("grep", "--cached", "-hoIE", pattern), "")
+        return set(done.stdout.decode("utf-8", "replace").splitlines()) if done.returncode == 0 else set()
 
     def must(self, *words: str, given: str = "") -> str:
         return self.text(*words, given=given).strip()

@@ -31,7 +31,17 @@ def gather(home: str, run: str, environ: Mapping[str, str], clock: Callable[[], 
     told = _explain(home, run, environ, clock)
     bad = nodes.failed(layout.run_dir(home, run), nodes.ask_slurm(environ))
     failed = [f"{', '.join(bad)} failed under it; jobs that follow avoid it where they can"] if bad else []
-    return msgspec.structs.replace(told, evidence=[*told.evidence, *failed])
+    return msgspec.structs.replace(told, evidence=[*told.evidence, *failed, *_of_its_files(home, run)])
+
+
+def _of_its_files(home: str, run: str) -> list[str]:
+    """Where the program's relative paths lead, and what it changed that is not its own."""
+    files = Reader(home).run(run)
+    if files.end is None:
+        return []
+    notes = [plain(note) for note in files.end.notes]
+    own = layout.written_by(files.end.output_dir)[1:]
+    return [*notes, *(f"what it wrote by relative path is in {plain(place)}" for place in own)]
 
 
 def _explain(home: str, run: str, environ: Mapping[str, str], clock: Callable[[], float]) -> Explanation:
