@@ -128,9 +128,8 @@ def _checkpoints(run: Left, keep: int, gone: Sequence[str]) -> Iterator[Item]:
     found: list[str] = []
     for folder in run.outputs:
         if folder not in gone and os.path.isdir(folder):
-            found += [
-                path for path in glob.glob(os.path.join(glob.escape(folder), pattern)) if not os.path.islink(path)
-            ]
+            places = [os.path.join(glob.escape(place), pattern) for place in layout.written_by(folder)]
+            found += [path for place in places for path in glob.glob(place) if not os.path.islink(path)]
     # Folders are newest first; inside one, the number in the name decides.
     order = {folder: index for index, folder in enumerate(run.outputs)}
     found.sort(key=lambda path: (order[_folder(path, run.outputs)], -(checkpoints.step_of(path) or 0), path))
