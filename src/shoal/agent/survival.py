@@ -269,7 +269,7 @@ _Adapt = Callable[[List[str]], Tuple[Optional[List[str]], str]]
 def _next_job(
     home: str, name: str, claim: fence.Claim, seen: int, job: str, adapt: _Adapt
 ) -> Tuple[Optional[str], str]:
-    """Submit the generation after `seen`, to start when `job` is over, and let what waits for that wait for the new one.
+    """Submit the generation after `seen`, to start when `job` is over; what waits for `job` then waits for the new one.
 
     Returns the new job and what differs from the old one; or None and why there is none.
     """
