@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import stat
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..kernel import layout
 
@@ -25,6 +25,7 @@ _SOURCE = (
     *(".js", ".ts", ".html", ".css", ".md", ".rst", ".ipynb", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".pdf"),
 )
 _LARGEST_COPY = 256 << 10
+_MANY, _THREADS = 500, 8
 #: `../` this often is above every repository.
 _MOST_LEVELS = 6
 _UPWARD = re.compile(r"(?<![\w.])((?:\.\./)+)(\w[\w.-]*)")
@@ -91,8 +92,9 @@ class WorkDir:
             _symlink(target, os.path.join(self._work, name))
         for folder in code.folders:
             _make_folder(os.path.join(repository, folder))
-        for one in code.files:
-            _put(os.path.join(self._top, one.path), os.path.join(repository, one.path), one)
+        _for_each(
+            lambda one: _put(os.path.join(self._top, one.path), os.path.join(repository, one.path), one), code.files
+        )
         for path, target in code.links:
             _symlink(target, os.path.join(repository, path))
         for path, target in self._above.items():
@@ -119,17 +121,20 @@ class WorkDir:
 
     def _remove(self, code: _Code) -> List[str]:
         repository = os.path.join(self._work, self._repository)
-        notes = []
-        for one in code.files:
+        notes: List[str] = []
+
+        def take_out(one: _File) -> None:
             path = os.path.join(repository, one.path)
             found = _lstat(path)
             if found is None or not stat.S_ISREG(found.st_mode):
-                continue
+                return
             if (found.st_size, found.st_mtime_ns) == (one.size, one.mtime_ns):
                 os.unlink(path)
             elif found.st_nlink > 1 and os.path.samefile(path, os.path.join(code.top, one.path)):
                 notes.append("it changed %s of the code, which other runs share" % one.path)
                 os.unlink(path)
+
+        _for_each(take_out, code.files)
         links = [(os.path.join(repository, path), target) for path, target in code.links]
         for path, target in [*links, *((os.path.join(self._work, path), to) for path, to in self._above.items())]:
             if _is_link_to(path, target):
@@ -202,20 +207,45 @@ def _read(top: str) -> _Code:
 
 def _put(original: str, path: str, one: _File) -> None:
     """A file of the code. One that is there is the run's own, unless it belongs to somebody else."""
-    found = _lstat(path)
-    if found is not None:
-        if found.st_uid == os.getuid():
-            return
-        os.unlink(path)
+    try:
+        _link_or_copy(original, path, one)
+    except FileExistsError:
+        found = _lstat(path)
+        if found is not None and found.st_uid != os.getuid():
+            os.unlink(path)
+            _link_or_copy(original, path, one)
+
+
+def _link_or_copy(original: str, path: str, one: _File) -> None:
     if one.size > _LARGEST_COPY or path.endswith(_SOURCE):
         try:
             os.link(original, path)
             return
+        except FileExistsError:
+            raise
         except OSError:
             pass  # Another file system, or one without links.
-    shutil.copyfile(original, path)
-    shutil.copymode(original, path)
+    with open(original, "rb") as source, open(path, "xb") as target:
+        os.fchmod(target.fileno(), stat.S_IMODE(os.fstat(source.fileno()).st_mode))
+        shutil.copyfileobj(source, target)
     os.utime(path, ns=(one.mtime_ns, one.mtime_ns))
+
+
+def _for_each(do: Callable[[_File], None], files: Sequence[_File]) -> None:
+    """With several threads where there are many: a file server answers several at once."""
+    if len(files) < _MANY:
+        for one in files:
+            do(one)
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
+    def do_part(part: Sequence[_File]) -> None:
+        for one in part:
+            do(one)
+
+    with ThreadPoolExecutor(_THREADS) as threads:
+        for done in [threads.submit(do_part, files[first::_THREADS]) for first in range(_THREADS)]:
+            done.result()
 
 
 def _make_folder(path: str) -> None:
