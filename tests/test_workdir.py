@@ -165,6 +165,26 @@ def test_a_project_inside_a_repository_sees_its_neighbours(tmp_path: Path) -> No
     assert (first.read_text(), second.read_text()) == ("1", "2") and first.parts[-3:-1] == ("repo", "mnist")
 
 
+def test_links_of_the_code_lead_where_they_led(tmp_path: Path) -> None:
+    project = make(tmp_path, None, "corpus/y.txt", "base.yaml", "data/x.txt")
+    (project.root / "corpus").symlink_to("../corpus")
+    (project.root / "base.yaml").symlink_to("config/base.yaml")
+    project.shoal("submit", "experiments/001_a", "--on", "local", "--set", "lr=0.1,0.2")
+    told = printed(project, NAMES[1])
+    assert [told[path] for path in ("corpus/y.txt", "base.yaml", "data/x.txt")] == ["above", "depth: 1", "ignored data"]
+    assert not list(place_of(project, NAMES[1]).glob("*.yaml")), "links of the code are taken out"
+
+
+def test_large_files_are_not_copied_to_another_file_system(tmp_path: Path) -> None:
+    project = make(tmp_path, None, program="import os\nprint(os.path.islink('big.bin'), os.path.islink('train.py'))\n")
+    (project.root / "big.bin").write_bytes(b"x" * (1 << 20))
+    with small_disk(tmp_path / "disk") as disk:
+        (project.root / "outputs").symlink_to(disk)
+        project.shoal("submit", "experiments/001_a", "--on", "local", "--set", "lr=0.1,0.2")
+        assert project.shoal("logs", NAMES[0]).out.endswith("True False\n")
+        assert not list(disk.rglob("big.bin"))
+
+
 def test_nothing_is_left_of_a_working_directory_that_was_not_written_to(tmp_path: Path) -> None:
     project = make(tmp_path, None, program="import helper\nprint(helper.VALUE)\n")
     project.shoal("submit", "experiments/001_a", "--on", "local", "--set", "lr=0.1,0.2")

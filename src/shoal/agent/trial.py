@@ -76,6 +76,7 @@ def bring_checkpoint(home: str, spec: Mapping[str, Any], output_dir: str) -> Non
             if newest is None:
                 break
             if _copy(newest, os.path.join(output_dir, os.path.relpath(newest, folder))):
+                layout.keep_cwd(folder, output_dir)
                 return
 
 

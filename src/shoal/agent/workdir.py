@@ -58,6 +58,7 @@ class WorkDir:
         inner = [] if inside == "." else inside.split("/")
         outer = os.path.abspath(root).strip("/").split("/")
         outer = outer[: len(outer) - len(inner)]
+        self._real = "/" + "/".join(outer)
         found: Dict[Tuple[int, str], str] = {}
         for ups, name in upward(words) | _named_by(self._top):
             up = ups - len(inner)
@@ -96,7 +97,7 @@ class WorkDir:
             lambda one: _put(os.path.join(self._top, one.path), os.path.join(repository, one.path), one), code.files
         )
         for path, target in code.links:
-            _symlink(target, os.path.join(repository, path))
+            _symlink(self._target(path, target), os.path.join(repository, path))
         for path, target in self._above.items():
             if os.path.isdir(os.path.dirname(os.path.join(self._work, path))):
                 _symlink(target, os.path.join(self._work, path))
@@ -114,6 +115,11 @@ class WorkDir:
             notes.append("changed while it ran, and shared by all runs: %s" % some)
         return notes
 
+    def _target(self, path: str, target: str) -> str:
+        """Where a link of the code leads; one that leads out of the repository is not relative any more."""
+        inside = os.path.normpath(os.path.join(os.path.dirname(path), target))
+        return os.path.normpath(os.path.join(self._real, inside)) if inside.startswith("../") else target
+
     def _shared(self, code: _Code) -> List[str]:
         """Places of the project that a run sees as they are. Names with a dot first are tools' and environments'."""
         targets = [target for path, target in code.links if os.path.isabs(target)]
@@ -126,16 +132,19 @@ class WorkDir:
         def take_out(one: _File) -> None:
             path = os.path.join(repository, one.path)
             found = _lstat(path)
-            if found is None or not stat.S_ISREG(found.st_mode):
+            if found is None:
                 return
-            if (found.st_size, found.st_mtime_ns) == (one.size, one.mtime_ns):
+            if stat.S_ISLNK(found.st_mode):
+                if _is_link_to(path, os.path.join(code.top, one.path)):
+                    os.unlink(path)
+            elif (found.st_size, found.st_mtime_ns) == (one.size, one.mtime_ns):
                 os.unlink(path)
             elif found.st_nlink > 1 and os.path.samefile(path, os.path.join(code.top, one.path)):
                 notes.append("it changed %s of the code, which other runs share" % one.path)
                 os.unlink(path)
 
         _for_each(take_out, code.files)
-        links = [(os.path.join(repository, path), target) for path, target in code.links]
+        links = [(os.path.join(repository, path), self._target(path, target)) for path, target in code.links]
         for path, target in [*links, *((os.path.join(self._work, path), to) for path, to in self._above.items())]:
             if _is_link_to(path, target):
                 os.unlink(path)
@@ -225,6 +234,9 @@ def _link_or_copy(original: str, path: str, one: _File) -> None:
             raise
         except OSError:
             pass  # Another file system, or one without links.
+        if one.size > _LARGEST_COPY:
+            os.symlink(original, path)
+            return
     with open(original, "rb") as source, open(path, "xb") as target:
         os.fchmod(target.fileno(), stat.S_IMODE(os.fstat(source.fileno()).st_mode))
         shutil.copyfileobj(source, target)

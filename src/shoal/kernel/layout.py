@@ -59,7 +59,7 @@ TOKEN_LENGTH = 12
 ENVIRONMENTS = "environments"
 #: A tree is 16 letters and digits, and no user has so long a number.
 _WHOSE_SNAPSHOT = re.compile(r"/snapshots/(\d{1,10})/[0-9a-f]{16}/")
-_SNAPSHOT = re.compile(r"(.*/snapshots/(?:\d{1,10}/)?[0-9a-f]{16})/")
+_SNAPSHOT = re.compile(r"/snapshots/(?:\d{1,10}/)?[0-9a-f]{16}(?=/)/")
 #: In the folder of a working directory: where the program starts, and which code is there.
 CWD, CODE = ".cwd", ".code"
 _NUMBERED = re.compile(r"(spec|submit|attempt)\.(\d+)\.(\w+)(?:\.(\d+))?\Z")
@@ -108,16 +108,24 @@ def is_own_snapshot(path: str) -> bool:
 
 
 def snapshot_of(code: str) -> str:
-    """The whole snapshot that a project's folder in it belongs to."""
-    found = _SNAPSHOT.match(code + "/")
-    if found is None:
-        raise ValueError("%s is not in a snapshot" % code)
-    return found.group(1)
+    """The whole snapshot that a project's folder in it belongs to; its record stands beside it."""
+    for found in _SNAPSHOT.finditer(code + "/"):
+        if os.path.isfile(code[: found.end() - 1] + ".json"):
+            return code[: found.end() - 1]
+    raise ValueError("%s is not in a snapshot" % code)
 
 
 def work_dir(output_dir: str) -> str:
     """Where the working directory of a run stands (agent/workdir.py)."""
     return os.path.join(output_dir, "work")
+
+
+def keep_cwd(output_dir: str, other: str) -> None:
+    """Let a run in `other` start in the same place of its working directory as the one in `output_dir`."""
+    cwd = os.path.join(work_dir(output_dir), CWD)
+    if os.path.islink(cwd) and not os.path.lexists(os.path.join(work_dir(other), CWD)):
+        os.makedirs(work_dir(other), exist_ok=True)
+        os.symlink(os.readlink(cwd), os.path.join(work_dir(other), CWD))
 
 
 def written_by(output_dir: str) -> List[str]:
