@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from shoal.agent.environment import escape
 from shoal.backends.slurm.flags import DASHES, parse_flags
 from shoal.config.containers import over, parse_word
 from shoal.config.data_sets import resolve_data
@@ -22,6 +23,7 @@ from shoal.plan.calls import Call
 from shoal.plan.inputs import Source, find_run, find_source, output_folders
 from shoal.plan.submissions import PlannedRun
 from shoal.store.reading import Reader
+from shoal.sweep.placeholders import check_filled, step_words
 from shoal.sweep.values import parse_seeds
 
 #: Flags of shoal among a step function's words; the others are sbatch's. `plan/doors.py` reads --seeds.
@@ -48,8 +50,9 @@ class _Words(NamedTuple):
     own: dict[str, str]
 
 
-def describe(call: Call, project: Project) -> Asked:
-    """The run that a call asks for; a mistake is an InputError that names the script."""
+def describe(call: Call, project: Project, swept: Collection[str] = ()) -> Asked:
+    """The run that a call asks for; a mistake is an InputError that names the script. `swept` are parameters that its
+    words may mention, because flags beside the script give them."""
     words = _split(call)
     script = Path(call.script)
     named = parse_script_path(script, project.root)
@@ -78,7 +81,7 @@ def describe(call: Call, project: Project) -> Asked:
         args=words.args,
         cwd=str(project.root),
         output=step.output,
-        env={**step.env, **call.env},
+        env={**step.env, **{name: escape(value) for name, value in call.env.items()}},
         checkpoint=step.checkpoint,
         start_from=source.checkpoint,
         parents=[source.parent] if source.parent else [],
@@ -91,6 +94,13 @@ def describe(call: Call, project: Project) -> Asked:
         survive=step.survive,
         data=resolve_data(step.data, project.root),
         container=over(parse_word(flag, "--container"), step.container) if flag is not None else step.container,
+    )
+    check_filled(
+        [("the command", spec.command), ("an argument", spec.args), *step_words(step)],
+        swept,
+        launch=launch,
+        settings=settings,
+        place=os.path.relpath(call.script),
     )
     note = f"starts from {with_step(source.checkpoint)}" if source.checkpoint else None
     said = {key: f"--{key.replace('_', '-')}" in words.own for key in ("again", "dry_run", "smoke")}
