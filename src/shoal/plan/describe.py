@@ -20,6 +20,7 @@ from shoal.kernel import checkpoints
 from shoal.model import RunSpec
 from shoal.names import check_length, parse_script_path, stem_with_seed
 from shoal.plan.calls import Call
+from shoal.plan.directives import requested_in
 from shoal.plan.inputs import Source, find_run, find_source, output_folders
 from shoal.plan.submissions import PlannedRun
 from shoal.store.reading import Reader
@@ -41,6 +42,7 @@ class Asked(NamedTuple):
     note: str | None = None
     by_name: bool = False
     smoke: bool = False
+    remarks: tuple[str, ...] = ()
 
 
 class _Words(NamedTuple):
@@ -54,15 +56,18 @@ def describe(call: Call, project: Project, swept: Collection[str] = ()) -> Asked
     """The run that a call asks for; a mistake is an InputError that names the script. `swept` are parameters that its
     words may mention, because flags beside the script give them."""
     words = _split(call)
+    header = requested_in(call.script)
+    flags = [*header.flags, *words.flags]
     script = Path(call.script)
     named = parse_script_path(script, project.root)
     if call.function == "resume":
         if words.args:
             raise InputError("a resumed run keeps its arguments", place=call.script)
-        asked = resume(words.source or named.stem, project, words.flags, named.experiment)
-        return asked._replace(on=words.own.get("--on"), dry_run="--dry-run" in words.own)
+        asked = resume(words.source or named.stem, project, flags, named.experiment)
+        on, dry_run = words.own.get("--on"), "--dry-run" in words.own
+        return asked._replace(on=on, dry_run=dry_run, remarks=header.remarks)
     step = project.step(call.function)
-    parse_flags(words.flags, nodes=step.request.nodes)
+    parse_flags(flags, nodes=step.request.nodes)
     seed, stem = named.seed, named.stem
     if call.seed is not None and call.seed != seed:
         seed, stem = call.seed, stem_with_seed(stem, call.seed)
@@ -90,7 +95,7 @@ def describe(call: Call, project: Project, swept: Collection[str] = ()) -> Asked
         launch_settings=settings,
         title=named.title,
         request=step.request,
-        flags=words.flags,
+        flags=flags,
         survive=step.survive,
         data=resolve_data(step.data, project.root),
         container=over(parse_word(flag, "--container"), step.container) if flag is not None else step.container,
@@ -104,7 +109,7 @@ def describe(call: Call, project: Project, swept: Collection[str] = ()) -> Asked
     )
     note = f"starts from {with_step(source.checkpoint)}" if source.checkpoint else None
     said = {key: f"--{key.replace('_', '-')}" in words.own for key in ("again", "dry_run", "smoke")}
-    return Asked(PlannedRun(spec), words.own.get("--on"), note=note, **said)
+    return Asked(PlannedRun(spec), words.own.get("--on"), note=note, remarks=header.remarks, **said)
 
 
 def resume(word: str, project: Project, flags: Sequence[str], experiment: str | None = None) -> Asked:

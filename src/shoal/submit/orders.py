@@ -92,6 +92,7 @@ def prepare(
     start: list[PlannedRun] = []
     left: list[Result] = []
     notes = [f"{one.run.spec.name} {one.note}" for one in asked if one.note]
+    notes += dict.fromkeys(remark for one in asked for remark in one.remarks)
     notes += unread_seeds(one.run.spec for one in asked)
     for one in asked:
         secrecy.refuse_leaks(one.run.spec, secrets)
