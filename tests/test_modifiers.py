@@ -83,7 +83,7 @@ def test_resume_continues_a_run_in_its_own_folder(trained: Project, how: str, la
 def test_a_resumed_run_is_told_of_settings_that_it_does_not_take(trained: Project) -> None:
     script = trained.script("001_example/001_again_0.sh", "export TEST_LR=2", f"resume {folder(trained)}", "train")
     assert (
-        "with TEST_LR as it was then and not as experiments/001_example/001_again_0.sh sets it"
+        "keeps TEST_LR as it was, and not as experiments/001_example/001_again_0.sh sets it"
         in trained.shoal("submit", "--on", "local", script, code=9).err
     )
 

@@ -114,7 +114,7 @@ def test_the_program_gets_its_parameters(project: Project) -> None:
         (["python3", "deaf.py"], True),
         (["python3", "deaf.py", "{seed}"], False),
         (["python3", "hears.py"], False),
-        (["bash", "-c", "echo $SHOAL_SEED"], False),
+        (["bash", "-c", 'echo $SHOAL_SEED "$@"', "bash"], False),
         (["nothing\\u0000like a file"], True),
     ],
 )

@@ -29,7 +29,7 @@ def prepare(
     """(arguments, environment, None), or a problem in words as the third. `here_only`: launch on this machine alone."""
     env = environment.for_run(spec, claim, number, resume_from, base)
     values = environment.values_of(spec, env)
-    argv = environment.complete([*spec["command"], *spec.get("args", [])], values)
+    argv = environment.argv_of(spec, values)
     if spec.get("cannot_start"):
         return argv, env, str(spec["cannot_start"])
     if claim.resume and not resume_from:

@@ -86,6 +86,11 @@ def complete(words: List[str], values: Mapping[str, str]) -> List[str]:
     return [fill(word, values) for word in words]
 
 
+def argv_of(spec: Mapping[str, Any], values: Mapping[str, str]) -> List[str]:
+    """The whole command of a run, or of a launch plan: the step's, and the run's arguments."""
+    return complete([*spec["command"], *(spec.get("args") or ())], values)
+
+
 def fill(word: str, values: Mapping[str, str]) -> str:
     """One word, complete. Braces that are not around a name, as in JSON, and the shell's ${name} stay as they are."""
 

@@ -33,7 +33,7 @@ _PLAIN_FLAGS = ("--again", "--dry-run", "--smoke")
 #: Flags of `shoal submit` that sbatch does not have: it would refuse them, and a run on this machine would ignore them.
 _OF_SUBMIT = (
     "--set", "--zip", "--shape", "--at-once", "--no-snapshot", "--force", "--smoke-here", "--budget", "--prune",
-    "--yes", "--request", "--json", "--slots", "--pilots",
+    "--request", "--json", "--slots", "--pilots",
 )  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def describe(call: Call, project: Project, swept: Collection[str] = ()) -> Asked
     resumed = _run_to_resume(call, words, project)
     if resumed is not None:
         asked = resume(resumed or named.stem, project, flags, named.experiment)
-        return _resumed(asked, call, words, project)._replace(remarks=header.remarks)
+        return _resumed(asked, call, words, project, header.remarks)
     step = project.step(call.function)
     parse_flags(flags, nodes=step.request.nodes)
     seed, stem = named.seed, named.stem
@@ -140,7 +140,7 @@ def _run_to_resume(call: Call, words: _Words, project: Project) -> str | None:
     return call.modifier[1].replace("{seed}", "" if call.seed is None else str(call.seed))
 
 
-def _resumed(asked: Asked, call: Call, words: _Words, project: Project) -> Asked:
+def _resumed(asked: Asked, call: Call, words: _Words, project: Project, remarks: tuple[str, ...]) -> Asked:
     """A resumed run keeps what it was; what a call says beside its resources is refused, or told where it differs."""
     spec, place = asked.run.spec, os.path.relpath(call.script)
     changed = [flag for flag in words.own if flag not in ("--on", "--dry-run")]
@@ -155,9 +155,11 @@ def _resumed(asked: Asked, call: Call, words: _Words, project: Project) -> Asked
             hint=f"call {spec.step_kind} after resume",
             place=place,
         )
-    differing = sorted(name for name, value in call.env.items() if spec.env.get(name) != escape(value))
-    told = f", with {', '.join(differing)} as it was then and not as {place} sets it" if differing else ""
-    return asked._replace(on=words.own.get("--on"), dry_run="--dry-run" in words.own, note=f"{asked.note or ''}{told}")
+    differing = ", ".join(sorted(name for name, value in call.env.items() if spec.env.get(name) != escape(value)))
+    told = f"{spec.name} keeps {differing} as it was, and not as {place} sets it"
+    return asked._replace(
+        on=words.own.get("--on"), dry_run="--dry-run" in words.own, remarks=(*remarks, *([told] if differing else []))
+    )
 
 
 def resume(word: str, project: Project, flags: Sequence[str], experiment: str | None = None) -> Asked:

@@ -129,8 +129,8 @@ class Supervisor:
             newest = checkpoints.newest(plan["output_dir"], plan["checkpoint"]) or ""
             env["SHOAL_RESUME_FROM"] = values["resume_from"] = newest
         for key, template in (self.settings.get("env") or {}).items():
-            env[key] = environment.fill(template, values)
-        argv = environment.complete([*plan["command"], *plan["args"], *(self.settings.get("args") or [])], values)
+            env[key] = environment.complete([template], values)[0]
+        argv = environment.argv_of(plan, values) + environment.complete(self.settings.get("args") or [], values)
         port = -1 if len(nodes) > 1 else 0
         log = os.path.join(plan["folder"], name + ".")
         unit = entry.unit_of(plan, geometry, argv, nodes, port, log, name)
