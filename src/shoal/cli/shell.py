@@ -29,6 +29,10 @@ def run(args: argparse.Namespace) -> int | None:
         return None
     if args.call is not None:
         return _call(args.call, args.script, args.words[1:], args.modifier)
+    if args.words:
+        from shoal.errors import InputError
+
+        raise InputError(f"shoal shell takes no {args.words[0]!r}", hint="shoal shell")
     print(Path(__file__).parent.parent / "shell" / "shoal.sh")
     return None
 

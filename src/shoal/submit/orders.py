@@ -85,6 +85,11 @@ def prepare(
     refuses is a RefusedError; with `how.force` it is a note.
     """
     refuse_doubles(asked)
+    if how.at_once is not None and cluster.is_local:
+        raise InputError(
+            "--at-once has no effect on this machine, where runs follow each other",
+            hint=f"use --shape pack --slots {how.at_once}   # runs that many at a time",
+        )
     home = str(project.home)
     names = [one.run.spec.name for one in asked]
     views = observe(home, names, environ=environ).views
