@@ -104,3 +104,10 @@ def test_a_checkpoint_that_no_argument_has_is_told(tmp_path: Path, command: list
     project.bash(project.script("001_a/000_train_0.sh", "train -- save=1"))
     done = project.shoal("plan", project.script("001_a/001_x_0.sh", "x 000_train_0"))
     assert ("may not load the checkpoint that it starts from" in done.out + done.err) == told
+
+
+def test_directives_of_a_script_that_a_step_starts_are_told(tmp_path: Path) -> None:
+    project = with_command(tmp_path, ["bash", "job.sh"])
+    project.write("job.sh", "#!/bin/bash\n#SBATCH --gres=gpu:4\npython train.py\n")
+    done = project.shoal("plan", project.script("001_a/000_x_0.sh", "x"))
+    assert "#SBATCH lines of job.sh are not read: the request is that of step 'x'" in done.out + done.err

@@ -23,6 +23,7 @@ _AROUND = frozenset(
 _ALL_ARGUMENTS = re.compile(r"\$[@*#]|\$\{[@*#!]|\bshift\b|\bgetopts\b|BASH_ARGV|SHOAL_PARAMS")
 _ARGUMENT = re.compile(r"\$(\d)|\$\{(\d+)")
 _SOURCE = re.compile(r"(?:^|[;&|])\s*(?:source|\.)\s", re.MULTILINE)
+_DIRECTIVE = re.compile(r"^#SBATCH\s+-", re.MULTILINE)
 _SHEBANG = re.compile(r"#!.*\b(?:ba|da|z|k)?sh\b")
 
 
@@ -92,6 +93,23 @@ def swallowed(specs: Iterable[RunSpec]) -> list[str]:
             if shell.is_inline or not _SOURCE.search(shell.text):
                 raise problem
             remarks[f"{problem.message} (unless a file that it sources does)"] = None
+    return list(remarks)
+
+
+def unread_directives(specs: Iterable[RunSpec]) -> list[str]:
+    """A remark for each step that starts a batch script, whose #SBATCH lines nobody reads then."""
+    remarks: dict[str, None] = {}
+    seen: set[tuple[str, ...]] = set()
+    for spec in specs:
+        if (key := tuple(spec.command)) in seen:
+            continue
+        seen.add(key)
+        shell = _shell_of(spec.command, spec.cwd)
+        if shell is not None and not shell.is_inline and _DIRECTIVE.search(shell.text):
+            script, step = spec.command[shell.first - 1], spec.step_kind
+            remarks[f"#SBATCH lines of {script} are not read: the request is that of step {step!r} and of its call"] = (
+                None
+            )
     return list(remarks)
 
 

@@ -23,7 +23,7 @@ from shoal.plan.describe import Asked, refuse_doubles, with_step
 from shoal.plan.seeds import unread_seeds
 from shoal.plan.stages import Held, arrange, check_graph, parents_of
 from shoal.plan.submissions import LARGEST_ARRAY, PlannedRun, PlannedSubmission, lay_out
-from shoal.plan.unread import swallowed, unread_params, unread_starts
+from shoal.plan.unread import swallowed, unread_directives, unread_params, unread_starts
 from shoal.store.fold import RunView
 from shoal.store.listing import run_names
 from shoal.store.reading import Reader
@@ -101,7 +101,7 @@ def prepare(
     notes += dict.fromkeys(remark for one in asked for remark in one.remarks)
     specs = [one.run.spec for one in asked]
     notes += unread_seeds(specs)
-    notes += [*swallowed(specs), *unread_params(specs, project), *unread_starts(specs)]
+    notes += [*swallowed(specs), *unread_params(specs, project), *unread_starts(specs), *unread_directives(specs)]
     for one in asked:
         secrecy.refuse_leaks(one.run.spec, secrets)
         view = views[one.run.spec.name]
