@@ -148,3 +148,36 @@ def sandboxes() -> Iterator[Path]:
 def take_down(home: Path) -> None:
     down = [str(SHOAL), "sandbox", "down", "--all"]
     subprocess.run(down, env={**os.environ, "SHOAL_SANDBOX_HOME": str(home)}, check=False, capture_output=True)
+
+
+def test_the_page_of_defaults_tells_the_numbers_of_the_code() -> None:
+    from shoal.backends.slurm.generated import DEFAULT_REQUEST
+    from shoal.config.smoke import Smoke
+    from shoal.config.survival import _FOLLOW_UPS
+    from shoal.pack.options import PackOptions
+    from shoal.views.polling import INTERVAL_S
+
+    page, pack, smoke = (ROOT / "docs/defaults.md").read_text(), PackOptions(), Smoke()
+    flags = {name: _default_of(name) for name in ("clean --keep", "clean --older-than", "logs --lines")}
+    for text in (
+        f"{smoke.steps} steps, {smoke.time_s // 60} minutes",
+        f"{pack.retries} retries",
+        f"{pack.follow} jobs that continue",
+        f"SIGTERM {pack.warn_s:g} s before the end, SIGKILL {pack.grace_s:g} s later",
+        f"the last {flags['logs --lines']} lines",
+        f"{flags['clean --keep']} checkpoints of each run",
+        f"in the last {str(flags['clean --older-than']).removesuffix('d')} days",
+        f"{DEFAULT_REQUEST.nodes} node, {DEFAULT_REQUEST.gpus} GPUs per node",
+        f"`follow_ups` ({_FOLLOW_UPS} once",
+        f"once in {INTERVAL_S:g} s",
+    ):
+        assert text in page, text
+
+
+def _default_of(name: str) -> object:
+    import argparse
+
+    command, _, flag = name.partition(" ")
+    parser = argparse.ArgumentParser()
+    import_module(f"shoal.cli.{command}").configure(parser)
+    return next(action.default for action in parser._actions if flag in action.option_strings)

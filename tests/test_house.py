@@ -151,3 +151,10 @@ def test_the_public_list_exists() -> None:
     for name in getattr(shoal, "__all__", ()):
         assert hasattr(shoal, name), name
     assert shoal.__version__
+
+
+def test_every_benchmark_does_something_when_it_is_run() -> None:
+    """`python -m benchmarks.data.reading` printed nothing: it defined main and did not call it."""
+    files = [path for path in (SRC.parents[1] / "benchmarks").rglob("*.py") if not path.stem.startswith("__")]
+    silent = [path.name for path in files if "\ndef main(" in path.read_text() and "__main__" not in path.read_text()]
+    assert files and silent == []

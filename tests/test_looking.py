@@ -32,9 +32,16 @@ exp.submit()
 """
 
 
+SWEEP = 'step = "train"\n[sweep]\nlr = [0.1, 0.2]\n[request]\ntime = "5m"\n'
+FAILED = "001_a/001_train_0"
+
+
 def tree(root: Path) -> dict[str, tuple[int, float]]:
-    found = (path for path in root.rglob("*") if path.is_file())
-    return {str(path.relative_to(root)): (path.stat().st_size, path.stat().st_mtime) for path in found}
+    """Every file with its size and time, and every folder."""
+    return {
+        str(path.relative_to(root)): (path.stat().st_size, path.stat().st_mtime) if path.is_file() else (0, 0.0)
+        for path in root.rglob("*")
+    }
 
 
 @pytest.fixture
@@ -97,15 +104,99 @@ def test_a_script_that_acts_on_a_cluster_while_it_is_read_is_refused(
 @pytest.mark.parametrize("words", LOOKING, ids=" ".join)
 def test_a_plan_changes_nothing_on_disk(project: Project, tmp_path: Path, words: tuple[str, ...]) -> None:
     project.script("001_a/000_train_0.sh", "train --time=5")
-    project.write(
-        "experiments/002_b/000_train.toml", 'step = "train"\n[sweep]\nlr = [0.1, 0.2]\n[request]\ntime = "5m"\n'
-    )
+    project.write("experiments/002_b/000_train.toml", SWEEP)
     project.write("experiments/003_c/000_train.py", PYTHON)
     project.shoal("submit", "experiments/001_a", "--on", "local")
     before = tree(project.root)
     for folder in ("001_a", "002_b", "003_c"):
         project.shoal(*words, f"experiments/{folder}", "--on", "local")
     assert tree(project.root) == before and not (tmp_path / "called").exists()
+
+
+#: Every command that shows without acting, as it is on a project with a run that is done and one that failed.
+WITHOUT_FILES = [
+    ("status",),
+    ("status", "--all", "--json"),
+    ("status", "last", "--exit-status"),
+    ("why", FAILED),
+    ("logs", FAILED),
+    ("logs", "--errors"),
+    ("results",),
+    ("report", "--json"),
+    ("retry", "--dry-run"),
+    ("retry", "--fresh", "--mem", "2G", "--dry-run"),
+    ("resume", FAILED, "--dry-run"),
+    ("resume", FAILED, "--dry-run", "--", "--time=10"),
+    ("cancel", FAILED, "--dry-run"),
+    ("switch", FAILED, "--gpus", "2"),
+    ("clean",),
+    ("clean", "--keep", "0", "--older-than", "0s"),
+    ("clean", "--list"),
+    ("clusters", "list"),
+    ("clusters", "show"),
+    ("clusters", "detect"),
+    ("doctor", "job.sbatch"),
+    ("doctor", "experiments", "--explain"),
+    ("generate", "--step", "train"),
+    ("init", "--dry-run"),
+    ("run", "experiments", "--dry-run"),
+    ("submit", "experiments", "--dry-run", "--again", "--yes"),
+    ("submit", "experiments", "--dry-run", "--smoke"),
+    ("submit", "experiments", "--dry-run", "--prune", "--request", "mine"),
+    ("submit", "experiments", "--dry-run", "--budget", "jobs=1"),
+    ("pack", "--dry-run", "--slots", "2", "--set", "lr=1,2", "--", "touch", "packed-{lr}"),
+    ("pack", "--dry-run", "--slots", "2", "--csv", "table.csv", "jobs.txt"),
+    ("data", "pack", "experiments", "packed", "--dry-run"),
+    ("completion", "bash"),
+    ("watch", "--exit-status"),
+]
+
+
+def look(project: Project, *words: str) -> None:
+    """Run a command that only looks; it may say no, and it must not break."""
+    done = project.shoal(*words, code=None)
+    assert done.code in (0, 2, 3, 4) and "shoal broke" not in done.err, (words, done)
+
+
+def with_files(project: Project) -> None:
+    project.write("experiments/002_b/000_train.toml", SWEEP)
+    project.write("job.sbatch", BATCH)
+    project.write("jobs.txt", "touch packed-1\ntouch packed-2\n")
+
+
+@pytest.mark.parametrize("words", WITHOUT_FILES, ids=" ".join)
+def test_looking_changes_nothing_on_disk(seen: Project, words: tuple[str, ...]) -> None:
+    before = tree(seen.root.parent)
+    look(seen, *words)
+    assert tree(seen.root.parent) == before
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project on this machine after a run that is done and one that failed with a checkpoint."""
+    made = Project(tmp_path_factory.mktemp("seen"))
+    made.script("001_a/000_train_0.sh", "train --time=5 -- save=1")
+    made.script("001_a/001_train_0.sh", "train --time=5 --mem=1G -- save=1 exit=3")
+    made.shoal("submit", "experiments/001_a", code=4)
+    with_files(made)
+    return made
+
+
+#: Those that might begin a state folder.
+FIRST = {"status", "retry", "results", "clean", "doctor", "run", "submit", "pack"}
+
+
+@pytest.mark.parametrize("words", [*LOOKING, *(one for one in WITHOUT_FILES if one[0] in FIRST)], ids=" ".join)
+def test_looking_at_a_project_without_runs_leaves_no_state(tmp_path: Path, words: tuple[str, ...]) -> None:
+    project = Project(tmp_path)
+    with_files(project)
+    before = tree(tmp_path)
+    look(project, *words, *(["experiments/002_b"] if words in LOOKING else []))
+    assert tree(tmp_path) == before and not project.home.exists()
+
+
+def queue(cluster: Sandbox) -> str:
+    return cluster.run("squeue", "-h", "-o", "%i %T %l %m %D %Q %E").stdout
 
 
 @pytest.mark.slurm
@@ -120,3 +211,38 @@ def test_a_plan_changes_nothing_in_the_queue(tmp_path: Path, cluster: Sandbox) -
         project.shoal(*words, "experiments/001_a/001_train_0.sh", code=2)
         project.shoal(*words, script, code=2)
     assert cluster.run("squeue", "-h", "-t", "all", "-o", "%i").stdout == before
+
+
+@pytest.mark.slurm
+def test_looking_changes_nothing_on_slurm(tmp_path: Path, cluster: Sandbox) -> None:
+    """A run that failed with a checkpoint, one that waits, and one that runs: none of them is touched."""
+    project = Project(tmp_path, cluster)
+    project.script("001_a/001_train_0.sh", "train --time=5 --mem=50 -- save=1 exit=3")
+    project.script("001_a/002_train_0.sh", "train --time=5 --mem=50 --begin=now+2hours")
+    project.script("001_a/003_train_0.sh", "train --time=5 --mem=50 -- print=1/10 wait=go")
+    project.shoal("submit", "experiments/001_a")
+    project.wait(FAILED, "failed")
+    project.wait_started("001_a/003_train_0")
+    with_files(project)
+    words = [
+        *WITHOUT_FILES,
+        ("cancel", "001_a", "--yes", "--dry-run"),
+        ("cancel", "001_a/002_train_0", "--dry-run"),
+        ("switch", "001_a/003_train_0", "--gpus", "2", "--progress", "1/10"),
+        ("why", "001_a/002_train_0"),
+        ("clusters", "test"),
+    ]
+    words.remove(("watch", "--exit-status"))  # it waits for the runs
+    jobs, files = queue(cluster), quiet(project)
+    for one in words:
+        look(project, *one)
+        assert queue(cluster) == jobs, one
+        assert quiet(project) == files, one
+    project.write("go", "")
+    project.wait("001_a/003_train_0", "done")
+    project.shoal("cancel", "001_a/002_train_0")
+
+
+def quiet(project: Project) -> dict[str, tuple[int, float]]:
+    """The files of a project, without those that the run at work writes itself."""
+    return {path: what for path, what in tree(project.root).items() if "003_train_0" not in path}

@@ -88,14 +88,14 @@ def test_a_plan_tells_requests_shapes_hours_and_scripts(project: Project) -> Non
 
 
 def test_a_bash_script_can_be_swept_as_well_and_gives_the_same_runs(project: Project) -> None:
-    script = project.script("002_depth/000_train.sh", "train --time=20 -- depth={depth} '{x}'")
+    script = project.script("002_depth/000_train.sh", "train --time=20 -- depth={depth} '{{x}}'")
     bash = plan(project, script, "--set", "depth=4,8", "--set", "lr=0.1,0.2", "--seeds", "0-1")
     text = (
         'step = "train"\nseeds = "0-1"\nargs = ["depth={depth}", "{{x}}"]\n[sweep]\ndepth = [4, 8]\nlr = [0.1, 0.2]\n'
     )
     toml = plan(project, page(project, text))
     assert {name: run["digest"] for name, run in bash.items()} == {name: run["digest"] for name, run in toml.items()}
-    assert bash["002_depth/000_train_depth4_lr0.1_0"]["args"] == ["depth=4", "{x}", "--lr=0.1"]
+    assert bash["002_depth/000_train_depth4_lr0.1_0"]["args"] == ["depth=4", "{{x}}", "--lr=0.1"]
 
 
 def test_the_program_gets_its_parameters(project: Project) -> None:
@@ -114,7 +114,7 @@ def test_the_program_gets_its_parameters(project: Project) -> None:
         (["python3", "deaf.py"], True),
         (["python3", "deaf.py", "{seed}"], False),
         (["python3", "hears.py"], False),
-        (["bash", "-c", "echo $SHOAL_SEED"], False),
+        (["bash", "-c", 'echo $SHOAL_SEED "$@"', "bash"], False),
         (["nothing\\u0000like a file"], True),
     ],
 )

@@ -28,19 +28,8 @@ def prepare(
 ) -> Tuple[List[str], Dict[str, str], Optional[str]]:
     """(arguments, environment, None), or a problem in words as the third. `here_only`: launch on this machine alone."""
     env = environment.for_run(spec, claim, number, resume_from, base)
-    values = {name: environment.text_of(value) for name, value in (spec.get("params") or {}).items()}
-    values.update(
-        run=env["SHOAL_RUN"],
-        experiment=spec["experiment"],
-        step=spec["step"],
-        seed=env["SHOAL_SEED"],
-        attempt=str(number),
-        output_dir=claim.output_dir,
-        resume_from=resume_from or "",
-        start_from=env["SHOAL_START_FROM"],
-        parent_dir=env["SHOAL_PARENT_DIR"],
-    )
-    argv = environment.complete(spec["command"], values) + spec.get("args", [])
+    values = environment.values_of(spec, env)
+    argv = environment.argv_of(spec, values)
     if spec.get("cannot_start"):
         return argv, env, str(spec["cannot_start"])
     if claim.resume and not resume_from:

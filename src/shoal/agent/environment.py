@@ -5,11 +5,12 @@ import os
 import re
 import stat
 import sys
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, Iterable, List, Mapping, Optional
 
 from ..kernel import fence
 
-_PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.]*)\}")
+#: {lr}; with the braces around it, because {{lr}} stands for {lr} itself and ${lr} is the shell's.
+_PLACEHOLDER = re.compile(r"(\$?)(\{+)([A-Za-z_][A-Za-z0-9_.]*)(\}+)", re.ASCII)
 #: Between shoal's own processes; none of the program's business.
 _INTERNAL = (
     "SHOAL_TOKEN",
@@ -21,6 +22,8 @@ _INTERNAL = (
     "SHOAL_CONTAINER",
 )
 _SECRET_LINE = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=(.*)")
+#: What placeholders stand for beside parameters; {output_dir} is $SHOAL_OUTPUT_DIR. No parameter may be called so.
+BUILT_IN = ("run", "experiment", "step", "seed", "attempt", "output_dir", "resume_from", "start_from", "parent_dir")
 SECRETS_FILE = os.path.join("shoal", "secrets.env")
 
 
@@ -28,29 +31,31 @@ def for_run(
     spec: Mapping[str, Any], claim: fence.Claim, attempt: int, resume_from: Optional[str], base: Mapping[str, str]
 ) -> Dict[str, str]:
     """The child's environment: the job's own, the user's secrets, what the experiment set, and shoal's variables."""
-    env = {key: value for key, value in base.items() if key not in _INTERNAL}
-    env.update(read_secrets(base))
-    env.update(spec.get("env") or {})
     name = "%s/%s" % (spec["experiment"], spec["stem"])
     seed = spec.get("seed")
-    env.update(
-        SHOAL_RUN=name,
-        SHOAL_EXPERIMENT=spec["experiment"],
-        SHOAL_STEP=spec["step"],
-        SHOAL_SEED="" if seed is None else str(seed),
-        SHOAL_ATTEMPT=str(attempt),
-        SHOAL_OUTPUT_DIR=claim.output_dir,
-        SHOAL_RESUME_FROM=resume_from or "",
-        SHOAL_START_FROM=spec.get("start_from") or "",
-        SHOAL_PARENT_DIR=spec.get("parent_dir") or "",
-        SHOAL_PARAMS=json.dumps(spec.get("params") or {}, sort_keys=True),
-        SHOAL_PROGRESS=os.path.join(claim.output_dir, "progress"),
-        WANDB_RUN_ID=spec["tracker_id"],
-        WANDB_NAME=name,
-        WANDB_RUN_GROUP=spec["experiment"],
-        WANDB_RESUME="allow",
-        PYTHONUNBUFFERED="1",
-    )
+    own = {
+        "SHOAL_RUN": name,
+        "SHOAL_EXPERIMENT": spec["experiment"],
+        "SHOAL_STEP": spec["step"],
+        "SHOAL_SEED": "" if seed is None else str(seed),
+        "SHOAL_ATTEMPT": str(attempt),
+        "SHOAL_OUTPUT_DIR": claim.output_dir,
+        "SHOAL_RESUME_FROM": resume_from or "",
+        "SHOAL_START_FROM": spec.get("start_from") or "",
+        "SHOAL_PARENT_DIR": spec.get("parent_dir") or "",
+        "SHOAL_PARAMS": json.dumps(spec.get("params") or {}, sort_keys=True),
+        "SHOAL_PROGRESS": os.path.join(claim.output_dir, "progress"),
+        "WANDB_RUN_ID": spec["tracker_id"],
+        "WANDB_NAME": name,
+        "WANDB_RUN_GROUP": spec["experiment"],
+        "WANDB_RESUME": "allow",
+        "PYTHONUNBUFFERED": "1",
+    }
+    env = {key: value for key, value in base.items() if key not in _INTERNAL}
+    env.update(read_secrets(base))
+    values = values_of(spec, own)
+    env.update((key, fill(value, values)) for key, value in (spec.get("env") or {}).items())
+    env.update(own)
     env.setdefault("WANDB_DIR", claim.output_dir)
     policy = spec.get("survive") or {}
     if policy.get("warn_s"):
@@ -69,18 +74,74 @@ def text_of(value: Any) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
+def values_of(spec: Mapping[str, Any], env: Mapping[str, str]) -> Dict[str, str]:
+    """What placeholders stand for in the words of a run: its parameters, and what its environment tells of it."""
+    values = {name: text_of(value) for name, value in (spec.get("params") or {}).items()}
+    values.update((name, env["SHOAL_" + name.upper()]) for name in BUILT_IN)
+    return values
+
+
 def complete(words: List[str], values: Mapping[str, str]) -> List[str]:
-    """Fill {seed}, {lr}, {output_dir} and the like into the words of a command; `{{` and `}}` stand for braces."""
-    return [_fill(word, values) for word in words]
+    """Fill {seed}, {lr}, {output_dir} and the like into the words of a command; {{lr}} stands for {lr} itself."""
+    return [fill(word, values) for word in words]
 
 
-def _fill(word: str, values: Mapping[str, str]) -> str:
-    parts = re.split(r"(\{\{|\}\})", word)
-    filled = [
-        part[0] if part in ("{{", "}}") else _PLACEHOLDER.sub(lambda m: values.get(m.group(1), m.group(0)), part)
-        for part in parts
-    ]
-    return "".join(filled)
+def argv_of(spec: Mapping[str, Any], values: Mapping[str, str]) -> List[str]:
+    """The whole command of a run, or of a launch plan: the step's, and the run's arguments."""
+    return complete([*spec["command"], *(spec.get("args") or ())], values)
+
+
+def fill(word: str, values: Mapping[str, str]) -> str:
+    """One word, complete. Braces that are not around a name, as in JSON, and the shell's ${name} stay as they are."""
+
+    def one(found: "re.Match[str]") -> str:
+        dollar, left, name, right = found.groups()
+        if _is_shell(dollar, left):
+            return found.group(0)
+        pairs = min(len(left), len(right))
+        # Of each two pairs one is meant; an odd one is the placeholder's own.
+        inner = values.get(name, "{%s}" % name) if pairs % 2 else name
+        kept = pairs // 2
+        return dollar + left[pairs - kept :] + inner + right[pairs - kept :]
+
+    return _PLACEHOLDER.sub(one, word) if "{" in word else word
+
+
+def fill_known(word: str, values: Mapping[str, str]) -> str:
+    """A word with some of its values, for `fill` to complete: what is put in stays as it is then."""
+    return _PLACEHOLDER.sub(lambda found: _known(found, values), word)
+
+
+def escape(text: str) -> str:
+    """The text as a word that `fill` turns into just this text."""
+
+    def double(found: "re.Match[str]") -> str:
+        dollar, left, name, right = found.groups()
+        pairs = 0 if _is_shell(dollar, left) else min(len(left), len(right))
+        return dollar + left + "{" * pairs + name + "}" * pairs + right
+
+    return _PLACEHOLDER.sub(double, text)
+
+
+def placeholders(words: Iterable[str]) -> List[str]:
+    """The names that words want to be filled in."""
+    found: List[str] = []
+    for word in words:
+        if "{" in word:
+            for dollar, left, name, right in _PLACEHOLDER.findall(word):
+                if not _is_shell(dollar, left) and min(len(left), len(right)) % 2:
+                    found.append(name)
+    return found
+
+
+def _known(found: "re.Match[str]", values: Mapping[str, str]) -> str:
+    dollar, left, name, right = found.groups()
+    wanted = not _is_shell(dollar, left) and min(len(left), len(right)) % 2 and name in values
+    return escape(fill(found.group(0), values)) if wanted else found.group(0)
+
+
+def _is_shell(dollar: str, left: str) -> bool:
+    return bool(dollar) and len(left) == 1
 
 
 def read_secrets(base: Mapping[str, str]) -> Dict[str, str]:

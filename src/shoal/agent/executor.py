@@ -340,7 +340,7 @@ class Executor(Generic[A]):
             self._fail(attempt, attempt.child.problem, 2)
             return
         end = survival.why_stopped(self._end_of(attempt), attempt.spec)
-        words = survival.check_of(end, attempt.spec, attempt.claim, attempt.env)
+        words = survival.check_of(end, attempt.spec, attempt.env)
         if words is None or attempt.child.problem or attempt.child.slot_lost:
             self._finish(attempt, end, None)
             return

@@ -42,14 +42,12 @@ def why_stopped(end: End, spec: Mapping[str, Any]) -> End:
     return end
 
 
-def check_of(end: End, spec: Mapping[str, Any], claim: fence.Claim, env: Mapping[str, str]) -> Optional[List[str]]:
+def check_of(end: End, spec: Mapping[str, Any], env: Mapping[str, str]) -> Optional[List[str]]:
     """The command of the step's result check, if that decides."""
     policy = spec.get("survive") or {}
     if not policy.get("check") or end.stopped_by is not None or end.oom:
         return None
-    values = {name: environment.text_of(value) for name, value in (spec.get("params") or {}).items()}
-    values.update(output_dir=claim.output_dir, run=env["SHOAL_RUN"], seed=env["SHOAL_SEED"])
-    return environment.complete(policy["check"], values)
+    return environment.complete(policy["check"], environment.values_of(spec, env))
 
 
 def conclude(end: End, err: str, check_exit: Optional[int]) -> End:

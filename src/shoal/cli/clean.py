@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli.options import add_output, project_here
+from shoal.cli.options import add_output, project_here, refuse_idle
 
 if TYPE_CHECKING:
     from shoal.config.project import Project
@@ -42,9 +42,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from shoal.errors import InputError
     from shoal.tidy import backup
     from shoal.views import clean as view
 
+    backups = [flag for flag in ("--list", "--drop", "--undo") if flag in args.given]
+    finding = ("--keep", "--older-than", "--only", "--apply")
+    refuse_idle(args, bool(backups), f"with {' '.join(backups[:1])}", *finding, *backups[1:])
+    if args.folder and (backups or "script" not in (args.only or ["script"])):
+        raise InputError(f"{args.folder[0]} has no effect: scripts are not looked at", hint=f"remove {args.folder[0]}")
+    refuse_idle(args, "checkpoint" not in (args.only or ["checkpoint"]), "without --only checkpoint", "--keep")
     project = project_here()
     root = Path(project.root)
     if args.list:

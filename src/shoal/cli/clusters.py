@@ -52,6 +52,8 @@ def listing(project: Project, name: str | None) -> Answer:
     from shoal.config.cluster import LOCAL, UNNAMED
 
     chosen = choose_cluster(project, None, os.environ)
+    if name is not None:
+        named_cluster(project, name, "clusters list")
     names = [*project.clusters, *(built_in for built_in in (LOCAL, UNNAMED) if built_in not in project.clusters)]
     found = [_summary(named_cluster(project, one), chosen) for one in names if name in (None, one)]
     rows = [("NAME", "HERE", "MATCHES", "WRITTEN IN")]
@@ -127,8 +129,11 @@ def detect(project: Project, name: str | None) -> Answer:
 
     from shoal.backends.choose import choose_cluster
     from shoal.backends.slurm.facts import Facts, gather
+    from shoal.errors import InputError
     from shoal.units import format_memory
 
+    if name is not None:
+        raise InputError(f"{name} has no effect: detect looks at this machine", hint=f"shoal clusters show {name}")
     chosen = choose_cluster(project, None, os.environ)
     facts = gather(os.environ, getpass.getuser()) if shutil.which("sinfo") else Facts(silent=("sinfo: not on PATH",))
     rows = [("profile", chosen.name), ("host", socket.gethostname()), ("cluster", facts.cluster or "unknown")]

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.options import add_output
+from shoal.cli.options import add_output, refuse_idle
 from shoal.cli.parser import Parser
 
 if TYPE_CHECKING:
@@ -56,11 +56,27 @@ def run(args: argparse.Namespace) -> int | None:
     from shoal.data import needs
     from shoal.errors import InputError
 
+    _refuse_idle(args)
     needs.numpy()
     if args.command and args.action not in ("stage", "bench", "advise"):
-        raise InputError(f"shoal data {args.action} runs no command", place="--")
+        raise InputError(f"shoal data {args.action} runs no command", hint="remove what stands after --", place="--")
+    if args.action == "bench" and args.command and not args.slurm:
+        raise InputError("sbatch flags have no effect without --slurm", hint="add --slurm", place="--")
     action: Callable[[argparse.Namespace], int | None] = globals()[f"_{args.action}"]
     return action(args)
+
+
+def _refuse_idle(args: argparse.Namespace) -> None:
+    if args.action == "pack":
+        refuse_idle(args, args.no_shuffle, "with --no-shuffle", "--seed")
+        refuse_idle(args, os.path.isdir(args.source), "on a folder; it is for lists", "--path-column")
+        refuse_idle(args, os.path.isfile(args.source), "on a list, whose lines are the samples", "--group")
+        order = ("--shard-size", "--first-shard", "--seed", "--no-shuffle", "--skip-bad")
+        refuse_idle(args, args.format == "squashfs", "with --format squashfs, which is one image of the folder", *order)
+    elif args.action == "advise":
+        refuse_idle(args, bool(args.command), "with a command, which is measured", "--step-time", "--workers")
+        refuse_idle(args, not args.command, "without a command", "--batches")
+        refuse_idle(args, args.path is None, "without a data set", "--field", "--decode", "--link", "--batch")
 
 
 def _configure_path(parser: argparse.ArgumentParser) -> None:

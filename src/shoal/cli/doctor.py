@@ -16,7 +16,7 @@ import getpass
 import os
 from pathlib import Path
 
-from shoal.cli.options import add_output
+from shoal.cli.options import add_output, refuse_idle
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +42,10 @@ def run(args: argparse.Namespace) -> int:
     from shoal.doctor.explain import explain
     from shoal.views import doctor as view
 
+    about = ("--framework", "--nodes", "--gpus", "--cpus")
+    refuse_idle(args, bool(args.file), "with a file, which says it itself", *about)
+    refuse_idle(args, not args.explain, "without --explain", *about)
+    refuse_idle(args, not args.file, "without a file", "--fix", "--strict", "--no-cluster")
     inputs = Inputs(args.batch_size, args.lr, args.workers)
     if not args.file:
         return _by_construction(args, inputs)

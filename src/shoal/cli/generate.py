@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shoal.cli.options import refuse_idle
+
 if TYPE_CHECKING:
     from shoal.backends.slurm.generated import Generated
     from shoal.config.cluster import Cluster
@@ -62,6 +64,7 @@ def run(args: argparse.Namespace) -> None:
     from shoal.backends.slurm.generated import Wish, generate
     from shoal.config.project import project_or_bare
 
+    refuse_idle(args, args.output_file is None, "without --output-file", "--force")
     project = project_or_bare(Path.cwd(), os.environ)
     cluster = _cluster(project, args.on)
     replicas = {"replicas_per_node": args.num_ft_replicas_per_node}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from shoal.cli.options import home_here
+from shoal.cli.options import home_here, refuse_idle
 
 if TYPE_CHECKING:
     from shoal.views import logs
@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from shoal.views.screen import screen_of
     from shoal.views.select import select_runs
 
+    _refuse_idle(args)
     home = home_here()
     if args.errors:
         return faults.show(
@@ -83,6 +84,18 @@ def _sources(home: str, run: str, args: argparse.Namespace) -> list[logs.Source]
             home, run, pick, attempt=args.attempt, err=err, every=args.all, strict=not args.follow
         )
     ]
+
+
+def _refuse_idle(args: argparse.Namespace) -> None:
+    which = ("--rank", "--replica", "--attempt", "--err", "--both")
+    form = ("--follow", "--raw", "--pager", "--lines")
+    refuse_idle(args, args.errors, "with --errors", *which, *form, "--all", "--slurm", "--path")
+    refuse_idle(args, not args.errors, "without --errors", "--quiet")
+    refuse_idle(args, args.slurm, "with --slurm", *which, "--all")
+    refuse_idle(args, args.all, "with --all", "--attempt")
+    refuse_idle(args, args.json, "with --json", *form[:3], "--path")
+    refuse_idle(args, args.path, "with --path", *form)
+    refuse_idle(args, args.pager, "with --pager", "--follow", "--raw", "--lines")
 
 
 def _number(text: str) -> int | str:

@@ -47,6 +47,7 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
 def wish_of(args: argparse.Namespace) -> Wish:
     from shoal.plan.doors import Wish
 
+    refuse_idle(args, not args.set, "without --set", "--zip")
     return Wish(args.seeds, args.set, args.zip)
 
 
@@ -61,10 +62,11 @@ def add_how(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--at-once", type=_count, metavar="K", help="let at most K of these runs be under way together")
     parser.add_argument("--no-snapshot", action="store_true", help="let jobs run the code as it is when they start")
     parser.add_argument("--force", action="store_true", help="submit even what the doctor refuses")
-    parser.add_argument(
+    smoke = parser.add_mutually_exclusive_group()
+    smoke.add_argument(
         "--smoke", action="store_const", const="there", help="a few steps must pass before the runs start"
     )
-    parser.add_argument(
+    smoke.add_argument(
         "--smoke-here", action="store_const", const="here", dest="smoke", help="the same, on this machine and now"
     )
     add_pack(parser)
@@ -77,6 +79,9 @@ def how_of(args: argparse.Namespace) -> How:
     pack = pack_of(args) if packed else None
     if not packed:
         refuse_pack_flags(args)
+    refuse_idle(args, packed, "on a pack; its slots say how many run at a time (--slots)", "--at-once")
+    refuse_idle(args, args.shape == "job", "on single jobs; an array limits its tasks (--shape array)", "--at-once")
+    refuse_idle(args, args.pilots is not None and args.shape not in ("auto", "pilots"), "with --pilots", "--shape")
     return How(
         args.shape,
         args.again,
@@ -100,6 +105,19 @@ def project_here() -> Project:
     from shoal.config.project import find_project
 
     return find_project(Path.cwd(), os.environ)
+
+
+def refuse_idle(args: argparse.Namespace, idle: bool, because: str, *flags: str) -> None:
+    """Refuse flags that would do nothing where they are given. `because` goes on after "has no effect".
+
+    Not refused: `--json` and `-q`, and flags about what `--dry-run` leaves undone, because it is added to a whole
+    command line to look first.
+    """
+    for flag in flags if idle else ():
+        if flag in getattr(args, "given", ()):
+            from shoal.errors import InputError
+
+            raise InputError(f"{flag} has no effect {because}", hint=f"remove {flag}")
 
 
 def home_here() -> str:

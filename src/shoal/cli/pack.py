@@ -17,7 +17,7 @@ import os
 import sys
 from pathlib import Path
 
-from shoal.cli.options import add_output, add_request, add_sweep, add_where, cluster_for
+from shoal.cli.options import add_output, add_request, add_sweep, add_where, cluster_for, refuse_idle
 from shoal.cli.pack_flags import add_pack, pack_of
 
 
@@ -47,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
         need_pillow()
     project = project_or_bare(Path.cwd(), os.environ)
     cluster = cluster_for(project, args.on or (None if args.gpus or args.pilots or args.nodes else "local"))
+    where = "on a pack that is submitted; when it is done: shoal report EXPERIMENT"
+    refuse_idle(args, not cluster.is_local, where, "--csv", "--svg", "--png")
     packed = pack_commands(
         args.words,
         project,

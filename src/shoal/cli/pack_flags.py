@@ -41,16 +41,20 @@ def add_pack(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--preload", metavar="torch,...", help="import these once and fork Python runs from there")
 
 
+def pack_flags() -> list[str]:
+    bare = argparse.ArgumentParser(add_help=False)
+    add_pack(bare)
+    return [flag for action in bare._actions for flag in action.option_strings]
+
+
 def refuse_pack_flags(args: argparse.Namespace) -> None:
     """Without a pack its flags would mean nothing, and people would take `--gpus 4` for the GPUs of each run."""
     from shoal.errors import InputError
 
-    bare = argparse.ArgumentParser()
-    add_pack(bare)
-    for name, value in vars(bare.parse_args([])).items():
-        if getattr(args, name) != value:
-            flag = "--" + name.replace("_", "-")
-            words = flag if getattr(args, name) is True else f"{flag} {getattr(args, name)}"
+    for flag in pack_flags():
+        if flag in getattr(args, "given", ()):
+            value = getattr(args, flag[2:].replace("-", "_"))
+            words = flag if value is True else f"{flag} {value}"
             raise InputError(
                 f"{flag} is about a pack, and these are jobs of their own, each with the request of its run",
                 hint=f"shoal submit FILE --shape pack {words}",

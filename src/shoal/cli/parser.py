@@ -25,6 +25,19 @@ class Parser(argparse.ArgumentParser):
         found.flags = words[end + 1 :]
         return found
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does it; `given` on the result are the flags that were written, which a default does not tell."""
+        found, rest = super().parse_known_args(args, namespace)
+        words = list(args or ())
+        given: set[str] = set(getattr(found, "given", ()))
+        for word in words[: words.index("--")] if "--" in words else words:
+            # --keep=3 and -n3
+            spelt = word.partition("=")[0] if word.startswith("--") else word[:2]
+            if (action := self._option_string_actions.get(spelt)) is not None:
+                given.add(action.option_strings[-1])
+        found.given = frozenset(given)
+        return found, rest
+
     def error(self, message: str) -> NoReturn:
         from shoal.errors import InputError
 

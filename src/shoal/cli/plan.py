@@ -15,7 +15,18 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli.options import add_how, add_output, add_sweep, add_where, cluster_for, how_of, project_here, wish_of
+from shoal.cli.options import (
+    add_how,
+    add_output,
+    add_sweep,
+    add_where,
+    cluster_for,
+    how_of,
+    project_here,
+    refuse_idle,
+    wish_of,
+)
+from shoal.cli.pack_flags import pack_flags
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +48,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    how = ("--shape", "--again", "--at-once", "--no-snapshot", "--force", "--smoke", "--smoke-here", "--script")
+    refuse_idle(args, args.shapes, "with --shapes, which compares them all", *how, *pack_flags())
+    refuse_idle(args, not args.shapes, "without --shapes", "--startup")
     return show_plan(args)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 
-from shoal.cli.options import add_output, home_here
+from shoal.cli.options import add_output, home_here, refuse_idle
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from shoal.views.report.gather import gather
 
+    refuse_idle(args, args.json, "with --json", "--html", "--md", "--svg", "--png", "--csv")
     report = gather(home_here(), args.which)
     if args.html:
         from shoal.views.report.page import page

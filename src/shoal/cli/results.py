@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from shoal.cli.options import home_here
+from shoal.cli.options import home_here, refuse_idle
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +32,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    refuse_idle(args, args.json or args.quiet, "with --json or -q", "--format")
+    refuse_idle(args, args.sort is None, "without --sort", "--descending")
     from shoal.results.table import tabulate
     from shoal.views import results
 

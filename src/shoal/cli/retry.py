@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from shoal.cli.options import add_output, add_request, add_where, cluster_for, project_here
+from shoal.cli.options import add_output, add_request, add_where, cluster_for, project_here, refuse_idle
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -55,8 +55,9 @@ def run(args: argparse.Namespace) -> int:
             if not views:
                 say.note("no run of these ended badly")
                 return 0
-        asked = retrying.again(home, views, change)
         cluster = cluster_for(project, args.on)
+        refuse_idle(args, cluster.is_local, "on this machine", "--exclude-nodes", "--mem")
+        asked = retrying.again(home, views, change)
         return exit_code(
             submit_asked(
                 asked,

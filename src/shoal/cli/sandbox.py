@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 
+from shoal.cli.options import refuse_idle
 from shoal.sandbox import Sandbox, SandboxSpec, load, names, parse_partitions
 from shoal.sandbox.spec import check_name, parse_setting
 from shoal.sandbox.status import SandboxStatus
@@ -83,6 +84,7 @@ def _up(args: argparse.Namespace) -> int:
 
 def _down(args: argparse.Namespace) -> int:
     check_name(args.name)
+    refuse_idle(args, args.all, "with --all", "--name")
     wanted = names() if args.all else [args.name]
     stopped = [name for name in wanted if Sandbox(SandboxSpec(name=name)).down()]
     if args.json:

@@ -4,7 +4,7 @@
   less "$(shoal shell)"        to read what they do
 
 The functions are one for each step of shoal.toml, and resume. They take any sbatch flag, `--on CLUSTER`, `--again`,
-`--dry-run`, `--smoke`, and after `--` arguments for the program.
+`--dry-run`, `--smoke`, and after `--` arguments for the program. One that fails ends the script.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--define", metavar="SCRIPT", help=argparse.SUPPRESS)
     parser.add_argument("--call", metavar="STEP", help=argparse.SUPPRESS)
     parser.add_argument("--script", help=argparse.SUPPRESS)
+    parser.add_argument("--modifier", nargs=2, default=[], help=argparse.SUPPRESS)
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
@@ -27,7 +28,11 @@ def run(args: argparse.Namespace) -> int | None:
         _define(Path(args.define))
         return None
     if args.call is not None:
-        return _call(args.call, args.script, args.words[1:])
+        return _call(args.call, args.script, args.words[1:], args.modifier)
+    if args.words:
+        from shoal.errors import InputError
+
+        raise InputError(f"shoal shell takes no {args.words[0]!r}", hint="shoal shell")
     print(Path(__file__).parent.parent / "shell" / "shoal.sh")
     return None
 
@@ -39,12 +44,12 @@ def _define(script: Path) -> None:
     print(definitions(script, find_project(script.absolute().parent, os.environ), os.environ))
 
 
-def _call(function: str, script: str, words: list[str]) -> int:
+def _call(function: str, script: str, words: list[str], modifier: list[str]) -> int:
     from shoal.plan.calls import BASE, COLLECT, Call, append, settings
 
     env, secret = settings(os.environ, os.environ.get(BASE, ""))
     seed = os.environ.get("SHOAL_SEED", "")
-    call = Call(function, words, os.path.abspath(script), int(seed) if seed.isdigit() else None, env)
+    call = Call(function, words, os.path.abspath(script), int(seed) if seed.isdigit() else None, env, modifier)
     if os.environ.get(COLLECT):
         append(os.environ[COLLECT], call)
         return 0

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from shoal.cli.options import add_output, home_here
+from shoal.cli.options import add_output, home_here, refuse_idle
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from shoal.store.listing import run_names
 
+    refuse_unseen(args)
     home = home_here()
     if not run_names(home) and not args.which and not args.json and not args.watch:
         print("no runs yet")
@@ -83,6 +84,11 @@ def run(args: argparse.Namespace) -> int:
 
     bad = any(view.state in ENDED - AS_MEANT for view in report.views)
     return 4 if args.exit_status and bad else 0
+
+
+def refuse_unseen(args: argparse.Namespace) -> None:
+    """Flags about a table, where there is none."""
+    refuse_idle(args, args.json or args.quiet, "with --json or -q", "--columns", "--plain", "--tty")
 
 
 def columns_of(args: argparse.Namespace) -> list[Said]:

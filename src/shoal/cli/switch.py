@@ -14,7 +14,7 @@ import argparse
 import os
 import time
 
-from shoal.cli.options import add_output, add_request, project_here
+from shoal.cli.options import add_output, add_request, project_here, refuse_idle
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from shoal.submit.trial import Wish, apply, compare
     from shoal.views import switch
 
+    refuse_idle(args, not args.apply, "without --apply", "--after-step", "--request")
     project, now = project_here(), time.time()
     name = find_run(str(project.home), args.run)
     wish = Wish(args.gpus, args.nodes, args.time, args.flags, args.efficiency, args.progress, args.after_step)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 
-from shoal.cli.options import home_here
+from shoal.cli.options import home_here, refuse_idle
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from shoal.views.web.serving import save_copy, serve
 
+    refuse_idle(args, args.export is not None, "with --export", "--port", "--allow-actions", "--open")
     if args.export is not None:
         return save_copy(home_here(), args.export, as_json=args.json, quiet=args.quiet)
     return serve(

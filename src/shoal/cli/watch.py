@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 
 from shoal.cli.options import home_here
-from shoal.cli.status import add_filters, columns_of, filter_of
+from shoal.cli.status import add_filters, columns_of, filter_of, refuse_unseen
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -25,9 +25,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    refuse_unseen(args)
     home = home_here()
-    # Who asks for an exit code or a bell waits for the end; the full-screen view has none.
-    plain = args.simple or args.exit_status or args.notify or args.json or args.quiet or args.tty is False
+    # Who asks for an exit code or a bell waits for the end; the full-screen view has none, and columns of its own.
+    plain = args.simple or args.exit_status or args.notify or args.json or args.quiet or args.tty is not None
+    plain = plain or args.tasks or args.columns
     if not plain and _full_screen_works():
         from shoal.views.tui import run_app
 

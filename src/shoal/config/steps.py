@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from shoal.agent.environment import placeholders
 from shoal.config.containers import parse_container
 from shoal.config.data_sets import parse_data
 from shoal.config.document import Table
@@ -174,6 +175,9 @@ def _params(table: Table) -> str:
         raise table.error(
             ("params",), f"{template!r} does not say how a parameter is passed", hint='params = "{name}={value}"'
         )
+    unknown = [name for name in placeholders(words) if name not in ("name", "value")]
+    if unknown:
+        raise table.error(("params",), f"unknown {{{unknown[0]}}}: only {{name}} and {{value}} are filled in here")
     return template
 
 

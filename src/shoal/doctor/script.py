@@ -115,7 +115,7 @@ def read_script(
     directives = read_directives(lines, parsed.heredocs)
     options = directives.last()
     if is_experiment:
-        options = {**_called(parsed, steps), **options}
+        options = {**options, **_called(parsed, steps)}  # the flags of a call win
     launches, srun_steps = find_launches(parsed.commands)
     return Script(
         path=path,

@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from shoal.agent.environment import escape
 from shoal.config.project import Project
 from shoal.config.steps import check_step_name
 from shoal.errors import InputError
@@ -97,9 +98,9 @@ def runs_of_file(path: Path, project: Project, name: str | None, request: Reques
 def _words(line: str, place: str) -> list[str]:
     """A line as a program's words; one that uses the shell (pipes, &&, $x) is handed to bash as it is."""
     if re.search(r"[|&;<>$`*?()~]", line):
-        return ["bash", "-c", line.replace("{", "{{").replace("}", "}}")]
+        return ["bash", "-c", escape(line)]
     try:
-        return [word.replace("{", "{{").replace("}", "}}") for word in shlex.split(line)]
+        return [escape(word) for word in shlex.split(line)]
     except ValueError as error:
         raise InputError(f"the line cannot be split into words: {str(error).lower()}", place=place) from None
 

@@ -25,6 +25,8 @@ from shoal.secrecy import is_secret
 
 COLLECT = "SHOAL_COLLECT"
 BASE = "SHOAL_SHELL_BASE"
+#: Functions that say what the next step starts from or continues, unless shoal.toml declares a step of that name.
+MODIFIERS = ("posttrain", "resume")
 #: The shell's own bookkeeping, and variables that say where a command runs rather than what it does.
 _NOT_SETTINGS = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "BASHOPTS", "SHELLOPTS", "LINES", "COLUMNS", "PATH"})
 _STAND_INS = (740113, 920371)
@@ -42,13 +44,15 @@ _OWN_FOLDER = re.compile(
 
 
 class Call(NamedTuple):
-    """One call of a step function: `train --time=1:00:00 -- --lr 0.1` in a script, with the settings around it."""
+    """One call of a step function: `train --time=1:00:00 -- --lr 0.1` in a script, with the settings around it.
+    `modifier` is what stood before it: posttrain and a checkpoint, or resume and a run."""
 
     function: str
     words: list[str]
     script: str
     seed: int | None
     env: dict[str, str]
+    modifier: Sequence[str] = ()
 
 
 def fingerprint(environ: Mapping[str, str]) -> str:
@@ -167,7 +171,10 @@ def _with_seed(call: Call, old: int, new: int) -> Call:
         return text.replace(str(old), str(new))
 
     return call._replace(
-        seed=new, words=[swap(word) for word in call.words], env={name: swap(value) for name, value in call.env.items()}
+        seed=new,
+        words=[swap(word) for word in call.words],
+        env={name: swap(value) for name, value in call.env.items()},
+        modifier=[swap(word) for word in call.modifier],
     )
 
 

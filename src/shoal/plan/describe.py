@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from shoal.agent.environment import escape
 from shoal.backends.slurm.flags import DASHES, parse_flags
 from shoal.config.containers import over, parse_word
 from shoal.config.data_sets import resolve_data
@@ -18,15 +19,22 @@ from shoal.errors import InputError
 from shoal.kernel import checkpoints
 from shoal.model import RunSpec
 from shoal.names import check_length, parse_script_path, stem_with_seed
-from shoal.plan.calls import Call
+from shoal.plan.calls import MODIFIERS, Call
+from shoal.plan.directives import requested_in
 from shoal.plan.inputs import Source, find_run, find_source, output_folders
 from shoal.plan.submissions import PlannedRun
 from shoal.store.reading import Reader
+from shoal.sweep.placeholders import check_filled, step_words
 from shoal.sweep.values import parse_seeds
 
 #: Flags of shoal among a step function's words; the others are sbatch's. `plan/doors.py` reads --seeds.
 _VALUE_FLAGS = ("--on", "--launch", "--container", "--seeds")
-_PLAIN_FLAGS = ("--again", "--dry-run", "--smoke", "--json", "--quiet-run")
+_PLAIN_FLAGS = ("--again", "--dry-run", "--smoke")
+#: Flags of `shoal submit` that sbatch does not have: it would refuse them, and a run on this machine would ignore them.
+_OF_SUBMIT = (
+    "--set", "--zip", "--shape", "--at-once", "--no-snapshot", "--force", "--smoke-here", "--budget", "--prune",
+    "--request", "--json", "--slots", "--pilots",
+)  # fmt: skip
 
 
 class Asked(NamedTuple):
@@ -39,6 +47,7 @@ class Asked(NamedTuple):
     note: str | None = None
     by_name: bool = False
     smoke: bool = False
+    remarks: tuple[str, ...] = ()
 
 
 class _Words(NamedTuple):
@@ -48,23 +57,26 @@ class _Words(NamedTuple):
     own: dict[str, str]
 
 
-def describe(call: Call, project: Project) -> Asked:
-    """The run that a call asks for; a mistake is an InputError that names the script."""
+def describe(call: Call, project: Project, swept: Collection[str] = ()) -> Asked:
+    """The run that a call asks for; a mistake is an InputError that names the script. `swept` are parameters that its
+    words may mention, because flags beside the script give them."""
     words = _split(call)
-    script = Path(call.script)
-    named = parse_script_path(script, project.root)
-    if call.function == "resume":
-        if words.args:
-            raise InputError("a resumed run keeps its arguments", place=call.script)
-        asked = resume(words.source or named.stem, project, words.flags, named.experiment)
-        return asked._replace(on=words.own.get("--on"), dry_run="--dry-run" in words.own)
+    header = requested_in(call.script)
+    flags = [*header.flags, *words.flags]
+    named = parse_script_path(Path(call.script), project.root)
+    resumed = _run_to_resume(call, words, project)
+    if resumed is not None:
+        asked = resume(resumed or named.stem, project, flags, named.experiment)
+        return _resumed(asked, call, words, project, header.remarks)
     step = project.step(call.function)
-    parse_flags(words.flags, nodes=step.request.nodes)
+    parse_flags(flags, nodes=step.request.nodes)
     seed, stem = named.seed, named.stem
     if call.seed is not None and call.seed != seed:
         seed, stem = call.seed, stem_with_seed(stem, call.seed)
         check_length(named.experiment, stem)
-    source = _source(words.source, project, named.experiment, step.checkpoint, seed)
+    source = _source(
+        call.modifier[1] if call.modifier else words.source, project, named.experiment, step.checkpoint, seed
+    )
     launch, settings = change_mode(words.own.get("--launch", step.launch), step.launch, step.launch_settings)
     flag = words.own.get("--container")
     spec = RunSpec(
@@ -78,7 +90,7 @@ def describe(call: Call, project: Project) -> Asked:
         args=words.args,
         cwd=str(project.root),
         output=step.output,
-        env={**step.env, **call.env},
+        env={**step.env, **{name: escape(value) for name, value in call.env.items()}},
         checkpoint=step.checkpoint,
         start_from=source.checkpoint,
         parents=[source.parent] if source.parent else [],
@@ -87,14 +99,67 @@ def describe(call: Call, project: Project) -> Asked:
         launch_settings=settings,
         title=named.title,
         request=step.request,
-        flags=words.flags,
+        flags=flags,
         survive=step.survive,
         data=resolve_data(step.data, project.root),
         container=over(parse_word(flag, "--container"), step.container) if flag is not None else step.container,
     )
+    check_filled(
+        [("the command", spec.command), ("an argument", spec.args), *step_words(step)],
+        swept,
+        launch=launch,
+        settings=settings,
+        place=os.path.relpath(call.script),
+    )
     note = f"starts from {with_step(source.checkpoint)}" if source.checkpoint else None
     said = {key: f"--{key.replace('_', '-')}" in words.own for key in ("again", "dry_run", "smoke")}
-    return Asked(PlannedRun(spec), words.own.get("--on"), note=note, **said)
+    return Asked(PlannedRun(spec), words.own.get("--on"), note=note, remarks=header.remarks, **said)
+
+
+def _run_to_resume(call: Call, words: _Words, project: Project) -> str | None:
+    """The run that a call continues: of `resume RUN`, or where that stands before it. Empty: the script's own. None:
+    it continues none. Refuses a modifier that modifies nothing."""
+    place, name = os.path.relpath(call.script), call.function
+    if call.modifier and (words.source is not None or name in MODIFIERS):
+        earlier, this = " ".join(call.modifier), " ".join([name, *filter(None, [words.source])])
+        raise InputError(
+            f"{this!r} stands after {earlier!r}: a run has one start", hint=f"remove {earlier!r}", place=place
+        )
+    if name in MODIFIERS and name != "resume" and name not in project.steps:
+        raise InputError(
+            f"{name} {words.source} is not followed by a step"
+            if words.source is not None and len(call.words) == 1
+            else f"shoal.toml has no step {name!r}, so {name} takes a checkpoint or a run and nothing else",
+            hint=f"{name} {words.source or 'RUN'}; train --gres=gpu:4 --time=1-0   # in two lines",
+            place=place,
+        )
+    if name == "resume":
+        return words.source or ""
+    if not call.modifier or call.modifier[0] != "resume":
+        return None
+    return call.modifier[1].replace("{seed}", "" if call.seed is None else str(call.seed))
+
+
+def _resumed(asked: Asked, call: Call, words: _Words, project: Project, remarks: tuple[str, ...]) -> Asked:
+    """A resumed run keeps what it was; what a call says beside its resources is refused, or told where it differs."""
+    spec, place = asked.run.spec, os.path.relpath(call.script)
+    changed = [flag for flag in words.own if flag not in ("--on", "--dry-run")]
+    if words.args or changed:
+        what = changed[0] if changed else "an argument for the program"
+        raise InputError(
+            f"{what} has no effect on {spec.name}, which is resumed as it was", hint="remove it", place=place
+        )
+    if call.function != "resume" and project.step(call.function).name != spec.step_kind:
+        raise InputError(
+            f"{spec.name} is a run of step {spec.step_kind!r} and cannot be resumed by {call.function}",
+            hint=f"call {spec.step_kind} after resume",
+            place=place,
+        )
+    differing = ", ".join(sorted(name for name, value in call.env.items() if spec.env.get(name) != escape(value)))
+    told = f"{spec.name} keeps {differing} as it was, and not as {place} sets it"
+    return asked._replace(
+        on=words.own.get("--on"), dry_run="--dry-run" in words.own, remarks=(*remarks, *([told] if differing else []))
+    )
 
 
 def resume(word: str, project: Project, flags: Sequence[str], experiment: str | None = None) -> Asked:
@@ -134,7 +199,13 @@ def refuse_doubles(asked: Sequence[Asked]) -> None:
         name = one.run.spec.name
         if name in seen:
             raise InputError(
-                f"{name} is asked for twice: one script is one run", hint="put the second step into a script of its own"
+                f"{name} is asked for twice: one script is one run",
+                hint="put the second step into a script of its own"
+                + (
+                    "; to let posttrain change the next step, remove [steps.posttrain] from shoal.toml"
+                    if seen[name].run.spec.step_kind == "posttrain"
+                    else ""
+                ),
             )
         seen[name] = one
 
@@ -161,6 +232,12 @@ def _split(call: Call) -> _Words:
             own[flag] = value if equals else words.pop(0)
         elif word in _PLAIN_FLAGS:
             own[word] = ""
+        elif flag in _OF_SUBMIT:
+            raise InputError(
+                f"{flag} is a flag of shoal submit, not of {call.function}",
+                hint=f"shoal submit {os.path.relpath(call.script)} {word}",
+                place=os.path.relpath(call.script),
+            )
         else:
             rest.append(word)
     return _Words(source, rest, args, own)

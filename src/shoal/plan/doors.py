@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.agent.environment import text_of
+from shoal.agent.environment import fill, fill_known, placeholders, text_of
 from shoal.config.document import Document, read_document
 from shoal.config.project import Project
 from shoal.errors import InputError
@@ -22,7 +22,7 @@ from shoal.sweep.blocks import Block, parse_block, with_flags
 from shoal.sweep.expand import expand
 from shoal.sweep.memory import keep_naming, read_naming
 from shoal.sweep.naming import Naming, learn, stems
-from shoal.sweep.runs import Sweep, base_of, mentioned, passed, runs_of
+from shoal.sweep.runs import Sweep, base_of, passed, runs_of
 from shoal.sweep.values import parse_seeds
 
 SUFFIXES = (".sh", ".toml", ".py")
@@ -71,7 +71,8 @@ def read_file(path: Path, project: Project, environ: Mapping[str, str], wish: Wi
             for sweep in collect_blocks(path, environ)
         ]
         return read_sweeps(sweeps, project)
-    asked = [describe(call, project) for call in _calls(path, environ, parse_seeds(wish.seeds))]
+    swept = {word.partition("=")[0].strip() for word in wish.sets}
+    asked = [describe(call, project, swept) for call in _calls(path, environ, parse_seeds(wish.seeds))]
     return _swept(asked, wish, project, path) if wish.sets else Reading(asked, [])
 
 
@@ -135,27 +136,20 @@ def _swept(asked: Sequence[Asked], wish: Wish, project: Project, path: Path) -> 
         at_seed = [point._replace(seed=spec.seed) for point in points]
         for point, stem in zip(at_seed, stems(at_seed, base, named.experiment, naming), strict=True):
             values = {name: text_of(value) for name, value in point.params.items()}
-            known = {*mentioned(spec.command), *mentioned(spec.args)}
+            known = {*placeholders(spec.command), *placeholders(spec.args)}
             template = project.step(spec.step_kind).params
             extra = [
                 word for name in sorted(values) if name not in known for word in passed(template, name, values[name])
             ]
-            args = [_with(word, values) for word in spec.args]
+            args = [fill_known(word, values) for word in spec.args]
             run = msgspec.structs.replace(
                 spec,
                 stem=stem,
                 params=dict(sorted(point.params.items())),
                 args=[*args, *extra],
                 sweep=base,
-                parents=[_with(parent, values) for parent in spec.parents],
-                start_parent=None if spec.start_parent is None else _with(spec.start_parent, values),
+                parents=[fill(parent, values) for parent in spec.parents],
+                start_parent=None if spec.start_parent is None else fill(spec.start_parent, values),
             )
             found.append(one._replace(run=PlannedRun(run)))
     return Reading(found, [Grown(named.experiment, base, number, naming)])
-
-
-def _with(word: str, values: Mapping[str, str]) -> str:
-    """Only the swept parameters: whatever else a script's arguments contain arrives as it is."""
-    for name, value in values.items():
-        word = word.replace(f"{{{name}}}", value)
-    return word

@@ -41,6 +41,9 @@ def lay_out_pack(
     options = options.checked()
     if shape == "pilots" and cluster.is_local:
         raise InputError("pilots are Slurm jobs, and this machine is not Slurm", hint="leave --pilots out")
+    for flag, value in (("--nodes", options.nodes), ("--mem", options.memory)):
+        if cluster.is_local and value is not None:
+            raise InputError(f"{flag} has no effect on this machine, which is one node", hint=f"remove {flag}")
     known: dict[tuple[object, ...], SbatchFlags] = {}
     asked = []
     for run in runs:

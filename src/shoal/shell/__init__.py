@@ -8,7 +8,7 @@ from pathlib import Path
 from shoal.backends.slurm.quoting import shell_quote
 from shoal.config.project import Project
 from shoal.names import parse_script_path, stem_with_seed
-from shoal.plan.calls import fingerprint
+from shoal.plan.calls import MODIFIERS, fingerprint
 
 #: Always functions, so that a step which shoal.toml does not declare is told so instead of "command not found".
 _ALWAYS = ("train", "resume", "posttrain", "evaluate")
@@ -31,5 +31,8 @@ def definitions(script: Path, project: Project, environ: Mapping[str, str]) -> s
     lines = [f"export {name}={shell_quote(value)}" for name, value in names.items()]
     lines.append(f"__shoal_base={shell_quote(fingerprint(environ))}")
     functions = dict.fromkeys((*_ALWAYS, *project.steps))
-    lines += [f'{name}() {{ __shoal_call {name} "$@"; }}' for name in functions]
+    modifiers = [name for name in MODIFIERS if name not in project.steps]
+    lines += [
+        f'{name}() {{ {"__shoal_modify" if name in modifiers else "__shoal_call"} {name} "$@"; }}' for name in functions
+    ]
     return "\n".join(lines)

@@ -6,7 +6,8 @@
 #
 #     train --gres=gpu:4 --time=3-00:00:00 -- --lr 0.1
 #
-# What the script exports between the two lines is the run's configuration.
+# What the script exports between the two lines is the run's configuration. `posttrain CHECKPOINT` (unless shoal.toml
+# declares a step of that name) and `resume RUN_OR_DIR` before a step say what that step starts from or continues.
 
 if [ -z "${BASH_VERSION:-}" ]; then
     echo 'error: experiment scripts are bash scripts; run this one with bash' >&2
@@ -20,8 +21,54 @@ else
     __shoal_script=$0
 fi
 
+# What `posttrain CHECKPOINT` or `resume RUN_OR_DIR` says about the next step: its name and its word.
+__shoal_modifier=()
+
+__shoal_run() {
+    local code=0
+    SHOAL_SHELL_BASE=$__shoal_base command shoal shell --call "$1" --script "$__shoal_script" \
+        ${__shoal_modifier[@]+--modifier "${__shoal_modifier[@]}"} -- "${@:2}" || code=$?
+    __shoal_modifier=()
+    return "$code"
+}
+
+# One call of a step. If it fails, the script ends, so that nothing that builds on it starts.
 __shoal_call() {
-    SHOAL_SHELL_BASE=$__shoal_base command shoal shell --call "$1" --script "$__shoal_script" -- "${@:2}"
+    local code=0
+    __shoal_run "$@" || code=$?
+    [ "$code" -ne 0 ] || return 0
+    case $- in *i*) return "$code" ;; esac
+    # In a pipe or a subshell `exit` would end no more than that.
+    [ "$BASHPID" = "$$" ] || kill -s TERM "$$"
+    exit "$code"
+}
+
+# With a checkpoint or a run alone: about the next step. A subshell could not tell that step, so there it is a call.
+__shoal_modify() {
+    if [ "$#" -ne 2 ] || [ "${2#-}" != "$2" ] || [ "${#__shoal_modifier[@]}" -gt 0 ] || [ "$BASHPID" != "$$" ]; then
+        __shoal_call "$@"
+        return
+    fi
+    __shoal_modifier=("$@")
+    __shoal_trap=$(trap -p EXIT)
+    trap '__shoal_finish "$?"' EXIT
+}
+
+# At the end of the script: a modifier without a step behind it is a call by itself. What the script had set to happen
+# at its end comes after it.
+__shoal_finish() {
+    local code=$1
+    trap - EXIT
+    if [ "$code" -eq 0 ] && [ "${#__shoal_modifier[@]}" -gt 0 ]; then
+        local words=("${__shoal_modifier[@]}")
+        __shoal_modifier=()
+        __shoal_run "${words[@]}" || code=$?
+    fi
+    if [ -n "$__shoal_trap" ]; then
+        eval "set -- $__shoal_trap"
+        eval "$3"
+    fi
+    exit "$code"
 }
 
 # One function for each step, the run's names, and a fingerprint of the environment as it is now.

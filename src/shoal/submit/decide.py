@@ -60,14 +60,15 @@ def differences(old: RunSpec, new: RunSpec) -> list[str]:
     """What differs between two descriptions of one run, a phrase each, values cut short."""
     before, after = old.identity(), new.identity()
     found = []
-    for key in before:
-        if before[key] == after[key]:
+    for key in {**before, **after}:
+        was, now = before.get(key), after.get(key)
+        if was == now:
             continue
-        if isinstance(before[key], dict):
-            names = sorted({*before[key], *after[key]})
-            pairs = [(f"{name}", before[key].get(name), after[key].get(name)) for name in names]
+        if isinstance(was, dict) or isinstance(now, dict):
+            was, now = was or {}, now or {}
+            pairs = [(name, was.get(name), now.get(name)) for name in sorted({*was, *now})]
         else:
-            pairs = [(key, before[key], after[key])]
+            pairs = [(key, was, now)]
         found += [f"{name} was {_short(a)}, now {_short(b)}" for name, a, b in pairs if a != b]
     return found
 

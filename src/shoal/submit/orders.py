@@ -23,6 +23,7 @@ from shoal.plan.describe import Asked, refuse_doubles, with_step
 from shoal.plan.seeds import unread_seeds
 from shoal.plan.stages import Held, arrange, check_graph, parents_of
 from shoal.plan.submissions import LARGEST_ARRAY, PlannedRun, PlannedSubmission, lay_out
+from shoal.plan.unread import swallowed, unread_directives, unread_params, unread_starts
 from shoal.store.fold import RunView
 from shoal.store.listing import run_names
 from shoal.store.reading import Reader
@@ -84,6 +85,11 @@ def prepare(
     refuses is a RefusedError; with `how.force` it is a note.
     """
     refuse_doubles(asked)
+    if how.at_once is not None and cluster.is_local:
+        raise InputError(
+            "--at-once has no effect on this machine, where runs follow each other",
+            hint=f"use --shape pack --slots {how.at_once}   # runs that many at a time",
+        )
     home = str(project.home)
     names = [one.run.spec.name for one in asked]
     views = observe(home, names, environ=environ).views
@@ -92,7 +98,10 @@ def prepare(
     start: list[PlannedRun] = []
     left: list[Result] = []
     notes = [f"{one.run.spec.name} {one.note}" for one in asked if one.note]
-    notes += unread_seeds(one.run.spec for one in asked)
+    notes += dict.fromkeys(remark for one in asked for remark in one.remarks)
+    specs = [one.run.spec for one in asked]
+    notes += unread_seeds(specs)
+    notes += [*swallowed(specs), *unread_params(specs, project), *unread_starts(specs), *unread_directives(specs)]
     for one in asked:
         secrecy.refuse_leaks(one.run.spec, secrets)
         view = views[one.run.spec.name]
@@ -102,7 +111,7 @@ def prepare(
             start.append(one.run._replace(spec=spec))
         else:
             left.append(Result(view.name, "left alone", view.state, decision.reason, view.job_id, view.output_dir))
-    start, held, inherited = _arrange([one.run.spec for one in asked], start, views, home, environ)
+    start, held, inherited = _arrange(specs, start, views, home, environ)
     notes += inherited
     left += [Result(one.run.spec.name, "held", "new", one.reason) for one in held]
     packed = bool(start) and (how.pack is not None or how.shape in packs.SHAPES)

@@ -125,6 +125,8 @@ def _prune(
 ) -> None:
     """Say which live runs a sweep no longer has, and cancel them if that was asked for."""
     home = str(project.home)
+    if prune and not grown:
+        raise InputError("--prune has no effect: none of these files is a sweep", hint="remove --prune")
     gone = removed(home, grown, [one.run.spec.name for one in asked], environ)
     if prune and gone:
         cancel(home, gone, environ)

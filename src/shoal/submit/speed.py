@@ -47,7 +47,7 @@ def progress_of(view: RunView, spec: RunSpec, told: str | None = None) -> Progre
 def words_of(spec: RunSpec) -> list[str]:
     """The command as it is started, with the run's parameters in it."""
     values = {name: text_of(value) for name, value in spec.params.items()}
-    return [*complete(spec.command, values), *spec.args]
+    return complete([*spec.command, *spec.args], values)
 
 
 def _seen(view: RunView, spec: RunSpec) -> Progress | None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from shoal.agent.environment import BUILT_IN
 from shoal.config.document import Table
 from shoal.errors import InputError
 from shoal.sweep.values import MOST_RUNS, Scalar, check_scalar, draw, parse_words
@@ -17,8 +18,6 @@ from shoal.sweep.values import MOST_RUNS, Scalar, check_scalar, draw, parse_word
 Params = dict[str, Scalar]
 Axis = tuple[Params, ...]
 
-#: What the agent fills in by itself; no parameter may be called so.
-BUILT_IN = ("run", "experiment", "step", "seed", "attempt", "output_dir", "resume_from", "start_from", "parent_dir")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*", re.ASCII)
 _LONGEST_NAME = 60
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.agent.environment import complete, text_of
+from shoal.agent.environment import escape, fill, fill_known, placeholders, text_of
 from shoal.config.containers import over
 from shoal.config.data_sets import resolve_data
 from shoal.config.launches import change_mode
@@ -17,14 +16,11 @@ from shoal.config.steps import Step, check_step_name
 from shoal.errors import InputError
 from shoal.model import Request, RunSpec
 from shoal.names import ScriptName
-from shoal.sweep.axes import BUILT_IN
 from shoal.sweep.blocks import Block
 from shoal.sweep.expand import Point, count, expand
 from shoal.sweep.naming import Naming, drop_defaults, learn, stems
+from shoal.sweep.placeholders import check_filled, refuse_unknown, step_words
 from shoal.sweep.values import MOST_RUNS
-
-_PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.]*)\}", re.ASCII)
-_BRACES = re.compile(r"\{\{|\}\}")
 
 
 class Sweep(NamedTuple):
@@ -75,7 +71,7 @@ class _Maker:
         self.named, self.block, self.root, self.base = named, block, str(project.root), base_of(named)
         self.step = _step(named, block, project)
         self.command = list(block.command or self.step.command)
-        self.mentioned = set(mentioned(self.command)) | set(mentioned(block.args))
+        self.mentioned = {*placeholders(self.command), *placeholders(block.args)}
         if block.launch is None:
             self.launch, self.settings = self.step.launch, self.step.launch_settings
         else:
@@ -84,7 +80,9 @@ class _Maker:
             self.launch, self.settings = (mode, settings) if settings is not None else kept
         self.container = over(block.container, self.step.container)
         self._requests: dict[Request, Request] = {}
-        self._check_placeholders()
+        self._filled: set[frozenset[str]] = set()
+        rows = {name for axis in block.axes for row in axis for name in row}
+        self._check({*block.params, *block.defaults, *rows, *(n for n in block.derived if not n.startswith("_"))})
 
     def spec(self, point: Point, stem: str) -> RunSpec:
         values = {name: text_of(value) for name, value in point.values.items()}
@@ -92,14 +90,15 @@ class _Maker:
         command = _without(self.command, missing, self.block.place)
         seed = "" if point.seed is None else str(point.seed)
         known = {**values, "seed": seed}
-        args = _filled(_without(self.block.args, missing, self.block.place), known)
+        self._check(known.keys() | missing, stem)
+        args = [fill_known(word, known) for word in _without(self.block.args, missing, self.block.place)]
         appended = [
             word
             for name in sorted(values)
             if name not in self.mentioned
             for word in passed(self.step.params, name, values[name])
         ]
-        env = {**self.step.env, **{name: _filled([text], known)[0] for name, text in self.block.env.items()}}
+        env = {name: fill_known(text, known) for name, text in {**self.step.env, **self.block.env}.items()}
         return RunSpec(
             experiment=self.named.experiment,
             stem=stem,
@@ -135,10 +134,8 @@ class _Maker:
 
     def _named(self, word: str, known: Mapping[str, str]) -> str:
         """The run that "000_pretrain_{seed}" names for this point, in this experiment unless it says another."""
-        unknown = [name for name in mentioned([word]) if name not in known]
-        if unknown:
-            raise InputError(f"{word!r} has {{{unknown[0]}}}, and there is no such parameter", place=self.block.place)
-        name = _filled([word], known)[0]
+        refuse_unknown(repr(word), [word], known, self.block.place)
+        name = fill(word, known)
         return name if "/" in name else f"{self.named.experiment}/{name}"
 
     def _request(self, asked: Request) -> Request:
@@ -147,21 +144,20 @@ class _Maker:
             self._requests[asked] = asked.over(self.step.request)
         return self._requests[asked]
 
-    def _check_placeholders(self) -> None:
-        """A placeholder that nothing fills is a misspelt parameter, or braces that should have been doubled."""
-        block = self.block
-        known = {*block.params, *block.derived, *block.defaults, *BUILT_IN}
-        known |= {name for axis in block.axes for row in axis for name in row}
-        for name in sorted(self.mentioned - known):
-            from difflib import get_close_matches
-
-            near = get_close_matches(name, known, n=1)
-            raise InputError(
-                f"the command has {{{name}}}, and there is no such parameter"
-                + (f"; did you mean {{{near[0]}}}?" if near else ""),
-                hint=f"{{{{{name}}}}} stands for the braces themselves",
-                place=block.place,
-            )
+    def _check(self, names: Collection[str], stem: str | None = None) -> None:
+        """Refuse a placeholder that nothing fills: in no run, or in the run `stem`."""
+        if frozenset(names) in self._filled:
+            return
+        self._filled.add(frozenset(names))
+        words = [("the command", self.command), ("`args`", self.block.args), ("`env`", self.block.env.values())]
+        check_filled(
+            [*words, *step_words(self.step)],
+            names,
+            launch=self.launch,
+            settings=self.settings,
+            place=self.block.place,
+            missing=None if stem is None else f"{self.named.experiment}/{stem} has no value for it",
+        )
 
 
 def _step(named: ScriptName, block: Block, project: Project) -> Step:
@@ -176,21 +172,13 @@ def _step(named: ScriptName, block: Block, project: Project) -> Step:
         raise InputError(error.message, hint=error.hint, place=error.place or block.place) from None
 
 
-def mentioned(words: Iterable[str]) -> list[str]:
-    return [name for word in words for name in _PLACEHOLDER.findall(_BRACES.sub("", word))]
-
-
-def _filled(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
-    return complete(list(words), values)
-
-
 def _without(words: Sequence[str], missing: set[str], place: str) -> list[str]:
     """The words less those that pass a parameter at its default, and the flag in front of such a word."""
     if not missing:
         return list(words)
     kept: list[str] = []
     for word in words:
-        names = set(mentioned([word]))
+        names = set(placeholders([word]))
         if not names & missing:
             kept.append(word)
             continue
@@ -200,14 +188,14 @@ def _without(words: Sequence[str], missing: set[str], place: str) -> list[str]:
                 hint="give it a word of its own",
                 place=place,
             )
-        if word.startswith("{") and kept and kept[-1].startswith("-") and not mentioned([kept[-1]]):
+        if word.startswith("{") and kept and kept[-1].startswith("-") and not placeholders([kept[-1]]):
             kept.pop()
     return kept
 
 
 def passed(template: str, name: str, value: str) -> list[str]:
     """The words that pass a parameter which the command does not mention: --lr=0.1, lr=0.1, or none at all."""
-    return [word.replace("{name}", name).replace("{value}", value) for word in _split(template)]
+    return [escape(word.replace("{name}", name).replace("{value}", value)) for word in _split(template)]
 
 
 @functools.cache

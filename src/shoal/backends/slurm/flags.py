@@ -46,7 +46,7 @@ _SHORT = {
 }  # fmt: skip
 
 #: What shoal decides itself, why, and what to do instead.
-_OWNED = {
+OWNED = {
     "job-name": ("the job is named after the run", "rename the script"),
     "output": ("each attempt has its own log", "shoal logs RUN"),
     "error": ("each attempt has its own log", "shoal logs RUN"),
@@ -147,8 +147,8 @@ def _pairs(words: Sequence[str]) -> list[tuple[str, str | None]]:
         else:
             raise _stray(word)
         for name, value in new:
-            if name in _OWNED:
-                why, instead = _OWNED[name]
+            if name in OWNED:
+                why, instead = OWNED[name]
                 raise InputError(f"--{name} belongs to shoal: {why}", hint=instead, place=word)
             refuse_line_breaks(value or "", f"--{name}")
         found += new

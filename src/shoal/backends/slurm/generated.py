@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Collection, Iterable, Mapping
+from typing import TypeVar
 
 import msgspec
 
+from shoal.agent.environment import fill, placeholders
 from shoal.agent.launch.container import ContainerError, build, merge, whole
 from shoal.backends.slurm.container_lines import ContainerText, container_lines
 from shoal.backends.slurm.flags import parse_flags
 from shoal.backends.slurm.launch_lines import launch_lines
 from shoal.backends.slurm.options import Resolved, resolve
 from shoal.backends.slurm.quoting import refuse_line_breaks
+from shoal.backends.slurm.replica_lines import OF_REPLICA
 from shoal.backends.slurm.script import header, render_script, set_up
 from shoal.config.cluster import Cluster
 from shoal.config.containers import over, parse_word
@@ -27,6 +31,7 @@ from shoal.names import slug
 DEFAULT_COMMAND = ("python", "./torchtitan/train.py")
 DEFAULT_REQUEST = Request(nodes=1, gpus=8, time="36:00:00")
 DEFAULT_MAIL_TYPE = "BEGIN,END,FAIL"
+K = TypeVar("K")
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +78,7 @@ def generate(wish: Wish, project: Project, cluster: Cluster) -> Generated:
     step = None if wish.step is None else project.step(wish.step)
     launch, settings, notes = _launch(wish, step)
     command = _command(wish, step)
+    _refuse_unfilled([*settings.args, *settings.env.values()], "the launch settings", OF_REPLICA)
     real_name = wish.job_name or wish.step or _stem(wish.config_file) or "job"
     name = slug(real_name)
     resolved = _resolve(wish, step, project, cluster, launch, settings)
@@ -96,7 +102,7 @@ def generate(wish: Wish, project: Project, cluster: Cluster) -> Generated:
     ]
     text = render_script(
         header(options, comments),
-        set_up(resolved.cluster, step.env if step else None),
+        set_up(resolved.cluster, _plain(step.env, f"`env` of step {step.name!r}") if step else None),
         launch_lines(launch, command, resolved.request, settings, _box(wish, step, project, resolved)),
     )
     return Generated(
@@ -171,7 +177,22 @@ def _command(wish: Wish, step: Step | None) -> tuple[str, ...]:
         words += ["--job.config_file", wish.config_file]
         told = wish.replicas_per_node is not None or wish.nodes_per_replica is not None or wish.launch == "replicas"
         extra = ["--cfg_options", *extra] if extra or (told and not wish.use_ddp) else []
-    return (*words, *extra)
+    return tuple(_plain(dict(enumerate([*words, *extra])), "the command").values())
+
+
+def _plain(words: Mapping[K, str], where: str) -> dict[K, str]:
+    """Words without placeholders; a plain batch script fills none."""
+    _refuse_unfilled(words.values(), where)
+    return {key: fill(word, {}) for key, word in words.items()}
+
+
+def _refuse_unfilled(words: Iterable[str], where: str, known: Collection[str] = ()) -> None:
+    for name in placeholders(words):
+        if name not in known:
+            raise InputError(
+                f"{where} has {{{name}}}, which nothing fills in a plain batch script",
+                hint=f"use --command with the value in it, or {{{{{name}}}}} for the braces; shoal submit fills it",
+            )
 
 
 def _split(flag: str, text: str) -> list[str]:

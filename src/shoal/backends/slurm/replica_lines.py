@@ -14,8 +14,9 @@ from shoal.backends.slurm.container_lines import ContainerText
 from shoal.backends.slurm.quoting import shell_command, shell_quote
 from shoal.model import LaunchSettings, Request
 
-_PLACEHOLDER = re.compile(r"\{(replica|replicas|lighthouse)\}")
-_SHELL = {"replica": '"$replica"', "replicas": '"$NUM_REPLICA_GROUPS"', "lighthouse": '"$TORCHFT_LIGHTHOUSE"'}
+#: What is filled into the words of each replica, and the variable that has it in the script.
+OF_REPLICA = {"replica": '"$replica"', "replicas": '"$NUM_REPLICA_GROUPS"', "lighthouse": '"$TORCHFT_LIGHTHOUSE"'}
+_PLACEHOLDER = re.compile(rf"\{{({'|'.join(OF_REPLICA)})\}}")
 
 
 def replica_lines(
@@ -105,7 +106,7 @@ def with_placeholders(words: Sequence[str]) -> list[str]:
     found = []
     for word in words:
         parts = _PLACEHOLDER.split(word)
-        quoted = [_SHELL[part] if index % 2 else shell_quote(part) if part else "" for index, part in enumerate(parts)]
+        quoted = (OF_REPLICA[one] if at % 2 else shell_quote(one) if one else "" for at, one in enumerate(parts))
         found.append("".join(quoted) or "''")
     return found
 

@@ -1,0 +1,165 @@
+"""Placeholders: what is filled in, what stands for itself, and that a misspelt one never reaches a program."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from project import Project, assert_clear_error
+from shoal.agent.environment import escape, fill, fill_known, placeholders
+
+VALUES = {"lr": "0.1", "out": "{lr}"}
+#: Words with braces that are no placeholders: JSON, the shell's, awk's, find's.
+PLAIN = [
+    '{"a": {"b": 1}}',
+    '{"a":{}}',
+    "${HOME}",
+    "${lr}",
+    'echo "${lr:-1}"',
+    "{}",
+    "{a,b}",
+    "{1..3}",
+    "{print $1}",
+    "{",
+    "}}",
+    "{lr:.3f}",
+]
+
+
+@pytest.mark.parametrize(
+    ("word", "filled"),
+    [
+        ("--lr={lr}", "--lr=0.1"),
+        ("{{lr}}", "{lr}"),
+        ("{{{lr}}}", "{0.1}"),
+        ('{"lr":{lr}}', '{"lr":0.1}'),
+        ('{"a":{"lr":{lr}}}', '{"a":{"lr":0.1}}'),
+        ("{{x}}", "{x}"),
+        ("${{lr}}", "${lr}"),
+        ("{out}", "{lr}"),
+        *((word, word) for word in PLAIN),
+    ],
+)
+def test_a_word_is_filled(word: str, filled: str) -> None:
+    assert fill(word, VALUES) == filled
+
+
+_WORDS = st.lists(st.sampled_from(["{", "}", "{{", "}}", "$", "lr", "x", "out", '"', ":", " ", "a.b", "=", "$$"])).map(
+    "".join
+)
+
+
+@given(st.one_of(_WORDS, st.text()))
+def test_an_escaped_word_is_filled_to_itself_and_wants_nothing(text: str) -> None:
+    assert fill(escape(text), VALUES) == text
+    assert placeholders([escape(text)]) == []
+
+
+@given(_WORDS)
+def test_filling_in_two_steps_is_filling_once(word: str) -> None:
+    assert fill(fill_known(word, {"out": VALUES["out"]}), VALUES) == fill(word, VALUES)
+
+
+TOML = """
+[steps.save]
+command = [PYTHON, "-S", TRAIN, "out={output_dir}", 'json={"a": {"b": 1}}', "${HOME}", "{{x}}"]
+env = { TEST_OUT = "{output_dir}/tb", TEST_SEED = "s{seed}", TEST_JSON = '{"k": {}}' }
+[steps.typo]
+command = "python train.py --out {ouput_dir}"
+[steps.route]
+command = "python train.py --route {route}"
+[steps.envtypo]
+command = "python train.py"
+env = { OUT = "{outputdir}" }
+[steps.config]
+command = "python train.py --config {config}"
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    words = {"PYTHON": json.dumps(sys.executable), "TRAIN": json.dumps(f"{tmp_path}/project/train.py")}
+    return Project(tmp_path, toml=TOML.replace("PYTHON", words["PYTHON"]).replace("TRAIN", words["TRAIN"]))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("typo", "the command has {ouput_dir}, but no parameter has this name; did you mean {output_dir}?"),
+        ("route", "the command has {route}, but no parameter has this name"),
+        ("train -- --out {ouput_dir}", "an argument has {ouput_dir}"),
+        ("envtypo", "`env` of step 'envtypo' has {outputdir}"),
+    ],
+)
+def test_a_placeholder_that_nothing_fills_is_refused_at_plan(project: Project, line: str, message: str) -> None:
+    script = project.script("001_a/000_train_0.sh", line)
+    for words in (("plan", script), ("submit", script, "--on", "local")):
+        assert_clear_error(project.shoal(*words, code=None), 2, message)
+    assert_clear_error(project.bash(script, code=None), 2, message)
+    assert not project.home.exists() and not list((project.root / "marks").iterdir())
+
+
+def test_a_parameter_that_is_set_fills_it(project: Project) -> None:
+    script = project.script("001_a/000_train_0.sh", "train --on local -- route={route} out={output_dir}")
+    project.shoal("submit", script, "--set", "route=town13,town15")
+    mark = project.marks("001_a/000_train_route-town13_0")[0]
+    assert mark["args"] == ["route=town13", f"out={mark['env']['SHOAL_OUTPUT_DIR']}"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ('args = ["--x", "{_x}"]\n[sweep]\nlr = [1]\n[derived]\n_x = "lr * 2"', "`args` has {_x}, but values whose"),
+        ('env = { X = "{_x}" }\n[sweep]\nlr = [1]\n[derived]\n_x = "lr * 2"', "`env` has {_x}, but values whose"),
+        ('args = ["--lr={lr}"]\n[[points]]\nlr = 1\n[[points]]\ndepth = 2', "has no value for it"),
+        ('args = ["--d={dept}"]\n[sweep]\ndepth = [1]', "`args` has {dept}, but no parameter has this name; did you"),
+    ],
+)
+def test_a_page_without_a_value_for_a_placeholder_is_refused(project: Project, lines: str, message: str) -> None:
+    page = project.write("experiments/001_a/000_train.toml", f'step = "train"\n{lines}\n')
+    assert_clear_error(project.shoal("plan", page, code=None), 2, message)
+
+
+def test_arguments_of_a_page_know_where_the_run_writes(project: Project) -> None:
+    page = project.write(
+        "experiments/001_a/000_train.toml",
+        'step = "train"\nargs = ["out={output_dir}", "{{x}}", "lr={lr}"]\nenv = { TEST_O = "{output_dir}/x" }\n'
+        '[sweep]\nlr = [0.1]\nnote = ["{seed}"]\n',
+    )
+    project.shoal("submit", page, "--on", "local")
+    mark = project.marks("001_a/000_train")[0]
+    out = mark["env"]["SHOAL_OUTPUT_DIR"]
+    assert mark["args"] == [f"out={out}", "{x}", "lr=0.1", "--note={seed}"] and mark["env"]["TEST_O"] == f"{out}/x"
+
+
+def test_the_environment_of_a_step_is_filled_and_plain_braces_arrive(project: Project) -> None:
+    exported = "{question} ${x} {{y}}"
+    project.script("001_a/000_save_3.sh", f"export TEST_PROMPT={shlex.quote(exported)}", "save --on local")
+    project.shoal("submit", "experiments/001_a")
+    mark = project.marks("001_a/000_save_3")[0]
+    env = mark["env"]
+    assert mark["args"] == [f"out={env['SHOAL_OUTPUT_DIR']}", 'json={"a": {"b": 1}}', "${HOME}", "{x}"]
+    assert env["TEST_OUT"] == f"{env['SHOAL_OUTPUT_DIR']}/tb" and env["TEST_SEED"] == "s3"
+    assert env["TEST_JSON"] == '{"k": {}}' and env["TEST_PROMPT"] == exported
+
+
+def test_commands_of_a_file_keep_their_braces(project: Project) -> None:
+    train = f"{sys.executable} -S {project.root}/train.py"
+    commands = project.write("jobs.txt", f"{train} '{{x}}' '{{\"a\": {{}}}}'\n{train} ${{TEST_NOT_SET}}b '{{{{y}}}}'\n")
+    project.shoal("pack", "--slots", "1", commands)
+    marks = [json.loads(path.read_text().splitlines()[0]) for path in (project.root / "marks").iterdir()]
+    assert sorted(mark["args"] for mark in marks) == [["b", "{{y}}"], ["{x}", '{"a": {}}']]
+
+
+def test_a_plain_batch_script_has_no_placeholders(project: Project) -> None:
+    refused = project.shoal("generate", "--step", "config", code=None)
+    assert_clear_error(refused, 2, "the command has {config}, which nothing fills in a plain batch script")
+    assert_clear_error(project.shoal("generate", "--step", "save", code=None), 2, "{output_dir}")
+    script = project.shoal("generate", "--step", "config", "--command", "python t.py {{x}} '{\"a\":{}}'").out
+    assert "python t.py '{x}' '{\"a\":{}}'" in script
