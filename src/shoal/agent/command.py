@@ -40,7 +40,7 @@ def prepare(
         start_from=env["SHOAL_START_FROM"],
         parent_dir=env["SHOAL_PARENT_DIR"],
     )
-    argv = environment.complete(spec["command"], values) + spec.get("args", [])
+    argv = environment.argv_of(spec, values)
     if spec.get("cannot_start"):
         return argv, env, str(spec["cannot_start"])
     if claim.resume and not resume_from:

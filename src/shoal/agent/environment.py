@@ -74,6 +74,12 @@ def complete(words: List[str], values: Mapping[str, str]) -> List[str]:
     return [_fill(word, values) for word in words]
 
 
+def argv_of(spec: Mapping[str, Any], values: Mapping[str, str]) -> List[str]:
+    """The whole command of a run, or of a launch plan: the step's, the run's arguments, and those of a resume."""
+    argv = complete(spec["command"], values) + list(spec.get("args") or ())
+    return argv + complete(spec.get("resume_args") or [], values) if values.get("resume_from") else argv
+
+
 def _fill(word: str, values: Mapping[str, str]) -> str:
     parts = re.split(r"(\{\{|\}\})", word)
     filled = [

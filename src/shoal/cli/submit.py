@@ -6,8 +6,10 @@
   shoal submit experiments/002_depth/000_train.toml --set lr=0.1,0.01 --set depth=4:80:4
   shoal submit experiments/003_muon/sweep.py --smoke
 
-A run that is queued, running or done is left alone: submitting twice is safe. One that failed is started again. On a
-terminal, several runs that would go to a cluster are counted first and sent after a yes.
+A run that is queued, running or done is left alone: submitting twice is safe. One that failed is started again: from
+its newest checkpoint if its program is known to continue from one, else from the beginning in a new folder; --resume
+and --fresh choose, and a terminal is asked. On a terminal, several runs that would go to a cluster are counted first
+and sent after a yes.
 """
 
 from __future__ import annotations
@@ -32,11 +34,13 @@ from shoal.cli.options import (
     project_here,
     wish_of,
 )
+from shoal.errors import InterruptError
 
 if TYPE_CHECKING:
     from shoal.config.cluster import Cluster
     from shoal.plan.calls import Call
     from shoal.store.fold import RunView
+    from shoal.submit.continuing import Continuation
     from shoal.submit.orders import Order, Result
 
 #: A sweep of a thousand runs is a number, not a thousand lines.
@@ -215,6 +219,32 @@ class Teller:
             return True
         print("nothing was submitted; shoal plan shows the runs and their scripts")
         return False
+
+    def chooses(self, found: Sequence[Continuation]) -> bool | None:
+        """On a terminal: whether runs that did not end well continue from their checkpoints."""
+        if not self.ask:
+            return None
+        from shoal.submit import continuing
+        from shoal.views.question import chosen
+
+        for note in continuing.notes(found):
+            print(note)
+        word = chosen("continue from the checkpoint, or start over?", ("resume", "fresh", "cancel"))
+        if word == "cancel":
+            raise InterruptError("nothing was submitted")
+        return word == "resume"
+
+    def is_sure(self, found: Sequence[Continuation]) -> bool:
+        """On a terminal: whether a program that may start over is given its checkpoint all the same."""
+        if not self.ask:
+            return False
+        from shoal.submit.continuing import why_unknown
+        from shoal.views.question import agreed
+
+        print(f"{found[0].name} may start over: {why_unknown(found[0])}")
+        if not agreed("resume it anyway? A copy of the checkpoint is kept."):
+            raise InterruptError("nothing was submitted")
+        return True
 
     def update(self, view: RunView) -> None:
         """What a followed run came to, for --json."""

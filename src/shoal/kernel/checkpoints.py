@@ -8,8 +8,11 @@ import glob
 import json
 import os
 import re
+import shutil
 import struct
 from typing import Dict, List, NamedTuple, Optional, Tuple
+
+from . import files
 
 _DIGITS = re.compile(r"(\d+)")
 #: Lightning writes last-v1.ckpt where there is a last.ckpt already: a later version of the same name.
@@ -77,6 +80,44 @@ def is_whole(path: str) -> bool:
         return _is_whole_folder(path) if os.path.isdir(path) else _is_whole_file(path)
     except (OSError, ValueError):
         return False
+
+
+def copy(source: str, goal: str) -> bool:
+    """Copy a checkpoint, with its time; whether all of it was copied, and nothing wrote to it meanwhile.
+
+    A disk that is full, or out of quota, is an OSError.
+    """
+    part = goal + ".part"
+    try:
+        before = _stamp(source)
+        os.makedirs(os.path.dirname(goal), exist_ok=True)
+        shutil.rmtree(part, ignore_errors=True)
+        if os.path.isdir(source):
+            shutil.copytree(source, part)
+        else:
+            shutil.copy2(source, part)
+        if _stamp(source) != before:
+            return False
+        os.rename(part, goal)
+        return True
+    except (OSError, shutil.Error) as error:
+        if getattr(error, "errno", None) in files.DISK_ERRNOS:
+            raise
+        return False
+
+
+def is_copy(path: str, source: str) -> bool:
+    """Whether `path` is what `copy` made of `source` as it is now."""
+    try:
+        return [one[1:] for one in _stamp(path)] == [one[1:] for one in _stamp(source)]
+    except OSError:
+        return False
+
+
+def _stamp(path: str) -> List[Tuple[int, int, int]]:
+    inside = [os.path.join(top, name) for top, _, names in os.walk(path) for name in names]
+    stats = [os.stat(one) for one in (sorted(inside) if os.path.isdir(path) else [path])]
+    return [(one.st_ino, one.st_size, one.st_mtime_ns) for one in stats]
 
 
 def _split(name: str) -> Tuple[str, int]:

@@ -20,13 +20,14 @@ from shoal.model import RunSpec
 from shoal.names import check_length, parse_script_path, stem_with_seed
 from shoal.plan.calls import Call
 from shoal.plan.inputs import Source, find_run, find_source, output_folders
+from shoal.plan.resuming import with_step_of_now
 from shoal.plan.submissions import PlannedRun
 from shoal.store.reading import Reader
 from shoal.sweep.values import parse_seeds
 
 #: Flags of shoal among a step function's words; the others are sbatch's. `plan/doors.py` reads --seeds.
 _VALUE_FLAGS = ("--on", "--launch", "--container", "--seeds")
-_PLAIN_FLAGS = ("--again", "--dry-run", "--smoke", "--json", "--quiet-run")
+_PLAIN_FLAGS = ("--again", "--dry-run", "--smoke", "--json", "--quiet-run", "--resume", "--fresh", "--yes")
 
 
 class Asked(NamedTuple):
@@ -39,6 +40,8 @@ class Asked(NamedTuple):
     note: str | None = None
     by_name: bool = False
     smoke: bool = False
+    resume: bool | None = None
+    sure: bool = False
 
 
 class _Words(NamedTuple):
@@ -57,7 +60,7 @@ def describe(call: Call, project: Project) -> Asked:
         if words.args:
             raise InputError("a resumed run keeps its arguments", place=call.script)
         asked = resume(words.source or named.stem, project, words.flags, named.experiment)
-        return asked._replace(on=words.own.get("--on"), dry_run="--dry-run" in words.own)
+        return asked._replace(on=words.own.get("--on"), dry_run="--dry-run" in words.own, sure="--yes" in words.own)
     step = project.step(call.function)
     parse_flags(words.flags, nodes=step.request.nodes)
     seed, stem = named.seed, named.stem
@@ -80,6 +83,7 @@ def describe(call: Call, project: Project) -> Asked:
         output=step.output,
         env={**step.env, **call.env},
         checkpoint=step.checkpoint,
+        resume_args=None if step.resume_args is None else list(step.resume_args),
         start_from=source.checkpoint,
         parents=[source.parent] if source.parent else [],
         start_parent=source.parent,
@@ -93,8 +97,13 @@ def describe(call: Call, project: Project) -> Asked:
         container=over(parse_word(flag, "--container"), step.container) if flag is not None else step.container,
     )
     note = f"starts from {with_step(source.checkpoint)}" if source.checkpoint else None
-    said = {key: f"--{key.replace('_', '-')}" in words.own for key in ("again", "dry_run", "smoke")}
-    return Asked(PlannedRun(spec), words.own.get("--on"), note=note, **said)
+    if {"--resume", "--fresh"} <= set(words.own):
+        raise InputError("--resume cannot be used with --fresh", place=call.script)
+    wish = True if "--resume" in words.own else False if "--fresh" in words.own else None
+    said = {key: f"--{key.replace('_', '-')}" in words.own for key in ("again", "dry_run", "smoke")} | {
+        "sure": "--yes" in words.own
+    }
+    return Asked(PlannedRun(spec), words.own.get("--on"), note=note, resume=wish, **said)
 
 
 def resume(word: str, project: Project, flags: Sequence[str], experiment: str | None = None) -> Asked:
@@ -108,19 +117,20 @@ def resume(word: str, project: Project, flags: Sequence[str], experiment: str | 
     spec = reader.spec(name)
     if spec is None:
         raise InputError(f"{name} was never described", hint=f"shoal submit experiments/{name}.sh")
+    spec = with_step_of_now(spec, project)
     if spec.checkpoint is None:
         raise InputError(
             f"nothing says how checkpoints of {name} are named",
             hint=f'checkpoint = "model_*.pth"   # in [steps.{spec.step_kind}] of shoal.toml',
         )
-    folders = output_folders(home, name)
+    folders = output_folders(home, name, spec.revision)
     as_folder = os.path.abspath(os.path.join(project.root, word))
     wanted = [folder for folder in folders if folder == as_folder.rstrip("/")] or folders
     for folder in wanted:
         newest = checkpoints.newest(folder, spec.checkpoint)
         if newest is not None:
             spec = msgspec.structs.replace(spec, flags=[*reader.flags(spec), *flags])
-            return Asked(PlannedRun(spec, resume_in=folder), note=f"continues from {with_step(newest)}")
+            return Asked(PlannedRun(spec, resume_in=folder), by_name=True)
     raise InputError(
         f"{name} has no checkpoint {spec.checkpoint} to continue from" + (f" in {wanted[0]}" if wanted else ""),
         hint=f"shoal retry {name} --fresh   # starts it from the beginning",

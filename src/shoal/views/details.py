@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from shoal.kernel import resumed
 from shoal.store.fold import RunView
 from shoal.views import usage
 from shoal.views.causes import WORDS, Cause, clean, find_cause
@@ -35,6 +36,7 @@ class Details(NamedTuple):
     gpu_idle_s: float | None = None
     memory_mb: float | None = None
     cause: Cause | None = None
+    restart: str | None = None
 
 
 def details_of(home: str, view: RunView, now: float) -> Details:
@@ -48,10 +50,20 @@ def details_of(home: str, view: RunView, now: float) -> Details:
             sample.gpu_percent if sample else None,
             idle.gpu_idle_for_s if idle else None,
             sample.memory_mb if sample else None,
+            restart=restart_of(view),
         )
     if view.state in BAD_STATES and view.log_dir and view.attempt:
-        return Details(cause=cause_in_log(view), log_age_s=log_age_s(view.log_dir, view.attempt, now))
+        age = log_age_s(view.log_dir, view.attempt, now)
+        return Details(cause=cause_in_log(view), log_age_s=age, restart=restart_of(view))
     return Details()
+
+
+def restart_of(view: RunView) -> str | None:
+    """That an attempt started over although it was given a checkpoint, as its log tells; None if it did not."""
+    if not view.resume_from or not view.log_dir or not view.attempt:
+        return None
+    began = resumed.beginning(view.log_dir, view.attempt, view.resume_from, is_over=view.state != "running")
+    return None if began is None or began.continued else began.words(view.attempt, view.resume_from)
 
 
 def cause_in_log(view: RunView) -> Cause | None:

@@ -44,7 +44,7 @@ def run(plan: Dict[str, Any]) -> int:
     geometry = geometry_of(plan)
     needs_port = geometry.mode in ("srun", "deepspeed", "accelerate") or geometry.nodes > 1
     port, mark = network.reserve_port(int(plan["job"])) if needs_port else (0, None)
-    argv = environment.complete(plan["command"], plan["values"]) + plan["args"]
+    argv = environment.argv_of(plan, plan["values"])
     one = unit_of(plan, geometry, argv, plan["nodes"], port, os.path.join(plan["folder"], ""))
     begin = _size(plan["err"])
     one.save()

@@ -130,8 +130,7 @@ class Supervisor:
             env["SHOAL_RESUME_FROM"] = values["resume_from"] = newest
         for key, template in (self.settings.get("env") or {}).items():
             env[key] = environment.complete([template], values)[0]
-        words_of_user = environment.complete(plan["command"], values) + plan["args"]
-        argv = words_of_user + environment.complete(self.settings.get("args") or [], values)
+        argv = environment.argv_of(plan, values) + environment.complete(self.settings.get("args") or [], values)
         port = -1 if len(nodes) > 1 else 0
         log = os.path.join(plan["folder"], name + ".")
         unit = entry.unit_of(plan, geometry, argv, nodes, port, log, name)
