@@ -7,8 +7,9 @@ import stat
 import sys
 from typing import Any, Dict, List, Mapping, Optional
 
-from ..kernel import fence
+from ..kernel import fence, process, records
 
+_VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})")
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.]*)\}")
 #: Between shoal's own processes; none of the program's business.
 _INTERNAL = (
@@ -87,6 +88,30 @@ def _fill(word: str, values: Mapping[str, str]) -> str:
         for part in parts
     ]
     return "".join(filled)
+
+
+class NotSet(Exception):
+    """A variable that a path names has no value here; the message is its name."""
+
+
+def expand(text: str, environ: Mapping[str, str]) -> str:
+    """A path with its $NAMES and ~ as on this node; NotSet if one has no value. A node tells its name and its user even
+    where the environment does not."""
+
+    def value(match: "re.Match[str]") -> str:
+        name = match.group(1) or match.group(2)
+        found = environ.get(name) or _of_this_node(name)
+        if not found:
+            raise NotSet(name)
+        return found
+
+    return os.path.expanduser(_VARIABLE.sub(value, text))
+
+
+def _of_this_node(name: str) -> Optional[str]:
+    if name == "SLURMD_NODENAME":
+        return process.host()
+    return records.user() if name == "USER" else None
 
 
 def read_secrets(base: Mapping[str, str]) -> Dict[str, str]:

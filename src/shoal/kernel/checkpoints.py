@@ -62,6 +62,13 @@ def newest_first(folder: str, pattern: str) -> List[str]:
     return [path for paths in by_time for path in paths]
 
 
+def before(folder: str, pattern: str, checkpoint: str) -> Optional[str]:
+    """The newest whole checkpoint that is older than this one, or None."""
+    found = newest_first(folder, pattern)
+    older = found[found.index(checkpoint) + 1 :] if checkpoint in found else []
+    return next((path for path in older if is_whole(path)), None)
+
+
 def step_of(checkpoint: str) -> Optional[int]:
     """The step that a checkpoint's name carries, or else the epoch, or the last whole number in it."""
     name, _ = _split(os.path.basename(checkpoint))

@@ -38,6 +38,7 @@ def carry_out(
     clock: Callable[[], float] = time.time,
     snapshot: bool = True,
     given: StandingOrder | None = None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> list[Result]:
     """Submit, or run here, everything in the order; `tell` hears of each run as soon as its fate is known.
 
@@ -57,7 +58,7 @@ def carry_out(
             errand.run_all(order.submissions)
         else:
             with hang_ups_ignored():
-                _submit_all(errand, order, project, cluster, environ, snapshot=snapshot)
+                _submit_all(errand, order, project, cluster, environ, snapshot=snapshot, note=note)
     except (ShoalError, OSError, KeyboardInterrupt) as error:
         raise _not_whole(error, names, errand.results) from error
     if {result.name for result in errand.results} >= set(names):
@@ -66,7 +67,14 @@ def carry_out(
 
 
 def _submit_all(
-    errand: _Errand, order: Order, project: Project, cluster: Cluster, environ: Mapping[str, str], *, snapshot: bool
+    errand: _Errand,
+    order: Order,
+    project: Project,
+    cluster: Cluster,
+    environ: Mapping[str, str],
+    *,
+    snapshot: bool,
+    note: Callable[[str], None],
 ) -> None:
     for left in order.left_alone:
         errand.note(left)
@@ -76,6 +84,9 @@ def _submit_all(
         return
     if snapshot and project.snapshot:
         errand.code = take(project.root, project.home, environ)
+        if errand.code is not None and errand.code.secrets:
+            names = ", ".join(errand.code.secrets)
+            note(f"not copied into the snapshot, because it may hold secrets, but linked: {names}")
     gate = open_gate(home, cluster, order.submissions, environ)
     now, later = (order.submissions, []) if gate is None else gate.split(order.submissions)
     try:

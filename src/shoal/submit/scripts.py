@@ -229,7 +229,15 @@ def submit_asked(
         tell.note(note)
     if not dry_run:
         return before + carry_out(
-            order, project, cluster, environ, follow=follow, tell=tell, snapshot=how.snapshot, given=given
+            order,
+            project,
+            cluster,
+            environ,
+            follow=follow,
+            tell=tell,
+            snapshot=how.snapshot,
+            given=given,
+            note=tell.note,
         )
     for result in order.left_alone:
         tell(result)

@@ -29,7 +29,7 @@ from shoal.views.terminal_text import harmless
 
 def gather(home: str, run: str, environ: Mapping[str, str], clock: Callable[[], float] = time.time) -> Explanation:
     found = observe(home, [run], environ=environ, clock=clock)
-    told = _explain(home, run, found, environ, clock)
+    told = _explain(home, found, run, environ, clock)
     bad = nodes.failed(layout.run_dir(home, run), nodes.ask_slurm(environ))
     failed = [f"{', '.join(bad)} failed under it; jobs that follow avoid it where they can"] if bad else []
     restart = restart_of(found.views[run])
@@ -37,7 +37,7 @@ def gather(home: str, run: str, environ: Mapping[str, str], clock: Callable[[], 
 
 
 def _explain(
-    home: str, run: str, found: Observation, environ: Mapping[str, str], clock: Callable[[], float]
+    home: str, found: Observation, run: str, environ: Mapping[str, str], clock: Callable[[], float]
 ) -> Explanation:
     view, now = found.views[run], clock()
     before = _unmet(home, run, environ, clock) if view.started is None else []
