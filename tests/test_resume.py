@@ -238,3 +238,45 @@ def test_an_attempt_that_continued_is_enough_to_know_it(tmp_path: Path) -> None:
     assert "continues from" in project.shoal("resume", RUN, code=3).err
     [folder] = outputs(project)
     assert os.path.exists(folder / "before-attempt-2") and not os.path.exists(folder / "before-attempt-3")
+
+
+LIGHTNING = """\
+import os, sys, torch, lightning
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringModel
+class Model(BoringModel):
+    def on_train_epoch_start(self):
+        print("Epoch %d begins" % self.current_epoch, flush=True)
+    def on_train_epoch_end(self):
+        if os.environ["SHOAL_ATTEMPT"] != "3" and self.current_epoch == 2 * int(os.environ["SHOAL_ATTEMPT"]):
+            os._exit(5)
+given = dict(word.split("=", 1) for word in sys.argv[1:])
+keep = ModelCheckpoint(os.environ["SHOAL_OUTPUT_DIR"] + "/checkpoints", save_last=True, every_n_epochs=1)
+trainer = lightning.Trainer(max_epochs=6, limit_train_batches=3, limit_val_batches=0, callbacks=[keep], logger=False,
+                            enable_progress_bar=False, accelerator="cpu", default_root_dir=os.environ["SHOAL_OUTPUT_DIR"])
+trainer.fit(Model(), ckpt_path=given["ckpt_path"] if "ckpt_path" in given else None)
+"""
+
+
+def test_a_lightning_program_continues_from_the_newest_of_its_checkpoints(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    step = f"""
+[steps.fit]
+command = [{json.dumps(sys.executable)}, "fit.py"]
+checkpoint = "checkpoints/*.ckpt"
+resume_args = ["ckpt_path={{resume_from}}"]
+"""
+    project = Project(tmp_path, toml=step)
+    project.write("fit.py", LIGHTNING)
+    name, script = "001_a/000_fit_0", project.script("001_a/000_fit_0.sh", "fit")
+    project.shoal("submit", script, code=5)
+    project.shoal("submit", script, code=5)
+    project.shoal("submit", script)
+    [folder] = (project.root / "outputs/fit/001_a/000_fit_0").iterdir()
+    begun = [
+        [int(line.split()[1]) for line in (folder / f"attempt-{k}.out").read_text().splitlines() if "begins" in line]
+        for k in (1, 2, 3)
+    ]
+    assert begun == [[0, 1, 2], [2, 3, 4], [4, 5]], sorted(path.name for path in (folder / "checkpoints").iterdir())
+    starts = project.records(name, "attempt.*.start")
+    assert [os.path.basename(start["resume_from"] or "") for start in starts] == ["", "last.ckpt", "last.ckpt"]

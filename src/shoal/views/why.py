@@ -32,7 +32,7 @@ def gather(home: str, run: str, environ: Mapping[str, str], clock: Callable[[], 
     told = _explain(home, found, run, environ, clock)
     bad = nodes.failed(layout.run_dir(home, run), nodes.ask_slurm(environ))
     failed = [f"{', '.join(bad)} failed under it; jobs that follow avoid it where they can"] if bad else []
-    restart = restart_of(found.views[run])
+    restart = restart_of(home, found.views[run])
     return msgspec.structs.replace(told, evidence=[*told.evidence, *failed, *([restart] if restart else [])])
 
 
