@@ -21,8 +21,8 @@ _SECRET_NAME = re.compile(
 )
 #: Names that only look secret.
 _HARMLESS = re.compile(
-    r"^(SSH_AUTH_SOCK|TOKENIZERS_PARALLELISM|.*TOKENIZER.*|.*MAX_TOKENS.*|.*NUM_TOKENS.*|.*KEYMAP.*"
-    r"|DESKTOP_SESSION|KDE_FULL_SESSION|.*_COOKIE_?FILE|.*_ASKPASS)$"
+    r"^(SSH_AUTH_SOCK|.*TOKENIZERS?.*|.*MAX_TOKENS?.*|.*NUM_TOKENS?.*|.*TOKENS?_PER.*|.*KEYMAP.*"
+    r"|DESKTOP_SESSION|KDE_FULL_SESSION|.*_(?:FILE|DIR|PATH)|.*_ASKPASS)$"
 )
 #: Flags of a command line whose value is secret. Fewer than names of variables: --image-key and --eos-token are not.
 _SECRET_FLAG = re.compile(
@@ -35,7 +35,7 @@ _ADDRESS = re.compile(r"(\b[a-z][a-z0-9+.-]*://)([^\s/:@'\"]*):(?![${*<])([^\s/@
 _SHAPES = re.compile(
     r"https://hooks\.slack\.com/[\w/.-]{10,}|https://(?:\w+\.)?discord(?:app)?\.com/api/webhooks/[\w/.-]{10,}"
     r"|https://[\w.-]+\.webhook\.office\.com/[\w/@.-]{10,}"
-    r"|\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_\w{30,}|\bglpat-[\w-]{16,}|\bhf_[A-Za-z]{30,}|\bsk-[\w-]{20,}"
+    r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{15,}|\bhf_[A-Za-z0-9]{20,}|\bsk-(?=[\w-]*\d)[\w-]{20,}"
     r"|\bxox[abprs]-[\w-]{10,}|\bAKIA[0-9A-Z]{16}\b|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
 )

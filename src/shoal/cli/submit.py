@@ -59,7 +59,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--prune", action="store_true", help="cancel live runs that a sweep no longer describes")
     parser.add_argument("--dry-run", action="store_true", help="show what would be submitted, and stop")
-    parser.add_argument("--yes", action="store_true", help="do not ask, even when several runs go to a cluster")
+    parser.add_argument(
+        "--yes", action="store_true", help="Skip all questions; resume even if the program is not known to continue"
+    )
     add_request(parser)
     add_output(parser)
 
