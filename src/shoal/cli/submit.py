@@ -160,6 +160,7 @@ class Teller:
         self.next_steps = next_steps
         self.ask = ask
         self.results: dict[str, dict[str, Any]] = {}
+        self.notes: list[str] = []
         self._guard = contextlib.ExitStack()
 
     def __enter__(self) -> Teller:
@@ -186,7 +187,7 @@ class Teller:
         if self.as_json and kind is None:
             from shoal.views.render import print_json
 
-            print_json({"runs": list(self.results.values())})
+            print_json({"runs": list(self.results.values()), "notes": self.notes})
         elif self.results and not self.quiet and not self.as_json:
             self._summary()
 
@@ -202,6 +203,7 @@ class Teller:
             self._bar(len(self.results))
 
     def note(self, text: str) -> None:
+        self.notes.append(text)
         if not self.quiet and not self.as_json:
             sys.stderr.write(f"note: {text}\n")
 

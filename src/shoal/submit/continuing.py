@@ -11,6 +11,8 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from shoal.errors import RefusedError
 from shoal.kernel import checkpoints, layout, lease, resumed
 from shoal.kernel.files import names_in
@@ -18,8 +20,8 @@ from shoal.model import ENDED, RunSpec
 from shoal.plan.describe import Asked, with_step
 from shoal.plan.inputs import output_folders
 from shoal.plan.resuming import VARIABLE, Sources
+from shoal.plan.submissions import PlannedRun
 from shoal.store.fold import RunView
-from shoal.submit.decide import Decision
 
 _EXAMPLE = '["--resume={resume_from}"]'
 #: More runs than this are counted, not named.
@@ -46,30 +48,46 @@ class Continuation(NamedTuple):
         return self.resumes and not self.known
 
 
-def find(
-    home: str, one: Asked, spec: RunSpec, kept: RunSpec | None, view: RunView, decision: Decision, wish: bool | None
-) -> Continuation | None:
-    """What a run that starts may continue from, and whether it does; None if there is nothing, or it is another run by
-    now. `wish` is what a person said: resume, or start over."""
-    if spec.checkpoint is None or kept is None or decision.revision != kept.revision:
-        return None
+def settle(
+    home: str,
+    one: Asked,
+    kept: RunSpec | None,
+    view: RunView,
+    revision: int,
+    wish: bool | None,
+    sources: Sources,
+) -> tuple[PlannedRun, Continuation | None]:
+    """A run that starts as `revision`, in the folder that it continues in; and from what, if there is a checkpoint.
+
+    `kept` is the run as it was recorded. `wish` is what a person said: resume, or start over.
+    """
+    known = sources.how(one.run.spec) if one.run.spec.checkpoint is not None else ""
+    spec = msgspec.structs.replace(one.run.spec, revision=revision, resumes=known)
+    found = _find(home, one, spec, view, wish) if kept is not None and revision == kept.revision else None
+    if found is None:
+        return one.run._replace(spec=spec), None
+    spec = msgspec.structs.replace(spec, resumes=found.known)
+    return one.run._replace(spec=spec, resume_in=found.folder if found.resumes else None), found
+
+
+def _find(home: str, one: Asked, spec: RunSpec, view: RunView, wish: bool | None) -> Continuation | None:
     folder = one.run.resume_in
-    if folder is None and view.state not in ENDED:
+    if spec.checkpoint is None or (folder is None and view.state not in ENDED):
         return None
-    folders = [folder] if folder is not None else output_folders(home, spec.name, kept.revision)
+    folders = [folder] if folder is not None else output_folders(home, spec.name, spec.revision)
     found = [(path, newest) for path in folders if (newest := checkpoints.newest(path, spec.checkpoint)) is not None]
     if not found:
         return None
     known = spec.resumes or _seen_to_continue(home, spec.name)
     resumes = folder is not None or (bool(known) if wish is None else wish)
-    by_name = folder is not None or one.by_name
-    is_open = folder is None and wish is None
+    by_name, is_open = folder is not None or one.by_name, folder is None and wish is None
     return Continuation(spec.name, view.state, *found[0], resumes, known, spec.step_kind, by_name, is_open)
 
 
-def known_by(spec: RunSpec, sources: Sources) -> str:
-    """How it is known that a run's program continues from checkpoints; "" if it is not, or has none."""
-    return sources.how(spec) if spec.checkpoint is not None else ""
+def without_checkpoint(spec: RunSpec) -> str:
+    """For a run that was to continue."""
+    pattern = f" {spec.checkpoint}" if spec.checkpoint else ""
+    return f"{spec.name} starts from the beginning: it has no checkpoint{pattern}"
 
 
 def refuse_doubtful(found: Sequence[Continuation]) -> None:

@@ -98,7 +98,7 @@ def prepare(
     secrets = secrecy.secret_values(environ)
     start: list[PlannedRun] = []
     left: list[Result] = []
-    continuations: dict[str, Continuation] = {}
+    continuations: list[Continuation] = []
     sources = Sources()
     notes = [f"{one.run.spec.name} {one.note}" for one in asked if one.note]
     notes += unread_seeds(one.run.spec for one in asked)
@@ -108,23 +108,17 @@ def prepare(
         kept = reader.spec(view.name)
         decision = _decide(one, kept, view, how.again or one.again)
         if decision.start:
-            known = continuing.known_by(one.run.spec, sources)
-            spec = msgspec.structs.replace(one.run.spec, revision=decision.revision, resumes=known)
             wish = how.resume if one.resume is None else one.resume
-            found = continuing.find(home, one, spec, kept, view, decision, wish)
+            run, found = continuing.settle(home, one, kept, view, decision.revision, wish, sources)
+            start.append(run)
             if found is not None:
-                continuations[view.name] = found
-                spec = msgspec.structs.replace(spec, resumes=found.known)
+                continuations.append(found)
             elif view.state in ENDED and (one.by_name or wish):
-                notes.append(
-                    f"{view.name} starts from the beginning: it has no checkpoint {spec.checkpoint or ''}".rstrip()
-                )
-            folder = found.folder if found is not None and found.resumes else one.run.resume_in
-            start.append(one.run._replace(spec=spec, resume_in=folder))
+                notes.append(continuing.without_checkpoint(run.spec))
         else:
             left.append(Result(view.name, "left alone", view.state, decision.reason, view.job_id, view.output_dir))
-    notes += continuing.notes(list(continuations.values()))
-    told = {one.name for one in continuations.values() if not one.known}
+    notes += continuing.notes(continuations)
+    told = {one.name for one in continuations if not one.known}
     notes += _resume_notes(run.spec for run in start if run.spec.name not in told)
     start, held, inherited = _arrange([one.run.spec for one in asked], start, views, home, environ)
     notes += inherited
@@ -169,7 +163,7 @@ def prepare(
             refuse_impossible([planned.resolved for planned in submissions], environ)
         seen = [packs.part_of_a_run(planned, project, cluster) for planned in submissions]
         notes += check_before(seen, str(project.root), force=how.force)
-    return Order(submissions, left, views, notes, list(continuations.values()))
+    return Order(submissions, left, views, notes, continuations)
 
 
 def _resume_notes(specs: Iterable[RunSpec]) -> list[str]:
