@@ -1,6 +1,7 @@
 """Every file name under the state folder, in one place.
 
 .shoal/
+  .gitignore                        keeps all of it out of git
   project.json                      a random id of this project
   agent/<hash>.pyz                  the agent, as one file; queued jobs keep the one they were submitted with. In a
                                     shared project agent/<uid>/<hash>.pyz: everybody executes their own

@@ -78,7 +78,10 @@ def _keep_code(project: Project, environ: Mapping[str, str], note: Callable[[str
     code = take(project.root, project.home, environ, project.link)
     if code is None:
         note(f"runs work in {project.root} itself, because there is no git: {shared}")
-    elif code.hidden:
+        return None
+    if code.secrets:
+        note(f"not copied into the snapshot, because it may hold secrets, but linked: {', '.join(code.secrets)}")
+    if code.hidden:
         some = ", ".join(code.hidden[:3]) + (f" and {len(code.hidden) - 3} more" if len(code.hidden) > 3 else "")
         wanted = ", ".join(f'"{name}"' for name in code.hidden[:3])
         note(f"runs do not see {some} of the project; if they read it, write link = [{wanted}] in shoal.toml")

@@ -2,14 +2,17 @@
 
 Tracked files with their changes, and untracked ones that are not ignored, are written to snapshots/<tree> under the
 state folder, once for each state of the code. What git ignores (data, environments, compiled extensions) is linked, so
-that paths still lead there, except folders that look like outputs: each run has its own (agent/workdir.py). The commit
-and the difference to it stand beside it. A project outside of git is treated as if it had just been put there: a list
-of usual names and its .shoalignore say what is not code.
+that paths still lead there, and so are untracked files that hold secrets (.env); except folders that look like outputs:
+each run has its own (agent/workdir.py). State folders (.shoal) and outputs are left out, also of other projects in the
+repository. The commit and the difference to it stand beside it. A project outside of git is treated as if it had
+just been put there: a list of usual names and its .shoalignore say what is not code.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -18,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from shoal import secrecy
 from shoal.agent.workdir import upward
 from shoal.errors import ShoalError
 from shoal.kernel import layout
@@ -29,7 +33,9 @@ _LARGEST_UNTRACKED = 5 << 20
 _MOST_FILES = 20_000
 _MOST_BYTES = 500 << 20
 _TIMEOUT_S = 120
+_WITHOUT = "add --no-snapshot"
 IGNORE = ".shoalignore"
+STATE = ".shoal"
 #: What is seldom code, at the root of a project that has no .gitignore.
 _NOT_CODE = """\
 .*/
@@ -80,14 +86,16 @@ _UPWARD = r"(\.\./)+[A-Za-z0-9_][A-Za-z0-9_.-]*"
 
 
 class Code(NamedTuple):
-    """Where the project's root stands in the snapshot, and which state of the code it is. `hidden` are paths that a
-    program may want to read and will not find, because it has its own in their place; of new snapshots only."""
+    """Where the project's root stands in the snapshot, and which state of the code it is. `secrets` are untracked files
+    that were not copied. `hidden` are paths that a program may want to read and will not find, because it has its own
+    in their place; of new snapshots only."""
 
     root: str
     commit: str | None
     tree: str
     changed: bool
     hidden: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
 
 
 class SnapshotError(ShoalError):
@@ -102,7 +110,7 @@ def take(root: Path, home: Path, environ: Mapping[str, str], link: Sequence[str]
     git = _Git(root, environ)
     if git.ask("--version") is None:
         return None
-    top = git.ask("rev-parse", "--show-toplevel")
+    top = git.top()
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         if top is None:
             top, ignore = str(root), IGNORE
@@ -110,12 +118,12 @@ def take(root: Path, home: Path, environ: Mapping[str, str], link: Sequence[str]
         else:
             ignore = ".gitignore"
             git = git.with_index(Path(top), Path(folder) / "index")
-        kept_out = _add_everything(git, Path(top), home, root, ignore)
+        left_out = _add_everything(git, Path(top), home, root, ignore)
         tree = git.must("write-tree")
         commit = git.ask("rev-parse", "--verify", "HEAD")
         shared = is_shared(str(home))
         target = Path(layout.snapshots_dir(str(home), shared)) / tree[:16]
-        difference = git.text("diff", "--cached", "--binary", commit) if commit else ""
+        difference = git.difference(commit, [*left_out.outputs, *left_out.state]) if commit else ""
         is_new = not target.exists()
         if is_new:
             facts = {"schema": 1, "commit": commit, "tree": tree, "branch": git.ask("branch", "--show-current")}
@@ -124,32 +132,55 @@ def take(root: Path, home: Path, environ: Mapping[str, str], link: Sequence[str]
             replace(f"{target}.json", to_json({**facts, "changed": bool(difference), "above": above}), sync=False)
             _write(git, target, shared)
             if difference:
-                replace(f"{target}.diff", difference.encode("utf-8", "surrogateescape"), sync=False)
+                told = secrecy.redact(difference, secrecy.secret_values(environ))
+                replace(f"{target}.diff", told.encode("utf-8", "surrogateescape"), sync=False)
         refuse_foreign(str(target))
         inside = os.path.relpath(root.resolve(), Path(top).resolve())
         wanted = [os.path.normpath(os.path.join(inside, name)) for name in link]
-        hidden = _link_the_rest(git, Path(top), target, wanted, kept_out)
+        hidden = _link_the_rest(git, Path(top), target, wanted, left_out.linked)
         os.utime(target)  # its last use, for `shoal clean`
-    return Code(os.path.normpath(target / inside), commit, tree, bool(difference), tuple(hidden) if is_new else ())
+    where = os.path.normpath(target / inside)
+    new = tuple(hidden) if is_new else ()
+    return Code(where, commit, tree, bool(difference), new, tuple(left_out.secrets))
 
 
 def is_in_git(root: Path, environ: Mapping[str, str]) -> bool:
-    return _Git(root, environ).ask("rev-parse", "--show-toplevel") is not None
+    return _Git(root, environ).top() is not None
 
 
-def _add_everything(git: _Git, top: Path, home: Path, root: Path, ignore: str) -> list[str]:
-    """Put changes and small untracked files into our own index; returns the untracked paths that are left out."""
+class _LeftOut(NamedTuple):
+    """What is not in our index: large untracked files, those that hold secrets, and folders of outputs and of state."""
+
+    large: list[str]
+    secrets: list[str]
+    outputs: list[str]
+    state: list[str]
+
+    @property
+    def linked(self) -> list[str]:
+        return [*self.large, *self.secrets, *self.outputs]
+
+
+def _add_everything(git: _Git, top: Path, home: Path, root: Path, ignore: str) -> _LeftOut:
+    """Put changes and small untracked files into our own index; returns what is left out of it."""
     git.must("add", "--update", ".")
-    ours = [os.path.relpath(path, top.resolve()) + "/" for path in (home.resolve(), (root / "outputs").resolve())]
+    not_code = _NotCode(top, home, root)
+    tracked = [name for name in git.names("ls-files", "-z") if not_code.around(name)]
+    if tracked:
+        git.must("update-index", "--force-remove", "-z", "--stdin", given="\0".join(tracked))
     small: list[str] = []
-    out: list[str] = []
+    large: list[str] = []
+    secrets: list[str] = []
     size = 0
     for name in git.names("ls-files", "--others", "--exclude-standard", "-z"):
         path = top / name
-        if name.startswith(tuple(ours)):
+        if not_code.around(name):
+            continue
+        if secrecy.is_secret_file(path.name):
+            secrets.append(name)
             continue
         is_small = not path.is_symlink() and path.is_file() and path.stat().st_size <= _LARGEST_UNTRACKED
-        (small if is_small or path.is_symlink() else out).append(name)
+        (small if is_small or path.is_symlink() else large).append(name)
         size += path.stat().st_size if is_small else 0
     if len(small) > _MOST_FILES or size > _MOST_BYTES:
         [(folder, _)] = Counter(name.split("/")[0] for name in small).most_common(1)
@@ -159,7 +190,38 @@ def _add_everything(git: _Git, top: Path, home: Path, root: Path, ignore: str) -
         )
     if small:
         git.must("update-index", "--add", "-z", "--stdin", given="\0".join(small))
-    return out
+    return _LeftOut(large, secrets, list(not_code.outputs), list(not_code.state))
+
+
+class _NotCode:
+    """Folders of state and outputs of every project in the repository, as they are met."""
+
+    def __init__(self, top: Path, home: Path, root: Path) -> None:
+        self.top = top
+        self.home = os.path.relpath(home.resolve(), top.resolve())
+        self.state: dict[str, None] = {}
+        self.outputs: dict[str, None] = {}
+        inside = os.path.relpath(root.resolve(), top.resolve())
+        self._is_project = {"" if inside == os.curdir else inside: True}
+
+    def around(self, name: str) -> bool:
+        """Whether a path lies in a folder of state or outputs, which is then noted."""
+        parts = name.split("/")
+        for at, part in enumerate(parts[:-1]):
+            folder, parent = "/".join(parts[: at + 1]), "/".join(parts[:at])
+            if part == STATE or folder == self.home:
+                self.state[folder] = None
+                return True
+            if part == "outputs" and self._has_state(parent):
+                self.outputs[folder] = None
+                return True
+        return False
+
+    def _has_state(self, parent: str) -> bool:
+        if parent not in self._is_project:
+            folder = self.top / parent
+            self._is_project[parent] = (folder / "shoal.toml").is_file() or (folder / STATE).is_dir()
+        return self._is_project[parent]
 
 
 def _write(git: _Git, target: Path, shared: bool) -> None:
@@ -202,7 +264,11 @@ def _link_the_rest(git: _Git, top: Path, target: Path, wanted: Sequence[str], ke
 
 
 def _link(original: Path, link: Path) -> None:
-    if link.name in (".shoal", "__pycache__") or (os.path.lexists(link) and not _is_empty(link)):
+    if (
+        link.name in (STATE, "__pycache__")
+        or not os.path.lexists(original)
+        or (os.path.lexists(link) and not _is_empty(link))
+    ):
         return
     if link.is_dir():
         link.rmdir()
@@ -258,6 +324,31 @@ class _Git:
         done = self._run(("grep", "--cached", "-hoIE", pattern), "")
         return set(done.stdout.decode("utf-8", "replace").splitlines()) if done.returncode == 0 else set()
 
+    def top(self) -> str | None:
+        """The root of the repository; None outside of one. One that git refuses to read is a SnapshotError."""
+        try:
+            done = self._run(("rev-parse", "--show-toplevel"), "")
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        if done.returncode == 0:
+            return done.stdout.decode("utf-8", "surrogateescape").rstrip("\n")
+        said = done.stderr.decode("utf-8", "replace")
+        if "not a git repository" in said:
+            return None
+        owned = re.search(r"dubious ownership in repository at '(.+)'", said)
+        if owned is None:
+            raise SnapshotError(f"git cannot read the repository: {' '.join(said.split())[-200:]}", hint=_WITHOUT)
+        raise SnapshotError(
+            f"git does not read the repository {owned[1]}, because another user owns it",
+            hint=f"git config --global --add safe.directory {shlex.quote(owned[1])}   # or add --no-snapshot",
+        )
+
+    def difference(self, commit: str, without: Sequence[str]) -> str:
+        """What was changed since the commit, whatever diff programs and converters the user has set up."""
+        plain = ("--no-ext-diff", "--no-textconv", "--no-color", "--src-prefix=a/", "--dst-prefix=b/")
+        excluded = [f":(top,exclude,literal){name}" for name in without]
+        return self.text("diff", "--cached", "--binary", *plain, commit, "--", ".", *excluded)
+
     def must(self, *words: str, given: str = "") -> str:
         return self.text(*words, given=given).strip()
 
@@ -268,10 +359,10 @@ class _Git:
         try:
             done = self._run(words, given)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise SnapshotError(f"the code could not be kept: {error}", hint="add --no-snapshot") from None
+            raise SnapshotError(f"the code could not be kept: {error}", hint=_WITHOUT) from None
         if done.returncode != 0:
             said = " ".join(done.stderr.decode("utf-8", "replace").split())[-200:]
-            raise SnapshotError(f"the code could not be kept: git {words[0]}: {said}", hint="add --no-snapshot")
+            raise SnapshotError(f"the code could not be kept: git {words[0]}: {said}", hint=_WITHOUT)
         return done.stdout.decode("utf-8", "surrogateescape")
 
     def _run(self, words: Sequence[str], given: str) -> subprocess.CompletedProcess[bytes]:
