@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.agent.environment import placeholders
 from shoal.config.project import Project
 from shoal.model import RunSpec
 from shoal.plan.sources import file_that_reads
@@ -33,7 +34,7 @@ class Sources:
         if spec.resume_args is not None:
             return "resume_args"
         words = (*spec.command, *spec.args, *spec.env.values())
-        if any("{resume_from}" in word for word in spec.command):
+        if "resume_from" in placeholders([*spec.command, *spec.args]):
             return "{resume_from}"
         if any(VARIABLE in word for word in words):
             return VARIABLE
@@ -53,7 +54,7 @@ def unknown_note(spec: RunSpec) -> str:
 
 def empty_note(spec: RunSpec) -> str | None:
     """For a plan: an argument that is nothing but a flag until there is a checkpoint, which few programs can read."""
-    word = next((word for word in spec.command if "{resume_from}" in word), None)
+    word = next((word for word in (*spec.command, *spec.args) if "resume_from" in placeholders([word])), None)
     if word is None or spec.resume_args is not None:
         return None
     told = word.replace("{resume_from}", "")
