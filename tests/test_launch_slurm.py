@@ -84,7 +84,7 @@ def test_a_failing_rank_on_another_node_ends_the_job_with_its_code(tmp_path: Pat
     ]
     for name in runs:
         assert project.wait(name, "failed")["exit_code"] == 7
-        assert "rank 3 has a problem" in project.err(name)
+        assert "rank 3 has a problem" in project.log(name)
 
 
 @pytest.mark.parametrize("launch", [TORCHRUN, SRUN], ids=["torchrun", "srun"])

@@ -105,7 +105,7 @@ def test_what_a_run_died_of_is_told_in_words_with_the_next_command(tmp_path: Pat
         assert command in told["next"][0], (word, told["next"])
         assert any("attempt 1" in line for line in told["evidence"]) and any("job" in line for line in told["evidence"])
         if kind:
-            assert told["log_lines"] and told["log_path"].endswith("attempt-1.err")
+            assert told["log_lines"] and told["log_path"].endswith("attempt-1.out")
 
 
 def test_a_run_with_a_checkpoint_is_resumed_and_the_command_works_when_pasted(

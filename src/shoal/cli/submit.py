@@ -183,6 +183,7 @@ class Teller:
             print_json({"runs": list(self.results.values())})
         elif self.results and not self.quiet and not self.as_json:
             self._summary()
+            self._failures()
 
     def __call__(self, result: Result) -> None:
         self.results[result.name] = result._asdict()
@@ -232,6 +233,19 @@ class Teller:
 
             for name in ran.values():
                 notices.after_end(home_here(), name, {**os.environ, **read_secrets(os.environ)})
+
+    def _failures(self) -> None:
+        """Why runs on this machine failed; the output of a single one has just been shown."""
+        ran = [name for name, result in self.results.items() if result["did"] == "ran"]
+        bad = [name for name in ran if self.results[name]["state"] not in ("done", "cancelled")]
+        if bad:
+            from shoal.cli.options import home_here
+            from shoal.observe import observe
+            from shoal.views import faults
+
+            views = list(observe(home_here(), bad).views.values())
+            told = faults.endings(home_here(), views, lines=0 if len(ran) == 1 else faults.LAST_LINES)
+            sys.stderr.write("".join(f"{line}\n" for line in told))
 
     def _summary(self) -> None:
         sent = [name for name, result in self.results.items() if result["did"] == "submitted"]

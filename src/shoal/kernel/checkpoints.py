@@ -18,6 +18,13 @@ def newest(folder: str, pattern: str) -> Optional[str]:
     return max(candidates, key=_version) if candidates else None
 
 
+def before(folder: str, pattern: str, checkpoint: str) -> Optional[str]:
+    """The newest complete checkpoint that is older than this one, or None."""
+    matching = glob.glob(os.path.join(glob.escape(folder), pattern))
+    older = [path for path in matching if _is_complete(path) and _version(path)[0] < _version(checkpoint)[0]]
+    return max(older, key=_version) if older else None
+
+
 def step_of(checkpoint: str) -> Optional[int]:
     """The step or epoch that a checkpoint's name carries: the last number in it."""
     numbers = _DIGITS.findall(os.path.basename(checkpoint))

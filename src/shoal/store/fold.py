@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from shoal.kernel import owed
+from shoal.kernel.causes import exit_words
 from shoal.kernel.lease import Timing
 from shoal.store.reading import RunFiles
 from shoal.store.records import End, Submission, Verdict
@@ -262,6 +263,22 @@ def _verdict(files: RunFiles, row: JobRow | None) -> Verdict | None:
     return files.verdict
 
 
+def fold_attempt(files: RunFiles, end: End, verdict: Verdict | None) -> RunView:
+    """How an earlier attempt of a run ended. `files` are the run's; Slurm's verdict on a job that it started again is
+    not known."""
+    view: dict[str, Any] = {
+        "name": files.name,
+        "job_id": end.job_label or end.job_id,
+        "output_dir": end.output_dir,
+        "log_dir": end.log_dir,
+        "node": end.host,
+        "started": end.began,
+    }
+    if end.success:
+        return RunView(**view, state="done", attempt=end.attempt, ended=end.ended, exit_code=end.exit_code)
+    return _after_end(files._replace(cancelled=False, verdict=None), end, verdict, view)
+
+
 def _after_end(files: RunFiles, end: End, verdict: Verdict | None, view: dict[str, Any]) -> RunView:
     view = {**view, "ended": end.ended, "exit_code": end.exit_code, "attempt": end.attempt}
     word = verdict.word if verdict else None
@@ -273,7 +290,7 @@ def _after_end(files: RunFiles, end: End, verdict: Verdict | None, view: dict[st
     if files.cancelled or end.stopped_by == "cancelled":
         return RunView(**view, state="cancelled", cause=_cancelled(files))
     if end.stopped_by in (None, "continue"):
-        how = f"killed by {end.signal}" if end.signal else f"exit code {end.exit_code}"
+        how = f"killed by {end.signal}" if end.signal else exit_words(end.exit_code)
         return RunView(**view, state="failed", cause=end.problem or how)
     if word in ENDED_WORDS and ENDED_WORDS[word] not in ("done", "failed"):
         return RunView(**view, state=ENDED_WORDS[word], cause=in_words(word, verdict))

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from shoal.kernel.causes import Cause, clean
 from shoal.store.fold import RunView
 from shoal.views import usage
-from shoal.views.causes import WORDS, Cause, clean, find_cause
+from shoal.views.faults import Fault, look, words_of
 from shoal.views.render import BAD_STATES
 from shoal.views.tail import last_text, log_age_s
 
@@ -34,7 +35,11 @@ class Details(NamedTuple):
     gpu_percent: float | None = None
     gpu_idle_s: float | None = None
     memory_mb: float | None = None
-    cause: Cause | None = None
+    fault: Fault | None = None
+
+    @property
+    def cause(self) -> Cause | None:
+        return self.fault.cause if self.fault is not None else None
 
 
 def details_of(home: str, view: RunView, now: float) -> Details:
@@ -49,26 +54,16 @@ def details_of(home: str, view: RunView, now: float) -> Details:
             idle.gpu_idle_for_s if idle else None,
             sample.memory_mb if sample else None,
         )
-    if view.state in BAD_STATES and view.log_dir and view.attempt:
-        return Details(cause=cause_in_log(view), log_age_s=log_age_s(view.log_dir, view.attempt, now))
+    if view.state in BAD_STATES:
+        return Details(fault=look(home, view), log_age_s=log_age_s(view.log_dir, view.attempt, now))
     return Details()
 
 
-def cause_in_log(view: RunView) -> Cause | None:
-    for stream in ("err", "out"):
-        lines = last_text(os.path.join(view.log_dir or "", f"attempt-{view.attempt}.{stream}"), 120, 1 << 15)
-        if (cause := find_cause(lines)) is not None:
-            return cause
-    return None
-
-
-def with_cause(view: RunView, cause: Cause | None) -> RunView:
+def with_cause(view: RunView, fault: Fault | None) -> RunView:
     """The view with its cause told in the log's words: "exit code 1: RuntimeError: ..."."""
-    if cause is None or view.state != "failed":
+    if fault is None or view.state != "failed":
         return view
-    word = WORDS[cause.kind] if cause.kind not in ("python", "shell", "crash", "import") else ""
-    said = f"{word} ({cause.line})" if word and word.lower() not in cause.line.lower() else cause.line
-    return msgspec.structs.replace(view, cause=f"{view.cause}: {said}" if view.cause else said)
+    return msgspec.structs.replace(view, cause=words_of(view, fault))
 
 
 def progress_of(view: RunView) -> Progress | None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from shoal.config.columns import Said
+from shoal.kernel.causes import exit_words
 from shoal.model import LIVE
 from shoal.observe import Ask, observe
 from shoal.store.fold import RunView
@@ -83,7 +84,7 @@ def gather(
     if look_into:
         interesting = [view for view in everything if view.state == "running" or view.state in BAD_STATES]
         details = {view.name: details_of(home, view, now) for view in interesting[:MOST_LOGS]}
-        views = [with_cause(view, details[view.name].cause) if view.name in details else view for view in views]
+        views = [with_cause(view, details[view.name].fault) if view.name in details else view for view in views]
     fractions = {name: one.progress.fraction if one.progress else None for name, one in details.items()}
     return Report(
         views,
@@ -188,7 +189,7 @@ def family_lines(family: Family, totals: Mapping[str, int], screen: Screen) -> l
     ended_badly = [view for view in family.views if view.state in BAD_STATES or view.state == "stuck"]
     for group in alike(ended_badly)[:4]:
         word = screen.paint(state_word(group[0].state), state_code(group[0].state))
-        cause = (group[0].cause or "no cause known").removeprefix(f"exit code {group[0].exit_code}: ")
+        cause = (group[0].cause or "no cause known").removeprefix(f"{exit_words(group[0].exit_code or 0)}: ")
         text = plain(f"{len(group):,} x {cause}  (as {group[0].name.split('/')[1]})")
         room = max(20, screen.width - 4 - len(state_word(group[0].state)))
         lines.append(f"  {word}  {text if len(text) <= room else text[: room - 1] + '…'}")
@@ -263,7 +264,7 @@ def as_record(view: RunView, details: Details | None = None) -> dict[str, Any]:
         "gpu_idle_s": details.gpu_idle_s,
         "memory_mb": details.memory_mb,
         "error_kind": details.cause.kind if details.cause else None,
-        "error_line": details.cause.line if details.cause else None,
+        "error_line": details.fault.log_line if details.fault else None,
         "submitted_at": iso(view.submitted) if view.submitted else None,
         "started_at": iso(view.started) if view.started else None,
         "ended_at": iso(view.ended) if view.ended else None,

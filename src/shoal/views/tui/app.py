@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from typing import ClassVar
@@ -15,6 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Footer, Input, RichLog, Static
 
 from shoal.errors import ShoalError
+from shoal.kernel import layout
 from shoal.model import LIVE
 from shoal.store.fold import RunView
 from shoal.views import actions, logs, status
@@ -265,13 +265,13 @@ class WatchApp(App[int]):
             self.notify("it has no log yet", markup=False)
             return
         with self.suspend():
-            logs.page([os.path.join(view.log_dir, f"attempt-{view.attempt}.out")])
+            logs.page([layout.log_file(view.log_dir, view.attempt)])
         self.refresh()
 
     def action_copy(self) -> None:
         view = next(iter(self._chosen()), None)
         if view is not None and view.log_dir:
-            path = os.path.join(view.log_dir, f"attempt-{view.attempt}.out")
+            path = layout.log_file(view.log_dir, view.attempt)
             self.copy_to_clipboard(path)
             self.notify(plain(path), markup=False)
 
