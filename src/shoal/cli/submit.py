@@ -252,6 +252,10 @@ class Teller:
         if len(self.results) > 3:
             kinds = Counter(result["did"] for result in self.results.values())
             print(f"{len(self.results)} runs: {', '.join(f'{count} {did}' for did, count in kinds.items())}")
+        if len(self.results) > _MOST_LINES:
+            experiment = next(iter(self.results)).split("/")[0]
+            left = len(self.results) - _MOST_LINES
+            print(f"{left:,} of them are not listed above; shoal status {experiment} --all --tasks lists them")
         if sent and self.next_steps:
             experiment = sent[0].split("/")[0]
             print(f"next: shoal status {experiment}   shoal watch {experiment}   shoal logs {sent[0]} -f")

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from shoal.kernel.files import names_in
 from shoal.store.fold import RunView
+from shoal.units import listed
 from shoal.views.faults import logs_of
 from shoal.views.tail import last_text
 
@@ -90,9 +91,7 @@ def remedies(view: RunView, stall: Stall | None, start_again: str) -> list[str]:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8]))
-    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
-    return f"rank{'s' * (len(ranks) != 1)} {shown}{more}"
+    return f"rank{'s' * (len(ranks) != 1)} {listed(map(str, ranks), 8)}"
 
 
 def _world(view: RunView) -> int | None:

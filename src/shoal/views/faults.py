@@ -20,7 +20,7 @@ from shoal.kernel.causes import (
 )
 from shoal.observe import observe
 from shoal.store.fold import RunView
-from shoal.units import plural
+from shoal.units import listed, plural
 from shoal.views.log_parts import parts
 from shoal.views.logs import slurm_files
 from shoal.views.render import BAD_STATES, plain, print_json, state_word
@@ -152,8 +152,7 @@ def show(groups: Sequence[Sequence[Fault]], screen: Screen, *, as_json: bool, qu
             print(f"    {harmless(line, colour=False)}"[: screen.width if screen.tty else None])
         others = [fault.run for fault in group[1:]]
         if others:
-            more = f" and {len(others) - 6} more" if len(others) > 6 and screen.tty else ""
-            print(f"  also {', '.join(others[:6] if screen.tty else others)}{more}")
+            print(f"  also {listed(others, 6 if screen.tty else len(others))}")
     return 0
 
 

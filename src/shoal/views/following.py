@@ -10,6 +10,7 @@ from shoal.kernel import layout
 from shoal.kernel.files import names_in
 from shoal.model import LIVE
 from shoal.observe import observe
+from shoal.units import listed
 from shoal.views.faults import ending
 from shoal.views.logs import Form, Source, find_parts, prefix_of, with_prefix
 from shoal.views.polling import SharedSlurm
@@ -58,7 +59,7 @@ def follow(
             sleep(_LOOK_EVERY_S)
     except KeyboardInterrupt:
         go = "goes" if len(states) == 1 else "go"
-        sys.stderr.write(f"\nstopped following; {' and '.join(list(states)[:3])} {go} on\n")
+        sys.stderr.write(f"\nstopped following; {listed(states, 3)} {go} on\n")
         return 130
     pipes.finish()
     ended = observe(home, list(states), ask=ask).views

@@ -187,16 +187,22 @@ def family_lines(family: Family, totals: Mapping[str, int], screen: Screen) -> l
     counts = "  ".join(paint_state(f"{n:,} {state}", state, screen) for state, n in totals.items())
     lines = [f"{screen.paint(plain(family.key), '1')}   {plural(sum(totals.values()), 'run')}   {counts}"]
     ended_badly = [view for view in family.views if view.state in BAD_STATES or view.state == "stuck"]
-    for group in alike(ended_badly)[:4]:
+    failures, waiting = alike(ended_badly), alike([view for view in family.views if view.state == "pending"])
+    for group in failures[:4]:
         word = screen.paint(state_word(group[0].state), state_code(group[0].state))
         cause = (group[0].cause or "no cause known").removeprefix(f"{exit_words(group[0].exit_code or 0)}: ")
         text = plain(f"{len(group):,} x {cause}  (as {group[0].name.split('/')[1]})")
         room = max(20, screen.width - 4 - len(state_word(group[0].state)))
         lines.append(f"  {word}  {text if len(text) <= room else text[: room - 1] + '…'}")
-    waiting = [view for view in family.views if view.state == "pending"]
-    for group in alike(waiting)[:2]:
+    lines += _left("cause", failures[4:])
+    for group in waiting[:2]:
         lines.append(f"  {state_word('pending')}  {len(group):,} x {plain(group[0].cause or 'waits')}")
-    return lines
+    return lines + _left("reason", waiting[2:])
+
+
+def _left(noun: str, groups: Sequence[Sequence[RunView]]) -> list[str]:
+    runs = plural(sum(map(len, groups)), "run")
+    return [f"  and {plural(len(groups), f'more {noun}')} of {runs}; --tasks shows them"] if groups else []
 
 
 def headline(report: Report, screen: Screen) -> str:

@@ -28,6 +28,7 @@ from shoal.views.tui.runlist import Line, RunList, lay_out
 
 _LOOK_S = 2.0
 #: Answers that mean yes -> what a retry asks for more of.
+_MAX_CAUSES = 200
 _MORE = {"y": None, "m": "memory", "t": "time"}
 _HELP = """j k, arrows   move            1-5, tab   log, errors, metrics, script, events
 Enter         fold, unfold    /          filter: words, or state:failed
@@ -164,7 +165,9 @@ class WatchApp(App[int]):
         if len(line.views) > 1:
             title.update(plain(f"{line.key}: {line.word}"))
             causes = dict.fromkeys(view.cause for view in line.views if view.cause)
-            self._put_text(line.key, tuple([f"{len(line.views)} runs; Enter unfolds", "", *causes][:200]))
+            left = [f"{len(causes) - _MAX_CAUSES:,} more causes; Enter unfolds the runs"] * (len(causes) > _MAX_CAUSES)
+            shown = [f"{len(line.views)} runs; Enter unfolds", "", *list(causes)[:_MAX_CAUSES], *left]
+            self._put_text(line.key, tuple(shown))
             return
         view = line.views[0]
         details = self.report.details.get(view.name, Details())
