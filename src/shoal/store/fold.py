@@ -50,7 +50,8 @@ class Evidence(NamedTuple):
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
-    """One run as every view shows it. `claims` counts its generations, those given up included."""
+    """One run as every view shows it. `claims` counts its generations, those given up included. `refused`: Slurm took
+    none of its submissions, so lists leave it out; only its name brings it up."""
 
     name: str
     state: str
@@ -72,6 +73,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     time_limit_s: int | None = None
     gpus: int | None = None
     partition: str | None = None
+    refused: bool = False
 
     @property
     def experiment(self) -> str:
@@ -88,7 +90,8 @@ def _fold(files: RunFiles, evidence: Evidence) -> RunView:
     if files.end is not None and files.end.success and files.end.generation == files.generation:
         return _after_success(files, files.end, evidence.row)
     if files.claim is None or files.origin is None:
-        return RunView(name=files.name, state="new", cause=files.given_up)
+        refused = files.told_refused and not files.names.attempt
+        return RunView(name=files.name, state="new", cause=files.given_up, refused=refused)
     view = _facts(files, evidence.row)
     if is_live(files):
         return _alive(files, evidence, view)

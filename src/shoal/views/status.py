@@ -74,7 +74,7 @@ def gather(
     since = None if wanted.since is None else clock() - parse_duration_s(wanted.since, place="--since")
     found = observe(home, select_runs(home, wanted.which), clock=clock, ask=ask)
     now = clock()
-    everything = list(found.views.values())
+    everything = list(found.listed(wanted.which).values())
     views = [view for view in everything if _passes(view, wanted, states, since)]
     if wanted.last is not None:
         newest = sorted(views, key=lambda view: view.submitted or view.started or 0.0)[-wanted.last :]
@@ -260,6 +260,7 @@ def as_record(view: RunView, details: Details | None = None) -> dict[str, Any]:
     """A run for --json: every field of the table and more; null where there is nothing. Times are Unix seconds."""
     details = details or Details()
     record: dict[str, Any] = msgspec.to_builtins(view)
+    del record["refused"]
     return {
         **record,
         "experiment": view.experiment,

@@ -56,7 +56,9 @@ def _explain(
         return Explanation(
             run=run,
             state=view.state,
-            headline=view.cause or "it has not been submitted yet",
+            headline=f"Slurm refused it: {view.cause}"
+            if view.refused
+            else view.cause or "it has not been submitted yet",
             next=[start_again(home, run)] if view.state == "new" else [f"shoal status {run}"],
         )
     return post_mortem(home, view, spec, _asked(home, reader, run))

@@ -58,9 +58,9 @@ def gather(
     names = select_runs(home, which)
     found = observe(home, names, clock=clock, ask=ask)
     now = clock()
-    reader = Reader(home)
-    details = {name: details_of(home, view, now) for name, view in found.views.items()}
-    views = {name: with_cause(view, details[name].fault) for name, view in found.views.items()}
+    reader, listed = Reader(home), found.listed(which)
+    details = {name: details_of(home, view, now) for name, view in listed.items()}
+    views = {name: with_cause(view, details[name].fault) for name, view in listed.items()}
     histories = [read_history(home, view, reader, now) for view in views.values()]
     tries = [one for history in histories for one in history.tries]
     causes = {name: WORDS[one.cause.kind] for name, one in details.items() if one.cause is not None}
