@@ -108,8 +108,8 @@ class Launching(Project):
         lines = [line for log in logs if log.exists() for line in log.read_text().splitlines() if line.startswith("{")]
         return [said for said in map(_json, lines) if said.get("what") == what]
 
-    def err(self, name: str, attempt: int = 1) -> str:
-        return (self.output(name) / f"attempt-{attempt}.err").read_text()
+    def log(self, name: str, attempt: int = 1) -> str:
+        return (self.output(name) / f"attempt-{attempt}.out").read_text()
 
 
 def while_running(running: subprocess.Popen[str] | None, condition: Callable[[], object]) -> Callable[[], object]:

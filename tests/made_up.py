@@ -111,8 +111,7 @@ class MadeUp:
             "attempt": attempt, "generation": 1, "revision": 1, "token": token, "t": began_at,
             "output_dir": str(output), "log_dir": str(output), "job_id": job_id, **me,
         }  # fmt: skip
-        (output / f"attempt-{attempt}.out").write_bytes(out)
-        (output / f"attempt-{attempt}.err").write_bytes(err)
+        (output / f"attempt-{attempt}.out").write_bytes(out + err)
         if progress is not None:
             (output / "progress").write_text(progress)
         if metrics is not None:

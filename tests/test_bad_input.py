@@ -344,7 +344,9 @@ def test_what_slurm_refuses_is_told_in_its_words_and_is_no_run(flags: str, tmp_p
     project = Project(tmp_path, cluster)
     script = project.script("001_a/000_train_0.sh", f"train --time=5 {flags}")
     assert_clear_error(project.shoal("submit", script, code=None), 2, "Slurm refused 001_a/000_train_0")
-    assert project.status()[RUN]["state"] == "new" and project.jobs() == []
+    assert project.status() == {} and project.jobs() == [], "nothing stays behind as a new run"
+    assert "Slurm refused it: " in project.shoal("why", RUN).out
+    assert project.status(RUN)[RUN]["state"] == "new" and RUN not in project.shoal("report").out
     outcome = json.loads((project.submissions()[0] / "send.0.outcome").read_text())
     assert outcome["kind"] == "void" and outcome["refused"]
     project.script("001_a/000_train_0.sh", "train --time=5 --mem=50")

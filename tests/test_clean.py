@@ -327,9 +327,9 @@ def test_a_manifest_that_names_something_else_as_staged_data_is_refused(tmp_path
 
 
 def test_a_log_that_goes_on_under_a_second_number_stays(tmp_path: Path) -> None:
-    run = left(tmp_path, "000_train_0", "done", "out", attempt=2)
-    for stream in ("out", "err"):
-        os.utime(write(tmp_path / "out" / f"attempt-1.{stream}"), (1.0, 1.0))
-    (tmp_path / "out" / "attempt-2.out").symlink_to("attempt-1.out")
+    run = left(tmp_path, "000_train_0", "done", "out", attempt=3)
+    for attempt in (1, 2):
+        os.utime(write(tmp_path / "out" / f"attempt-{attempt}.out"), (1.0, 1.0))
+    (tmp_path / "out" / "attempt-3.out").symlink_to("attempt-2.out")
     found = find_leftovers([run], keep=3, older_than_s=10, now_s=time.time(), kinds=["log"])
-    assert [Path(item.path).name for item in found] == ["attempt-1.err"]
+    assert [Path(item.path).name for item in found] == ["attempt-1.out"]

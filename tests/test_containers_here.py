@@ -147,7 +147,7 @@ def test_what_is_missing_on_the_node_is_told_before_anything_starts(
     project = Launching(tmp_path, show=line.replace("{image}", str(image)).replace("{elsewhere}", str(tmp_path)))
     project.script("001_a/000_show_0.sh", "show")
     assert project.shoal("submit", "experiments", code=None).code == 2
-    assert said.format(image=image, node=os.uname().nodename) in project.err("001_a/000_show_0")
+    assert said.format(image=image, node=os.uname().nodename) in project.log("001_a/000_show_0")
     assert not project.notes("001_a/000_show_0")
 
 

@@ -98,9 +98,9 @@ def test_the_clusters_profile_brings_the_runtime_and_the_node_tells_what_is_miss
     project.wait(bare, "done")
     assert [note["in_image"] for name in (inside, bare) for note in project.notes(name)] == [True, False]
     assert project.wait(gone, "failed")["exit_code"] == 2
-    assert f"there is no image {tmp_path / 'gone'} on " in project.err(gone)
+    assert f"there is no image {tmp_path / 'gone'} on " in project.log(gone)
     assert project.wait(none, "failed")["exit_code"] == 2
-    assert "pyxis is not installed there" in project.err(none)
+    assert "pyxis is not installed there" in project.log(none)
 
 
 def _write_profile(project: Launching, line: str) -> None:

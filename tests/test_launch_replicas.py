@@ -57,7 +57,7 @@ def test_a_killed_replica_comes_back_while_two_jobs_share_the_nodes(tmp_path: Pa
     other = project.submit("001_diloco_0", "diloco_plain -- --rounds 3")
     for name in (one, other):
         project.wait(name, "done", deadline_s=150)
-    assert "replica 1 ended with code 137 and starts again in 0.2 s" in project.err(one)
+    assert "replica 1 ended with code 137 and starts again in 0.2 s" in project.log(one)
     starts = project.says(one, "start")
     assert {said["replica"] for said in starts} == {0, 1, 2, 3}
     assert (project.launch_folder(one) / "replica-1.try-2.out").exists()
@@ -93,7 +93,7 @@ def test_a_lost_lighthouse_restarts_the_run_from_its_checkpoints(tmp_path: Path,
     wait_training(project, name)
     os.kill(find_process(project.root, "torchft_lighthouse"), signal.SIGKILL)
     project.wait(name, "done", deadline_s=150)
-    assert "the lighthouse is gone: all replicas start over from their checkpoints" in project.err(name)
+    assert "the lighthouse is gone: all replicas start over from their checkpoints" in project.log(name)
     again = [said for said in project.says(name, "start") if said["round"] > 0]
     assert sorted(said["replica"] for said in again) == [0, 1, 2, 3]
     assert (project.launch_folder(name) / "lighthouse-2.log").exists()
@@ -104,7 +104,7 @@ def test_a_replica_that_hangs_is_killed_and_started_again(tmp_path: Path, host_c
     project = Launching(tmp_path, host_cluster, diloco=four('hang_after = "15s", min_replicas = 3'))
     name = project.submit("000_diloco_0", "diloco -- --rounds 40 --pause 0.15 --hang 2:5")
     project.wait(name, "done", deadline_s=180)
-    assert "replica 2 has written nothing for" in project.err(name)
+    assert "replica 2 has written nothing for" in project.log(name)
     assert (project.launch_folder(name) / "replica-2.try-2.out").exists()
 
 
@@ -135,5 +135,5 @@ def test_a_lost_node_takes_only_its_own_replicas(tmp_path: Path, make_sandbox: M
     wait_until(lambda: all(len(rounds(project, name, one)) >= 2 for one in range(3)), 90, f"{name} trains")
     sandbox.kill(sandbox.nodes[2], with_steps=True)
     run = project.wait(name, deadline_s=240)
-    assert run["state"] == "done", project.err(name)
+    assert run["state"] == "done", project.log(name)
     assert {end["replica"] for end in project.says(name, "end")} == {0, 1}

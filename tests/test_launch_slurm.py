@@ -35,6 +35,29 @@ def test_the_same_program_trains_over_two_nodes_in_both_modes(
     assert (project.launch_folder(name) / "rank-3.out").read_text()
 
 
+def test_output_and_errors_of_ranks_keep_their_order_and_a_failed_rank_is_quoted(
+    tmp_path: Path, host_cluster: Sandbox
+) -> None:
+    """srun reads output and errors from two pipes; what a rank writes must not go through it."""
+    program = (
+        "import os, sys, time\nfor number in range(300):\n    print('out', number)\n"
+        "    print('err', number, file=sys.stderr)\nif os.environ['RANK'] == '2': raise ValueError('no samples')\n"
+        "time.sleep(600)\n"
+    )
+    project = Launching(tmp_path, host_cluster, tasks=SRUN, elastic=TORCHRUN)
+    names = []
+    for mode in ("tasks", "elastic"):
+        project.write(f"{mode}.py", program)
+        names.append(project.submit(f"00{len(names)}_{mode}_0", mode))
+    expected = [f"{word} {number}" for number in range(300) for word in ("out", "err")]
+    for name in names:
+        run = project.wait(name, "failed", deadline_s=120)
+        assert run["error_line"] == "ValueError: no samples", run
+        for rank in range(4):
+            lines = project.shoal("logs", name, "-n", 0, "--rank", rank).out.splitlines()
+            assert [line for line in lines if line.startswith(("out ", "err "))] == expected, (name, rank)
+
+
 def test_each_task_of_srun_mode_finds_what_env_programs_and_slurm_programs_read(
     tmp_path: Path, host_cluster: Sandbox
 ) -> None:
@@ -84,7 +107,7 @@ def test_a_failing_rank_on_another_node_ends_the_job_with_its_code(tmp_path: Pat
     ]
     for name in runs:
         assert project.wait(name, "failed")["exit_code"] == 7
-        assert "rank 3 has a problem" in project.err(name)
+        assert "rank 3 has a problem" in project.log(name)
 
 
 @pytest.mark.parametrize("launch", [TORCHRUN, SRUN], ids=["torchrun", "srun"])

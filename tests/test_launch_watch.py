@@ -65,7 +65,7 @@ def project_of(tmp_path: Path, program: str, launch: str, cluster: Sandbox | Non
 def test_ranks_that_train_apart_are_stopped(tmp_path: Path, program: str, launch: str) -> None:
     project = project_of(tmp_path, program, launch)
     assert project.shoal("submit", "experiments", code=None).code == 78
-    err = project.err("001_a/000_apart_0")
+    err = project.log("001_a/000_apart_0")
     assert "each of the 2 ranks trains alone: the size of its process group is 1 and not 2" in err
     assert_nothing_left(project.root)
 
@@ -76,7 +76,7 @@ def test_ranks_that_train_apart_on_two_nodes_are_stopped(tmp_path: Path, host_cl
     project = project_of(tmp_path, FOR_EVER, launch, host_cluster)
     project.shoal("submit", "experiments")
     assert project.wait("001_a/000_apart_0", "failed", deadline_s=150)["exit_code"] == 78
-    assert "each of the 2 ranks trains alone" in project.err("001_a/000_apart_0")
+    assert "each of the 2 ranks trains alone" in project.log("001_a/000_apart_0")
     assert_nothing_left(project.root)
 
 

@@ -87,12 +87,12 @@ def test_exit_codes_and_tracebacks_are_the_programs_own(project: Project, progra
     result = run(project, sys.executable, "end.py", code=None)
     assert result["exit_code"] == code
     logs = Path(result["output_dir"])
-    errors = (logs / "attempt-1.err").read_text()
+    errors = (logs / "attempt-1.out").read_text()
     assert says in errors and "warm_server" not in errors and "shoal_agent" not in errors
     if "Traceback" in errors:
         assert 'end.py", line 1' in errors
     if "atexit" in program:
-        assert (logs / "attempt-1.out").read_text().split() == ["t", "bye"]
+        assert errors.split() == ["t", "bye"]
 
 
 def test_runs_of_one_parent_draw_different_numbers(project: Project) -> None:

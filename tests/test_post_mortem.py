@@ -56,7 +56,7 @@ ENDS = {
     ),
     "python": ("{}['lr']", "python", "KeyError: 'lr'", "shoal logs"),
     "module": ("import no_such_module", "import", "No module named 'no_such_module'", "shoal logs"),
-    "host": ("bytearray(1 << 50)", "host_oom", "out of memory on the host", "--mem="),
+    "host": ("bytearray(1 << 50)", "host_oom", "out of memory on the host", "--mem x2"),
     "crash": ("os.abort()", "", "SIGABRT", "shoal logs"),
     "code": ("sys.exit(7)", "", "exit code 7", "shoal logs"),
 }
@@ -104,8 +104,22 @@ def test_what_a_run_died_of_is_told_in_words_with_the_next_command(tmp_path: Pat
         assert (told["kind"] or "") == kind and headline in told["headline"], (word, told)
         assert command in told["next"][0], (word, told["next"])
         assert any("attempt 1" in line for line in told["evidence"]) and any("job" in line for line in told["evidence"])
-        if kind:
-            assert told["log_lines"] and told["log_path"].endswith("attempt-1.err")
+        assert told["log_lines"] and told["log_path"].endswith("attempt-1.out"), "the last lines, whatever they say"
+
+
+def test_more_memory_is_a_command_that_works_when_pasted(tmp_path: Path, quiet_cluster: Sandbox) -> None:
+    """Also where the run set no memory of its own: then the hint names an amount."""
+    project = project_with(tmp_path, quiet_cluster)
+    project.script("001_ends/000_asked_0.sh", f"end --mem=50 -- {shlex.quote(ENDS['host'][0])}")
+    toml = (project.root / "shoal.toml").read_text()
+    project.write("shoal.toml", toml.replace('memory = "50M"', "cpus = 1"))
+    project.script("001_ends/001_unset_0.sh", f"end -- {shlex.quote(ENDS['host'][0])}")
+    project.shoal("submit", "experiments/001_ends")
+    for name, words in (("001_ends/000_asked_0", "--mem x2"), ("001_ends/001_unset_0", "--mem 1G")):
+        project.wait(name, "failed")
+        command = why(project, name)["next"][0]
+        assert command.startswith(f"shoal retry {name} {words}"), command
+        assert f"submitted {name}" in project.bash("-c", command).out
 
 
 def test_a_run_with_a_checkpoint_is_resumed_and_the_command_works_when_pasted(
@@ -141,7 +155,11 @@ def test_memory_and_time_limit_are_told_with_what_would_have_been_enough(
     if limits_memory:
         project.wait("001_ends/000_eats_0", "oom")
         told = why(project, "001_ends/000_eats_0")
-        assert told["kind"] == "host_oom" and "--mem=60M" in told["next"][0], told
+        command = "shoal retry 001_ends/000_eats_0 --mem x2"
+        assert told["kind"] == "host_oom" and told["next"] == [command], told
+        assert "submitted" in project.bash("-c", command).out
+        sent = [(folder / "submission.json").read_text() for folder in project.submissions()]
+        assert any("--mem=60M" in text for text in sent), "twice what it had"
     assert os.path.exists(slow["output_dir"])
 
 
@@ -159,3 +177,21 @@ def test_a_node_that_fails_is_named_and_the_run_is_resumed_elsewhere(tmp_path: P
     assert any(node in line for line in told["evidence"]), told
     assert "submitted" in project.bash("-c", told["next"][0]).out
     assert project.wait(name, "running")["node"] != node
+
+
+def test_an_attempt_that_slurm_stopped_is_explained_while_the_run_goes_on(
+    tmp_path: Path, quiet_cluster: Sandbox
+) -> None:
+    project = project_with(tmp_path, quiet_cluster)
+    name = "001_ends/000_again_0"
+    waits = "import time; time.sleep(0.2 if os.environ['SHOAL_ATTEMPT'] == '2' else 600)"
+    project.script(f"{name}.sh", f"end --requeue -- {shlex.quote(waits)} saved")
+    project.shoal("submit", "experiments/001_ends")
+    job = wait_saved(project, name)["job_id"]
+    project.slurm("scontrol", "requeue", job)
+    wait_until(lambda: project.status()[name]["state"] == "pending", 60, "it waits in the queue again")
+    stopped = "Slurm stopped it (SIGTERM) and put its job into the queue again: preempted or requeued"
+    assert any(line.startswith("attempt 1 on ") and stopped in line for line in why(project, name)["evidence"])
+    project.slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
+    project.wait(name, "done", deadline_s=180)
+    assert any(stopped in line for line in why(project, name)["evidence"]), "also when it is done"

@@ -172,7 +172,7 @@ def test_progress_is_read_from_lines_of_logs(line: str, step: float | None, frac
 
 
 def test_the_progress_file_comes_before_the_log_and_the_log_before_events(tmp_path: Path) -> None:
-    log = tmp_path / "attempt-1.err"
+    log = tmp_path / "attempt-1.out"
     assert progress.read(str(tmp_path), [str(log)]) is None
     event = b"\x09" + struct.pack("<d", 1e9) + b"\x10\xd8\x36" + b"\x00" * 40  # step 7000
     (tmp_path / "tb").mkdir()

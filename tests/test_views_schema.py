@@ -147,7 +147,7 @@ def test_completion_knows_commands_flags_runs_and_states(made: MadeUp) -> None:
         return candidates(["shoal", *words], len(words), made.home)
 
     assert at_end("sta") == ["status"] and set(at_end("")) >= {name for group in COMMANDS.values() for name in group}
-    assert at_end("logs", "--err") == ["--err", "--errors"]
+    assert at_end("logs", "--err") == ["--errors"]
     assert "001_lr/000_train_3" in at_end("why", "001_lr/000_") and at_end("why", "002")[0] == "002_new"
     assert "000_train_0" in at_end("why", "000_train")
     assert at_end("status", "--state", "failed,o") == ["failed,oom"]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.kernel.causes import find_cause, signature, strip_escapes
 from shoal.views import estimate
-from shoal.views.causes import find_cause, signature, strip_escapes
 from shoal.views.details import parse_progress
 from shoal.views.progress import Bar
 from shoal.views.reasons import REASONS, explain
@@ -78,7 +78,7 @@ ENDINGS = (
     ("OSError: [Errno 122] Disk quota exceeded", "disk", "quota"),
     ("slurmstepd: error: *** JOB 5 ON n1 CANCELLED AT x DUE TO TIME LIMIT ***", "time_limit", "TIME LIMIT"),
     ("[rank3]: torch.distributed.DistBackendError: NCCL error in: x.cpp:1, unhandled", "nccl", "NCCL"),
-    ("Watchdog caught collective operation timeout: WorkNCCL(...)", "nccl", "timeout"),
+    ("Watchdog caught collective operation timeout: WorkNCCL(...)", "nccl_timeout", "timeout"),
     ("ModuleNotFoundError: No module named 'lightning'", "import", "lightning"),
     (
         "[rank0]: torch.distributed.DistBackendError: NCCL error in: x.cpp:93, invalid usage\n[rank0]: Last error:\n"

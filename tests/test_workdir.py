@@ -189,7 +189,7 @@ def test_nothing_is_left_of_a_working_directory_that_was_not_written_to(tmp_path
     project = make(tmp_path, None, program="import helper\nprint(helper.VALUE)\n")
     project.shoal("submit", "experiments/001_a", "--on", "local", "--set", "lr=0.1,0.2")
     output = Path(project.status()[NAMES[0]]["output_dir"])
-    assert sorted(path.name for path in output.iterdir()) == ["attempt-1.err", "attempt-1.out"]
+    assert sorted(path.name for path in output.iterdir()) == ["attempt-1.out"]
 
 
 def test_the_next_attempt_finds_what_the_killed_one_wrote_and_the_code_of_now(tmp_path: Path) -> None:

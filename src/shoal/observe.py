@@ -11,7 +11,7 @@ import getpass
 import os
 import pwd
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.backends.slurm.query import Snapshot, newest, sacct, squeue
@@ -38,6 +38,14 @@ class Observation(NamedTuple):
     views: dict[str, RunView]
     slurm_problem: str | None = None
     slurm_t: float | None = None
+
+    def listed(self, words: Sequence[str] = ()) -> dict[str, RunView]:
+        """Those that a list shows: without runs that Slurm refused, unless one of the words names them."""
+        return {
+            name: view
+            for name, view in self.views.items()
+            if not view.refused or name in words or name.partition("/")[2] in words
+        }
 
 
 #: (environment, time of the newest claim) -> a snapshot taken after that claim. Views share one through a file.

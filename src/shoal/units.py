@@ -7,6 +7,7 @@ flags Slurm's own reading holds (`--time=24` is 24 minutes, `--mem=64` is 64 MB)
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from shoal.errors import InputError
 
@@ -122,6 +123,13 @@ def natural(text: object) -> tuple[list[str | float], str]:
     """Sort key for names: depth4 before depth12, lr0.05 before lr0.1, 1e-05 before 0.001."""
     words = _NUMBER.split(str(text))
     return [float(word) if at % 2 else word for at, word in enumerate(words)], str(text)
+
+
+def listed(words: Iterable[str], most: int, link: str = ", ") -> str:
+    """The first words of a list, and how many are left: "a, b, c and 4 more"."""
+    every = list(words)
+    left = len(every) - most
+    return link.join(every[:most]) + (f" and {left:,} more" if left > 0 else "")
 
 
 def plural(count: int, noun: str) -> str:

@@ -101,9 +101,7 @@ class Attempt:
         self.claim, self.held, self.spec = claim, held, spec
         self.moving = threading.RLock()
         self.resume_from: Optional[str] = held.start.resume_from
-        self.out, self.err = (
-            os.path.join(claim.log_dir, "attempt-%d.%s" % (held.number, stream)) for stream in ("out", "err")
-        )
+        self.log = layout.log_file(claim.log_dir, held.number)
         self.use_file = os.path.join(claim.run_dir, layout.attempt_file(held.number, "use"))
         self.argv: List[str] = []
         self.env: Dict[str, str] = {}
@@ -164,7 +162,7 @@ class Attempt:
     def prepare(self, base: Mapping[str, str], here_only: bool) -> Optional[str]:
         """Complete the command and the environment around it; why it cannot be started, or None."""
         self.argv, self.env, problem = command.prepare(
-            self.spec, self.claim, self.number, self.resume_from, base, (self.out, self.err), here_only
+            self.spec, self.claim, self.number, self.resume_from, base, self.log, here_only
         )
         self.env[process.MARK] = str(self.held.start.mark)
         return problem or self._keep_checkpoint()

@@ -36,14 +36,15 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Program(NamedTuple):
-    """What to start: `streams` are the files that its output and errors are appended to, `cpus` those it may use (any
-    if there are none), `use` the file for what it uses, written by whoever starts it where this process cannot look.
+    """What to start: `log` is the file that its output and errors are appended to, in the order in which they come;
+    `cpus` are those it may use (any if there are none), `use` the file for what it uses, written by whoever starts it
+    where this process cannot look.
     """
 
     argv: Sequence[str]
     env: Mapping[str, str]
     cwd: str
-    streams: Tuple[str, str]
+    log: str
     cpus: Sequence[int] = ()
     use: Optional[str] = None
 
@@ -142,10 +143,10 @@ class ColdStarter(Starter):
             self.setup = functools.partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
     def start(self, program: Program) -> Child:
-        argv, env, cwd, streams, cpus, _ = program
+        argv, env, cwd, log, cpus, _ = program
         found = self.find(argv[0], env.get("PATH", os.defpath), cwd)
         before = os.sched_getaffinity(0) if cpus else None
-        with open(streams[0], "ab", 0) as out, open(streams[1], "ab", 0) as err:
+        with open(log, "ab", 0) as out:
             try:
                 if cpus:
                     os.sched_setaffinity(0, cpus)
@@ -156,7 +157,7 @@ class ColdStarter(Starter):
                     cwd=cwd,
                     stdin=subprocess.DEVNULL,
                     stdout=out,
-                    stderr=err,
+                    stderr=out,
                     start_new_session=True,
                     preexec_fn=self.setup,
                 )

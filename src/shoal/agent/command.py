@@ -23,7 +23,7 @@ def prepare(
     number: int,
     resume_from: Optional[str],
     base: Mapping[str, str],
-    streams: Tuple[str, str],
+    log: str,
     here_only: bool,
 ) -> Tuple[List[str], Dict[str, str], Optional[str]]:
     """(arguments, environment, None), or a problem in words as the third. `here_only`: launch on this machine alone."""
@@ -41,10 +41,9 @@ def prepare(
     env.update(container.surroundings(env) if one else {})
     if spec.get("launch", "process") == "process" and not (one and one.by_srun):
         return argv, plan.for_process(env), None
-    out, err = streams
     use = os.path.join(claim.run_dir, layout.attempt_file(number, "use"))
     folders = places(spec, claim)
-    argv, problem = plan.prepare(spec, number, values, env, out, err, claim.output_dir, here_only, folders, use)
+    argv, problem = plan.prepare(spec, number, values, env, log, claim.output_dir, here_only, folders, use)
     return argv, env, problem
 
 

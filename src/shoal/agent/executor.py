@@ -268,8 +268,7 @@ class Executor(Generic[A]):
 
     def _start(self, attempt: A, argv: List[str], use: Optional[str] = None) -> Optional[children.Child]:
         """A process of an attempt, or None after its end was written, because it cannot be started."""
-        streams = (attempt.out, attempt.err)
-        program = children.Program(argv, attempt.env, attempt.spec["cwd"], streams, attempt.cpus, use)
+        program = children.Program(argv, attempt.env, attempt.spec["cwd"], attempt.log, attempt.cpus, use)
         try:
             return self.starter.start(program)
         except OSError as error:
@@ -282,10 +281,10 @@ class Executor(Generic[A]):
             self._sampler = usage.Sampler(attempt.env if self.alone else self._environ)
             self._sampling = threading.Thread(target=self._sampler.run, args=(self._over,), daemon=True)
             self._sampling.start()
-        pid, env, streams = attempt.child.pid, attempt.env, (attempt.out, attempt.err)
+        pid, env = attempt.child.pid, attempt.env
         # Steps that srun started belong to the job: with several runs in it nobody can tell whose they are.
         around = env if self.alone else {}
-        self._sampler.add(attempt.use_file, env, lambda: processes.use_of(pid, around), self.alone, streams)
+        self._sampler.add(attempt.use_file, env, lambda: processes.use_of(pid, around), self.alone, attempt.log)
 
     def _end_sampling(self, attempt: A) -> None:
         """The use of a single run is on disk before its end; with many runs it follows soon."""
@@ -299,7 +298,7 @@ class Executor(Generic[A]):
 
     def _fail(self, attempt: A, problem: str, code: int) -> None:
         """End an attempt that cannot go on."""
-        with open(attempt.err, "ab") as file:
+        with open(attempt.log, "ab") as file:
             file.write(("shoal: %s\n" % problem).encode("utf-8", "replace"))
         if attempt.ended is not None:
             self._finish(attempt, attempt.ended._replace(problem=problem), code)
@@ -374,7 +373,7 @@ class Executor(Generic[A]):
 
     def _finish(self, attempt: A, end: End, check_exit: Optional[int]) -> None:
         """Write down how it ended, with what follows from it."""
-        end = survival.conclude(end, attempt.err, check_exit)
+        end = survival.conclude(end, attempt.log, check_exit)
         end = end._replace(data=self.data.records(attempt.spec), notes=attempt.clear_workdir())
         self.ledger.ended(attempt, self.complete(attempt, end))
 
@@ -389,4 +388,4 @@ def _steps_were_ended(attempt: Attempt) -> bool:
     from . import preempted
     from .launch import plan
 
-    return preempted.steps_were_ended(plan.folder_of(attempt.out, int(attempt.env["SHOAL_ATTEMPT"])))
+    return preempted.steps_were_ended(plan.folder_of(attempt.log, int(attempt.env["SHOAL_ATTEMPT"])))

@@ -144,12 +144,12 @@ def _attempt(home: str, claim: fence.Claim, me: Allocation, set_up_exit: int, li
     elif spec.get("start_from"):
         _say("starting from %s" % spec["start_from"])
     _say("working directory %s" % attempt.spec["cwd"])
-    _say("output in %s" % attempt.out)
+    _say("output in %s" % attempt.log)
     job = Single(home, attempt, me, link, _say)
     if set_up_exit != 0:
         job.problem = "the cluster's set-up lines ended with exit code %d" % set_up_exit
         job.problem_code = set_up_exit
-    logs = [attempt.out, attempt.err]
+    logs = [attempt.log]
     if spec.get("smoke"):
         from . import smoke
 

@@ -15,12 +15,14 @@ import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ..kernel import files, layout, lease, records
+from ..kernel.causes import exit_words, find_cause, last_line
 from ..kernel.records import End
 
 #: A run and its end.
 Ended = Tuple[str, End]
 
 _TIMEOUT_S = 30
+_TAIL_BYTES = 64 * 1024
 #: After this a notice that nobody has marked as told is told again.
 _TELL_AGAIN_S = 600.0
 
@@ -44,10 +46,10 @@ def after_end(home: str, name: str, env: Mapping[str, str], last: bool = True) -
         _tell(home, settings, "end", experiment, wave, _text(experiment, ends, "all runs have ended"), env)
 
 
-def when_quiet(home: str, name: str, logs: List[str], began: float, env: Mapping[str, str]) -> None:
+def when_quiet(home: str, name: str, log: str, began: float, env: Mapping[str, str]) -> None:
     """Called now and then while a run lives: tell once when it has printed nothing for as long as the settings say."""
-    moments = [os.stat(path).st_mtime for path in logs if os.path.exists(path)]
-    _when_long(home, name, "quiet", "has printed nothing", time.time() - max([began, *moments]), env)
+    printed = os.stat(log).st_mtime if os.path.exists(log) else began
+    _when_long(home, name, "quiet", "has printed nothing", time.time() - max(began, printed), env)
 
 
 def when_idle(home: str, name: str, idle_s: float, env: Mapping[str, str]) -> None:
@@ -105,25 +107,25 @@ def _text(experiment: str, ends: List[Ended], what: str) -> str:
 
 
 def _top_error(bad: List[End]) -> str:
-    """The most frequent end of runs that are not done, and the last line that the first of them printed."""
-    words = [str(end.problem or end.stopped_by or "exit code %d" % end.exit_code) for end in bad]
+    """The most frequent end of runs that are not done, and the error that the first of them printed."""
+    words = [str(end.problem or end.stopped_by or exit_words(end.exit_code)) for end in bad]
     word = max(words, key=words.count)
     first = bad[words.index(word)]
-    line = _last_line(os.path.join(str(first.log_dir), "attempt-%d.err" % first.attempt))
+    line = _error_line(layout.log_file(str(first.log_dir), first.attempt))
     times = " (%d times)" % words.count(word) if len(words) > 1 else ""
     return "%s%s%s" % (word, times, ": %s" % line if line else "")
 
 
-def _last_line(path: str) -> str:
-    """Of a log, fit to be sent: nothing but letters, and not too many."""
+def _error_line(path: str) -> str:
+    """What a log says about the end, or its last line; fit to be sent."""
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, os.path.getsize(path) - 4096))
-            lines = file.read(4096).decode("utf-8", "replace").splitlines()
+            file.seek(max(0, os.path.getsize(path) - _TAIL_BYTES))
+            lines = file.read(_TAIL_BYTES).decode("utf-8", "replace").splitlines()
     except OSError:
         return ""
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return "".join(letter if letter.isprintable() else " " for letter in last)[:200]
+    cause = find_cause(lines)
+    return cause.line if cause is not None else last_line(lines)
 
 
 def _settings(home: str) -> Optional[Dict[str, Any]]:

@@ -49,8 +49,8 @@ class Single(Executor[Attempt]):
         self._began = True
         attempt = self.attempt
         if self.follows:
-            for path, stream in ((attempt.out, sys.stdout.buffer), (attempt.err, sys.stderr.buffer)):
-                self._threads.append(threading.Thread(target=_copy, args=(path, stream, self._ended), daemon=True))
+            copy = (attempt.log, sys.stdout.buffer, self._ended)
+            self._threads.append(threading.Thread(target=_copy, args=copy, daemon=True))
         for thread in self._threads:
             thread.start()
         here_only = "SHOAL_TOKEN" in os.environ
@@ -129,7 +129,7 @@ class Single(Executor[Attempt]):
 
     def _decide(self, attempt: Attempt, end: End) -> End:
         """What the end means for the run, and what follows from it."""
-        spec, logs = attempt.spec, [attempt.out, attempt.err]
+        spec, logs = attempt.spec, [attempt.log]
         if spec.get("smoke"):
             from . import smoke
 

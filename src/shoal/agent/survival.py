@@ -13,11 +13,10 @@ import time
 from typing import Any, Callable, List, Mapping, Optional, Tuple
 
 from ..kernel import fence, files, layout, lease, owed, process, records, resumed, slurm, submission
+from ..kernel.causes import find_cause
 from ..kernel.records import Claim, End, Next
 from . import environment, nodes, stages
 
-#: What GPUs say when their own memory is full; the host's memory has its own witness (memory.py).
-_CUDA_OOM = re.compile(rb"CUDA out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|HIP out of memory")
 _TAIL_BYTES = 64 * 1024
 CHECK_TIMEOUT_S = 600
 #: Ends that are no failure: the time was nearly up, or the program asked for another job by its exit code.
@@ -50,7 +49,7 @@ def check_of(end: End, spec: Mapping[str, Any], env: Mapping[str, str]) -> Optio
     return environment.complete(policy["check"], environment.values_of(spec, env))
 
 
-def conclude(end: End, err: str, check_exit: Optional[int]) -> End:
+def conclude(end: End, log: str, check_exit: Optional[int]) -> End:
     """The end, with whether it is good, and else why; a check's word counts, not the program's exit code."""
     good = end.exit_code == 0
     if check_exit is not None:
@@ -58,17 +57,18 @@ def conclude(end: End, err: str, check_exit: Optional[int]) -> End:
         failed = None if good else "the result check ended with exit code %d" % check_exit
         end = end._replace(check_exit=check_exit, problem=end.problem or failed)
     end = end._replace(success=good and not end.stopped_by and not end.oom)
-    return end._replace(cause=_cause(end, err))
+    return end._replace(cause=_cause(end, log))
 
 
-def _cause(end: End, err: str) -> Optional[str]:
+def _cause(end: End, log: str) -> Optional[str]:
     if end.success:
         return None
     if end.oom:
         return "oom"
     if end.stopped_by:
         return "limit" if end.stopped_by == "time limit" else end.stopped_by
-    if _CUDA_OOM.search(_tail(err)):
+    cause = find_cause(_tail(log).decode("utf-8", "replace").splitlines())  # memory.py looks at the host's memory
+    if cause is not None and cause.kind == "cuda_oom":
         return "cuda_oom"
     return "bad_result" if end.check_exit else "failed"
 

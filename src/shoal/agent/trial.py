@@ -201,8 +201,7 @@ def _begin_as(attempt: "Attempt", claim: fence.Claim, why: str, success: bool) -
             lease.close(new.run_dir, new.number, new.renewals)  # The program goes on as what it was.
             node_lease.close_all(new.run_dir, new.number, layout.parse_names(files.names_in(new.run_dir)))
             raise
-        for stream in ("out", "err"):
-            _same_log(mine.log_dir, held.number, new.number, stream)
+        _same_log(mine.log_dir, held.number, new.number)
         attempt.claim, attempt.held = claim, new
         if attempt.keeper is not None:
             attempt.keeper.keep(new, claim)
@@ -254,10 +253,10 @@ def _claim_for(home: str, attempt: "Attempt", goal: str) -> Optional[fence.Claim
     return fence.read_claim(run_dir, claim.generation + 1)
 
 
-def _same_log(folder: str, old: int, new: int, stream: str) -> None:
+def _same_log(folder: str, old: int, new: int) -> None:
     """The program goes on writing to its log; under its new number the same file is found as well."""
     try:
-        os.symlink("attempt-%d.%s" % (old, stream), os.path.join(folder, "attempt-%d.%s" % (new, stream)))
+        os.symlink(layout.log_file("", old), layout.log_file(folder, new))
     except OSError:
         pass
 

@@ -10,7 +10,7 @@ import resource
 import threading
 import time
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Protocol
 
 from ..kernel import files, layout
 from . import notices, nvml, processes
@@ -47,14 +47,14 @@ class Sampler:
         env: Mapping[str, str],
         look: Callable[[], processes.Use],
         alone: bool = False,
-        streams: Sequence[str] = (),
+        log: Optional[str] = None,
     ) -> None:
-        """Keep the record at `path` up to date; tell a person when the GPUs, or the output in `streams`, rest for long.
+        """Keep the record at `path` up to date; tell a person when the GPUs, or the output in `log`, rest for long.
 
         `alone`: no other run is a child of this process.
         """
         with self._lock:
-            self._subjects[path] = _Subject(path, env, look, self.every_s, alone, streams)
+            self._subjects[path] = _Subject(path, env, look, self.every_s, alone, log)
 
     def end(self, path: str) -> None:
         """The run is over. One that was never sampled leaves no record: that would cost short runs a file each."""
@@ -95,13 +95,13 @@ def watch(path: str, env: Mapping[str, str], look: Callable[[], processes.Use], 
 
 
 @contextmanager
-def sampled(pid: int, use: Optional[str], env: Mapping[str, str], streams: Tuple[str, str]) -> Iterator[None]:
+def sampled(pid: int, use: Optional[str], env: Mapping[str, str], log: str) -> Iterator[None]:
     """Sample one run by itself, in the process that started it: for engines that start runs through others."""
     if use is None:
         yield
         return
     sampler, over = Sampler(env), threading.Event()
-    sampler.add(use, env, lambda: processes.use_of(pid, {}), streams=streams)
+    sampler.add(use, env, lambda: processes.use_of(pid, {}), log=log)
     thread = threading.Thread(target=sampler.run, args=(over,), daemon=True)
     thread.start()
     try:
@@ -122,9 +122,9 @@ class _Subject:
         look: Callable[[], processes.Use],
         every_s: float,
         alone: bool,
-        streams: Sequence[str],
+        log: Optional[str],
     ) -> None:
-        self.path, self.env, self.look, self.streams = path, env, look, list(streams)
+        self.path, self.env, self.look, self.log = path, env, look, log
         self.record = Record(every_s, alone)
         self._began = time.time()
         self._gpus: Optional[List[nvml.Gpu]] = None
@@ -141,8 +141,8 @@ class _Subject:
                     self.write()
                 home, run = layout.home_of(os.path.dirname(self.path)), self.env.get("SHOAL_RUN", "")
                 notices.when_idle(home, run, self.record.idle_for_s, self.env)
-                if self.streams:
-                    notices.when_quiet(home, run, self.streams, self._began, self.env)
+                if self.log:
+                    notices.when_quiet(home, run, self.log, self._began, self.env)
         except Exception:  # a full disk or a vanished process costs one sample, not the run
             pass
 

@@ -1,7 +1,7 @@
-"""What runs printed: the newest attempt, or another one; with -f until they end.
+"""What runs printed, output and errors in order: the newest attempt, or another one; with -f until they end.
 
 shoal logs 000_pretrain_0 -f
-shoal logs 001_example/000_pretrain_0 --attempt 1 --err
+shoal logs 001_example/000_pretrain_0 --attempt 1
 shoal logs 001_example -n 3            the last lines of every run, with its name before each
 shoal logs 004_ddp_0 --rank 3          a rank of a launch; --rank all, --replica 1, --replica 1 --rank all
 shoal logs --errors                    what went wrong, once for all runs with the same error
@@ -23,8 +23,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", nargs="*", help="a run, several, an experiment, or a pattern")
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the runs end")
     parser.add_argument("-n", "--lines", type=int, default=200, help="how many of the last lines (default 200; 0: all)")
-    parser.add_argument("--err", action="store_true", help="standard error instead of standard output")
-    parser.add_argument("--both", action="store_true", help="standard output, then standard error")
     parser.add_argument("--rank", type=_number, metavar="N", help="this rank instead of rank 0, or all")
     parser.add_argument("--replica", type=_number, metavar="N", help="this replica instead of all of them")
     parser.add_argument("--attempt", type=int, help="this attempt instead of the newest")
@@ -75,15 +73,8 @@ def _sources(home: str, run: str, args: argparse.Namespace) -> list[logs.Source]
 
     pick = Pick(args.replica, args.rank)
     if args.slurm or (args.all and pick == Pick()):
-        return [logs.find(home, run, slurm=args.slurm, both=args.both, every=args.all, err=args.err)]
-    streams = (False, True) if args.both else (args.err,)
-    return [
-        source
-        for err in streams
-        for source in logs.find_parts(
-            home, run, pick, attempt=args.attempt, err=err, every=args.all, strict=not args.follow
-        )
-    ]
+        return [logs.find(home, run, slurm=args.slurm, every=args.all)]
+    return logs.find_parts(home, run, pick, attempt=args.attempt, every=args.all, strict=not args.follow)
 
 
 def _refuse_idle(args: argparse.Namespace) -> None:

@@ -190,6 +190,7 @@ class Teller:
             print_json({"runs": list(self.results.values()), "notes": self.notes})
         elif self.results and not self.quiet and not self.as_json:
             self._summary()
+            self._failures()
 
     def __call__(self, result: Result) -> None:
         self.results[result.name] = result._asdict()
@@ -267,11 +268,28 @@ class Teller:
             for name in ran.values():
                 notices.after_end(home_here(), name, {**os.environ, **read_secrets(os.environ)})
 
+    def _failures(self) -> None:
+        """Why runs on this machine failed; the output of a single one has just been shown."""
+        ran = [name for name, result in self.results.items() if result["did"] == "ran"]
+        bad = [name for name in ran if self.results[name]["state"] not in ("done", "cancelled")]
+        if bad:
+            from shoal.cli.options import home_here
+            from shoal.observe import observe
+            from shoal.views import faults
+
+            views = list(observe(home_here(), bad).views.values())
+            told = faults.endings(home_here(), views, lines=0 if len(ran) == 1 else faults.LAST_LINES)
+            sys.stderr.write("".join(f"{line}\n" for line in told))
+
     def _summary(self) -> None:
         sent = [name for name, result in self.results.items() if result["did"] == "submitted"]
         if len(self.results) > 3:
             kinds = Counter(result["did"] for result in self.results.values())
             print(f"{len(self.results)} runs: {', '.join(f'{count} {did}' for did, count in kinds.items())}")
+        if len(self.results) > _MOST_LINES:
+            experiment = next(iter(self.results)).split("/")[0]
+            left = len(self.results) - _MOST_LINES
+            print(f"{left:,} of them are not listed above; shoal status {experiment} --all --tasks lists them")
         if sent and self.next_steps:
             experiment = sent[0].split("/")[0]
             print(f"next: shoal status {experiment}   shoal watch {experiment}   shoal logs {sent[0]} -f")

@@ -14,6 +14,7 @@ from shoal.data.index import SUFFIX, is_intact, open_index
 from shoal.data.manifest import Manifest, Shard
 from shoal.data.squash import checksum_of
 from shoal.errors import InputError, ShoalError
+from shoal.units import listed
 
 
 class Problem(NamedTuple):
@@ -104,8 +105,7 @@ def _where(path: str) -> str:
                     hit.append(f"{sample.key.decode('utf-8', 'backslashreplace')}.{member.field}")
     if not hit:
         return ": all samples are intact, the bytes between them are not"
-    more = f" and {len(hit) - 3} more" if len(hit) > 3 else ""
-    return f": {', '.join(hit[:3])}{more} altered"
+    return f": {listed(hit, 3)} altered"
 
 
 def _structure(path: str) -> list[Problem]:

@@ -158,6 +158,11 @@ def verdict_kind(attempt: int) -> str:
     return "verdict%d" % attempt
 
 
+def log_file(log_dir: str, attempt: int) -> str:
+    """What an attempt printed: its output and its errors in one file, in the order in which they came."""
+    return os.path.join(log_dir, "attempt-%d.out" % attempt)
+
+
 def attempt_file(attempt: int, kind: str) -> str:
     return "attempt.%d.%s" % (attempt, kind)
 

@@ -8,9 +8,8 @@ import os
 import re
 from typing import List, NamedTuple, Optional, Tuple
 
-from . import checkpoints, progress
+from . import checkpoints, layout, progress
 
-_STREAMS = ("out", "err")
 #: Progress is looked for in so much of the beginning, and of the end, of a log.
 _HEAD_BYTES = 1 << 18
 _TAIL_BYTES = 1 << 16
@@ -51,23 +50,22 @@ def beginning(log_dir: str, attempt: int, checkpoint: str, is_over: bool = False
     Of an attempt that `is_over`, a single line of progress is enough.
     """
     saved = checkpoints.step_of(checkpoint)
-    for stream in _STREAMS:
-        steps = _read(_log(log_dir, attempt, stream))
-        if steps is None or len(steps.first) < (1 if is_over else _STEPS):
-            continue
-        first, reached = _before(log_dir, attempt, stream)
-        if first is not None and reached is not None and reached > first:
-            target = float(saved) if saved is not None and first < saved <= reached else (first + reached) / 2
-            continued = steps.first[0] > first or steps.first[-1] >= target
-            return Beginning(continued, steps.first[0], reached)
-        if saved is not None and saved > 1 and not steps.epochs:
-            return Beginning(steps.first[-1] >= saved, steps.first[0], float(saved))
+    steps = _read(layout.log_file(log_dir, attempt))
+    if steps is None or len(steps.first) < (1 if is_over else _STEPS):
+        return None
+    first, reached = _before(log_dir, attempt)
+    if first is not None and reached is not None and reached > first:
+        target = float(saved) if saved is not None and first < saved <= reached else (first + reached) / 2
+        continued = steps.first[0] > first or steps.first[-1] >= target
+        return Beginning(continued, steps.first[0], reached)
+    if saved is not None and saved > 1 and not steps.epochs:
+        return Beginning(steps.first[-1] >= saved, steps.first[0], float(saved))
     return None
 
 
-def _before(log_dir: str, attempt: int, stream: str) -> Tuple[Optional[float], Optional[float]]:
+def _before(log_dir: str, attempt: int) -> Tuple[Optional[float], Optional[float]]:
     """The lowest step at which an earlier attempt in the same folder began, and the highest that one reached."""
-    earlier = [_read(_log(log_dir, number, stream)) for number in range(1, attempt)]
+    earlier = [_read(layout.log_file(log_dir, number)) for number in range(1, attempt)]
     known = [steps for steps in earlier if steps is not None]
     began, reached = [steps.first[0] for steps in known], [steps.last for steps in known]
     return min(began, default=None), max(reached, default=None)
@@ -101,7 +99,3 @@ def _lines(path: str) -> List[str]:
     except OSError:
         return []
     return re.split(r"[\r\n]+", data.replace(b"\0", b"").decode("utf-8", "replace"))
-
-
-def _log(log_dir: str, attempt: int, stream: str) -> str:
-    return os.path.join(log_dir, "attempt-%d.%s" % (attempt, stream))

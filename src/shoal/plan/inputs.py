@@ -12,6 +12,7 @@ from shoal.kernel.files import names_in
 from shoal.store import records
 from shoal.store.listing import run_names
 from shoal.store.records import Claim
+from shoal.units import listed
 
 
 class Source(NamedTuple):
@@ -35,7 +36,7 @@ def find_run(home: str, word: str, experiment: str | None = None) -> str:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        raise InputError(f"{word!r} could be {' or '.join(matches[:4])}", hint=f"name it in full: {matches[0]}")
+        raise InputError(f"{word!r} could be {listed(matches, 4, ' or ')}", hint=f"name it in full: {matches[0]}")
     inside = [name for name in names if name.startswith(f"{parts[-1] if parts else ''}/")]
     if inside:
         raise InputError(

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from shoal.errors import InputError
+from shoal.units import listed
 
 
 class RunResult(NamedTuple):
@@ -161,7 +162,7 @@ def _refuse_unknown(asked: Sequence[str], known: Mapping[str, Any]) -> None:
         if name not in known:
             near = get_close_matches(name, known, n=1)
             guess = f"; did you mean {near[0]}?" if near else ""
-            have = f"; there are {', '.join(list(known)[:10])}" if known and not near else ""
+            have = f"; there are {listed(known, 10)}" if known and not near else ""
             raise InputError(
                 f"no run has a metric {name!r}{guess}{have}",
                 hint="a run writes its numbers to $SHOAL_OUTPUT_DIR/metrics.json",

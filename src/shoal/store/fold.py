@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from shoal.kernel import owed
+from shoal.kernel.causes import exit_words
 from shoal.kernel.lease import Timing
 from shoal.store.reading import RunFiles
 from shoal.store.records import End, Submission, Verdict
@@ -49,7 +50,8 @@ class Evidence(NamedTuple):
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
-    """One run as every view shows it. `claims` counts its generations, those given up included."""
+    """One run as every view shows it. `claims` counts its generations, those given up included. `refused`: Slurm took
+    none of its submissions, so lists leave it out; only its name brings it up."""
 
     name: str
     state: str
@@ -71,6 +73,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     time_limit_s: int | None = None
     gpus: int | None = None
     partition: str | None = None
+    refused: bool = False
 
     @property
     def experiment(self) -> str:
@@ -87,7 +90,8 @@ def _fold(files: RunFiles, evidence: Evidence) -> RunView:
     if files.end is not None and files.end.success and files.end.generation == files.generation:
         return _after_success(files, files.end, evidence.row)
     if files.claim is None or files.origin is None:
-        return RunView(name=files.name, state="new", cause=files.given_up)
+        refused = files.told_refused and not files.names.attempt
+        return RunView(name=files.name, state="new", cause=files.given_up, refused=refused)
     view = _facts(files, evidence.row)
     if is_live(files):
         return _alive(files, evidence, view)
@@ -262,6 +266,22 @@ def _verdict(files: RunFiles, row: JobRow | None) -> Verdict | None:
     return files.verdict
 
 
+def fold_attempt(files: RunFiles, end: End, verdict: Verdict | None) -> RunView:
+    """How an earlier attempt of a run ended. `files` are the run's; Slurm's verdict on a job that it started again is
+    not known."""
+    view: dict[str, Any] = {
+        "name": files.name,
+        "job_id": end.job_label or end.job_id,
+        "output_dir": end.output_dir,
+        "log_dir": end.log_dir,
+        "node": end.host,
+        "started": end.began,
+    }
+    if end.success:
+        return RunView(**view, state="done", attempt=end.attempt, ended=end.ended, exit_code=end.exit_code)
+    return _after_end(files._replace(cancelled=False, verdict=None), end, verdict, view)
+
+
 def _after_end(files: RunFiles, end: End, verdict: Verdict | None, view: dict[str, Any]) -> RunView:
     view = {**view, "ended": end.ended, "exit_code": end.exit_code, "attempt": end.attempt}
     word = verdict.word if verdict else None
@@ -273,7 +293,7 @@ def _after_end(files: RunFiles, end: End, verdict: Verdict | None, view: dict[st
     if files.cancelled or end.stopped_by == "cancelled":
         return RunView(**view, state="cancelled", cause=_cancelled(files))
     if end.stopped_by in (None, "continue"):
-        how = f"killed by {end.signal}" if end.signal else f"exit code {end.exit_code}"
+        how = f"killed by {end.signal}" if end.signal else exit_words(end.exit_code)
         return RunView(**view, state="failed", cause=end.problem or how)
     if word in ENDED_WORDS and ENDED_WORDS[word] not in ("done", "failed"):
         return RunView(**view, state=ENDED_WORDS[word], cause=in_words(word, verdict))

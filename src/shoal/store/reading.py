@@ -54,6 +54,8 @@ class RunFiles(NamedTuple):
     cancel_reason: str | None = None
     given_up_t: float | None = None
     refused: bool = False
+    #: Slurm refused every submission of it, and each time the command that a person gave has said so.
+    told_refused: bool = False
 
     @property
     def owes(self) -> bool:
@@ -178,7 +180,13 @@ class Reader:
             cancel_reason=_reason(path(generation, "cancel")) if names.has_submit(generation, "cancel") else None,
             given_up_t=void[0][0].t if void else None,
             refused=any(outcome.refused for _, outcome in void),
+            told_refused=claim is None and bool(void) and all(self._was_told(*one) for one in void),
         )
+
+    def _was_told(self, claim: Claim, outcome: Outcome) -> bool:
+        """Whether a submission was refused at once: one that waited for room was refused when nobody looked."""
+        submission = self.submission(claim.token).submission
+        return outcome.refused and submission is not None and not submission.waits
 
     def _standing_claim(
         self, names: layout.RunNames, path: Callable[[int, str], str]

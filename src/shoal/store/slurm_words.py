@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shoal.kernel.causes import exit_words
 from shoal.kernel.slurm_text import ENDED_WORDS, LIVE_WORDS, JobRow
 from shoal.store.records import Verdict
 
@@ -43,7 +44,7 @@ def in_words(word: str, verdict: Verdict | None) -> str:
     if word == "FAILED" and verdict is not None:
         if (verdict.exit_code, verdict.signal) == (0, 53):
             return "Slurm could not open the output file: its folder is missing or not writable"
-        return f"killed by signal {verdict.signal}" if verdict.signal else f"exit code {verdict.exit_code}"
+        return f"killed by signal {verdict.signal}" if verdict.signal else exit_words(verdict.exit_code or 0)
     node = f" ({verdict.node})" if verdict and verdict.node else ""
     return {
         "TIMEOUT": "stopped at its time limit",

@@ -25,6 +25,7 @@ from shoal.submit.pack_here import EngineHere
 from shoal.submit.snapshot import Code, is_in_git, take
 from shoal.submit.standing import StandingOrder
 from shoal.submit.transaction import Claimed, Started, claim_runs, send
+from shoal.units import listed
 
 
 def carry_out(
@@ -115,8 +116,8 @@ def _not_whole(error: BaseException, names: Sequence[str], results: Sequence[Res
     if isinstance(error, OSError):
         error = as_disk_error(error) or error
     if isinstance(error, ShoalError) and missing and len(names) > 1:
-        some = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
-        error.message = f"{error.message}; {len(missing)} of {len(names)} runs were not submitted: {some}"
+        some = f"{len(missing)} of {len(names)} runs were not submitted: {listed(missing, 3)}"
+        error.message = f"{error.message}; {some}"
     return error
 
 

@@ -22,7 +22,7 @@ from shoal.submit.continuing import Continuation, refuse_doubtful
 from shoal.submit.orders import DEFAULT, How, Order, Result, prepare
 from shoal.submit.pruning import removed
 from shoal.submit.standing import StandingOrder
-from shoal.units import natural
+from shoal.units import listed, natural
 
 
 class Tell(Protocol):
@@ -140,7 +140,7 @@ def _prune(
         for view in gone:
             tell(Result(view.name, "cancelled", "cancelled", "no longer described", view.job_id, view.output_dir))
     elif gone:
-        names = ", ".join(view.name for view in gone[:3]) + (" and others" if len(gone) > 3 else "")
+        names = listed([view.name for view in gone], 3)
         tell.note(f"{len(gone)} live runs are no longer described ({names}); --prune cancels them")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from shoal.agent.environment import complete, text_of
 from shoal.doctor.switching import ASSUMED_EFFICIENCY, START_UP, Running, totals
 from shoal.errors import InputError
-from shoal.kernel import checkpoints
+from shoal.kernel import checkpoints, layout
 from shoal.kernel import progress as agent_progress
 from shoal.kernel.progress import Progress
 from shoal.model import RunSpec
@@ -52,7 +52,7 @@ def words_of(spec: RunSpec) -> list[str]:
 
 def _seen(view: RunView, spec: RunSpec) -> Progress | None:
     steps, epochs = totals(words_of(spec))
-    logs = [os.path.join(view.log_dir or "", f"attempt-{view.attempt}.{stream}") for stream in ("out", "err")]
+    logs = [layout.log_file(view.log_dir or "", view.attempt)]
     return agent_progress.read(view.output_dir or "", logs, steps, epochs)
 
 

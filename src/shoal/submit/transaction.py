@@ -78,13 +78,7 @@ def claim_runs(
     runs are still being claimed. Each run is recorded before it is claimed, and claimed before it can start.
     """
     root, home = str(project.root), writing.open_home(project.home, project.shared_by)
-    reach("before-spec")
-    ids = writing.project_id(home)
-    writing.keep_notify(home, project.notify)
     specs = [run.spec for run in planned.runs]
-    if opened is None:
-        specs = writing.in_parallel(lambda run: _record(home, ids, run), list(planned.runs))
-    reach("after-spec")
     token, agent = new_token(), ship(home)
     folder = os.path.join(home, "submissions", token)
     intent = _intent(planned, [spec.name for spec in specs], token, backend, environ, clock, code)
@@ -98,6 +92,13 @@ def claim_runs(
             any_end=planned.any_end,
         )
     script = script_text(planned, folder, agent, root, token, shared=files.is_shared(home))
+    # Only now: what cannot be sent leaves no run behind.
+    reach("before-spec")
+    ids = writing.project_id(home)
+    writing.keep_notify(home, project.notify)
+    if opened is None:
+        specs = writing.in_parallel(lambda run: _record(home, ids, run), list(planned.runs))
+    reach("after-spec")
     reach("before-submission")
     queue = planned.pack.record(local=backend == "local") if planned.pack is not None else None
     begin = (lambda: None) if opened is None else functools.partial(opened, token, folder)

@@ -11,11 +11,12 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from shoal.errors import InputError
 from shoal.sweep.values import Scalar, text_of
+from shoal.units import listed
 
 Values = Mapping[str, Scalar]
 Table = Mapping[str, Any]
@@ -292,16 +293,11 @@ def _look_up(name: str, table: Table, keys: list[str]) -> Any:
             raise EvaluationError(f"asks table {name} for more than {depth} keys")
         if key not in found:
             shown = "][".join(keys[: depth + 1])
-            raise EvaluationError(f"finds no entry {name}[{shown}]; it has {_some(found)}")
+            raise EvaluationError(f"finds no entry {name}[{shown}]; it has {listed(found, 6)}")
         found = found[key]
     if isinstance(found, Mapping):
-        raise EvaluationError(f"asks table {name} for a whole row; it has {_some(found)}")
+        raise EvaluationError(f"asks table {name} for a whole row; it has {listed(found, 6)}")
     return found
-
-
-def _some(keys: Iterable[str]) -> str:
-    listed = list(keys)
-    return ", ".join(listed[:6]) + (f" and {len(listed) - 6} more" if len(listed) > 6 else "")
 
 
 def _bounded(value: Any) -> Any:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from shoal.config.columns import Said
 from shoal.errors import InputError
+from shoal.kernel.causes import SELF_EVIDENT, WORDS
 from shoal.store.fold import RunView
 from shoal.units import format_duration
-from shoal.views.causes import WORDS
 from shoal.views.details import Details
 from shoal.views.reasons import explain
 from shoal.views.render import cell_width, plain, shorter, state_word
@@ -61,7 +61,7 @@ def _why(cell: Cell) -> str:
     """For people the most telling words first, because space is scarce; for machines the cause as it is."""
     cause, known = cell.view.cause, cell.details.cause
     if cause and cell.tty and known and cell.view.state == "failed":
-        word = "" if known.kind in ("python", "shell", "crash", "import") else f"{WORDS[known.kind]}: "
+        word = "" if known.kind in SELF_EVIDENT else f"{WORDS[known.kind]}: "
         return f"{word}{known.line}"
     if cause and cell.tty and cell.view.state == "pending":
         before, semicolon, word = cause.rpartition("; ")

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from shoal.kernel import layout, resumed
+from shoal.kernel.causes import Cause, clean
 from shoal.store import records
 from shoal.store.fold import RunView
 from shoal.views import usage
-from shoal.views.causes import WORDS, Cause, clean, find_cause
+from shoal.views.faults import Fault, look, words_of
 from shoal.views.render import BAD_STATES
 from shoal.views.tail import last_text, log_age_s
 
@@ -36,8 +37,12 @@ class Details(NamedTuple):
     gpu_percent: float | None = None
     gpu_idle_s: float | None = None
     memory_mb: float | None = None
-    cause: Cause | None = None
+    fault: Fault | None = None
     restart: str | None = None
+
+    @property
+    def cause(self) -> Cause | None:
+        return self.fault.cause if self.fault is not None else None
 
 
 def details_of(home: str, view: RunView, now: float) -> Details:
@@ -53,9 +58,9 @@ def details_of(home: str, view: RunView, now: float) -> Details:
             sample.memory_mb if sample else None,
             restart=restart_of(home, view),
         )
-    if view.state in BAD_STATES and view.log_dir and view.attempt:
+    if view.state in BAD_STATES:
         age = log_age_s(view.log_dir, view.attempt, now)
-        return Details(cause=cause_in_log(view), log_age_s=age, restart=restart_of(home, view))
+        return Details(fault=look(home, view), log_age_s=age, restart=restart_of(home, view))
     return Details()
 
 
@@ -71,21 +76,11 @@ def restart_of(home: str, view: RunView) -> str | None:
     return None if began is None or began.continued else began.words(view.attempt, checkpoint)
 
 
-def cause_in_log(view: RunView) -> Cause | None:
-    for stream in ("err", "out"):
-        lines = last_text(os.path.join(view.log_dir or "", f"attempt-{view.attempt}.{stream}"), 120, 1 << 15)
-        if (cause := find_cause(lines)) is not None:
-            return cause
-    return None
-
-
-def with_cause(view: RunView, cause: Cause | None) -> RunView:
+def with_cause(view: RunView, fault: Fault | None) -> RunView:
     """The view with its cause told in the log's words: "exit code 1: RuntimeError: ..."."""
-    if cause is None or view.state != "failed":
+    if fault is None or view.state != "failed":
         return view
-    word = WORDS[cause.kind] if cause.kind not in ("python", "shell", "crash", "import") else ""
-    said = f"{word} ({cause.line})" if word and word.lower() not in cause.line.lower() else cause.line
-    return msgspec.structs.replace(view, cause=f"{view.cause}: {said}" if view.cause else said)
+    return msgspec.structs.replace(view, cause=words_of(view, fault))
 
 
 def progress_of(view: RunView) -> Progress | None:

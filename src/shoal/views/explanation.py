@@ -6,8 +6,16 @@ import os
 
 import msgspec
 
-from shoal.store.fold import RunView
+from shoal.kernel import layout
+from shoal.model import LIVE
+from shoal.store import records
+from shoal.store.fold import RunView, fold_attempt
+from shoal.store.reading import Reader, RunFiles
+from shoal.store.records import End, Verdict
 from shoal.units import format_duration
+from shoal.views.faults import look, words_of
+
+_MAX_ATTEMPTS = 5
 
 
 class Sooner(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +47,54 @@ def lasted(view: RunView, now: float | None = None) -> str:
         return "it never started"
     limit = f" of {format_duration(view.time_limit_s)}" if view.time_limit_s else ""
     return f"attempt {view.attempt}, {format_duration(max(0.0, end - view.started))}{limit} long"
+
+
+def earlier_attempts(home: str, view: RunView) -> list[str]:
+    """How the attempts before this one ended, oldest first: one that was preempted or lost with its node is explained
+    although the run goes on."""
+    reader, folder = Reader(home), layout.run_dir(home, view.name)
+    files = reader.run(view.name)
+    names = files.names
+    numbers = [
+        number
+        for number in names.attempts.get("start", [])
+        if not names.is_live(number) and (number < view.attempt or view.state in LIVE)
+    ]
+    found = []
+    for number in numbers[-_MAX_ATTEMPTS:]:
+        try:
+            end = records.read_end(folder, names, number)
+        except records.DamagedRecord:
+            end = None
+        if end is not None:
+            found.append(_one_attempt(home, files, end, _verdict(folder, names, end)))
+    left = len(numbers) - _MAX_ATTEMPTS
+    return [f"{left} earlier attempts are not listed; shoal logs {view.name} --all shows them"] * (left > 0) + found
+
+
+def _one_attempt(home: str, files: RunFiles, end: End, verdict: Verdict | None) -> str:
+    one = fold_attempt(files, end, verdict)
+    following = records.read_start(layout.run_dir(home, files.name), end.attempt + 1)
+    came_again = following is not None and end.job_id is not None and following.job_id == end.job_id
+    bad_nodes = ", ".join(following.failed_nodes) if following is not None else ""
+    if bad_nodes:
+        how = f"lost with node {bad_nodes}, which failed"
+    elif came_again or (verdict is None and one.state == "cancelled" and end.stopped_by != "cancelled"):
+        signal = end.stopped_by or "no signal"
+        how = f"Slurm stopped it ({signal}) and put its job into the queue again: preempted or requeued"
+    elif one.state == "failed":
+        how = words_of(one, look(home, one))
+    else:
+        how = one.cause or one.state
+    span = format_duration(max(0.0, end.ended - end.began))
+    return f"attempt {end.attempt} on {end.host}, {span} long: {how}"
+
+
+def _verdict(folder: str, names: layout.RunNames, end: End) -> Verdict | None:
+    kind = layout.verdict_kind(end.attempt)
+    if not names.has_submit(end.generation, kind):
+        return None
+    return records.read(os.path.join(folder, layout.submit_file(end.generation, kind)), Verdict)
 
 
 def start_again(home: str, run: str) -> str:

@@ -10,8 +10,11 @@ from shoal.kernel import layout
 from shoal.kernel.files import names_in
 from shoal.model import LIVE
 from shoal.observe import observe
+from shoal.units import listed
+from shoal.views.faults import ending
 from shoal.views.logs import Form, Source, find_parts, prefix_of, with_prefix
 from shoal.views.polling import SharedSlurm
+from shoal.views.render import BAD_STATES
 from shoal.views.tail import BLOCK, Collapser, seek_last_lines
 from shoal.views.terminal_text import Sieve
 
@@ -44,7 +47,7 @@ def follow(
                 states.update({run: view.state for run, view in views.items()})
                 asked_at = clock()
             for run, first in pipes.runs.items():
-                newest = find_parts(home, run, first.pick, err=first.err, strict=False)
+                newest = find_parts(home, run, first.pick, strict=False)
                 started = bool(newest[0].paths) and not (newest[0].outdated and states[run] in LIVE)
                 if started:
                     pipes.copy(newest)
@@ -56,11 +59,13 @@ def follow(
             sleep(_LOOK_EVERY_S)
     except KeyboardInterrupt:
         go = "goes" if len(states) == 1 else "go"
-        sys.stderr.write(f"\nstopped following; {' and '.join(list(states)[:3])} {go} on\n")
+        sys.stderr.write(f"\nstopped following; {listed(states, 3)} {go} on\n")
         return 130
     pipes.finish()
+    ended = observe(home, list(states), ask=ask).views
     for run, state in states.items():
-        sys.stderr.write(f"{run} is {state}\n")
+        lines = ending(home, ended[run]) if state in BAD_STATES else [f"{run} is {state}"]
+        sys.stderr.write("".join(f"{line}\n" for line in lines))
     return 0 if all(state == "done" for state in states.values()) else 4
 
 

@@ -7,12 +7,13 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
+from shoal.kernel import layout
 from shoal.kernel.files import names_in
 from shoal.views.tail import has_bytes
 
 _NAME = re.compile(
     r"(?:replica-(?P<replica>\d+)(?:\.start-(?P<start>\d+))?\.try-(?P<attempt>\d+)\.?)?"
-    r"(?:rank-(?P<rank>\d+)(?:\.restart-(?P<restart>\d+))?)?\.?(?P<stream>out|err)\Z"
+    r"(?:rank-(?P<rank>\d+)(?:\.restart-(?P<restart>\d+))?)?\.?out\Z"
 )
 Number = int | Literal["all"] | None
 
@@ -39,17 +40,17 @@ class Part(NamedTuple):
         return " ".join(words)
 
 
-def parts(log_dir: str, attempt: int, stream: str) -> list[Part]:
+def parts(log_dir: str, attempt: int) -> list[Part]:
     """Every rank of an attempt, by replica and rank. Rank 0 without a replica is what the run itself printed."""
     folder = os.path.join(log_dir, f"attempt-{attempt}.launch")
     found: dict[tuple[int, int], list[tuple[int, int, int, str]]] = {}
     for name in names_in(folder):
         match = _NAME.match(name)
-        if match and match["stream"] == stream:
+        if match:
             start, again, restart = (int(match[key] or 1) for key in ("start", "attempt", "restart"))
             place = (int(match["replica"]) if match["replica"] else -1, int(match["rank"] or 0))
             found.setdefault(place, []).append((start, again, restart, os.path.join(folder, name)))
-    found.setdefault((-1, 0), []).append((0, 0, 0, os.path.join(log_dir, f"attempt-{attempt}.{stream}")))
+    found.setdefault((-1, 0), []).append((0, 0, 0, layout.log_file(log_dir, attempt)))
     return [
         Part(None if replica < 0 else replica, rank, [path for *_, path in sorted(tries)])
         for (replica, rank), tries in sorted(found.items())

@@ -35,7 +35,6 @@ class Source(NamedTuple):
     run: str
     attempt: int
     paths: list[str]
-    err: bool = False
     outdated: bool = False
     label: str = ""
     pick: Pick = Pick()
@@ -59,28 +58,25 @@ def find(
     run: str,
     *,
     attempt: int | None = None,
-    err: bool = False,
     slurm: bool = False,
-    both: bool = False,
     every: bool = False,
 ) -> Source:
     """The log files of a run; InputError when that attempt never was. `every` takes all attempts, oldest first."""
     names = layout.parse_names(names_in(layout.run_dir(home, run)))
     number = names.attempt if attempt is None else attempt
     if slurm:
-        return Source(run, number, _slurm_files(home, run), err)
+        return Source(run, number, slurm_files(home, run))
     if attempt is not None and not names.has_attempt(attempt, "start"):
         known = ", ".join(map(str, names.attempts.get("start", []))) or "none"
         raise InputError(f"{run} has no attempt {attempt}; it has {known}", hint=f"shoal logs {run}")
-    streams = ("out", "err") if both else ("err",) if err else ("out",)
     paths = []
     start = None
     for one in names.attempts.get("start", []) if every else [number]:
         start = records.read_start(layout.run_dir(home, run), one)
         if start is not None:
-            paths += [os.path.join(start.log_dir, f"attempt-{one}.{stream}") for stream in streams]
+            paths.append(layout.log_file(start.log_dir, one))
     outdated = start is not None and start.generation < names.generation
-    return Source(run, number if paths else 0, paths, err, outdated)
+    return Source(run, number if paths else 0, paths, outdated)
 
 
 def find_parts(
@@ -89,7 +85,6 @@ def find_parts(
     pick: Pick,
     *,
     attempt: int | None = None,
-    err: bool = False,
     every: bool = False,
     strict: bool = True,
 ) -> list[Source]:
@@ -97,10 +92,10 @@ def find_parts(
 
     Without `strict` those that are not there may still come; else that is an InputError. `every` takes all tries.
     """
-    whole = find(home, run, attempt=attempt, err=err)._replace(pick=pick)
+    whole = find(home, run, attempt=attempt)._replace(pick=pick)
     if not whole.paths:
         return [whole]
-    found = parts(os.path.dirname(whole.paths[0]), whole.attempt, "err" if err else "out")
+    found = parts(os.path.dirname(whole.paths[0]), whole.attempt)
     wanted = picked(found, pick)
     if not wanted and strict:
         there = ", ".join(part.label for part in found)
@@ -205,7 +200,8 @@ def with_prefix(data: bytes, prefix: bytes) -> bytes:
     return b"".join(prefix + line + b"\n" for line in lines) + (prefix + tail if tail else b"")
 
 
-def _slurm_files(home: str, run: str) -> list[str]:
+def slurm_files(home: str, run: str) -> list[str]:
+    """What Slurm and the cluster's set-up lines printed about the newest submission of a run."""
     claim = Reader(home).newest_claim(run)
     if claim is None:
         return []

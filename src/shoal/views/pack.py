@@ -13,6 +13,7 @@ from typing import Any
 
 from shoal.kernel.files import replace
 from shoal.model import AS_MEANT
+from shoal.observe import observe
 from shoal.pack.drawing import as_svg, as_text
 from shoal.pack.order import Job
 from shoal.pack.png import as_png
@@ -21,7 +22,8 @@ from shoal.pack.timeline import Timeline, read_timeline
 from shoal.submit.orders import Result
 from shoal.submit.packing import Packed
 from shoal.units import plural
-from shoal.views.render import print_json, print_table, state_word
+from shoal.views.faults import look, words_of
+from shoal.views.render import BAD_STATES, print_json, print_table, state_word
 from shoal.views.screen import screen_of
 
 #: More rows than this on a terminal help nobody; then only what did not end well is listed.
@@ -81,14 +83,23 @@ def _show_runs(packed: Packed, timeline: Timeline, ran: Timeline) -> None:
     results = packed.results
     counts = Counter(result.state for result in results)
     shown = results if len(results) <= _MOST_ROWS or not screen.tty else [r for r in results if r.state != "done"]
+    shown = shown[: _MOST_ROWS if screen.tty else None]
+    failed = [result.name for result in shown if result.did == "ran" and result.state in BAD_STATES]
+    views = observe(packed.home, failed).views if failed else {}
     rows = []
-    for result in shown[: _MOST_ROWS if screen.tty else None]:
+    for result in shown:
+        view = views.get(result.name)
+        why = result.reason if view is None else words_of(view, look(packed.home, view))
         one = _record(result, timeline)
         length = "" if one["duration_s"] is None else f"{one['duration_s']:.1f} s"
         where = (one["lane"] or "").rpartition(":")[2]
-        rows.append([result.name, state_word(result.state), length, where, result.reason])
+        rows.append([result.name, state_word(result.state), length, where, why])
     if rows:
         print_table(["run", "state", "took", "slot", "cause"], rows, widest=0)
+    if len(rows) < len(results):
+        experiment = packed.names[0].partition("/")[0]
+        left = f"{len(results) - len(rows):,} of {len(results):,} runs are not listed"
+        sys.stdout.write(f"{left}; shoal status {experiment} --all --tasks lists them\n")
     if ran.bars:
         if screen.tty:
             sys.stdout.write("\n" + "".join(f"{line}\n" for line in as_text(ran, screen.width)))

@@ -2,44 +2,77 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from typing import NamedTuple
+
 from shoal.kernel import checkpoints
+from shoal.kernel.causes import KIND_OF_STATE, WORDS
 from shoal.model import RunSpec
 from shoal.store.fold import RunView
 from shoal.store.records import Asked
 from shoal.units import format_memory, format_slurm_time, memory_words
-from shoal.views import usage
-from shoal.views.causes import KIND_OF_STATE, WORDS, Cause
-from shoal.views.details import cause_in_log
+from shoal.views import collectives, usage
 from shoal.views.explanation import Explanation, lasted, start_again
-from shoal.views.faults import look
+from shoal.views.faults import Fault, look
 from shoal.views.render import state_word
+
+#: A path in an error message, quoted or not.
+_PATH = re.compile(r"['\"]((?:~|/)[^'\"]+)['\"]|(?<![\w/])((?:~|/)[\w./+~-]+)")
+#: A part of the path, or of the traceback's files, that tells whose cache is full -> the variable that moves it.
+_CACHES = {
+    "huggingface": "HF_HOME",
+    "torch/hub": "TORCH_HOME",
+    "torch_extensions": "TORCH_EXTENSIONS_DIR",
+    "inductor": "TORCHINDUCTOR_CACHE_DIR",
+    "triton": "TRITON_CACHE_DIR",
+    "matplotlib": "MPLCONFIGDIR",
+    "wandb": "WANDB_CACHE_DIR",
+}
+
+
+class Failure(NamedTuple):
+    """A run that failed, and what is known about it. `kind` is Slurm's or the kernel's word before the log's."""
+
+    home: str
+    view: RunView
+    kind: str | None
+    fault: Fault
+    spec: RunSpec | None
+    asked: Asked | None
+    peak_memory_mb: float | None
+    stall: collectives.Stall | None
+
+    @property
+    def checkpoint(self) -> str | None:
+        """The newest one that it left."""
+        if self.spec is None or not self.spec.checkpoint or not self.view.output_dir:
+            return None
+        return checkpoints.newest(self.view.output_dir, self.spec.checkpoint)
+
+    @property
+    def damaged(self) -> str | None:
+        """The checkpoint that it could not read: the one it continued from, or else its newest."""
+        return (self.view.resume_from or self.checkpoint) if self.kind == "checkpoint" else None
+
+    @property
+    def again(self) -> str:
+        return f"shoal resume {self.view.name}" if self.checkpoint else start_again(self.home, self.view.name)
 
 
 def post_mortem(home: str, view: RunView, spec: RunSpec | None, asked: Asked | None) -> Explanation:
     """What a run that did not end well died of: the verdict, the end record and the end of its log together."""
-    fault = look(view)
-    cause = cause_in_log(view) if view.log_dir and view.attempt else None
-    kind = _kind(view, cause)
+    fault = look(home, view)
+    kind = _kind(view, fault)
     sample = usage.read(home, view.name, view.attempt) if view.attempt else None
-    evidence = [f"{state_word(view.state)}: {view.cause}"] if view.cause else []
-    evidence += [lasted(view)] if view.started else []
-    if view.node:
-        evidence.append(f"on {view.node}" + (f", job {view.job_id}" if view.job_id else ""))
-    if sample is not None and sample.peak_memory_mb and asked is not None and asked.memory_mb:
-        most, room = memory_words(sample.peak_memory_mb), memory_words(asked.memory_mb)
-        evidence.append(f"it used up to {most} of {room} of memory")
-    said = "" if cause is None or kind not in (cause.kind, "python") else f": {cause.line}"
-    if kind in WORDS:
-        repeats = cause is not None and WORDS[kind].lower() in cause.line.lower()
-        headline = said.removeprefix(": ") if said and repeats else f"{WORDS[kind]}{said}"
-    else:
-        headline = view.cause or view.state
+    stall = collectives.read_stall(view) if kind is not None and kind.startswith("nccl") else None
+    failure = Failure(home, view, kind, fault, spec, asked, sample.peak_memory_mb if sample else None, stall)
     return Explanation(
         run=view.name,
         state=view.state,
-        headline=headline,
-        evidence=evidence,
-        next=_remedies(home, view, kind, spec, asked),
+        headline=_headline(failure),
+        evidence=_evidence(failure),
+        next=_remedies(failure),
         kind=kind,
         slurm_reason=view.slurm_state,
         log_lines=fault.window[-12:],
@@ -47,50 +80,115 @@ def post_mortem(home: str, view: RunView, spec: RunSpec | None, asked: Asked | N
     )
 
 
-def _kind(view: RunView, cause: Cause | None) -> str | None:
+def _kind(view: RunView, fault: Fault) -> str | None:
     """Slurm's and the kernel's word comes before the log's: a run that was killed for memory may print anything."""
     if view.state in KIND_OF_STATE:
         return KIND_OF_STATE[view.state]
-    return cause.kind if cause is not None and view.state in ("failed", "lost") else None
+    return fault.cause.kind if fault.cause is not None and view.state in ("failed", "lost") else None
 
 
-def _remedies(home: str, view: RunView, kind: str | None, spec: RunSpec | None, asked: Asked | None) -> list[str]:
+def _headline(failure: Failure) -> str:
+    kind, cause = failure.kind, failure.fault.cause
+    if kind is None or kind not in WORDS:
+        return failure.fault.line if failure.view.state == "failed" else failure.view.cause or failure.view.state
+    if cause is None or kind != cause.kind:
+        return WORDS[kind]
+    return cause.line if WORDS[kind].lower() in cause.line.lower() else f"{WORDS[kind]}: {cause.line}"
+
+
+def _evidence(failure: Failure) -> list[str]:
+    view, asked, peak_mb = failure.view, failure.asked, failure.peak_memory_mb
+    found = [f"{state_word(view.state)}: {view.cause}"] if view.cause else []
+    found += [lasted(view)] if view.started else []
+    if view.node:
+        found.append(f"on {view.node}" + (f", job {view.job_id}" if view.job_id else ""))
+    if peak_mb and asked is not None and asked.memory_mb:
+        found.append(f"it used up to {memory_words(peak_mb)} of {memory_words(asked.memory_mb)} of memory")
+    found += collectives.explain_stall(failure.stall) if failure.stall is not None else []
+    found += [f"it was reading {failure.damaged}"] if failure.damaged else []
+    return found
+
+
+def _remedies(failure: Failure) -> list[str]:
     """Commands that work when pasted; a comment behind # says what to change first where no command can."""
-    again = start_again(home, view.name)
-    resume = f"shoal resume {view.name}" if _checkpoint(view, spec) else None
+    view, kind, again = failure.view, failure.kind, failure.again
+    fresh = start_again(failure.home, view.name)
     if kind == "host_oom":
-        more = f"--mem={format_memory(asked.memory_mb * 2)}" if asked and asked.memory_mb else "--mem=MORE"
-        return [f"{resume} -- {more}" if resume else f"{again}   # with {more} in the script"]
+        return [_more_memory(failure)]
     if kind == "time_limit":
         more = f"--time={format_slurm_time(view.time_limit_s * 2)}" if view.time_limit_s else "--time=LONGER"
-        return [f"{resume} -- {more}" if resume else f"{again}   # with {more}; nothing to resume from was saved"]
+        if failure.checkpoint:
+            return [f"shoal resume {view.name} -- {more}"]
+        return [f"{fresh}   # with {more}; nothing to resume from was saved"]
+    if kind == "nccl_timeout":
+        return collectives.remedies(view, failure.stall, again)
+    if kind == "gpu_error" and view.node:
+        return [f"shoal retry {view.name} --exclude-nodes"]
     if kind in ("preempted", "node", "nccl", "gpu_error", "port"):
-        if kind == "gpu_error" and view.node:
-            return [f"shoal retry {view.name} --exclude-nodes"]
-        return [resume or again]
+        return [again]
     if kind == "cuda_oom":
-        return [f"{resume or again}   # with a smaller batch, or GPUs with more memory"]
+        return [f"{again}   # with a smaller batch, or GPUs with more memory"]
     if kind == "cuda_assert":
-        return [f"{again}   # CUDA_LAUNCH_BLOCKING=1 in its environment makes the traceback name the line"]
+        return [f"{fresh}   # CUDA_LAUNCH_BLOCKING=1 in its environment makes the traceback name the line"]
     if kind == "shared_gpu":
-        return [f'{again}   # with one rank for each GPU: launch = "torchrun" or "srun" counts them itself']
+        return [f'{fresh}   # with one rank for each GPU: launch = "torchrun" or "srun" counts them itself']
     if kind == "unfinished_group":
         return [
-            f"{again}   # with gc.collect() and torch.distributed.destroy_process_group() at its end, outside of main()"
+            f"{fresh}   # with gc.collect() and torch.distributed.destroy_process_group() at its end, outside of main()"
         ]
     if kind == "disk":
-        return [f"df -h {view.output_dir or '.'}   # free some space, then: {resume or again}"]
+        return _more_room(failure)
+    if kind == "checkpoint":
+        return _older_checkpoint(failure)
     if view.state == "stopped":
         return [
             f"shoal results {view.experiment}",
             f"shoal retry {view.name} --state stopped   # let it go on after all",
         ]
     if view.state == "cancelled":
-        return [resume or again]
-    return [f"shoal logs {view.name} --err", f"{resume or again}   # once it is fixed"]
+        return [again]
+    where = "" if view.started is not None else " --slurm"
+    return [f"shoal logs {view.name}{where}", f"{again}   # once it is fixed"]
 
 
-def _checkpoint(view: RunView, spec: RunSpec | None) -> str | None:
-    if spec is None or not spec.checkpoint or not view.output_dir:
-        return None
-    return checkpoints.newest(view.output_dir, spec.checkpoint)
+def _more_memory(failure: Failure) -> str:
+    """Twice what it had, where that is known; else twice what it was seen to use."""
+    view, asked = failure.view, failure.asked
+    if view.job_id is None:
+        return f"{failure.again}   # it ran on this machine: use less memory, or a cluster with --on"
+    if asked is not None and asked.memory_mb:
+        return f"shoal retry {view.name} --mem x2"
+    used_mb = failure.peak_memory_mb or 0.0
+    more = format_memory(max(1024, 1024 * round(2 * used_mb / 1024)))
+    return f"shoal retry {view.name} --mem {more}   # it set no --mem; it used up to {memory_words(used_mb)}"
+
+
+def _more_room(failure: Failure) -> list[str]:
+    """Which file system is full, and if a cache filled it, how to move that."""
+    line = failure.fault.line
+    match = _PATH.search(line)
+    path = (match[1] or match[2]) if match else None
+    shown = " ".join([line, *failure.fault.window])
+    cache = next((variable for part, variable in _CACHES.items() if part in shown), None)
+    if cache is None and path is not None and "/.cache/" in path:
+        cache = "XDG_CACHE_HOME"
+    if cache is not None:
+        folder = path.partition("/.cache/")[0] + "/.cache" if path and "/.cache/" in path else "~/.cache"
+        return [
+            f"du -xh --max-depth=1 {folder} | sort -h   # a cache in the home directory has filled its quota",
+            f"{failure.again}   # with {cache} in the env of its step, on a larger file system",
+        ]
+    place = shlex.quote(path.rpartition("/")[0] or "/") if path else failure.view.output_dir or "."
+    return [f"df -h {place}   # free some space, then: {failure.again}"]
+
+
+def _older_checkpoint(failure: Failure) -> list[str]:
+    """Put the damaged checkpoint aside under a name that is passed over, and continue from the one before it."""
+    view, spec, damaged = failure.view, failure.spec, failure.damaged
+    if damaged is None or spec is None or not spec.checkpoint or not view.output_dir:
+        return [f"shoal logs {view.name}", f"{failure.again}   # once it is fixed"]
+    before = checkpoints.before(view.output_dir, spec.checkpoint, damaged)
+    quoted = shlex.quote(damaged)
+    if before is None:
+        return [f"shoal retry {view.name} --fresh   # no checkpoint before {damaged} is left"]
+    return [f"mv {quoted} {quoted}.incomplete && shoal resume {view.name}   # continues from {before}"]

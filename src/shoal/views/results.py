@@ -30,8 +30,8 @@ def gather(
     home: str, which: Sequence[str], environ: Mapping[str, str], *, partial: bool
 ) -> tuple[list[RunResult], dict[str, Any]]:
     """The runs with their numbers, and the declared defaults of parameters that older runs lack."""
-    names = select_runs(home, which)
-    views = observe(home, names, environ=environ).views
+    views = observe(home, select_runs(home, which), environ=environ).listed(which)
+    names = list(views)
     reader = Reader(home)
     defaults: dict[str, Any] = {}
     sweeps = set()

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from shoal.config.columns import Said
+from shoal.kernel.causes import exit_words
 from shoal.model import LIVE
 from shoal.observe import Ask, observe
 from shoal.store.fold import RunView
@@ -73,7 +74,7 @@ def gather(
     since = None if wanted.since is None else clock() - parse_duration_s(wanted.since, place="--since")
     found = observe(home, select_runs(home, wanted.which), clock=clock, ask=ask)
     now = clock()
-    everything = list(found.views.values())
+    everything = list(found.listed(wanted.which).values())
     views = [view for view in everything if _passes(view, wanted, states, since)]
     if wanted.last is not None:
         newest = sorted(views, key=lambda view: view.submitted or view.started or 0.0)[-wanted.last :]
@@ -83,7 +84,7 @@ def gather(
     if look_into:
         interesting = [view for view in everything if view.state == "running" or view.state in BAD_STATES]
         details = {view.name: details_of(home, view, now) for view in interesting[:MOST_LOGS]}
-        views = [with_cause(view, details[view.name].cause) if view.name in details else view for view in views]
+        views = [with_cause(view, details[view.name].fault) if view.name in details else view for view in views]
     fractions = {name: one.progress.fraction if one.progress else None for name, one in details.items()}
     return Report(
         views,
@@ -188,16 +189,22 @@ def family_lines(family: Family, totals: Mapping[str, int], screen: Screen) -> l
     counts = "  ".join(paint_state(f"{n:,} {state}", state, screen) for state, n in totals.items())
     lines = [f"{screen.paint(plain(family.key), '1')}   {plural(sum(totals.values()), 'run')}   {counts}"]
     ended_badly = [view for view in family.views if view.state in BAD_STATES or view.state == "stuck"]
-    for group in alike(ended_badly)[:4]:
+    failures, waiting = alike(ended_badly), alike([view for view in family.views if view.state == "pending"])
+    for group in failures[:4]:
         word = screen.paint(state_word(group[0].state), state_code(group[0].state))
-        cause = (group[0].cause or "no cause known").removeprefix(f"exit code {group[0].exit_code}: ")
+        cause = (group[0].cause or "no cause known").removeprefix(f"{exit_words(group[0].exit_code or 0)}: ")
         text = plain(f"{len(group):,} x {cause}  (as {group[0].name.split('/')[1]})")
         room = max(20, screen.width - 4 - len(state_word(group[0].state)))
         lines.append(f"  {word}  {text if len(text) <= room else text[: room - 1] + '…'}")
-    waiting = [view for view in family.views if view.state == "pending"]
-    for group in alike(waiting)[:2]:
+    lines += _left("cause", failures[4:])
+    for group in waiting[:2]:
         lines.append(f"  {state_word('pending')}  {len(group):,} x {plain(group[0].cause or 'waits')}")
-    return lines
+    return lines + _left("reason", waiting[2:])
+
+
+def _left(noun: str, groups: Sequence[Sequence[RunView]]) -> list[str]:
+    runs = plural(sum(map(len, groups)), "run")
+    return [f"  and {plural(len(groups), f'more {noun}')} of {runs}; --tasks shows them"] if groups else []
 
 
 def headline(report: Report, screen: Screen) -> str:
@@ -255,6 +262,7 @@ def as_record(view: RunView, details: Details | None = None) -> dict[str, Any]:
     """A run for --json: every field of the table and more; null where there is nothing. Times are Unix seconds."""
     details = details or Details()
     record: dict[str, Any] = msgspec.to_builtins(view)
+    del record["refused"]
     return {
         **record,
         "experiment": view.experiment,
@@ -266,7 +274,7 @@ def as_record(view: RunView, details: Details | None = None) -> dict[str, Any]:
         "memory_mb": details.memory_mb,
         "restart": details.restart,
         "error_kind": details.cause.kind if details.cause else None,
-        "error_line": details.cause.line if details.cause else None,
+        "error_line": details.fault.log_line if details.fault else None,
         "submitted_at": iso(view.submitted) if view.submitted else None,
         "started_at": iso(view.started) if view.started else None,
         "ended_at": iso(view.ended) if view.ended else None,

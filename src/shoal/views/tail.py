@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import BinaryIO
 
+from shoal.kernel import layout
+
 BLOCK = 1 << 16
 #: No single line is kept beyond this; a program that prints no line break must not fill our memory.
 LONGEST_LINE = 1 << 16
@@ -99,12 +101,8 @@ def has_bytes(path: str) -> bool:
 
 def log_age_s(log_dir: str | None, attempt: int, now: float) -> float | None:
     """Seconds since an attempt last wrote anything; None if it has written nothing."""
-    newest = None
-    for stream in ("out", "err"):
-        try:
-            found = os.stat(os.path.join(log_dir or "", f"attempt-{attempt}.{stream}"))
-        except OSError:
-            continue
-        if found.st_size:
-            newest = max(newest or 0.0, found.st_mtime)
-    return None if newest is None else max(0.0, now - newest)
+    try:
+        found = os.stat(layout.log_file(log_dir or "", attempt))
+    except OSError:
+        return None
+    return max(0.0, now - found.st_mtime) if found.st_size else None

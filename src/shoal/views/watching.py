@@ -21,9 +21,10 @@ from shoal.submit.orders import Result
 from shoal.views import logs, status
 from shoal.views.columns import iso
 from shoal.views.details import progress_of
+from shoal.views.faults import endings, look, words_of
 from shoal.views.following import follow
 from shoal.views.polling import SharedSlurm
-from shoal.views.render import plain, shown_width
+from shoal.views.render import BAD_STATES, plain, shown_width
 from shoal.views.screen import Screen, can_redraw, screen_of
 from shoal.views.status import Filter, Report
 
@@ -77,6 +78,8 @@ def watch(
         sys.stderr.write("\nstopped watching; the runs go on\n")
         return 130
     teller.end(report)
+    if not manner.quiet and not manner.as_json:
+        sys.stderr.write("".join(f"{line}\n" for line in endings(home, report.views)))
     if manner.bell:
         sys.stderr.write("\a")
     bad = any(view.state in ENDED - AS_MEANT for view in report.views)
@@ -206,13 +209,17 @@ def follow_to_end(
                 if seen.get(view.name) != word:
                     seen[view.name] = word
                     if not say.quiet and not say.as_json:
-                        print(f"{time.strftime('%H:%M:%S')} {view.name} {plain(word)}", flush=True)
+                        failed = view.state in BAD_STATES
+                        told = f"{view.state} {words_of(view, look(home, view))}" if failed else word
+                        print(f"{time.strftime('%H:%M:%S')} {view.name} {plain(told)}", flush=True)
             if not any(view.state in LIVE for view in views.values()):
                 break
             sleep(max(float(environ.get("SHOAL_LOOK_S") or _LOOK_S) / 2, 5 * (time.monotonic() - begin)))
     except KeyboardInterrupt:
         sys.stderr.write("\nstopped following; the runs go on\n")
         return 130
+    if not say.quiet and not say.as_json:
+        sys.stderr.write("".join(f"{line}\n" for line in endings(home, list(views.values()))))
     for view in views.values():
         say.update(view)
     return 0 if all(view.state == "done" for view in views.values()) else 4

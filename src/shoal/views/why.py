@@ -19,7 +19,7 @@ from shoal.store.records import Asked
 from shoal.units import format_duration, format_slurm_time, memory_words
 from shoal.views import estimate, usage
 from shoal.views.details import details_of, restart_of
-from shoal.views.explanation import Explanation, Sooner, lasted, start_again
+from shoal.views.explanation import Explanation, Sooner, earlier_attempts, lasted, start_again
 from shoal.views.post_mortem import post_mortem
 from shoal.views.reasons import explain
 from shoal.views.render import plain, print_json, wrapped
@@ -33,7 +33,8 @@ def gather(home: str, run: str, environ: Mapping[str, str], clock: Callable[[], 
     bad = nodes.failed(layout.run_dir(home, run), nodes.ask_slurm(environ))
     failed = [f"{', '.join(bad)} failed under it; jobs that follow avoid it where they can"] if bad else []
     restart = restart_of(home, found.views[run])
-    more = [*failed, *([restart] if restart else []), *_of_its_files(home, run)]
+    earlier = earlier_attempts(home, found.views[run])
+    more = [*earlier, *failed, *([restart] if restart else []), *_of_its_files(home, run)]
     return msgspec.structs.replace(told, evidence=[*told.evidence, *more])
 
 
@@ -67,7 +68,9 @@ def _explain(
         return Explanation(
             run=run,
             state=view.state,
-            headline=view.cause or "it has not been submitted yet",
+            headline=f"Slurm refused it: {view.cause}"
+            if view.refused
+            else view.cause or "it has not been submitted yet",
             next=[start_again(home, run)] if view.state == "new" else [f"shoal status {run}"],
         )
     return post_mortem(home, view, spec, _asked(home, reader, run))

@@ -46,7 +46,7 @@ def run(plan: Dict[str, Any]) -> int:
     port, mark = network.reserve_port(int(plan["job"])) if needs_port else (0, None)
     argv = environment.argv_of(plan, plan["values"])
     one = unit_of(plan, geometry, argv, plan["nodes"], port, os.path.join(plan["folder"], ""))
-    begin = _size(plan["err"])
+    begin = _size(plan["log"])
     one.save()
     look = watch.Watch(one)
     if one.watched:
@@ -68,13 +68,13 @@ def run(plan: Dict[str, Any]) -> int:
         return BAD_GEOMETRY
     if mark is not None:
         mark.close()
-    missing = failures.not_installed(plan["err"], begin) if code == 1 and geometry.mode in ELASTIC else None
+    missing = failures.not_installed(plan["log"], begin) if code == 1 and geometry.mode in ELASTIC else None
     if missing is not None:
         family.say(missing)
         return NOT_FOUND
     if code != 0:
-        code = failures.true_code(code, plan["err"], begin) if geometry.mode != "process" else code
-        for line in failures.last_words(one.log):
+        code = failures.true_code(code, plan["log"], begin) if geometry.mode != "process" else code
+        for line in failures.last_words(one.log, failures.read_tail(plan["log"], begin)):
             sys.stderr.write("shoal: %s\n" % line)
     return code
 
@@ -100,6 +100,8 @@ def unit_of(
         argv=argv,
         cwd=plan["cwd"],
         log=log,
+        out=log + "out" if name else plan["log"],
+        host=os.uname().nodename,
         id="-".join(part for part in (plan["id"], name) if part),
         start=words.start_of(geometry.mode, argv),
         wrapper=inner if box.step_flags else wrapper(),

@@ -14,9 +14,9 @@ from .geometry import DEFAULTS, GeometryError, compute, describe, to_record
 from .unit import write
 
 
-def folder_of(out: str, attempt: int) -> str:
+def folder_of(log: str, attempt: int) -> str:
     """Where a launch keeps its notes and the logs of its ranks: beside the attempt's own."""
-    return os.path.join(os.path.dirname(out), "attempt-%d.launch" % attempt)
+    return os.path.join(os.path.dirname(log), "attempt-%d.launch" % attempt)
 
 
 def prepare(
@@ -24,8 +24,7 @@ def prepare(
     attempt: int,
     values: Mapping[str, str],
     environ: Mapping[str, str],
-    out: str,
-    err: str,
+    log: str,
     output_dir: str,
     here_only: bool,
     places: List[str],
@@ -47,7 +46,7 @@ def prepare(
     program = spec["command"][0]
     if "{" not in program and not container.wanted(spec) and not _is_there(program, spec["cwd"], environ):
         return [], "there is no program %s on %s" % (program, os.uname().nodename)
-    folder = folder_of(out, attempt)
+    folder = folder_of(log, attempt)
     os.makedirs(folder, exist_ok=True)
     record: Dict[str, Any] = {
         "what": describe(geometry),
@@ -65,7 +64,7 @@ def prepare(
         "values": dict(values),
         "cwd": spec["cwd"],
         "folder": folder,
-        "err": err,
+        "log": log,
         "output_dir": output_dir,
         "checkpoint": spec.get("checkpoint"),
         "use": use,

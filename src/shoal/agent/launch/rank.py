@@ -32,6 +32,10 @@ def main(argv: List[str]) -> int:
     restart = int(env.get("TORCHELASTIC_RESTART_COUNT") or 0)
     if rank > 0:
         _redirect(unit.rank_log(rank, restart))
+    elif os.uname().nodename == unit.host:
+        # Not through srun, which reads output and errors from two pipes and so loses their order. Not from another
+        # node: NFS lets two of them that append to one file write over each other.
+        _redirect(unit.out)
     cpus = _affinity()
     # Under torchrun we are in the container already; as a task of srun we put it around the program.
     around = list(unit.around) if unit.mode == "srun" else []
@@ -56,6 +60,8 @@ def _alone(unit: Unit, env: Dict[str, str]) -> int:
 
     record = {"host": os.uname().nodename, "pid": os.getpid(), "step": env.get("SLURM_STEP_ID")}
     write(unit.rank_record(0), record)
+    if record["host"] == unit.host:
+        _redirect(unit.out)
     return become(unit.argv, for_process(env))
 
 
@@ -130,10 +136,18 @@ def become(argv: List[str], env: Dict[str, str]) -> int:
 
 
 def _redirect(log: str) -> None:
-    for ending, stream in ((".out", 1), (".err", 2)):
-        fd = os.open(log + ending, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        os.dup2(fd, stream)
-        os.close(fd)
+    """Output and errors go to one file, so that they keep their order."""
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
 
 
 def _affinity() -> int:
@@ -157,6 +171,7 @@ def _record(unit: Unit, env: Dict[str, str], rank: int, cpus: int) -> None:
         "cpus": cpus,
         "step": env.get("SLURM_STEP_ID") if unit.slurm else None,
         "restart": int(env.get("TORCHELASTIC_RESTART_COUNT") or 0),
+        "log_bytes": _size(unit.out),
     }
     try:
         write(unit.rank_record(rank), record)

@@ -5,6 +5,7 @@ and all would fail (measured). So the run starts over from its checkpoints, as a
 """
 
 import glob
+import json
 import os
 import signal
 import time
@@ -175,7 +176,7 @@ class Supervisor:
             next_step = "starts again in %.1f s" % wait if wait is not None else "is not started again"
             if self.stopping is not None:
                 next_step = "was told to stop"
-            family.say("replica %d ended with code %d and %s; its log: %s" % (number, code, next_step, one.err))
+            family.say("replica %d ended with code %d and %s; its log: %s" % (number, code, next_step, one.unit.out))
 
     def _look(self, board: Board, now: float) -> None:
         """Who has written something since the last look; who stands still for too long is killed."""
@@ -222,15 +223,14 @@ class Supervisor:
 
 
 class _Try:
-    """One try of a replica: its process, its two logs, and signs of life."""
+    """One try of a replica: its process, its log, and signs of life."""
 
     def __init__(self, unit: Unit, env: Dict[str, str], argv: List[str], plan: Dict[str, Any]) -> None:
         self.unit = unit
-        self.out, self.err = unit.log + "out", unit.log + "err"
         self._seen: Any = None
-        with open(self.out, "ab") as out, open(self.err, "ab") as err:
+        with open(unit.out, "ab") as out:
             runner = steps.Step if plan["slurm"] else steps.LocalNode
-            self.runner = runner(argv, unit, env, plan["job"], out, err)
+            self.runner = runner(argv, unit, env, plan["job"], out)
         self.process = self.runner.process
 
     def signal(self, number: int) -> None:
@@ -240,11 +240,18 @@ class _Try:
         self.runner.signal(signal.SIGKILL)
 
     def code(self) -> int:
-        return failures.true_code(self.process.returncode, self.err, 0)
+        return failures.true_code(self.process.returncode, self.unit.out, 0)
 
     def speaks(self) -> bool:
-        """Whether its program has said something: torchrun itself writes to the other log."""
-        return any(map(_size, (self.out, self.unit.env.get("SHOAL_PROGRESS", ""))))
+        """Whether its program has said something: the log is longer than when rank 0 became the program."""
+        if _size(self.unit.env.get("SHOAL_PROGRESS", "")):
+            return True
+        try:
+            with open(self.unit.rank_record(0)) as file:
+                before = int(json.load(file)["log_bytes"])
+        except (OSError, ValueError, KeyError):
+            return False
+        return _size(self.unit.out) > before
 
     def has_moved(self) -> bool:
         """Whether any log of the replica, or its progress file, is other than at the last look."""

@@ -20,7 +20,7 @@ ENDED_BY_SLURM = "ended-by-slurm"
 class Step:
     """A Slurm step, and the srun that waits for it. It is signalled by its number: srun makes SIGKILL of SIGTERM."""
 
-    def __init__(self, argv: List[str], unit: Unit, env: Dict[str, str], job: str, out: Any = None, err: Any = None):
+    def __init__(self, argv: List[str], unit: Unit, env: Dict[str, str], job: str, log: Any = None):
         self.unit = unit
         self.job = job
         self.process = subprocess.Popen(
@@ -28,8 +28,8 @@ class Step:
             env=slurm.step_environ(env),
             cwd=unit.cwd,
             stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
+            stdout=log,
+            stderr=log,
             start_new_session=True,
             preexec_fn=family.child_setup(deaf=False),
         )
@@ -74,14 +74,14 @@ class Step:
 class LocalNode:
     """A unit on this machine: its node process, which hands signals on and takes everything with it when killed."""
 
-    def __init__(self, argv: List[str], unit: Unit, env: Dict[str, str], job: str, out: Any = None, err: Any = None):
+    def __init__(self, argv: List[str], unit: Unit, env: Dict[str, str], job: str, log: Any = None):
         self.process = subprocess.Popen(
             argv,
             env=env,
             cwd=unit.cwd,
             stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
+            stdout=log,
+            stderr=log,
             start_new_session=True,
             preexec_fn=family.child_setup(deaf=False),
         )
@@ -132,9 +132,10 @@ class LocalRanks:
             for number in inbox.take():
                 self.pass_on(number)
             codes = [rank.poll() for rank in self.ranks]
-            bad = [code for code in codes if code not in (None, 0)]
+            bad = [(code, rank) for rank, code in enumerate(codes) if code not in (None, 0)]
             if bad and not first:
-                first = bad[0] or 0
+                first = bad[0][0] or 0
+                family.say("rank %d ended with code %d" % (bad[0][1], family.exit_code(first)))
                 deadline = time.monotonic() + _END_S
                 self.pass_on(signal.SIGTERM)
             if None not in codes:

@@ -11,7 +11,8 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 
 class Unit(NamedTuple):
-    """`processes`, `gpus` and `cpus` are per node. `log` begins the name of every file about the unit's ranks.
+    """`processes`, `gpus` and `cpus` are per node. `log` begins the name of every file about the unit's ranks,
+    `out` is the log of the launcher and rank 0, which `host` opens.
 
     `port` 0 means that the ranks of one node find each other without help, -1 that the unit's first node chooses one
     and tells the others through a file. `peers` are the job's nodes if it has several. `slurm`: it runs as a Slurm
@@ -46,6 +47,8 @@ class Unit(NamedTuple):
     step_flags: Sequence[str] = ()
     inner: Sequence[str] = ()
     needs: Sequence[str] = ()
+    out: str = ""
+    host: str = ""
 
     @property
     def world(self) -> int:
@@ -56,8 +59,8 @@ class Unit(NamedTuple):
         return self.log + "unit.json"
 
     def rank_log(self, rank: int, restart: int = 0) -> str:
-        """Where a rank's output goes, without the ending; rank 0 writes to the run's own log instead."""
-        return "%srank-%d%s" % (self.log, rank, ".restart-%d" % restart if restart else "")
+        """Where a rank's output goes; rank 0 writes to `out` instead."""
+        return "%srank-%d%s.out" % (self.log, rank, ".restart-%d" % restart if restart else "")
 
     def rank_record(self, rank: int) -> str:
         return "%srank-%d.json" % (self.log, rank)

@@ -64,7 +64,7 @@ class SlotWorker:
         _hear()
         here = {name: os.environ[name] for name in _OF_THE_NODE if name in os.environ}
         self.child = self.starter.start(program._replace(env={**program.env, **here}))
-        with sampled(self.child.pid, program.use, program.env, program.streams):
+        with sampled(self.child.pid, program.use, program.env, program.log):
             os.waitid(os.P_PID, self.child.pid, os.WEXITED | os.WNOWAIT)
         code = self.child.poll()
         self.child = None

@@ -67,7 +67,7 @@ class WarmStarter(Starter):
 
     def start(self, program: Program) -> Child:
         """Fork the run if it can be had that way; else start it like any other."""
-        argv, env, cwd, streams, cpus, _ = program
+        argv, env, cwd, log, cpus, _ = program
         how = program_of(argv)
         if self._socket is None or how is None or not self._fits(argv[0], env, cwd):
             return self.cold.start(program)
@@ -75,7 +75,7 @@ class WarmStarter(Starter):
         number = self._count
         order = {"id": number, "argv": list(argv), "how": how, "env": dict(env), "cwd": cwd}
         child = self._children[number] = WarmChild(0, self.collect)
-        self._send(dict(order, out=streams[0], err=streams[1], cpus=list(cpus)))
+        self._send(dict(order, log=log, cpus=list(cpus)))
         self._wait_for(child)
         return child if child.pid else self.cold.start(program)
 

@@ -91,10 +91,10 @@ def _surroundings(order: Dict[str, Any]) -> None:
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for stream, path in ((1, order["out"]), (2, order["err"])):
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        os.dup2(fd, stream)
-        os.close(fd)
+    fd = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
     if order["cpus"]:
         os.sched_setaffinity(0, order["cpus"])
     os.chdir(order["cwd"])

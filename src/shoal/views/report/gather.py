@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from shoal.kernel.causes import WORDS
 from shoal.kernel.records import fields_of
 from shoal.observe import Ask, observe
 from shoal.results.metrics import read_metrics
 from shoal.results.table import Statistic
 from shoal.store.reading import Reader
 from shoal.store.writing import in_parallel
-from shoal.views.causes import WORDS
 from shoal.views.columns import iso
 from shoal.views.curves import STEPS, TIMES
 from shoal.views.details import Details, details_of, with_cause
@@ -58,9 +58,9 @@ def gather(
     names = select_runs(home, which)
     found = observe(home, names, clock=clock, ask=ask)
     now = clock()
-    reader = Reader(home)
-    details = {name: details_of(home, view, now) for name, view in found.views.items()}
-    views = {name: with_cause(view, details[name].cause) for name, view in found.views.items()}
+    reader, listed = Reader(home), found.listed(which)
+    details = {name: details_of(home, view, now) for name, view in listed.items()}
+    views = {name: with_cause(view, details[name].fault) for name, view in listed.items()}
     histories = [read_history(home, view, reader, now) for view in views.values()]
     tries = [one for history in histories for one in history.tries]
     causes = {name: WORDS[one.cause.kind] for name, one in details.items() if one.cause is not None}

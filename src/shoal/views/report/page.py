@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from shoal.secrecy import redact_page, secret_values
-from shoal.units import format_duration
+from shoal.units import format_duration, listed
 from shoal.views.columns import iso
 from shoal.views.report import nodes, shapes, timeline
 from shoal.views.report.account import Hours
@@ -17,6 +17,7 @@ from shoal.views.report.staged import HEADER, rows, staged
 from shoal.views.report.style import STYLE
 from shoal.views.report.text import results_table, stopped_rows
 
+_MAX_RUNS = 2000
 _WIDTH, _LANE, _LEFT = 920, 18, 150
 
 
@@ -174,16 +175,13 @@ def _data(report: Report) -> str:
 
 
 def _failures(report: Report) -> str:
-    rows = [
-        [one.cause, str(one.times), f"{one.gpu_hours:.2f}", ", ".join(one.runs[:4]) + (" …" if one.runs[4:] else "")]
-        for one in report.failures
-    ]
+    rows = [[one.cause, str(one.times), f"{one.gpu_hours:.2f}", listed(one.runs, 4)] for one in report.failures]
     return _table(["cause", "times", "GPU-hours", "runs"], rows)
 
 
 def _runs(report: Report) -> str:
     rows = []
-    for history in report.histories[:2000]:
+    for history in report.histories[:_MAX_RUNS]:
         view = history.view
         lasted = sum(one.hours for one in history.tries) * 3600
         cells = [escape(view.name), f'<span class="chip {escape(view.state)}">{escape(view.state)}</span>']
@@ -191,7 +189,10 @@ def _runs(report: Report) -> str:
         cells += [format_duration(lasted) if lasted else "-"]
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     head = "".join(f"<th>{title}</th>" for title in ("run", "state", "why", "tries", "node", "time"))
-    return f"<table class=runs><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>" if rows else ""
+    left = len(report.histories) - _MAX_RUNS
+    more = f"<p>{left:,} more runs are not listed; shoal status --all --tasks lists them</p>" if left > 0 else ""
+    table = f"<table class=runs><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return table + more if rows else ""
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.units import format_duration, plural
+from shoal.units import format_duration, listed, plural
 from shoal.views.render import bar, fit, paint_state, plain, print_json, table_lines, wrapped
 from shoal.views.report import nodes, shapes, timeline
 from shoal.views.report.efficiency import Spread
@@ -149,6 +149,8 @@ def stopped_rows(report: Report) -> list[tuple[str, str]]:
 def _nodes(report: Report, screen: Screen) -> list[str]:
     found = nodes.rows(nodes.nodes(report.tries))
     lines = table_lines(nodes.HEADER, found[:_MOST_LANES], _inside(screen)) if len(found) > 1 else []
+    if len(found) > _MOST_LANES:
+        lines.append(f"and {len(found) - _MOST_LANES} more; --html shows them all")
     return [f"  {line}" for line in lines] if screen.tty else lines
 
 
@@ -164,7 +166,7 @@ def _failures(report: Report, screen: Screen) -> list[str]:
             plain(one.cause),
             str(one.times),
             f"{one.gpu_hours:.2f}",
-            ", ".join(one.runs[:3]) + ("…" if one.runs[3:] else ""),
+            listed(one.runs, 3),
         )
         for one in report.failures
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from typing import ClassVar
@@ -15,6 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Footer, Input, RichLog, Static
 
 from shoal.errors import ShoalError
+from shoal.kernel import layout
 from shoal.model import LIVE
 from shoal.store.fold import RunView
 from shoal.views import actions, logs, status
@@ -28,6 +28,7 @@ from shoal.views.tui.runlist import Line, RunList, lay_out
 
 _LOOK_S = 2.0
 #: Answers that mean yes -> what a retry asks for more of.
+_MAX_CAUSES = 200
 _MORE = {"y": None, "m": "memory", "t": "time"}
 _HELP = """j k, arrows   move            1-5, tab   log, errors, metrics, script, events
 Enter         fold, unfold    /          filter: words, or state:failed
@@ -164,7 +165,9 @@ class WatchApp(App[int]):
         if len(line.views) > 1:
             title.update(plain(f"{line.key}: {line.word}"))
             causes = dict.fromkeys(view.cause for view in line.views if view.cause)
-            self._put_text(line.key, tuple([f"{len(line.views)} runs; Enter unfolds", "", *causes][:200]))
+            left = [f"{len(causes) - _MAX_CAUSES:,} more causes; Enter unfolds the runs"] * (len(causes) > _MAX_CAUSES)
+            shown = [f"{len(line.views)} runs; Enter unfolds", "", *list(causes)[:_MAX_CAUSES], *left]
+            self._put_text(line.key, tuple(shown))
             return
         view = line.views[0]
         details = self.report.details.get(view.name, Details())
@@ -265,13 +268,13 @@ class WatchApp(App[int]):
             self.notify("it has no log yet", markup=False)
             return
         with self.suspend():
-            logs.page([os.path.join(view.log_dir, f"attempt-{view.attempt}.out")])
+            logs.page([layout.log_file(view.log_dir, view.attempt)])
         self.refresh()
 
     def action_copy(self) -> None:
         view = next(iter(self._chosen()), None)
         if view is not None and view.log_dir:
-            path = os.path.join(view.log_dir, f"attempt-{view.attempt}.out")
+            path = layout.log_file(view.log_dir, view.attempt)
             self.copy_to_clipboard(path)
             self.notify(plain(path), markup=False)
 

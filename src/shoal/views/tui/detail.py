@@ -37,18 +37,14 @@ def text_of(tab: str, home: str, view: RunView, details: Details, width: int = 6
 def _log(view: RunView, turn: int) -> list[str]:
     if not view.log_dir or not view.attempt:
         return ["it has not started yet"]
-    found = parts(view.log_dir, view.attempt, "out")
+    found = parts(view.log_dir, view.attempt)
     place = (first_telling(found) + turn) % len(found)
-    path = found[place].tries[-1]
     head = [f"--- {found[place].label}, {place + 1} of {len(found)}; l shows the next ---"] if len(found) > 1 else []
-    lines, errors = last_text(path, 400), last_text(f"{path[:-3]}err", 40)
-    if not lines and not errors:
-        return [*head, "nothing was printed yet"]
-    return [*head, *lines, *(["--- standard error ---", *errors] if errors else [])]
+    return [*head, *(last_text(found[place].tries[-1], 400) or ["nothing was printed yet"])]
 
 
 def _errors(home: str, view: RunView, details: Details, width: int) -> list[str]:
-    fault = look(view)
+    fault = look(home, view)
     return [fault.line, "", *fault.window] if fault.window else [view.cause or "no error was found in its log"]
 
 

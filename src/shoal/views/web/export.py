@@ -71,8 +71,7 @@ def _details(feed: Feed, run: dict[str, Any]) -> dict[str, Any]:
     """What the page would ask about a run, by the address it would ask under; why a run waits only Slurm knows."""
     one = run["id"]
     kept = {f"/api/run {one}": feed.run(one), f"/api/metrics {one}": feed.metrics(one)}
-    for stream in ("out", "err"):
-        kept[f"/api/log {one} {stream}"] = feed.log(one, stream, None, -_LOG_BYTES)
+    kept[f"/api/log {one} out"] = feed.log(one, "out", None, -_LOG_BYTES)
     if run["state"] not in LIVE or run["state"] == "running":
         kept[f"/api/why {one}"] = feed.why(one)
     return kept

@@ -17,12 +17,12 @@ import msgspec
 
 from shoal.errors import InputError
 from shoal.kernel import layout
+from shoal.kernel.causes import strip_escapes
 from shoal.kernel.files import names_in
 from shoal.observe import Ask
 from shoal.store.reading import Reader
 from shoal.store.records import DamagedRecord
 from shoal.views import logs, status, usage, why
-from shoal.views.causes import strip_escapes
 from shoal.views.curves import read_series
 from shoal.views.events import events
 from shoal.views.log_parts import first_telling, parts
@@ -116,12 +116,12 @@ class Feed:
         `part` is one of the answer's `parts`: a rank or a replica, whose newest try is shown. Without one it is the
         run's own log, or the first part that has printed something, because beside replicas it may be empty.
         """
-        if stream not in ("out", "err", "slurm"):
+        if stream not in ("out", "slurm"):
             raise NotFound("there is no such log")
-        source = logs.find(self.home, self.name_of(run), attempt=attempt, err=stream == "err", slurm=stream == "slurm")
+        source = logs.find(self.home, self.name_of(run), attempt=attempt, slurm=stream == "slurm")
         files, labels, label = source.paths, [], ""
         if files and stream != "slurm":
-            found = parts(os.path.dirname(files[-1]), source.attempt, stream)
+            found = parts(os.path.dirname(files[-1]), source.attempt)
             labels = [one.label for one in found]
             if part and part not in labels:
                 raise NotFound("there is no such part of it")

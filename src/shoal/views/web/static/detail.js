@@ -57,7 +57,7 @@ export class Detail {
     const run = this.run, info = await this.get("/api/run", {run: run.id});
     if (ticket !== this.ticket) return;
     const tools = element("div", "tools"), box = element("div", "log"), text = element("pre"), size = element("span");
-    (this.isCopy ? ["out", "err"] : ["out", "err", "slurm"]).forEach(stream => {
+    (this.isCopy ? ["out"] : ["out", "slurm"]).forEach(stream => {
       const button = element("button", "", stream);
       button.setAttribute("aria-pressed", stream === this.stream);
       button.addEventListener("click", () => { this.stream = stream; this.show("log"); });

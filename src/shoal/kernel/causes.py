@@ -1,0 +1,404 @@
+"""What the end of a log says about how a run failed. Pure: lines in, a cause out; the tables are the knowledge.
+
+The cause is an exception's own line, never a line of source in its traceback. Where several ranks write into one log
+each is read by itself, and a rank that failed only because another one did, or a launcher that only counts who failed,
+gives way to that one. Logs are other people's text: a line is only ever quoted, cut, and cleaned of what could act on
+a terminal.
+"""
+
+import functools
+import re
+import signal
+from typing import Dict, List, NamedTuple, Optional, Pattern, Sequence, Set, Tuple
+
+_LONGEST = 200
+_LONGEST_LINE = 4000
+
+
+class Cause(NamedTuple):
+    """`kind` is stable and for machines, `line` the log's own words, `at` its place in the lines that were given,
+    `rank` whose words they are, where the log tells."""
+
+    kind: str
+    line: str
+    at: int
+    rank: Optional[int] = None
+
+
+#: kind -> what a person would call it. The order is the order of belief: a full GPU also ends in a Python error.
+WORDS = {
+    "cuda_oom": "CUDA out of memory",
+    "host_oom": "out of memory on the host",
+    "disk": "disk full or over quota",
+    "shared_memory": "too little shared memory (/dev/shm)",
+    "cuda_assert": "an assertion in a CUDA kernel, most often an index out of range",
+    "gpu_error": "a GPU fault",
+    "shared_gpu": "two ranks on one GPU",
+    "checkpoint": "a checkpoint cannot be read",
+    "nccl_timeout": "NCCL time-out: a rank waited in vain for the others",
+    "nccl": "NCCL communication failure",
+    "time_limit": "time limit",
+    "preempted": "preempted",
+    "node": "node failure",
+    "port": "network port already in use",
+    "import": "a Python module is missing",
+    "usage": "wrong arguments",
+    "network": "no network from the node",
+    "unfinished_group": "Python ended while a process group was still at work",
+    "crash": "the program crashed",
+    "python": "Python error",
+    "shell": "a command was not found",
+    "launch": "the launch does not fit the allocation",
+    "message": "the program's own error message",
+}
+# Patterns are compiled when the first failure is looked into: what sees no failure, as most agents, needs none of them.
+
+#: Exit codes that shells and conventions give a meaning; those above 128 name a signal.
+_EXIT_WORDS = {
+    74: "input/output error, often a full disk",
+    75: "asks to be started again",
+    78: "wrong configuration",
+    124: "time-out",
+    126: "the command cannot be executed",
+    127: "command not found",
+}
+#: Kinds whose line says it all: their words before it would only repeat it.
+SELF_EVIDENT = frozenset({"python", "shell", "crash", "import", "usage", "launch", "message"})
+#: Ends that Slurm or the kernel has a word for: the log need not say anything.
+KIND_OF_STATE = {"oom": "host_oom", "timeout": "time_limit", "preempted": "preempted", "node_fail": "node"}
+_PATTERNS = {
+    "cuda_oom": r"CUDA out of memory|HIP out of memory|cuda\.OutOfMemoryError|torch\.OutOfMemoryError"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|RESOURCE_EXHAUSTED: Out of memory|CUDA_ERROR_OUT_OF_MEMORY",
+    "host_oom": r"oom[-_]kill|Detected \d+ oom|^MemoryError|DefaultCPUAllocator: (can't|not enough)"
+    r"|Cannot allocate memory|killed by signal: Killed|numpy.*ArrayMemoryError",
+    "disk": r"No space left on device|Disk quota exceeded|\[Errno (28|122)\]",
+    "shared_memory": r"insufficient shared memory|/dev/shm.*No space|unable to open shared memory object"
+    r"|out of shared memory",
+    "cuda_assert": r"device-side assert",
+    "gpu_error": r"CUDA error: (?!out of memory)|uncorrectable ECC|device\(s\) is/are busy or unavailable"
+    r"|no CUDA-capable device|CUDA driver version is insufficient|Xid \(",
+    "shared_gpu": r"Duplicate GPU detected",
+    "checkpoint": r"PytorchStreamReader failed|BadZipFile|SafetensorError: .*deserializ"
+    r"|unexpected EOF, expected \d+ more"
+    r"|UnpicklingError: (pickle data was truncated|invalid load key|unpickling stack underflow)"
+    r"|EOFError: Ran out of input|Unable to (synchronously )?open file \(truncated file",
+    "nccl_timeout": r"collective operation timeout|NCCL watchdog thread terminated.*time(d )?out"
+    r"|Timeout at NCCL work|Timeout at collective",
+    "nccl": r"NCCL (error|WARN.*(timeout|failed|closed))|nccl(System|Internal|Unhandled|Remote)\w*Error"
+    r"|ProcessGroupNCCL.*(timeout|abort)|DistBackendError|ncclCommInitRank failed",
+    "time_limit": r"DUE TO TIME LIMIT",
+    "preempted": r"DUE TO PREEMPTION",
+    "node": r"DUE TO NODE FAILURE|DUE TO NODE_FAIL|Node failure on",
+    "port": r"Address already in use|EADDRINUSE",
+    "import": r"^(ModuleNotFoundError|ImportError)\b",
+    "usage": r"^\S+( \S+){0,3}: error: |^Error: (No such (option|command)|(Missing|Invalid value for|Got unexpected) )"
+    r"|^Could not (override|append to) '|Flags parsing error|^ERROR: Could not consume arg"
+    r"|^(In '[^']*': )?Could not find '\S+'|^Key '.*' is not in struct|^Missing mandatory value: ",
+    "network": r"Max retries exceeded|Name or service not known|Temporary failure in name resolution"
+    r"|Network is unreachable",
+    "unfinished_group": r"^terminate called without an active exception",
+    "crash": r"Segmentation fault|core dumped|^Aborted|Illegal instruction|Bus error",
+    "shell": r": command not found|: No such file or directory$|: Permission denied$",
+    "message": r"^(\S+: )?(fatal|error|FATAL|ERROR|Error)( error)?: \S",
+}
+#: What Slurm says about a job is about the job, whatever its programs say.
+_SLURM_SAYS = r"^(slurmstepd|srun|slurmd|slurm_script|batch): |^\*\*\* (JOB|STEP)"
+_BY_SLURM = ("host_oom", "time_limit", "preempted", "node")
+#: Not looked for in exceptions: these are the words of shells and of Slurm.
+_LOOSE_ONLY = frozenset({"time_limit", "preempted", "node", "usage", "shell", "message", "crash", "unfinished_group"})
+#: Failures that follow from another rank's, or from somebody who stopped this one.
+_FOLLOWS = (
+    r"Connection (closed by|reset by|refused by) (remote )?peer|Connection closed by remote peer|Broken pipe"
+    r"|BrokenPipeError|ConnectionResetError|ncclRemoteError|ncclUnhandledCudaError.*peer|DistNetworkError"
+    r"|DistStoreError|SignalException|^KeyboardInterrupt|Socket Timeout|collective operation timeout"
+    r"|remote process exited|process group has been aborted|NCCL communicator was aborted|EOFError$"
+)
+#: Exceptions that say only that a child failed; the child's own words say why.
+_WRAPPERS = (
+    r"ChildFailedError|CalledProcessError|ProcessRaisedException|ProcessExitedException|^SystemExit|RemoteTraceback"
+    r"|BrokenProcessPool|(Base)?ExceptionGroup\b|RayTaskError|WorkerCrashedError"
+)
+_GROUP = r"(Base)?ExceptionGroup\b"
+_HEADER = r"(Exception Group )?Traceback \(most recent call last\)"
+_FRAME = r'\s*File "[^"]*", line \d+'
+_BOX = r"\s*[│╭╰┃┏┗❱]"
+#: A traceback below such a line did not end the program.
+_ASIDE = r"Exception ignored in|Error in atexit|Exception in thread|--- Logging error ---"
+#: The first line of an exception, dotted name and perhaps a message, where a traceback shows that it is one ...
+_RAISED = r"[A-Za-z_][\w.]*(\[\w+\])?(:( .*)?)?$"
+#: ... and where nothing does.
+_EXCEPTION = (
+    r"([A-Za-z_][\w.]*\.)?([A-Z]\w*(Error|Exception|Interrupt|Exit|Failure|Timeout|Closed)|StopIteration)\b(: .*|:)?$"
+)
+#: Prefixes that launchers put before each line: "[rank3]: ", "[default3]:", "3: ", "(Worker pid=12) ".
+_PREFIX = (
+    r"\[(?:rank|default)(?P<rank>\d+)\]:\s?|(?P<task>\d+): |\((?P<actor>\w+[^)]* ?pid=\d+[^)]*)\)\s"
+    r"|(?P<quote>shoal:   )"
+)
+_QUOTED = r"shoal: the end of .*rank-(\d+)\S*:$"
+#: What C++ logs before its words; a progress bar may stand before it on the same line.
+_CPP_LOG = r"^.*?\[[EFWI]\d* ?[\d:. ]*\s*\w+\.cpp:\d+\]\s*"
+_ROOT_RANK = r"^  rank +: (\d+) \(local_rank"
+_ROOT = r"^Root Cause \(first observed failure\)"
+_CHAINED = r"During handling of the above exception|The above exception was the direct cause"
+_MAX_MESSAGE_LINES = 20
+
+
+@functools.lru_cache(maxsize=1)
+def _matchers() -> Dict[str, Pattern[str]]:
+    return {kind: re.compile(pattern) for kind, pattern in _PATTERNS.items()}
+
+
+class _Line(NamedTuple):
+    """A line without its prefix; `stream` tells apart who wrote it."""
+
+    at: int
+    stream: str
+    text: str
+
+
+class _Raised(NamedTuple):
+    """An exception: its first line, the rest of its message, whether it was raised while handling the one before, and
+    whether it did not end the program."""
+
+    line: _Line
+    message: Tuple[str, ...]
+    is_chained: bool
+    is_aside: bool
+
+
+def find_cause(lines: Sequence[str], exit_code: Optional[int] = None) -> Optional[Cause]:
+    """The most telling line among the last ones of a log, or None when nothing in them looks like an end.
+
+    `exit_code` 78 is the launcher's own: then its last sentence is the cause.
+    """
+    parsed = _parse(lines)
+    if exit_code == 78:
+        said = [line for line in parsed if line.text.startswith("shoal: ") and not re.match(_QUOTED, line.text)]
+        if said:
+            return Cause("launch", clean(said[-1].text[7:]), said[-1].at)
+    raised, used = _tracebacks(parsed)
+    loose = [line for line in parsed if line.at not in used]
+    by_slurm = _in_loose([line for line in loose if re.match(_SLURM_SAYS, line.text)], _BY_SLURM)
+    if by_slurm is not None:
+        return by_slurm
+    own = [_cause_of(one, raised) for one in _last_of_each(raised, wrappers=False)]
+    first = _choose(own, _root_rank(parsed))
+    if first is not None and not re.search(_FOLLOWS, first.line):
+        return first
+    found = _in_loose(loose, tuple(_PATTERNS))
+    if found is not None and (first is None or found.kind.startswith("nccl")):
+        return found
+    wrapping = [_cause_of(one, raised) for one in _last_of_each(raised, wrappers=True)]
+    return first or _choose(wrapping, None)
+
+
+def is_consequence(cause: Cause) -> bool:
+    """Whether the rank that says so failed only because another one did, or because the network between them did."""
+    return cause.kind in ("nccl", "nccl_timeout") or bool(re.search(_FOLLOWS, cause.line))
+
+
+def exit_words(code: int) -> str:
+    """An exit code with what it means, where that is known: "exit code 137 (SIGKILL)"."""
+    meaning = _EXIT_WORDS.get(code)
+    if meaning is None and 128 < code < 128 + signal.NSIG:
+        try:
+            meaning = signal.Signals(code - 128).name
+        except ValueError:
+            meaning = None
+    return "exit code %d%s" % (code, " (%s)" % meaning if meaning else "")
+
+
+def last_line(lines: Sequence[str]) -> str:
+    """The last line with something on it, fit to be quoted; empty if there is none."""
+    return next((text for text in (clean(line) for line in reversed(lines)) if text), "")
+
+
+def clean(line: str) -> str:
+    """A log line fit to be quoted: escapes and control characters gone, cut to a length."""
+    printable = "".join(letter if letter.isprintable() else " " for letter in strip_escapes(line))
+    text = " ".join(printable.split())
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+_ESCAPES = (
+    "\x1b(?:\\[[0-?]*[ -/]*[@-~]|\\][^\x07\x1b]*(?:\x07|\x1b\\\\|$)"
+    "|[PX^_][^\x1b]*(?:\x1b\\\\|$)|[@-Z\\\\-_0-9=>()#%*+]?)"
+    "|[\x80-\x9f]"
+)
+
+
+def strip_escapes(text: str) -> str:
+    """Without terminal sequences: colours, cursor movements, titles, hyperlinks."""
+    return re.sub(_ESCAPES, "", text)
+
+
+def signature(line: str) -> str:
+    """The same for the same error on other hosts, ranks, sizes and addresses: numbers and paths become #."""
+    text = re.sub(r"0x[0-9a-fA-F]+", "#", clean(line))
+    text = re.sub(r"(/[\w.+-]+){2,}", "#", text)
+    return re.sub(r"\d+(\.\d+)?", "#", text)
+
+
+def _parse(lines: Sequence[str]) -> List[_Line]:
+    found, quoted = [], ""
+    for at, line in enumerate(lines):
+        text, stream = strip_escapes(line.rstrip()), ""
+        if len(text) >= _LONGEST_LINE:
+            continue
+        start = re.match(_QUOTED, text)
+        if start:
+            quoted = start.group(1)
+        while True:
+            match = re.match(_PREFIX, text)
+            if match is None:
+                break
+            text = text[match.end() :]
+            stream = match.group("rank") or match.group("task") or match.group("actor") or quoted
+        found.append(_Line(at, stream, text))
+    return found
+
+
+def _tracebacks(parsed: Sequence[_Line]) -> Tuple[List[_Raised], Set[int]]:
+    """Every exception in the order of its lines, and the places of lines that belong to tracebacks."""
+    raised: List[_Raised] = []
+    used: Set[int] = set()
+    for stream in dict.fromkeys(line.stream for line in parsed):
+        raised += _of_stream([line for line in parsed if line.stream == stream], used)
+    return sorted(raised, key=lambda one: one.line.at), used
+
+
+def _of_stream(lines: Sequence[_Line], used: Set[int]) -> List[_Raised]:
+    raised: List[_Raised] = []
+    indent: Optional[int] = None  # of the traceback that we are in
+    chained = aside = False
+    for place, line in enumerate(lines):
+        text = re.sub(r"^\s*(\||\+(?= Exception Group)) ?", "", line.text)
+        depth = len(text) - len(text.lstrip())
+        if re.match(_HEADER, text.lstrip()):
+            before = [one.text for one in lines[max(0, place - 3) : place] if one.text.strip()]
+            aside = bool(before) and bool(re.search(_ASIDE, before[-1]))
+            indent = depth
+            used.add(line.at)
+        elif _is_body(text, depth, indent, above=place > 0 and lines[place - 1].at in used):
+            used.add(line.at)
+        elif re.search(_CHAINED, text):
+            chained = True
+        elif re.match(_RAISED if indent is not None else _EXCEPTION, text.strip()) and (
+            indent is not None or not depth
+        ):
+            message = _message(lines, place)
+            used.update(one.at for one in lines[place : place + 1 + len(message)])
+            raised.append(_Raised(line._replace(text=text.strip()), message, chained, aside))
+            indent, chained = None, False
+        elif indent is not None:
+            indent = None
+    return raised
+
+
+def _is_body(text: str, depth: int, indent: Optional[int], above: bool) -> bool:
+    """Whether a line is a frame or source of a traceback, also of one whose beginning was cut off; `above`: the line
+    above it is."""
+    if re.match(_BOX, text):
+        return True
+    if indent is not None:
+        return depth > indent or not text.strip()
+    return bool(re.match(_FRAME, text)) or (above and depth > 0)
+
+
+def _message(lines: Sequence[_Line], place: int) -> Tuple[str, ...]:
+    """The further lines of an exception's message: until an empty one, or whatever begins something else."""
+    found: List[str] = []
+    for line in lines[place + 1 : place + 1 + _MAX_MESSAGE_LINES]:
+        text = line.text.strip()
+        if (
+            not text
+            or re.search(_HEADER, text)
+            or re.match(_EXCEPTION, text)
+            or re.match(_CPP_LOG, text)
+            or "---" in text
+        ):
+            break
+        if re.match(_SLURM_SAYS, text) or text.startswith("shoal: "):
+            break
+        found.append(text)
+    return tuple(found)
+
+
+def _last_of_each(raised: Sequence[_Raised], wrappers: bool) -> List[_Raised]:
+    """The exception that ended each stream. Of an exception group that is the first of its exceptions."""
+    found = []
+    for stream in dict.fromkeys(one.line.stream for one in raised):
+        mine = [one for one in raised if one.line.stream == stream]
+        group = next((place for place in range(len(mine) - 1, -1, -1) if re.match(_GROUP, _name(mine[place]))), None)
+        if group is not None and not wrappers and len(mine) > group + 1:
+            mine = mine[: group + 2]
+        fit = [one for one in mine if bool(re.search(_WRAPPERS, _name(one))) == wrappers]
+        ended = [one for one in fit if not one.is_aside] or fit
+        own = [one for one in ended if not re.search(_FOLLOWS, one.line.text)]
+        found += (own or ended)[-1:]
+    return found
+
+
+def _name(one: _Raised) -> str:
+    return one.line.text.partition(":")[0].rpartition(".")[2]
+
+
+def _cause_of(one: _Raised, raised: Sequence[_Raised]) -> Cause:
+    """An exception with its kind; one that was raised because of a full disk and the like gives way to that."""
+    mine = [other for other in raised if other.line.stream == one.line.stream]
+    place = mine.index(one)
+    while True:
+        kind = _kind(one)
+        if kind != "python" or not mine[place].is_chained or place == 0:
+            break
+        place -= 1
+        if _kind(mine[place]) != "python":
+            return _as_cause(mine[place], _kind(mine[place]))
+    return _as_cause(one, kind)
+
+
+def _kind(one: _Raised) -> str:
+    texts = (one.line.text, *one.message)
+    for kind, pattern in _matchers().items():
+        if kind not in _LOOSE_ONLY and any(pattern.search(text) for text in texts):
+            return kind
+    return "python"
+
+
+def _as_cause(one: _Raised, kind: str) -> Cause:
+    """The exception's line; or that of its message which tells the kind, or follows a bare "RuntimeError:"."""
+    text, pattern = one.line.text, _matchers().get(kind)
+    if text.endswith(":") and one.message:
+        text = "%s %s" % (text, one.message[0])
+    if pattern is not None and not pattern.search(text):
+        text = next((line for line in one.message if pattern.search(line)), text)
+    return Cause(kind, clean(text), one.line.at, _rank(one.line.stream))
+
+
+def _in_loose(lines: Sequence[_Line], kinds: Tuple[str, ...]) -> Optional[Cause]:
+    for kind in kinds:
+        pattern = _matchers()[kind]
+        for line in reversed(lines):
+            text = re.sub(_CPP_LOG, "", line.text).strip()
+            if pattern.search(text):
+                rank = re.search(r"\bRank (\d+)\]", text)
+                return Cause(kind, clean(text), line.at, int(rank.group(1)) if rank else _rank(line.stream))
+    return None
+
+
+def _choose(causes: Sequence[Cause], root: Optional[int]) -> Optional[Cause]:
+    """Of several ranks that failed: not one that only followed, the one that torchrun names, the first."""
+    own = [one for one in causes if not re.search(_FOLLOWS, one.line)] or list(causes)
+    named = [one for one in own if root is not None and one.rank == root]
+    return min(named or own, key=lambda one: one.at, default=None)
+
+
+def _root_rank(parsed: Sequence[_Line]) -> Optional[int]:
+    at = next((place for place, line in enumerate(parsed) if re.match(_ROOT, line.text)), None)
+    ranks = (re.match(_ROOT_RANK, line.text) for line in parsed[at : at + 8]) if at is not None else iter(())
+    return next((int(match.group(1)) for match in ranks if match), None)
+
+
+def _rank(stream: str) -> Optional[int]:
+    return int(stream) if stream.isdigit() else None
