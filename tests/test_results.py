@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from project import Project
 from shoal.errors import InputError
-from shoal.results.metrics import read_metrics
-from shoal.results.records import fields, tensorboard_numbers, wandb_numbers
+from shoal.kernel.progress import Output, read_metrics
+from shoal.kernel.progress.trackers import fields, tensorboard_numbers, wandb_numbers
 from shoal.results.table import RunResult, statistic, tabulate
 
 
@@ -67,7 +67,7 @@ def wandb_file(*logged: dict[str, object]) -> bytes:
 
 def test_the_last_value_of_metrics_jsonl_wins_and_a_half_written_line_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"loss": 2, "eval": {"acc": 0.5}}\nnot json\n{"loss": 1.5}\n{"loss": 0.')
-    assert read_metrics(str(tmp_path)) == {"loss": 1.5, "eval.acc": 0.5}
+    assert read_metrics(Output(str(tmp_path))) == {"loss": 1.5, "eval.acc": 0.5}
 
 
 def test_numbers_come_from_every_source_and_those_written_on_purpose_win(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_numbers_come_from_every_source_and_those_written_on_purpose_win(tmp_pat
     run.mkdir(parents=True)
     (run / "run-abc.wandb").write_bytes(wandb_file({"loss": 9, "_step": 0, "w": "text"}, {"loss": 8, "only": 4}))
     (tmp_path / "metrics.json").write_text('{"loss": 1, "ok": true, "name": "x", "list": [1]}')
-    assert read_metrics(str(tmp_path)) == {"loss": 1.0, "ok": 1.0, "tb/only": 1.0, "only": 4.0}
+    assert read_metrics(Output(str(tmp_path))) == {"loss": 1.0, "ok": 1.0, "tb/only": 1.0, "only": 4.0}
 
 
 def test_records_over_block_borders_and_broken_ends_are_read_as_far_as_they_are_whole() -> None:
@@ -105,7 +105,7 @@ def test_a_real_offline_run_of_wandb_is_read(tmp_path: Path) -> None:
         "run.finish()"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, timeout=120)
-    assert read_metrics(str(tmp_path)) == {"loss": 0.2, "eval/acc": 0.4}
+    assert read_metrics(Output(str(tmp_path))) == {"loss": 0.2, "eval/acc": 0.4}
 
 
 def result(lr: float, seed: int, state: str = "done", **numbers: float) -> RunResult:

@@ -131,6 +131,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `env` holds only what the experiment itself set; the rest of the environment is the machine's business.
     `start_from` is the checkpoint that the user named as input, as in post-training; a run that they named instead is
     `start_parent`, because its newest checkpoint may be another one tomorrow.
+    `metrics` are names that its log prints with a value.
     `sweep` is the base name of the sweep that the run belongs to; `derived` names the `params` that follow from others;
     `cost` is its relative duration and `search` how losers are stopped, for whoever packs; `survive` is the step's
     policy for what clusters do.
@@ -151,6 +152,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     params: dict[str, Any] = {}
     env: dict[str, str] = {}
     checkpoint: str | None = None
+    metrics: list[str] = []
     start_from: str | None = None
     launch: str = "process"
     launch_settings: LaunchSettings = LaunchSettings()

@@ -19,8 +19,8 @@ from shoal.model import ContainerSettings, LaunchSettings, Request
 from shoal.names import MAX_COMPONENT, slug
 from shoal.units import parse_duration_s, parse_memory_mb
 
-_KEYS = ("command", "output", "checkpoint", "request", "launch", "requeue", "env", "params", "survive", "data", "smoke",
-         "container")  # fmt: skip
+_KEYS = ("command", "output", "checkpoint", "metrics", "request", "launch", "requeue", "env", "params", "survive",
+         "data", "smoke", "container")  # fmt: skip
 #: How a swept parameter that the command does not mention is passed on.
 DEFAULT_PARAMS = "--{name}={value}"
 _REQUEST_KEYS = ("nodes", "gpus", "gpu_type", "cpus", "memory", "time")
@@ -49,6 +49,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...]
     output: str
     checkpoint: str | None = None
+    metrics: tuple[str, ...] = ()
     request: Request = Request()
     launch: str = "process"
     launch_settings: LaunchSettings = LaunchSettings()
@@ -75,6 +76,7 @@ def parse_step(name: str, values: Table) -> Step:
         command=_command(table),
         output=output,
         checkpoint=_checkpoint(table),
+        metrics=_metrics(table),
         request=parse_request(table.table("request", _REQUEST_KEYS)),
         launch=launch,
         launch_settings=settings,
@@ -175,6 +177,14 @@ def _params(table: Table) -> str:
             ("params",), f"{template!r} does not say how a parameter is passed", hint='params = "{name}={value}"'
         )
     return template
+
+
+def _metrics(table: Table) -> tuple[str, ...]:
+    """Names that the program prints with a value; a blank one would match every number."""
+    names = table.strings("metrics") or ()
+    if not all(name.strip() for name in names):
+        raise table.error(("metrics",), "a name in metrics is empty", hint='metrics = ["val loss", "accuracy"]')
+    return tuple(name.strip() for name in names)
 
 
 def _checkpoint(table: Table) -> str | None:

@@ -80,6 +80,7 @@ def describe(call: Call, project: Project) -> Asked:
         output=step.output,
         env={**step.env, **call.env},
         checkpoint=step.checkpoint,
+        metrics=list(step.metrics),
         start_from=source.checkpoint,
         parents=[source.parent] if source.parent else [],
         start_parent=source.parent,

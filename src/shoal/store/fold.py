@@ -49,7 +49,8 @@ class Evidence(NamedTuple):
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
-    """One run as every view shows it. `claims` counts its generations, those given up included."""
+    """One run as every view shows it. `claims` counts its generations, those given up included. An attempt that took a
+    program over that was running already has `program_started` before `started`."""
 
     name: str
     state: str
@@ -65,6 +66,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     claims: int = 0
     submitted: float | None = None
     started: float | None = None
+    program_started: float | None = None
     ended: float | None = None
     resume_from: str | None = None
     hint: str | None = None
@@ -124,6 +126,7 @@ def _facts(files: RunFiles, row: JobRow | None) -> dict[str, Any]:
         "generation": files.generation,
         "submitted": claim.t,
         "started": begun.t if begun else None,
+        "program_started": (begun.program_t or begun.t) if begun else None,
         "node": (row.node if row and row.node else None) or (begun.nodes or begun.host if begun else None),
         "slurm_state": row.word if row else (files.verdict.word if files.verdict else None),
         "resume_from": begun.resume_from if begun else None,

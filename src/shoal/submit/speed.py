@@ -6,16 +6,19 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from shoal.agent.environment import complete, text_of
-from shoal.doctor.switching import ASSUMED_EFFICIENCY, START_UP, Running, totals
+import msgspec
+
+from shoal.doctor.switching import ASSUMED_EFFICIENCY, Running
 from shoal.errors import InputError
 from shoal.kernel import checkpoints
-from shoal.kernel import progress as agent_progress
+from shoal.kernel import progress as kernel_progress
 from shoal.kernel.progress import Progress
 from shoal.model import RunSpec
 from shoal.observe import observe
 from shoal.store.fold import RunView
 from shoal.store.listing import run_names
+from shoal.store.output import output_of
+from shoal.store.pace import START_UP, pace_of, since
 from shoal.store.reading import Reader, RunFiles
 from shoal.store.records import Asked
 from shoal.units import format_duration
@@ -30,11 +33,11 @@ def progress_of(view: RunView, spec: RunSpec, told: str | None = None) -> Progre
     """How far it has come, as seen or as told. InputError if neither says."""
     seen = _seen(view, spec)
     if told is not None:
-        found = agent_progress.parse(told, plain=True)
-        if found is None or not found[2]:
+        found = kernel_progress.parse(told, plain=True)
+        if found is None or not found.fraction:
             raise InputError(f"{told!r} is no progress", hint="--progress 300/1000, or --progress 30%")
         moment = seen.t if seen is not None else os.stat(view.output_dir or ".").st_mtime
-        return Progress(found[0], found[1], found[2], TOLD, told, moment)
+        return Progress(found.step, found.total, found.fraction, TOLD, told, moment)
     if seen is None or not seen.fraction:
         what = f"only {seen.text!r} in its {seen.source}" if seen is not None else "nothing in its log or folder"
         raise InputError(
@@ -44,42 +47,21 @@ def progress_of(view: RunView, spec: RunSpec, told: str | None = None) -> Progre
     return seen
 
 
-def words_of(spec: RunSpec) -> list[str]:
-    """The command as it is started, with the run's parameters in it."""
-    values = {name: text_of(value) for name, value in spec.params.items()}
-    return [*complete(spec.command, values), *spec.args]
-
-
 def _seen(view: RunView, spec: RunSpec) -> Progress | None:
-    steps, epochs = totals(words_of(spec))
-    logs = [os.path.join(view.log_dir or "", f"attempt-{view.attempt}.{stream}") for stream in ("out", "err")]
-    return agent_progress.read(view.output_dir or "", logs, steps, epochs)
+    return kernel_progress.read(output_of(view, spec))
 
 
-def measured(files: RunFiles, view: RunView, spec: RunSpec, seen: Progress, now: float) -> Running:
+def measured(view: RunView, spec: RunSpec, seen: Progress, now: float) -> Running:
     """The job as it is, and how fast it has been since this attempt began."""
     started = view.started or now
     newest = checkpoints.newest(view.output_dir or "", spec.checkpoint) if spec.checkpoint else None
-    moment = now if seen.source == TOLD else min(now, seen.t)
+    pace = pace_of(view, seen._replace(t=now) if seen.source == TOLD else seen, now)
     return Running(
-        gpus=max(1, view.gpus or 0),
-        fraction=seen.fraction or 0.0,
-        since=_since(view, seen) or 0.0,
-        measured_s=max(1.0, moment - (_program_start(files) or now)),
-        age_s=max(0.0, now - moment),
+        **msgspec.structs.asdict(pace),
+        gpus=view.gpus or 0,
         checkpoint_age_s=None if newest is None else max(0.0, now - os.stat(newest).st_mtime),
         time_left_s=None if view.time_limit_s is None else max(0.0, started + view.time_limit_s - now),
     )
-
-
-def _since(view: RunView, seen: Progress | None) -> float | None:
-    """The part of the way at which the attempt began; None if that cannot be told."""
-    if not view.resume_from:
-        return 0.0
-    step = checkpoints.step_of(view.resume_from)
-    if step is None or seen is None or not seen.total or step > (seen.step or 0):
-        return None
-    return step / seen.total
 
 
 def efficiency(
@@ -131,16 +113,11 @@ def _pace(files: RunFiles, view: RunView, spec: RunSpec) -> Running | None:
     if end is not None and end.success:
         whole = end.attempt == 1 and end.stopped_by is None
         return Running(gpus=1, fraction=1.0, measured_s=max(1.0, end.duration_s)) if whole else None
-    seen, started = _seen(view, spec), _program_start(files)
-    since = _since(view, seen)
-    if started is None or since is None or seen is None or not seen.fraction:
+    seen, started = _seen(view, spec), files.start and (files.start.program_t or files.start.t)
+    begun_at = since(view, seen)
+    if started is None or begun_at is None or seen is None or not seen.fraction:
         return None
-    return Running(gpus=1, fraction=seen.fraction, since=since, measured_s=max(1.0, seen.t - started))
-
-
-def _program_start(files: RunFiles) -> float | None:
-    """When the newest attempt's program began; for one that took the run over, that was before the attempt."""
-    return (files.start.program_t or files.start.t) if files.start is not None else None
+    return Running(gpus=1, fraction=seen.fraction, since=begun_at, measured_s=max(1.0, seen.t - started))
 
 
 def _asked(reader: Reader, files: RunFiles) -> Asked:

@@ -24,12 +24,13 @@ from shoal.observe import observe
 from shoal.plan.describe import Asked
 from shoal.plan.submissions import PlannedRun
 from shoal.store.fold import RunView
+from shoal.store.output import words_of
 from shoal.store.reading import Reader, RunFiles
 from shoal.store.records import Submission
 from shoal.submit import standing
 from shoal.submit.carrying import carry_out
 from shoal.submit.orders import Order, Result, prepare
-from shoal.submit.speed import TOLD, efficiency, measured, progress_of, words_of
+from shoal.submit.speed import TOLD, efficiency, measured, progress_of
 from shoal.submit.starts import expected_start
 from shoal.units import format_memory, format_slurm_time, parse_memory_mb
 
@@ -79,7 +80,7 @@ def compare(name: str, wish: Wish, project: Project, environ: Mapping[str, str],
     order = _prepared(asked, wish, project, cluster, environ)
     resolved = order.submissions[0].resolved if order.submissions else None
     request = resolved.request if resolved else asked.run.spec.request
-    running = measured(files, view, spec, seen, now)
+    running = measured(view, spec, seen, now)
     share, source = efficiency(home, name, spec, running, nodes * wish.gpus, wish.efficiency, environ)
     other = Alternative(
         gpus=nodes * wish.gpus,

@@ -114,6 +114,7 @@ class _Maker:
             output=self.step.output,
             env=env,
             checkpoint=self.step.checkpoint,
+            metrics=list(self.step.metrics),
             launch=self.launch,
             launch_settings=self.settings,
             title=self.named.title,

@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal.agent.environment import text_of
+from shoal.kernel.progress import read_metrics
 from shoal.model import RunSpec
 from shoal.observe import observe
-from shoal.results.metrics import read_metrics
 from shoal.results.table import Group, Results, RunResult, Statistic
 from shoal.store.fold import RunView
+from shoal.store.output import output_of
 from shoal.store.reading import Reader
 from shoal.store.writing import in_parallel
 from shoal.sweep.memory import read_naming
@@ -39,7 +40,7 @@ def gather(
     def read(name: str) -> RunResult | None:
         spec, view = reader.spec(name), views[name]
         counts = view.output_dir is not None and (view.state == "done" or partial)
-        found = result_of(spec, view, read_metrics(view.output_dir) if counts and view.output_dir else {})
+        found = result_of(spec, view, read_metrics(output_of(view, spec)) if counts else {})
         if found is not None and spec is not None:
             sweeps.add((spec.experiment, spec.sweep))
         return found

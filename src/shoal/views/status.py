@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from shoal.units import format_duration, parse_duration_s, plural
 from shoal.views.columns import Cell, Column, choose, fit_columns, iso
 from shoal.views.details import MOST_LOGS, Details, details_of, with_cause
 from shoal.views.family import Family, alike, families, family_key, tally
-from shoal.views.forecast import expected_end
+from shoal.views.forecast import expected_end, latest_end
 from shoal.views.render import (
     BAD_STATES,
     paint_state,
@@ -42,18 +43,24 @@ class Filter(NamedTuple):
     last: int | None = None
 
     @property
-    def is_narrow(self) -> bool:
-        return bool(self.states or self.name or self.since or self.last)
+    def words(self) -> str:
+        """The flags that leave runs out, as they were given."""
+        given = (("--state", self.states), ("--name", self.name), ("--since", self.since), ("--last", self.last))
+        return " ".join(f"{flag} {shlex.quote(str(value))}" for flag, value in given if value is not None)
 
 
 class Report(NamedTuple):
-    """What `status` found. `counts` is over all selected runs, `views` those that pass the filter."""
+    """What `status` found: of the selected runs those that pass the filter, and how many do not. Counts, GPUs and ends
+    are those of `views`."""
 
     views: list[RunView]
     counts: dict[str, int]
     details: dict[str, Details]
     gpus_busy: int
     ends: float | None
+    latest_end: float | None
+    left_out: int
+    filter_words: str
     slurm_problem: str | None
     slurm_t: float | None
     now: float
@@ -81,16 +88,19 @@ def gather(
         views = [view for view in views if view.name in kept]
     details: dict[str, Details] = {}
     if look_into:
-        interesting = [view for view in everything if view.state == "running" or view.state in BAD_STATES]
+        interesting = [view for view in views if view.state == "running" or view.state in BAD_STATES]
         details = {view.name: details_of(home, view, now) for view in interesting[:MOST_LOGS]}
         views = [with_cause(view, details[view.name].cause) if view.name in details else view for view in views]
-    fractions = {name: one.progress.fraction if one.progress else None for name, one in details.items()}
+    left = {name: one.left_s for name, one in details.items()}
     return Report(
         views,
-        tally(everything),
+        tally(views),
         details,
-        sum(view.gpus or 0 for view in everything if view.state == "running"),
-        expected_end(everything, fractions, now),
+        sum(view.gpus or 0 for view in views if view.state == "running"),
+        expected_end(views, left, now),
+        latest_end(views),
+        len(everything) - len(views),
+        wanted.words,
         found.slurm_problem,
         found.slurm_t,
         now,
@@ -156,6 +166,8 @@ def lines_of(
         lines.append(
             f"{hidden:,} done {'is' if hidden == 1 else 'are'} hidden; --all shows {'it' if hidden == 1 else 'them'}"
         )
+    if report.left_out:
+        lines.append(f"{plural(report.left_out, 'run')} left out by {report.filter_words}")
     if folded:
         lines.append("--tasks shows every run; shoal status RUN shows one")
     lines += [f"hint: {hint}" for hint in dict.fromkeys(view.hint for view in shown if view.hint)]
@@ -201,11 +213,12 @@ def family_lines(family: Family, totals: Mapping[str, int], screen: Screen) -> l
 def headline(report: Report, screen: Screen) -> str:
     """Everything that a glance needs: counts, GPUs, expected end, age of what Slurm said."""
     total = sum(report.counts.values())
+    runs = f"{total:,} of {plural(total + report.left_out, 'run')}" if report.left_out else plural(total, "run")
     experiments = {view.experiment for view in report.views}
     name = f"{plain(next(iter(experiments)))}   " if len(experiments) == 1 else ""
     many = f" in {len(experiments)} experiments" if len(experiments) > 1 else ""
     words = "  ".join(paint_state(f"{count:,} {state}", state, screen) for state, count in report.counts.items())
-    parts = [f"{name}{plural(total, 'run')}{many}", words]
+    parts = [f"{name}{runs}{many}", words]
     if report.gpus_busy:
         parts.append(f"{plural(report.gpus_busy, 'GPU')} busy")
     idle = sum(1 for one in report.details.values() if one.gpu_idle_s)
@@ -220,12 +233,16 @@ def headline(report: Report, screen: Screen) -> str:
 
 
 def _ends(report: Report, screen: Screen) -> str:
-    if report.ends is None:
-        return "end not known"
-    if not screen.tty:
-        return f"ends ~{iso(report.ends)}"
-    far = report.ends - report.now > 20 * 3600
-    return time.strftime("ends ~%a %H:%M" if far else "ends ~%H:%M", time.localtime(report.ends))
+    if report.ends is not None:
+        return f"ends ~{_moment(report.ends, report.now, screen)}"
+    if report.latest_end is not None:
+        return f"end not known, time limit {_moment(report.latest_end, report.now, screen)}"
+    return "end not known"
+
+
+def _moment(moment: float, now: float, screen: Screen) -> str:
+    far = moment - now > 20 * 3600
+    return time.strftime("%a %H:%M" if far else "%H:%M", time.localtime(moment)) if screen.tty else iso(moment)
 
 
 def warn_about_slurm(report: Report) -> None:
@@ -243,6 +260,8 @@ def document(report: Report) -> dict[str, Any]:
         "counts": report.counts,
         "gpus_busy": report.gpus_busy,
         "expected_end": report.ends,
+        "latest_end": report.latest_end,
+        "left_out": report.left_out,
         "time": report.now,
         "slurm_problem": report.slurm_problem,
         "slurm_time": report.slurm_t,
@@ -256,8 +275,10 @@ def as_record(view: RunView, details: Details | None = None) -> dict[str, Any]:
     return {
         **record,
         "experiment": view.experiment,
-        "progress": details.progress.text if details.progress else None,
+        "progress": details.progress.words if details.progress else None,
         "progress_fraction": details.progress.fraction if details.progress else None,
+        "progress_source": details.progress.source if details.progress else None,
+        "remaining_s": details.left_s,
         "log_age_s": details.log_age_s,
         "gpu_percent": details.gpu_percent,
         "gpu_idle_s": details.gpu_idle_s,

@@ -156,7 +156,7 @@ def _running(home: str, view: RunView, environ: Mapping[str, str], now: float) -
     for trial in observe(home, trials, environ=environ).views.values() if trials else ():
         if trial.state in LIVE:
             evidence.append(f"{trial.name} is {trial.state}, and takes it over when it is healthy (shoal switch)")
-    evidence += [f"progress {details.progress.text}"] if details.progress else []
+    evidence += [f"progress {details.progress.words}"] if details.progress else []
     if details.log_age_s is not None:
         evidence.append(f"it last printed something {format_duration(details.log_age_s)} ago")
     sample = usage.read(home, view.name, view.attempt)

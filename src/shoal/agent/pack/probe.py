@@ -39,7 +39,7 @@ class Probes:
             if self._seconds is None or one.phase != "program" or one.stopped_by or not self.wants(one.item):
                 continue
             elapsed = now - one.clock
-            seen = progress.read(one.claim.output_dir, (one.out, one.err))
+            seen = progress.read(progress.Output(one.claim.output_dir, (one.out, one.err)))
             if seen is not None and seen.fraction:
                 sign = (elapsed, seen.fraction)
                 self._signs[one.item.name] = (self._signs.get(one.item.name, (sign, sign))[0], sign)

@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from shoal.kernel.progress import read_metrics
 from shoal.kernel.records import fields_of
 from shoal.observe import Ask, observe
-from shoal.results.metrics import read_metrics
 from shoal.results.table import Statistic
+from shoal.store.output import output_of
 from shoal.store.reading import Reader
 from shoal.store.writing import in_parallel
 from shoal.views.causes import WORDS
 from shoal.views.columns import iso
-from shoal.views.curves import STEPS, TIMES
 from shoal.views.details import Details, details_of, with_cause
 from shoal.views.family import family_key, tally
 from shoal.views.report import account, efficiency, nodes, results, timeline
@@ -89,9 +89,8 @@ def gather(
 
 
 def _metrics(history: RunHistory) -> tuple[str, dict[str, float]]:
-    folder = history.view.output_dir
-    found = read_metrics(folder) if folder and history.tries else {}
-    return history.view.name, {key: value for key, value in found.items() if key not in (*STEPS, *TIMES)}
+    counts = history.view.output_dir and history.tries
+    return history.view.name, read_metrics(output_of(history.view, history.spec)) if counts else {}
 
 
 def _advice(tries: Sequence[Try]) -> list[efficiency.Advice]:
