@@ -147,7 +147,7 @@ def _report(made: MadeUp, screen: Screen, *, as_json: bool, quiet: bool) -> None
 
 
 def _results(made: MadeUp, screen: Screen, *, as_json: bool, quiet: bool) -> None:
-    runs, defaults = results.gather(made.home, ["001_lr"], {}, partial=False)
+    runs, defaults, _ = results.gather(made.home, ["001_lr"], {}, partial=False)
     results.show(tabulate(runs, defaults=defaults), "json" if as_json else "names" if quiet else "text", screen)
 
 
@@ -247,7 +247,8 @@ def test_the_report_counts_hours_by_hand(made: MadeUp) -> None:
 def test_report_and_results_group_the_same_runs_and_leave_out_tries(made: MadeUp) -> None:
     spec = Path(made.home) / "runs/001_lr/001_train_2/spec.1.json"
     spec.write_text(json.dumps({**json.loads(spec.read_text()), "smoke": {"steps": 1}}))
-    runs, _ = results.gather(made.home, ["001_lr"], {}, partial=False)
+    runs, _, notes = results.gather(made.home, ["001_lr"], {}, partial=False)
+    assert notes == ["1 smoke or trial run left out"]
     groups = {
         group.name: (one.mean, one.size)
         for group in tabulate(runs).groups

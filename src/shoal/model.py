@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -201,6 +202,42 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             **({"data": self.data} if self.data else {}),
             **({"image": self.container.image} if self.container.image else {}),
         }
+
+    def work(self) -> str:
+        """What a run does, whatever its name, its seed and its GPUs: runs of the same work differ in the seed alone."""
+
+        def words(text: str) -> list[str]:
+            return without_seed(text.replace(self.name, "{run}").replace(self.stem, "{stem}").split())
+
+        start = [self._without_number(text) for text in (self.start_from, self.start_parent) if text]
+        env = {key: words(value) for key, value in self.env.items() if "seed" not in key.lower()}
+        args = without_seed([word.replace(self.stem, "{stem}") for word in self.args])
+        found = [self.step_kind, self.command, args, self.params, env, start, bool(self.smoke)]
+        return json.dumps(found, sort_keys=True, default=str)
+
+    def _without_number(self, start: str) -> str:
+        """What a run starts from, without its seed and the number that goes with it: 011_pretrain_1 is for seed 1 what
+        010_pretrain_0 is for seed 0."""
+        start = re.sub(r"\b\d{8}_\d{6}\b", "{time}", start)
+        if self.seed is None:
+            return start
+        return re.sub(
+            rf"(?<!\d)(\d+)(_[^/]*)_{self.seed}(?=/|\Z)",
+            lambda match: f"{int(match[1]) - (self.seed or 0)}{match[2]}_{{seed}}",
+            start,
+        )
+
+
+def without_seed(words: Sequence[str]) -> list[str]:
+    """The words without `seed=3`, `--seed=3` and `--seed 3`."""
+    found, skip = [], False
+    for word in words:
+        key, equals, _ = word.partition("=")
+        names_seed = key.lstrip("-").rpartition(".")[2].lower().endswith("seed")
+        if not skip and not (names_seed and (equals or word.startswith("-"))):
+            found.append(word)
+        skip = names_seed and not equals and word.startswith("-")
+    return found
 
 
 #: Live states: the run may still do something by itself. The others of STATES have ended, except new.

@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ..kernel import files, layout, lease, records
+from ..kernel import files, layout, lease, process, records
 from ..kernel.records import End
 
 #: A run and its end.
@@ -52,7 +52,7 @@ def when_quiet(home: str, name: str, logs: List[str], began: float, env: Mapping
 
 def when_idle(home: str, name: str, idle_s: float, env: Mapping[str, str]) -> None:
     """The same for a run whose GPUs, on one of its nodes, have done nothing for that long."""
-    host = env.get("SLURMD_NODENAME") or os.uname().nodename
+    host = process.node_name(env)
     _when_long(home, name, "idle", "has left its GPUs on %s idle" % host, idle_s, env)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -96,7 +95,7 @@ def _like_it(
     kind = _asked(reader, reader.run(name)).gpu_type
     others = [one for one in run_names(home) if one.partition("/")[0] == spec.experiment and one != name]
     specs = {one: reader.spec(one) for one in others[-_MOST_EARLIER:]}
-    same = {one: other for one, other in specs.items() if other is not None and _work(other) == _work(spec)}
+    same = {one: other for one, other in specs.items() if other is not None and other.work() == spec.work()}
     views = observe(home, list(same), environ=environ).views if same else {}
     for one, other in same.items():
         files = reader.run(one)
@@ -125,22 +124,3 @@ def _asked(reader: Reader, files: RunFiles) -> Asked:
     record = files.end if files.claim is None else files.claim
     submission = reader.submission(record.token).submission if record is not None else None
     return (submission.asked if submission else None) or Asked()
-
-
-def _work(spec: RunSpec) -> list[Any]:
-    """What a run does, whatever its name, its seed and its GPUs."""
-    env = {key: value for key, value in spec.env.items() if "seed" not in key.lower()}
-    start = [spec.start_from, spec.start_parent]
-    return [spec.step_kind, spec.command, _without_seed(spec.args), spec.params, env, start, bool(spec.smoke)]
-
-
-def _without_seed(words: Sequence[str]) -> list[str]:
-    """The words without `seed=3`, `--seed=3` and `--seed 3`."""
-    found, skip = [], False
-    for word in words:
-        key, equals, _ = word.partition("=")
-        names_seed = key.lstrip("-").rpartition(".")[2].lower().endswith("seed")
-        if not skip and not (names_seed and (equals or word.startswith("-"))):
-            found.append(word)
-        skip = names_seed and not equals and word.startswith("-")
-    return found

@@ -30,7 +30,7 @@ from shoal.views.render import (
     wrapped,
 )
 from shoal.views.screen import Screen, screen_of
-from shoal.views.select import parse_states, select_runs, touched_since
+from shoal.views.select import parse_states, select_runs, touched_since, unselected
 
 
 class Filter(NamedTuple):
@@ -60,6 +60,7 @@ class Report(NamedTuple):
     ends: float | None
     latest_end: float | None
     left_out: int
+    unselected: list[str]
     filter_words: str
     slurm_problem: str | None
     slurm_t: float | None
@@ -78,7 +79,8 @@ def gather(
     wanted = wanted or Filter()
     states = parse_states(wanted.states)
     since = None if wanted.since is None else clock() - parse_duration_s(wanted.since, place="--since")
-    found = observe(home, select_runs(home, wanted.which), clock=clock, ask=ask)
+    names = select_runs(home, wanted.which)
+    found = observe(home, names, clock=clock, ask=ask)
     now = clock()
     everything = list(found.views.values())
     views = [view for view in everything if _passes(view, wanted, states, since)]
@@ -100,6 +102,7 @@ def gather(
         expected_end(views, left, now),
         latest_end(views),
         len(everything) - len(views),
+        unselected(home, names) if wanted.which else [],
         wanted.words,
         found.slurm_problem,
         found.slurm_t,
@@ -166,6 +169,7 @@ def lines_of(
         lines.append(
             f"{hidden:,} done {'is' if hidden == 1 else 'are'} hidden; --all shows {'it' if hidden == 1 else 'them'}"
         )
+    lines += [plain(note) for note in report.unselected]
     if report.left_out:
         lines.append(f"{plural(report.left_out, 'run')} left out by {report.filter_words}")
     if folded:

@@ -22,7 +22,7 @@ from shoal.views.report.history import RunHistory, Try, read_history
 from shoal.views.report.shapes import shapes
 from shoal.views.report.staged import staged
 from shoal.views.results import finite
-from shoal.views.select import select_runs
+from shoal.views.select import select_runs, unselected
 from shoal.views.status import as_record
 from shoal.views.usage import NodeUse
 
@@ -42,6 +42,7 @@ class Report(NamedTuple):
     lanes: list[timeline.Lane]
     failures: list[account.Failure]
     rows: list[results.Row]
+    notes: list[str]
     metrics: dict[str, dict[str, float]]
     details: dict[str, Details]
     slurm_problem: str | None
@@ -66,6 +67,7 @@ def gather(
     causes = {name: WORDS[one.cause.kind] for name, one in details.items() if one.cause is not None}
     python = {name: one.cause.line for name, one in details.items() if one.cause and one.cause.kind == "python"}
     metrics = dict(in_parallel(_metrics, histories)) if histories else {}
+    rows, notes = results.over_seeds(histories, metrics)
     experiments = list(dict.fromkeys(view.experiment for view in views.values()))
     return Report(
         title=experiments[0] if len(experiments) == 1 else f"{len(experiments)} experiments",
@@ -81,7 +83,8 @@ def gather(
         advice=_advice(tries),
         lanes=timeline.lanes(tries),
         failures=account.failures(histories, {**causes, **python}),
-        rows=results.over_seeds(histories, metrics),
+        rows=rows,
+        notes=[*unselected(home, names), *notes],
         metrics=metrics,
         details=details,
         slurm_problem=found.slurm_problem,
@@ -131,6 +134,7 @@ def document(report: Report) -> dict[str, Any]:
             {**row._asdict(), "metrics": {key: _value(value) for key, value in row.metrics.items()}}
             for row in report.rows
         ],
+        "notes": report.notes,
         "runs": [_run(report, history) for history in report.histories],
         "slurm_problem": report.slurm_problem,
     }
