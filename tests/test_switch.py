@@ -501,6 +501,41 @@ def test_what_cannot_be_switched_is_told_with_a_next_command(tmp_path: Path, slu
     assert_clear_error(project.shoal("switch", NAME, "--gpus", "8", code=2), 2, "is cancelled, and not running")
 
 
+@pytest.mark.slurm
+def test_status_and_switch_tell_the_same_progress_and_end_and_a_node_keeps_its_name(
+    tmp_path: Path, slurm: Sandbox
+) -> None:
+    project = start(tmp_path, slurm, "total=400")
+    wait_steps(project, NAME, 30)
+    advice = project.shoal("switch", NAME, "--gpus", "8", "--json").json
+    run = project.status(NAME)[NAME]
+    assert run["progress"].startswith("step ") and "/400 (" in run["progress"] and run["progress_source"] == "log"
+    assert run["remaining_s"] == pytest.approx(advice["keep_s"], rel=0.3)
+    assert " left" in project.shoal("status", NAME).out
+    node = run["node"]
+    assert node in project.slurm("sinfo", "-h", "-N", "-o", "%N").split()
+    (project.root / "finish").touch()
+    assert project.wait(NAME, "done")["node"] == node
+    report = project.shoal("report", "--json").json
+    assert {bar["lane"].partition(":")[0] for bar in report["timeline"]} == {node}
+    assert {attempt["host"] for one in report["runs"] for attempt in one["attempts"]} == {node}
+
+
+@pytest.mark.slurm
+def test_a_run_without_gpus_is_compared_by_nodes_and_nothing_speaks_of_gpus(tmp_path: Path, slurm: Sandbox) -> None:
+    project = project_with(tmp_path, slurm)
+    toml = (project.root / "shoal.toml").read_text()
+    project.write("shoal.toml", toml.replace("request = { gpus = 1, cpus", "request = { cpus"))
+    script = project.script(f"{NAME}.sh", "pretrain -- total=2000")
+    project.shoal("submit", script)
+    wait_steps(project, NAME, 20)
+    told = project.shoal("switch", NAME, "--nodes", "2").out
+    assert told.startswith(f"{NAME} runs without GPUs as job ") and "2 nodes" in told
+    assert "GPU" not in told.replace("without GPUs", "")
+    assert_clear_error(project.shoal("switch", NAME, "--gpus", "8", code=2), 2, "runs without GPUs", "--nodes 2")
+    assert_clear_error(project.shoal("switch", NAME, code=2), 2, "has 1 node already", "--nodes 2")
+
+
 def test_a_run_on_this_machine_has_nothing_to_switch_to(tmp_path: Path) -> None:
     project = start(tmp_path, None)
     here = project.start("submit", f"experiments/{NAME}.sh", "--on", "local", "-q")

@@ -235,3 +235,10 @@ def test_a_redraw_goes_up_by_the_rows_that_long_lines_took(
     drawer._draw(["x" * 45, "y", ""])
     drawer._draw(["z"])
     assert capsys.readouterr().out.endswith("\n\x1b[5A\r\x1b[Jz\n"), "three rows, one, and an empty one"
+
+
+def test_jobs_before_a_pending_one_are_counted_by_task() -> None:
+    queue = "100|7|N/A\n50|8|0\n50|8|1\n50|8|2\n50|9|N/A\n10|5|N/A\n\n"
+    assert estimate.count_ahead(queue, "8_2", 50) == (3, 2)
+    assert estimate.count_ahead(queue, "8_0", 50) == (1, 0)
+    assert estimate.count_ahead(queue, "9", 50) == (4, 0) and estimate.count_ahead(queue, "7", 100) == (0, 0)

@@ -19,7 +19,7 @@ from . import stages
 if TYPE_CHECKING:
     from .attempt import Attempt
 
-_NAME = re.compile(r"_(?:\d+x)?\d+gpus\Z")
+_NAME = re.compile(r"_(?:(?:\d+x)?\d+gpus|\d+nodes)\Z")
 #: In a trial's end record: it goes on as the run.
 SWITCHED = "switched"
 

@@ -32,6 +32,7 @@ class Alternative(msgspec.Struct, frozen=True, kw_only=True):
     """`wait_s` is None when Slurm gives no estimate; `efficiency` is 1 for twice as fast on twice as many GPUs."""
 
     gpus: int
+    nodes: int = 1
     efficiency: float = ASSUMED_EFFICIENCY
     efficiency_from: str = "assumed"
     wait_s: float | None = None
@@ -63,12 +64,13 @@ def advise(running: Running, other: Alternative) -> Advice:
     now, keep_s = running.now, running.left_s
     at_start = min(1.0, now + rate * wait_s)
     begins = _begins(running, now, at_start)
-    speedup = other.gpus / max(1, running.gpus) * other.efficiency
+    ratio = size_ratio(running, other)
+    speedup = ratio * other.efficiency
     work_s = (1.0 - begins) / (rate * speedup)
     switch_s = wait_s + work_s
     lost_s = (at_start - begins) / rate
     spare_s = keep_s - wait_s
-    worth = (1.0 - begins) / (rate * other.gpus / max(1, running.gpus) * spare_s) if spare_s > 0 else None
+    worth = (1.0 - begins) / (rate * ratio * spare_s) if spare_s > 0 else None
     recommend, why = _recommend(running, other, keep_s, switch_s, work_s)
     return Advice(
         recommend=recommend,
@@ -86,6 +88,11 @@ def advise(running: Running, other: Alternative) -> Advice:
         switch_gpu_hours=(min(wait_s, keep_s) * running.gpus + work_s * other.gpus) / 3600,
         notes=_notes(running, other, keep_s, work_s),
     )
+
+
+def size_ratio(running: Running, other: Alternative) -> float:
+    """How much larger the other job is: by GPUs, or by nodes where there are none."""
+    return other.gpus / running.gpus if running.gpus else other.nodes / max(1, running.nodes)
 
 
 def _begins(running: Running, now: float, at_start: float) -> float:
@@ -116,8 +123,9 @@ def _notes(running: Running, other: Alternative, keep_s: float, work_s: float) -
     if other.wait_s is None:
         notes.append("Slurm gives no estimate of the other's start; none is counted")
     if other.efficiency_from == "assumed":
+        size = f"{other.gpus} GPUs" if other.gpus else f"{other.nodes} nodes"
         notes.append(
-            f"the efficiency {other.efficiency:g} is assumed; a run of the same command on {other.gpus} GPUs, even a "
+            f"the efficiency {other.efficiency:g} is assumed; a run of the same command on {size}, even a "
             "part of one, would measure it, and --efficiency says it"
         )
     if running.time_left_s is not None and keep_s > running.time_left_s:
@@ -129,7 +137,7 @@ def _notes(running: Running, other: Alternative, keep_s: float, work_s: float) -
     return notes
 
 
-def batch_notes(words: Sequence[str], ratio: float) -> list[str]:
+def batch_notes(words: Sequence[str], ratio: float, unit: str = "GPU") -> list[str]:
     """What changes silently when the number of processes does; `words` are the command and its arguments."""
     if ratio == 1:
         return []
@@ -137,7 +145,7 @@ def batch_notes(words: Sequence[str], ratio: float) -> list[str]:
     of = f" ({found:g} becomes {found * ratio:g})" if found is not None else ""
     times = f"{ratio:g} times as large" if ratio > 1 else f"{1 / ratio:g} times smaller"
     notes = [
-        f"with the same batch per GPU, the batch of one optimizer step is {times}{of}, and an epoch has "
+        f"with the same batch per {unit}, the batch of one optimizer step is {times}{of}, and an epoch has "
         f"{'fewer' if ratio > 1 else 'more'} steps; a fixed number of steps means {ratio:g} times the data"
     ]
     rate = value_of(words, "lr", "learning_rate", "learning-rate")

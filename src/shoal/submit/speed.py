@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from shoal.doctor.switching import ASSUMED_EFFICIENCY, Running
+from shoal.doctor.switching import ASSUMED_EFFICIENCY, Alternative, Running, size_ratio
 from shoal.errors import InputError
 from shoal.kernel import checkpoints
 from shoal.kernel import progress as kernel_progress
@@ -20,7 +20,7 @@ from shoal.store.output import output_of
 from shoal.store.pace import START_UP, pace_of, since
 from shoal.store.reading import Reader, RunFiles
 from shoal.store.records import Asked
-from shoal.units import format_duration
+from shoal.units import format_duration, plural
 
 #: Runs of an experiment that are looked at for one that did the same on other GPUs.
 _MOST_EARLIER = 200
@@ -68,27 +68,29 @@ def efficiency(
     name: str,
     spec: RunSpec,
     running: Running,
-    gpus: int,
+    size: tuple[int, int],
     given: float | None,
     environ: Mapping[str, str],
 ) -> tuple[float, str]:
-    """How well `gpus` GPUs do, and from where that is known: given; measured, from runs that do the same on so many;
-    or assumed."""
+    """How well so many nodes with so many GPUs do, and from where that is known: given; measured, from runs that do the
+    same on so many; or assumed."""
     if given is not None:
         return given, "given"
     has_a_pace = running.fraction - running.since >= START_UP
-    found = sorted(_like_it(home, name, spec, gpus, environ), key=lambda one: one[1].rate) if has_a_pace else []
+    found = sorted(_like_it(home, name, spec, size, environ), key=lambda one: one[1].rate) if has_a_pace else []
     if not found:
         return ASSUMED_EFFICIENCY, "assumed"
     like, pace = found[len(found) // 2]
     more = f", and {len(found) - 1} more like it" if len(found) > 1 else ""
     part = f"{pace.fraction - pace.since:.0%} in {format_duration(pace.measured_s)}"
-    speedup = pace.rate / running.rate
-    return speedup / (gpus / running.gpus), f"measured: {like} did {part} on {gpus} GPUs{more}"
+    nodes, gpus = size
+    words = plural(nodes * gpus, "GPU") if gpus else plural(nodes, "node")
+    ratio = size_ratio(running, Alternative(gpus=nodes * gpus, nodes=nodes))
+    return pace.rate / running.rate / ratio, f"measured: {like} did {part} on {words}{more}"
 
 
 def _like_it(
-    home: str, name: str, spec: RunSpec, gpus: int, environ: Mapping[str, str]
+    home: str, name: str, spec: RunSpec, size: tuple[int, int], environ: Mapping[str, str]
 ) -> Iterator[tuple[str, Running]]:
     """Runs of the experiment that do the same on so many GPUs of the same type, under way or ended, with their pace."""
     reader = Reader(home)
@@ -100,7 +102,8 @@ def _like_it(
     for one, other in same.items():
         files = reader.run(one)
         asked = _asked(reader, files)
-        if asked.nodes * asked.gpus == gpus and asked.gpu_type == kind:
+        is_as_large = asked.nodes * asked.gpus == size[0] * size[1] and (size[1] or asked.nodes == size[0])
+        if is_as_large and asked.gpu_type == kind:
             pace = _pace(files, views[one], other)
             if pace is not None and pace.fraction - pace.since >= START_UP:
                 yield one, pace

@@ -16,7 +16,7 @@ from shoal.observe import observe
 from shoal.store.fold import RunView
 from shoal.store.reading import Reader
 from shoal.store.records import Asked
-from shoal.units import format_duration, format_slurm_time, memory_words
+from shoal.units import format_duration, format_slurm_time, memory_words, plural
 from shoal.views import estimate, usage
 from shoal.views.details import details_of
 from shoal.views.explanation import Explanation, Sooner, lasted, start_again
@@ -101,7 +101,7 @@ def _waiting(home: str, view: RunView, problem: str | None, environ: Mapping[str
     partition = waiting.partition if waiting else view.partition or "?"
     waited = format_duration(max(0.0, now - ((waiting.submitted if waiting else None) or view.submitted or now)))
     evidence = [f"waiting for {waited} in partition {plain(partition)} as job {view.job_id}"]
-    evidence += _queue_evidence(waiting, reason.moves, environ) if waiting else []
+    evidence += _queue_evidence(view.job_id, waiting, reason.moves, environ) if waiting else []
     start, note = None, None
     better: list[estimate.Sooner] = []
     if waiting is not None and reason.moves:
@@ -126,7 +126,7 @@ def _waiting(home: str, view: RunView, problem: str | None, environ: Mapping[str
     )
 
 
-def _queue_evidence(waiting: estimate.Waiting, moves: bool, environ: Mapping[str, str]) -> list[str]:
+def _queue_evidence(job: str, waiting: estimate.Waiting, moves: bool, environ: Mapping[str, str]) -> list[str]:
     asked = [f"{waiting.nodes} node(s)", f"{waiting.cpus} CPUs", f"{waiting.memory} memory"]
     asked += [waiting.tres.replace("gres/", "").replace("gres:", "")] if waiting.tres not in ("N/A", "") else []
     lines = [
@@ -137,10 +137,12 @@ def _queue_evidence(waiting: estimate.Waiting, moves: bool, environ: Mapping[str
         lines.append(f"it depends on {plain(waiting.dependency)}")
     if not moves:
         return lines
-    count = estimate.ahead(waiting, environ)
-    if count is not None:
+    before = estimate.ahead(job, waiting, environ)
+    if before is not None:
+        own = f", {before.own_tasks} of them tasks of its array" if before.own_tasks else ""
+        is_one = before.jobs == 1
         lines.append(
-            f"{count} pending job{'' if count == 1 else 's'} of the partition {'is' if count == 1 else 'are'} before it"
+            f"{plural(before.jobs, 'pending job')} of the partition {'is' if is_one else 'are'} before it{own}"
         )
     nodes = estimate.nodes_of(waiting.partition, environ)
     if nodes is not None and nodes.total:
