@@ -20,6 +20,7 @@ from project import Project
 from shoal.errors import InputError
 from shoal.kernel.progress import Output, read_metrics
 from shoal.kernel.progress.trackers import fields, tensorboard_numbers, wandb_numbers
+from shoal.model import RunSpec
 from shoal.results.table import RunResult, statistic, tabulate
 
 
@@ -217,6 +218,31 @@ def test_a_number_that_grows_with_the_seed_is_one_row() -> None:
     assert groups[0].metrics["loss"].std == 1.0
 
 
+def started(order: int, seed: int, start: str) -> RunSpec:
+    return RunSpec(
+        experiment="e", stem=f"{order:03}_x_{seed}", order=order, step="x", step_kind="x", seed=seed, command=["x"],
+        cwd="/", output="x", start_parent=start,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("starts", "is_one_row"),
+    [
+        (["e/000_pretrain_0"] * 3, True),
+        (["e/000_pretrain_0", "e/001_pretrain_1", "e/002_pretrain_2"], True),
+        (["e/000_pretrain_0", "e/001_other_1", "e/002_pretrain_2"], False),
+        (["e/000_pretrain_0", "e/005_pretrain_1", "e/002_pretrain_2"], False),
+    ],
+)
+def test_seeds_may_start_from_the_same_run_or_each_from_its_own(starts: list[str], is_one_row: bool) -> None:
+    specs = [started(10 + seed, seed, start) for seed, start in enumerate(starts)]
+    runs = [
+        numbered(10 + seed, seed, spec.work(), loss=1.0 + seed)._replace(starts=spec.starts())
+        for seed, spec in enumerate(specs)
+    ]
+    assert (len(tabulate(runs).groups) == 1) == is_one_row
+
+
 def test_a_seed_that_changes_nothing_and_a_metric_that_is_no_number_are_noted() -> None:
     same = [result(0.1, seed, acc=0.25, loss=1 / 3, train_time_s=seed) for seed in range(3)]
     fine = [result(0.2, seed, acc=0.25, loss=seed / 3) for seed in range(3)]
@@ -274,6 +300,13 @@ def test_results_of_a_sweep_in_every_format(project: Project) -> None:
     part = project.shoal("results", "002_depth/000_train_lr0.1_*", "--metric", "acc")
     assert "note: 3 of 6 runs of 002_depth not selected" in part.err and "not selected" not in zero.err
     assert project.shoal("results", "--metric", "ac", code=2).err.startswith("error: no run has a metric 'ac'")
+
+
+def test_retry_names_the_runs_that_a_filter_leaves_out(project: Project) -> None:
+    dry = project.shoal("retry", "002_depth", "--state", "timeout", "--dry-run")
+    assert "note: left out: 1 failed; --state failed starts them" in dry.err
+    chosen = project.shoal("retry", "002_depth/000_train_lr0.2_2", "--dry-run")
+    assert "left out" not in chosen.err and "5 of 6 runs of 002_depth not selected" in chosen.err
 
 
 def test_a_parameter_that_older_runs_lack_shows_its_default(project: Project) -> None:

@@ -338,6 +338,9 @@ def test_counts_are_those_of_what_is_listed_and_the_rest_is_named(made: MadeUp) 
     assert "2 of 12 runs" in head and "GPUs busy" not in head
     shown = "\n".join(status.lines_of(found, found.views, screen_of()))
     assert "10 runs left out by --state failed --name '000_*'" in shown
+    assert found.unselected == [] and report_of(made, Filter(["001_lr/0-2"])).unselected == [
+        "8 of 11 runs of 001_lr not selected"
+    ]
     assert len(report_of(made, Filter(last=3)).views) == 3
     since = report_of(made, Filter(since="21m")).views
     assert {view.name for view in since} == {"001_lr/000_train_6"}

@@ -204,28 +204,31 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         }
 
     def work(self) -> str:
-        """What a run does, whatever its name, its seed and its GPUs: runs of the same work differ in the seed alone."""
+        """What a run does, whatever its name, its seed, its GPUs and what it starts from."""
 
         def words(text: str) -> list[str]:
             return without_seed(text.replace(self.name, "{run}").replace(self.stem, "{stem}").split())
 
-        start = [self._without_number(text) for text in (self.start_from, self.start_parent) if text]
         env = {key: words(value) for key, value in self.env.items() if "seed" not in key.lower()}
         args = without_seed([word.replace(self.stem, "{stem}") for word in self.args])
-        found = [self.step_kind, self.command, args, self.params, env, start, bool(self.smoke)]
+        found = [self.step_kind, self.command, args, self.params, env, bool(self.smoke)]
         return json.dumps(found, sort_keys=True, default=str)
 
-    def _without_number(self, start: str) -> str:
-        """What a run starts from, without its seed and the number that goes with it: 011_pretrain_1 is for seed 1 what
-        010_pretrain_0 is for seed 0."""
-        start = re.sub(r"\b\d{8}_\d{6}\b", "{time}", start)
-        if self.seed is None:
-            return start
-        return re.sub(
+    def starts(self) -> tuple[str, str]:
+        """What a run starts from; and the same without its seed and the number that goes with it: 011_pretrain_1 is for
+        seed 1 what 010_pretrain_0 is for seed 0."""
+        start = re.sub(r"\b\d{8}_\d{6}\b", "{time}", f"{self.start_from or ''} {self.start_parent or ''}".strip())
+        seeded = re.sub(
             rf"(?<!\d)(\d+)(_[^/]*)_{self.seed}(?=/|\Z)",
             lambda match: f"{int(match[1]) - (self.seed or 0)}{match[2]}_{{seed}}",
             start,
         )
+        return start, seeded if self.seed is not None else start
+
+
+def start_alike(starts: Sequence[tuple[str, str]]) -> bool:
+    """Whether runs start from the same, or each from what belongs to its seed."""
+    return len({raw for raw, _ in starts}) <= 1 or len({seeded for _, seeded in starts}) <= 1
 
 
 def without_seed(words: Sequence[str]) -> list[str]:

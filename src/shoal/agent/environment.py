@@ -74,6 +74,11 @@ def complete(words: List[str], values: Mapping[str, str]) -> List[str]:
     return [_fill(word, values) for word in words]
 
 
+def command_words(command: List[str], args: List[str], params: Mapping[str, Any]) -> List[str]:
+    """The command with a run's parameters in it, and its arguments."""
+    return [*complete(command, {name: text_of(value) for name, value in params.items()}), *args]
+
+
 def _fill(word: str, values: Mapping[str, str]) -> str:
     parts = re.split(r"(\{\{|\}\})", word)
     filled = [

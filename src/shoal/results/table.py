@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from shoal.errors import InputError
-from shoal.model import ENDED
+from shoal.model import ENDED, start_alike
 
 #: Numbers that differ from run to run whatever the seed does.
 _MEASURED = re.compile(r"time|second|speed|throughput|duration|memory|/s\b", re.IGNORECASE)
@@ -21,7 +21,8 @@ _MEASURED = re.compile(r"time|second|speed|throughput|duration|memory|/s\b", re.
 class RunResult(NamedTuple):
     """One run with what it left. `numbers` are empty for a run that has not ended well.
 
-    `script` is the file it comes from and `order` that file's number; runs of the same `work` differ in the seed alone.
+    `script` is the file it comes from and `order` that file's number; runs of the same `work` differ in the seed
+    alone, and in what they start from.
     """
 
     name: str
@@ -35,6 +36,7 @@ class RunResult(NamedTuple):
     script: str = ""
     order: int | None = None
     work: str = ""
+    starts: tuple[str, str] = ("", "")
 
     @property
     def group(self) -> str:
@@ -116,7 +118,11 @@ def _rows(runs: Sequence[RunResult], over: Sequence[str]) -> dict[str, list[RunR
         if len(members) == 1 and run.work and run.order is not None and run.seed is not None:
             key = (run.name.partition("/")[0], run.step, run.order - run.seed, run.work)
             numbered.setdefault(key, []).append(name)
-    joined = {names[0]: names for names in numbered.values() if len(names) > 1}
+    joined = {
+        names[0]: names
+        for names in numbered.values()
+        if len(names) > 1 and start_alike([rows[name][0].starts for name in names])
+    }
     taken = {name for names in joined.values() for name in names[1:]}
     return {
         _numbers_of(name, joined[name], rows) if name in joined else name: [

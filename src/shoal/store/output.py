@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from shoal.agent.environment import complete, text_of
+from shoal.agent.environment import command_words
 from shoal.kernel.files import names_in
 from shoal.kernel.progress import Output, totals
 from shoal.model import RunSpec
@@ -31,8 +31,7 @@ def output_of(view: RunView, spec: RunSpec | None) -> Output:
 
 def words_of(spec: RunSpec) -> list[str]:
     """The command as it is started, with the run's parameters in it."""
-    values = {name: text_of(value) for name, value in spec.params.items()}
-    return [*complete(spec.command, values), *spec.args]
+    return command_words(spec.command, spec.args, spec.params)
 
 
 def _logs(view: RunView) -> list[str]:

@@ -12,7 +12,7 @@ from shoal.errors import InputError
 from shoal.kernel import checkpoints
 from shoal.kernel import progress as kernel_progress
 from shoal.kernel.progress import Progress
-from shoal.model import RunSpec
+from shoal.model import RunSpec, start_alike
 from shoal.observe import observe
 from shoal.store.fold import RunView
 from shoal.store.listing import run_names
@@ -97,7 +97,7 @@ def _like_it(
     kind = _asked(reader, reader.run(name)).gpu_type
     others = [one for one in run_names(home) if one.partition("/")[0] == spec.experiment and one != name]
     specs = {one: reader.spec(one) for one in others[-_MOST_EARLIER:]}
-    same = {one: other for one, other in specs.items() if other is not None and other.work() == spec.work()}
+    same = {one: other for one, other in specs.items() if other is not None and _does_the_same(other, spec)}
     views = observe(home, list(same), environ=environ).views if same else {}
     for one, other in same.items():
         files = reader.run(one)
@@ -107,6 +107,10 @@ def _like_it(
             pace = _pace(files, views[one], other)
             if pace is not None and pace.fraction - pace.since >= START_UP:
                 yield one, pace
+
+
+def _does_the_same(one: RunSpec, other: RunSpec) -> bool:
+    return one.work() == other.work() and start_alike([one.starts(), other.starts()])
 
 
 def _pace(files: RunFiles, view: RunView, spec: RunSpec) -> Running | None:

@@ -75,6 +75,7 @@ def result_of(spec: RunSpec | None, view: RunView, numbers: Mapping[str, float])
         script=f"{spec.experiment}/{spec.sweep or stem_without_seed(spec.stem)}",
         order=spec.order,
         work=spec.work() if spec.sweep is None else "",
+        starts=spec.starts(),
     )
 
 

@@ -21,6 +21,8 @@ _HEAD_BYTES = 1 << 14
 _LOG_BYTES = 4 << 20
 _MAX_METRICS_BYTES = 512 << 20
 _MAX_SERIES_BYTES = 16 << 20
+#: Of a running run's directory so many entries are looked at, because `status` does so for many runs.
+_MAX_ENTRIES = 2000
 _MAX_CURVES = 40
 _MAX_POINTS = 600
 _MAX_NAME = 60
@@ -111,7 +113,7 @@ def _facts(output: Output) -> Facts:
 
 def _of_files(output: Output) -> Iterator[Progress]:
     facts = _facts(output)
-    files = tables.find_files(output.folder)
+    files = tables.find_files(output.folder, _MAX_ENTRIES)
     own = os.path.join(output.folder, "metrics.jsonl")
     for source, paths, read_rows in (
         ("metrics.jsonl", [own], lambda path: tables.jsonl_rows(tables.read_end(path, _TAIL_BYTES))),

@@ -185,7 +185,8 @@ _MAX_LEVELS = 5
 _HUGGING_FACE_RESULTS = frozenset(("all_results.json", "eval_results.json", "train_results.json"))
 
 
-def find_files(folder: str) -> Files:
+def find_files(folder: str, max_entries: int = _MAX_ENTRIES) -> Files:
+    """Found level by level, so that a directory too large to be looked at hides only what is deep in it."""
     found = Files([], [], [], [], [], [], [])
     left, level = [folder], 0
     seen = 0
@@ -197,7 +198,7 @@ def find_files(folder: str) -> Files:
             except OSError:
                 continue
             seen += len(entries)
-            if seen > _MAX_ENTRIES:
+            if seen > max_entries:
                 deeper = []
                 break
             for entry in entries:
