@@ -76,7 +76,8 @@ _PRINTED_EPOCHS = re.compile(
 
 
 #: Most lines of most logs have nothing of all this, and are passed over before anything else is tried.
-_MAYBE = re.compile(r"epoch|step|iter|update|batch|train|%\s?\||[" + _RICH + r"]|\A\s*[\[{]", re.IGNORECASE)
+_SIGNS = ("epoch", "step", "iter", "update", "batch", "train", "%|", "% |", "━", "{", "][")
+_SETTING_SIGNS = ("epoch", "steps", "iter", "update", "train", "][")
 
 
 class Count(NamedTuple):
@@ -129,17 +130,22 @@ def parse(
 
 def newest(lines: Sequence[str], facts: Facts = _NO_FACTS, plain: bool = False) -> Optional[Count]:
     """What the last line says that tells most: one with a total before one without."""
-    inner = _inner_bars(lines)
+    if not plain and not _has_any("\n".join(lines), _SIGNS):
+        return None
+    inner: Optional[Set[_BarKey]] = None
     best: Optional[Count] = None
     for line in reversed(lines):
-        if not plain and not _MAYBE.search(line):
+        if not plain and not _has_any(line, _SIGNS):
             continue
-        bar = _bar(clean(line))
         count = parse(line, facts.epochs, plain, facts.first_epoch)
         if count is None:
             continue
-        if bar is not None and bar[1] == count and (bar[0] in inner or _is_of_an_epoch(count, facts)):
-            count = Count(count.step, None, None, "%s of an epoch" % _ratio(count.step, count.total), is_inner=True)
+        bar = _bar(clean(line))
+        if bar is not None and bar[1] == count:
+            inner = _inner_bars(lines) if inner is None else inner
+            if bar[0] in inner or _is_of_an_epoch(count, facts):
+                text = "%s of an epoch" % _ratio(count.step, count.total)
+                count = Count(count.step, None, None, text, is_inner=True)
         if count.fraction is None and count.step is not None and facts.steps and not count.is_inner:
             text = "step %s" % _ratio(count.step, facts.steps)
             count = Count(count.step, facts.steps, min(1.0, count.step / facts.steps), text)
@@ -153,7 +159,9 @@ def facts_of(lines: Sequence[str]) -> Facts:
     """What the first lines of a log tell; of a setting that is printed again, the last value counts."""
     steps = epochs = None
     first_epoch = None
-    for line in filter(_MAYBE.search, lines):
+    for line in lines:
+        if not _has_any(line, _SETTING_SIGNS):
+            continue
         text = clean(line)
         for match in _PRINTED_STEPS.finditer(text):
             steps = _number(match.group(1)) or steps
@@ -339,6 +347,11 @@ def _of_record(text: str, epochs: Optional[float]) -> Optional[Count]:
         return _of_step("%d" % row.step, None if row.total is None else "%d" % row.total)
     epoch = row.epoch or 0.0
     return Count(epoch, epochs, min(1.0, epoch / epochs) if epochs else None, "epoch %s" % _ratio(epoch, epochs))
+
+
+def _has_any(line: str, signs: Sequence[str]) -> bool:
+    text = line.lower()
+    return any(sign in text for sign in signs)
 
 
 def _ratio(done: Optional[float], of: Optional[float]) -> str:

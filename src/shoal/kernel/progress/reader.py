@@ -62,9 +62,10 @@ def read(output: Output) -> Optional[Progress]:
     written, unclear = _progress_file(output)
     if written is not None:
         return written
-    found = _newest_of_logs(output)
+    facts = _facts(output)
+    found = _newest_of_logs(output, facts)
     if found is None or found.fraction is None:
-        for candidate in _of_files(output):
+        for candidate in _of_files(output, facts):
             if candidate.fraction is not None:
                 return candidate
             found = found or candidate
@@ -86,13 +87,11 @@ def _progress_file(output: Output) -> Tuple[Optional[Progress], Optional[Progres
     return _progress(count, source, path), None
 
 
-def _newest_of_logs(output: Output) -> Optional[Progress]:
+def _newest_of_logs(output: Output, facts: Facts) -> Optional[Progress]:
     """stdout and stderr tell different things: the one with a total counts, then the newer one."""
     best: Optional[Progress] = None
-    tails = [(log, lines.split(tables.read_end(log, _TAIL_BYTES))) for log in output.logs]
-    facts = _facts(output) if any(tail for _, tail in tails) else Facts()
-    for log, tail in tails:
-        count = lines.newest(tail, facts)
+    for log in output.logs:
+        count = lines.newest(lines.split(tables.read_end(log, _TAIL_BYTES)), facts)
         if count is None:
             continue
         candidate = _progress(count, "log", log)
@@ -111,8 +110,7 @@ def _facts(output: Output) -> Facts:
     return Facts(steps, epochs, first_epoch)
 
 
-def _of_files(output: Output) -> Iterator[Progress]:
-    facts = _facts(output)
+def _of_files(output: Output, facts: Facts) -> Iterator[Progress]:
     files = tables.find_files(output.folder, _MAX_ENTRIES)
     own = os.path.join(output.folder, "metrics.jsonl")
     for source, paths, read_rows in (
