@@ -114,6 +114,7 @@ class MadeUp:
         (output / f"attempt-{attempt}.out").write_bytes(out + err)
         if progress is not None:
             (output / "progress").write_text(progress)
+            os.utime(output / "progress", (self.now, self.now))
         if metrics is not None:
             (output / "metrics.json").write_text(json.dumps(metrics))
         if use is not None:

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from project import Project
 from shoal.errors import InputError
-from shoal.results.metrics import read_metrics
-from shoal.results.records import fields, tensorboard_numbers, wandb_numbers
+from shoal.kernel.progress import Output, read_metrics
+from shoal.kernel.progress.trackers import fields, tensorboard_numbers, wandb_numbers
+from shoal.model import RunSpec
 from shoal.results.table import RunResult, statistic, tabulate
 
 
@@ -67,7 +68,7 @@ def wandb_file(*logged: dict[str, object]) -> bytes:
 
 def test_the_last_value_of_metrics_jsonl_wins_and_a_half_written_line_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"loss": 2, "eval": {"acc": 0.5}}\nnot json\n{"loss": 1.5}\n{"loss": 0.')
-    assert read_metrics(str(tmp_path)) == {"loss": 1.5, "eval.acc": 0.5}
+    assert read_metrics(Output(str(tmp_path))) == {"loss": 1.5, "eval.acc": 0.5}
 
 
 def test_numbers_come_from_every_source_and_those_written_on_purpose_win(tmp_path: Path) -> None:
@@ -76,7 +77,7 @@ def test_numbers_come_from_every_source_and_those_written_on_purpose_win(tmp_pat
     run.mkdir(parents=True)
     (run / "run-abc.wandb").write_bytes(wandb_file({"loss": 9, "_step": 0, "w": "text"}, {"loss": 8, "only": 4}))
     (tmp_path / "metrics.json").write_text('{"loss": 1, "ok": true, "name": "x", "list": [1]}')
-    assert read_metrics(str(tmp_path)) == {"loss": 1.0, "ok": 1.0, "tb/only": 1.0, "only": 4.0}
+    assert read_metrics(Output(str(tmp_path))) == {"loss": 1.0, "ok": 1.0, "tb/only": 1.0, "only": 4.0}
 
 
 def test_records_over_block_borders_and_broken_ends_are_read_as_far_as_they_are_whole() -> None:
@@ -105,7 +106,7 @@ def test_a_real_offline_run_of_wandb_is_read(tmp_path: Path) -> None:
         "run.finish()"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, timeout=120)
-    assert read_metrics(str(tmp_path)) == {"loss": 0.2, "eval/acc": 0.4}
+    assert read_metrics(Output(str(tmp_path))) == {"loss": 0.2, "eval/acc": 0.4}
 
 
 def result(lr: float, seed: int, state: str = "done", **numbers: float) -> RunResult:
@@ -159,6 +160,99 @@ def test_a_parameter_may_be_averaged_over_like_a_seed() -> None:
         tabulate(runs, over=["town"])
 
 
+def route(script: str, seed: int, number: int, value: float | None, state: str = "done") -> RunResult:
+    name = f"e/{script}_route{number}_{seed}"
+    numbers = {} if value is None else {"score": value, "time_s": seed + number / 10}
+    return RunResult(name, "eval", seed, {"route": number}, [], state, numbers, script=f"e/{script}")
+
+
+def test_over_a_parameter_the_runs_of_a_seed_are_averaged_first() -> None:
+    """Routes differ by 40 points, seeds by two: the deviation is that of the seeds."""
+    bases = enumerate((54, 56, 58))
+    runs = [route("000_eval", seed, number, base + 20 * number) for seed, base in bases for number in (0, 1, 2)]
+    (group,) = tabulate(runs, over=["route"]).groups
+    one = group.metrics["score"]
+    assert (one.mean, one.std, one.size) == (76.0, 2.0, 3) and one.values == {"0": 74.0, "1": 76.0, "2": 78.0}
+
+
+def test_different_scripts_never_share_a_row() -> None:
+    scripts = (("000_eval", 1.0), ("001_eval", 3.0))
+    runs = [route(script, 0, number, value) for script, value in scripts for number in (0, 1)]
+    assert [(one.name, one.metrics["score"].mean) for one in tabulate(runs, over=["route"]).groups] == [
+        ("e/000_eval", 1.0),
+        ("e/001_eval", 3.0),
+    ]
+
+
+def test_missing_runs_count_as_zero_where_that_is_asked_for_and_waiting_ones_do_not() -> None:
+    runs = [
+        route("000_eval", 0, 0, 10.0),
+        route("000_eval", 0, 1, None, "failed"),
+        route("000_eval", 1, 0, 20.0),
+        route("000_eval", 1, 1, None, "pending"),
+        route("000_eval", 2, 0, None, "failed"),
+    ]
+    (group,) = tabulate(runs, over=["route"], missing_value=0.0).groups
+    assert group.metrics["score"].values == {"0": 5.0, "1": 20.0, "2": 0.0} and len(group.missing) == 3
+    (group,) = tabulate(runs, over=["route"]).groups
+    assert group.metrics["score"].values == {"0": 10.0, "1": 20.0}
+
+
+def numbered(order: int, seed: int, work: str = "lr 1", **numbers: float) -> RunResult:
+    name = f"e/{order:03}_x_{seed}"
+    return RunResult(name, "x", seed, {}, [], "done", numbers, script=name[:-2], order=order, work=work)
+
+
+def test_a_number_that_grows_with_the_seed_is_one_row() -> None:
+    lead = [numbered(10 + seed, seed, loss=float(seed)) for seed in range(3)]
+    other = [numbered(20, 0, work="lr 2", loss=7.0), numbered(21, 1, work="lr 3", loss=8.0)]
+    twice = [numbered(30, 0, loss=1.5), numbered(31, 0, loss=1.5)]
+    groups = tabulate([*lead, *other, *twice]).groups
+    assert [(one.name, len(one.runs)) for one in groups] == [
+        ("e/010-012_x", 3),
+        ("e/020_x", 1),
+        ("e/021_x", 1),
+        ("e/030_x", 1),
+        ("e/031_x", 1),
+    ]
+    assert groups[0].metrics["loss"].std == 1.0
+
+
+def started(order: int, seed: int, start: str) -> RunSpec:
+    return RunSpec(
+        experiment="e", stem=f"{order:03}_x_{seed}", order=order, step="x", step_kind="x", seed=seed, command=["x"],
+        cwd="/", output="x", start_parent=start,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("starts", "is_one_row"),
+    [
+        (["e/000_pretrain_0"] * 3, True),
+        (["e/000_pretrain_0", "e/001_pretrain_1", "e/002_pretrain_2"], True),
+        (["e/000_pretrain_0", "e/001_other_1", "e/002_pretrain_2"], False),
+        (["e/000_pretrain_0", "e/005_pretrain_1", "e/002_pretrain_2"], False),
+    ],
+)
+def test_seeds_may_start_from_the_same_run_or_each_from_its_own(starts: list[str], is_one_row: bool) -> None:
+    specs = [started(10 + seed, seed, start) for seed, start in enumerate(starts)]
+    runs = [
+        numbered(10 + seed, seed, spec.work(), loss=1.0 + seed)._replace(starts=spec.starts())
+        for seed, spec in enumerate(specs)
+    ]
+    assert (len(tabulate(runs).groups) == 1) == is_one_row
+
+
+def test_a_seed_that_changes_nothing_and_a_metric_that_is_no_number_are_noted() -> None:
+    same = [result(0.1, seed, acc=0.25, loss=1 / 3, train_time_s=seed) for seed in range(3)]
+    fine = [result(0.2, seed, acc=0.25, loss=seed / 3) for seed in range(3)]
+    bad = [result(0.3, 0, acc=float("nan"), loss=1.0)]
+    assert tabulate([*same, *fine, *bad]).notes == [
+        "e/000_train_lr0.1: seeds 0, 1, 2 have the same metrics to the last digit; does the program use its seed?",
+        "e/000_train_lr0.3_0 is done with acc = nan",
+    ]
+
+
 PROGRAM = """\
 import json, os, sys
 lr, seed = float(sys.argv[1]), int(sys.argv[2])
@@ -191,15 +285,28 @@ def test_results_of_a_sweep_in_every_format(project: Project) -> None:
     assert [(one["seed"], one["state"]) for one in groups[0.2]["missing"]] == [(2, "failed")]
     assert len(document["runs"]) == 6
     text = project.shoal("results", "002_depth", "--metric", "acc", "--sort", "acc", "--descending").out
-    assert text.splitlines()[1].split("\t")[1:] == ["0.2", "0.25 ± 0.071", "2/3", "seed 2 failed"]
+    assert text.splitlines()[1].split("\t")[1:] == ["0.2", "0.25 ± 0.071", "2", "2/3", "seed 2 failed"]
     rows = list(csv.DictReader(io.StringIO(project.shoal("results", "--format", "csv").out)))
     assert float(rows[0]["acc"]) == pytest.approx(0.2) and rows[1]["missing"] == "seed 2 failed"
     assert project.shoal("results", "--format", "markdown").out.startswith(
-        "| group | lr | acc | a_b | runs | missing |\n| --- |"
+        "| group | lr | acc | a_b | n | runs | missing |\n| --- |"
     )
     latex = project.shoal("results", "--format", "latex").out
-    assert r"lr & acc & a\_b & n \\" in latex and r"0.2 & $0.25 \pm 0.071$ & $1 \pm 0$ & 2/3 \\" in latex
+    assert r"lr & acc & a\_b & n \\" in latex and r"0.2 & $0.25 \pm 0.071$ & $1 \pm 0$ & 2 \\" in latex
+    zero = project.shoal("results", "--missing", "0", "--metric", "acc")
+    assert "missing runs that have ended count as 0" in zero.out and "0.1667 ± 0.15\t3\t2/3\tseed 2 failed" in zero.out
+    assert "count as 0" in project.shoal("results", "--missing", "0", "--format", "latex").out
+    assert project.shoal("results", "--missing", "0", "--json").json["missing_value"] == 0
+    part = project.shoal("results", "002_depth/000_train_lr0.1_*", "--metric", "acc")
+    assert "note: 3 of 6 runs of 002_depth not selected" in part.err and "not selected" not in zero.err
     assert project.shoal("results", "--metric", "ac", code=2).err.startswith("error: no run has a metric 'ac'")
+
+
+def test_retry_names_the_runs_that_a_filter_leaves_out(project: Project) -> None:
+    dry = project.shoal("retry", "002_depth", "--state", "timeout", "--dry-run")
+    assert "note: left out: 1 failed; --state failed starts them" in dry.err
+    chosen = project.shoal("retry", "002_depth/000_train_lr0.2_2", "--dry-run")
+    assert "left out" not in chosen.err and "5 of 6 runs of 002_depth not selected" in chosen.err
 
 
 def test_a_parameter_that_older_runs_lack_shows_its_default(project: Project) -> None:
@@ -217,3 +324,31 @@ def test_tables_are_in_the_order_of_their_numbers(project: Project) -> None:
     project.shoal("submit", page, "--on", "local", "-q", "--set", "lr=12,4", "--seeds", "0")
     assert [group["params"]["lr"] for group in project.shoal("results", "--json").json["groups"]] == [0.1, 0.2, 4, 12]
     assert [name.split("_")[-2] for name in project.status()][-2:] == ["lr4", "lr12"]
+
+
+def test_scripts_numbered_with_their_seed_are_one_row_of_three_seeds(tmp_path: Path) -> None:
+    """LEAD's way: 010_train_0.sh, 011_train_1.sh, 012_train_2.sh; and one like them with another setting."""
+    project = Project(tmp_path)
+    project.write("seeded.py", PROGRAM.replace("int(sys.argv[2])", "int(os.environ['SHOAL_SEED'])"))
+    project.write("shoal.toml", '[steps.train]\ncommand = ["python3", "seeded.py"]\n')
+    for order, seed, lr in ((10, 0, "0.1"), (11, 1, "0.1"), (12, 2, "0.1"), (13, 3, "0.3")):
+        project.script(f"001_lead/{order:03}_train_{seed}.sh", f'export CONFIG="x=1 seed={seed}"\ntrain -- {lr}')
+    project.shoal("submit", "experiments/001_lead", "--on", "local", "-q")
+    document = project.shoal("results", "--json").json
+    assert [(group["name"], group["count"]) for group in document["groups"]] == [
+        ("001_lead/010-012_train", 3),
+        ("001_lead/013_train", 1),
+    ]
+    latex = project.shoal("results", "--format", "latex").out
+    assert "001\\_lead/010-012\\_train & $0.2 \\pm 0.1$" in latex and "001\\_lead/013\\_train" in latex
+
+
+def test_latex_keeps_what_tells_rows_apart(tmp_path: Path) -> None:
+    """Two sweeps of one experiment with the same parameters."""
+    project = Project(tmp_path)
+    project.write("program.py", PROGRAM)
+    for name in ("000_train", "001_train"):
+        page = project.write(f"experiments/002_depth/{name}.toml", PAGE.replace('"0-2"', '"0-1"'))
+        project.shoal("submit", page, "--on", "local", "-q")
+    rows = [line for line in project.shoal("results", "--format", "latex").out.splitlines() if "$" in line]
+    assert len(rows) == len(set(rows)) == 4 and "001\\_train" in rows[-1] and "& 0.2 &" in rows[-1]

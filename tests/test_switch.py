@@ -17,8 +17,9 @@ from conftest import _session_sandbox, cancel_all
 from disks import empty, fill, small_disk
 from project import Done, Project, assert_clear_error, end_process
 from published import complaints
-from shoal.doctor.switching import Alternative, Running, advise, batch_notes, totals
+from shoal.doctor.switching import Alternative, Running, advise, batch_notes
 from shoal.kernel import progress
+from shoal.kernel.progress import totals
 from shoal.sandbox import Sandbox
 from waiting import wait_until
 
@@ -141,6 +142,7 @@ def test_the_batch_and_the_learning_rate_are_mentioned() -> None:
     assert "8 times as large (22 becomes 176)" in notes[0] and "0.008" in notes[1]
     assert batch_notes(["python"], 1) == []
     assert totals(["python", "x.py", "--max-steps", "500", "trainer.max_epochs=40"]) == (500, 40)
+    assert totals(["x.py", "--steps_per_epoch=9", "--eval-steps", "3", "--warmup-epochs=2"]) == (None, None)
 
 
 # ---- progress
@@ -168,23 +170,24 @@ def test_progress_is_read_from_lines_of_logs(line: str, step: float | None, frac
         assert found is None
     else:
         assert found is not None
-        assert found[0] == pytest.approx(step) and found[2] == (None if fraction is None else pytest.approx(fraction))
+        assert found.step == pytest.approx(step)
+        assert found.fraction == (None if fraction is None else pytest.approx(fraction))
 
 
 def test_the_progress_file_comes_before_the_log_and_the_log_before_events(tmp_path: Path) -> None:
     log = tmp_path / "attempt-1.out"
-    assert progress.read(str(tmp_path), [str(log)]) is None
+    assert progress.read(progress.Output(str(tmp_path), [str(log)])) is None
     event = b"\x09" + struct.pack("<d", 1e9) + b"\x10\xd8\x36" + b"\x00" * 40  # step 7000
     (tmp_path / "tb").mkdir()
     frame = struct.pack("<Q", len(event)) + b"crc_" + event + b"crc_"
     (tmp_path / "tb" / "events.out.tfevents.1.host").write_bytes(frame + frame + frame[:9])
-    seen = progress.read(str(tmp_path), [str(log)], total=10000)
+    seen = progress.read(progress.Output(str(tmp_path), [str(log)], steps=10000))
     assert seen is not None and (seen.step, seen.fraction, seen.source) == (7000, 0.7, "TensorBoard")
     log.write_bytes(b"noise\rstep 5/10\r\0step 6/10\nsaved\n")
-    seen = progress.read(str(tmp_path), [str(log)])
+    seen = progress.read(progress.Output(str(tmp_path), [str(log)]))
     assert seen is not None and (seen.step, seen.source) == (6, "log")
     (tmp_path / "progress").write_text('1/10\n{"step": 7, "total": 10, "loss": 0.1}\n')
-    seen = progress.read(str(tmp_path), [str(log)])
+    seen = progress.read(progress.Output(str(tmp_path), [str(log)]))
     assert seen is not None and (seen.fraction, seen.source) == (0.7, "progress file")
 
 
@@ -496,6 +499,41 @@ def test_what_cannot_be_switched_is_told_with_a_next_command(tmp_path: Path, slu
     project.shoal("cancel", NAME)
     project.wait(NAME, "cancelled")
     assert_clear_error(project.shoal("switch", NAME, "--gpus", "8", code=2), 2, "is cancelled, and not running")
+
+
+@pytest.mark.slurm
+def test_status_and_switch_tell_the_same_progress_and_end_and_a_node_keeps_its_name(
+    tmp_path: Path, slurm: Sandbox
+) -> None:
+    project = start(tmp_path, slurm, "total=400")
+    wait_steps(project, NAME, 30)
+    advice = project.shoal("switch", NAME, "--gpus", "8", "--json").json
+    run = project.status(NAME)[NAME]
+    assert run["progress"].startswith("step ") and "/400 (" in run["progress"] and run["progress_source"] == "log"
+    assert run["remaining_s"] == pytest.approx(advice["keep_s"], rel=0.3)
+    assert " left" in project.shoal("status", NAME).out
+    node = run["node"]
+    assert node in project.slurm("sinfo", "-h", "-N", "-o", "%N").split()
+    (project.root / "finish").touch()
+    assert project.wait(NAME, "done")["node"] == node
+    report = project.shoal("report", "--json").json
+    assert {bar["lane"].partition(":")[0] for bar in report["timeline"]} == {node}
+    assert {attempt["host"] for one in report["runs"] for attempt in one["attempts"]} == {node}
+
+
+@pytest.mark.slurm
+def test_a_run_without_gpus_is_compared_by_nodes_and_nothing_speaks_of_gpus(tmp_path: Path, slurm: Sandbox) -> None:
+    project = project_with(tmp_path, slurm)
+    toml = (project.root / "shoal.toml").read_text()
+    project.write("shoal.toml", toml.replace("request = { gpus = 1, cpus", "request = { cpus"))
+    script = project.script(f"{NAME}.sh", "pretrain -- total=2000")
+    project.shoal("submit", script)
+    wait_steps(project, NAME, 20)
+    told = project.shoal("switch", NAME, "--nodes", "2").out
+    assert told.startswith(f"{NAME} runs without GPUs as job ") and "2 nodes" in told
+    assert "GPU" not in told.replace("without GPUs", "")
+    assert_clear_error(project.shoal("switch", NAME, "--gpus", "8", code=2), 2, "runs without GPUs", "--nodes 2")
+    assert_clear_error(project.shoal("switch", NAME, code=2), 2, "has 1 node already", "--nodes 2")
 
 
 def test_a_run_on_this_machine_has_nothing_to_switch_to(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from shoal.views.question import agreed
 from shoal.views.render import cell_width, state_word
 from shoal.views.report import gather as reporting
 from shoal.views.report import page, tables, text
-from shoal.views.screen import Screen
+from shoal.views.screen import Screen, screen_of
 from shoal.views.status import Filter
 from shoal.views.watching import Manner, watch
 from terminal import run_in_terminal
@@ -147,7 +147,7 @@ def _report(made: MadeUp, screen: Screen, *, as_json: bool, quiet: bool) -> None
 
 
 def _results(made: MadeUp, screen: Screen, *, as_json: bool, quiet: bool) -> None:
-    runs, defaults = results.gather(made.home, ["001_lr"], {}, partial=False)
+    runs, defaults, _ = results.gather(made.home, ["001_lr"], {}, partial=False)
     results.show(tabulate(runs, defaults=defaults), "json" if as_json else "names" if quiet else "text", screen)
 
 
@@ -247,7 +247,8 @@ def test_the_report_counts_hours_by_hand(made: MadeUp) -> None:
 def test_report_and_results_group_the_same_runs_and_leave_out_tries(made: MadeUp) -> None:
     spec = Path(made.home) / "runs/001_lr/001_train_2/spec.1.json"
     spec.write_text(json.dumps({**json.loads(spec.read_text()), "smoke": {"steps": 1}}))
-    runs, _ = results.gather(made.home, ["001_lr"], {}, partial=False)
+    runs, _, notes = results.gather(made.home, ["001_lr"], {}, partial=False)
+    assert notes == ["1 smoke or trial run left out"]
     groups = {
         group.name: (one.mean, one.size)
         for group in tabulate(runs).groups
@@ -329,10 +330,17 @@ def test_runs_are_selected_by_the_words_people_use(made: MadeUp) -> None:
         selecting.parse_states("broken")
 
 
-def test_filters_narrow_what_is_shown_but_not_what_is_counted(made: MadeUp) -> None:
+def test_counts_are_those_of_what_is_listed_and_the_rest_is_named(made: MadeUp) -> None:
     found = report_of(made, Filter(states="failed", name="000_*"))
     assert [view.name for view in found.views] == ["001_lr/000_train_3", "001_lr/000_train_4"]
-    assert sum(found.counts.values()) == 12
+    assert found.counts == {"failed": 2} and found.left_out == 10
+    head = status.headline(found, screen_of())
+    assert "2 of 12 runs" in head and "GPUs busy" not in head
+    shown = "\n".join(status.lines_of(found, found.views, screen_of()))
+    assert "10 runs left out by --state failed --name '000_*'" in shown
+    assert found.unselected == [] and report_of(made, Filter(["001_lr/0-2"])).unselected == [
+        "8 of 11 runs of 001_lr not selected"
+    ]
     assert len(report_of(made, Filter(last=3)).views) == 3
     since = report_of(made, Filter(since="21m")).views
     assert {view.name for view in since} == {"001_lr/000_train_6"}
@@ -344,7 +352,7 @@ def _view(name: str, state: str, **more: Any) -> RunView:
 
 def test_the_expected_end_follows_progress_and_the_waves_of_what_waits() -> None:
     running = _view("1_a/000_t_0", "running", started=0.0)
-    assert forecast.expected_end([running], {"1_a/000_t_0": 0.25}, 100.0) == pytest.approx(400)
+    assert forecast.expected_end([running], {"1_a/000_t_0": 300.0}, 100.0) == pytest.approx(400)
     done = _view("1_a/000_t_1", "done", started=0.0, ended=200.0)
     waiting = [_view(f"1_a/000_t_{n}", "pending") for n in (2, 3)]
     assert forecast.expected_end([running, done, *waiting], {}, 100.0) == pytest.approx(100 + 100 + 2 * 200)

@@ -245,3 +245,21 @@ def test_without_an_answer_the_last_known_states_are_shown_and_said_to_be_old(
     found = project.shoal("status", "--json", PATH=path).json
     assert "Unable to contact" in found["slurm_problem"] and found["runs"][0]["state"] == "running"
     (project.root / "go").touch()
+
+
+@pytest.mark.slurm
+def test_the_last_task_of_an_array_has_the_others_before_it(tmp_path: Path, quiet_cluster: Sandbox) -> None:
+    """Each task takes all nodes, so that one runs and seven wait."""
+    project = Project(tmp_path, quiet_cluster)
+    script = project.script("001_array/000_train.sh", "train --time=10 --nodes=4 --gres=gpu:4 --mem=50 -- wait=go")
+    project.shoal("submit", script, "--seeds", "0-7")
+    project.wait("001_array/000_train_0", "running")
+
+    def before_the_last() -> list[str]:
+        told = project.shoal("why", "001_array/000_train_7", "--json").json
+        return [line for line in told["evidence"] if "before it" in line]
+
+    wait_until(before_the_last, 60, "the queue tells")
+    expected = "6 pending jobs of the partition are before it, 6 of them tasks of its array"
+    wait_until(lambda: before_the_last() == [expected], 60, f"{expected}, not {before_the_last()}")
+    (project.root / "go").touch()

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.kernel import progress
 from shoal.kernel.causes import find_cause, signature, strip_escapes
 from shoal.views import estimate
-from shoal.views.details import parse_progress
 from shoal.views.progress import Bar
 from shoal.views.reasons import REASONS, explain
 from shoal.views.render import cell_width, fit, fit_end, plain, wrapped
@@ -148,7 +148,7 @@ def test_smaller_requests_speak_the_dialect_of_the_script() -> None:
     ("line", "text", "fraction"),
     [
         ("50/200", "50/200 (25%)", 0.25),
-        ("epoch 3 of 4", "epoch 3 of 4 (75%)", 0.75),
+        ("epoch 3 of 4", "epoch 3 of 4 (50%)", 0.5),
         ("41 % done", "41 % done", 0.41),
         ('{"step": 10, "total": 40, "loss": 0.5}', "step 10/40 (25%)  loss 0.5", 0.25),
         ('{"step": 10, "total": 0}', "step 10", None),
@@ -157,9 +157,12 @@ def test_smaller_requests_speak_the_dialect_of_the_script() -> None:
         ("\x1b[31mhello\x1b]0;x\x07", "hello", None),
     ],
 )
-def test_progress_is_understood_in_the_forms_people_write(line: str, text: str, fraction: float | None) -> None:
-    found = parse_progress(line)
-    assert (found.text, found.fraction) == (text, fraction)
+def test_progress_is_understood_in_the_forms_people_write(
+    line: str, text: str, fraction: float | None, tmp_path: Path
+) -> None:
+    (tmp_path / "progress").write_text(line + "\n")
+    found = progress.read(progress.Output(str(tmp_path)))
+    assert found is not None and (found.words, found.fraction) == (text, fraction)
 
 
 def test_wide_letters_take_two_columns_and_nothing_is_cut_in_half() -> None:
@@ -232,3 +235,10 @@ def test_a_redraw_goes_up_by_the_rows_that_long_lines_took(
     drawer._draw(["x" * 45, "y", ""])
     drawer._draw(["z"])
     assert capsys.readouterr().out.endswith("\n\x1b[5A\r\x1b[Jz\n"), "three rows, one, and an empty one"
+
+
+def test_jobs_before_a_pending_one_are_counted_by_task() -> None:
+    queue = "100|7|N/A\n50|8|0\n50|8|1\n50|8|2\n50|9|N/A\n10|5|N/A\n\n"
+    assert estimate.count_ahead(queue, "8_2", 50) == (3, 2)
+    assert estimate.count_ahead(queue, "8_0", 50) == (1, 0)
+    assert estimate.count_ahead(queue, "9", 50) == (4, 0) and estimate.count_ahead(queue, "7", 100) == (0, 0)

@@ -21,6 +21,8 @@ from made_up import NOW, MadeUp
 from made_up import usage as made_up_usage
 from project import Project, read_record
 from shoal.agent import nvml, processes, usage
+from shoal.kernel import process, slurm
+from shoal.kernel.records import Held, Start
 from shoal.sandbox import Sandbox
 from shoal.store.records import Asked
 from shoal.views import status, why
@@ -252,14 +254,16 @@ def test_a_pack_on_slurm_tells_its_first_failure_and_its_end(tmp_path: Path, qui
     assert "all runs have ended\n2 done, 1 not" in told.read_text()
 
 
-def test_a_node_is_one_lane_of_the_report_whether_its_runs_were_sampled_or_not() -> None:
-    """Samples tell Slurm's name of a node, records of runs too short for them the host's own."""
+def test_a_node_has_slurms_name_in_every_lane_and_record() -> None:
+    """Whether a run was sampled or too short for that, and also in a pack, whose job has several nodes."""
+    start = Start(1, 1, 1, "t", "n1.cluster.example", 1, None, 0.0, "/o", "/l", node="n1", nodes="n[1-2]")
+    assert start.place == "n[1-2]" and start._replace(nodes=None).place == "n1"
+    assert start._replace(held=Held(host="n2")).place == "n2" and start._replace(held=Held()).place == "n1"
+    assert process.node_name({"SLURMD_NODENAME": "n1"}) == "n1" and process.node_name({}) == process.host()
+    assert slurm.this_job({"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1"})["node"] == "n1"
 
-    def attempt(number: int, host: str, node: str | None) -> Try:
+    def attempt(number: int, node: str | None) -> Try:
         use = reading.Usage([reading.NodeUse(every_s=1, duration_s=1, host=node)]) if node else None
-        return Try(f"e/r{number}", 1, host, None, number, number + 1, "done", True, Asked(gpus=1), None, use)
+        return Try(f"e/r{number}", 1, "n1", None, number, number + 1, "done", True, Asked(gpus=1), None, use)
 
-    tries = [attempt(0, "n1.cluster", "n1"), attempt(1, "n1.cluster", None), attempt(2, "n2.cluster", None)]
-    assert {lane.name: len(lane.bars) for lane in lanes(tries)} == {"n1:0": 2, "n2.cluster:0": 1}
-    tries += [attempt(3, "n1.cluster", "also-n1"), attempt(4, "n1.cluster", None)]  # nodes of a sandbox are one host
-    assert {lane.name for lane in lanes(tries)} == {"n1:0", "also-n1:0", "n1.cluster:0", "n2.cluster:0"}
+    assert {lane.name: len(lane.bars) for lane in lanes([attempt(0, "n1"), attempt(1, None)])} == {"n1:0": 2}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -134,6 +135,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     and what its step says about them later holds for later attempts.
     `start_from` is the checkpoint that the user named as input, as in post-training; a run that they named instead is
     `start_parent`, because its newest checkpoint may be another one tomorrow.
+    `metrics` are names that its log prints with a value.
     `sweep` is the base name of the sweep that the run belongs to; `derived` names the `params` that follow from others;
     `cost` is its relative duration and `search` how losers are stopped, for whoever packs; `survive` is the step's
     policy for what clusters do.
@@ -156,6 +158,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     checkpoint: str | None = None
     resume_args: list[str] | None = None
     resumes: str = ""
+    metrics: list[str] = []
     start_from: str | None = None
     launch: str = "process"
     launch_settings: LaunchSettings = LaunchSettings()
@@ -204,6 +207,45 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             **({"data": self.data} if self.data else {}),
             **({"image": self.container.image} if self.container.image else {}),
         }
+
+    def work(self) -> str:
+        """What a run does, whatever its name, its seed, its GPUs and what it starts from."""
+
+        def words(text: str) -> list[str]:
+            return without_seed(text.replace(self.name, "{run}").replace(self.stem, "{stem}").split())
+
+        env = {key: words(value) for key, value in self.env.items() if "seed" not in key.lower()}
+        args = without_seed([word.replace(self.stem, "{stem}") for word in self.args])
+        found = [self.step_kind, self.command, args, self.params, env, bool(self.smoke)]
+        return json.dumps(found, sort_keys=True, default=str)
+
+    def starts(self) -> tuple[str, str]:
+        """What a run starts from; and the same without its seed and the number that goes with it: 011_pretrain_1 is for
+        seed 1 what 010_pretrain_0 is for seed 0."""
+        start = re.sub(r"\b\d{8}_\d{6}\b", "{time}", f"{self.start_from or ''} {self.start_parent or ''}".strip())
+        seeded = re.sub(
+            rf"(?<!\d)(\d+)(_[^/]*)_{self.seed}(?=/|\Z)",
+            lambda match: f"{int(match[1]) - (self.seed or 0)}{match[2]}_{{seed}}",
+            start,
+        )
+        return start, seeded if self.seed is not None else start
+
+
+def start_alike(starts: Sequence[tuple[str, str]]) -> bool:
+    """Whether runs start from the same, or each from what belongs to its seed."""
+    return len({raw for raw, _ in starts}) <= 1 or len({seeded for _, seeded in starts}) <= 1
+
+
+def without_seed(words: Sequence[str]) -> list[str]:
+    """The words without `seed=3`, `--seed=3` and `--seed 3`."""
+    found, skip = [], False
+    for word in words:
+        key, equals, _ = word.partition("=")
+        names_seed = key.lstrip("-").rpartition(".")[2].lower().endswith("seed")
+        if not skip and not (names_seed and (equals or word.startswith("-"))):
+            found.append(word)
+        skip = names_seed and not equals and word.startswith("-")
+    return found
 
 
 #: Live states: the run may still do something by itself. The others of STATES have ended, except new.

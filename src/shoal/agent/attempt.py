@@ -296,6 +296,7 @@ class Attempt:
             output_dir=self.claim.output_dir,
             log_dir=self.claim.log_dir,
             host=me.host,
+            nodes=self.held.start.place,
             job_id=me.job_id,
             job_label=me.job_label,
             held=self.held.start.held,

@@ -135,7 +135,7 @@ def main(argv: List[str]) -> int:
     """`agent stage FOLDER`: on one node of a job, stage what is asked for and hold it until the run is over."""
     folder = argv[0]
     asked = (files.read_json(os.path.join(folder, "asked.json")) or {})["data"]
-    node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    node = process.node_name()
     stages = [
         Stage(name, one["path"], os.environ, wait_all=one.get("wait") == "all", say=_say(node))
         for name, one in asked.items()

@@ -132,7 +132,7 @@ def _attempt(home: str, claim: fence.Claim, me: Allocation, set_up_exit: int, li
     if held is None:
         return 1
     attempt = Attempt(claim, held, spec)
-    _say("run %s/%s, attempt %d on %s" % (spec["experiment"], spec["stem"], held.number, process.host()))
+    _say("run %s/%s, attempt %d on %s" % (spec["experiment"], spec["stem"], held.number, process.node_name()))
     if attempt.resume_from:
         step = checkpoints.step_of(attempt.resume_from)
         told = "%s%s" % (attempt.resume_from, "" if step is None else " (step %d)" % step)

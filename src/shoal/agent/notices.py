@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ..kernel import files, layout, lease, records
+from ..kernel import files, layout, lease, process, records
 from ..kernel.causes import exit_words, find_cause, last_line
 from ..kernel.records import End
 
@@ -54,7 +54,7 @@ def when_quiet(home: str, name: str, log: str, began: float, env: Mapping[str, s
 
 def when_idle(home: str, name: str, idle_s: float, env: Mapping[str, str]) -> None:
     """The same for a run whose GPUs, on one of its nodes, have done nothing for that long."""
-    host = env.get("SLURMD_NODENAME") or os.uname().nodename
+    host = process.node_name(env)
     _when_long(home, name, "idle", "has left its GPUs on %s idle" % host, idle_s, env)
 
 

@@ -66,7 +66,7 @@ def ship(home: str) -> str:
 def _modules() -> dict[str, Path]:
     """Name in the zip -> where it comes from."""
     root = Path(__file__).parent.parent
-    paths = sorted({*root.glob("agent/**/*.py"), *root.glob("kernel/*.py")} - {Path(__file__)})
+    paths = sorted({*root.glob("agent/**/*.py"), *root.glob("kernel/**/*.py")} - {Path(__file__)})
     return {f"shoal_agent/{path.relative_to(root).as_posix()}": path for path in paths}
 
 

@@ -133,7 +133,7 @@ class Single(Executor[Attempt]):
         if spec.get("smoke"):
             from . import smoke
 
-            end = smoke.judge(end, spec, progress.read(attempt.claim.output_dir, logs))
+            end = smoke.judge(end, spec, progress.read(progress.Output(attempt.claim.output_dir, logs)))
         unseen = spec.get("trial") and end.success and attempt.claim == self._claim
         if unseen and trial.pointless(self.home, spec) is None:
             try:

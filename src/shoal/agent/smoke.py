@@ -23,11 +23,12 @@ def watcher(spec: Mapping[str, Any], output_dir: str, logs: List[str]) -> Option
         return None
     deadline: List[float] = []  # counts from the first look at the program
     first: List[float] = [] if spec.get("start_from") else [0.0]
-    before = progress.read(output_dir, logs)  # of an earlier attempt in the same folder
+    output = progress.Output(output_dir, logs)
+    before = progress.read(output)  # of an earlier attempt in the same folder
 
     def look(attempt: "Attempt") -> None:
         deadline.append(time.monotonic() + float(policy["time_s"]))
-        seen = progress.read(output_dir, logs)
+        seen = progress.read(output)
         if seen is not None and seen.step is not None and seen != before:
             first.append(seen.step)
             if seen.step - first[0] >= float(policy["steps"]):

@@ -18,7 +18,7 @@ from . import stages
 if TYPE_CHECKING:
     from .attempt import Attempt
 
-_NAME = re.compile(r"_(?:\d+x)?\d+gpus\Z")
+_NAME = re.compile(r"_(?:(?:\d+x)?\d+gpus|\d+nodes)\Z")
 #: In a trial's end record: it goes on as the run.
 SWITCHED = "switched"
 
@@ -87,7 +87,8 @@ def watcher(
         return None
     step = checkpoints.step_of(resume_from) if resume_from else 0
     first: List[float] = [] if step is None else [float(step)]
-    before = progress.read(claim.output_dir, logs)  # of an earlier attempt in the same folder
+    output = progress.Output(claim.output_dir, logs)
+    before = progress.read(output)  # of an earlier attempt in the same folder
 
     def look(attempt: "Attempt") -> None:
         why = pointless(home, spec)
@@ -95,7 +96,7 @@ def watcher(
             withdraw(attempt.claim, why)
             attempt.stop("cancelled")
             return
-        seen = progress.read(claim.output_dir, logs)
+        seen = progress.read(output)
         if seen is None or seen.step is None or seen == before:
             return
         if first and seen.step < first[0]:

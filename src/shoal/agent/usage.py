@@ -12,7 +12,7 @@ import time
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Protocol
 
-from ..kernel import files, layout
+from ..kernel import files, layout, process
 from . import notices, nvml, processes
 
 _MOST_POINTS = 240
@@ -215,7 +215,7 @@ class Record:
         ]
         return {
             "schema": 1,
-            "host": os.environ.get("SLURMD_NODENAME") or os.uname().nodename,
+            "host": process.node_name(),
             "every_s": self.every_s,
             "duration_s": self._last - self._began,
             "cpu_s": self._cpu_s,

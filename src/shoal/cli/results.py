@@ -3,9 +3,12 @@ r"""What runs brought: parameters that vary, metrics over seeds as mean and stan
   shoal results 002_depth
   shoal results 002_depth --metric accuracy --sort accuracy --descending
   shoal results 002_depth --format latex > table.tex
-  shoal results 004_routes --over route --partial
+  shoal results 004_routes --over route --missing 0
 
-Numbers come from metrics.json, metrics.jsonl, W&B's offline files and TensorBoard's events in a run's output folder.
+Mean and standard deviation are over seeds; with --over, the runs of a seed are averaged first.
+
+Numbers come from metrics.json, metrics.jsonl, Hugging Face's, timm's and Lightning's files, TensorBoard and W&B in a
+run's output folder, and from names that [steps.X] metrics = [...] declares and the log prints.
 """
 
 from __future__ import annotations
@@ -19,9 +22,17 @@ from shoal.cli.options import home_here, refuse_idle
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("which", nargs="*", metavar="RUN_OR_EXPERIMENT", help="only these")
     parser.add_argument("--metric", action="append", default=[], help="only this metric; may be given again")
-    parser.add_argument("--over", action="append", default=[], metavar="PARAM", help="average over this parameter too")
+    parser.add_argument(
+        "--over", action="append", default=[], metavar="PARAM", help="Average over this parameter first, for each seed"
+    )
     parser.add_argument("--sort", metavar="NAME", help="order by a metric or a parameter")
     parser.add_argument("--descending", action="store_true", help="the largest first")
+    parser.add_argument(
+        "--missing",
+        type=float,
+        metavar="VALUE",
+        help="Count runs that have ended without the metric as VALUE, such as 0",
+    )
     parser.add_argument("--partial", action="store_true", help="count runs that are not done as well")
     parser.add_argument("--all-params", action="store_true", help="show parameters that do not vary, and derived ones")
     parser.add_argument(
@@ -37,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
     from shoal.results.table import tabulate
     from shoal.views import results
 
-    runs, defaults = results.gather(home_here(), args.which, os.environ, partial=args.partial)
+    runs, defaults, notes = results.gather(home_here(), args.which, os.environ, partial=args.partial)
     table = tabulate(
         runs,
         metrics=args.metric,
@@ -46,5 +57,7 @@ def run(args: argparse.Namespace) -> None:
         all_params=args.all_params,
         defaults=defaults,
         over=args.over,
+        missing_value=args.missing,
     )
+    table = table._replace(notes=[*notes, *table.notes])
     results.show(table, "json" if args.json else "names" if args.quiet else args.format)

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from shoal.cli.submit import exit_code, teller
     from shoal.submit import retrying, standing
     from shoal.submit.scripts import submit_asked
-    from shoal.views.select import parse_states, select_runs
+    from shoal.views.select import parse_states, select_runs, unselected
 
     project = project_here()
     home = str(project.home)
@@ -54,6 +54,9 @@ def run(args: argparse.Namespace) -> int:
             views = retrying.left_of(home, given, os.environ)
         else:
             views = [view for view, _ in retrying.find(home, names, parse_states(args.state), causes, os.environ)]
+            left_out = retrying.left_out(home, names, views, os.environ)
+            for note in [*unselected(home, names), *([left_out] if left_out else [])]:
+                say.note(note)
             if not views:
                 say.note("no run of these ended badly")
                 return 0

@@ -3,6 +3,7 @@
 shoal switch 000_train_0 --gpus 8
 shoal switch 000_train_0 --gpus 8 --nodes 2 --efficiency 0.7
 shoal switch 000_train_0 --gpus 8 --apply --after-step 100
+shoal switch 003_prepare_0 --nodes 4          a run without GPUs
 
 With --apply the other job is submitted beside the first. It starts from the newest checkpoint, takes the run over when
 it has done the given steps itself, and cancels the first job then. If it fails, the first one goes on.
@@ -20,8 +21,10 @@ from shoal.cli.options import add_output, add_request, project_here, refuse_idle
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN")
     parser.add_argument("flags", nargs="*", metavar="-- SBATCH_FLAGS", help="what else the other job asks for")
-    parser.add_argument("--gpus", type=_count, required=True, metavar="N", help="GPUs of the other job, on each node")
-    parser.add_argument("--nodes", type=_count, metavar="N", help="nodes of the other job (1)")
+    parser.add_argument("--gpus", type=_count, metavar="N", help="GPUs per node of the new job (default: as now)")
+    parser.add_argument(
+        "--nodes", type=_count, metavar="N", help="Nodes of the new job (default: 1 with --gpus, else as now)"
+    )
     parser.add_argument("--time", metavar="12h", help="time limit of the other job, if not the same")
     parser.add_argument(
         "--efficiency", type=_share, metavar="0.8", help="how well it scales: 1 is twice as fast on twice as many"

@@ -20,8 +20,8 @@ from shoal.model import ContainerSettings, LaunchSettings, Request
 from shoal.names import MAX_COMPONENT, slug
 from shoal.units import parse_duration_s, parse_memory_mb
 
-_KEYS = ("command", "output", "checkpoint", "request", "launch", "requeue", "env", "params", "survive", "data", "smoke",
-         "container", "resume_args")  # fmt: skip
+_KEYS = ("command", "output", "checkpoint", "metrics", "request", "launch", "requeue", "env", "params", "survive",
+         "data", "smoke", "container", "resume_args")  # fmt: skip
 #: How a swept parameter that the command does not mention is passed on.
 DEFAULT_PARAMS = "--{name}={value}"
 _REQUEST_KEYS = ("nodes", "gpus", "gpu_type", "cpus", "memory", "time")
@@ -52,6 +52,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str | None = None
     #: Appended to the command when the run continues from a checkpoint; None: the program has to find out by itself.
     resume_args: tuple[str, ...] | None = None
+    metrics: tuple[str, ...] = ()
     request: Request = Request()
     launch: str = "process"
     launch_settings: LaunchSettings = LaunchSettings()
@@ -79,6 +80,7 @@ def parse_step(name: str, values: Table) -> Step:
         output=output,
         checkpoint=_checkpoint(table),
         resume_args=_resume_args(table),
+        metrics=_metrics(table),
         request=parse_request(table.table("request", _REQUEST_KEYS)),
         launch=launch,
         launch_settings=settings,
@@ -182,6 +184,14 @@ def _params(table: Table) -> str:
     if unknown:
         raise table.error(("params",), f"unknown {{{unknown[0]}}}: only {{name}} and {{value}} are filled in here")
     return template
+
+
+def _metrics(table: Table) -> tuple[str, ...]:
+    """Names that the program prints with a value; a blank one would match every number."""
+    names = table.strings("metrics") or ()
+    if not all(name.strip() for name in names):
+        raise table.error(("metrics",), "a name in metrics is empty", hint='metrics = ["val loss", "accuracy"]')
+    return tuple(name.strip() for name in names)
 
 
 def _checkpoint(table: Table) -> str | None:

@@ -10,36 +10,29 @@ from collections.abc import Sequence
 
 import msgspec
 
+from shoal.kernel.progress import value_of
+from shoal.store.pace import START_UP, Pace
+
 #: What GPUs that work together are taken to lose, where nobody has measured it.
 ASSUMED_EFFICIENCY = 0.8
 #: A switch has its own risks: it must save a tenth of the time that is left, and at least this much.
 _LEAST_SAVING_S = 300.0
-#: Less of the way than this tells mostly how long a start takes.
-START_UP = 0.02
 
 
-class Running(msgspec.Struct, frozen=True, kw_only=True):
-    """The job as it is. `since` is the part of the way at which this attempt began, `measured_s` how long it took from
-    there to `fraction`; `checkpoint_age_s` is None when there is nothing to start from."""
+class Running(Pace, frozen=True, kw_only=True):
+    """The job as it is; `checkpoint_age_s` is None when there is nothing to start from."""
 
     gpus: int
-    fraction: float
-    since: float = 0.0
-    measured_s: float
-    age_s: float = 0.0
+    nodes: int = 1
     checkpoint_age_s: float | None = None
     time_left_s: float | None = None
-
-    @property
-    def rate(self) -> float:
-        """Part of the way per second."""
-        return max(1e-12, (self.fraction - self.since) / max(1.0, self.measured_s))
 
 
 class Alternative(msgspec.Struct, frozen=True, kw_only=True):
     """`wait_s` is None when Slurm gives no estimate; `efficiency` is 1 for twice as fast on twice as many GPUs."""
 
     gpus: int
+    nodes: int = 1
     efficiency: float = ASSUMED_EFFICIENCY
     efficiency_from: str = "assumed"
     wait_s: float | None = None
@@ -68,16 +61,16 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 def advise(running: Running, other: Alternative) -> Advice:
     """Numbers for both ways, and a recommendation that they bear."""
     rate, wait_s = running.rate, other.wait_s or 0.0
-    now = min(1.0, running.fraction + rate * running.age_s)
-    keep_s = (1.0 - now) / rate
+    now, keep_s = running.now, running.left_s
     at_start = min(1.0, now + rate * wait_s)
     begins = _begins(running, now, at_start)
-    speedup = other.gpus / max(1, running.gpus) * other.efficiency
+    ratio = size_ratio(running, other)
+    speedup = ratio * other.efficiency
     work_s = (1.0 - begins) / (rate * speedup)
     switch_s = wait_s + work_s
     lost_s = (at_start - begins) / rate
     spare_s = keep_s - wait_s
-    worth = (1.0 - begins) / (rate * other.gpus / max(1, running.gpus) * spare_s) if spare_s > 0 else None
+    worth = (1.0 - begins) / (rate * ratio * spare_s) if spare_s > 0 else None
     recommend, why = _recommend(running, other, keep_s, switch_s, work_s)
     return Advice(
         recommend=recommend,
@@ -95,6 +88,11 @@ def advise(running: Running, other: Alternative) -> Advice:
         switch_gpu_hours=(min(wait_s, keep_s) * running.gpus + work_s * other.gpus) / 3600,
         notes=_notes(running, other, keep_s, work_s),
     )
+
+
+def size_ratio(running: Running, other: Alternative) -> float:
+    """How much larger the other job is: by GPUs, or by nodes where there are none."""
+    return other.gpus / running.gpus if running.gpus else other.nodes / max(1, running.nodes)
 
 
 def _begins(running: Running, now: float, at_start: float) -> float:
@@ -125,8 +123,9 @@ def _notes(running: Running, other: Alternative, keep_s: float, work_s: float) -
     if other.wait_s is None:
         notes.append("Slurm gives no estimate of the other's start; none is counted")
     if other.efficiency_from == "assumed":
+        size = f"{other.gpus} GPUs" if other.gpus else f"{other.nodes} nodes"
         notes.append(
-            f"the efficiency {other.efficiency:g} is assumed; a run of the same command on {other.gpus} GPUs, even a "
+            f"the efficiency {other.efficiency:g} is assumed; a run of the same command on {size}, even a "
             "part of one, would measure it, and --efficiency says it"
         )
     if running.time_left_s is not None and keep_s > running.time_left_s:
@@ -138,42 +137,20 @@ def _notes(running: Running, other: Alternative, keep_s: float, work_s: float) -
     return notes
 
 
-def batch_notes(words: Sequence[str], ratio: float) -> list[str]:
+def batch_notes(words: Sequence[str], ratio: float, unit: str = "GPU") -> list[str]:
     """What changes silently when the number of processes does; `words` are the command and its arguments."""
     if ratio == 1:
         return []
-    found = _value_of(words, "batch")
+    found = value_of(words, "batch")
     of = f" ({found:g} becomes {found * ratio:g})" if found is not None else ""
     times = f"{ratio:g} times as large" if ratio > 1 else f"{1 / ratio:g} times smaller"
     notes = [
-        f"with the same batch per GPU, the batch of one optimizer step is {times}{of}, and an epoch has "
+        f"with the same batch per {unit}, the batch of one optimizer step is {times}{of}, and an epoch has "
         f"{'fewer' if ratio > 1 else 'more'} steps; a fixed number of steps means {ratio:g} times the data"
     ]
-    rate = _value_of(words, "lr", "learning_rate", "learning-rate")
+    rate = value_of(words, "lr", "learning_rate", "learning-rate")
     if rate is not None:
         notes.append(
             f"the learning rate {rate:g} was chosen for another batch size; the linear rule gives {rate * ratio:g}"
         )
     return notes
-
-
-def _value_of(words: Sequence[str], *keys: str) -> float | None:
-    """The number behind `--batch-size 22`, `dataloader.params.batch_size=22`, `lr=0.1`: the last part of the name must
-    begin with a key."""
-    for number, word in enumerate(words):
-        name, equals, value = word.lstrip("-").partition("=")
-        if not equals:
-            value = words[number + 1] if word.startswith("-") and number + 1 < len(words) else ""
-        if not name.rpartition(".")[2].lower().startswith(keys):
-            continue
-        try:
-            return float(value)
-        except ValueError:
-            continue
-    return None
-
-
-def totals(words: Sequence[str]) -> tuple[float | None, float | None]:
-    """(steps, epochs) that a command's words promise, for logs that tell only how many are done."""
-    steps = _value_of(words, "max_steps", "max-steps", "total_steps", "total-steps", "num_steps", "num-steps", "steps")
-    return steps, _value_of(words, "max_epochs", "max-epochs", "num_epochs", "num-epochs", "epochs", "num_train_epochs")

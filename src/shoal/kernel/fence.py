@@ -123,13 +123,13 @@ class Turn:
             silent = self._watch.is_silent(number, names.signs_of_life(number), start)
             if not close(run_dir, names, number, start, silent):
                 break  # It may have another name by now, and this node's listing may be old for some time.
-            self._say("attempt %d on %s gave no sign of life and was closed" % (number, start and start.host))
+            self._say("attempt %d on %s gave no sign of life and was closed" % (number, start and start.place))
         if self._asked != number:
             self._asked = number
             if names.has_attempt(number, "end") or names.has_attempt(number, "lost"):
                 self._say("attempt %d has ended, and its guard on another node has not said so" % number)
             else:
-                self._say("attempt %d runs on %s: asking it to save and end" % (number, start and start.host))
+                self._say("attempt %d runs on %s: asking it to save and end" % (number, start and start.place))
                 lease.ask_for_handover(run_dir, number, self._me)
         return None
 

@@ -276,6 +276,7 @@ def lost_end(start: Start, renewals: int, last_words: Optional[Mapping[str, Any]
         output_dir=start.output_dir,
         log_dir=start.log_dir,
         host=start.host,
+        nodes=start.place,
         job_id=start.job_id,
         job_label=start.job_label,
         held=start.held,

@@ -13,6 +13,11 @@ def host() -> str:
     return os.uname().nodename
 
 
+def node_name(environ: Mapping[str, str] = os.environ) -> str:
+    """The name that people know this machine by: Slurm's for a node of a job, else its own."""
+    return environ.get("SLURMD_NODENAME") or host()
+
+
 def this_process() -> Dict[str, Any]:
     """An identity of this process that another command on this host can check later."""
     return identity(os.getpid())

@@ -122,7 +122,8 @@ class Outcome(NamedTuple):
 
 class Allocation(NamedTuple):
     """Who works: a process (the guard), and the Slurm job that it is of, if any. `job_label` is what people type;
-    `life` counts how often Slurm has started the job. `engine` is set for those that work through a queue."""
+    `life` counts how often Slurm has started the job; `node` is Slurm's name of the host. `engine` is set for those
+    that work through a queue."""
 
     host: str
     pid: int
@@ -132,6 +133,7 @@ class Allocation(NamedTuple):
     job_label: Optional[str] = None
     array_job_id: Optional[str] = None
     life: Optional[int] = None
+    node: Optional[str] = None
     nodes: Optional[str] = None
     engine: str = ""
 
@@ -174,6 +176,7 @@ class Start(NamedTuple):
     job_label: Optional[str] = None
     array_job_id: Optional[str] = None
     life: Optional[int] = None
+    node: Optional[str] = None
     nodes: Optional[str] = None
     failed_nodes: Sequence[str] = ()
     ends: Optional[float] = None
@@ -181,6 +184,13 @@ class Start(NamedTuple):
     python: Optional[Dict[str, Any]] = None
     engine: str = ""
     held: Optional[Held] = None
+
+    @property
+    def place(self) -> str:
+        """Where it runs, by Slurm's names: of a run of a pack its node, else all nodes of the job."""
+        if self.held is not None:
+            return self.held.host or self.node or self.host
+        return self.nodes or self.node or self.host
 
 
 class Next(NamedTuple):
@@ -211,6 +221,7 @@ class End(NamedTuple):
     ended: float
     duration_s: float
     host: Optional[str] = None
+    nodes: Optional[str] = None
     log_dir: Optional[str] = None
     job_id: Optional[str] = None
     job_label: Optional[str] = None

@@ -313,6 +313,7 @@ def this_job(environ: Mapping[str, str]) -> Dict[str, Any]:
         "job_id": environ.get("SLURM_JOB_ID"),
         "job_label": "%s_%s" % (array, task) if array and task else environ.get("SLURM_JOB_ID"),
         "life": int(environ.get("SLURM_RESTART_COUNT") or 0),
+        "node": environ.get("SLURMD_NODENAME"),
         "nodes": environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST"),
     }
     return dict(job, array_job_id=array) if array else job

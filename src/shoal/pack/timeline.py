@@ -99,7 +99,7 @@ def _bars(home: str, name: str, now: float) -> list[Bar]:
             state = "stopped"
         begin, last = (end.began, end.ended) if end is not None else (start.t, now)
         held = start.held
-        host = held.host or start.host
+        host = held.host or start.node or start.host
         lanes = [f"{host}:gpu{gpu}" for gpu in held.gpus] or [f"{host}:{held.slot}"]
         share = held.share if held.gpus and held.share < 1 else 1.0
         found += [Bar(lane, name, number, begin, max(begin, last), state, share) for lane in lanes]

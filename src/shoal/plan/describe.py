@@ -96,6 +96,7 @@ def describe(call: Call, project: Project, swept: Collection[str] = ()) -> Asked
         env={**step.env, **{name: escape(value) for name, value in call.env.items()}},
         checkpoint=step.checkpoint,
         resume_args=None if step.resume_args is None else list(step.resume_args),
+        metrics=list(step.metrics),
         start_from=source.checkpoint,
         parents=[source.parent] if source.parent else [],
         start_parent=source.parent,

@@ -1,6 +1,6 @@
-"""From output folders back to a table.
+"""From the metrics of runs to a table.
 
-metrics.py   the numbers that a run left: metrics.json, metrics.jsonl, W&B's offline files, TensorBoard's events
-records.py   the record formats behind the latter two, read without either library
-table.py     runs -> groups over seeds: mean, standard deviation, count, and who is missing; pure
+table.py     runs -> rows over seeds: mean, standard deviation, number of seeds, and the runs that are missing; pure
+
+What runs measured is read by shoal.kernel.progress.
 """

@@ -1,17 +1,30 @@
-"""Runs -> groups over seeds: mean, standard deviation, count, and the seeds that are missing. Pure."""
+"""Runs -> rows over seeds: mean, standard deviation, number of seeds, and the runs that are missing. Pure.
+
+A row's statistics are over seeds. Where a seed has several runs, such as the routes of an evaluation, they are averaged
+first: what differs between routes says nothing about how sure a result is.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from shoal.errors import InputError
+from shoal.model import ENDED, start_alike
 from shoal.units import listed
+
+#: Numbers that differ from run to run whatever the seed does.
+_MEASURED = re.compile(r"time|second|speed|throughput|duration|memory|/s\b", re.IGNORECASE)
 
 
 class RunResult(NamedTuple):
-    """One run with what it left. `numbers` are empty for a run that has not ended well."""
+    """One run with what it left. `numbers` are empty for a run that has not ended well.
+
+    `script` is the file it comes from and `order` that file's number; runs of the same `work` differ in the seed
+    alone, and in what they start from.
+    """
 
     name: str
     step: str
@@ -21,6 +34,10 @@ class RunResult(NamedTuple):
     state: str
     numbers: Mapping[str, float]
     cause: str | None = None
+    script: str = ""
+    order: int | None = None
+    work: str = ""
+    starts: tuple[str, str] = ("", "")
 
     @property
     def group(self) -> str:
@@ -29,7 +46,8 @@ class RunResult(NamedTuple):
 
 
 class Statistic(NamedTuple):
-    """Over the seeds that have the metric. `std` is that of a sample (n - 1), and None for fewer than two."""
+    """Over the seeds that have the metric: `values` has the mean of each. `std` is that of a sample (n - 1), and None
+    for fewer than two."""
 
     mean: float
     std: float | None
@@ -47,11 +65,16 @@ class Group(NamedTuple):
 
 
 class Results(NamedTuple):
-    """The table: which parameters vary, which metrics there are, and the groups in their order."""
+    """The table: which parameters vary, which metrics there are, and the groups in their order.
+
+    `missing_value` is what a missing run that has ended counts as, if it does; `notes` tell what looks wrong.
+    """
 
     params: list[str]
     metrics: list[str]
     groups: list[Group]
+    missing_value: float | None = None
+    notes: list[str] = []  # noqa: RUF012 (a constant)
 
 
 def tabulate(
@@ -63,31 +86,70 @@ def tabulate(
     all_params: bool = False,
     defaults: Mapping[str, Any] | None = None,
     over: Sequence[str] = (),
+    missing_value: float | None = None,
 ) -> Results:
     """Group runs over seeds. `metrics` chooses and orders columns; `sort` is one of them, or a parameter.
 
-    `over` names parameters to average over as well, such as the routes of an evaluation.
+    `over` names parameters to average over for each seed, such as the routes of an evaluation. `missing_value` stands
+    for the metrics of runs that have ended without them.
     """
-    by_group: dict[str, list[RunResult]] = {}
     _refuse_strangers(over, runs)
-    for run in runs:
-        by_group.setdefault(_key(run, over), []).append(run)
+    by_group = _rows(runs, over)
     known = dict.fromkeys(name for run in runs for name in run.numbers)
     _refuse_unknown([*metrics], known)
     columns = list(metrics) or list(known)
-    groups = [_group(name, members, columns, defaults or {}) for name, members in by_group.items()]
+    groups = [_group(name, members, columns, defaults or {}, missing_value) for name, members in by_group.items()]
     params = _varying(groups, all_params, defaults or {})
     if sort is not None:
         if sort not in params and sort not in known:
             _refuse_unknown([sort], {**known, **dict.fromkeys(params)})
         groups = _sorted(groups, sort, sort in known, descending)
-    return Results(params, columns, groups)
+    return Results(params, columns, groups, missing_value, _notes(groups, columns))
 
 
-def _group(name: str, runs: list[RunResult], columns: Sequence[str], defaults: Mapping[str, Any]) -> Group:
+def _rows(runs: Sequence[RunResult], over: Sequence[str]) -> dict[str, list[RunResult]]:
+    """The runs of each row under its name. A script whose number grows with its seed, as 010_x_0, 011_x_1, 012_x_2, is
+    one row; other scripts never share one."""
+    rows: dict[str, list[RunResult]] = {}
+    for run in runs:
+        rows.setdefault(_key(run, over), []).append(run)
+    numbered: dict[tuple[Any, ...], list[str]] = {}
+    for name, members in rows.items():
+        run = members[0]
+        if len(members) == 1 and run.work and run.order is not None and run.seed is not None:
+            key = (run.name.partition("/")[0], run.step, run.order - run.seed, run.work)
+            numbered.setdefault(key, []).append(name)
+    joined = {
+        names[0]: names
+        for names in numbered.values()
+        if len(names) > 1 and start_alike([rows[name][0].starts for name in names])
+    }
+    taken = {name for names in joined.values() for name in names[1:]}
+    return {
+        _numbers_of(name, joined[name], rows) if name in joined else name: [
+            run for one in joined.get(name, [name]) for run in rows[one]
+        ]
+        for name in rows
+        if name not in taken
+    }
+
+
+def _numbers_of(name: str, names: Sequence[str], rows: Mapping[str, list[RunResult]]) -> str:
+    """001_x/010_train -> 001_x/010-012_train."""
+    last = max(rows[one][0].order or 0 for one in names)
+    return re.sub(r"/(\d+)", lambda match: f"/{match[1]}-{last:0{len(match[1])}}", name, count=1)
+
+
+def _group(
+    name: str,
+    runs: list[RunResult],
+    columns: Sequence[str],
+    defaults: Mapping[str, Any],
+    missing_value: float | None,
+) -> Group:
     statistics = {}
     for column in columns:
-        values = {_label(run, runs): run.numbers[column] for run in runs if column in run.numbers}
+        values = _by_seed(runs, column, missing_value)
         if values:
             statistics[column] = statistic(values)
     missing = [run for run in runs if not any(column in run.numbers for column in columns)]
@@ -95,9 +157,45 @@ def _group(name: str, runs: list[RunResult], columns: Sequence[str], defaults: M
     return Group(name, runs[0].step, {**defaults, **shared}, runs, statistics, missing)
 
 
+def _by_seed(runs: Sequence[RunResult], column: str, missing_value: float | None) -> dict[str, float]:
+    """Seed -> the mean of its runs."""
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        value = run.numbers.get(column)
+        if value is None and missing_value is not None and run.state in ENDED:
+            value = missing_value
+        if value is not None:
+            found.setdefault("-" if run.seed is None else str(run.seed), []).append(value)
+    return {seed: math.fsum(values) / len(values) if _finite(values) else math.nan for seed, values in found.items()}
+
+
+def _notes(groups: Sequence[Group], columns: Sequence[str]) -> list[str]:
+    """What looks wrong: a seed that changes nothing, and a metric of a run that is done and no number."""
+    notes = []
+    for group in groups:
+        done = [run for run in group.runs if run.numbers]
+        by_seed = {run.seed: run for run in done if run.seed is not None}
+        kept = [{k: v for k, v in run.numbers.items() if not _MEASURED.search(k)} for run in by_seed.values()]
+        if len(by_seed) > 1 and len(by_seed) == len(done) and kept[0] and all(one == kept[0] for one in kept):
+            seeds = ", ".join(map(str, sorted(by_seed)))
+            notes.append(
+                f"{group.name}: seeds {seeds} have the same metrics to the last digit; does the program use its seed?"
+            )
+        for run in done:
+            odd = [name for name in columns if not math.isfinite(run.numbers.get(name, 0.0))]
+            if odd and run.state == "done":
+                values = ", ".join(f"{name} = {run.numbers[name]:g}" for name in odd)
+                notes.append(f"{run.name} is done with {values}")
+    return notes
+
+
+def _finite(numbers: Sequence[float]) -> bool:
+    return all(map(math.isfinite, numbers))
+
+
 def statistic(values: dict[str, float]) -> Statistic:
     numbers = list(values.values())
-    mean = math.fsum(numbers) / len(numbers) if all(map(math.isfinite, numbers)) else float("nan")
+    mean = math.fsum(numbers) / len(numbers) if _finite(numbers) else math.nan
     std = None
     if len(numbers) > 1:
         std = math.sqrt(math.fsum((one - mean) ** 2 for one in numbers) / (len(numbers) - 1))
@@ -130,20 +228,13 @@ def _sorted(groups: list[Group], key: str, is_metric: bool, descending: bool) ->
     return there + rest
 
 
-def _label(run: RunResult, group: Sequence[RunResult]) -> str:
-    """What tells a run of a group: its seed, or its name where several share the seed."""
-    if sum(1 for other in group if other.seed == run.seed) > 1:
-        return run.name
-    return "-" if run.seed is None else str(run.seed)
-
-
 def _key(run: RunResult, over: Sequence[str]) -> str:
     """The group's name: without the seed, and without the parameters that are averaged over."""
     if not any(name in run.params for name in over):
         return run.group
     rest = {name: value for name, value in run.params.items() if name not in over and name not in run.derived}
-    experiment = run.name.partition("/")[0]
-    return f"{experiment}/{run.step}" + "".join(f"_{name}{value}" for name, value in sorted(rest.items()))
+    script = run.script or f"{run.name.partition('/')[0]}/{run.step}"
+    return script + "".join(f"_{name}{value}" for name, value in sorted(rest.items()))
 
 
 def _refuse_strangers(over: Sequence[str], runs: Sequence[RunResult]) -> None:

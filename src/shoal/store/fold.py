@@ -15,7 +15,7 @@ from shoal.kernel import owed
 from shoal.kernel.causes import exit_words
 from shoal.kernel.lease import Timing
 from shoal.store.reading import RunFiles
-from shoal.store.records import End, Submission, Verdict
+from shoal.store.records import End, Start, Submission, Verdict
 from shoal.store.slurm_words import ENDED_WORDS, LIVE_WORDS, STUCK_REASONS, JobRow, in_words, verdict_of
 
 #: Why the engine of a pack ended a run -> state and cause.
@@ -51,7 +51,8 @@ class Evidence(NamedTuple):
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
     """One run as every view shows it. `claims` counts its generations, those given up included. `refused`: Slurm took
-    none of its submissions, so lists leave it out; only its name brings it up."""
+    none of its submissions, so lists leave it out; only its name brings it up. An attempt that took a program over that
+    was running already has `program_started` before `started`."""
 
     name: str
     state: str
@@ -67,6 +68,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     claims: int = 0
     submitted: float | None = None
     started: float | None = None
+    program_started: float | None = None
     ended: float | None = None
     resume_from: str | None = None
     hint: str | None = None
@@ -128,11 +130,21 @@ def _facts(files: RunFiles, row: JobRow | None) -> dict[str, Any]:
         "generation": files.generation,
         "submitted": claim.t,
         "started": begun.t if begun else None,
-        "node": (row.node if row and row.node else None) or (begun.nodes or begun.host if begun else None),
+        "program_started": (begun.program_t or begun.t) if begun else None,
+        "node": begun.place
+        if begun and begun.held
+        else (row.node if row else None) or (begun.place if begun else None),
         "slurm_state": row.word if row else (files.verdict.word if files.verdict else None),
         "resume_from": begun.resume_from if begun else None,
         **_asked(origin.submission),
     }
+
+
+def _place(row: JobRow | None, begun: Start | None) -> str | None:
+    """The node that a run is on, by Slurm's name; a run of a pack has one of its job's nodes."""
+    if begun is not None and begun.held is not None:
+        return begun.place
+    return (row.node if row is not None else None) or (begun.place if begun is not None else None)
 
 
 def _asked(submission: Submission | None) -> dict[str, Any]:
@@ -216,7 +228,7 @@ def _after_success(files: RunFiles, end: End, row: JobRow | None) -> RunView:
         cause=cause,
         output_dir=end.output_dir,
         log_dir=end.log_dir,
-        node=end.host,
+        node=end.nodes or end.host,
         generation=end.generation,
         started=end.began,
         ended=end.ended,

@@ -58,6 +58,20 @@ def find(
     return found
 
 
+def left_out(home: str, names: Sequence[str], chosen: Sequence[RunView], environ: Mapping[str, str]) -> str | None:
+    """The runs that ended badly and are not started again, in words; None if there are none."""
+    taken = {view.name for view in chosen}
+    rest = [one for one in observe(home, names, environ=environ).views.values() if one.state in BAD]
+    counts: dict[str, int] = {}
+    for view in rest:
+        if view.name not in taken:
+            counts[view.state] = counts.get(view.state, 0) + 1
+    if not counts:
+        return None
+    told = ", ".join(f"{count:,} {state}" for state, count in counts.items())
+    return f"left out: {told}; --state {','.join(counts)} starts them"
+
+
 def left_of(home: str, given: StandingOrder, environ: Mapping[str, str]) -> list[RunView]:
     """The runs that an unfinished order was about and has not started yet, whatever ends they have come to since."""
     runs = given.record.runs if given.record is not None and not given.is_done else {}

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
 
-from shoal.agent.environment import complete, text_of
-from shoal.doctor.switching import ASSUMED_EFFICIENCY, START_UP, Running, totals
+import msgspec
+
+from shoal.doctor.switching import ASSUMED_EFFICIENCY, Alternative, Running, size_ratio
 from shoal.errors import InputError
-from shoal.kernel import checkpoints, layout
-from shoal.kernel import progress as agent_progress
+from shoal.kernel import checkpoints
+from shoal.kernel import progress as kernel_progress
 from shoal.kernel.progress import Progress
-from shoal.model import RunSpec
+from shoal.model import RunSpec, start_alike
 from shoal.observe import observe
 from shoal.store.fold import RunView
 from shoal.store.listing import run_names
+from shoal.store.output import output_of
+from shoal.store.pace import START_UP, pace_of, since
 from shoal.store.reading import Reader, RunFiles
 from shoal.store.records import Asked
-from shoal.units import format_duration
+from shoal.units import format_duration, plural
 
 #: Runs of an experiment that are looked at for one that did the same on other GPUs.
 _MOST_EARLIER = 200
@@ -30,11 +32,11 @@ def progress_of(view: RunView, spec: RunSpec, told: str | None = None) -> Progre
     """How far it has come, as seen or as told. InputError if neither says."""
     seen = _seen(view, spec)
     if told is not None:
-        found = agent_progress.parse(told, plain=True)
-        if found is None or not found[2]:
+        found = kernel_progress.parse(told, plain=True)
+        if found is None or not found.fraction:
             raise InputError(f"{told!r} is no progress", hint="--progress 300/1000, or --progress 30%")
         moment = seen.t if seen is not None else os.stat(view.output_dir or ".").st_mtime
-        return Progress(found[0], found[1], found[2], TOLD, told, moment)
+        return Progress(found.step, found.total, found.fraction, TOLD, told, moment)
     if seen is None or not seen.fraction:
         what = f"only {seen.text!r} in its {seen.source}" if seen is not None else "nothing in its log or folder"
         raise InputError(
@@ -44,42 +46,21 @@ def progress_of(view: RunView, spec: RunSpec, told: str | None = None) -> Progre
     return seen
 
 
-def words_of(spec: RunSpec) -> list[str]:
-    """The command as it is started, with the run's parameters in it."""
-    values = {name: text_of(value) for name, value in spec.params.items()}
-    return complete([*spec.command, *spec.args], values)
-
-
 def _seen(view: RunView, spec: RunSpec) -> Progress | None:
-    steps, epochs = totals(words_of(spec))
-    logs = [layout.log_file(view.log_dir or "", view.attempt)]
-    return agent_progress.read(view.output_dir or "", logs, steps, epochs)
+    return kernel_progress.read(output_of(view, spec))
 
 
-def measured(files: RunFiles, view: RunView, spec: RunSpec, seen: Progress, now: float) -> Running:
+def measured(view: RunView, spec: RunSpec, seen: Progress, now: float) -> Running:
     """The job as it is, and how fast it has been since this attempt began."""
     started = view.started or now
     newest = checkpoints.newest(view.output_dir or "", spec.checkpoint) if spec.checkpoint else None
-    moment = now if seen.source == TOLD else min(now, seen.t)
+    pace = pace_of(view, seen._replace(t=now) if seen.source == TOLD else seen, now)
     return Running(
-        gpus=max(1, view.gpus or 0),
-        fraction=seen.fraction or 0.0,
-        since=_since(view, seen) or 0.0,
-        measured_s=max(1.0, moment - (_program_start(files) or now)),
-        age_s=max(0.0, now - moment),
+        **msgspec.structs.asdict(pace),
+        gpus=view.gpus or 0,
         checkpoint_age_s=None if newest is None else max(0.0, now - os.stat(newest).st_mtime),
         time_left_s=None if view.time_limit_s is None else max(0.0, started + view.time_limit_s - now),
     )
-
-
-def _since(view: RunView, seen: Progress | None) -> float | None:
-    """The part of the way at which the attempt began; None if that cannot be told."""
-    if not view.resume_from:
-        return 0.0
-    step = checkpoints.step_of(view.resume_from)
-    if step is None or seen is None or not seen.total or step > (seen.step or 0):
-        return None
-    return step / seen.total
 
 
 def efficiency(
@@ -87,42 +68,49 @@ def efficiency(
     name: str,
     spec: RunSpec,
     running: Running,
-    gpus: int,
+    size: tuple[int, int],
     given: float | None,
     environ: Mapping[str, str],
 ) -> tuple[float, str]:
-    """How well `gpus` GPUs do, and from where that is known: given; measured, from runs that do the same on so many;
-    or assumed."""
+    """How well so many nodes with so many GPUs do, and from where that is known: given; measured, from runs that do the
+    same on so many; or assumed."""
     if given is not None:
         return given, "given"
     has_a_pace = running.fraction - running.since >= START_UP
-    found = sorted(_like_it(home, name, spec, gpus, environ), key=lambda one: one[1].rate) if has_a_pace else []
+    found = sorted(_like_it(home, name, spec, size, environ), key=lambda one: one[1].rate) if has_a_pace else []
     if not found:
         return ASSUMED_EFFICIENCY, "assumed"
     like, pace = found[len(found) // 2]
     more = f", and {len(found) - 1} more like it" if len(found) > 1 else ""
     part = f"{pace.fraction - pace.since:.0%} in {format_duration(pace.measured_s)}"
-    speedup = pace.rate / running.rate
-    return speedup / (gpus / running.gpus), f"measured: {like} did {part} on {gpus} GPUs{more}"
+    nodes, gpus = size
+    words = plural(nodes * gpus, "GPU") if gpus else plural(nodes, "node")
+    ratio = size_ratio(running, Alternative(gpus=nodes * gpus, nodes=nodes))
+    return pace.rate / running.rate / ratio, f"measured: {like} did {part} on {words}{more}"
 
 
 def _like_it(
-    home: str, name: str, spec: RunSpec, gpus: int, environ: Mapping[str, str]
+    home: str, name: str, spec: RunSpec, size: tuple[int, int], environ: Mapping[str, str]
 ) -> Iterator[tuple[str, Running]]:
     """Runs of the experiment that do the same on so many GPUs of the same type, under way or ended, with their pace."""
     reader = Reader(home)
     kind = _asked(reader, reader.run(name)).gpu_type
     others = [one for one in run_names(home) if one.partition("/")[0] == spec.experiment and one != name]
     specs = {one: reader.spec(one) for one in others[-_MOST_EARLIER:]}
-    same = {one: other for one, other in specs.items() if other is not None and _work(other) == _work(spec)}
+    same = {one: other for one, other in specs.items() if other is not None and _does_the_same(other, spec)}
     views = observe(home, list(same), environ=environ).views if same else {}
     for one, other in same.items():
         files = reader.run(one)
         asked = _asked(reader, files)
-        if asked.nodes * asked.gpus == gpus and asked.gpu_type == kind:
+        is_as_large = asked.nodes * asked.gpus == size[0] * size[1] and (size[1] or asked.nodes == size[0])
+        if is_as_large and asked.gpu_type == kind:
             pace = _pace(files, views[one], other)
             if pace is not None and pace.fraction - pace.since >= START_UP:
                 yield one, pace
+
+
+def _does_the_same(one: RunSpec, other: RunSpec) -> bool:
+    return one.work() == other.work() and start_alike([one.starts(), other.starts()])
 
 
 def _pace(files: RunFiles, view: RunView, spec: RunSpec) -> Running | None:
@@ -131,16 +119,11 @@ def _pace(files: RunFiles, view: RunView, spec: RunSpec) -> Running | None:
     if end is not None and end.success:
         whole = end.attempt == 1 and end.stopped_by is None
         return Running(gpus=1, fraction=1.0, measured_s=max(1.0, end.duration_s)) if whole else None
-    seen, started = _seen(view, spec), _program_start(files)
-    since = _since(view, seen)
-    if started is None or since is None or seen is None or not seen.fraction:
+    seen, started = _seen(view, spec), files.start and (files.start.program_t or files.start.t)
+    begun_at = since(view, seen)
+    if started is None or begun_at is None or seen is None or not seen.fraction:
         return None
-    return Running(gpus=1, fraction=seen.fraction, since=since, measured_s=max(1.0, seen.t - started))
-
-
-def _program_start(files: RunFiles) -> float | None:
-    """When the newest attempt's program began; for one that took the run over, that was before the attempt."""
-    return (files.start.program_t or files.start.t) if files.start is not None else None
+    return Running(gpus=1, fraction=seen.fraction, since=begun_at, measured_s=max(1.0, seen.t - started))
 
 
 def _asked(reader: Reader, files: RunFiles) -> Asked:
@@ -148,22 +131,3 @@ def _asked(reader: Reader, files: RunFiles) -> Asked:
     record = files.end if files.claim is None else files.claim
     submission = reader.submission(record.token).submission if record is not None else None
     return (submission.asked if submission else None) or Asked()
-
-
-def _work(spec: RunSpec) -> list[Any]:
-    """What a run does, whatever its name, its seed and its GPUs."""
-    env = {key: value for key, value in spec.env.items() if "seed" not in key.lower()}
-    start = [spec.start_from, spec.start_parent]
-    return [spec.step_kind, spec.command, _without_seed(spec.args), spec.params, env, start, bool(spec.smoke)]
-
-
-def _without_seed(words: Sequence[str]) -> list[str]:
-    """The words without `seed=3`, `--seed=3` and `--seed 3`."""
-    found, skip = [], False
-    for word in words:
-        key, equals, _ = word.partition("=")
-        names_seed = key.lstrip("-").rpartition(".")[2].lower().endswith("seed")
-        if not skip and not (names_seed and (equals or word.startswith("-"))):
-            found.append(word)
-        skip = names_seed and not equals and word.startswith("-")
-    return found

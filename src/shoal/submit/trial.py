@@ -15,7 +15,7 @@ from shoal.backends.choose import named_cluster
 from shoal.backends.slurm.flags import parse_flags
 from shoal.config.cluster import Cluster
 from shoal.config.project import Project
-from shoal.doctor.switching import Advice, Alternative, advise, batch_notes
+from shoal.doctor.switching import Advice, Alternative, advise, batch_notes, size_ratio
 from shoal.errors import InputError, RefusedError
 from shoal.kernel.progress import Progress
 from shoal.model import LIVE, Request, RunSpec
@@ -24,20 +24,22 @@ from shoal.observe import observe
 from shoal.plan.describe import Asked
 from shoal.plan.submissions import PlannedRun
 from shoal.store.fold import RunView
+from shoal.store.output import words_of
 from shoal.store.reading import Reader, RunFiles
+from shoal.store.records import Asked as Requested
 from shoal.store.records import Submission
 from shoal.submit import standing
 from shoal.submit.carrying import carry_out
 from shoal.submit.orders import Order, Result, prepare
-from shoal.submit.speed import TOLD, efficiency, measured, progress_of, words_of
+from shoal.submit.speed import TOLD, efficiency, measured, progress_of
 from shoal.submit.starts import expected_start
-from shoal.units import format_memory, format_slurm_time, parse_memory_mb
+from shoal.units import format_memory, format_slurm_time, parse_memory_mb, plural
 
 
 class Wish(NamedTuple):
     """What the other job asks for, and what is known about it. `after_step` counts the steps that it does itself."""
 
-    gpus: int
+    gpus: int | None = None
     nodes: int | None = None
     time: str | None = None
     flags: Sequence[str] = ()
@@ -68,30 +70,44 @@ def compare(name: str, wish: Wish, project: Project, environ: Mapping[str, str],
     files = reader.run(name)
     spec, submission = _running(reader, view, files)
     cluster = named_cluster(project, submission.cluster)
-    old_gpus = max(1, view.gpus or 0)
-    nodes = wish.nodes or 1
-    if nodes * wish.gpus == old_gpus and not wish.flags and wish.time is None:
-        raise InputError(
-            f"{name} has {old_gpus} GPU{'s' if old_gpus > 1 else ''} already", hint=f"--gpus {old_gpus * 2}"
-        )
+    had = submission.asked or Requested()
+    wish = _complete(name, wish, had)
+    gpus, nodes = wish.gpus or 0, wish.nodes or 1
     seen = progress_of(view, spec, wish.progress)
     asked, state = _trial(home, spec, files, submission, wish, nodes, cluster, environ)
     order = _prepared(asked, wish, project, cluster, environ)
     resolved = order.submissions[0].resolved if order.submissions else None
     request = resolved.request if resolved else asked.run.spec.request
-    running = measured(files, view, spec, seen, now)
-    share, source = efficiency(home, name, spec, running, nodes * wish.gpus, wish.efficiency, environ)
+    running = msgspec.structs.replace(measured(view, spec, seen, now), nodes=had.nodes)
+    share, source = efficiency(home, name, spec, running, (nodes, gpus), wish.efficiency, environ)
     other = Alternative(
-        gpus=nodes * wish.gpus,
+        gpus=nodes * gpus,
+        nodes=nodes,
         efficiency=share,
         efficiency_from=source,
         wait_s=expected_start(resolved.argv(), environ) if resolved else None,
         time_limit_s=request.time_limit_s,
     )
     told = advise(running, other)
-    notes = [*told.notes, *batch_notes(words_of(spec), nodes * wish.gpus / old_gpus), *_launch_note(spec, wish.gpus)]
+    batch = batch_notes(words_of(spec), size_ratio(running, other), "GPU" if gpus else "node")
+    notes = [*told.notes, *batch, *_launch_note(spec, gpus)]
     told = msgspec.structs.replace(told, notes=notes)
     return Comparison(view, asked.run.spec.name, request, seen, told, asked, order, cluster, state)
+
+
+def _complete(name: str, wish: Wish, had: Requested) -> Wish:
+    """What the new job asks for, all of it: per node as many GPUs as now, where nothing else is said."""
+    if wish.gpus and not had.gpus:
+        raise InputError(
+            f"{name} runs without GPUs: its speed on {wish.gpus} GPUs cannot be told from its speed now",
+            hint=f"shoal switch {name} --nodes {had.nodes * 2}",
+        )
+    gpus, nodes = wish.gpus or had.gpus, wish.nodes or (1 if wish.gpus else had.nodes)
+    if (nodes, gpus) == (had.nodes, had.gpus) and not wish.flags and wish.time is None:
+        size = plural(nodes * gpus, "GPU") if gpus else plural(nodes, "node")
+        more = f"--gpus {nodes * gpus * 2}" if gpus else f"--nodes {nodes * 2}"
+        raise InputError(f"{name} has {size} already", hint=f"shoal switch {name} {more}")
+    return wish._replace(gpus=gpus, nodes=nodes)
 
 
 def _prepared(asked: Asked, wish: Wish, project: Project, cluster: Cluster, environ: Mapping[str, str]) -> Order:
@@ -101,7 +117,8 @@ def _prepared(asked: Asked, wish: Wish, project: Project, cluster: Cluster, envi
     except RefusedError as error:
         if error.hint and "--gpus" not in error.hint and all(word.startswith("--") for word in error.hint.split()):
             of = asked.run.spec.trial["of"]
-            error.hint = f"shoal switch {of} --gpus {wish.gpus} -- {' '.join([*wish.flags, error.hint])}"
+            size = f"--gpus {wish.gpus}" if wish.gpus else f"--nodes {wish.nodes}"
+            error.hint = f"shoal switch {of} {size} -- {' '.join([*wish.flags, error.hint])}"
         raise
 
 
@@ -157,6 +174,8 @@ def _trial(
 ) -> tuple[Asked, str]:
     """The trial as a run to submit, and the state of one that exists already."""
     label = f"{nodes}x{wish.gpus}gpus" if nodes > 1 else f"{wish.gpus}gpus"
+    if not wish.gpus:
+        label = f"{nodes}nodes"
     check_length(spec.experiment, f"{spec.stem}_{label}")
     name = f"{spec.experiment}/{spec.stem}_{label}"
     state = observe(home, [name], environ=environ).views[name].state
@@ -176,14 +195,15 @@ def _flags(spec: RunSpec, submission: Submission, wish: Wish, nodes: int, cluste
     """sbatch flags that win over those of the run; CPUs and memory that it asked for grow with its GPUs."""
     said = parse_flags(spec.flags, nodes=spec.request.nodes).request.over(spec.request)
     kind = f"{said.gpu_type}:" if said.gpu_type else ""
-    found = [f"--nodes={nodes}", f"--gpus-per-node={kind}{wish.gpus}"]
+    gpus = wish.gpus or 0
+    found = [f"--nodes={nodes}", *([f"--gpus-per-node={kind}{gpus}"] if gpus else [])]
     before = submission.asked.gpus if submission.asked else 0
     if before:
         if said.cpus is not None:
-            cpus = said.cpus * wish.gpus // before
+            cpus = said.cpus * gpus // before
             found.append(f"--cpus-per-task={max(1, min(cpus, cluster.cpus_per_node or cpus))}")
         if said.memory_mb is not None:
-            size_mb = said.memory_mb * wish.gpus // before
+            size_mb = said.memory_mb * gpus // before
             most_mb = parse_memory_mb(cluster.memory_per_node) if cluster.memory_per_node else size_mb
             found.append(f"--mem={format_memory(max(1, min(size_mb, most_mb)))}")
     if wish.time is not None:

@@ -114,6 +114,7 @@ class _Maker:
             env=env,
             checkpoint=self.step.checkpoint,
             resume_args=None if self.step.resume_args is None else list(self.step.resume_args),
+            metrics=list(self.step.metrics),
             launch=self.launch,
             launch_settings=self.settings,
             title=self.named.title,

@@ -69,7 +69,9 @@ def _why(cell: Cell) -> str:
     if cause:
         return cause
     idle = cell.details.gpu_idle_s
-    progress = cell.details.progress.text if cell.details.progress else ""
+    progress = cell.details.progress.words if cell.details.progress else ""
+    if progress and cell.details.left_s is not None:
+        progress = f"{progress}, {format_duration(cell.details.left_s)} left"
     return "   ".join(filter(None, (f"GPUs idle for {format_duration(idle)}" if idle else "", progress)))
 
 

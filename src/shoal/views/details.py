@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from shoal.kernel import layout, resumed
-from shoal.kernel.causes import Cause, clean
+from shoal.kernel.causes import Cause
+from shoal.kernel.progress import Progress, read
 from shoal.store import records
 from shoal.store.fold import RunView
+from shoal.store.output import find_output
+from shoal.store.pace import left_s
 from shoal.views import usage
 from shoal.views.faults import Fault, look, words_of
 from shoal.views.render import BAD_STATES
-from shoal.views.tail import last_text, log_age_s
+from shoal.views.tail import log_age_s
 
-_OF = re.compile(r"(\d+)\s*(?:/|of)\s*(\d+)")
-_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 #: Failures whose logs are looked into by one status; beyond that the bare cause has to do.
 MOST_LOGS = 3000
-
-
-class Progress(NamedTuple):
-    """The last line that the program wrote to $SHOAL_PROGRESS, and the part of the way that it tells."""
-
-    text: str
-    fraction: float | None = None
 
 
 class Details(NamedTuple):
@@ -39,6 +30,7 @@ class Details(NamedTuple):
     memory_mb: float | None = None
     fault: Fault | None = None
     restart: str | None = None
+    left_s: float | None = None
 
     @property
     def cause(self) -> Cause | None:
@@ -50,13 +42,15 @@ def details_of(home: str, view: RunView, now: float) -> Details:
     if view.state == "running":
         sample = usage.read(home, view.name, view.attempt)
         idle = sample.idle_node if sample else None
+        progress = progress_of(home, view)
         return Details(
-            progress_of(view),
+            progress,
             log_age_s(view.log_dir, view.attempt, now),
             sample.gpu_percent if sample else None,
             idle.gpu_idle_for_s if idle else None,
             sample.memory_mb if sample else None,
             restart=restart_of(home, view),
+            left_s=left_s(view, progress, now),
         )
     if view.state in BAD_STATES:
         age = log_age_s(view.log_dir, view.attempt, now)
@@ -83,40 +77,8 @@ def with_cause(view: RunView, fault: Fault | None) -> RunView:
     return msgspec.structs.replace(view, cause=words_of(view, fault))
 
 
-def progress_of(view: RunView) -> Progress | None:
+def progress_of(home: str, view: RunView) -> Progress | None:
     """Only running runs have one worth showing."""
     if view.state != "running" or view.output_dir is None:
         return None
-    lines = last_text(os.path.join(view.output_dir, "progress"), 5, 4096)
-    return next((parse_progress(line) for line in reversed(lines) if line.strip()), None)
-
-
-def parse_progress(line: str) -> Progress:
-    """`120/500`, `step 3 of 9`, `41%`, or a JSON object with step and total; anything else is shown as it is."""
-    text = clean(line)
-    if text.startswith("{"):
-        try:
-            return _from_object(json.loads(text), text)
-        except ValueError:
-            return Progress(text)
-    if (match := _OF.search(text)) is not None and int(match[2]) > 0:
-        fraction = min(1.0, int(match[1]) / int(match[2]))
-        return Progress(text if "%" in text else f"{text} ({fraction:.0%})", fraction)
-    if (match := _PERCENT.search(text)) is not None:
-        return Progress(text, min(1.0, float(match[1]) / 100))
-    return Progress(text)
-
-
-def _from_object(record: Any, text: str) -> Progress:
-    if not isinstance(record, dict):
-        return Progress(text)
-    step, total = record.get("step"), record.get("total")
-    rest = "  ".join(
-        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
-        for key, value in record.items()
-        if key not in ("step", "total", "t", "time") and isinstance(value, int | float | str)
-    )
-    if isinstance(step, int | float) and isinstance(total, int | float) and total > 0:
-        fraction = max(0.0, min(1.0, step / total))
-        return Progress(f"step {step:g}/{total:g} ({fraction:.0%})" + (f"  {rest}" if rest else ""), fraction)
-    return Progress(f"step {step:g}  {rest}".strip() if isinstance(step, int | float) else rest or text)
+    return read(find_output(home, view))

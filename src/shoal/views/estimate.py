@@ -79,14 +79,39 @@ def ask_waiting(job: str, environ: Mapping[str, str]) -> Waiting | None:
     )
 
 
-def ahead(waiting: Waiting, environ: Mapping[str, str]) -> int | None:
-    """How many pending jobs of its partition have a higher priority; None if Slurm does not tell."""
+class Ahead(NamedTuple):
+    """Pending jobs that come before one, each task of an array counted; `own_tasks` are of the job's own array."""
+
+    jobs: int
+    own_tasks: int
+
+
+def ahead(job: str, waiting: Waiting, environ: Mapping[str, str]) -> Ahead | None:
+    """How many pending jobs of its partition come before it; None if Slurm does not tell."""
     if waiting.priority is None:
         return None
-    text = _ask(["squeue", "-h", "-r", "-t", "PD", "-p", waiting.partition, "-o", "%Q"], environ)
-    if text is None:
-        return None
-    return sum(1 for line in text.split() if line.isdigit() and int(line) > waiting.priority)
+    text = _ask(["squeue", "-h", "-r", "-t", "PD", "-p", waiting.partition, "-o", "%Q|%F|%K"], environ)
+    return None if text is None else count_ahead(text, job, waiting.priority)
+
+
+def count_ahead(text: str, job: str, priority: int) -> Ahead:
+    """From lines of priority, job and task: a higher priority is before it, and of equal ones the lower number, as
+    Slurm's scheduler sorts them. Pure."""
+    own_job, _, own_task = job.partition("_")
+    mine = (-priority, *_numbers(own_job, own_task))
+    jobs = own_tasks = 0
+    for line in text.splitlines():
+        fields = line.strip().split("|")
+        if len(fields) != 3 or not fields[0].isdigit():
+            continue
+        if (-int(fields[0]), *_numbers(fields[1], fields[2])) < mine:
+            jobs += 1
+            own_tasks += fields[1] == own_job and bool(own_task)
+    return Ahead(jobs, own_tasks)
+
+
+def _numbers(job: str, task: str) -> tuple[int, int]:
+    return (int(job) if job.isdigit() else 0, int(task) if task.isdigit() else 0)
 
 
 def nodes_of(partition: str, environ: Mapping[str, str]) -> NodeCount | None:

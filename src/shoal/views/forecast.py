@@ -1,15 +1,13 @@
-"""When will it all be over? From the progress of what runs, the durations of what is done, and nothing else. Pure."""
+"""When will it all be over? From the pace of what runs, the durations of what is done, and nothing else. Pure."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
 
+from shoal.model import LIVE
 from shoal.store.fold import RunView
 from shoal.views.family import family_key
-
-#: Below this part of the way, progress tells more about the start-up than about the speed.
-_TELLING = 0.02
 
 
 def median(numbers: Sequence[float]) -> float:
@@ -19,20 +17,31 @@ def median(numbers: Sequence[float]) -> float:
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
-def remaining_s(view: RunView, fraction: float | None, usual_s: float | None, now: float) -> float | None:
-    """How much longer a running run takes: by its progress, else by what its kind usually takes, else its limit."""
-    if view.started is None:
-        return None
+def remaining_s(view: RunView, left_s: float | None, usual_s: float | None, now: float) -> float | None:
+    """How much longer a running run takes: by its own pace, else by what its kind usually takes. A time limit is no
+    estimate."""
+    if view.started is None or left_s is not None:
+        return left_s
     elapsed = max(0.0, now - view.started)
-    if fraction is not None and fraction >= _TELLING:
-        return elapsed / fraction - elapsed
-    if usual_s is not None and usual_s > elapsed:
-        return usual_s - elapsed
-    return max(0.0, view.time_limit_s - elapsed) if view.time_limit_s else None
+    return usual_s - elapsed if usual_s is not None and usual_s > elapsed else None
 
 
-def expected_end(views: Sequence[RunView], fractions: Mapping[str, float | None], now: float) -> float | None:
-    """When the last run ends if as many run side by side as now; None when nothing allows a guess.
+def latest_end(views: Sequence[RunView]) -> float | None:
+    """When the time limits end the last of the running runs; None if others wait, or one has no limit."""
+    if any(view.state in LIVE and view.state != "running" for view in views):
+        return None
+    ends = [
+        view.started + view.time_limit_s if view.started is not None and view.time_limit_s else None
+        for view in views
+        if view.state == "running"
+    ]
+    known = [end for end in ends if end is not None]
+    return max(known) if known and len(known) == len(ends) else None
+
+
+def expected_end(views: Sequence[RunView], left: Mapping[str, float | None], now: float) -> float | None:
+    """When the last run ends if as many run side by side as now; None when nothing allows a guess. `left` holds how
+    many seconds a run still takes at its own pace.
 
     Runs that wait are taken to last as long as the median of those of their kind that are done (else of those that
     run), one after the other on the places that are in use.
@@ -45,12 +54,12 @@ def expected_end(views: Sequence[RunView], fractions: Mapping[str, float | None]
     places = []
     for view in views:
         if view.state == "running":
-            left = remaining_s(view, fractions.get(view.name), usual.get(family_key(view.name)), now)
-            if left is None:
+            left_s = remaining_s(view, left.get(view.name), usual.get(family_key(view.name)), now)
+            if left_s is None:
                 return None
-            places.append(left)
+            places.append(left_s)
             if family_key(view.name) not in usual and view.started is not None:
-                durations.setdefault(family_key(view.name), []).append(now - view.started + left)
+                durations.setdefault(family_key(view.name), []).append(now - view.started + left_s)
     waiting = [view for view in views if view.state in ("pending", "queued", "unknown")]
     if not places or any(view.state == "stuck" for view in views):
         return None

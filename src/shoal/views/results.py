@@ -9,17 +9,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal.agent.environment import text_of
+from shoal.kernel.progress import read_metrics
 from shoal.model import RunSpec
+from shoal.names import stem_without_seed
 from shoal.observe import observe
-from shoal.results.metrics import read_metrics
 from shoal.results.table import Group, Results, RunResult, Statistic
 from shoal.store.fold import RunView
+from shoal.store.output import output_of
 from shoal.store.reading import Reader
 from shoal.store.writing import in_parallel
 from shoal.sweep.memory import read_naming
-from shoal.views.render import print_json, print_table
+from shoal.units import plural
+from shoal.views.render import plain, print_json, print_table
 from shoal.views.screen import Screen
-from shoal.views.select import select_runs
+from shoal.views.select import select_runs, unselected
 
 #: In a cell; JSON names all of them.
 _MOST_NAMED = 5
@@ -28,8 +31,9 @@ FORMATS = ("text", "csv", "json", "markdown", "latex")
 
 def gather(
     home: str, which: Sequence[str], environ: Mapping[str, str], *, partial: bool
-) -> tuple[list[RunResult], dict[str, Any]]:
-    """The runs with their numbers, and the declared defaults of parameters that older runs lack."""
+) -> tuple[list[RunResult], dict[str, Any], list[str]]:
+    """The runs with their numbers, the declared defaults of parameters that older runs lack, and notes on the runs that
+    are in no row."""
     views = observe(home, select_runs(home, which), environ=environ).listed(which)
     names = list(views)
     reader = Reader(home)
@@ -39,28 +43,50 @@ def gather(
     def read(name: str) -> RunResult | None:
         spec, view = reader.spec(name), views[name]
         counts = view.output_dir is not None and (view.state == "done" or partial)
-        found = result_of(spec, view, read_metrics(view.output_dir) if counts and view.output_dir else {})
+        found = result_of(spec, view, read_metrics(output_of(view, spec)) if counts else {})
         if found is not None and spec is not None:
             sweeps.add((spec.experiment, spec.sweep))
         return found
 
     found = [run for run in in_parallel(read, names) if run is not None] if names else []
+    notes = unselected(home, names)
+    if len(found) < len(names):
+        notes.append(f"{plural(len(names) - len(found), 'smoke or trial run')} left out")
     for experiment, base in sweeps:
         if base:
             naming = read_naming(home, experiment, base)[1]
             defaults.update(naming.defaults if naming else {})
-    return found, defaults
+    return found, defaults, notes
 
 
 def result_of(spec: RunSpec | None, view: RunView, numbers: Mapping[str, float]) -> RunResult | None:
     """A run for the table; None for one that nobody described, or that only tries something out."""
     if spec is None or spec.smoke or spec.trial:
         return None
-    return RunResult(view.name, spec.step, spec.seed, spec.params, spec.derived, view.state, numbers, view.cause)
+    return RunResult(
+        view.name,
+        spec.step,
+        spec.seed,
+        spec.params,
+        spec.derived,
+        view.state,
+        numbers,
+        view.cause,
+        script=f"{spec.experiment}/{spec.sweep or stem_without_seed(spec.stem)}",
+        order=spec.order,
+        work=spec.work() if spec.sweep is None else "",
+        starts=spec.starts(),
+    )
 
 
 def show(results: Results, kind: str, screen: Screen | None = None) -> None:
-    """`kind` is one of FORMATS, or "names" for those of the groups alone."""
+    """`kind` is one of FORMATS, or "names" for those of the groups alone. Notes go to standard error."""
+    _show(results, kind, screen)
+    for note in results.notes if kind not in ("json", "names") else ():
+        sys.stderr.write(f"note: {plain(note)}\n")
+
+
+def _show(results: Results, kind: str, screen: Screen | None) -> None:
     if kind == "json":
         print_json(document(results))
         return
@@ -73,16 +99,22 @@ def show(results: Results, kind: str, screen: Screen | None = None) -> None:
         writer.writerows([header, *rows])
     elif kind == "markdown":
         print(_markdown(header, rows))
+        if (said := _missing_words(results)) is not None:
+            print(f"\n{said}")
     elif kind == "latex":
         print(_latex(results))
     else:
         print_table(header, rows, widest=len(header) - 1, screen=screen)
+        if (said := _missing_words(results)) is not None:
+            print(said)
 
 
 def document(results: Results) -> dict[str, Any]:
     return {
         "params": results.params,
         "metrics": results.metrics,
+        "missing_value": results.missing_value,
+        "notes": results.notes,
         "groups": [
             {
                 "name": group.name,
@@ -117,7 +149,8 @@ def cells(results: Results, plus_minus: str | None) -> tuple[list[str], list[lis
     header = ["group", *results.params]
     for name in results.metrics:
         header += [name] if plus_minus else [name, f"{name} std"]
-    header += ["runs", "missing"]
+    counted = [] if results.missing_value is None or plus_minus else ["missing counted as"]
+    header += ["n", "runs", "missing", *counted]
     rows = []
     for group in results.groups:
         row = [group.name, *(_param(group.params.get(name)) for name in results.params)]
@@ -127,8 +160,21 @@ def cells(results: Results, plus_minus: str | None) -> tuple[list[str], list[lis
                 row.append(mean_words(one, plus_minus))
             else:
                 row += ["", ""] if one is None else [repr(one.mean), "" if one.std is None else repr(one.std)]
-        rows.append([*row, _count(group), _missing(group)])
+        counted = [f"{results.missing_value:g}"] if counted else []
+        rows.append([*row, _seeds(group), _count(group), _missing(group), *counted])
     return header, rows
+
+
+def _seeds(group: Group) -> str:
+    """Over how many seeds the statistics are; 2-3 where that depends on the metric."""
+    sizes = sorted({one.size for one in group.metrics.values()}) or [0]
+    return str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]}-{sizes[-1]}"
+
+
+def _missing_words(results: Results) -> str | None:
+    if results.missing_value is None:
+        return None
+    return f"missing runs that have ended count as {results.missing_value:g}"
 
 
 def _count(group: Group) -> str:
@@ -192,7 +238,7 @@ _LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
 
 
 def _latex(results: Results) -> str:
-    """A booktabs table: parameters and metrics alone, because a paper has no room for names."""
+    """A booktabs table: parameters and metrics, and the rows' names where the parameters do not tell them apart."""
 
     def escape(text: str) -> str:
         return "".join(_LATEX.get(letter, letter) for letter in text)
@@ -200,7 +246,9 @@ def _latex(results: Results) -> str:
     def number(one: Statistic | None) -> str:
         return "--" if one is None else "$" + mean_words(one, r" \pm ") + "$"
 
-    named = results.params or ["group"]
+    params = [tuple(_param(group.params.get(name)) for name in results.params) for group in results.groups]
+    has_names = not results.params or len(set(params)) < len(params)
+    named = [*(["group"] if has_names else []), *results.params]
     lines = [
         r"\begin{tabular}{" + "l" * len(named) + "r" * (len(results.metrics) + 1) + "}",
         r"\toprule",
@@ -208,8 +256,11 @@ def _latex(results: Results) -> str:
         r"\midrule",
     ]
     for group in results.groups:
-        first = [_param(group.params.get(name)) for name in results.params] or [group.name]
-        count = _count(group)
+        first = [group.name] if has_names else []
+        first += [_param(group.params.get(name)) for name in results.params]
+        count = _seeds(group)
         row = [*map(escape, first), *(number(group.metrics.get(name)) for name in results.metrics), count]
         lines.append(" & ".join(row) + r" \\")
+    if (said := _missing_words(results)) is not None:
+        lines += [r"\midrule", rf"\multicolumn{{{len(named) + len(results.metrics) + 1}}}{{l}}{{{said}}} \\"]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])

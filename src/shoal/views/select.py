@@ -13,6 +13,7 @@ from shoal.model import ENDED, LIVE, STATES
 from shoal.plan.inputs import find_run
 from shoal.store.fold import RunView
 from shoal.store.listing import run_names
+from shoal.units import plural
 
 _NUMBERS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*", re.ASCII)
 #: Words that stand for several states.
@@ -37,6 +38,19 @@ def select_runs(home: str, words: Sequence[str]) -> list[str]:
     for word in words:
         found.update(dict.fromkeys(_matches(home, names, word)))
     return list(found)
+
+
+def unselected(home: str, names: Sequence[str]) -> list[str]:
+    """What a selection leaves out of the experiments that it is about, in words."""
+    chosen = set(names)
+    missing: dict[str, list[bool]] = {}
+    for name in run_names(home):
+        missing.setdefault(name.partition("/")[0], []).append(name not in chosen)
+    return [
+        f"{sum(left):,} of {plural(len(left), 'run')} of {experiment} not selected"
+        for experiment, left in missing.items()
+        if any(left) and not all(left)
+    ]
 
 
 def _matches(home: str, names: Sequence[str], word: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from shoal.units import format_duration, parse_duration_s, plural
 from shoal.views.columns import Cell, Column, choose, fit_columns, iso
 from shoal.views.details import MOST_LOGS, Details, details_of, with_cause
 from shoal.views.family import Family, alike, families, family_key, tally
-from shoal.views.forecast import expected_end
+from shoal.views.forecast import expected_end, latest_end
 from shoal.views.render import (
     BAD_STATES,
     paint_state,
@@ -30,7 +31,7 @@ from shoal.views.render import (
     wrapped,
 )
 from shoal.views.screen import Screen, screen_of
-from shoal.views.select import parse_states, select_runs, touched_since
+from shoal.views.select import parse_states, select_runs, touched_since, unselected
 
 
 class Filter(NamedTuple):
@@ -43,18 +44,25 @@ class Filter(NamedTuple):
     last: int | None = None
 
     @property
-    def is_narrow(self) -> bool:
-        return bool(self.states or self.name or self.since or self.last)
+    def words(self) -> str:
+        """The flags that leave runs out, as they were given."""
+        given = (("--state", self.states), ("--name", self.name), ("--since", self.since), ("--last", self.last))
+        return " ".join(f"{flag} {shlex.quote(str(value))}" for flag, value in given if value is not None)
 
 
 class Report(NamedTuple):
-    """What `status` found. `counts` is over all selected runs, `views` those that pass the filter."""
+    """What `status` found: of the selected runs those that pass the filter, and how many do not. Counts, GPUs and ends
+    are those of `views`."""
 
     views: list[RunView]
     counts: dict[str, int]
     details: dict[str, Details]
     gpus_busy: int
     ends: float | None
+    latest_end: float | None
+    left_out: int
+    unselected: list[str]
+    filter_words: str
     slurm_problem: str | None
     slurm_t: float | None
     now: float
@@ -72,7 +80,8 @@ def gather(
     wanted = wanted or Filter()
     states = parse_states(wanted.states)
     since = None if wanted.since is None else clock() - parse_duration_s(wanted.since, place="--since")
-    found = observe(home, select_runs(home, wanted.which), clock=clock, ask=ask)
+    names = select_runs(home, wanted.which)
+    found = observe(home, names, clock=clock, ask=ask)
     now = clock()
     everything = list(found.listed(wanted.which).values())
     views = [view for view in everything if _passes(view, wanted, states, since)]
@@ -82,16 +91,20 @@ def gather(
         views = [view for view in views if view.name in kept]
     details: dict[str, Details] = {}
     if look_into:
-        interesting = [view for view in everything if view.state == "running" or view.state in BAD_STATES]
+        interesting = [view for view in views if view.state == "running" or view.state in BAD_STATES]
         details = {view.name: details_of(home, view, now) for view in interesting[:MOST_LOGS]}
         views = [with_cause(view, details[view.name].fault) if view.name in details else view for view in views]
-    fractions = {name: one.progress.fraction if one.progress else None for name, one in details.items()}
+    left = {name: one.left_s for name, one in details.items()}
     return Report(
         views,
-        tally(everything),
+        tally(views),
         details,
-        sum(view.gpus or 0 for view in everything if view.state == "running"),
-        expected_end(everything, fractions, now),
+        sum(view.gpus or 0 for view in views if view.state == "running"),
+        expected_end(views, left, now),
+        latest_end(views),
+        len(everything) - len(views),
+        unselected(home, names) if wanted.which else [],
+        wanted.words,
         found.slurm_problem,
         found.slurm_t,
         now,
@@ -157,6 +170,9 @@ def lines_of(
         lines.append(
             f"{hidden:,} done {'is' if hidden == 1 else 'are'} hidden; --all shows {'it' if hidden == 1 else 'them'}"
         )
+    lines += [plain(note) for note in report.unselected]
+    if report.left_out:
+        lines.append(f"{plural(report.left_out, 'run')} left out by {report.filter_words}")
     if folded:
         lines.append("--tasks shows every run; shoal status RUN shows one")
     restarts = {view.name: report.details.get(view.name, Details()).restart for view in shown}
@@ -210,11 +226,12 @@ def _left(noun: str, groups: Sequence[Sequence[RunView]]) -> list[str]:
 def headline(report: Report, screen: Screen) -> str:
     """Everything that a glance needs: counts, GPUs, expected end, age of what Slurm said."""
     total = sum(report.counts.values())
+    runs = f"{total:,} of {plural(total + report.left_out, 'run')}" if report.left_out else plural(total, "run")
     experiments = {view.experiment for view in report.views}
     name = f"{plain(next(iter(experiments)))}   " if len(experiments) == 1 else ""
     many = f" in {len(experiments)} experiments" if len(experiments) > 1 else ""
     words = "  ".join(paint_state(f"{count:,} {state}", state, screen) for state, count in report.counts.items())
-    parts = [f"{name}{plural(total, 'run')}{many}", words]
+    parts = [f"{name}{runs}{many}", words]
     if report.gpus_busy:
         parts.append(f"{plural(report.gpus_busy, 'GPU')} busy")
     idle = sum(1 for one in report.details.values() if one.gpu_idle_s)
@@ -229,12 +246,16 @@ def headline(report: Report, screen: Screen) -> str:
 
 
 def _ends(report: Report, screen: Screen) -> str:
-    if report.ends is None:
-        return "end not known"
-    if not screen.tty:
-        return f"ends ~{iso(report.ends)}"
-    far = report.ends - report.now > 20 * 3600
-    return time.strftime("ends ~%a %H:%M" if far else "ends ~%H:%M", time.localtime(report.ends))
+    if report.ends is not None:
+        return f"ends ~{_moment(report.ends, report.now, screen)}"
+    if report.latest_end is not None:
+        return f"end not known, time limit {_moment(report.latest_end, report.now, screen)}"
+    return "end not known"
+
+
+def _moment(moment: float, now: float, screen: Screen) -> str:
+    far = moment - now > 20 * 3600
+    return time.strftime("%a %H:%M" if far else "%H:%M", time.localtime(moment)) if screen.tty else iso(moment)
 
 
 def warn_about_slurm(report: Report) -> None:
@@ -252,6 +273,8 @@ def document(report: Report) -> dict[str, Any]:
         "counts": report.counts,
         "gpus_busy": report.gpus_busy,
         "expected_end": report.ends,
+        "latest_end": report.latest_end,
+        "left_out": report.left_out,
         "time": report.now,
         "slurm_problem": report.slurm_problem,
         "slurm_time": report.slurm_t,
@@ -266,8 +289,10 @@ def as_record(view: RunView, details: Details | None = None) -> dict[str, Any]:
     return {
         **record,
         "experiment": view.experiment,
-        "progress": details.progress.text if details.progress else None,
+        "progress": details.progress.words if details.progress else None,
         "progress_fraction": details.progress.fraction if details.progress else None,
+        "progress_source": details.progress.source if details.progress else None,
+        "remaining_s": details.left_s,
         "log_age_s": details.log_age_s,
         "gpu_percent": details.gpu_percent,
         "gpu_idle_s": details.gpu_idle_s,

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from shoal.store.fold import RunView
 from shoal.submit.orders import Result
 from shoal.submit.trial import Comparison
 from shoal.units import format_duration, plural
@@ -46,15 +47,16 @@ def show(found: Comparison, applied: list[Result], *, as_json: bool, quiet: bool
 
 
 def _print(found: Comparison, applied: list[Result], now: float) -> None:
-    view, advice, seen, gpus = found.view, found.advice, found.progress, _gpus(found)
+    view, advice, seen = found.view, found.advice, found.progress
     since = f" for {format_duration(now - view.started)}" if view.started else ""
-    print(f"{view.name} runs on {plural(max(1, view.gpus or 0), 'GPU')} as job {view.job_id}{since}")
+    on = f"on {plural(view.gpus, 'GPU')}" if view.gpus else "without GPUs"
+    print(f"{view.name} runs {on} as job {view.job_id}{since}")
     print(f"  progress  {seen.fraction or 0:.0%}: {plain(seen.text)} ({seen.source})")
-    print(f"  keep      done in {_span(advice.keep_s, now)}; {advice.keep_gpu_hours:.3g} GPU-hours more")
+    print(f"  keep      done in {_span(advice.keep_s, now)}{_cost(view, advice.keep_gpu_hours)}")
     wait = "starts at a time that Slurm does not tell" if advice.wait_s is None else _starts(advice.wait_s)
     again = f", does {format_duration(advice.lost_s)} of work again" if advice.lost_s >= 1 else ""
-    done = f"done in {_span(advice.switch_s, now)}; {advice.switch_gpu_hours:.3g} GPU-hours more"
-    print(f"  {f'{gpus} GPUs':<9} {wait}{again}, {done}")
+    done = f"done in {_span(advice.switch_s, now)}{_cost(view, advice.switch_gpu_hours)}"
+    print(f"  {_size(found):<9} {wait}{again}, {done}")
     print(
         f"            {advice.speedup:.3g} times as fast: efficiency {advice.efficiency:.2g}, {advice.efficiency_from}"
     )
@@ -77,11 +79,18 @@ def _print(found: Comparison, applied: list[Result], now: float) -> None:
     if found.trial_state in ("queued", "unknown", "pending", "running", "stuck"):
         print(f"{found.trial} is {found.trial_state} already; next: shoal status {view.experiment}")
     elif advice.recommend == "switch":
-        print(f"next: shoal switch {view.name} --gpus {found.request.gpus} --apply")
+        size = f" --gpus {found.request.gpus}" if found.request.gpus else ""
+        size += f" --nodes {found.request.nodes}" if (found.request.nodes or 1) > 1 else ""
+        print(f"next: shoal switch {view.name}{size} --apply")
 
 
-def _gpus(found: Comparison) -> int:
-    return (found.request.nodes or 1) * (found.request.gpus or 0)
+def _size(found: Comparison) -> str:
+    nodes = found.request.nodes or 1
+    return plural(nodes * found.request.gpus, "GPU") if found.request.gpus else plural(nodes, "node")
+
+
+def _cost(view: RunView, gpu_hours: float) -> str:
+    return f"; {gpu_hours:.3g} GPU-hours more" if view.gpus else ""
 
 
 def _starts(wait_s: float) -> str:

@@ -204,8 +204,8 @@ def follow_to_end(
             begin = time.monotonic()
             views = observe(home, names, environ=environ, ask=ask).views
             for view in views.values():
-                progress = progress_of(view)
-                word = f"{view.state} {(progress.text if progress else view.cause) or ''}".strip()
+                progress = progress_of(home, view)
+                word = f"{view.state} {(progress.words if progress else view.cause) or ''}".strip()
                 if seen.get(view.name) != word:
                     seen[view.name] = word
                     if not say.quiet and not say.as_json:

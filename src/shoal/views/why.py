@@ -16,7 +16,7 @@ from shoal.observe import Observation, observe
 from shoal.store.fold import RunView
 from shoal.store.reading import Reader
 from shoal.store.records import Asked
-from shoal.units import format_duration, format_slurm_time, memory_words
+from shoal.units import format_duration, format_slurm_time, memory_words, plural
 from shoal.views import estimate, usage
 from shoal.views.details import details_of, restart_of
 from shoal.views.explanation import Explanation, Sooner, earlier_attempts, lasted, start_again
@@ -118,7 +118,7 @@ def _waiting(home: str, view: RunView, problem: str | None, environ: Mapping[str
     partition = waiting.partition if waiting else view.partition or "?"
     waited = format_duration(max(0.0, now - ((waiting.submitted if waiting else None) or view.submitted or now)))
     evidence = [f"waiting for {waited} in partition {plain(partition)} as job {view.job_id}"]
-    evidence += _queue_evidence(waiting, reason.moves, environ) if waiting else []
+    evidence += _queue_evidence(view.job_id, waiting, reason.moves, environ) if waiting else []
     start, note = None, None
     better: list[estimate.Sooner] = []
     if waiting is not None and reason.moves:
@@ -143,7 +143,7 @@ def _waiting(home: str, view: RunView, problem: str | None, environ: Mapping[str
     )
 
 
-def _queue_evidence(waiting: estimate.Waiting, moves: bool, environ: Mapping[str, str]) -> list[str]:
+def _queue_evidence(job: str, waiting: estimate.Waiting, moves: bool, environ: Mapping[str, str]) -> list[str]:
     asked = [f"{waiting.nodes} node(s)", f"{waiting.cpus} CPUs", f"{waiting.memory} memory"]
     asked += [waiting.tres.replace("gres/", "").replace("gres:", "")] if waiting.tres not in ("N/A", "") else []
     lines = [
@@ -154,10 +154,12 @@ def _queue_evidence(waiting: estimate.Waiting, moves: bool, environ: Mapping[str
         lines.append(f"it depends on {plain(waiting.dependency)}")
     if not moves:
         return lines
-    count = estimate.ahead(waiting, environ)
-    if count is not None:
+    before = estimate.ahead(job, waiting, environ)
+    if before is not None:
+        own = f", {before.own_tasks} of them tasks of its array" if before.own_tasks else ""
+        is_one = before.jobs == 1
         lines.append(
-            f"{count} pending job{'' if count == 1 else 's'} of the partition {'is' if count == 1 else 'are'} before it"
+            f"{plural(before.jobs, 'pending job')} of the partition {'is' if is_one else 'are'} before it{own}"
         )
     nodes = estimate.nodes_of(waiting.partition, environ)
     if nodes is not None and nodes.total:
@@ -173,7 +175,7 @@ def _running(home: str, view: RunView, environ: Mapping[str, str], now: float) -
     for trial in observe(home, trials, environ=environ).views.values() if trials else ():
         if trial.state in LIVE:
             evidence.append(f"{trial.name} is {trial.state}, and takes it over when it is healthy (shoal switch)")
-    evidence += [f"progress {details.progress.text}"] if details.progress else []
+    evidence += [f"progress {details.progress.words}"] if details.progress else []
     if details.log_age_s is not None:
         evidence.append(f"it last printed something {format_duration(details.log_age_s)} ago")
     sample = usage.read(home, view.name, view.attempt)

@@ -4,7 +4,7 @@ import os
 import shutil
 from typing import Any, Mapping, Optional, Sequence
 
-from ...kernel import slurm
+from ...kernel import process, slurm
 from .container import Container, ContainerError, all_binds, chosen, places_of
 
 #: The program that each runtime is, and whose absence is told.
@@ -36,7 +36,7 @@ def problem_of(
 
 def missing(one: Container, places: Sequence[str], environ: Mapping[str, str]) -> Optional[str]:
     """Why the container cannot be started on this node, with what helps; None if nothing speaks against it."""
-    node, program = os.uname().nodename, PROGRAMS[one.runtime]
+    node, program = process.node_name(), PROGRAMS[one.runtime]
     if shutil.which(program, path=environ.get("PATH")) is None:
         twin = {"apptainer": "singularity", "singularity": "apptainer"}.get(one.runtime, "")
         helps = "install it, or run without: --container none"

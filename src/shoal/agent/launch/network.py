@@ -11,6 +11,7 @@ import socket
 import struct
 from typing import List, Mapping, Optional, Tuple
 
+from ...kernel.process import node_name
 from .geometry import PORT_BASE, PORT_COUNT
 
 _SIOCGIFADDR = 0x8915
@@ -41,13 +42,13 @@ def interface_address(name: str) -> str:
     """The IPv4 address of an interface; NoSuchInterface names those that there are."""
     if name not in interfaces():
         raise NoSuchInterface(
-            "%s has no network interface %s; it has %s" % (socket.gethostname(), name, ", ".join(interfaces()))
+            "%s has no network interface %s; it has %s" % (node_name(), name, ", ".join(interfaces()))
         )
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
         except OSError:
-            raise NoSuchInterface("interface %s of %s has no IPv4 address" % (name, socket.gethostname()))
+            raise NoSuchInterface("interface %s of %s has no IPv4 address" % (name, node_name()))
     return socket.inet_ntoa(answer[20:24])
 
 
@@ -64,7 +65,7 @@ def check_interfaces(env: Mapping[str, str]) -> Optional[str]:
             return "%s=%s names no interface of %s; it has %s" % (
                 variable,
                 words,
-                socket.gethostname(),
+                node_name(),
                 ", ".join(there),
             )
     return None

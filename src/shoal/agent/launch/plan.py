@@ -9,6 +9,7 @@ import shutil
 import sys
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from ...kernel.process import node_name
 from . import allocation, container
 from .geometry import DEFAULTS, GeometryError, compute, describe, to_record
 from .unit import write
@@ -45,7 +46,7 @@ def prepare(
         return [], str(error)
     program = spec["command"][0]
     if "{" not in program and not container.wanted(spec) and not _is_there(program, spec["cwd"], environ):
-        return [], "there is no program %s on %s" % (program, os.uname().nodename)
+        return [], "there is no program %s on %s" % (program, node_name())
     folder = folder_of(log, attempt)
     os.makedirs(folder, exist_ok=True)
     record: Dict[str, Any] = {

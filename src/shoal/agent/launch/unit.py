@@ -75,7 +75,9 @@ class Unit(NamedTuple):
         """What the container needs and this node does not have, in words."""
         for path in self.needs:
             if not os.path.exists(path):
-                return "there is no %s on %s, and the container needs it" % (path, os.uname().nodename)
+                from ...kernel.process import node_name
+
+                return "there is no %s on %s, and the container needs it" % (path, node_name())
         return None
 
     def save(self) -> str:

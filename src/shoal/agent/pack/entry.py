@@ -233,7 +233,9 @@ def _ray_starter(settings: Settings, items: List[Item], node: Node, slots: int, 
     say("starting Ray on %d node%s" % (nodes, "" if nodes == 1 else "s"))
     cluster = Cluster(node, nodes, settings.dashboard)
     if settings.dashboard:
-        say("Ray's dashboard: %s on %s; it asks for the word in %s" % (cluster.page, node.me.host, cluster.token))
+        say(
+            "Ray's dashboard: %s on %s; it asks for the word in %s" % (cluster.page, process.node_name(), cluster.token)
+        )
     mps_logs = _mps_logs(node) if settings.mps and _is_shared(items) else None
     try:
         return RayStarter(cluster, nodes, slots, len(node.gpus.ids), mps_logs, _teller(node.environ))

@@ -8,6 +8,7 @@ import time
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from ...kernel import progress
+from ..environment import complete, text_of
 from .queue import Item
 from .running import Running
 
@@ -39,7 +40,7 @@ class Probes:
             if self._seconds is None or one.phase != "program" or one.stopped_by or not self.wants(one.item):
                 continue
             elapsed = now - one.clock
-            seen = progress.read(one.claim.output_dir, [one.log])
+            seen = progress.read(_output(one))
             if seen is not None and seen.fraction:
                 sign = (elapsed, seen.fraction)
                 self._signs[one.item.name] = (self._signs.get(one.item.name, (sign, sign))[0], sign)
@@ -52,6 +53,14 @@ class Probes:
     def expected_s(self, item: Item) -> Optional[float]:
         """What its probe told; one that told nothing is not asked again."""
         return self._over.get(item.name)
+
+
+def _output(one: Running) -> progress.Output:
+    spec = one.spec
+    values = {name: text_of(value) for name, value in spec.get("params", {}).items()}
+    words = complete([*spec["command"], *spec.get("args", [])], values)
+    steps, epochs = progress.totals(words)
+    return progress.Output(one.claim.output_dir, (one.log,), steps=steps, epochs=epochs)
 
 
 def estimate(first: Optional[Sign], last: Optional[Sign]) -> Optional[float]:

@@ -18,7 +18,7 @@ import threading
 import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from ...kernel.process import own_program
+from ...kernel.process import node_name, own_program
 from ..children import StarterFailed
 from ..launch import allocation, family, network
 from . import machine
@@ -85,7 +85,7 @@ class Cluster:
 
     def _start_others(self, nodes: int) -> None:
         """One `ray start` on each other node, as a step of the job; a node's own folder is made there."""
-        here = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+        here = node_name()
         argv = ["srun", "--nodes=%d" % (nodes - 1), "--ntasks=%d" % (nodes - 1), "--ntasks-per-node=1"]
         argv += [
             "--exclude=%s" % here,
@@ -267,7 +267,7 @@ def _own_address() -> str:
     """The address under which the job's other nodes reach this one; a machine by itself needs none but its own."""
     if os.environ.get("SLURM_JOB_NUM_NODES", "1") == "1":
         return "127.0.0.1"
-    here = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    here = node_name()
     try:
         peers = [name for name in allocation.hostnames(os.environ["SLURM_JOB_NODELIST"]) if name != here]
         return socket.gethostbyname(network.reachable_address(peers, None))

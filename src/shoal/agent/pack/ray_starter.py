@@ -12,6 +12,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
+from ...kernel import process
 from ..children import Child, ColdStarter, Program, Starter, StarterFailed
 from ..launch import family
 from ..usage import sampled
@@ -44,7 +45,7 @@ class SlotWorker:
         is installed, and kept by this worker.
         """
         _hear()
-        found, host = machine.gpus_here(os.environ), os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+        found, host = machine.gpus_here(os.environ), process.node_name()
         gpus = found._replace(ids=found.ids[:most_gpus])
         said: List[str] = []
         self.sharing = share_gpus(

@@ -11,7 +11,7 @@ import math
 import os
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ...kernel import files, layout
+from ...kernel import files, layout, progress
 
 if TYPE_CHECKING:  # The tool reads rules, and needs no engine for that.
     from .running import Running
@@ -90,19 +90,16 @@ class Reports:
         return [report for line in whole.splitlines() for report in self._rungs(line)]
 
     def _rungs(self, line: bytes) -> Iterator[Report]:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            return
-        value = _number(record, self.rule.metric)
+        record = progress.flat(progress.parse_object(line.decode("utf-8", "replace")))
+        value = record.get(self.rule.metric)
         if value is None:
             return
         self._lines += 1
         names = (self.rule.resource,) if self.rule.resource else _COUNTERS
-        counter = next((name for name in names if name and _number(record, name) is not None), None)
+        counter = next((name for name in names if name in record), None)
         if counter is None and self.rule.resource:
             return
-        amount = float(self._lines) if counter is None else _number(record, counter) or 0.0
+        amount = float(self._lines) if counter is None else record[counter]
         for rung in self.rule.rungs(amount):
             if rung > self._reached:
                 self._reached = rung
@@ -217,15 +214,3 @@ def rule_of(record: Optional[Mapping[str, Any]]) -> Optional[Rule]:
     if not record:
         return None
     return Rule(**{name: value for name, value in record.items() if name in Rule._fields})
-
-
-def _number(record: Any, name: str) -> Optional[float]:
-    """A number of a record by its name, or by a path of names with dots."""
-    if not isinstance(record, dict):
-        return None
-    if name in record:
-        value = record[name]
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return float(value) if is_number else None
-    head, dot, rest = name.partition(".")
-    return _number(record.get(head), rest) if dot else None

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from shoal.kernel.causes import WORDS
+from shoal.kernel.progress import read_metrics
 from shoal.kernel.records import fields_of
 from shoal.observe import Ask, observe
-from shoal.results.metrics import read_metrics
 from shoal.results.table import Statistic
+from shoal.store.output import output_of
 from shoal.store.reading import Reader
 from shoal.store.writing import in_parallel
 from shoal.views.columns import iso
-from shoal.views.curves import STEPS, TIMES
 from shoal.views.details import Details, details_of, with_cause
 from shoal.views.family import family_key, tally
 from shoal.views.report import account, efficiency, nodes, results, timeline
@@ -22,7 +22,7 @@ from shoal.views.report.history import RunHistory, Try, read_history
 from shoal.views.report.shapes import shapes
 from shoal.views.report.staged import staged
 from shoal.views.results import finite
-from shoal.views.select import select_runs
+from shoal.views.select import select_runs, unselected
 from shoal.views.status import as_record
 from shoal.views.usage import NodeUse
 
@@ -42,6 +42,7 @@ class Report(NamedTuple):
     lanes: list[timeline.Lane]
     failures: list[account.Failure]
     rows: list[results.Row]
+    notes: list[str]
     metrics: dict[str, dict[str, float]]
     details: dict[str, Details]
     slurm_problem: str | None
@@ -66,6 +67,7 @@ def gather(
     causes = {name: WORDS[one.cause.kind] for name, one in details.items() if one.cause is not None}
     python = {name: one.cause.line for name, one in details.items() if one.cause and one.cause.kind == "python"}
     metrics = dict(in_parallel(_metrics, histories)) if histories else {}
+    rows, notes = results.over_seeds(histories, metrics)
     experiments = list(dict.fromkeys(view.experiment for view in views.values()))
     return Report(
         title=experiments[0] if len(experiments) == 1 else f"{len(experiments)} experiments",
@@ -81,7 +83,8 @@ def gather(
         advice=_advice(tries),
         lanes=timeline.lanes(tries),
         failures=account.failures(histories, {**causes, **python}),
-        rows=results.over_seeds(histories, metrics),
+        rows=rows,
+        notes=[*unselected(home, names), *notes],
         metrics=metrics,
         details=details,
         slurm_problem=found.slurm_problem,
@@ -89,9 +92,8 @@ def gather(
 
 
 def _metrics(history: RunHistory) -> tuple[str, dict[str, float]]:
-    folder = history.view.output_dir
-    found = read_metrics(folder) if folder and history.tries else {}
-    return history.view.name, {key: value for key, value in found.items() if key not in (*STEPS, *TIMES)}
+    counts = history.view.output_dir and history.tries
+    return history.view.name, read_metrics(output_of(history.view, history.spec)) if counts else {}
 
 
 def _advice(tries: Sequence[Try]) -> list[efficiency.Advice]:
@@ -132,6 +134,7 @@ def document(report: Report) -> dict[str, Any]:
             {**row._asdict(), "metrics": {key: _value(value) for key, value in row.metrics.items()}}
             for row in report.rows
         ],
+        "notes": report.notes,
         "runs": [_run(report, history) for history in report.histories],
         "slurm_problem": report.slurm_problem,
     }

@@ -99,7 +99,7 @@ def _read_try(
     return Try(
         view.name,
         number,
-        (held.host if held else None) or start.host,
+        (held.host if held else None) or start.node or start.host,
         claim.t if claim and (first or start.resume_from is not None) else None,
         start.t,
         max(start.t, until),

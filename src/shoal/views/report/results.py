@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from shoal.agent.environment import text_of
 from shoal.model import RunSpec
 from shoal.results.table import Group, Statistic, tabulate
+from shoal.units import plural
 from shoal.views.report.history import RunHistory
 from shoal.views.results import result_of
 
@@ -21,8 +22,10 @@ class Row(NamedTuple):
     metrics: dict[str, Statistic]
 
 
-def over_seeds(histories: Sequence[RunHistory], metrics: Mapping[str, Mapping[str, float]]) -> list[Row]:
-    """Rows of finished runs with metrics, in the order of the runs."""
+def over_seeds(
+    histories: Sequence[RunHistory], metrics: Mapping[str, Mapping[str, float]]
+) -> tuple[list[Row], list[str]]:
+    """Rows of finished runs with metrics, in the order of the runs; and notes on what looks wrong or is in no row."""
     runs = []
     for history in histories:
         numbers, spec = metrics.get(history.view.name), history.spec
@@ -30,13 +33,16 @@ def over_seeds(histories: Sequence[RunHistory], metrics: Mapping[str, Mapping[st
         if run is not None and spec is not None:
             runs.append(run._replace(params=_settings(spec)))
     table = tabulate(runs)
-    return [_row(group, table.params) for group in table.groups]
+    experiments = {run.name.partition("/")[0] for run in runs}
+    left_out = len([one for one in histories if one.spec is not None]) - len(runs)
+    notes = [f"{plural(left_out, 'run')} without results left out"] if runs and left_out else []
+    return [_row(group, table.params, len(experiments) > 1) for group in table.groups], [*notes, *table.notes]
 
 
-def _row(group: Group, differing: Sequence[str]) -> Row:
+def _row(group: Group, differing: Sequence[str], full_name: bool) -> Row:
     settings = {name: text_of(group.params[name]) for name in differing if name in group.params}
     seeds = sorted(run.seed for run in group.runs if run.seed is not None)
-    return Row(group.name.partition("/")[2], settings, seeds, group.metrics)
+    return Row(group.name if full_name else group.name.partition("/")[2], settings, seeds, group.metrics)
 
 
 def _settings(spec: RunSpec) -> dict[str, Any]:

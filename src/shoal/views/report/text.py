@@ -14,6 +14,7 @@ from shoal.views.results import mean_words
 from shoal.views.screen import Screen
 
 _MOST_LANES = 24
+_MOST_METRICS = 12
 _SPARK = " ▁▂▃▄▅▆▇█"
 
 
@@ -177,6 +178,7 @@ def _failures(report: Report, screen: Screen) -> list[str]:
 def _results(report: Report, screen: Screen) -> list[str]:
     header, rows = results_table(report)
     lines = table_lines(header, rows, _inside(screen), widest=0) if rows else []
+    lines += [f"note: {plain(note)}" for note in results_notes(report)]
     return [f"  {line}" for line in lines] if screen.tty else lines
 
 
@@ -185,9 +187,15 @@ def _inside(screen: Screen) -> Screen:
     return screen._replace(width=screen.width - 2)
 
 
+def results_notes(report: Report) -> list[str]:
+    cut = len(metric_names(report.rows)) - _MOST_METRICS
+    more = [f"{plural(cut, 'more metric')}; shoal results shows all"] if cut > 0 else []
+    return [*report.notes, *more]
+
+
 def results_table(report: Report) -> tuple[list[str], list[list[str]]]:
     """(header, rows) of the results; also for Markdown, CSV and the page."""
-    settings, metrics = setting_names(report.rows), metric_names(report.rows)[:12]
+    settings, metrics = setting_names(report.rows), metric_names(report.rows)[:_MOST_METRICS]
     header = ["RUN", *settings, "SEEDS", *metrics]
     rows = [
         [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from shoal.pack import timeline as drawn
@@ -34,12 +34,11 @@ def lanes(tries: Sequence[Try]) -> list[Lane]:
     Slurm does not tell which of a host's GPUs a run had, so the lowest ones that are free are taken; GPUs of further
     nodes of a run are lanes of their own.
     """
-    slurm_names = _slurm_names(tries)
     free: dict[str, list[float]] = {}
     found: dict[str, list[Bar]] = {}
     for one in sorted(tries, key=lambda one: (one.begin, one.run)):
         for node in range(one.asked.nodes):
-            host = _host(one, node, slurm_names)
+            host = _host(one, node)
             ends = free.setdefault(host, [])
             for _ in range(max(1, one.asked.gpus)):
                 at = next((place for place, end in enumerate(ends) if end <= one.begin + 1e-3), None)
@@ -57,22 +56,11 @@ def lanes(tries: Sequence[Try]) -> list[Lane]:
     ]
 
 
-def _slurm_names(tries: Sequence[Try]) -> dict[str, str]:
-    """Host -> the node's name for Slurm, which samples tell; runs that were too short to be sampled have only the
-    host's own. Hosts that are several nodes (of a sandbox) are left out.
-    """
-    told: dict[str, set[str]] = {}
-    for one in tries:
-        if one.use and one.use.nodes and one.use.nodes[0].host:
-            told.setdefault(one.host, set()).add(one.use.nodes[0].host)
-    return {host: names.pop() for host, names in told.items() if len(names) == 1}
-
-
-def _host(one: Try, node: int, slurm_names: Mapping[str, str]) -> str:
+def _host(one: Try, node: int) -> str:
     """The name of a run's n-th node: as it told itself, else by its place behind the first."""
     told = [use.host for use in one.use.nodes if use.host] if one.use else []
     if node == 0:
-        return told[0] if told else slurm_names.get(one.host, one.host)
+        return told[0] if told else one.host
     return told[node] if len(set(told)) == one.asked.nodes else f"{one.host}+{node}"
 
 

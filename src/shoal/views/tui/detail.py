@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 
-from shoal.results.metrics import read_metrics
+from shoal.kernel.progress import read_metrics, read_series
 from shoal.store.fold import RunView
+from shoal.store.output import find_output
 from shoal.store.reading import Reader
 from shoal.store.records import DamagedRecord
 from shoal.units import format_duration
 from shoal.views import usage
-from shoal.views.curves import read_series
 from shoal.views.details import Details
 from shoal.views.events import events
 from shoal.views.faults import look
@@ -53,14 +53,15 @@ def _metrics(home: str, view: RunView, details: Details, width: int) -> list[str
     sample = usage.read(home, view.name, view.attempt) if view.attempt else None
     if details.progress is not None:
         part = details.progress.fraction
-        lines.append(f"progress {details.progress.text}" + (f" {bar(part, 20)}" if part is not None else ""))
+        lines.append(f"progress {details.progress.words}" + (f" {bar(part, 20)}" if part is not None else ""))
     for node in sample.nodes if sample else ():
         lines += _node_use(node, node.host or view.node or "here", width)
-    for name, points in read_series(view).items():
+    output = find_output(home, view) if view.output_dir else None
+    for name, points in read_series(output).items() if output else ():
         values = [value for _, value in points]
         lines.append(f"{plain(name)[:14]:<14} {sparkline(values, width - 30)} {values[-1]:.4g}")
-    if view.output_dir and view.state == "done":
-        lines += [f"{plain(name)} {value:.5g}" for name, value in read_metrics(view.output_dir).items()]
+    if output and view.state == "done":
+        lines += [f"{plain(name)} {value:.5g}" for name, value in read_metrics(output).items()]
     return lines or ["no data"]
 
 
@@ -103,7 +104,7 @@ def _events(home: str, view: RunView, details: Details, width: int) -> list[str]
 
 
 def title_of(view: RunView, details: Details, now: float) -> str:
-    parts = [view.state, view.cause or (details.progress.text if details.progress else "")]
+    parts = [view.state, view.cause or (details.progress.words if details.progress else "")]
     if view.started is not None:
         parts.append(format_duration(max(0.0, (view.ended or now) - view.started)))
     if view.job_id:

@@ -19,11 +19,12 @@ from shoal.errors import InputError
 from shoal.kernel import layout
 from shoal.kernel.causes import strip_escapes
 from shoal.kernel.files import names_in
+from shoal.kernel.progress import read_series
 from shoal.observe import Ask
+from shoal.store.output import find_output
 from shoal.store.reading import Reader
 from shoal.store.records import DamagedRecord
 from shoal.views import logs, status, usage, why
-from shoal.views.curves import read_series
 from shoal.views.events import events
 from shoal.views.log_parts import first_telling, parts
 from shoal.views.report.gather import gather as gather_report
@@ -142,12 +143,13 @@ class Feed:
         return {**answer, "text": text, "offset": start, "next": start + len(data), "size": size}
 
     def metrics(self, run: str) -> dict[str, Any]:
-        """Curves of metrics.jsonl in the output folder, and what the job sampled about itself."""
+        """Curves of the run's metrics, and what the job sampled about itself."""
         name = self.name_of(run)
+        view = self._views.get(name)
         record = self._records[run][1]
         sample = usage.read(self.home, name, record["attempt"]) if record["attempt"] else None
         return {
-            "series": read_series(self._views.get(name)),
+            "series": read_series(find_output(self.home, view)) if view is not None and view.output_dir else {},
             "usage": [msgspec.to_builtins(node) for node in sample.nodes] if sample else [],
         }
 

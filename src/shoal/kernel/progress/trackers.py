@@ -4,28 +4,29 @@ Both are files of framed protobuf messages that grow while a run writes them, so
 whole is read and the rest is passed over. Neither library is needed, and neither could be imported in a second.
 """
 
-from __future__ import annotations
-
+import io
 import json
+import re
 import struct
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, BinaryIO, Dict, Iterator, List, Optional, Tuple, Union
 
 #: LevelDB's log format, in which W&B frames its records: blocks of 32 KiB, after a header of 7 bytes.
 _BLOCK = 32 * 1024
 _WANDB_HEADER = 7
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+#: In W&B's record of a step the value follows its key: field 16 of the item, whose text is JSON.
+_WANDB_STEP = re.compile(rb"\x05_step\x82\x01(.)(\d+)", re.DOTALL)
 
-Field = tuple[int, int | bytes]
+Field = Tuple[int, Union[int, bytes]]
 
 
-def wandb_numbers(data: bytes) -> Iterator[tuple[str, Any]]:
+def wandb_numbers(data: bytes) -> Iterator[Tuple[str, Any]]:
     """(key, value) of every logged and summary item of a run-*.wandb file, in order."""
     for _, row in wandb_rows(data):
         yield from row.items()
 
 
-def wandb_rows(data: bytes) -> Iterator[tuple[bool, dict[str, Any]]]:
+def wandb_rows(data: bytes) -> Iterator[Tuple[bool, Dict[str, Any]]]:
     """(whether it was logged and not a summary, key -> value) of every record with numbers, in order."""
     for record in _leveldb(data):
         for number, value in fields(record):
@@ -35,27 +36,52 @@ def wandb_rows(data: bytes) -> Iterator[tuple[bool, dict[str, Any]]]:
             yield number == 2, {key: value for item in items for key, value in _wandb_item(item)}
 
 
-def tensorboard_numbers(data: bytes) -> Iterator[tuple[str, float]]:
+def wandb_last_step(data: bytes) -> Optional[int]:
+    """The newest step in a part of a run-*.wandb file, which may begin anywhere."""
+    found = _WANDB_STEP.findall(data)
+    return int(found[-1][1][: ord(found[-1][0])]) if found else None
+
+
+def tensorboard_numbers(data: bytes) -> Iterator[Tuple[str, float]]:
     """(tag, value) of every scalar in an event file, in order."""
     return ((tag, value) for tag, _, value in tensorboard_points(data))
 
 
-def tensorboard_points(data: bytes) -> Iterator[tuple[str, int, float]]:
+def tensorboard_points(data: bytes) -> Iterator[Tuple[str, int, float]]:
     """(tag, step, value) of every scalar in an event file, in order."""
-    at = 0
-    while at + 12 <= len(data):
-        (length,) = struct.unpack_from("<Q", data, at)
-        if at + 12 + length + 4 > len(data):
-            return
+    for event in _tensorboard_events(io.BytesIO(data), len(data)):
         step = 0
-        for number, value in fields(data[at + 12 : at + 12 + length]):
+        for number, value in fields(event):
             if number == 2 and isinstance(value, int):
                 step = value
             elif number == 5 and isinstance(value, bytes):
                 for inner, one in fields(value):
                     if inner == 1 and isinstance(one, bytes):
                         yield from ((tag, step, scalar) for tag, scalar in _tensorboard_value(one))
-        at += 12 + length + 4
+
+
+def tensorboard_last_step(path: str) -> Optional[int]:
+    """The step of the last event; of each only the beginning is read, where the time and the step stand."""
+    newest = None
+    try:
+        with open(path, "rb") as file:
+            for event in _tensorboard_events(file, 32):
+                newest = next((value for number, value in fields(event) if number == 2), newest)
+    except (OSError, ValueError):
+        pass
+    return newest if isinstance(newest, int) else None
+
+
+def _tensorboard_events(file: BinaryIO, max_bytes: int) -> Iterator[bytes]:
+    """Records are a length, its checksum, a protobuf Event and a checksum; of each event the first so many bytes."""
+    end = file.seek(0, io.SEEK_END)
+    at = file.seek(0)
+    while at + 12 <= end:
+        (length,) = struct.unpack("<Q", file.read(12)[:8])
+        if at + 12 + length + 4 > end:
+            return
+        yield file.read(min(length, max_bytes))
+        at = file.seek(at + 12 + length + 4)
 
 
 def fields(message: bytes) -> Iterator[Field]:
@@ -83,7 +109,7 @@ def fields(message: bytes) -> Iterator[Field]:
         at += length
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _varint(data: bytes, at: int) -> Tuple[int, int]:
     value = shift = 0
     while at < len(data) and shift < 70:
         byte = data[at]
@@ -95,7 +121,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _leveldb(data: bytes) -> Iterator[bytes]:
-    parts: list[bytes] = []
+    parts: List[bytes] = []
     at = _WANDB_HEADER
     while at + 7 <= len(data):
         left = _BLOCK - at % _BLOCK
@@ -115,7 +141,7 @@ def _leveldb(data: bytes) -> Iterator[bytes]:
             parts = []
 
 
-def _wandb_item(item: bytes) -> Iterator[tuple[str, Any]]:
+def _wandb_item(item: bytes) -> Iterator[Tuple[str, Any]]:
     key, nested, text = "", [], b""
     for number, value in fields(item):
         if isinstance(value, bytes):
@@ -131,7 +157,7 @@ def _wandb_item(item: bytes) -> Iterator[tuple[str, Any]]:
         return
 
 
-def _tensorboard_value(message: bytes) -> Iterator[tuple[str, float]]:
+def _tensorboard_value(message: bytes) -> Iterator[Tuple[str, float]]:
     tag, number = "", None
     for field, value in fields(message):
         if field == 1 and isinstance(value, bytes):
@@ -144,7 +170,7 @@ def _tensorboard_value(message: bytes) -> Iterator[tuple[str, float]]:
         yield tag, number
 
 
-def _tensor(message: bytes) -> float | None:
+def _tensor(message: bytes) -> Optional[float]:
     """A scalar that TensorFlow 2 wrote as a tensor: 32 or 64 bits, as content or as a list of one."""
     for field, value in fields(message):
         if isinstance(value, bytes) and field in (4, 5, 6) and len(value) in (4, 8):

@@ -1,0 +1,27 @@
+"""What a program tells about itself: how far it has come, and its metrics. One reader for all of shoal.
+
+    reader.py     an output directory and its logs -> progress, the last value of each metric, curves
+    lines.py      one line of a log, or of $SHOAL_PROGRESS
+    tables.py     metrics.json, metrics.jsonl, Hugging Face's and timm's files, Lightning's metrics.csv
+    trackers.py   TensorBoard's and W&B's record formats, read without either library
+
+Nothing is asked of the program.
+"""
+
+from .lines import Count, parse, totals, value_of
+from .reader import Output, Progress, read, read_metrics, read_series
+from .tables import flat, parse_object
+
+__all__ = [
+    "Count",
+    "Output",
+    "Progress",
+    "flat",
+    "parse",
+    "parse_object",
+    "read",
+    "read_metrics",
+    "read_series",
+    "totals",
+    "value_of",
+]

@@ -1,0 +1,239 @@
+"""Rows of numbers that programs leave in files: metrics.json and metrics.jsonl, and what well-known trainers write.
+
+trainer_state.json, all_results.json are Hugging Face's, summary.csv is timm's, metrics.csv is Lightning's CSVLogger's.
+Files grow while they are read: what is whole in them counts.
+"""
+
+import json
+import math
+import os
+import re
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+#: Keys that say when a row was written, the best first; never metrics themselves.
+STEPS = ("step", "_step", "global_step", "iter", "iteration")
+TOTALS = ("total", "max_steps", "total_steps")
+TIMES = ("t", "time", "timestamp", "_timestamp", "_runtime")
+_COUNTERS = frozenset((*STEPS, *TOTALS, *TIMES, "epoch"))
+_MAX_DEPTH = 4
+#: A log's line that is longer is no record of metrics.
+_MAX_LINE = 1 << 14
+
+
+class Row(NamedTuple):
+    """Numbers that were written together, and after how much work that was."""
+
+    values: Dict[str, float]
+    step: Optional[float] = None
+    total: Optional[float] = None
+    epoch: Optional[float] = None
+
+
+def row_of(record: Any) -> Row:
+    """A record's numbers; what counts the work and what tells the time are not among the metrics."""
+    numbers = flat(record)
+
+    def first(names: Tuple[str, ...]) -> Optional[float]:
+        return next((numbers[name] for name in names if math.isfinite(numbers.get(name, math.nan))), None)
+
+    values = {name: value for name, value in numbers.items() if name not in _COUNTERS and not name.startswith("_")}
+    total = first(TOTALS)
+    return Row(values, first(STEPS), total if total and total > 0 else None, first(("epoch",)))
+
+
+def flat(value: Any, prefix: str = "", depth: int = 0) -> Dict[str, float]:
+    """The numbers of nested objects, under dotted names; true and false are 1 and 0."""
+    if isinstance(value, dict) and depth < _MAX_DEPTH:
+        found: Dict[str, float] = {}
+        for name, inner in value.items():
+            found.update(flat(inner, "%s.%s" % (prefix, name) if prefix else str(name), depth + 1))
+        return found
+    if isinstance(value, (int, float)) and prefix:
+        try:
+            return {prefix: float(value)}
+        except OverflowError:
+            return {}
+    return {}
+
+
+def parse_object(text: str) -> Optional[Dict[str, Any]]:
+    """A line that is one object, in JSON or as Python prints a dict; numbers in quotes are numbers."""
+    text = text.strip()
+    if not text.startswith("{") or not text.endswith("}") or len(text) > _MAX_LINE:
+        return None
+    try:
+        record = json.loads(text)
+    except ValueError:
+        record = _python_dict(text)
+    if not isinstance(record, dict):
+        return None
+    return {str(name): _unquoted(value) for name, value in record.items()}
+
+
+def _python_dict(text: str) -> Any:
+    import ast
+
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+
+
+def _unquoted(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        return value
+
+
+def jsonl_rows(data: bytes) -> Iterator[Row]:
+    """Rows of metrics.jsonl; the line that is being written and somebody's print are passed over."""
+    for line in data.split(b"\n"):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            yield row_of(record)
+
+
+def csv_rows(data: bytes, is_row_per_epoch: bool = False) -> Iterator[Row]:
+    """Rows of a CSV file with a column `step` or `epoch`. A row per epoch is written when that epoch, counted from 0,
+    is over."""
+    import csv
+
+    whole = data[: data.rfind(b"\n") + 1].decode("utf-8", "replace")
+    reader = csv.DictReader(whole.splitlines())
+    if not any(name in (*STEPS, "epoch") for name in reader.fieldnames or ()):
+        return
+    for line in reader:
+        row = row_of({name: _unquoted(text) for name, text in line.items() if name and text})
+        yield row._replace(epoch=row.epoch + 1) if is_row_per_epoch and row.epoch is not None else row
+
+
+def trainer_state_rows(data: bytes) -> Iterator[Row]:
+    """Hugging Face's trainer_state.json: its log history, then where the training stands."""
+    state = parse_json(data)
+    history = state.get("log_history")
+    for record in history if isinstance(history, list) else []:
+        if isinstance(record, dict):
+            yield row_of(record)
+    standing = {name: state.get(name) for name in ("global_step", "max_steps", "epoch")}
+    yield row_of({name: value for name, value in standing.items() if isinstance(value, (int, float))})
+
+
+def parse_json(data: bytes) -> Dict[str, Any]:
+    try:
+        record = json.loads(data or b"{}")
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def read_end(path: str, max_bytes: int) -> bytes:
+    """The last bytes of a file, from the beginning of a line; nothing of one that cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            start = max(0, os.fstat(file.fileno()).st_size - max_bytes)
+            file.seek(start)
+            data = file.read(max_bytes)
+    except OSError:
+        return b""
+    if start:
+        border = re.search(rb"[\r\n]", data[:-1])
+        return data[border.end() :] if border else data
+    return data
+
+
+def read_start(path: str, max_bytes: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(max_bytes)
+    except OSError:
+        return b""
+
+
+def read_whole(path: str, max_bytes: int) -> bytes:
+    """All of a file, or nothing if it is larger: a tracker's file cannot be read from the middle."""
+    try:
+        if os.stat(path).st_size > max_bytes:
+            return b""
+    except OSError:
+        return b""
+    return read_start(path, max_bytes)
+
+
+class Files(NamedTuple):
+    """Files of an output directory that hold numbers, the newest of each kind last."""
+
+    trainer_states: List[str]
+    results: List[str]
+    summaries: List[str]
+    metrics_csv: List[str]
+    tensorboard: List[str]
+    wandb: List[str]
+    wandb_summaries: List[str]
+
+
+#: Of an output directory so many entries are looked at, so many levels deep.
+_MAX_ENTRIES = 20000
+_MAX_LEVELS = 5
+_HUGGING_FACE_RESULTS = frozenset(("all_results.json", "eval_results.json", "train_results.json"))
+
+
+def find_files(folder: str, max_entries: int = _MAX_ENTRIES) -> Files:
+    """Found level by level, so that a directory too large to be looked at hides only what is deep in it."""
+    found = Files([], [], [], [], [], [], [])
+    left, level = [folder], 0
+    seen = 0
+    while left and level <= _MAX_LEVELS:
+        deeper: List[str] = []
+        for one in left:
+            try:
+                entries = list(os.scandir(one))
+            except OSError:
+                continue
+            seen += len(entries)
+            if seen > max_entries:
+                deeper = []
+                break
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    deeper.append(entry.path)
+                else:
+                    _sort_in(found, entry.name, entry.path)
+        left, level = deeper, level + 1
+    for paths in (found.trainer_states, found.results, found.summaries, found.metrics_csv):
+        paths.sort(key=_written)
+    for paths in (found.tensorboard, found.wandb, found.wandb_summaries):
+        # Names carry the time at which a tracker began, so that a resumed run's later file comes last.
+        paths.sort(key=lambda path: path.split(os.sep)[-3:])
+    return found
+
+
+def _sort_in(found: Files, name: str, path: str) -> None:
+    if name == "trainer_state.json":
+        found.trainer_states.append(path)
+    elif name in _HUGGING_FACE_RESULTS:
+        found.results.append(path)
+    elif name == "summary.csv":
+        found.summaries.append(path)
+    elif name == "metrics.csv":
+        found.metrics_csv.append(path)
+    elif ".tfevents." in name:
+        found.tensorboard.append(path)
+    elif name.startswith("run-") and name.endswith(".wandb"):
+        found.wandb.append(path)
+    elif name == "wandb-summary.json":
+        found.wandb_summaries.append(path)
+
+
+def _written(path: str) -> float:
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0
