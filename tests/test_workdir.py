@@ -185,6 +185,18 @@ def test_large_files_are_not_copied_to_another_file_system(tmp_path: Path) -> No
         assert not list(disk.rglob("big.bin"))
 
 
+def test_numbers_that_are_written_by_relative_path_are_found(tmp_path: Path) -> None:
+    """As lightning-hydra-template does it: logs/train/runs/<time>/csv/version_0/metrics.csv."""
+    program = (
+        "import os, sys\nfolder = 'logs/train/runs/2026/csv/version_0'\nos.makedirs(folder)\n"
+        "open(folder + '/metrics.csv', 'w').write(f'epoch,step,val/acc\\n0,10,{sys.argv[1]}\\n')\n"
+    )
+    project = make(tmp_path, None, program=program)
+    project.shoal("submit", "experiments/001_a", "--on", "local", "--set", "lr=0.1,0.2")
+    found = project.shoal("results", "001_a", "--format", "json").json
+    assert [row["metrics"]["val/acc"]["mean"] for row in found["rows"]] == [0.1, 0.2]
+
+
 def test_nothing_is_left_of_a_working_directory_that_was_not_written_to(tmp_path: Path) -> None:
     project = make(tmp_path, None, program="import helper\nprint(helper.VALUE)\n")
     project.shoal("submit", "experiments/001_a", "--on", "local", "--set", "lr=0.1,0.2")

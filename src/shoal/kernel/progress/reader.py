@@ -10,6 +10,7 @@ import math
 import os
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
+from .. import layout
 from . import lines, tables, trackers
 from .lines import Count, Facts
 from .tables import Row
@@ -112,7 +113,7 @@ def _facts(output: Output) -> Facts:
 
 def _of_files(output: Output, facts: Facts) -> Iterator[Progress]:
     files = tables.find_files(output.folder, _MAX_ENTRIES)
-    own = os.path.join(output.folder, "metrics.jsonl")
+    own = _own(output, "metrics.jsonl")
     for source, paths, read_rows in (
         ("metrics.jsonl", [own], lambda path: tables.jsonl_rows(tables.read_end(path, _TAIL_BYTES))),
         ("trainer_state.json", files.trainer_states[-1:], _trainer_state),
@@ -168,7 +169,7 @@ def read_metrics(output: Output) -> Dict[str, float]:
     for rows in _sources(output, _MAX_METRICS_BYTES, summaries=True):
         for row in rows:
             found.update(row.values)
-    found.update(tables.flat(tables.parse_json(_bytes(os.path.join(output.folder, "metrics.json")))))
+    found.update(tables.flat(tables.parse_json(_bytes(_own(output, "metrics.json")))))
     return found
 
 
@@ -216,7 +217,13 @@ def _sources(output: Output, max_bytes: int, summaries: bool) -> Iterator[Iterat
     yield (row for path in files.trainer_states[-1:] for row in _trainer_state(path))
     yield (tables.row_of(tables.parse_json(_bytes(path))) for path in files.results if summaries)
     yield _printed(output)
-    yield tables.jsonl_rows(tables.read_end(os.path.join(output.folder, "metrics.jsonl"), max_bytes))
+    yield tables.jsonl_rows(tables.read_end(_own(output, "metrics.jsonl"), max_bytes))
+
+
+def _own(output: Output, name: str) -> str:
+    """A file of this name in the output directory, or else in the program's working directory."""
+    paths = [os.path.join(place, name) for place in layout.written_by(output.folder)]
+    return next((path for path in paths if os.path.exists(path)), paths[0])
 
 
 def _log_records(output: Output) -> Iterator[Row]:

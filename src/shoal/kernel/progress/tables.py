@@ -10,6 +10,8 @@ import os
 import re
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
+from .. import layout
+
 #: Keys that say when a row was written, the best first; never metrics themselves.
 STEPS = ("step", "_step", "global_step", "iter", "iteration")
 TOTALS = ("total", "max_steps", "total_steps")
@@ -181,14 +183,16 @@ class Files(NamedTuple):
 
 #: Of an output directory so many entries are looked at, so many levels deep.
 _MAX_ENTRIES = 20000
-_MAX_LEVELS = 5
+_MAX_LEVELS = 7
 _HUGGING_FACE_RESULTS = frozenset(("all_results.json", "eval_results.json", "train_results.json"))
 
 
 def find_files(folder: str, max_entries: int = _MAX_ENTRIES) -> Files:
-    """Found level by level, so that a directory too large to be looked at hides only what is deep in it."""
+    """Found level by level, so that a directory too large to be looked at hides only what is deep in it. Also in the
+    program's working directory, of which directories with Python files are code."""
     found = Files([], [], [], [], [], [], [])
-    left, level = [folder], 0
+    work = layout.work_dir(folder)
+    left, level = layout.written_by(folder), 0
     seen = 0
     while left and level <= _MAX_LEVELS:
         deeper: List[str] = []
@@ -201,9 +205,11 @@ def find_files(folder: str, max_entries: int = _MAX_ENTRIES) -> Files:
             if seen > max_entries:
                 deeper = []
                 break
+            is_code = level > 0 and any(entry.name.endswith(".py") for entry in entries)
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
-                    deeper.append(entry.path)
+                    if not is_code and entry.path != work:
+                        deeper.append(entry.path)
                 else:
                     _sort_in(found, entry.name, entry.path)
         left, level = deeper, level + 1
