@@ -33,7 +33,7 @@ def staged(project: Project, name: str) -> list[dict[str, Any]]:
 def test_a_run_finds_its_data_and_its_record_tells_what_was_copied(tmp_path: Path) -> None:
     data = make_data(tmp_path)
     project = Project(tmp_path)
-    with_data(project, 'data = { images = "../data", labels = { path = "../src", wait = "all" } }')
+    with_data(project, 'data = { images = "../data", labels = { path = "../src" } }')
     (tmp_path / "scratch").mkdir()
     for number in range(2):
         project.script(f"001_a/00{number}_train_0.sh", f"train -- print={number}")
@@ -84,7 +84,7 @@ def test_a_run_whose_data_is_not_there_fails_before_it_starts(tmp_path: Path) ->
         ('data = { "a b" = "x" }', "'a b' cannot be the name of a data set"),
         ('data = { a = "" }', "is empty"),
         ("data = { a = 3 }", "must be a string"),
-        ('data = { a = { path = "x", wait = "long" } }', "allowed are all, first"),
+        ('data = { a = { path = "x", wait = "long" } }', "allowed are"),
         ('data = { a = { paht = "x" } }', "paht"),
         ('data = "x"', "must be a table"),
     ],
@@ -117,7 +117,7 @@ def test_a_training_begins_before_staging_ends(tmp_path: Path, monkeypatch: pyte
     data = make_data(tmp_path)
     (tmp_path / "scratch").mkdir()
     gate = Gate(monkeypatch)
-    stage = Stage("images", str(data), {"SHOAL_SCRATCH": str(tmp_path / "scratch")}, threads=1)
+    stage = Stage("images", str(data), {"SHOAL_SCRATCH": str(tmp_path / "scratch")}, threads=1, wait="first")
     stage.begin()
     gate.let(2)
     place = stage.wait()

@@ -169,7 +169,7 @@ def contents(root: Root) -> List[Dict[str, Any]]:
             {
                 "id": name,
                 "bytes": _disk_bytes(root.folder("objects", name)),
-                "used_at": _mtime(used),
+                "used_at": mtime(used),
                 "busy": busy(used),
             }
         )
@@ -257,7 +257,7 @@ def _disk_bytes(folder: str) -> int:
     return total
 
 
-def _mtime(path: str) -> float:
+def mtime(path: str) -> float:
     try:
         return os.stat(path).st_mtime
     except OSError:

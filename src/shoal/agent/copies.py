@@ -105,6 +105,11 @@ class Copy:
                 size += self.list.items[name].size if os.path.islink(path) else 0
         return size
 
+    def wanted(self) -> List[str]:
+        """What readers ask for, the longest asked first."""
+        names = files.names_in(self.wants)
+        return names if len(names) < 2 else sorted(names, key=lambda name: cache.mtime(os.path.join(self.wants, name)))
+
     def arrived(self, name: str) -> None:
         """Nobody need wait for this file any more."""
         _remove(os.path.join(self.wants, flat(name)))
@@ -150,9 +155,9 @@ class Queue:
         while not self._now:
             if not self._units:
                 return None
-            wanted = set(files.names_in(self._copy.wants)) if len(self._units) > 1 else set()
-            first = self._units[0]
-            chosen = next((unit for unit in self._units if wanted & set(unit)), first) if wanted else first
+            wanted = self._copy.wanted() if len(self._units) > 1 else []
+            asked = (unit for name in wanted for unit in self._units if name in unit)
+            chosen = next(asked, self._units[0])
             self._units.remove(chosen)
             self._now = [name for name in chosen if not self._copy.is_copied(name)]
         return self._copy.list.items[self._now.pop(0)]

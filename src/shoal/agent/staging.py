@@ -1,4 +1,7 @@
-"""Put a data set next to the GPU: one copy per node, shared by all jobs there, usable from the first shard on.
+"""Put a data set next to the GPU: one copy per node, shared by all jobs there.
+
+A run starts when all of it is there, so that any program that lists the folder sees everything. With `wait="first"` it
+starts at the first shard: for programs that read with shoal.data, which knows what is still to come and waits for it.
 
 One job of a node copies and the others wait for what it brings; if it ends or is killed, the next one goes on with
 what is there. Nobody writes down who is who: a lock of the kernel's is held, or it is not. Where there is no room or
@@ -35,7 +38,7 @@ class Stage:
         source: str,
         environ: Mapping[str, str],
         profile: Optional[str] = None,
-        wait_all: bool = False,
+        wait: str = "all",
         threads: Optional[int] = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -43,7 +46,7 @@ class Stage:
         self.source = os.path.abspath(source)
         self.environ = environ
         self.profile = profile
-        self.wait_all = wait_all
+        self.wait_first = wait == "first"
         self.threads = threads
         self.say = say
         self.path = self.source
@@ -89,7 +92,7 @@ class Stage:
     def wait(self, deadline_s: Optional[float] = None) -> str:
         """The path to hand over, as soon as the run may start; StageError if that will never be.
 
-        A run may start when the first shard is there, or all, if it asked for that or could not know what lacks.
+        A run may start when all is there; at the first shard if it asked for that and a manifest tells what lacks.
         """
         end = None if deadline_s is None else time.monotonic() + deadline_s
         while self._thread is not None and not self._over and not self._ready():
@@ -227,7 +230,7 @@ class Stage:
         first = all(self.copy.has(name) for name in self.list.units[0])
         if first:
             self.record.setdefault("first_s", round(time.monotonic() - self._began, 4))
-        return first and self.list.partial and not self.wait_all
+        return first and self.list.partial and self.wait_first
 
     def _note(self, item: Item) -> None:
         self.copy.arrived(item.name)

@@ -103,7 +103,13 @@ def _configure_stage(parser: argparse.ArgumentParser) -> None:
         "--scratch", metavar="FOLDER", help="node-local disk (default: $SHOAL_SCRATCH, $SLURM_TMPDIR, ...)"
     )
     parser.add_argument("--limit", metavar="SIZE", help="most that the cache may hold, such as 200G")
-    parser.add_argument("--wait", default="first", choices=("first", "all"), help="start at the first shard, or at all")
+    parser.add_argument(
+        "--wait",
+        default="all",
+        choices=("all", "first"),
+        help="start the command when all shards are there, or at the first one, which only programs that read with "
+        "shoal.data can do (default: all)",
+    )
     parser.add_argument("--threads", type=int, metavar="N", help="that copy (default: 8; 16 for small files)")
     parser.epilog = "-- COMMAND runs with SHOAL_DATA and SHOAL_DATA_<NAME> set to the folder."
 
@@ -199,7 +205,7 @@ def _stage(args: argparse.Namespace) -> int:
     environ.update({"SHOAL_SCRATCH": args.scratch} if args.scratch else {})
     environ.update({"SHOAL_SCRATCH_LIMIT": args.limit} if args.limit else {})
     code, record = stage_and_run(
-        args.path, args.command, environ, wait_all=args.wait == "all", threads=args.threads, quiet=args.quiet
+        args.path, args.command, environ, wait=args.wait, threads=args.threads, quiet=args.quiet
     )
     views.print_staged(record, args, ran=bool(args.command))
     return code

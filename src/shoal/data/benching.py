@@ -172,7 +172,7 @@ def _copy(plan: dict[str, Any], mine: str, began: float) -> tuple[int, float]:
         return _folder_bytes(os.path.join(mine, "folder")), time.monotonic() - began
     from shoal.agent.staging import Stage
 
-    stage = Stage("bench", os.path.join(home, "shards"), {"SHOAL_SCRATCH": mine})
+    stage = Stage("bench", os.path.join(home, "shards"), {"SHOAL_SCRATCH": mine}, wait="first")
     try:
         stage.begin()
         stage.wait()

@@ -12,6 +12,7 @@ DataLoader uses. Values are the bytes that were packed; `transform` may decode t
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,12 @@ class Dataset:
     @property
     def classes(self) -> list[str]:
         return self.manifest.classes
+
+    @cached_property
+    def identity(self) -> str:
+        """What tells this data set from others: the manifest's id; of shards made elsewhere their names and sizes."""
+        shards = [(shard.name, shard.size) for shard in self.manifest.shards]
+        return self.manifest.id or hashlib.sha256(repr(shards).encode()).hexdigest()[:24]
 
     @cached_property
     def counts(self) -> list[int]:

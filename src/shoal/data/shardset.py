@@ -101,13 +101,22 @@ class ShardSet:
             return path
         if self.staged is None:
             raise ShoalError(f"{path} is missing", hint=f"shoal data verify {self.folder}")
-        return self._wait_for(name, path)
+        return self._wait_for(shard, path)
 
-    def _wait_for(self, name: str, path: str) -> str:
+    def ask_for(self, numbers: Sequence[int]) -> None:
+        """These shards are needed next, in this order: where they are being staged, they come before the others."""
+        for number in numbers if self.staged is not None else ():
+            if not self.is_here(number):
+                name = self.manifest.shards[number].name
+                try:
+                    os.close(os.open(os.path.join(str(self.staged), copies.WANTS, name), os.O_WRONLY | os.O_CREAT, 0o644))
+                except OSError:
+                    return  # A wish only: without it the shard comes in its turn.
+
+    def _wait_for(self, shard: int, path: str) -> str:
         home, free_since = str(self.staged), None
-        want = os.path.join(home, copies.WANTS, name)
         lock = os.path.join(os.path.dirname(os.path.dirname(home)), "locks", os.path.basename(home))
-        asked = False
+        self.ask_for([shard])
         while not os.path.exists(path):
             if os.path.exists(os.path.join(home, copies.PROBLEM)):
                 with open(os.path.join(home, copies.PROBLEM), encoding="utf-8") as file:
@@ -117,13 +126,7 @@ class ShardSet:
             elif free_since is None:
                 free_since = time.monotonic()
             elif time.monotonic() - free_since > _HAND_OVER_S:
-                return os.path.join(str(self.source), name)
-            if not asked:
-                asked = True
-                try:
-                    os.close(os.open(want, os.O_WRONLY | os.O_CREAT, 0o644))
-                except OSError:
-                    pass  # A wish only: without it the shard comes in its turn.
+                return os.path.join(str(self.source), self.manifest.shards[shard].name)
             time.sleep(_WAIT_S)
         return path
 
