@@ -203,3 +203,7 @@ def wait_for(condition: Callable[[], object], deadline_s: float) -> None:
         if time.monotonic() > end:
             raise SystemExit(f"waited {deadline_s} s in vain")
         time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    main()

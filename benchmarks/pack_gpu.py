@@ -117,3 +117,7 @@ def timed(work: object) -> float:
 
 def row(how: str, took: float, base: float) -> None:
     print(f"| {how} | {took:.1f} s | {base / took:.1f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

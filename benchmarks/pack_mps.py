@@ -76,3 +76,7 @@ def pack(folder: Path, name: str, how: list[str], command: list[str], more: tupl
     name = "_".join([name, *(word.strip("-").replace("-", "_") for word in more)])
     run([sys.executable, "-m", "shoal", "pack", *how, "--name", name, "--", sys.executable, *command], folder)
     return name
+
+
+if __name__ == "__main__":
+    main()

@@ -125,3 +125,7 @@ def row(what: str, took: float, baseline: str, base: float, goal: str) -> None:
         return f"{seconds:.2f} s" if seconds >= 0.5 else f"{seconds * 1000:.0f} ms"
 
     print(f"| {what} | {spell(took)} | {baseline}: {spell(base)} | {took / base:.2f} | {goal} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -118,3 +118,7 @@ def row(what: str, took: float, base: str, bare: float, goal: str, spent: float 
     ratio = f"{took / bare:.1f}" if bare else "-"
     cpu = "" if spent is None else f"{spent * 1000:.0f} ms"
     print(f"| {what} | {took * 1000:.1f} ms | {cpu} | {base} {bare * 1000:.1f} ms | {ratio} | {goal} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

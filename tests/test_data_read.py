@@ -367,13 +367,6 @@ def test_whoever_took_the_last_batch_gets_the_next_epoch(folder: Path, drop_last
     assert [keys(islice(stream, 101)) for _ in range(2)] == [keys(again), keys(again)]
 
 
-def test_persistent_workers_are_refused_because_they_would_repeat_an_epoch(data: Dataset) -> None:
-    from shoal.data.for_torch import Loader
-
-    with pytest.raises(InputError, match="persistent workers"):
-        Loader(data, batch_size=4, workers=2, persistent_workers=True)
-
-
 def test_tensorflow_reads_tfrecord_shards_natively(folder: Path, tmp_path: Path) -> None:
     tensorflow = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install tensorflow-cpu")
     from shoal.data.for_tensorflow import dataset

@@ -63,7 +63,7 @@ def main() -> None:
 
 def _warm(ours: Path) -> None:
     places: list[tuple[Path, list[str]]] = [
-        (ours, ["shoal, random", "shoal, random, views", "shoal, random, checked"]),
+        (ours, ["shoal, random", "shoal, random, views", "shoal, random, unchecked"]),
         (ours, ["shoal, stream", "shoal, stream, views"]),
         (source(), ["folder of files"]),
     ]
@@ -150,3 +150,7 @@ def _resume(ours: Path) -> None:
         opening, loading = (", ".join(f"{one[key]:.0f}" for one in found) for key in ("resume_ms", "import_ms"))
         print(f"Resume at 90 % of an epoch, data {what}: {opening} ms from opening to the first sample;")
         print(f"importing shoal.data before that took {loading} ms; load {os.getloadavg()[0]:.1f}.\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()

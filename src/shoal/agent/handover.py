@@ -160,8 +160,7 @@ def main(argv: List[str]) -> int:
     asked = (files.read_json(os.path.join(folder, "asked.json")) or {})["data"]
     node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     stages = [
-        Stage(name, one["path"], os.environ, wait=one.get("wait", "all"), say=_say(node))
-        for name, one in asked.items()
+        Stage(name, one["path"], os.environ, wait=one.get("wait", "all"), say=_say(node)) for name, one in asked.items()
     ]
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: over.set())

@@ -82,7 +82,7 @@ class Stage:
             return self._fall_back("%s cannot be used: %s" % (root.path, (error.strerror or str(error)).lower()))
         self.record.update(how="shared", notes=notes)
         self.path = os.path.join(self.copy.folder, self.list.entry) if self.list.entry else self.copy.folder
-        if self.copy.is_complete():
+        if self.copy.is_complete() and not self._broken():
             self._finished("shared")
         else:
             self._thread = threading.Thread(target=self._bring, daemon=True)
@@ -153,7 +153,7 @@ class Stage:
             while not lock.take(True):
                 if self._stop.wait(0.02):
                     return
-                if self.copy.is_complete():
+                if self.copy.is_complete() and not self.copy.broken():
                     self._finished("shared")
                     return
             self._copy_what_lacks()
@@ -174,6 +174,16 @@ class Stage:
             self._over = True
             with self.arrived:
                 self.arrived.notify_all()
+
+    def _broken(self) -> bool:
+        """Whether a complete copy has lost something; it is told, and copied again."""
+        broken = self.copy.broken()
+        if broken:
+            self.record["damaged"] = broken
+            more = " and %d more" % (len(broken) - 3) if len(broken) > 3 else ""
+            told = (self.name, ", ".join(broken[:3]), more, self.copy.folder)
+            self.say("%s: %s%s in %s: damaged or lost, copied again" % told)
+        return bool(broken)
 
     def _copy_what_lacks(self) -> None:
         """Holding the lock: bring what lacks, in this node's order; what does not fit is linked to the source."""

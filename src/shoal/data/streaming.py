@@ -201,9 +201,7 @@ class Stream:
                 if which == opened:
                     self.data.will_read(table, places)
 
-    def _located(
-        self, blocks: list[range], windows: list[Window], seed: int | None, epoch: int
-    ) -> Iterator[_Located]:
+    def _located(self, blocks: list[range], windows: list[Window], seed: int | None, epoch: int) -> Iterator[_Located]:
         """For each block of positions where its samples are. Some thousand at a time, because the order is computed
         with numpy, where few numbers cost as much as many."""
         np = needs.numpy()

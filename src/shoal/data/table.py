@@ -9,7 +9,7 @@ from shoal.agent.checksum import crc32
 from shoal.data import needs, tfrecord
 from shoal.data.index import BYTES_LIST, FLOAT, INT64, NO_LABEL
 from shoal.data.shardset import ShardSet
-from shoal.errors import InputError, ShoalError
+from shoal.errors import InputError
 
 KEY = "__key__"
 _DECODE: dict[str, Callable[[bytes], Any]] = {
@@ -80,13 +80,13 @@ class Table:
         """Shard, offset and size of each member."""
         return self._number[self._place[wanted]].tolist(), self._offset[rows].tolist(), self._size[rows].tolist()
 
-    def columns(self, numbers: Sequence[int], fields: Sequence[str], check: bool) -> list[list[Any]]:
+    def columns(self, numbers: Sequence[int], fields: Sequence[str]) -> list[list[Any]]:
         """For each field the values of the samples, in their order. A class number costs no read: the index has it."""
         np = needs.numpy()
         wanted = np.asarray(numbers, dtype=np.int64)
-        return [self._column(wanted, field, check) for field in fields]
+        return [self._column(wanted, field) for field in fields]
 
-    def _column(self, wanted: Any, field: str, check: bool) -> list[Any]:
+    def _column(self, wanted: Any, field: str) -> list[Any]:
         if field == KEY:
             return [self.key(number).decode("utf-8", "surrogateescape") for number in wanted.tolist()]
         if field == "cls":
@@ -95,33 +95,33 @@ class Table:
                 return labels
         rows = self.rows(field)[wanted]
         if (rows < 0).any():
-            return self._with_gaps(wanted, field, rows, check)
+            return self._with_gaps(wanted, field, rows)
         shards, offsets, sizes = self._places(wanted, rows)
         found: list[Any] = self.shards.read(shards, offsets, sizes)
-        if check:
-            self._check(found, rows, shards, offsets)
+        if self.shards.checked:
+            self._check(found, wanted, rows, shards, offsets)
         decode = _DECODE.get(self.kinds[field])
         return [decode(bytes(data)) for data in found] if decode is not None else found
 
-    def _with_gaps(self, wanted: Any, field: str, rows: Any, check: bool) -> list[Any]:
+    def _with_gaps(self, wanted: Any, field: str, rows: Any) -> list[Any]:
         """None for the samples that lack a field; an error if no sample of the table has it."""
         if field not in self.kinds and self.length:
             raise InputError(f"no sample has the field {field!r}, only {', '.join(map(repr, self.fields))}")
         there = [place for place, row in enumerate(rows.tolist()) if row >= 0]
-        values = self._column(wanted[there], field, check) if there else []
+        values = self._column(wanted[there], field) if there else []
         column: list[Any] = [None] * len(rows)
         for place, value in zip(there, values, strict=True):
             column[place] = value
         return column
 
-    def _check(self, found: list[Any], rows: Any, shards: list[int], offsets: list[int]) -> None:
-        for data, crc, shard, offset in zip(found, self._crc[rows].tolist(), shards, offsets, strict=True):
-            if crc32(data) != crc and not self.shards.index(shard).shard.get("unchecked"):
-                name = self.shards.manifest.shards[shard].name
-                raise ShoalError(
-                    f"{name} is damaged: {len(data)} bytes at {offset} have a wrong checksum",
-                    hint=f"shoal data verify {self.shards.folder}",
-                )
+    def _check(self, found: list[Any], wanted: Any, rows: Any, shards: list[int], offsets: list[int]) -> None:
+        """Compare values with their checksums; what a copy has damaged is put right from its source, or an error."""
+        for place, crc in enumerate(self._crc[rows].tolist()):
+            if crc32(found[place]) != crc and not self.shards.index(shards[place]).shard.get("unchecked"):
+                key = self.key(int(wanted[place])).decode("utf-8", "backslashreplace")
+                size, offset = len(found[place]), offsets[place]
+                problem = f"is damaged: sample {key} ({size} bytes at {offset}) has a wrong checksum"
+                found[place] = self.shards.read_again(shards[place], offset, size, crc, problem)
 
     def key(self, number: int) -> bytes:
         place = int(self._place[number])
