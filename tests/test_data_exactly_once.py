@@ -1,4 +1,4 @@
-"""A sample is never lost, doubled or mislabelled: over ranks, workers, resumed runs and nodes whose staging is broken."""
+"""A sample is never lost, doubled or mislabelled: over ranks, workers, resumes, and nodes whose staging is broken."""
 
 from __future__ import annotations
 

@@ -78,7 +78,17 @@ def _configure_pack(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--group", default="file", choices=("file", "stem"), help="a sample is a file, or all of a stem"
     )
-    parser.add_argument("--label", default="auto", choices=("auto", "folder", "none"), help="classes from folder names")
+    parser.add_argument(
+        "--label",
+        default="auto",
+        choices=("auto", "folder", "parent", "none"),
+        help="class of a file: its top folder, its own folder, or none (default: auto: top folders, if that is clear)",
+    )
+    parser.add_argument(
+        "--split", metavar="NAME", help="pack this split (train, val, ...) of the source; all mixes them"
+    )
+    parser.add_argument("--include", action="append", default=[], metavar="GLOB", help="pack only files like '*.jpg'")
+    parser.add_argument("--exclude", action="append", default=[], metavar="GLOB", help="leave out files like '*.txt'")
     parser.add_argument("--path-column", metavar="NAME", help="the column of a list that names the file")
     parser.add_argument("--skip-bad", action="store_true", help="leave unreadable files out and list them")
     parser.add_argument("--overwrite", action="store_true", help="replace a data set when the new one is complete")
@@ -154,6 +164,9 @@ def _pack(args: argparse.Namespace) -> None:
         label=args.label,
         path_column=args.path_column,
         skip_bad=args.skip_bad,
+        split=args.split,
+        include=tuple(args.include),
+        exclude=tuple(args.exclude),
     )
     if args.dry_run:
         from shoal.data.estimating import estimate

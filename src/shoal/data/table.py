@@ -50,11 +50,18 @@ class Table:
     def fields(self) -> tuple[str, ...]:
         return tuple(self.kinds)
 
+    def alternatives(self, field: str) -> list[str]:
+        """The fields of the table that "jpg;jpeg;png" may mean, as in WebDataset: of each sample the first it has."""
+        return [name for name in field.split(";") if name in self.kinds]
+
     def rows(self, field: str) -> Any:
         """The member that holds a field, for every sample; -1 where a sample has none."""
         if field not in self._rows:
             np = needs.numpy()
             rows = np.full(self.length, -1, dtype=np.int64)
+            if ";" in field:
+                for name in self.alternatives(field):
+                    rows = np.where(rows < 0, self.rows(name), rows)
             members = 0
             for place, index in enumerate(self.indexes):
                 first, of = index.columns["first"].astype(np.int64), index.columns["field"]
@@ -71,7 +78,7 @@ class Table:
         np = needs.numpy()
         wanted = np.asarray(numbers, dtype=np.int64)
         for field in fields:
-            if field in self.kinds and field != "cls":
+            if self.alternatives(field) and field != "cls":
                 rows = self.rows(field)[wanted]
                 there = rows >= 0
                 self.shards.will_read(*self._places(wanted[there], rows[there]), now=now)
@@ -100,12 +107,16 @@ class Table:
         found: list[Any] = self.shards.read(shards, offsets, sizes)
         if self.shards.checked:
             self._check(found, wanted, rows, shards, offsets)
-        decode = _DECODE.get(self.kinds[field])
+        kinds = {self.kinds[name] for name in self.alternatives(field)}
+        if len(kinds) > 1:
+            raise InputError(f"the fields {field!r} hold different kinds of values: {', '.join(sorted(kinds))}")
+        decode = _DECODE.get(kinds.pop())
         return [decode(bytes(data)) for data in found] if decode is not None else found
 
     def _with_gaps(self, wanted: Any, field: str, rows: Any) -> list[Any]:
-        """None for the samples that lack a field; an error if no sample of the table has it."""
-        if field not in self.kinds and self.length:
+        """None for the samples that lack a field; an error if no sample of the data set has it."""
+        elsewhere = set(field.split(";")) & set(self.shards.manifest.fields)
+        if not self.alternatives(field) and not elsewhere and self.length:
             raise InputError(f"no sample has the field {field!r}, only {', '.join(map(repr, self.fields))}")
         there = [place for place, row in enumerate(rows.tolist()) if row >= 0]
         values = self._column(wanted[there], field) if there else []

@@ -15,16 +15,21 @@ if TYPE_CHECKING:
     from shoal.data.checking import Verified
     from shoal.data.estimating import Estimate
     from shoal.data.packing import Packed
+    from shoal.data.scan import Scan
     from shoal.data.unpacking import Unpacked
+
+
+#: How many classes or fields are listed by name.
+_SHOWN = 10
 
 
 def print_estimate(estimate: Estimate, args: argparse.Namespace) -> None:
     if args.json:
-        return print_json({"dry_run": True, **estimate._asdict()})
-    classes = f" in {estimate.classes} classes" if estimate.classes else ""
-    print(f"{estimate.samples:,} samples{classes}, {estimate.files:,} files, {bytes_words(estimate.bytes)}")
+        numbers = {key: value for key, value in estimate._asdict().items() if key != "scan"}
+        return print_json({"dry_run": True, **numbers, **_contents(estimate.scan), "left_out": estimate.scan.bad})
+    print(f"{estimate.samples:,} samples, {estimate.files:,} files, {bytes_words(estimate.bytes)}")
     print(f"{estimate.shards} {'shard' if estimate.shards == 1 else 'shards'}, about {_seconds(estimate.seconds)}")
-    _notes(estimate.notes, estimate.left_out)
+    _print_contents(estimate.scan, estimate.scan.bad)
     return None
 
 
@@ -42,20 +47,20 @@ def print_packed(packed: Packed, args: argparse.Namespace) -> None:
                 "reused_shards": packed.reused,
                 "seconds": round(packed.seconds, 3),
                 "existed": packed.existed,
-                "notes": packed.notes,
+                **_contents(packed.scan),
                 "left_out": manifest.left_out,
             }
         )
     if args.quiet:
         return print(packed.path)
     if packed.existed:
-        return print(f"{packed.path} is up to date: nothing was packed")
+        print(f"{packed.path} is up to date: nothing was packed")
+        return _print_contents(packed.scan, manifest.left_out)
     again = f", {packed.reused} of them from an earlier try" if packed.reused else ""
     shards = f"{len(manifest.shards)} shard{'' if len(manifest.shards) == 1 else 's'}"
     print(f"{packed.path}: {manifest.samples:,} samples, {bytes_words(manifest.bytes)} in {shards}{again}")
     print(f"took {_seconds(packed.seconds)} ({manifest.bytes / max(packed.seconds, 1e-9) / 1e6:,.0f} MB/s)")
-    _notes(packed.notes, manifest.left_out)
-    return None
+    return _print_contents(packed.scan, manifest.left_out)
 
 
 def print_verified(verified: Verified, args: argparse.Namespace) -> None:
@@ -195,10 +200,41 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else format_duration(seconds)
 
 
-def _notes(notes: list[str], left_out: list[str]) -> None:
-    for note in notes:
+def _contents(scan: Scan) -> dict[str, Any]:
+    """What was found in the source, what was left out of it, and what nobody said, as a document."""
+    return {
+        "classes": scan.class_counts(),
+        "fields": scan.field_counts(),
+        "skipped": [skipped._asdict() for skipped in scan.skipped],
+        "guessed": scan.guessed,
+        "notes": scan.notes,
+    }
+
+
+def _print_contents(scan: Scan, left_out: list[str]) -> None:
+    classes, fields = scan.class_counts(), scan.field_counts()
+    print("classes: " + (f"{len(classes):,}: {_counts(classes)}" if classes else "none, samples have no label"))
+    print("fields: " + _counts(fields))
+    partial = [field for field in fields if fields[field] < len(scan.samples)]
+    if len(partial) > 1 and sum(fields[field] for field in partial) == len(scan.samples):
+        print(f"note: each sample has one of these fields; read them together as {';'.join(sorted(partial))!r}")
+    for guess in scan.guessed:
+        print(f"guessed: {guess}")
+    for skipped in scan.skipped:
+        examples = f" ({', '.join(skipped.examples)}{', ...' if skipped.files > len(skipped.examples) else ''})"
+        files = f"{skipped.files:,} file{'' if skipped.files == 1 else 's'}"
+        print(f"skipped: {files}, {skipped.why}{examples if skipped.examples else ''}")
+    for note in scan.notes:
         print(f"note: {note}")
     for text in left_out[:5]:
         print(f"left out: {text}")
     if len(left_out) > 5:
         print(f"left out: and {len(left_out) - 5} more, all in the manifest")
+
+
+def _counts(counts: dict[str, int]) -> str:
+    """Names with counts; of many the first ones, and how the counts are spread."""
+    first = ", ".join(f"{name} {count:,}" for name, count in list(counts.items())[:_SHOWN])
+    if len(counts) <= _SHOWN:
+        return first
+    return f"{first}, and {len(counts) - _SHOWN:,} more with {min(counts.values()):,} to {max(counts.values()):,} each"
