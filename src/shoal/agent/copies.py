@@ -89,8 +89,9 @@ class Copy:
 
     def has(self, name: str) -> bool:
         """Whether a file can be read: it is a copy, or a link to the source."""
+        path = os.path.join(self.folder, name)
         try:
-            return os.stat(os.path.join(self.folder, name)).st_size == self.list.items[name].size
+            return os.stat(path).st_size == self.list.items[name].size and os.access(path, os.R_OK)
         except OSError:
             return False
 
@@ -108,7 +109,7 @@ class Copy:
         for unit in rest:
             for name in unit:
                 path = os.path.join(self.folder, name)
-                os.makedirs(os.path.dirname(path), exist_ok=True)
+                files.make_dir(os.path.dirname(path))
                 if not os.path.lexists(path):
                     os.symlink(os.path.join(self.list.folder, name), path)
                 size += self.list.items[name].size if os.path.islink(path) else 0

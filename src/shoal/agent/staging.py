@@ -76,6 +76,9 @@ class Stage:
             reason = "; ".join(notes) or "no node-local scratch is known (set SHOAL_SCRATCH)"
             return self._fall_back(reason)
         try:
+            if root.group is not None and not self._is_open_to(root.group):
+                root = cache.own_root(root)
+                notes.append("the group of the scratch folder may not read the source: the copy is this user's own")
             self._enter(root)
         except OSError as error:
             self.close()
@@ -137,6 +140,11 @@ class Stage:
         if self.error is not None:
             self.record["problem"] = self.error
         return self.record
+
+    def _is_open_to(self, group: int) -> bool:
+        """Whether a group can read the source: its manifest and first unit, which stand for all of it."""
+        names = [*self.list.units[0], *([listing.MANIFEST] if self.list.manifest is not None else [])]
+        return all(cache.may_read(os.path.join(self.list.folder, name), group) for name in names)
 
     def _enter(self, root: Root) -> None:
         """Hold the data set against removal, and make its folder with what readers need first."""
