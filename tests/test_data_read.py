@@ -365,17 +365,3 @@ def test_whoever_took_the_last_batch_gets_the_next_epoch(folder: Path, drop_last
     assert [[list(names) for names, _ in islice(loader, len(loader))] for _ in range(2)] == whole
     stream, again = (data.stream(seed=2, rank=0, world=1) for _ in range(2))
     assert [keys(islice(stream, 101)) for _ in range(2)] == [keys(again), keys(again)]
-
-
-def test_tensorflow_reads_tfrecord_shards_natively(folder: Path, tmp_path: Path) -> None:
-    tensorflow = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install tensorflow-cpu")
-    from shoal.data.for_tensorflow import dataset
-
-    shoal.data.pack(str(folder / "src"), str(tmp_path / "tf"), SMALL._replace(format="tfrecord"))
-    for path in (tmp_path / "tf", folder / "out"):
-        data = shoal.data.open(str(path), fields=("jpg", "cls"))
-        found = Counter((image.numpy(), int(label)) for image, label in dataset(data, seed=0))
-        assert found == Counter(data.batch(range(101)))
-        halves = [Counter(i.numpy() for i, _ in dataset(data, rank=r, world=2)) for r in range(2)]
-        assert halves[0] + halves[1] == Counter(image for image, _ in data.batch(range(101)))
-    assert tensorflow.__version__

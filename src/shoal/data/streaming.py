@@ -34,6 +34,8 @@ _BLOCK = 64
 _COMPUTED = 4096
 #: How many samples the disk is told about before they are read.
 _AHEAD = 128
+#: Whole windows are brought to memory if the ranks of this node read this share of them; else single samples.
+_MUCH = 0.5
 #: How many windows are brought to memory before they are read.
 _WINDOWS_AHEAD = 2
 
@@ -190,9 +192,15 @@ class Stream:
         self.data.shards.ask_for([s for window in windows[which : which + 1 + _WINDOWS_AHEAD] for s in window.shards])
         for shard in windows[which].shards:
             self.data.shards.path(shard)
+        if self._share_here() < _MUCH:
+            return  # The rest is other nodes' and would be read for nothing.
         asked = 0 if opened < 0 else opened + 1 + _WINDOWS_AHEAD
         for window in windows[max(which, asked) : which + 1 + _WINDOWS_AHEAD]:
             self.data.shards.will_need(window.shards)
+
+    def _share_here(self) -> float:
+        """How much of the data the ranks on this node read together."""
+        return min(1.0, int(os.environ.get("LOCAL_WORLD_SIZE") or 1) / self.world)
 
     def _will_read(self, blocks: Iterable[_Located], opened: int, table: Table) -> None:
         """The disk is told what lies in the opened window."""
