@@ -233,14 +233,14 @@ def test_what_is_read_soon_is_brought_to_memory_beside_the_program(tmp_path: Pat
 
 def test_the_disk_is_told_until_everything_was_in_memory_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     watch, places = ahead.Watch(), [(0, 0, 1)] * 64
-    monkeypatch.setattr(ahead, "_in_memory", lambda fd, offset: True)
+    monkeypatch.setattr(ahead, "is_in_memory", lambda fd, offset: True)
     told = [watch.misses(places[watch.some()]) for _ in range(30)]
     assert told[0] and not told[-1] and told == sorted(told, reverse=True)
     assert len(places[watch.some()]) == 8
-    monkeypatch.setattr(ahead, "_in_memory", lambda fd, offset: False)
+    monkeypatch.setattr(ahead, "is_in_memory", lambda fd, offset: False)
     assert watch.misses(places[watch.some()])
     assert len(places[watch.some()]) == 1
-    monkeypatch.setattr(ahead, "_in_memory", lambda fd, offset: None)
+    monkeypatch.setattr(ahead, "is_in_memory", lambda fd, offset: None)
     assert not watch.misses(places[watch.some()])
 
 

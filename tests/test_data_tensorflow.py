@@ -1,4 +1,4 @@
-"""TensorFlow: tf.data sees each sample once, each rank reads its own bytes, and their number is known. `make tensorflow`."""
+"""TensorFlow (`make tensorflow`): each sample once, each rank reads its own bytes, and their number is known."""
 
 from __future__ import annotations
 

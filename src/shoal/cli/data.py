@@ -130,6 +130,7 @@ def _configure_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--files", type=int, default=1000, metavar="N", help="default: 1000")
     parser.add_argument("--file-size", type=int, default=100, metavar="KB", help="default: 100")
     parser.add_argument("--readers", default="1,4", metavar="N,M", help="how many at once (default: 1,4)")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="measure everything N times (default: 3)")
     parser.add_argument("--methods", default="folder,tar,shards", metavar="LIST")
     parser.add_argument("--estimate", type=float, default=64, metavar="GB", help="size to estimate for (default: 64)")
     parser.add_argument("--picture", metavar="FILE.svg", help="also draw it")
@@ -237,6 +238,7 @@ def _bench(args: argparse.Namespace) -> None:
         kilobytes=args.file_size,
         readers=views.parse_counts(args.readers),
         methods=args.methods.split(","),
+        repeats=args.repeats,
         launch=launcher(args.command, os.environ) if args.slurm else None,
         tell=lambda text: None if args.quiet else print(text, file=sys.stderr),
     )
@@ -260,7 +262,7 @@ def _advise(args: argparse.Namespace) -> None:
     elif args.step_time is not None and delivery is not None:
         prep_s = args.batch / delivery.prep_per_s
         times = advising.Times(args.step_time, prep_s, args.batch, args.workers, None, delivery.cpu_share)
-        times = times._replace(contention=delivery.contention)
+        times = times._replace(contention=delivery.contention, data="staged" if delivery.staged else "packed")
     else:
         raise InputError(
             "nothing says how fast the model is",

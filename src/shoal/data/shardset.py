@@ -247,6 +247,9 @@ class ShardSet:
             if before < limit <= self._missed:
                 self.will_need(range(len(self)))
 
+    def in_memory(self, shards: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> list[bool | None]:
+        return [ahead.is_in_memory(fd, at + size // 2) for fd, at, size in self._places(shards, offsets, sizes)]
+
     def _places(self, shards: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> ahead.Places:
         """These ranges, without those of shards that are still being staged."""
         known = getattr(self._local, "files", {})

@@ -83,6 +83,18 @@ class Table:
                 there = rows >= 0
                 self.shards.will_read(*self._places(wanted[there], rows[there]), now=now)
 
+    def in_memory(self, numbers: Sequence[int]) -> list[bool | None]:
+        """Whether the largest field of each sample is in the system's memory; None where it does not tell."""
+        np = needs.numpy()
+        wanted = np.asarray(numbers, dtype=np.int64)
+        fields = [field for field in self.kinds if field != "cls"]
+        if not fields:
+            return []
+        rows = np.stack([self.rows(field)[wanted] for field in fields])
+        sizes = np.where(rows >= 0, self._size[rows], -1)
+        largest = rows[sizes.argmax(axis=0), np.arange(len(wanted))]
+        return self.shards.in_memory(*self._places(wanted[largest >= 0], largest[largest >= 0]))
+
     def _places(self, wanted: Any, rows: Any) -> tuple[list[int], list[int], list[int]]:
         """Shard, offset and size of each member."""
         return self._number[self._place[wanted]].tolist(), self._offset[rows].tolist(), self._size[rows].tolist()

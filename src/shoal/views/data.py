@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import statistics
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InputError, ShoalError
@@ -137,34 +139,67 @@ def describe_staged(record: dict[str, Any]) -> str:
 
 def print_bench(bench: Bench, args: argparse.Namespace) -> None:
     if args.picture:
-        from shoal.views.picture import bars
-
-        labels = [f"{row.method} x{row.readers}" for row in bench.rows]
-        values = [bench.estimate_s(row, args.estimate) / 60 for row in bench.rows]
-        with open(args.picture, "w", encoding="utf-8") as file:  # noqa: PTH123
-            file.write(bars(f"{args.estimate:g} GB to a node's disk, minutes", labels, values))
+        _draw_bench(bench, args)
     if args.json:
         rows = [
-            {**row._asdict(), "mb_per_s": row.mb_per_s, "estimate_s": bench.estimate_s(row, args.estimate)}
+            {**row._asdict(), "mb_per_s": row.mb_per_s, "estimate_s": row.estimate_s(args.estimate)}
             for row in bench.rows
         ]
-        return print_json({**bench._asdict(), "rows": rows, "estimate_gb": args.estimate})
+        return print_json({**bench._asdict(), "rows": rows, "cold": bench.cold, "estimate_gb": args.estimate})
     print(f"{bench.files:,} files, {bytes_words(bench.bytes)}, from {bench.storage} to {bench.scratch}")
-    cold = "cold before every measurement" if bench.cold else "warm (the kernel would not forget)"
-    print("cache: " + ("dropped before every measurement" if bench.cold is None else cold))
+    print(_describe_readers(bench, args.slurm))
+    print(_CACHE[bench.cold])
     header = ("method", "readers", "seconds", "MB/s each", "first sample s", f"{args.estimate:g} GB")
     table = [
         (
             row.method,
             str(row.readers),
-            f"{row.seconds:.2f}",
+            _spread(row.seconds, "{:.2f}".format),
             f"{row.mb_per_s:.0f}",
-            f"{row.first_s:.2f}",
-            format_duration(bench.estimate_s(row, args.estimate)),
+            _spread(row.first_s, "{:.2f}".format),
+            _spread(row.estimate_s(args.estimate), format_duration),
         )
         for row in bench.rows
     ]
-    return print_table(header, table)
+    print_table(header, table)
+    if bench.enough_files is not None:
+        print(f"note: nothing is estimated from less than 3 s; try --files {bench.enough_files}")
+    return None
+
+
+_CACHE = {
+    True: "cache: each reader's node forgot the files before every measurement; the storage's own cache is as it was",
+    False: "cache: warm, because the system would not forget the files",
+    None: "cache: each reader's node was asked to forget the files, and does not tell whether it did",
+}
+
+
+def _describe_readers(bench: Bench, slurm: bool) -> str:
+    """What readers that run at once have in common, and so do not measure separately."""
+    where = ", ".join(f"{count} on {node}" for node, count in sorted(bench.nodes.items()))
+    if not slurm:
+        return f"readers: processes of this machine ({where}), which share its cores, link, memory and scratch disk"
+    return f"readers: tasks of a job array (at most {where}); those of one node share its link, memory and disk"
+
+
+def _spread(values: list[float] | None, show: Callable[[float], str]) -> str:
+    """The median and the range of the repeats; nothing where nothing is known."""
+    if not values:
+        return "-"
+    median = show(statistics.median(values))
+    return median if len(values) == 1 else f"{median} ({show(min(values))} to {show(max(values))})"
+
+
+def _draw_bench(bench: Bench, args: argparse.Namespace) -> None:
+    from shoal.views.picture import bars
+
+    labels = [f"{row.method} x{row.readers}" for row in bench.rows]
+    title, values = f"{bytes_words(bench.bytes)} to a node's disk, seconds", [row.median_s for row in bench.rows]
+    if bench.enough_files is None:
+        title = f"{args.estimate:g} GB to a node's disk, minutes"
+        values = [statistics.median(row.estimate_s(args.estimate) or [0]) / 60 for row in bench.rows]
+    with open(args.picture, "w", encoding="utf-8") as file:  # noqa: PTH123
+        file.write(bars(title, labels, values))
 
 
 def print_advice(advice: Advice, delivery: Delivery | None, args: argparse.Namespace) -> None:
@@ -174,7 +209,7 @@ def print_advice(advice: Advice, delivery: Delivery | None, args: argparse.Names
                 **advice._asdict(),
                 "times": advice.times._asdict(),
                 "predicted": {str(count): rate for count, rate in advice.predicted.items()},
-                "delivery": None if delivery is None else delivery._asdict(),
+                "delivery": None if delivery is None else {**delivery._asdict(), "prep_per_s": delivery.prep_per_s},
             }
         )
     if args.quiet:
