@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -22,10 +23,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import shoal.data
-from data_sets import SHOAL, contents, make_folder
-from shoal.agent import copies, listing
+from data_sets import contents, make_folder
+from shoal.agent import copies, copying, listing
 from shoal.agent.staging import Stage
 from shoal.data.planning import Settings
+from shoal.data.staged import stage_and_run
 from shoal.errors import InputError, ShoalError
 from staging_cases import Gate, make_scratch, stage_all
 
@@ -293,31 +295,30 @@ def test_the_next_epoch_is_not_mixed_into_one_that_is_being_read(cluster: Cluste
 #: A reader that knows nothing of shoal: prints how many samples it finds in the folder.
 WEBDATASET = """
 import glob, os, sys
-import webdataset
 paths = sorted(glob.glob(os.environ["SHOAL_DATA_OUT"] + "/*.tar"))
-print(len({sample["__key__"] for sample in webdataset.WebDataset(paths, shardshuffle=False)}))
+import webdataset
+found = {sample["__key__"] for sample in webdataset.WebDataset(paths, shardshuffle=False)}
+open(sys.argv[1], "w").write(str(len(found)))
 """
 
 
 @pytest.mark.parametrize("limit", ["", "100K"])
-def test_webdataset_finds_every_sample_of_staged_data_by_default(cluster: Cluster, tmp_path: Path, limit: str) -> None:
+def test_webdataset_finds_every_sample_of_staged_data_by_default(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
     """It used to start at the first shard, and read what was there: some thousand of 20,000 samples, exit code 0."""
+    plain = copying._Part.copy
+
+    def slow(*args: Any) -> int:
+        time.sleep(0.05)  # A link on which all of it takes longer than the start of a program.
+        return plain(*args)
+
+    monkeypatch.setattr(copying._Part, "copy", slow)
     env = {**os.environ, **make_scratch(tmp_path), "SHOAL_SCRATCH_LIMIT": limit}
-    argv = [
-        *SHOAL,
-        "data",
-        "stage",
-        str(cluster.source),
-        "--threads",
-        "1",
-        "-q",
-        "--",
-        sys.executable,
-        "-c",
-        WEBDATASET,
-    ]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
-    assert int(done.stdout) == SAMPLES
+    argv = [sys.executable, "-c", WEBDATASET, str(tmp_path / "found")]
+    code, record = stage_and_run(str(cluster.source), argv, env, threads=1, quiet=True)
+    assert code == 0 and record["how"] in ("staged", "source")
+    assert int((tmp_path / "found").read_text()) == SAMPLES
 
 
 def test_a_run_starts_when_all_is_there_unless_it_asks_for_the_first_shard(
@@ -339,3 +340,77 @@ def test_a_run_starts_when_all_is_there_unless_it_asks_for_the_first_shard(
     for stage in (first, every):
         stage.join()
         stage.close()
+
+
+#: Brings data for a job of two nodes as the agent does, prints what the run would find; `stage` is the helper on a node.
+TWO_NODES = """
+import json, os, sys
+from shoal.agent import handover
+
+if sys.argv[1] == "stage":
+    sys.exit(handover.main(sys.argv[2:]))
+said = []
+spec = {"data": {"images": {"path": sys.argv[1], "wait": sys.argv[2]}}}
+brought = handover.Handover(spec, dict(os.environ), sys.argv[3], said.append)
+problem = brought.bring()
+print(json.dumps([problem, brought.variables().get("SHOAL_DATA_IMAGES"), said]))
+brought.close()
+"""
+#: Starts a helper on "both nodes"; on the second one scratch is another folder.
+SRUN = """#!/bin/sh
+while [ "${1#--}" != "$1" ]; do shift; done
+SLURM_NODEID=0 SLURMD_NODENAME=a "$@" &
+SLURM_NODEID=1 SLURMD_NODENAME=b SHOAL_SCRATCH="$SCRATCH_OF_B" "$@" &
+wait
+"""
+
+
+@pytest.mark.parametrize(
+    ("wait", "scratch_of_b", "found"),
+    [
+        ("all", "scratch", "copy"),
+        ("all", "nowhere", "source"),
+        ("all", "other", "source"),
+        ("first", "nowhere", "copy"),
+    ],
+)
+def test_all_nodes_of_a_job_get_one_path_with_everything_in_it(
+    cluster: Cluster, tmp_path: Path, wait: str, scratch_of_b: str, found: str
+) -> None:
+    """A node that has no copy there reads the source, and with it all others: a program lists what is in the folder."""
+    scratch = make_scratch(tmp_path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "srun").write_text(SRUN)
+    (tmp_path / "bin" / "srun").chmod(0o755)
+    (tmp_path / "agent.py").write_text(TWO_NODES)
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SCRATCH_OF_B": str(tmp_path / scratch_of_b)}
+    env = {**os.environ, **scratch, **job, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    argv = [sys.executable, tmp_path / "agent.py", cluster.source, wait, tmp_path / "told"]
+    done = subprocess.run([str(word) for word in argv], env=env, capture_output=True, text=True, check=True)
+    problem, path, said = json.loads(done.stdout)
+    assert problem is None
+    assert (path == str(cluster.source)) == (found == "source")
+    if found == "source":
+        assert any("images is read from the source on all nodes" in line and "b has none" in line for line in said)
+    elif wait == "all":
+        assert contents(Path(path)) == contents(cluster.source)
+
+
+def test_a_node_that_cannot_read_the_source_stops_the_run_before_it_starts(cluster: Cluster, tmp_path: Path) -> None:
+    shutil.copytree(cluster.source, tmp_path / "data")
+    scratch = make_scratch(tmp_path)
+    (tmp_path / "bin").mkdir()
+    # The source is gone when the second node looks, and the first one has its copy already.
+    stage_all(tmp_path / "data", scratch)
+    text = SRUN.replace("SLURM_NODEID=1", 'mv "$DATA" "$DATA.gone"\nSLURM_NODEID=1')
+    (tmp_path / "bin" / "srun").write_text(text)
+    (tmp_path / "bin" / "srun").chmod(0o755)
+    (tmp_path / "agent.py").write_text(TWO_NODES)
+    (tmp_path / "empty").mkdir()
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SCRATCH_OF_B": str(tmp_path / "empty")}
+    env = {**os.environ, **scratch, **job, "DATA": str(tmp_path / "data"), "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}
+    argv = [sys.executable, tmp_path / "agent.py", tmp_path / "data", "all", tmp_path / "told"]
+    done = subprocess.run([str(word) for word in argv], env=env, capture_output=True, text=True, check=False)
+    problem = json.loads(done.stdout)[0]
+    assert problem is not None and problem.startswith("the data cannot be used") and "cannot be read" in problem
