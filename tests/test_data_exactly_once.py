@@ -342,7 +342,7 @@ def test_a_run_starts_when_all_is_there_unless_it_asks_for_the_first_shard(
         stage.close()
 
 
-#: Brings data for a job of two nodes as the agent does, prints what the run would find; `stage` is the helper on a node.
+#: Brings data for a job of two nodes as the agent does, and prints what the run would find; `stage` is the helper.
 TWO_NODES = """
 import json, os, sys
 from shoal.agent import handover

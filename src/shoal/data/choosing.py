@@ -127,9 +127,9 @@ def _take_split(
             skipped.setdefault("beside the splits", []).append(path)
     if split == ALL_SPLITS:
         return root, [path for path in paths if path.partition("/")[0] in wanted], set()
-    left = sum(path.partition("/")[0] in named and not path.startswith(split + "/") for path in paths)
+    left = [path for path in paths if path.partition("/")[0] in named and not path.startswith(split + "/")]
     if left:
-        guessed.append(f"{left:,} files of the other splits are not packed")
+        skipped["of other splits"] = left
     siblings = {path.split("/")[1] for path in paths if path.partition("/")[0] in named and path.count("/") > 1}
     inside = [path[len(split) + 1 :] for path in paths if path.startswith(split + "/")]
     return os.path.join(root, split), inside, siblings

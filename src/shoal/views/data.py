@@ -252,7 +252,7 @@ def _print_contents(scan: Scan, left_out: list[str]) -> None:
     print("fields: " + _counts(fields))
     partial = [field for field in fields if fields[field] < len(scan.samples)]
     if len(partial) > 1 and sum(fields[field] for field in partial) == len(scan.samples):
-        print(f"note: each sample has one of these fields; read them together as {';'.join(sorted(partial))!r}")
+        print(f"note: each sample has one of these fields; read them together as {';'.join(partial)!r}")
     for guess in scan.guessed:
         print(f"guessed: {guess}")
     for skipped in scan.skipped:
