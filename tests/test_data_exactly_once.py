@@ -342,6 +342,33 @@ def test_a_run_starts_when_all_is_there_unless_it_asks_for_the_first_shard(
         stage.close()
 
 
+#: Prints how many bytes a process reads for one of four ranks, and how many these samples hold.
+READ = """
+import json, sys
+import numpy
+import shoal.data
+
+def read():
+    return int(open("/proc/self/io").read().split()[1])
+
+stream = shoal.data.open(sys.argv[1], fields=("jpg",)).stream(rank=1, world=4, epoch=1)
+before = read()
+print(json.dumps([sum(len(image) for (image,) in stream), read() - before]))
+"""
+
+
+@pytest.mark.parametrize("format", ["tar", "tfrecord"])
+def test_a_rank_on_a_node_of_its_own_reads_its_part_of_the_bytes(tmp_path: Path, format: str) -> None:
+    make_folder(tmp_path / "src", 400, size=20_000)
+    shoal.data.pack(str(tmp_path / "src"), str(tmp_path / "data"), Settings(format=format, shard_mb=1))
+    env = {name: value for name, value in os.environ.items() if name != "LOCAL_WORLD_SIZE"}
+    argv = [sys.executable, "-c", READ, str(tmp_path / "data")]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
+    mine, read = json.loads(done.stdout)
+    total = sum(path.stat().st_size for path in (tmp_path / "data").iterdir())
+    assert total / 5 < mine < read < 1.2 * mine + 500_000 < total / 2
+
+
 #: Brings data for a job of two nodes as the agent does, and prints what the run would find; `stage` is the helper.
 TWO_NODES = """
 import json, os, sys
