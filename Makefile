@@ -1,5 +1,6 @@
 # make demo   a small example on this machine, no Slurm needed
 # make test   everything: lint, types, unit tests, and the tests on a real Slurm that the sandbox starts
+# make tensorflow  the tests that need TensorFlow, a gigabyte in a .venv-tensorflow/ of its own
 # make chaos  random faults on that Slurm while commands race: SEEDS=20, LAUNCHER=shoal, naive or submitit
 # All build .venv/ here; .venv/bin/shoal is then the command.
 
@@ -11,7 +12,7 @@ PARALLEL := -n 3 --dist loadfile
 PACKAGES := slurm-wlm slurmdbd slurm-wlm-basic-plugins slurm-wlm-mysql-plugin munge mariadb-server iproute2 \
             squashfs-tools chromium chromium-driver zsh fish tcc charliecloud-runtime podman runc fuse3
 
-.PHONY: demo test lint types unit slurm chaos packages bench clean
+.PHONY: demo test lint types unit slurm tensorflow chaos packages bench clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/shoal demo
@@ -31,6 +32,9 @@ unit: $(VENV)/.installed-test packages
 
 slurm: $(VENV)/.installed-test packages
 	$(BIN)/pytest -q $(PARALLEL) -m slurm
+
+tensorflow: $(VENV)-tensorflow/.installed
+	$(VENV)-tensorflow/bin/pytest -q -p no:cacheprovider tests/test_data_tensorflow.py
 
 SEEDS ?= 20
 LAUNCHER ?= shoal
@@ -68,5 +72,10 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	$(BIN)/pip install -q --disable-pip-version-check -e '.[test]'
 	@touch $@
 
+$(VENV)-tensorflow/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-tensorflow
+	$(VENV)-tensorflow/bin/pip install -q --disable-pip-version-check tensorflow-cpu pytest hypothesis -e '.[data]'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-tensorflow .pytest_cache .mypy_cache .ruff_cache .hypothesis

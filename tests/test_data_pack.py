@@ -64,7 +64,7 @@ def test_the_order_is_mixed_over_classes_and_can_be_kept(tmp_path: Path) -> None
 )
 def test_shards_hold_every_sample_once_and_are_about_equal(sizes: list[int], shard_mb: float, first_mb: float) -> None:
     samples = [SourceSample(str(k), (("x", SourceFile(str(k), size, 0)),)) for k, size in enumerate(sizes)]
-    plan = make_plan(Scan("/", samples, [], [], []), Settings(shard_mb=shard_mb, first_mb=first_mb))
+    plan = make_plan(Scan("/", samples, [], [], [], [], []), Settings(shard_mb=shard_mb, first_mb=first_mb))
     packed = [sample.key for shard in range(plan.shards) for sample in plan.samples(shard)]
     assert sorted(packed) == sorted(sample.key for sample in samples)
     assert all(plan.samples(shard) for shard in range(plan.shards))
@@ -164,7 +164,9 @@ def test_any_name_that_a_disk_allows_survives_the_round_trip(
     (folder / "src").mkdir()
     for number, name in enumerate(names):
         Path(os.fsdecode(os.path.join(os.fsencode(folder / "src"), name))).write_bytes(b"%d" % number)
-    packed = shoal.data.pack(str(folder / "src"), str(folder / "out"), Settings(format=format), workers=1)
+    packed = shoal.data.pack(
+        str(folder / "src"), str(folder / "out"), Settings(format=format, include=("*",)), workers=1
+    )
     assert packed.manifest.samples == len(names)
     unpack(str(folder / "out"), str(folder / "back"))
     assert contents(folder / "back") == contents(folder / "src")
@@ -177,7 +179,7 @@ def test_names_that_differ_only_in_what_a_key_drops_stay_samples_of_their_own(tm
     (tmp_path / "src").mkdir()
     for name in ("a.jpg", "a.png", "a.1.jpg", "a_1.jpg", "a", "new\nline.jpg", ".hidden", "x" * 200 + ".jpg"):
         (tmp_path / "src" / name).write_text(name)
-    packed = shoal.data.pack(str(tmp_path / "src"), str(tmp_path / "out"))
+    packed = shoal.data.pack(str(tmp_path / "src"), str(tmp_path / "out"), Settings(include=("*",)))
     assert packed.manifest.samples == 8
     shard = str(tmp_path / "out" / "shard-000000.tar")
     found = list(webdataset.WebDataset([shard], shardshuffle=False))
@@ -192,7 +194,7 @@ def test_empty_files_are_kept_and_empty_folders_are_told(tmp_path: Path) -> None
     (source / "class0" / "nothing.jpg").write_bytes(b"")
     (source / "bare").mkdir()
     packed = shoal.data.pack(str(source), str(tmp_path / "out"))
-    assert packed.notes == ["1 empty folder left out"]
+    assert packed.scan.notes == ["1 empty folder left out"]
     data = shoal.data.open(str(tmp_path / "out"), check=True)
     assert {s["__key__"]: s["jpg"] for s in data}["class0/nothing"] == b""
     unpack(str(tmp_path / "out"), str(tmp_path / "back"))
@@ -209,7 +211,7 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     (source / "class1" / "linked.jpg").symlink_to(tmp_path / "far" / "away.jpg")
     packed = shoal.data.pack(str(source), str(tmp_path / "out"))
     assert packed.manifest.samples == 7
-    assert any("not followed" in note for note in packed.notes)
+    assert any("not followed" in note for note in packed.scan.notes)
 
 
 @pytest.mark.parametrize("kind", ["dangling", "circle", "pipe"])

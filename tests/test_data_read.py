@@ -233,14 +233,14 @@ def test_what_is_read_soon_is_brought_to_memory_beside_the_program(tmp_path: Pat
 
 def test_the_disk_is_told_until_everything_was_in_memory_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     watch, places = ahead.Watch(), [(0, 0, 1)] * 64
-    monkeypatch.setattr(ahead, "_in_memory", lambda fd, offset: True)
+    monkeypatch.setattr(ahead, "is_in_memory", lambda fd, offset: True)
     told = [watch.misses(places[watch.some()]) for _ in range(30)]
     assert told[0] and not told[-1] and told == sorted(told, reverse=True)
     assert len(places[watch.some()]) == 8
-    monkeypatch.setattr(ahead, "_in_memory", lambda fd, offset: False)
+    monkeypatch.setattr(ahead, "is_in_memory", lambda fd, offset: False)
     assert watch.misses(places[watch.some()])
     assert len(places[watch.some()]) == 1
-    monkeypatch.setattr(ahead, "_in_memory", lambda fd, offset: None)
+    monkeypatch.setattr(ahead, "is_in_memory", lambda fd, offset: None)
     assert not watch.misses(places[watch.some()])
 
 
@@ -365,24 +365,3 @@ def test_whoever_took_the_last_batch_gets_the_next_epoch(folder: Path, drop_last
     assert [[list(names) for names, _ in islice(loader, len(loader))] for _ in range(2)] == whole
     stream, again = (data.stream(seed=2, rank=0, world=1) for _ in range(2))
     assert [keys(islice(stream, 101)) for _ in range(2)] == [keys(again), keys(again)]
-
-
-def test_persistent_workers_are_refused_because_they_would_repeat_an_epoch(data: Dataset) -> None:
-    from shoal.data.for_torch import Loader
-
-    with pytest.raises(InputError, match="persistent workers"):
-        Loader(data, batch_size=4, workers=2, persistent_workers=True)
-
-
-def test_tensorflow_reads_tfrecord_shards_natively(folder: Path, tmp_path: Path) -> None:
-    tensorflow = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install tensorflow-cpu")
-    from shoal.data.for_tensorflow import dataset
-
-    shoal.data.pack(str(folder / "src"), str(tmp_path / "tf"), SMALL._replace(format="tfrecord"))
-    for path in (tmp_path / "tf", folder / "out"):
-        data = shoal.data.open(str(path), fields=("jpg", "cls"))
-        found = Counter((image.numpy(), int(label)) for image, label in dataset(data, seed=0))
-        assert found == Counter(data.batch(range(101)))
-        halves = [Counter(i.numpy() for i, _ in dataset(data, rank=r, world=2)) for r in range(2)]
-        assert halves[0] + halves[1] == Counter(image for image, _ in data.batch(range(101)))
-    assert tensorflow.__version__

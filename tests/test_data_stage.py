@@ -145,7 +145,7 @@ def test_a_run_may_start_at_the_first_shard_and_what_a_reader_wants_comes_next(
     data: Path, scratch: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch)
-    stage = Stage("test", str(data), scratch, threads=1)
+    stage = Stage("test", str(data), scratch, threads=1, wait="first")
     stage.begin()
     gate.let(2)
     place = stage.wait()
@@ -169,21 +169,37 @@ def test_a_run_may_start_at_the_first_shard_and_what_a_reader_wants_comes_next(
     assert contents(Path(place)) == contents(data)
 
 
-def test_an_epoch_is_read_while_it_is_staged_in_the_order_of_the_copy(data: Path, scratch: dict[str, str]) -> None:
-    stage = Stage("test", str(data), scratch, threads=1)
+def test_an_epoch_is_read_while_it_is_staged_in_the_order_of_the_source(data: Path, scratch: dict[str, str]) -> None:
+    stage = Stage("test", str(data), scratch, threads=1, wait="first")
     stage.begin()
     place = stage.wait()
-    reader = shoal.data.open(place, fields=("__key__",), check=True)
-    stream = reader.stream(seed=3)
-    order = [window.shards[0] for window in stream.windows()]
-    manifest = json.loads((data / "manifest.json").read_text())["shards"]
-    units = [(str(number),) for number in range(len(manifest))]
-    turn = listing.rotation(os.environ, os.uname().nodename)
-    assert order == [int(unit[0]) for unit in listing.node_order(units, turn)]
-    seen = [key for (key,) in stream]
+    seen = [key for (key,) in shoal.data.open(place, fields=("__key__",)).stream(seed=3)]
     stage.join()
     stage.close()
-    assert sorted(seen) == sorted(key for (key,) in shoal.data.open(str(data), fields=("__key__",)))
+    source = shoal.data.open(str(data), fields=("__key__",))
+    assert seen == [key for (key,) in source.stream(seed=3)]
+    assert sorted(seen) == sorted(key for (key,) in source)
+
+
+def test_what_a_stream_needs_next_is_copied_next_in_its_order(
+    data: Path, scratch: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    stage = Stage("test", str(data), scratch, threads=1, wait="first")
+    stage.begin()
+    gate.let(2)
+    place = stage.wait()
+    stream = shoal.data.open(place, fields=("__key__",)).stream(seed=3)
+    order = [f"shard-{window.shards[0]:06d}.tar" for window in stream.windows()]
+    blocks = stream.blocks(block=1)
+    next(blocks)  # It has the first shard, and asks for the next two.
+    wait_until(lambda: sorted(os.listdir(Path(place).parent / copies.WANTS)) == sorted(order[1:3]), 10, "it asks")
+    gate.let(2 + 4)  # The pair that was begun before, then the wanted ones.
+    wait_until(lambda: set(order[:3]) <= set(os.listdir(place)), 10, "the next two have come before the others")
+    assert len([name for name in os.listdir(place) if name.endswith(".tar")]) <= 4
+    gate.open()
+    stage.join()
+    stage.close()
 
 
 def test_many_jobs_at_once_move_the_bytes_once(data: Path, scratch: dict[str, str]) -> None:

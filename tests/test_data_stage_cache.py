@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,6 +113,84 @@ def test_two_users_of_a_group_share_one_copy(data: Path) -> None:
             records.append(json.loads(done.stdout))
         assert [record["how"] for record in records] == ["staged", "shared"]
         assert records[1]["copied_bytes"] == 0
+
+
+@pytest.fixture
+def group_scratch(data: Path) -> Iterator[Path]:
+    """Data that all may read, and a scratch folder of the group 5555; not in pytest's own folder, which is closed."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        shutil.copytree(data, Path(folder) / "data")
+        base = Path(folder) / "project"
+        base.mkdir()
+        os.chown(base, 0, 5555)
+        base.chmod(0o2770)
+        yield Path(folder)
+
+
+def as_user(folder: Path, user: int, code: str = "", check: bool = True) -> dict[str, Any]:
+    """Stage as a user of the group 5555 with a umask that closes all files to others; `code` runs before."""
+    script = _AS_USER.replace("stage = ", f"os.umask(0o077)\n{code}\nstage = ", 1)
+    argv = [sys.executable, "-c", script, str(folder / "data"), str(folder / "project"), str(user)]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True)
+    assert done.returncode == 0 or not check, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout) if done.stdout else {}
+    return found
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may play two users of a group")
+def test_copies_have_the_permissions_of_the_source(group_scratch: Path) -> None:
+    data = group_scratch / "data"
+    modes = {"shard-000000.tar": 0o644, "shard-000001.tar": 0o640, "shard-000002.tar": 0o444, "shard-000003.tar": 0o755}
+    for name, mode in modes.items():
+        os.chown(data / name, 0, 5555)
+        (data / name).chmod(mode)
+    place = Path(as_user(group_scratch, 6001)["path"])
+    assert {name: (place / name).stat().st_mode & 0o777 for name in modes} == modes
+    assert (place / "shard-000001.tar").stat().st_gid == 5555
+    above = [path for path in (place, *place.parents) if path.is_relative_to(group_scratch / "project")]
+    assert not any(path.stat().st_mode & 0o007 for path in above), "nobody else may look into what a group shares"
+    second = as_user(group_scratch, 6002)
+    assert (second["how"], second["path"], second["copied_bytes"]) == ("shared", str(place), 0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may play two users of a group")
+@pytest.mark.parametrize("closed", ["file", "folder"])
+def test_data_that_the_group_may_not_read_is_not_shared_with_it(group_scratch: Path, closed: str) -> None:
+    for path in (group_scratch / "data").iterdir():
+        os.chown(path, 6001, 7777)
+        path.chmod(0o600 if closed == "file" else 0o644)
+    os.chown(group_scratch / "data", 6001, 7777)
+    (group_scratch / "data").chmod(0o755 if closed == "file" else 0o700)
+    record = as_user(group_scratch, 6001)
+    assert record["how"] == "staged" and "/shoal-data-6001/" in record["path"]
+    assert "this user's own" in record["notes"][0]
+    assert (group_scratch / "project" / "shoal-data-6001").stat().st_mode & 0o777 == 0o700
+    assert not list((group_scratch / "project" / "shoal-data" / "objects").iterdir())
+    assert as_user(group_scratch, 6002, check=False) == {}, "another member cannot read it, neither there nor here"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may play two users of a group")
+def test_a_second_user_goes_on_with_an_unfinished_copy(group_scratch: Path) -> None:
+    killed = """
+from shoal.agent import copying
+copying.RANGE, plain, done = 5000, copying._Part.copy, []
+def copy(part, number, buffer):
+    done.append(1)
+    if len(done) > 50:
+        os._exit(0)
+    return plain(part, number, buffer)
+copying._Part.copy = copy
+"""
+    assert as_user(group_scratch, 6001, killed) == {}
+    (home,) = (group_scratch / "project" / "shoal-data" / "objects").iterdir()
+    here = {path.name: path.stat().st_uid for path in (home / "data").glob("shard-*")}
+    assert len(here) > 5 and set(here.values()) == {6001} and list((home / "parts").iterdir())
+    record = as_user(group_scratch, 6002)
+    assert record["how"] == "staged" and contents(Path(record["path"])) == contents(group_scratch / "data")
+    kept = sum((home / "data" / name).stat().st_size for name in here)
+    assert record["copied_bytes"] == record["bytes"] - kept, "finished shards are shared, begun ones are copied again"
+    assert as_user(group_scratch, 6001)["how"] == "shared"
 
 
 def test_what_nobody_uses_makes_room_and_what_is_used_stays(tmp_path: Path, scratch: dict[str, str]) -> None:

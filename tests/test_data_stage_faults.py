@@ -38,7 +38,7 @@ def test_a_killed_copier_is_replaced_at_once_and_nothing_is_fetched_twice(data: 
     root = node_root(scratch)
     objects = Path(root.folder("objects"))
     wait_until(lambda: len(list(objects.glob("*/data/shard-*"))) == 8, 20, "four shards and their indexes are there")
-    waiter = Stage("test", str(data), scratch)
+    waiter = Stage("test", str(data), scratch, wait="first")
     waiter.begin()
     waiter.wait()
     here = {path.name for path in objects.glob("*/data/shard-*")}
@@ -89,7 +89,7 @@ def test_a_damaged_source_is_an_error_and_is_never_handed_over(
         text = bytearray(victim.read_bytes())
         text[700] ^= 1
         victim.write_bytes(text)
-    stage = Stage("test", str(data), scratch, wait_all=True)
+    stage = Stage("test", str(data), scratch)
     stage.begin()
     with pytest.raises(StageError, match=r"shard-000003\.tar"):
         stage.wait()
@@ -103,7 +103,7 @@ def test_a_reader_is_told_when_the_source_turns_out_to_be_damaged(data: Path, sc
     text = bytearray((data / "shard-000003.tar").read_bytes())
     text[700] ^= 1
     (data / "shard-000003.tar").write_bytes(text)
-    stage = Stage("test", str(data), scratch)
+    stage = Stage("test", str(data), scratch, wait="first")
     stage.begin()
     try:
         place = stage.wait()

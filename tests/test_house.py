@@ -111,6 +111,18 @@ def test_every_module_says_what_it_is() -> None:
     assert silent == []
 
 
+def test_every_benchmark_runs_by_its_own_name() -> None:
+    """`python -m benchmarks.data.reading` printed nothing: it had a main that nobody called."""
+    silent = [
+        str(path)
+        for path in (SRC.parents[1] / "benchmarks").rglob("*.py")
+        if path.name != "__init__.py"
+        and "\ndef main(" in path.read_text("utf-8")
+        and 'if __name__ == "__main__":' not in path.read_text("utf-8")
+    ]
+    assert silent == []
+
+
 def test_nothing_runs_text_through_a_shell_or_trusts_pickles() -> None:
     banned = {"os.system", "pickle.load", "pickle.loads", "yaml.load", "tempfile.mktemp", "eval", "os.popen"}
     found = []

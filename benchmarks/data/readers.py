@@ -33,8 +33,8 @@ def shoal_random(folder: str, **options: Any) -> Any:
     return torch.utils.data.DataLoader(MapDataset(data), BATCH, shuffle=True, collate_fn=few)
 
 
-def shoal_checked(folder: str) -> Any:
-    return shoal_random(folder, check=True)
+def shoal_unchecked(folder: str) -> Any:
+    return shoal_random(folder, check=False)
 
 
 def shoal_views(folder: str) -> Any:
@@ -170,7 +170,7 @@ def _files(source: str) -> list[tuple[str, int]]:
 
 READERS = {
     "shoal, random": shoal_random,
-    "shoal, random, checked": shoal_checked,
+    "shoal, random, unchecked": shoal_unchecked,
     "shoal, random, views": shoal_views,
     "shoal, stream": shoal_stream,
     "shoal, stream, fully shuffled": shoal_stream_full,

@@ -63,7 +63,7 @@ def main() -> None:
 
 def _warm(ours: Path) -> None:
     places: list[tuple[Path, list[str]]] = [
-        (ours, ["shoal, random", "shoal, random, views", "shoal, random, checked"]),
+        (ours, ["shoal, random", "shoal, random, views", "shoal, random, unchecked"]),
         (ours, ["shoal, stream", "shoal, stream, views"]),
         (source(), ["folder of files"]),
     ]

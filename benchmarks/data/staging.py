@@ -77,7 +77,7 @@ def _methods(what: str, latency_us: int, mb_per_s: float) -> None:
 
 
 def _stage(place: Path, goal: Path) -> float:
-    stage = Stage("bench", str(place), {"SHOAL_SCRATCH": str(goal)})
+    stage = Stage("bench", str(place), {"SHOAL_SCRATCH": str(goal)}, wait="first")
     began = time.perf_counter()
     stage.begin()
     stage.wait()
@@ -153,7 +153,7 @@ def _stage_elsewhere(source: str, scratch: str) -> tuple[str, Callable[[], None]
     ours, theirs = multiprocessing.Pipe()
 
     def work() -> None:
-        stage = Stage("bench", source, {"SHOAL_SCRATCH": scratch})
+        stage = Stage("bench", source, {"SHOAL_SCRATCH": scratch}, wait="first")
         stage.begin()
         theirs.send(stage.wait())
         stage.join()

@@ -7,6 +7,9 @@ ROOT/
   use/<id>            flock, shared: who reads. Its time is the last use; only what nobody holds is ever removed
   trash/              what is being removed, so that a half removed data set is never taken for a whole one
 
+Where a folder is writable for a group, its members share one root, and its folders are closed to all others. Data that
+the group could not read at its source is copied to a root of the user's own.
+
 On a node-local disk flock is exact; on network storage it is not, and such a root is refused.
 """
 
@@ -19,6 +22,7 @@ import stat
 import tempfile
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
+from ..kernel import files
 from .environment import NotSet, expand
 
 #: Where a person or a site may say that node-local disk is, best first.
@@ -51,7 +55,7 @@ class Root(NamedTuple):
             return
         if self.group is not None:
             os.chown(folder, -1, self.group)
-            os.chmod(folder, 0o2775)  # noqa: S103 (meant for the group)
+            os.chmod(folder, files.SHARED)
 
 
 def find_root(environ: Mapping[str, str], profile: Optional[str] = None) -> Tuple[Optional[Root], List[str]]:
@@ -83,17 +87,44 @@ def _open_root(base: str) -> Root:
         raise OSError(errno.ENOTSUP, "it is network storage (%s)" % kind)
     mine = told.st_uid == os.getuid()
     shared = bool(told.st_mode & stat.S_IWGRP) and not told.st_mode & stat.S_ISVTX and told.st_gid in os.getgroups()
-    path = os.path.join(base, "shoal-data") if mine or shared else os.path.join(base, "shoal-data-%d" % os.getuid())
-    root = Root(path, told.st_gid if shared else None)
+    path = os.path.join(base, "shoal-data") if mine or shared else _own_path(base)
+    return _make_root(Root(path, told.st_gid if shared else None))
+
+
+def own_root(root: Root) -> Root:
+    """Beside a root that a group shares, the one for data that the group may not see."""
+    return _make_root(Root(_own_path(os.path.dirname(root.path))))
+
+
+def _own_path(base: str) -> str:
+    return os.path.join(base, "shoal-data-%d" % os.getuid())
+
+
+def _make_root(root: Root) -> Root:
+    path = root.path
     root.make(path)
     owner = os.lstat(path)
-    if not stat.S_ISDIR(owner.st_mode) or (owner.st_uid != os.getuid() and not shared):
+    if not stat.S_ISDIR(owner.st_mode) or (owner.st_uid != os.getuid() and root.group is None):
         raise OSError(errno.EPERM, "%s belongs to somebody else" % path)
     for folder in ("objects", "locks", "use", "trash"):
         root.make(root.folder(folder))
     if not os.access(path, os.W_OK | os.X_OK):
         raise OSError(errno.EACCES, "%s cannot be written" % path)
     return root
+
+
+def may_read(path: str, group: int) -> bool:
+    """Whether the members of a group can read a file: by its mode, and by those of all folders above it."""
+    real = os.path.realpath(path)
+    told = os.stat(real)
+    if not told.st_mode & stat.S_IROTH and not (told.st_gid == group and told.st_mode & stat.S_IRGRP):
+        return False
+    while real != os.path.dirname(real):
+        real = os.path.dirname(real)
+        told = os.stat(real)
+        if not told.st_mode & stat.S_IXOTH and not (told.st_gid == group and told.st_mode & stat.S_IXGRP):
+            return False
+    return True
 
 
 def file_system(path: str) -> str:
@@ -177,7 +208,7 @@ def contents(root: Root) -> List[Dict[str, Any]]:
             {
                 "id": name,
                 "bytes": _disk_bytes(root.folder("objects", name)),
-                "used_at": _mtime(used),
+                "used_at": mtime(used),
                 "busy": busy(used),
             }
         )
@@ -265,7 +296,7 @@ def _disk_bytes(folder: str) -> int:
     return total
 
 
-def _mtime(path: str) -> float:
+def mtime(path: str) -> float:
     try:
         return os.stat(path).st_mtime
     except OSError:

@@ -3,6 +3,7 @@
 HOME/data/          the files, each whole when it has its name, or a link to the source where there was no room
 HOME/parts/         files on their way
 HOME/wants/         names that readers wait for
+HOME/damaged/       names of files whose bytes a reader found to be wrong
 HOME/about.json     where it came from;  complete.json: all of it is there;  problem: why it never will be
 """
 
@@ -19,8 +20,9 @@ from .cache import Lock, Root
 from .copying import Item, flat
 from .listing import Listing
 
-#: Beside the data set's folder: where it came from; that all of it is there; why it never will be; what readers want.
-ABOUT, COMPLETE, PROBLEM, WANTS = "about.json", "complete.json", "problem", "wants"
+#: Beside the data set's folder: where it came from; that all of it is there; why it never will be; what readers want;
+#: what they found damaged.
+ABOUT, COMPLETE, PROBLEM, WANTS, DAMAGED = "about.json", "complete.json", "problem", "wants", "damaged"
 
 
 class Copy:
@@ -33,6 +35,7 @@ class Copy:
         self.folder = os.path.join(self.home, "data")
         self.parts = os.path.join(self.home, "parts")
         self.wants = os.path.join(self.home, WANTS)
+        self.damaged = os.path.join(self.home, DAMAGED)
 
     def lay_out(self) -> None:
         """Make the folder, once. Left by a node that went down while copying, it may hold files without their bytes."""
@@ -47,7 +50,7 @@ class Copy:
             grave = cache.bury(self.root, self.list.id)
             if grave is not None:
                 shutil.rmtree(grave, ignore_errors=True)
-            for folder in (self.home, self.folder, self.parts, self.wants):
+            for folder in (self.home, self.folder, self.parts, self.wants, self.damaged):
                 self.root.make(folder)
             if self.list.manifest is not None:
                 _write(os.path.join(self.folder, listing.MANIFEST), self.list.manifest)
@@ -65,6 +68,11 @@ class Copy:
         record = files.read_json(os.path.join(self.home, COMPLETE))
         return record is not None and bool(record.get("synced") or record.get("boot") == boot_id())
 
+    def broken(self) -> List[str]:
+        """Files that a complete copy has lost or that readers found damaged: disks fail, and people tidy up."""
+        damaged = set(files.names_in(self.damaged))
+        return [name for name in self.list.items if flat(name) in damaged or not self.has(name)]
+
     def note_complete(self, synced: bool) -> None:
         record: Dict[str, Any] = {"boot": boot_id(), "bytes": self.list.bytes}
         if synced:
@@ -81,13 +89,15 @@ class Copy:
 
     def has(self, name: str) -> bool:
         """Whether a file can be read: it is a copy, or a link to the source."""
+        path = os.path.join(self.folder, name)
         try:
-            return os.stat(os.path.join(self.folder, name)).st_size == self.list.items[name].size
+            return os.stat(path).st_size == self.list.items[name].size and os.access(path, os.R_OK)
         except OSError:
             return False
 
     def is_copied(self, name: str) -> bool:
-        return self.has(name) and not os.path.islink(os.path.join(self.folder, name))
+        damaged = os.path.lexists(os.path.join(self.damaged, flat(name)))
+        return self.has(name) and not damaged and not os.path.islink(os.path.join(self.folder, name))
 
     def missing(self, units: List[Tuple[str, ...]]) -> List[Tuple[str, ...]]:
         """Units of which some file is not copied."""
@@ -99,15 +109,21 @@ class Copy:
         for unit in rest:
             for name in unit:
                 path = os.path.join(self.folder, name)
-                os.makedirs(os.path.dirname(path), exist_ok=True)
+                files.make_dir(os.path.dirname(path))
                 if not os.path.lexists(path):
                     os.symlink(os.path.join(self.list.folder, name), path)
                 size += self.list.items[name].size if os.path.islink(path) else 0
         return size
 
+    def wanted(self) -> List[str]:
+        """What readers ask for, the longest asked first."""
+        names = files.names_in(self.wants)
+        return names if len(names) < 2 else sorted(names, key=lambda name: cache.mtime(os.path.join(self.wants, name)))
+
     def arrived(self, name: str) -> None:
         """Nobody need wait for this file any more."""
         _remove(os.path.join(self.wants, flat(name)))
+        _remove(os.path.join(self.damaged, flat(name)))
 
     def drop_parts(self) -> None:
         """Give back the room of files on their way."""
@@ -150,9 +166,9 @@ class Queue:
         while not self._now:
             if not self._units:
                 return None
-            wanted = set(files.names_in(self._copy.wants)) if len(self._units) > 1 else set()
-            first = self._units[0]
-            chosen = next((unit for unit in self._units if wanted & set(unit)), first) if wanted else first
+            wanted = self._copy.wanted() if len(self._units) > 1 else []
+            asked = (unit for name in wanted for unit in self._units if name in unit)
+            chosen = next(asked, self._units[0])
             self._units.remove(chosen)
             self._now = [name for name in chosen if not self._copy.is_copied(name)]
         return self._copy.list.items[self._now.pop(0)]

@@ -3,12 +3,15 @@
 A file is cut into ranges, and all threads work on the front of the queue: the link is full and yet the first file is
 there first. Each range has its CRC; together they give the file's, which must be the manifest's. A finished range is
 noted beside the part file, so what a killed copy leaves is checked again from the local disk and not fetched again.
+A copy has the permissions of its source.
 """
 
 import os
+import stat
 import threading
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
+from ..kernel import files
 from .checksum import crc32
 
 #: What one thread asks for at a time: large enough to fill a link.
@@ -136,12 +139,12 @@ class _Part:
         self._crcs: List[Optional[int]] = [None] * self.ranges
         self._given = 0
         self._left = self.ranges
-        self._fresh = not os.path.exists(self.path)
+        self._fresh = not _is_own(self.path)
         self._in = os.open(os.path.join(source, item.name), os.O_RDONLY | os.O_CLOEXEC)
         try:
             self._seen = os.fstat(self._in)
             self._compare()
-            self._out = _open_part(self.path)
+            self._out = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             self._kept = {} if self._fresh else _read_journal(self.path + ".done")
             self._journal = None if item.size <= RANGE else open(self.path + ".done", "a")  # noqa: SIM115 (closed with the part)
         except BaseException:
@@ -210,9 +213,10 @@ class _Part:
             os.ftruncate(self._out, self.item.size)
             if self.item.mtime_ns is not None:
                 os.utime(self._out, ns=(self.item.mtime_ns, self.item.mtime_ns))
+            _permit(self._out, now)
             folder = os.path.dirname(self.final)
             if not os.path.isdir(folder):
-                os.makedirs(folder, exist_ok=True)
+                files.make_dir(folder)
             os.rename(self.path, self.final)
         finally:
             self.close()
@@ -245,14 +249,30 @@ def flat(name: str) -> str:
     return name.replace("/", "\\")
 
 
-def _open_part(path: str) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+def _is_own(path: str) -> bool:
+    """Whether there is a part file of this user's. What another user of a shared cache began is begun again."""
     try:
-        return os.open(path, flags, 0o644)
-    except PermissionError:
-        # What another user of a shared cache began and cannot finish.
-        os.unlink(path)
-        return os.open(path, flags, 0o644)
+        if os.stat(path).st_uid == os.geteuid():
+            return True
+    except FileNotFoundError:
+        pass
+    for left in (path, path + ".done"):
+        try:
+            os.unlink(left)
+        except FileNotFoundError:
+            pass
+    return False
+
+
+def _permit(fd: int, source: os.stat_result) -> None:
+    """Give a copy the permissions of its source; where its group cannot have them, the group gets what all have."""
+    mode = stat.S_IMODE(source.st_mode) & 0o777 | stat.S_IRUSR
+    if os.fstat(fd).st_gid != source.st_gid and mode & 0o070 != (mode & 0o007) << 3:
+        try:
+            os.fchown(fd, -1, source.st_gid)
+        except OSError:
+            mode = mode & 0o707 | (mode & 0o007) << 3
+    os.fchmod(fd, mode)
 
 
 def combine(pieces: List[Tuple[int, int]]) -> int:

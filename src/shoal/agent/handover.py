@@ -2,6 +2,10 @@
 
 A step says `data = { imagenet = "PATH" }`; the run's processes find the folder in SHOAL_DATA_IMAGENET. On the other
 nodes of an allocation a helper does the same, started once per node with srun, and ends when the run has ended.
+
+All processes find one path. If a node has not everything there, all nodes get the source instead: a program that lists
+the folder would else see less on that node. Who reads with shoal.data (`wait = "first"`) needs no such care: it reads
+the source where its node has no copy, in the same order.
 """
 
 import json
@@ -52,17 +56,19 @@ class Handover:
         try:
             self._start_helpers()
             for name, one in self._asked.items():
-                stage = Stage(name, one["path"], self._env, wait_all=one.get("wait") == "all", say=self._say)
+                stage = Stage(name, one["path"], self._env, wait=one.get("wait", "all"), say=self._say)
                 self.stages.append(stage)
                 stage.begin()
+            for stage in self.stages:
+                self._wait(stage)
+            self._wait_helpers()
             sources = {}
             for stage in self.stages:
-                path = self._wait(stage)
+                path = self._agree(stage)
                 self._env[variable(stage.name)] = path
                 sources[path] = stage.source
                 self._say("data %s in %s" % (stage.name, path))
             self._env["SHOAL_DATA_SOURCES"] = json.dumps(sources)
-            self._wait_helpers()
         except StageError as error:
             return "the data cannot be used: %s" % error
         return None
@@ -103,7 +109,7 @@ class Handover:
 
     def _start_helpers(self) -> None:
         """One process on each other node of the allocation; none where there is no other node."""
-        nodes = int(self._env.get("SLURM_JOB_NUM_NODES") or 1)
+        nodes = self._nodes = int(self._env.get("SLURM_JOB_NUM_NODES") or 1)
         if nodes < 2 or not self._env.get("SLURM_JOB_ID") or shutil.which("srun") is None:
             return
         os.makedirs(self._folder, exist_ok=True)
@@ -113,21 +119,38 @@ class Handover:
         # Not marked as of the attempt: it has data to let go of when the guards end the rest.
         env = {name: value for name, value in slurm.step_environ(self._env).items() if name != process.MARK}
         self._helpers = subprocess.Popen([*argv, "stage", self._folder], env=env)
-        self._nodes = nodes
 
     def _wait_helpers(self) -> None:
         while self._helpers is not None and len(self._told()) < self._nodes:
             self._check()
             if self._helpers.poll() is not None and len(self._told()) < self._nodes:
-                self._say("data could not be staged on all nodes: they read from the source")
                 return
             time.sleep(_POLL_S)
+
+    def _agree(self, stage: Stage) -> str:
+        """The path that all nodes can use; StageError if one of them cannot read the data at all."""
+        if self._nodes < 2:
+            return stage.path
+        told = self._told()
+        for node, one in told.items():
+            if one.get("problem"):
+                raise StageError("on node %s: %s" % (node, one["problem"]))
+        others = {node: one["paths"] for node, one in told.items() if one["paths"] is not None}
+        lacking = ["%s has none" % node for node, paths in others.items() if paths.get(stage.name) != stage.path]
+        if len(told) < self._nodes:
+            lacking.append("%d of %d nodes did not answer" % (self._nodes - len(told), self._nodes))
+        if not lacking or stage.wait_first or stage.path == stage.source:
+            return stage.path
+        reason = "not every node has a copy in %s: %s" % (stage.path, ", ".join(lacking))
+        stage.record.update(path=stage.source, note=reason)
+        self._say("%s is read from the source on all nodes: %s" % (stage.name, reason))
+        return stage.source
 
     def _told(self) -> Dict[str, Any]:
         told = {}
         for name in files.names_in(self._folder):
             if name.startswith("node-") and name.endswith(".json"):
-                told[name[5:-5]] = files.read_json(os.path.join(self._folder, name)) or {"records": []}
+                told[name[5:-5]] = files.read_json(os.path.join(self._folder, name)) or {"records": [], "paths": {}}
         return told
 
 
@@ -137,29 +160,29 @@ def main(argv: List[str]) -> int:
     asked = (files.read_json(os.path.join(folder, "asked.json")) or {})["data"]
     node = process.node_name()
     stages = [
-        Stage(name, one["path"], os.environ, wait_all=one.get("wait") == "all", say=_say(node))
-        for name, one in asked.items()
+        Stage(name, one["path"], os.environ, wait=one.get("wait", "all"), say=_say(node)) for name, one in asked.items()
     ]
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: over.set())
     mine = os.environ.get("SLURM_NODEID") != "0"  # The first node is the agent's own, which stages by itself.
     records: List[Dict[str, Any]] = []
+    answer: Dict[str, Any] = {"records": [], "paths": {} if mine else None}
     try:
         for stage in stages if mine else []:
             stage.begin()
         for stage in stages if mine else []:
-            stage.wait()
+            answer["paths"][stage.name] = stage.wait()
     except StageError as error:
-        _say(node)(str(error))
+        answer["problem"] = str(error)
     told = os.path.join(folder, "node-%s.json" % node)
-    files.replace(told, files.to_json({"records": []}), sync=False)
+    files.replace(told, files.to_json(answer), sync=False)
     while not over.wait(0.2) and not os.path.exists(os.path.join(folder, "over")):
         if not os.path.isdir(folder):
             break
     for stage in stages if mine else []:
         records.append(stage.close())
     if os.path.isdir(folder):
-        files.replace(told, files.to_json({"records": records}), sync=False)
+        files.replace(told, files.to_json(dict(answer, records=records)), sync=False)
     return 0
 
 

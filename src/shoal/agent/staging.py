@@ -1,4 +1,7 @@
-"""Put a data set next to the GPU: one copy per node, shared by all jobs there, usable from the first shard on.
+"""Put a data set next to the GPU: one copy per node, shared by all jobs there.
+
+A run starts when all of it is there, so that any program that lists the folder sees everything. With `wait="first"` it
+starts at the first shard: for programs that read with shoal.data, which knows what is still to come and waits for it.
 
 One job of a node copies and the others wait for what it brings; if it ends or is killed, the next one goes on with
 what is there. Nobody writes down who is who: a lock of the kernel's is held, or it is not. Where there is no room or
@@ -35,7 +38,7 @@ class Stage:
         source: str,
         environ: Mapping[str, str],
         profile: Optional[str] = None,
-        wait_all: bool = False,
+        wait: str = "all",
         threads: Optional[int] = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -43,7 +46,7 @@ class Stage:
         self.source = os.path.abspath(source)
         self.environ = environ
         self.profile = profile
-        self.wait_all = wait_all
+        self.wait_first = wait == "first"
         self.threads = threads
         self.say = say
         self.path = self.source
@@ -73,6 +76,9 @@ class Stage:
             reason = "; ".join(notes) or "no node-local scratch is known (set SHOAL_SCRATCH)"
             return self._fall_back(reason)
         try:
+            if root.group is not None and not self._is_open_to(root.group):
+                root = cache.own_root(root)
+                notes.append("the group of the scratch folder may not read the source: the copy is this user's own")
             self._enter(root)
         except OSError as error:
             self.close()
@@ -82,7 +88,7 @@ class Stage:
         self.record.update(how="shared", notes=notes)
         self.say("%s goes to %s, from %s" % (self.name, root.path, "; ".join([root.named, *notes])))
         self.path = os.path.join(self.copy.folder, self.list.entry) if self.list.entry else self.copy.folder
-        if self.copy.is_complete():
+        if self.copy.is_complete() and not self._broken():
             self._finished("shared")
         else:
             self._thread = threading.Thread(target=self._bring, daemon=True)
@@ -92,7 +98,7 @@ class Stage:
     def wait(self, deadline_s: Optional[float] = None) -> str:
         """The path to hand over, as soon as the run may start; StageError if that will never be.
 
-        A run may start when the first shard is there, or all, if it asked for that or could not know what lacks.
+        A run may start when all is there; at the first shard if it asked for that and a manifest tells what lacks.
         """
         end = None if deadline_s is None else time.monotonic() + deadline_s
         while self._thread is not None and not self._over and not self._ready():
@@ -138,6 +144,11 @@ class Stage:
             self.record["problem"] = self.error
         return self.record
 
+    def _is_open_to(self, group: int) -> bool:
+        """Whether a group can read the source: its manifest and first unit, which stand for all of it."""
+        names = [*self.list.units[0], *([listing.MANIFEST] if self.list.manifest is not None else [])]
+        return all(cache.may_read(os.path.join(self.list.folder, name), group) for name in names)
+
     def _enter(self, root: Root) -> None:
         """Hold the data set against removal, and make its folder with what readers need first."""
         self.copy = Copy(root, self.list)
@@ -153,7 +164,7 @@ class Stage:
             while not lock.take(True):
                 if self._stop.wait(0.02):
                     return
-                if self.copy.is_complete():
+                if self.copy.is_complete() and not self.copy.broken():
                     self._finished("shared")
                     return
             self._copy_what_lacks()
@@ -174,6 +185,16 @@ class Stage:
             self._over = True
             with self.arrived:
                 self.arrived.notify_all()
+
+    def _broken(self) -> bool:
+        """Whether a complete copy has lost something; it is told, and copied again."""
+        broken = self.copy.broken()
+        if broken:
+            self.record["damaged"] = broken
+            more = " and %d more" % (len(broken) - 3) if len(broken) > 3 else ""
+            told = (self.name, ", ".join(broken[:3]), more, self.copy.folder)
+            self.say("%s: %s%s in %s: damaged or lost, copied again" % told)
+        return bool(broken)
 
     def _copy_what_lacks(self) -> None:
         """Holding the lock: bring what lacks, in this node's order; what does not fit is linked to the source."""
@@ -230,7 +251,7 @@ class Stage:
         first = all(self.copy.has(name) for name in self.list.units[0])
         if first:
             self.record.setdefault("first_s", round(time.monotonic() - self._began, 4))
-        return first and self.list.partial and not self.wait_all
+        return first and self.list.partial and self.wait_first
 
     def _note(self, item: Item) -> None:
         self.copy.arrived(item.name)

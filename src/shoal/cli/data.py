@@ -94,7 +94,17 @@ def _configure_pack(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--group", default="file", choices=("file", "stem"), help="a sample is a file, or all of a stem"
     )
-    parser.add_argument("--label", default="auto", choices=("auto", "folder", "none"), help="classes from folder names")
+    parser.add_argument(
+        "--label",
+        default="auto",
+        choices=("auto", "folder", "parent", "none"),
+        help="class of a file: its top folder, its own folder, or none (default: auto: top folders, if that is clear)",
+    )
+    parser.add_argument(
+        "--split", metavar="NAME", help="pack this split (train, val, ...) of the source; all mixes them"
+    )
+    parser.add_argument("--include", action="append", default=[], metavar="GLOB", help="pack only files like '*.jpg'")
+    parser.add_argument("--exclude", action="append", default=[], metavar="GLOB", help="leave out files like '*.txt'")
     parser.add_argument("--path-column", metavar="NAME", help="the column of a list that names the file")
     parser.add_argument("--skip-bad", action="store_true", help="leave unreadable files out and list them")
     parser.add_argument("--overwrite", action="store_true", help="replace a data set when the new one is complete")
@@ -119,7 +129,13 @@ def _configure_stage(parser: argparse.ArgumentParser) -> None:
         "--scratch", metavar="FOLDER", help="node-local disk (default: $SHOAL_SCRATCH, $SLURM_TMPDIR, ...)"
     )
     parser.add_argument("--limit", metavar="SIZE", help="most that the cache may hold, such as 200G")
-    parser.add_argument("--wait", default="first", choices=("first", "all"), help="start at the first shard, or at all")
+    parser.add_argument(
+        "--wait",
+        default="all",
+        choices=("all", "first"),
+        help="start the command when all shards are there, or at the first one, which only programs that read with "
+        "shoal.data can do (default: all)",
+    )
     parser.add_argument("--threads", type=int, metavar="N", help="that copy (default: 8; 16 for small files)")
     parser.epilog = "-- COMMAND runs with SHOAL_DATA and SHOAL_DATA_<NAME> set to the folder."
 
@@ -130,6 +146,7 @@ def _configure_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--files", type=int, default=1000, metavar="N", help="default: 1000")
     parser.add_argument("--file-size", type=int, default=100, metavar="KB", help="default: 100")
     parser.add_argument("--readers", default="1,4", metavar="N,M", help="how many at once (default: 1,4)")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="measure everything N times (default: 3)")
     parser.add_argument("--methods", default="folder,tar,shards", metavar="LIST")
     parser.add_argument("--estimate", type=float, default=64, metavar="GB", help="size to estimate for (default: 64)")
     parser.add_argument("--picture", metavar="FILE.svg", help="also draw it")
@@ -164,6 +181,9 @@ def _pack(args: argparse.Namespace) -> None:
         label=args.label,
         path_column=args.path_column,
         skip_bad=args.skip_bad,
+        split=args.split,
+        include=tuple(args.include),
+        exclude=tuple(args.exclude),
     )
     if args.dry_run:
         from shoal.data.estimating import estimate
@@ -215,7 +235,7 @@ def _stage(args: argparse.Namespace) -> int:
     environ.update({"SHOAL_SCRATCH": args.scratch} if args.scratch else {})
     environ.update({"SHOAL_SCRATCH_LIMIT": args.limit} if args.limit else {})
     code, record = stage_and_run(
-        args.path, args.command, environ, wait_all=args.wait == "all", threads=args.threads, quiet=args.quiet
+        args.path, args.command, environ, wait=args.wait, threads=args.threads, quiet=args.quiet
     )
     views.print_staged(record, args, ran=bool(args.command))
     return code
@@ -234,6 +254,7 @@ def _bench(args: argparse.Namespace) -> None:
         kilobytes=args.file_size,
         readers=views.parse_counts(args.readers),
         methods=args.methods.split(","),
+        repeats=args.repeats,
         launch=launcher(args.command, os.environ) if args.slurm else None,
         tell=lambda text: None if args.quiet else print(text, file=sys.stderr),
     )
@@ -257,7 +278,7 @@ def _advise(args: argparse.Namespace) -> None:
     elif args.step_time is not None and delivery is not None:
         prep_s = args.batch / delivery.prep_per_s
         times = advising.Times(args.step_time, prep_s, args.batch, args.workers, None, delivery.cpu_share)
-        times = times._replace(contention=delivery.contention)
+        times = times._replace(contention=delivery.contention, data="staged" if delivery.staged else "packed")
     else:
         raise InputError(
             "nothing says how fast the model is",

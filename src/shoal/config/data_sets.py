@@ -10,7 +10,8 @@ from typing import Any
 from shoal.config.document import Table
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
-_WAITS = ("first", "all")
+#: Whoever lists the folder sees everything; shoal.data may begin with the first shard.
+_WAITS = ("all", "first")
 
 
 def parse_data(step: Table) -> dict[str, dict[str, str]]:
@@ -27,9 +28,9 @@ def parse_data(step: Table) -> dict[str, dict[str, str]]:
             )
         if isinstance(value, dict):
             inner = Table(table.document, (*table.key, name), value, ("path", "wait"))
-            path, wait = inner.text("path"), inner.text("wait", _WAITS) or "first"
+            path, wait = inner.text("path"), inner.text("wait", _WAITS) or "all"
         else:
-            path, wait = table.text(name), "first"
+            path, wait = table.text(name), "all"
         if not path or "\0" in path:
             raise table.error((name,), f"data set {name!r} has no path", hint=f'data = {{ {name} = "data/{name}" }}')
         found[name] = {"path": path, "wait": wait}

@@ -29,6 +29,8 @@ from shoal.errors import InputError, ShoalError
 #: Batches at the beginning that tell of start-up rather than of the training.
 _WARM_UP = 3
 _LOADER_BOUND = 0.10
+#: Of so many samples one is looked for in memory before it is read.
+_LOOKED = 16
 #: From this share of contention on, figures are told to be those of free cores.
 _CONTENDED = 0.10
 
@@ -37,7 +39,8 @@ class Times(NamedTuple):
     """Seconds per batch, on free cores. `cpu_share` is how much of prep is CPU work; the rest waits for storage.
 
     `step_cpu_s` is the CPU work of a step. `contention` is the share of its time that the training was ready to run and
-    found no free core; `wait_s` is as it was measured, contention included.
+    found no free core; `wait_s` is as it was measured, contention included. `data` is what the loader reads, as far as
+    that can be seen: "staged" or "packed" shards, or nothing.
     """
 
     step_s: float
@@ -48,17 +51,27 @@ class Times(NamedTuple):
     cpu_share: float = 1.0
     step_cpu_s: float = 0.0
     contention: float = 0.0
+    data: str = ""
 
 
 class Delivery(NamedTuple):
-    """Samples per second that one process gets from the data set: bytes alone, and with the user's decoding."""
+    """Samples per second that one process gets from the data set: bytes alone, and with the user's decoding.
+
+    `decode_per_s` is None where nothing was decoded. `in_memory` is the share of the samples that was in the system's
+    memory before they were read, None where the system does not tell.
+    """
 
     read_per_s: float
-    prep_per_s: float
+    decode_per_s: float | None
     mb_per_sample: float
-    cold: bool
+    in_memory: float | None
     cpu_share: float
     contention: float = 0.0
+    staged: bool = False
+
+    @property
+    def prep_per_s(self) -> float:
+        return self.read_per_s if self.decode_per_s is None else self.decode_per_s
 
 
 class Advice(NamedTuple):
@@ -109,7 +122,6 @@ def _sentences(
             f"the cores are contended: {times.contention:.0%} of the time was spent waiting for one of {cores} "
             f"(load {os.getloadavg()[0]:.1f}); the figures are for free cores, and now it is slower"
         )
-    best = predict(times, needed, cores)
     if bound == "model":
         said.append(f"the model is the bottleneck: a batch takes it {times.step_s * 1e3:.1f} ms")
         if times.workers > needed + 1:
@@ -120,8 +132,8 @@ def _sentences(
             f"the model {times.step_s * 1e3:.1f} ms"
         )
         now = predict(times, times.workers, cores)
-        if best > 1.05 * now:
-            count = min(needed, cores) if times.cpu_share > 0.5 else needed
+        count = max(1, min(needed, cores)) if times.cpu_share > 0.5 else needed
+        if count != times.workers and predict(times, count, cores) > 1.05 * now:
             said.append(f"use {count} workers: {now:.2f} -> {predict(times, count, cores):.2f} steps/s")
         if needed > cores and times.cpu_share > 0.5:
             said.append(
@@ -129,12 +141,12 @@ def _sentences(
                 f"or decode less (smaller images, a faster decoder, decode once when packing)"
             )
     if times.cpu_share < 0.5:
-        waiting = f"{1 - times.cpu_share:.0%} of making a batch is waiting for storage"
-        said.append(f"{waiting}: pack into shards and stage them")
+        waiting = f"{1 - times.cpu_share:.0%} of making a batch is waiting, most likely for storage"
+        said.append(f"{waiting}: {_FASTER[times.data]}")
     if delivery is not None:
+        decoded = "" if delivery.decode_per_s is None else f", with decoding {delivery.decode_per_s:,.0f}"
         said.append(
-            f"reading gives {delivery.read_per_s:,.0f} samples/s per process"
-            f" ({'cold' if delivery.cold else 'warm'} cache), with decoding {delivery.prep_per_s:,.0f}"
+            f"reading gives {delivery.read_per_s:,.0f} samples/s per process ({_cache_words(delivery)}){decoded}"
         )
         if link_mb_per_s is not None and delivery.mb_per_sample:
             limit, wish = link_mb_per_s / delivery.mb_per_sample, times.batch / max(times.step_s, 1e-9)
@@ -143,8 +155,24 @@ def _sentences(
     return said
 
 
+#: What would make the storage faster, by what the loader reads already.
+_FASTER = {
+    "": "pack into shards and stage them",
+    "packed": "stage the shards (shoal data stage)",
+    "staged": "the shards are staged already, so the node's disk is the limit; more workers wait at once",
+}
+
+
+def _cache_words(delivery: Delivery) -> str:
+    if delivery.in_memory is None:
+        return "the system does not tell whether it was cached"
+    if 0.05 < delivery.in_memory < 0.95:
+        return f"{delivery.in_memory:.0%} of it cached"
+    return "warm cache" if delivery.in_memory > 0.5 else "cold cache"
+
+
 def measure_delivery(data: Dataset, batch: int, seconds: float = 2.0) -> Delivery:
-    """How fast one process gets samples in a random order, first without and then with the transform."""
+    """How fast one process gets samples in a random order, without and, if there is one, with the transform."""
     import random
 
     dice = random.Random(0)  # noqa: S311 (an order, not a secret)
@@ -154,10 +182,25 @@ def measure_delivery(data: Dataset, batch: int, seconds: float = 2.0) -> Deliver
         raise InputError("there is no sample to measure with")
     plain = Dataset(data.shards, fields=data.fields)
     plain.__dict__["table"] = data.table
-    read = _rate(plain.batch, numbers, batch, seconds)
-    made = _rate(data.batch, numbers[len(numbers) // 2 :] + numbers[: len(numbers) // 2], batch, seconds)
+    seen: list[bool | None] = []
+
+    def get(chosen: Sequence[int]) -> list[Any]:
+        seen.extend(data.table.in_memory(chosen[: max(1, len(chosen) // _LOOKED)]))
+        return plain.batch(chosen)
+
+    read = made = _rate(get, numbers, batch, seconds)
+    if data.transform is not None:
+        made = _rate(data.batch, numbers[len(numbers) // 2 :] + numbers[: len(numbers) // 2], batch, seconds)
     size = data.manifest.bytes / max(1, data.manifest.samples) / 1e6
-    return Delivery(read.per_s, made.per_s, size, False, made.cpu_share, max(read.contention, made.contention))
+    return Delivery(
+        read.per_s,
+        None if data.transform is None else made.per_s,
+        size,
+        None if None in seen or not seen else seen.count(True) / len(seen),
+        made.cpu_share,
+        max(read.contention, made.contention),
+        data.shards.staged is not None,
+    )
 
 
 class _Rate(NamedTuple):
@@ -235,6 +278,7 @@ def summarize(records: list[dict[str, Any]]) -> Times | None:
         cpu_share=min(1.0, mean(one["cpu_s"] for one in preps) / free_prep_s),
         step_cpu_s=mean(one["cpu_s"] for one in steps),
         contention=(step_queued_s + prep_queued_s) / (step_s + prep_s),
+        data=str(batches[-1].get("data", "")),
     )
 
 

@@ -43,7 +43,7 @@ class Watch:
     def misses(self, places: Places) -> bool:
         """Whether one of these places, or of those of late, is not in memory."""
         for fd, offset, size in places:
-            there = _in_memory(fd, offset + max(0, size - 1))
+            there = is_in_memory(fd, offset + max(0, size - 1))
             self._calm = 0 if there is False else self._calm + (there is True)
             if there is None:
                 return False  # This file system cannot say, or it is memory: plain reads, the kernel's own read-ahead.
@@ -103,10 +103,10 @@ def _read_all(paths: list[str]) -> None:
 def _send(nowhere: int, fd: int, size: int) -> None:
     start = 0
     while start < size:
-        start += _PIECE if _in_memory(fd, start) else os.sendfile(nowhere, fd, start, _PIECE) or size
+        start += _PIECE if is_in_memory(fd, start) else os.sendfile(nowhere, fd, start, _PIECE) or size
 
 
-def _in_memory(fd: int, offset: int) -> bool | None:
+def is_in_memory(fd: int, offset: int) -> bool | None:
     """Whether the byte at `offset` can be had without the disk; None where nobody can say."""
     try:
         return os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) >= 0 if _CAN_LOOK else None

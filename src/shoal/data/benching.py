@@ -1,18 +1,23 @@
 """The experiment of the storage's owner, on his own storage: folder, tar, shards; one reader and several at once.
 
 Everything is measured by workers that start in step: each says that it is ready, and begins when told. Here they are
-processes; with `--slurm` they are the tasks of a job array, on as many nodes as Slurm gives them.
+processes; with `--slurm` they are the tasks of a job array, on as many nodes as Slurm gives them. Each measurement is
+repeated, and a size is estimated only from measurements that are long enough to say something about it.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import shutil
+import socket
+import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -30,18 +35,38 @@ METHODS = {
 _WAIT_S = 0.02
 
 
+#: A shorter measurement is mostly start-up and chance; nothing is estimated from it.
+ENOUGH_S = 3.0
+
+
 class Measured(NamedTuple):
-    """One method with so many readers at once: the slowest decides, as in a training that waits for all."""
+    """One method with so many readers at once: the slowest decides, as in a training that waits for all.
+
+    `seconds` and `first_s` have one value for each repeat. `nodes` says how many readers ran where, `cold` whether they
+    began without the files in their memory (None: the system cannot say).
+    """
 
     method: str
     readers: int
-    seconds: float
-    first_s: float
+    seconds: list[float]
+    first_s: list[float]
     bytes: int
+    nodes: dict[str, int]
+    cold: bool | None
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.seconds)
 
     @property
     def mb_per_s(self) -> float:
-        return self.bytes / self.seconds / 1e6
+        return self.bytes / self.median_s / 1e6
+
+    def estimate_s(self, gigabytes: float) -> list[float] | None:
+        """The times of all repeats, for a data set of so many GB with files of this size; None: too short to say."""
+        if min(self.seconds) < ENOUGH_S:
+            return None
+        return [seconds * gigabytes * 1e9 / self.bytes for seconds in self.seconds]
 
 
 class Bench(NamedTuple):
@@ -49,12 +74,28 @@ class Bench(NamedTuple):
     scratch: str
     files: int
     bytes: int
-    cold: bool | None
     rows: list[Measured]
 
-    def estimate_s(self, row: Measured, gigabytes: float) -> float:
-        """How long this method takes for a data set of so many GB with files of this size."""
-        return row.seconds * gigabytes * 1e9 / row.bytes
+    @property
+    def cold(self) -> bool | None:
+        """Whether all measurements began cold."""
+        return _all_of([row.cold for row in self.rows])
+
+    @property
+    def nodes(self) -> dict[str, int]:
+        """The most readers that ran on each node at once."""
+        found: dict[str, int] = {}
+        for row in self.rows:
+            found.update({node: max(count, found.get(node, 0)) for node, count in row.nodes.items()})
+        return found
+
+    @property
+    def enough_files(self) -> int | None:
+        """How many files make every measurement long enough for an estimate; None if these do."""
+        shortest = min(min(row.seconds) for row in self.rows)
+        if shortest >= ENOUGH_S:
+            return None
+        return math.ceil(1.5 * self.files * ENOUGH_S / shortest / 1000) * 1000
 
 
 def bench(
@@ -65,6 +106,7 @@ def bench(
     kilobytes: int = 100,
     readers: Sequence[int] = (1, 4),
     methods: Sequence[str] = tuple(METHODS),
+    repeats: int = 3,
     launch: Callable[[str, int], Callable[[], None]] | None = None,
     tell: Callable[[str], None] = lambda text: None,
     patience_s: float = 600.0,
@@ -74,7 +116,7 @@ def bench(
         if not os.path.isdir(folder):
             raise InputError(f"there is no folder {folder}", hint=f"mkdir -p {folder}")
     unknown = [method for method in methods if method not in METHODS]
-    if unknown or count < 1 or kilobytes < 1 or any(number < 1 for number in readers):
+    if unknown or min(count, kilobytes, repeats, *readers) < 1:
         raise InputError(
             f"cannot measure {unknown[0] if unknown else 'nothing'}", hint=f"--methods {','.join(METHODS)}"
         )
@@ -86,12 +128,13 @@ def bench(
         total = _make_data(home, count, kilobytes)
         for number in readers:
             for method in methods:
-                tell(f"{METHODS[method]}: {number} at once")
-                rows.append(_measure(home, scratch, method, number, launch or _here, patience_s))
-        cold = _is_dropped(home)
+                again = f", {repeats} times" if repeats > 1 else ""
+                tell(f"{METHODS[method]}: {number} at once{again}")
+                plan = {"home": home, "scratch": scratch, "method": method}
+                rows.append(_measure(plan, number, repeats, launch or _here, patience_s))
     finally:
         shutil.rmtree(home, ignore_errors=True)
-    return Bench(storage, scratch, count, total, cold, rows)
+    return Bench(storage, scratch, count, total, rows)
 
 
 def _make_data(home: str, count: int, kilobytes: int) -> int:
@@ -109,18 +152,42 @@ def _make_data(home: str, count: int, kilobytes: int) -> int:
 
 
 def _measure(
-    home: str,
-    scratch: str,
-    method: str,
+    plan: dict[str, str],
     number: int,
+    repeats: int,
     launch: Callable[[str, int], Callable[[], None]],
     patience_s: float,
 ) -> Measured:
-    room = os.path.join(home, f"run-{method}-{number}")
+    repeated = []
+    for repeat in range(repeats):
+        room = os.path.join(plan["home"], f"run-{plan['method']}-{number}-{repeat}")
+        repeated.append(_run_readers(room, plan, number, launch, patience_s))
+    every = [result for results in repeated for result in results]
+    return Measured(
+        plan["method"],
+        number,
+        [max(float(result["seconds"]) for result in results) for results in repeated],
+        [max(float(result["first_s"]) for result in results) for results in repeated],
+        int(every[0]["bytes"]),
+        dict(Counter(str(result["node"]) for result in repeated[-1])),
+        _all_of([result["cold"] for result in every]),
+    )
+
+
+def _all_of(told: Sequence[bool | None]) -> bool | None:
+    return False if False in told else None if None in told else True
+
+
+def _run_readers(
+    room: str,
+    plan: dict[str, str],
+    number: int,
+    launch: Callable[[str, int], Callable[[], None]],
+    patience_s: float,
+) -> list[dict[str, Any]]:
+    """Let so many readers do it at once; what each of them wrote down."""
     os.makedirs(room)
-    plan = {"home": home, "scratch": scratch, "method": method}
     files.replace(os.path.join(room, "plan.json"), files.to_json(plan))
-    drop_cache(home)
     end = launch(room, number)
     try:
         _wait(lambda: _count(room, "ready-") >= number, patience_s, "the workers did not all start")
@@ -133,16 +200,15 @@ def _measure(
     ]
     for result in results:
         if "error" in result:
-            raise failed(f"{METHODS[method]} failed: {result['error']}", scratch)
-    slowest = max(float(result["seconds"]) for result in results)
-    first = max(float(result["first_s"]) for result in results)
-    return Measured(method, number, slowest, first, int(results[0]["bytes"]))
+            raise failed(f"{METHODS[plan['method']]} failed: {result['error']}", plan["scratch"])
+    return results
 
 
 def work(room: str, me: str) -> None:
     """One reader: say ready, wait for the start, copy, write down how long it took."""
     plan = files.read_json(os.path.join(room, "plan.json")) or {}
     mine = os.path.join(str(plan["scratch"]), f"shoal-bench-{os.path.basename(plan['home'])}-{me}")
+    cold = _is_dropped(str(plan["home"]))  # Here: every node has a memory of its own.
     files.replace(os.path.join(room, f"ready-{me}"), b"{}\n")
     while (go := files.read_json(os.path.join(room, "go.json"))) is None:
         time.sleep(_WAIT_S)
@@ -152,6 +218,7 @@ def work(room: str, me: str) -> None:
         os.makedirs(mine)
         size, first_s = _copy(plan, mine, began)
         result: dict[str, Any] = {"seconds": time.monotonic() - began, "first_s": first_s, "bytes": size}
+        result.update(node=os.environ.get("SLURMD_NODENAME") or socket.gethostname(), cold=cold)
     except (OSError, ShoalError) as error:
         result = {"error": str(error)}
     finally:
@@ -172,7 +239,7 @@ def _copy(plan: dict[str, Any], mine: str, began: float) -> tuple[int, float]:
         return _folder_bytes(os.path.join(mine, "folder")), time.monotonic() - began
     from shoal.agent.staging import Stage
 
-    stage = Stage("bench", os.path.join(home, "shards"), {"SHOAL_SCRATCH": mine})
+    stage = Stage("bench", os.path.join(home, "shards"), {"SHOAL_SCRATCH": mine}, wait="first")
     try:
         stage.begin()
         stage.wait()
@@ -215,12 +282,14 @@ def drop_cache(folder: str) -> None:
 
 
 def _is_dropped(home: str) -> bool | None:
-    """Whether the kernel does forget when asked: then measurements began with a cold cache. None: it cannot say."""
+    """Ask the kernel of this node to forget the files, and say whether it did; None: it does not tell."""
     path = os.path.join(home, "data.tar")
     drop_cache(home)
     fd = os.open(path, os.O_RDONLY)
     try:
-        os.preadv(fd, [bytearray(1)], os.fstat(fd).st_size // 2, os.RWF_NOWAIT)
+        for _ in range(8):  # Another reader that looks has the place read that it looks at.
+            place = random.randrange(os.fstat(fd).st_size)  # noqa: S311 (a place, not a secret)
+            os.preadv(fd, [bytearray(1)], place, os.RWF_NOWAIT)
         return False
     except BlockingIOError:
         return True

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from shoal.data.packing import prepare
 from shoal.data.planning import Settings
+from shoal.data.scan import Scan
 from shoal.data.writing import read_file
 from shoal.errors import ShoalError
 
@@ -21,10 +22,8 @@ class Estimate(NamedTuple):
     files: int
     bytes: int
     shards: int
-    classes: int
     seconds: float
-    notes: list[str]
-    left_out: list[str]
+    scan: Scan
 
 
 def estimate(source: str, settings: Settings, workers: int | None = None) -> Estimate:
@@ -51,8 +50,6 @@ def estimate(source: str, settings: Settings, workers: int | None = None) -> Est
         len(names),
         plan.bytes,
         shards,
-        len(plan.scan.classes),
         seconds,
-        plan.scan.notes,
-        plan.scan.bad,
+        plan.scan,
     )

@@ -76,6 +76,7 @@ class ShardIndex:
         self.fields: tuple[str, ...] = tuple(header["fields"])
         self.kinds: tuple[str, ...] = tuple(header["kinds"])
         self.place = place
+        self.data = view
 
     def __len__(self) -> int:
         return len(self.columns["label"])

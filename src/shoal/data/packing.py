@@ -21,10 +21,11 @@ from shoal import __version__
 from shoal.agent.checksum import crc32
 from shoal.data import manifest as manifests
 from shoal.data import squash
+from shoal.data.choosing import Filter
 from shoal.data.index import SUFFIX, open_index
 from shoal.data.manifest import Manifest, Shard
 from shoal.data.planning import Plan, Settings, make_plan
-from shoal.data.scan import scan
+from shoal.data.scan import Scan, scan
 from shoal.data.shards import FORMATS
 from shoal.data.writing import write_shards
 from shoal.errors import InputError, ShoalError
@@ -40,19 +41,37 @@ class Packed(NamedTuple):
     manifest: Manifest
     reused: int
     seconds: float
-    notes: list[str]
+    scan: Scan
     existed: bool = False
 
 
 def prepare(source: str, settings: Settings) -> Plan:
     """Look at the source and decide everything; refuses what cannot be packed unless told to leave it out."""
-    found = scan(source, group=settings.group, label=settings.label, path_column=settings.path_column)
+    if settings.format == "squashfs":
+        settings = _whole_folder(settings)
+    found = scan(
+        source,
+        group=settings.group,
+        label=settings.label,
+        path_column=settings.path_column,
+        split=settings.split,
+        names=Filter(settings.include, settings.exclude),
+    )
     if found.bad and not settings.skip_bad:
         more = f" (and {len(found.bad) - 1} more)" if len(found.bad) > 1 else ""
         raise InputError(f"cannot pack {found.bad[0]}{more}", hint="--skip-bad leaves such files out and lists them")
     if not found.samples:
         raise InputError(f"there is nothing to pack in {source}: {found.bad[0]}")
     return make_plan(found, settings)
+
+
+def _whole_folder(settings: Settings) -> Settings:
+    """An image holds the folder as it is: what chooses files or classes has no effect, and is refused."""
+    plain = Settings()
+    for name in ("group", "label", "split", "include", "exclude"):
+        if getattr(settings, name) != getattr(plain, name):
+            raise InputError(f"--{name} has no effect with --format squashfs", hint="--format tar")
+    return settings._replace(label="none", include=("*",))
 
 
 def pack(
@@ -74,7 +93,7 @@ def pack(
     with _no_garbage():
         plan = prepare(source, settings)
     if (there := _already(goal, plan, overwrite)) is not None:
-        return Packed(goal, there, 0, time.monotonic() - began, ["this very data set is there already"], True)
+        return Packed(goal, there, 0, time.monotonic() - began, plan.scan, True)
     try:
         result, reused = _write(plan, source, goal, name or os.path.basename(goal), workers, overwrite, progress)
     except OSError as error:
@@ -83,8 +102,8 @@ def pack(
         if not lost or (there := _already(goal, plan, overwrite)) is None:
             raise
         shutil.rmtree(goal + ".packing", ignore_errors=True)
-        return Packed(goal, there, 0, time.monotonic() - began, ["another command packed it meanwhile"], True)
-    return Packed(goal, result, reused, time.monotonic() - began, plan.scan.notes)
+        return Packed(goal, there, 0, time.monotonic() - began, plan.scan, True)
+    return Packed(goal, result, reused, time.monotonic() - began, plan.scan)
 
 
 @contextmanager
@@ -206,7 +225,12 @@ def _manifest(plan: Plan, source: str, name: str, shards: Sequence[Shard], left_
         "digest": plan.digest,
         "files": sum(len(sample.files) for sample in plan.scan.samples),
         "bytes": plan.bytes,
-        "settings": plan.settings._asdict(),
+        "skipped": [one._asdict() for one in plan.scan.skipped],
+        "settings": {
+            **plan.settings._asdict(),
+            "include": [*plan.settings.include],
+            "exclude": [*plan.settings.exclude],
+        },
         "packed_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "packed_on": socket.gethostname(),
         "python": ".".join(map(str, sys.version_info[:3])),

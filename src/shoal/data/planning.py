@@ -30,6 +30,9 @@ class Settings(NamedTuple):
     label: str = "auto"
     path_column: str | None = None
     skip_bad: bool = False
+    split: str | None = None
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
 
     def check(self) -> None:
         if not 0 < self.shard_mb < 1 << 20:

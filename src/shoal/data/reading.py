@@ -12,6 +12,7 @@ DataLoader uses. Values are the bytes that were packed; `transform` may decode t
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -33,12 +34,10 @@ class Dataset:
         *,
         fields: Sequence[str] | None = None,
         transform: Callable[[Any], Any] | None = None,
-        check: bool = False,
     ) -> None:
         self.shards = shards
         self.fields = None if fields is None else tuple(fields)
         self.transform = transform
-        self.check = check
 
     @property
     def manifest(self) -> Manifest:
@@ -47,6 +46,12 @@ class Dataset:
     @property
     def classes(self) -> list[str]:
         return self.manifest.classes
+
+    @cached_property
+    def identity(self) -> str:
+        """What tells this data set from others: the manifest's id; of shards made elsewhere their names and sizes."""
+        shards = [(shard.name, shard.size) for shard in self.manifest.shards]
+        return self.manifest.id or hashlib.sha256(repr(shards).encode()).hexdigest()[:24]
 
     @cached_property
     def counts(self) -> list[int]:
@@ -90,7 +95,7 @@ class Dataset:
 
     def samples(self, table: Table, numbers: Sequence[int]) -> list[Any]:
         fields = self.fields if self.fields is not None else (*table.fields, KEY)
-        columns = table.columns(numbers, fields, self.check)
+        columns = table.columns(numbers, fields)
         found: list[Any]
         if self.fields is None:
             found = [
@@ -116,15 +121,16 @@ def open_dataset(
     *,
     fields: Sequence[str] | None = None,
     transform: Callable[[Any], Any] | None = None,
-    check: bool = False,
+    check: bool = True,
     views: bool = False,
 ) -> Dataset:
     """Open a data set: its folder or manifest, a staged folder, or tar or TFRecord shards made elsewhere.
 
-    `check` compares every value with its checksum while reading. With `views` values are memoryviews of the mapped
+    Every index and value is compared with its checksum while reading, unless `check` is False; what a staged copy has
+    damaged is read from its source, with a warning. With `views` values are memoryviews of the mapped
     shards instead of bytes: nothing is copied, but they cannot be sent to another process, so decode them where they
     are read. Opening reads the manifest only.
     """
     shards = find_shards(path)
-    shards.mapped = views
-    return Dataset(shards, fields=fields, transform=transform, check=check)
+    shards.mapped, shards.checked = views, check
+    return Dataset(shards, fields=fields, transform=transform)

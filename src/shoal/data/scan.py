@@ -11,10 +11,12 @@ import json
 import os
 import stat
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
+from shoal.data.choosing import ALL_SPLITS, LABELS, Filter, Skipped, choose
 from shoal.errors import InputError
 
 #: Threads that ask for sizes: on network storage a stat is a round trip, and a million of them one by one take hours.
@@ -23,6 +25,7 @@ _STAT_THREADS, _SLOW_STAT_S = 16, 100e-6
 _TRIED = 256
 _PATH_COLUMNS = ("path", "file", "filename", "file_name", "image")
 _LABEL_COLUMNS = ("label", "class", "cls")
+_SPLIT_COLUMNS = ("split", "subset", "partition")
 _LISTS = (".csv", ".tsv", ".jsonl", ".txt", ".list")
 
 
@@ -46,25 +49,53 @@ class SourceSample(NamedTuple):
 
 
 class Scan(NamedTuple):
+    """What there is. `bad` cannot be packed, `skipped` is not meant to be; `guessed` is what nobody said."""
+
     root: str
     samples: list[SourceSample]
     classes: list[str]
     notes: list[str]
     bad: list[str]
+    skipped: list[Skipped]
+    guessed: list[str]
+
+    def class_counts(self) -> dict[str, int]:
+        """Samples of each class, by its name, or by its number where a list has only numbers."""
+        counts = Counter(sample.label for sample in self.samples if sample.label is not None)
+        names = dict(enumerate(self.classes)) if self.classes else {number: str(number) for number in sorted(counts)}
+        return {name: counts[number] for number, name in names.items()}
+
+    def field_counts(self) -> dict[str, int]:
+        """Samples that have each field."""
+        counts = Counter(field for sample in self.samples for field, _ in sample.files)
+        counts.update("cls" for sample in self.samples if sample.label is not None)
+        counts.update("json" for sample in self.samples if sample.row)
+        return dict(counts.most_common())
 
 
-def scan(source: str, *, group: str = "file", label: str = "auto", path_column: str | None = None) -> Scan:
+def scan(
+    source: str,
+    *,
+    group: str = "file",
+    label: str = "auto",
+    path_column: str | None = None,
+    split: str | None = None,
+    names: Filter = Filter(),  # noqa: B008 (immutable)
+) -> Scan:
     """Look at a source without reading its files. `bad` names what cannot be packed, each with the reason."""
+    if label not in LABELS:
+        raise InputError(f"unknown --label {label!r}", hint=f"--label {'|'.join(LABELS)}")
     if os.path.isdir(source):
-        found = _scan_folder(source, group, label)
+        found = _scan_folder(source, group, label, split, names)
     elif os.path.isfile(source) and source.lower().endswith(_LISTS):
-        found = _scan_list(source, label, path_column)
+        found = _scan_list(source, label, path_column, split, names)
     elif os.path.exists(source):
         raise InputError(f"{source} is neither a folder nor a list", hint=f"a list ends in {', '.join(_LISTS)}")
     else:
         raise InputError(f"there is no {source}", hint="ls " + (os.path.dirname(source) or "."))
     if not found.samples and not found.bad:
-        raise InputError(f"there is nothing to pack in {source}: no file in it")
+        left = "; ".join(f"{one.files} files are {one.why}" for one in found.skipped)
+        raise InputError(f"there is nothing to pack in {source}: {left or 'no file in it'}")
     return found
 
 
@@ -81,27 +112,19 @@ def safe(text: str) -> str:
     return "".join(parts)
 
 
-def _scan_folder(root: str, group: str, label: str) -> Scan:
+def _scan_folder(root: str, group: str, label: str, split: str | None, names: Filter) -> Scan:
     bad: list[str] = []
     notes: list[str] = []
-    files = sorted(_with_sizes(root, _walk(root, bad, notes), bad))
     if group not in ("file", "stem"):
         raise InputError(f"samples are grouped by file or by stem, not by {group!r}", place="--group")
-    parents = {_parent(file.path) for file in files}
-    labelled = label == "folder" or (label == "auto" and "" not in parents and len(parents) > 1)
-    classes = sorted(parents) if labelled else []
-    number = {name: index for index, name in enumerate(classes)}
+    chosen = choose(root, list(_walk(root, bad, notes)), label=label, split=split, group=group, names=names)
+    label_of = dict(zip(chosen.paths, chosen.labels, strict=True))
+    files = sorted(_with_sizes(chosen.root, chosen.paths, bad))
     grouped = _by_file(files) if group == "file" else _by_stem(files)
-    samples = [
-        SourceSample(key, members, number[_parent(members[0][1].path)] if labelled else None)
-        for key, members in grouped
-    ]
-    return Scan(root, samples, [safe(name) for name in classes], notes, bad)
-
-
-def _parent(path: str) -> str:
-    """The name of the folder that a file lies in."""
-    return path.rpartition("/")[0].rpartition("/")[2]
+    samples = [SourceSample(key, members, label_of[members[0][1].path]) for key, members in grouped]
+    skipped = [one._replace(examples=[safe(path) for path in one.examples]) for one in chosen.skipped]
+    classes = [safe(name) for name in chosen.classes]
+    return Scan(chosen.root, samples, classes, notes, bad, skipped, [safe(text) for text in chosen.guessed])
 
 
 def _walk(root: str, bad: list[str], notes: list[str]) -> Iterator[str]:
@@ -207,7 +230,7 @@ def _unique(key: str, taken: set[str]) -> str:
     return candidate
 
 
-def _scan_list(path: str, label: str, path_column: str | None) -> Scan:
+def _scan_list(path: str, label: str, path_column: str | None, split: str | None, names: Filter) -> Scan:
     root = os.path.dirname(os.path.abspath(path))
     rows = list(_rows(path))
     if not rows:
@@ -220,22 +243,55 @@ def _scan_list(path: str, label: str, path_column: str | None) -> Scan:
         )
     if any(not isinstance(row.get(column), str) or not row[column] for row in rows):
         raise InputError(f"{path} has a row without a value for {column!r}")
-    bad: list[str] = []
-    known = {file.path: file for file in _with_sizes(root, dict.fromkeys(row[column] for row in rows), bad)}
     key_label = None if label == "none" else next((name for name in _LABEL_COLUMNS if name in rows[0]), None)
-    classes, numbers = _label_numbers([row.get(key_label) for row in rows]) if key_label else ([], [])
+    if label in ("folder", "parent"):
+        raise InputError(f"the classes of a list are in a column of it, not in folders: --label {label}")
+    classes, numbers = _label_numbers([row.get(key_label) for row in rows]) if key_label else ([], [None] * len(rows))
+    every = list(zip(rows, numbers, strict=True))
+    taken_rows = [(row, number) for row, number in every if names.why_not(row[column]) is None or not any(names)]
+    skipped = {"left out by --include or --exclude": len(every) - len(taken_rows)}
+    taken_rows = _of_split(path, taken_rows, split, skipped)
+    bad: list[str] = []
+    known = {file.path: file for file in _with_sizes(root, dict.fromkeys(row[column] for row, _ in taken_rows), bad)}
     taken: set[str] = set()
     samples = []
-    for index, row in enumerate(rows):
+    for row, number in taken_rows:
         file = known.get(row[column])
         if file is not None:
             key, members = next(_by_file([file._replace(path=os.path.normpath(file.path).lstrip("./"))]))
             rest = {name: value for name, value in row.items() if name not in (column, key_label)}
-            number = numbers[index] if key_label else None
             samples.append(SourceSample(_unique(key, taken), ((members[0][0], file),), number, rest or None))
-    doubles = len(rows) - len({row[column] for row in rows})
+    doubles = len(taken_rows) - len({row[column] for row, _ in taken_rows})
     notes = [f"{doubles} rows name a file that another row names too; each is a sample"] if doubles else []
-    return Scan(root, samples, classes, notes, bad)
+    without = sum(number is None for _, number in taken_rows)
+    if key_label and without:
+        notes.append(f"{without:,} rows have no value for {key_label!r}; these samples have no class")
+    guessed = [f"files are in column {column!r}"] if path_column is None and len(rows[0]) > 1 else []
+    guessed += [f"classes are in column {key_label!r}"] if key_label else []
+    told = [Skipped(why, count, []) for why, count in skipped.items() if count]
+    return Scan(root, samples, classes, notes, bad, told, guessed)
+
+
+def _of_split(
+    path: str, rows: list[tuple[dict[str, Any], int | None]], split: str | None, skipped: dict[str, int]
+) -> list[tuple[dict[str, Any], int | None]]:
+    """The rows of a split. Several splits are data sets of their own, and are not mixed unless asked to."""
+    column = next((name for name in _SPLIT_COLUMNS if rows and name in rows[0][0]), None)
+    if column is None and split is None:
+        return rows
+    values = sorted({str(row.get(column or "")) for row, _ in rows}) if column else []
+    if split is None and len(values) > 1:
+        raise InputError(
+            f"{path} has the splits {', '.join(values[:6])} in column {column!r}, which are data sets of their own",
+            hint=f"--split {values[0]} packs that one; --split {ALL_SPLITS} mixes them into one data set",
+        )
+    if split is None or split == ALL_SPLITS:
+        return rows
+    if split not in values:
+        raise InputError(f"{path} has no split {split!r} (splits: {', '.join(values) or 'none'})", place="--split")
+    kept = [(row, number) for row, number in rows if str(row.get(column or "")) == split]
+    skipped["of other splits"] = len(rows) - len(kept)
+    return kept
 
 
 def _rows(path: str) -> Iterator[dict[str, Any]]:

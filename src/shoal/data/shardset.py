@@ -1,8 +1,10 @@
 """The bytes of a data set's shards: which file, whether it is here yet, many reads at once, and what is read soon.
 
 While staging goes on, a shard that is not here yet is asked for and waited for; if nobody copies any more, it is read
-at the source. Files are opened per thread, so none is closed while another thread reads from it; a fork shares them
-safely, because every read names its place.
+at the source. What a copy has lost, or has with a wrong checksum, comes from the source too, and is told.
+
+Files are opened per thread, so none is closed while another thread reads from it; a fork shares them safely, because
+every read names its place.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ import os
 import resource
 import threading
 import time
+import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 from shoal.agent import cache, copies
+from shoal.agent.checksum import crc32
 from shoal.data import ahead, foreign
 from shoal.data import manifest as manifests
 from shoal.data.index import SUFFIX, ShardIndex, open_index
@@ -30,6 +34,8 @@ _WAIT_S = 0.005
 _HAND_OVER_S = 0.5
 #: Who has read so much of a data set from the disk reads on.
 _MUCH = 0.02
+#: What goes with a shard set to another process: paths, not open files and maps.
+_TRAVELS = ("folder", "manifest", "staged", "source", "mapped", "checked")
 #: Just below the largest piece that changes how much freed memory glibc keeps.
 _KEPT = 31 << 20
 
@@ -37,7 +43,8 @@ _KEPT = 31 << 20
 class ShardSet:
     """Shards of a data set by number. `staged` is the folder of a staging cache that this one is in, or None.
 
-    With `mapped` the files are mapped into memory, and what is read are views of that: nothing is copied.
+    With `mapped` the files are mapped into memory, and what is read are views of that: nothing is copied. `checked`
+    compares indexes and values with their checksums.
     """
 
     def __init__(
@@ -47,8 +54,10 @@ class ShardSet:
         staged: str | None = None,
         source: str | None = None,
         mapped: bool = False,
+        checked: bool = True,
     ) -> None:
         self.mapped = mapped
+        self.checked = checked
         self.folder = folder
         self.manifest = manifest
         self.staged = staged
@@ -59,6 +68,8 @@ class ShardSet:
         self._most_files = max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         self.watch = ahead.Watch()
         self._missed = 0
+        self._damaged: set[str] = set()
+        self._abandoned = False
         _keep_freed_memory()
 
     def __len__(self) -> int:
@@ -66,7 +77,7 @@ class ShardSet:
 
     def __getstate__(self) -> dict[str, object]:
         """For workers that are spawned: paths travel, open files and maps do not."""
-        return {key: getattr(self, key) for key in ("folder", "manifest", "staged", "source", "mapped")}
+        return {key: getattr(self, key) for key in _TRAVELS}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -75,20 +86,35 @@ class ShardSet:
         """A shard's index. It is small, and so read at the source if the shard is still on its way."""
         if shard not in self._indexes:
             name = self.manifest.shards[shard].name
-            index = None
-            for folder in (self.folder, self.source):
-                if folder is not None and self.manifest.shards[shard].index_size:
-                    try:
-                        index = open_index(os.path.join(folder, name + SUFFIX))
-                        break
-                    except FileNotFoundError:
-                        continue
+            index = self._stored_index(shard) if self.manifest.shards[shard].index_size else None
             if index is None:
                 index = foreign.index_for(self.path(shard))
             if index.shard.get("size") != self.manifest.shards[shard].size:
                 raise ShoalError(f"{index.place} does not belong to {name}", hint=f"shoal data verify {self.folder}")
             self._indexes[shard] = index
         return self._indexes[shard]
+
+    def _stored_index(self, shard: int) -> ShardIndex | None:
+        """The index that was packed with the shard. It has the labels, so a damaged one is never used."""
+        told = self.manifest.shards[shard]
+        damage: ShoalError | None = None
+        for folder in (self.folder, self.source):
+            path = os.path.join(folder or "", told.name + SUFFIX)
+            try:
+                index = open_index(path) if folder is not None else None
+            except FileNotFoundError:
+                continue
+            except ShoalError as error:
+                index, damage = None, error
+            if index is not None and self.checked and told.index_crc32 not in ("", f"{crc32(index.data):08x}"):
+                index, damage = None, ShoalError(f"{path} is damaged: it has a wrong checksum")
+            if index is not None:
+                if damage is not None:
+                    self._note_damage(told.name + SUFFIX, str(damage))
+                return index
+        if damage is not None:
+            raise ShoalError(damage.message, hint=f"shoal data verify {self.folder}")
+        return None
 
     def is_here(self, shard: int) -> bool:
         return os.path.exists(os.path.join(self.folder, self.manifest.shards[shard].name))
@@ -101,29 +127,35 @@ class ShardSet:
             return path
         if self.staged is None:
             raise ShoalError(f"{path} is missing", hint=f"shoal data verify {self.folder}")
-        return self._wait_for(name, path)
+        return self._wait_for(shard, path)
 
-    def _wait_for(self, name: str, path: str) -> str:
+    def ask_for(self, numbers: Sequence[int]) -> None:
+        """These shards are needed next, in this order: where they are being staged, they come before the others."""
+        for number in numbers if self.staged is not None else ():
+            if not self.is_here(number):
+                name = self.manifest.shards[number].name
+                try:
+                    os.close(
+                        os.open(os.path.join(str(self.staged), copies.WANTS, name), os.O_WRONLY | os.O_CREAT, 0o644)
+                    )
+                except OSError:
+                    return  # A wish only: without it the shard comes in its turn.
+
+    def _wait_for(self, shard: int, path: str) -> str:
         home, free_since = str(self.staged), None
-        want = os.path.join(home, copies.WANTS, name)
         lock = os.path.join(os.path.dirname(os.path.dirname(home)), "locks", os.path.basename(home))
-        asked = False
+        self.ask_for([shard])
         while not os.path.exists(path):
             if os.path.exists(os.path.join(home, copies.PROBLEM)):
                 with open(os.path.join(home, copies.PROBLEM), encoding="utf-8") as file:
                     raise ShoalError(file.read(), hint=f"shoal data verify {self.source}")
             if cache.busy(lock):
-                free_since = None
+                free_since, self._abandoned = None, False
             elif free_since is None:
                 free_since = time.monotonic()
-            elif time.monotonic() - free_since > _HAND_OVER_S:
-                return os.path.join(str(self.source), name)
-            if not asked:
-                asked = True
-                try:
-                    os.close(os.open(want, os.O_WRONLY | os.O_CREAT, 0o644))
-                except OSError:
-                    pass  # A wish only: without it the shard comes in its turn.
+            if free_since is not None and (self._abandoned or time.monotonic() - free_since > _HAND_OVER_S):
+                self._abandoned = True
+                return os.path.join(str(self.source), self.manifest.shards[shard].name)
             time.sleep(_WAIT_S)
         return path
 
@@ -170,12 +202,34 @@ class ShardSet:
         while data and len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
             data += more
         if len(data) != size:
-            raise ShoalError(
-                f"{os.path.join(self.folder, self.manifest.shards[shard].name)} is cut off: "
-                f"{size} bytes at {offset} are not there",
-                hint=f"shoal data verify {self.folder}",
-            )
+            return self.read_again(shard, offset, size, None, f"is cut off: {size} bytes at {offset} are not there")
         return data
+
+    def read_again(self, shard: int, offset: int, size: int, crc: int | None, problem: str) -> bytes:
+        """What a damaged copy should have held, from the source; ShoalError where that is damaged or not known."""
+        name = self.manifest.shards[shard].name
+        damage = f"{os.path.join(self.folder, name)} {problem}"
+        if self.source is not None:
+            try:
+                with open(os.path.join(self.source, name), "rb", buffering=0) as file:
+                    data = os.pread(file.fileno(), size, offset)
+            except OSError:
+                data = b""
+            if len(data) == size and crc in (None, crc32(data)):
+                self._note_damage(name, damage)
+                return data
+        raise ShoalError(damage, hint=f"shoal data verify {self.folder}")
+
+    def _note_damage(self, name: str, damage: str) -> None:
+        """Tell it once, and leave a note beside the copy, so that the next job here copies the file again."""
+        if name in self._damaged:
+            return
+        self._damaged.add(name)
+        warnings.warn(f"{damage}; what it should hold is read from {self.source}", RuntimeWarning, stacklevel=2)
+        try:
+            os.close(os.open(os.path.join(str(self.staged), copies.DAMAGED, name), os.O_WRONLY | os.O_CREAT, 0o644))
+        except OSError:
+            pass  # The next job compares sizes only, and the next reader finds what this one found.
 
     def will_read(self, shards: Sequence[int], offsets: Sequence[int], sizes: Sequence[int], now: bool) -> None:
         """Have these places brought to memory, if some of them are not there; `now`: because they are read next.
@@ -192,6 +246,9 @@ class ShardSet:
             limit = _MUCH * sum(shard.size for shard in self.manifest.shards)
             if before < limit <= self._missed:
                 self.will_need(range(len(self)))
+
+    def in_memory(self, shards: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> list[bool | None]:
+        return [ahead.is_in_memory(fd, at + size // 2) for fd, at, size in self._places(shards, offsets, sizes)]
 
     def _places(self, shards: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> ahead.Places:
         """These ranges, without those of shards that are still being staged."""

@@ -26,7 +26,7 @@ def stage_and_run(
     command: Sequence[str],
     environ: Mapping[str, str],
     *,
-    wait_all: bool = False,
+    wait: str = "all",
     threads: int | None = None,
     quiet: bool = False,
 ) -> tuple[int, dict[str, Any]]:
@@ -36,7 +36,7 @@ def stage_and_run(
     """
     name = os.path.basename(os.path.abspath(path).removesuffix("/manifest.json"))
     say = (lambda text: None) if quiet else (lambda text: print(f"shoal: {text}", file=sys.stderr))
-    stage = Stage(name, path, environ, wait_all=wait_all or not command, threads=threads, say=say)
+    stage = Stage(name, path, environ, wait=wait if command else "all", threads=threads, say=say)
     try:
         stage.begin()
         place = stage.wait()

@@ -2,22 +2,22 @@
 
 The order of an epoch is a pure function of (data set, seed, epoch): shards in a permuted order, grouped into windows,
 the samples of a window permuted. Sample p of that order belongs to rank p mod world. So every sample is seen exactly
-once per epoch, a position is one number that holds for any number of ranks and workers, and nothing is replayed.
+once per epoch, a position is one number that holds for any number of ranks and workers, and nothing is replayed. Where
+the data is, and how much of it is staged, changes nothing: one rank of a job may read a copy and another the source.
 
-Epoch 0 takes the shards as staging brings them, one at a time: it can begin when the first is there, and nothing is
-lost, since packing has shuffled them. The window of later epochs mixes several shards.
+Epoch 0 begins with the small first shard and takes one shard at a time: it can begin when that one is there, and
+nothing is lost, since packing has shuffled them. Staging is asked for the next shards before they are needed. The
+window of later epochs mixes several shards.
 """
 
 from __future__ import annotations
 
 import os
-import socket
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.agent import listing
 from shoal.data import needs
 from shoal.data.order import Permutation
 from shoal.data.table import Table
@@ -34,6 +34,8 @@ _BLOCK = 64
 _COMPUTED = 4096
 #: How many samples the disk is told about before they are read.
 _AHEAD = 128
+#: Whole windows are brought to memory if the ranks of this node read this share of them; else single samples.
+_MUCH = 0.5
 #: How many windows are brought to memory before they are read.
 _WINDOWS_AHEAD = 2
 
@@ -48,6 +50,8 @@ class Window(NamedTuple):
 
 class Stream:
     """An iterable over one rank's share of an epoch. Iterating again goes on with the next epoch.
+
+    An iteration that was broken off is begun anew by the next one, unless a state was loaded in between.
 
     seed       of the order; None keeps the order of packing
     epoch      the first epoch to iterate
@@ -70,12 +74,11 @@ class Stream:
         self.data = data
         self.seed = seed
         self.epoch = epoch
-        self.rank = int(os.environ.get("RANK") or 0) if rank is None else rank
-        self.world = int(os.environ.get("WORLD_SIZE") or 1) if world is None else world
+        self.rank, self.world = place_among_ranks(rank, world)
         self.remainder = remainder
         self.window = window
         self.position = 0
-        self.rotation = _rotation(data) if seed is not None else 0
+        self._loaded = False
         if not 0 <= self.rank < self.world:
             raise InputError(f"rank {self.rank} of {self.world} ranks is not possible")
         if remainder not in ("keep", "drop", "pad"):
@@ -88,14 +91,24 @@ class Stream:
 
     def __iter__(self) -> Iterator[Any]:
         """This rank's samples from the current position to the end of the epoch."""
-        if self.position and not self.left():
-            self.next_epoch()  # Whoever took the last sample need not have asked for one more.
+        self.begin(over=not self.left())
         for block in self.blocks():
             for sample, place in zip(block.samples, block.positions, strict=True):
                 # The position counts samples of all ranks: those behind it have been handed out by every rank.
                 self.position = place - self.rank + self.world
                 yield sample
         self.next_epoch()
+
+    def begin(self, over: bool) -> None:
+        """Go to where an iteration begins: at the start of the epoch, or where a loaded state says.
+
+        `over`: nothing of this epoch is left; who took its last sample need not have asked for one more.
+        """
+        if self.position and over:
+            self.next_epoch()
+        elif not self._loaded:
+            self.position = 0
+        self._loaded = False
 
     def left(self) -> int:
         """Samples from the current position to the end of the epoch, of the rank that has most: the same for all."""
@@ -111,18 +124,19 @@ class Stream:
             "epoch": self.epoch,
             "position": self.position,
             "seed": self.seed,
-            "rotation": self.rotation,
-            "data": self.data.manifest.id,
+            "window": self.window,
+            "data": self.data.identity,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state.get("data") != self.data.manifest.id:
+        if state.get("data") != self.data.identity:
             raise InputError(
-                f"the state belongs to data set {state.get('data')}, and this is {self.data.manifest.id}",
+                f"the state belongs to data set {state.get('data')}, and this is {self.data.identity}",
                 hint="continue with the data that the training began with",
             )
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
-        self.seed, self.rotation = state["seed"], int(state["rotation"])
+        self.seed, self.window = state["seed"], state["window"]
+        self._loaded = True
 
     def windows(self) -> list[Window]:
         """The epoch's windows in order."""
@@ -131,8 +145,8 @@ class Stream:
         if self.seed is None:
             order, size = list(range(count)), 1
         elif self.epoch == 0 and self.data.manifest.seed is not None:
-            units = listing.node_order([(str(number),) for number in range(count)], self.rotation)
-            order, size = [int(unit[0]) for unit in units], self.window or 1
+            rest = Permutation(count - 1, self.seed, 0, 1).at(np.arange(count - 1)) + 1
+            order, size = [0, *rest.tolist()], self.window or 1
         else:
             order = Permutation(count, self.seed, self.epoch, 1).at(np.arange(count)).tolist()
             shuffled = self.data.manifest.seed is not None
@@ -153,7 +167,8 @@ class Stream:
         """
         mine, windows = self._positions(), self.windows()
         firsts = range(worker * block, len(mine), workers * block)
-        located = self._located([mine[first : first + block] for first in firsts], windows)
+        # The order is that of the epoch now: whoever calls for the next one meanwhile does not mix the two.
+        located = self._located([mine[first : first + block] for first in firsts], windows, self.seed, self.epoch)
         waiting: deque[_Located] = deque()
         opened, table = -1, Table(self.data.shards, ())
         while True:
@@ -173,12 +188,19 @@ class Stream:
 
     def _will_open(self, windows: list[Window], opened: int, which: int) -> None:
         """Wait for a window's shards, so that their indexes are here too and not read over a busy link; and have it
-        and the next ones brought to memory."""
+        and the next ones brought here and to memory."""
+        self.data.shards.ask_for([s for window in windows[which : which + 1 + _WINDOWS_AHEAD] for s in window.shards])
         for shard in windows[which].shards:
             self.data.shards.path(shard)
+        if self._share_here() < _MUCH:
+            return  # The rest is other nodes' and would be read for nothing.
         asked = 0 if opened < 0 else opened + 1 + _WINDOWS_AHEAD
         for window in windows[max(which, asked) : which + 1 + _WINDOWS_AHEAD]:
             self.data.shards.will_need(window.shards)
+
+    def _share_here(self) -> float:
+        """How much of the data the ranks on this node read together."""
+        return min(1.0, int(os.environ.get("LOCAL_WORLD_SIZE") or 1) / self.world)
 
     def _will_read(self, blocks: Iterable[_Located], opened: int, table: Table) -> None:
         """The disk is told what lies in the opened window."""
@@ -187,7 +209,7 @@ class Stream:
                 if which == opened:
                     self.data.will_read(table, places)
 
-    def _located(self, blocks: list[range], windows: list[Window]) -> Iterator[_Located]:
+    def _located(self, blocks: list[range], windows: list[Window], seed: int | None, epoch: int) -> Iterator[_Located]:
         """For each block of positions where its samples are. Some thousand at a time, because the order is computed
         with numpy, where few numbers cost as much as many."""
         np = needs.numpy()
@@ -198,10 +220,10 @@ class Stream:
             positions = np.concatenate([np.arange(b.start, b.stop, b.step) for b in some]) % ends[-1]
             which = np.searchsorted(ends, positions, side="right")
             places = positions - starts[which]
-            if self.seed is not None:
+            if seed is not None:
                 for number in np.unique(which).tolist():
                     length, inside = windows[number].end - windows[number].start, which == number
-                    places[inside] = Permutation(length, self.seed, self.epoch, 2, number).at(places[inside])
+                    places[inside] = Permutation(length, seed, epoch, 2, number).at(places[inside])
             begin = 0
             for block in some:
                 end = begin + len(block)
@@ -233,6 +255,16 @@ class _Located(NamedTuple):
     pieces: list[tuple[int, Any]]
 
 
-def _rotation(data: Dataset) -> int:
-    """Where staging begins on this node, so that reading begins there too."""
-    return 0 if data.shards.staged is None else listing.rotation(os.environ, socket.gethostname())
+def place_among_ranks(rank: int | None, world: int | None) -> tuple[int, int]:
+    """(rank, world) as given, else as the launcher says. Half an answer is refused: ranks would read the same."""
+    if rank is None and world is None:
+        told = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+        if int(told[1] or 1) > 1 and not told[0]:
+            raise InputError(
+                f"WORLD_SIZE is {told[1]} and RANK is not set, so every process would read the same samples",
+                hint="data.stream(rank=..., world=...)",
+            )
+        return int(told[0] or 0), int(told[1] or 1)
+    if rank is None or world is None:
+        raise InputError(f"rank and world belong together, not rank={rank} and world={world}")
+    return rank, world

@@ -9,7 +9,7 @@ from shoal.agent.checksum import crc32
 from shoal.data import needs, tfrecord
 from shoal.data.index import BYTES_LIST, FLOAT, INT64, NO_LABEL
 from shoal.data.shardset import ShardSet
-from shoal.errors import InputError, ShoalError
+from shoal.errors import InputError
 
 KEY = "__key__"
 _DECODE: dict[str, Callable[[bytes], Any]] = {
@@ -50,11 +50,18 @@ class Table:
     def fields(self) -> tuple[str, ...]:
         return tuple(self.kinds)
 
+    def alternatives(self, field: str) -> list[str]:
+        """The fields of the table that "jpg;jpeg;png" may mean, as in WebDataset: of each sample the first it has."""
+        return [name for name in field.split(";") if name in self.kinds]
+
     def rows(self, field: str) -> Any:
         """The member that holds a field, for every sample; -1 where a sample has none."""
         if field not in self._rows:
             np = needs.numpy()
             rows = np.full(self.length, -1, dtype=np.int64)
+            if ";" in field:
+                for name in self.alternatives(field):
+                    rows = np.where(rows < 0, self.rows(name), rows)
             members = 0
             for place, index in enumerate(self.indexes):
                 first, of = index.columns["first"].astype(np.int64), index.columns["field"]
@@ -71,22 +78,34 @@ class Table:
         np = needs.numpy()
         wanted = np.asarray(numbers, dtype=np.int64)
         for field in fields:
-            if field in self.kinds and field != "cls":
+            if self.alternatives(field) and field != "cls":
                 rows = self.rows(field)[wanted]
                 there = rows >= 0
                 self.shards.will_read(*self._places(wanted[there], rows[there]), now=now)
+
+    def in_memory(self, numbers: Sequence[int]) -> list[bool | None]:
+        """Whether the largest field of each sample is in the system's memory; None where it does not tell."""
+        np = needs.numpy()
+        wanted = np.asarray(numbers, dtype=np.int64)
+        fields = [field for field in self.kinds if field != "cls"]
+        if not fields:
+            return []
+        rows = np.stack([self.rows(field)[wanted] for field in fields])
+        sizes = np.where(rows >= 0, self._size[rows], -1)
+        largest = rows[sizes.argmax(axis=0), np.arange(len(wanted))]
+        return self.shards.in_memory(*self._places(wanted[largest >= 0], largest[largest >= 0]))
 
     def _places(self, wanted: Any, rows: Any) -> tuple[list[int], list[int], list[int]]:
         """Shard, offset and size of each member."""
         return self._number[self._place[wanted]].tolist(), self._offset[rows].tolist(), self._size[rows].tolist()
 
-    def columns(self, numbers: Sequence[int], fields: Sequence[str], check: bool) -> list[list[Any]]:
+    def columns(self, numbers: Sequence[int], fields: Sequence[str]) -> list[list[Any]]:
         """For each field the values of the samples, in their order. A class number costs no read: the index has it."""
         np = needs.numpy()
         wanted = np.asarray(numbers, dtype=np.int64)
-        return [self._column(wanted, field, check) for field in fields]
+        return [self._column(wanted, field) for field in fields]
 
-    def _column(self, wanted: Any, field: str, check: bool) -> list[Any]:
+    def _column(self, wanted: Any, field: str) -> list[Any]:
         if field == KEY:
             return [self.key(number).decode("utf-8", "surrogateescape") for number in wanted.tolist()]
         if field == "cls":
@@ -95,33 +114,37 @@ class Table:
                 return labels
         rows = self.rows(field)[wanted]
         if (rows < 0).any():
-            return self._with_gaps(wanted, field, rows, check)
+            return self._with_gaps(wanted, field, rows)
         shards, offsets, sizes = self._places(wanted, rows)
         found: list[Any] = self.shards.read(shards, offsets, sizes)
-        if check:
-            self._check(found, rows, shards, offsets)
-        decode = _DECODE.get(self.kinds[field])
+        if self.shards.checked:
+            self._check(found, wanted, rows, shards, offsets)
+        kinds = {self.kinds[name] for name in self.alternatives(field)}
+        if len(kinds) > 1:
+            raise InputError(f"the fields {field!r} hold different kinds of values: {', '.join(sorted(kinds))}")
+        decode = _DECODE.get(kinds.pop())
         return [decode(bytes(data)) for data in found] if decode is not None else found
 
-    def _with_gaps(self, wanted: Any, field: str, rows: Any, check: bool) -> list[Any]:
-        """None for the samples that lack a field; an error if no sample of the table has it."""
-        if field not in self.kinds and self.length:
+    def _with_gaps(self, wanted: Any, field: str, rows: Any) -> list[Any]:
+        """None for the samples that lack a field; an error if no sample of the data set has it."""
+        elsewhere = set(field.split(";")) & set(self.shards.manifest.fields)
+        if not self.alternatives(field) and not elsewhere and self.length:
             raise InputError(f"no sample has the field {field!r}, only {', '.join(map(repr, self.fields))}")
         there = [place for place, row in enumerate(rows.tolist()) if row >= 0]
-        values = self._column(wanted[there], field, check) if there else []
+        values = self._column(wanted[there], field) if there else []
         column: list[Any] = [None] * len(rows)
         for place, value in zip(there, values, strict=True):
             column[place] = value
         return column
 
-    def _check(self, found: list[Any], rows: Any, shards: list[int], offsets: list[int]) -> None:
-        for data, crc, shard, offset in zip(found, self._crc[rows].tolist(), shards, offsets, strict=True):
-            if crc32(data) != crc and not self.shards.index(shard).shard.get("unchecked"):
-                name = self.shards.manifest.shards[shard].name
-                raise ShoalError(
-                    f"{name} is damaged: {len(data)} bytes at {offset} have a wrong checksum",
-                    hint=f"shoal data verify {self.shards.folder}",
-                )
+    def _check(self, found: list[Any], wanted: Any, rows: Any, shards: list[int], offsets: list[int]) -> None:
+        """Compare values with their checksums; what a copy has damaged is put right from its source, or an error."""
+        for place, crc in enumerate(self._crc[rows].tolist()):
+            if crc32(found[place]) != crc and not self.shards.index(shards[place]).shard.get("unchecked"):
+                key = self.key(int(wanted[place])).decode("utf-8", "backslashreplace")
+                size, offset = len(found[place]), offsets[place]
+                problem = f"is damaged: sample {key} ({size} bytes at {offset}) has a wrong checksum"
+                found[place] = self.shards.read_again(shards[place], offset, size, crc, problem)
 
     def key(self, number: int) -> bytes:
         place = int(self._place[number])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import statistics
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InputError, ShoalError
@@ -15,16 +17,21 @@ if TYPE_CHECKING:
     from shoal.data.checking import Verified
     from shoal.data.estimating import Estimate
     from shoal.data.packing import Packed
+    from shoal.data.scan import Scan
     from shoal.data.unpacking import Unpacked
+
+
+#: How many classes or fields are listed by name.
+_SHOWN = 10
 
 
 def print_estimate(estimate: Estimate, args: argparse.Namespace) -> None:
     if args.json:
-        return print_json({"dry_run": True, **estimate._asdict()})
-    classes = f" in {estimate.classes} classes" if estimate.classes else ""
-    print(f"{estimate.samples:,} samples{classes}, {estimate.files:,} files, {bytes_words(estimate.bytes)}")
+        numbers = {key: value for key, value in estimate._asdict().items() if key != "scan"}
+        return print_json({"dry_run": True, **numbers, **_contents(estimate.scan), "left_out": estimate.scan.bad})
+    print(f"{estimate.samples:,} samples, {estimate.files:,} files, {bytes_words(estimate.bytes)}")
     print(f"{estimate.shards} {'shard' if estimate.shards == 1 else 'shards'}, about {_seconds(estimate.seconds)}")
-    _notes(estimate.notes, estimate.left_out)
+    _print_contents(estimate.scan, estimate.scan.bad)
     return None
 
 
@@ -42,20 +49,20 @@ def print_packed(packed: Packed, args: argparse.Namespace) -> None:
                 "reused_shards": packed.reused,
                 "seconds": round(packed.seconds, 3),
                 "existed": packed.existed,
-                "notes": packed.notes,
+                **_contents(packed.scan),
                 "left_out": manifest.left_out,
             }
         )
     if args.quiet:
         return print(packed.path)
     if packed.existed:
-        return print(f"{packed.path} is up to date: nothing was packed")
+        print(f"{packed.path} is up to date: nothing was packed")
+        return _print_contents(packed.scan, manifest.left_out)
     again = f", {packed.reused} of them from an earlier try" if packed.reused else ""
     shards = f"{len(manifest.shards)} shard{'' if len(manifest.shards) == 1 else 's'}"
     print(f"{packed.path}: {manifest.samples:,} samples, {bytes_words(manifest.bytes)} in {shards}{again}")
     print(f"took {_seconds(packed.seconds)} ({manifest.bytes / max(packed.seconds, 1e-9) / 1e6:,.0f} MB/s)")
-    _notes(packed.notes, manifest.left_out)
-    return None
+    return _print_contents(packed.scan, manifest.left_out)
 
 
 def print_verified(verified: Verified, args: argparse.Namespace) -> None:
@@ -132,34 +139,67 @@ def describe_staged(record: dict[str, Any]) -> str:
 
 def print_bench(bench: Bench, args: argparse.Namespace) -> None:
     if args.picture:
-        from shoal.views.picture import bars
-
-        labels = [f"{row.method} x{row.readers}" for row in bench.rows]
-        values = [bench.estimate_s(row, args.estimate) / 60 for row in bench.rows]
-        with open(args.picture, "w", encoding="utf-8") as file:  # noqa: PTH123
-            file.write(bars(f"{args.estimate:g} GB to a node's disk, minutes", labels, values))
+        _draw_bench(bench, args)
     if args.json:
         rows = [
-            {**row._asdict(), "mb_per_s": row.mb_per_s, "estimate_s": bench.estimate_s(row, args.estimate)}
+            {**row._asdict(), "mb_per_s": row.mb_per_s, "estimate_s": row.estimate_s(args.estimate)}
             for row in bench.rows
         ]
-        return print_json({**bench._asdict(), "rows": rows, "estimate_gb": args.estimate})
+        return print_json({**bench._asdict(), "rows": rows, "cold": bench.cold, "estimate_gb": args.estimate})
     print(f"{bench.files:,} files, {bytes_words(bench.bytes)}, from {bench.storage} to {bench.scratch}")
-    cold = "cold before every measurement" if bench.cold else "warm (the kernel would not forget)"
-    print("cache: " + ("dropped before every measurement" if bench.cold is None else cold))
+    print(_describe_readers(bench, args.slurm))
+    print(_CACHE[bench.cold])
     header = ("method", "readers", "seconds", "MB/s each", "first sample s", f"{args.estimate:g} GB")
     table = [
         (
             row.method,
             str(row.readers),
-            f"{row.seconds:.2f}",
+            _spread(row.seconds, "{:.2f}".format),
             f"{row.mb_per_s:.0f}",
-            f"{row.first_s:.2f}",
-            format_duration(bench.estimate_s(row, args.estimate)),
+            _spread(row.first_s, "{:.2f}".format),
+            _spread(row.estimate_s(args.estimate), format_duration),
         )
         for row in bench.rows
     ]
-    return print_table(header, table)
+    print_table(header, table)
+    if bench.enough_files is not None:
+        print(f"note: nothing is estimated from less than 3 s; try --files {bench.enough_files}")
+    return None
+
+
+_CACHE = {
+    True: "cache: each reader's node forgot the files before every measurement; the storage's own cache is as it was",
+    False: "cache: warm, because the system would not forget the files",
+    None: "cache: each reader's node was asked to forget the files, and does not tell whether it did",
+}
+
+
+def _describe_readers(bench: Bench, slurm: bool) -> str:
+    """What readers that run at once have in common, and so do not measure separately."""
+    where = ", ".join(f"{count} on {node}" for node, count in sorted(bench.nodes.items()))
+    if not slurm:
+        return f"readers: processes of this machine ({where}), which share its cores, link, memory and scratch disk"
+    return f"readers: tasks of a job array (at most {where}); those of one node share its link, memory and disk"
+
+
+def _spread(values: list[float] | None, show: Callable[[float], str]) -> str:
+    """The median and the range of the repeats; nothing where nothing is known."""
+    if not values:
+        return "-"
+    median = show(statistics.median(values))
+    return median if len(values) == 1 else f"{median} ({show(min(values))} to {show(max(values))})"
+
+
+def _draw_bench(bench: Bench, args: argparse.Namespace) -> None:
+    from shoal.views.picture import bars
+
+    labels = [f"{row.method} x{row.readers}" for row in bench.rows]
+    title, values = f"{bytes_words(bench.bytes)} to a node's disk, seconds", [row.median_s for row in bench.rows]
+    if bench.enough_files is None:
+        title = f"{args.estimate:g} GB to a node's disk, minutes"
+        values = [statistics.median(row.estimate_s(args.estimate) or [0]) / 60 for row in bench.rows]
+    with open(args.picture, "w", encoding="utf-8") as file:  # noqa: PTH123
+        file.write(bars(title, labels, values))
 
 
 def print_advice(advice: Advice, delivery: Delivery | None, args: argparse.Namespace) -> None:
@@ -169,7 +209,7 @@ def print_advice(advice: Advice, delivery: Delivery | None, args: argparse.Names
                 **advice._asdict(),
                 "times": advice.times._asdict(),
                 "predicted": {str(count): rate for count, rate in advice.predicted.items()},
-                "delivery": None if delivery is None else delivery._asdict(),
+                "delivery": None if delivery is None else {**delivery._asdict(), "prep_per_s": delivery.prep_per_s},
             }
         )
     if args.quiet:
@@ -195,10 +235,41 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else format_duration(seconds)
 
 
-def _notes(notes: list[str], left_out: list[str]) -> None:
-    for note in notes:
+def _contents(scan: Scan) -> dict[str, Any]:
+    """What was found in the source, what was left out of it, and what nobody said, as a document."""
+    return {
+        "classes": scan.class_counts(),
+        "fields": scan.field_counts(),
+        "skipped": [skipped._asdict() for skipped in scan.skipped],
+        "guessed": scan.guessed,
+        "notes": scan.notes,
+    }
+
+
+def _print_contents(scan: Scan, left_out: list[str]) -> None:
+    classes, fields = scan.class_counts(), scan.field_counts()
+    print("classes: " + (f"{len(classes):,}: {_counts(classes)}" if classes else "none, samples have no label"))
+    print("fields: " + _counts(fields))
+    partial = [field for field in fields if fields[field] < len(scan.samples)]
+    if len(partial) > 1 and sum(fields[field] for field in partial) == len(scan.samples):
+        print(f"note: each sample has one of these fields; read them together as {';'.join(partial)!r}")
+    for guess in scan.guessed:
+        print(f"guessed: {guess}")
+    for skipped in scan.skipped:
+        examples = f" ({', '.join(skipped.examples)}{', ...' if skipped.files > len(skipped.examples) else ''})"
+        files = f"{skipped.files:,} file{'' if skipped.files == 1 else 's'}"
+        print(f"skipped: {files}, {skipped.why}{examples if skipped.examples else ''}")
+    for note in scan.notes:
         print(f"note: {note}")
     for text in left_out[:5]:
         print(f"left out: {text}")
     if len(left_out) > 5:
         print(f"left out: and {len(left_out) - 5} more, all in the manifest")
+
+
+def _counts(counts: dict[str, int]) -> str:
+    """Names with counts; of many the first ones, and how the counts are spread."""
+    first = ", ".join(f"{name} {count:,}" for name, count in list(counts.items())[:_SHOWN])
+    if len(counts) <= _SHOWN:
+        return first
+    return f"{first}, and {len(counts) - _SHOWN:,} more with {min(counts.values()):,} to {max(counts.values()):,} each"

@@ -48,6 +48,19 @@ def _since(before: Any) -> Any:
     return cpu - before[0], queued - before[1]
 
 
+def _reads(loader: Any) -> str:
+    """What a loader reads, as far as it shows: shards that are staged, or packed; nothing if it does not show."""
+    data = getattr(loader, "dataset", None)
+    stream = getattr(data, "stream", None)
+    shards: Any = getattr(getattr(stream, "data", None) or getattr(data, "data", None) or data, "shards", None)
+    if type(shards).__module__ == "shoal.data.shardset":
+        return "staged" if shards.staged is not None else "packed"
+    if type(data).__module__.startswith("webdataset"):
+        folders = [path for name, path in os.environ.items() if name.startswith("SHOAL_DATA")]
+        return "staged" if any("/objects/" in path and path.endswith("/data") for path in folders) else "packed"
+    return ""
+
+
 def _wrap_iterator(loader: Any, iterator: Any) -> Any:
     def batches() -> Any:
         behind, before, count = None, (0.0, 0.0), 0
@@ -61,7 +74,7 @@ def _wrap_iterator(loader: Any, iterator: Any) -> Any:
             got = time.perf_counter()
             record = {"kind": "batch", "wait_s": got - asked, "step_s": None if behind is None else asked - behind}
             record["cpu_s"], record["queued_s"] = cpu, queued
-            record["workers"], record["size"] = loader.num_workers, loader.batch_size
+            record["workers"], record["size"], record["data"] = loader.num_workers, loader.batch_size, _reads(loader)
             _write(record)
             count += 1
             if count > _ENOUGH:
