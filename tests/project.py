@@ -32,6 +32,7 @@ def mark(what):
     line = json.dumps({"what": what, "args": sys.argv[1:], "env": kept, "cwd": os.getcwd()}) + "\\n"
     with open(os.path.join(ROOT, "marks", run.replace("/", ".")), "a") as file:
         file.write(line)
+resume_from = os.environ["SHOAL_RESUME_FROM"]
 if "polite" in sys.argv:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 mark("start")

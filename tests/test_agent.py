@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from made_up import END, ME, START
 from project import Project, env_of
 from shoal.agent import environment, shipping
-from shoal.kernel import checkpoints, fence, layout, lease, process, submission
+from shoal.kernel import fence, layout, lease, process, submission
 from shoal.sandbox import Sandbox
 from shoal.store import writing
 from shoal.store.records import Claim, Outcome
@@ -165,17 +165,6 @@ def test_a_running_attempt_hears_that_it_is_not_wanted(claim: fence.Claim) -> No
     assert fence.unwanted(claim, 1) == "handover" and fence.unwanted(claim, 2) is None
     writing.request_cancel(_home(claim), RUN, 1, {})
     assert fence.unwanted(claim, 1) == "cancelled"
-
-
-def test_the_newest_checkpoint_is_the_highest_complete_one(tmp_path: Path) -> None:
-    for name in ("model_9.pth", "model_10.pth", "model_2.pth", "model_11.pth.tmp", "other_99.pth"):
-        (tmp_path / name).write_text("x")
-    (tmp_path / "model_12.pth").write_text("")
-    newest = checkpoints.newest(str(tmp_path), "model_*.pth")
-    assert newest == str(tmp_path / "model_10.pth") and checkpoints.step_of(newest) == 10
-    (tmp_path / "model_13.pth").mkdir()
-    assert checkpoints.newest(str(tmp_path), "model_*.pth") == str(tmp_path / "model_13.pth")
-    assert checkpoints.newest(str(tmp_path / "nothing[0]"), "model_*.pth") is None
 
 
 @given(st.lists(st.text(), max_size=4))

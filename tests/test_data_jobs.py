@@ -196,6 +196,34 @@ def test_eight_jobs_on_two_nodes_share_one_copy_per_node(
 
 
 @pytest.mark.slurm
+def test_scratch_that_a_person_exported_reaches_the_job_before_that_of_the_profile(
+    tmp_path: Path, quiet_cluster: Sandbox, node_scratch: str
+) -> None:
+    data = make_data(tmp_path)
+    profile = node_scratch[: node_scratch.index("setup =")] + f'scratch = "{tmp_path}/nodes/$SLURMD_NODENAME"\n'
+    project = Project(tmp_path, quiet_cluster, toml=profile)
+    with_data(project, f'data = {{ images = "{data}" }}')
+    for folder in ("mine", *(f"nodes/{name}" for name in nodes_of(quiet_cluster))):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    for number, scratch in (
+        ("000", {}),
+        ("001", {"SHOAL_SCRATCH": str(tmp_path / "mine"), "SHOAL_SCRATCH_LIMIT": "1"}),
+    ):
+        name = f"001_a/{number}_train_0"
+        script = project.script(f"{name}.sh", "train --time=5 --mem=100")
+        project.shoal("submit", script, **scratch)
+        project.wait(name, "done")
+        log = project.shoal("logs", name, "--slurm").out
+        if not scratch:
+            places = [f"{tmp_path}/nodes/{node}/shoal-data" for node in nodes_of(quiet_cluster)]
+            assert any(f"images goes to {place}, from SHOAL_SCRATCH" in log for place in places)
+            assert staged(project, name)[0]["how"] == "staged"
+        else:
+            assert f"images goes to {tmp_path}/mine/shoal-data, from SHOAL_SCRATCH" in log
+            assert "no room for" in log, "the limit reached the job"
+
+
+@pytest.mark.slurm
 def test_every_node_of_a_job_gets_the_data(tmp_path: Path, quiet_cluster: Sandbox) -> None:
     """The sandbox's nodes share one disk, so the second node finds what the first one copied, and says so."""
     data = make_data(tmp_path)

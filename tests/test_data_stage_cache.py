@@ -20,6 +20,7 @@ from data_sets import contents, make_folder
 from shoal.agent import cache
 from shoal.agent.cache import Lock, find_root
 from shoal.agent.staging import Stage
+from shoal.kernel import process
 from staging_cases import STAGE, busy_threads, make_scratch, make_shards, node_root, stage_all
 from waiting import wait_until
 
@@ -54,6 +55,25 @@ def test_network_storage_is_no_scratch(data: Path, tmp_path: Path, monkeypatch: 
     root, notes = find_root({"SHOAL_SCRATCH": str(tmp_path / "share"), "TMPDIR": str(tmp_path / "local")})
     assert root is not None and root.path.startswith(str(tmp_path / "local"))
     assert "network storage (nfs4)" in notes[0]
+
+
+def test_names_in_a_scratch_path_are_filled_in_on_the_node_and_the_choice_is_told(data: Path, tmp_path: Path) -> None:
+    node = process.host()
+    (tmp_path / f"me/77/{node}").mkdir(parents=True)
+    environ = {"USER": "me", "SLURM_JOB_ID": "77", "SCRATCH": str(tmp_path), "SHOAL_SCRATCH_LIMIT": "lots"}
+    environ["SHOAL_SCRATCH"] = "$SCRATCH/${USER}/$SLURM_JOB_ID/$SLURMD_NODENAME"
+    said: list[str] = []
+    place, _ = stage_all(data, environ, say=said.append)
+    assert place.startswith(str(tmp_path / f"me/77/{node}/shoal-data"))
+    assert [line for line in said if "goes to" in line] == [
+        f"test goes to {tmp_path}/me/77/{node}/shoal-data, from SHOAL_SCRATCH; "
+        "SHOAL_SCRATCH_LIMIT=lots is not a size, and is ignored"
+    ]
+    said.clear()
+    environ = {"SHOAL_SCRATCH": "$SLURM_TMPDIR/x", "TMPDIR": str(tmp_path)}
+    place, _ = stage_all(data, environ, say=said.append)
+    told = "from TMPDIR; SHOAL_SCRATCH ($SLURM_TMPDIR/x) is not used: $SLURM_TMPDIR is not set on this node"
+    assert place.startswith(str(tmp_path / "shoal-data")) and any(told in line for line in said)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may play another user")
@@ -123,7 +143,7 @@ def test_what_does_not_fit_is_read_from_the_source_and_no_file_lacks(data: Path,
     place, record = stage_all(data, {**scratch, "SHOAL_SCRATCH_LIMIT": "500K"}, say=said.append)
     links = [name for name in os.listdir(place) if os.path.islink(os.path.join(place, name))]
     assert 0 < len(links) < len(os.listdir(place)) - 1
-    assert record["left_at_source_bytes"] > 0 and "no room" in said[0]
+    assert record["left_at_source_bytes"] > 0 and "no room" in said[1]
     assert contents(Path(place)) == contents(data)
     again, second = stage_all(data, scratch)
     assert second["copied_bytes"] == record["left_at_source_bytes"]

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from project import Project, assert_clear_error, env_of
+from shoal import secrecy
 from shoal.agent import admission
 from shoal.kernel import submission
+from shoal.model import RunSpec
 from shoal.sandbox import Sandbox
 
 RUN = "001_a/000_train_0"
@@ -95,6 +97,108 @@ def test_a_secret_in_an_argument_a_setting_or_a_flag_is_refused(tmp_path: Path, 
         assert SECRET not in done.out + done.err
     assert project.marks(RUN) == [] and _files_with_secret(project.root / "experiments", project.root / "marks") == []
     assert not project.home.exists() or _files_with_secret(project.home) == []
+
+
+ELSEWHERE = {
+    "DB_PASS": SECRET,
+    "SMTP_PW": SECRET,
+    "ADMIN_PWD": SECRET,
+    "BASIC_AUTH": SECRET,
+    "MY_SESSION": SECRET,
+    "SLACK_WEBHOOK_URL": f"https://example.org/{SECRET}",
+    "NOTIFY": f"https://hooks.slack.com/services/{SECRET}",
+    "DATABASE_URL": f"postgresql://me:{SECRET}@db.example.org:5432/runs",
+    "STORAGE": f"DefaultEndpointsProtocol=https;AccountName=a;AccountKey={SECRET};",
+    "HTTPS_PROXY": f"http://me:{SECRET}@proxy.example.org:3128",
+}
+ORDINARY = {
+    "HTTP_PROXY": "http://proxy.example.org:3128",
+    "PWD": "/a",
+    "OLDPWD": "/b",
+    "DESKTOP_SESSION": "gnome",
+    "GIT_ASKPASS": "/usr/bin/ask",
+    "TOKENIZERS_PARALLELISM": "false",
+    "REMOTE": "ssh://git@example.org:22/x",
+    "ADDRESS": "tcp://10.0.0.1:29500",
+    "TEMPLATE": "postgresql://me:$DB_PASS@db/x",
+}
+
+
+def test_secrets_under_other_names_and_in_values_stay_here() -> None:
+    kept, names = secrecy.split({**ELSEWHERE, **ORDINARY})
+    assert kept == ORDINARY and names == sorted(ELSEWHERE)
+    assert secrecy.secret_values(ELSEWHERE)[SECRET]
+    for value in ELSEWHERE.values():
+        assert SECRET not in secrecy.redact(f"it is {value} here", secrecy.secret_values(ELSEWHERE))
+    assert secrecy.redact(f"https://me:{SECRET}@host/x --api-key {SECRET} password: {SECRET}", {}) == (
+        "https://me:***@host/x --api-key *** password: ***"
+    )
+
+
+def test_a_secret_exported_under_another_name_is_not_kept_with_the_run(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    lines = [f"export {name}='{value}'" for name, value in ELSEWHERE.items()]
+    done = project.bash(project.script("001_a/000_train_0.sh", *lines, "train"))
+    assert all(name in done.err for name in ELSEWHERE) and SECRET not in done.out + done.err
+    assert _files_with_secret(project.home, project.root / "outputs") == []
+    toml = (project.root / "shoal.toml").read_text()
+    project.write("shoal.toml", toml + f'[steps.train.env]\nPROXY = "http://me:{SECRET}@proxy:3128"\n')
+    assert_clear_error(project.shoal("plan", "experiments/001_a", code=None), 2, "PROXY", "secrets.env")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"--api-key {SECRET}",
+        f"--api_key={SECRET}",
+        f"--hub-token {SECRET}",
+        f"logger.wandb.api_key={SECRET}",
+        f"+password={SECRET}",
+        f"--db postgresql://me:{SECRET}@db/x",
+        "--token hf_abcdefghijklmnopqrstuvwxyzABCDEFGH",
+    ],
+)
+def test_a_secret_on_a_command_line_is_refused(words: str, tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    done = project.shoal("submit", project.script("001_a/000_train_0.sh", f"train -- {words}"), code=None)
+    assert_clear_error(done, 2, "would be written to disk", "secrets.env")
+    assert SECRET not in done.out + done.err and not project.home.exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--image-key jpg;png;jpeg",
+        "--eos-token <|endoftext|>",
+        "--pad_token=[PADDING]",
+        "--max-tokens 100000000",
+        "--tokenizer gpt2-medium",
+        "--password-file /home/me/password",
+        "--private-key ~/.ssh/id_ed25519",
+        "--token $HF_TOKEN_OF_MINE",
+        "--use-auth-token --seed",
+        "--api-key {resume_from}",
+    ],
+)
+def test_arguments_that_only_look_secret_are_not_refused(words: str) -> None:
+    spec = RunSpec(
+        experiment="a", stem="b", order=None, step="t", step_kind="t", seed=None, command=["python", *words.split()],
+        cwd="/", output="t",
+    )  # fmt: skip
+    secrecy.refuse_leaks(spec, {})
+
+
+def test_what_a_program_printed_is_redacted_in_copies_for_others(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    line = f"ValueError: cannot reach https://me:{SECRET}@host/x"
+    project.write("fails.py", f"raise SystemExit({line!r})")
+    project.write("shoal.toml", '[steps.fails]\ncommand = "python3 fails.py"\n')
+    project.script("001_a/000_fails_0.sh", "fails")
+    project.shoal("submit", "experiments/001_a", code=1)
+    project.shoal("ui", "--export", "copy")
+    project.shoal("report", "--html", "copy/one.html")
+    assert "me:***@host" in (project.root / "copy/index.html").read_text()
+    assert _files_with_secret(project.root / "copy") == []
 
 
 SWEEP = 'step = "train"\nseeds = "0-1"\n'

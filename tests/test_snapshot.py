@@ -109,6 +109,83 @@ def test_without_git_and_without_a_commit(tmp_path: Path, repository: Path) -> N
     assert code is not None and code.commit is None and (Path(code.root) / "a.py").is_file()
 
 
+def test_state_and_outputs_of_other_projects_in_the_repository_are_left_out(repository: Path) -> None:
+    for name in ("a/shoal.toml", "a/train.py", "a/outputs/x/model.pt", "a/.shoal/snapshots/1/train.py"):
+        (repository / name).parent.mkdir(parents=True, exist_ok=True)
+        (repository / name).write_text("x\n")
+    for name in ("b/.shoal/runs/1", "b/outputs/y", "c/outputs/code.py", ".shoal/runs/2", "outputs/z"):
+        (repository / name).parent.mkdir(parents=True, exist_ok=True)
+        (repository / name).write_text("x\n")
+    (repository / ".gitignore").write_text("data/\n*.so\n")
+    git(repository, "add", "-f", "b/.shoal", "b/outputs")  # somebody's mistake
+    git(repository, "commit", "-qm", "state in git")
+    code = take(repository / "a", repository / "a/.shoal", os.environ)
+    assert code is not None
+    top = Path(code.root).parent
+    assert (top / "a/train.py").is_file() and (top / "c/outputs/code.py").is_file()
+    assert not any((top / name).exists() for name in (".shoal", "a/.shoal", "b/.shoal"))
+    for name in ("a/outputs", "b/outputs"):
+        assert (top / name).is_symlink(), "outputs are found, and not copied"
+    difference = top.with_suffix(".diff").read_text()
+    assert "a/train.py" in difference and "c/outputs/code.py" in difference
+    assert not any(name in difference for name in ("b/outputs/y", "a/outputs", "runs/1", "snapshots/1"))
+    again = take(repository / "a", repository / "a/.shoal", os.environ)
+    assert again is not None and again.tree == code.tree, "a snapshot does not change the next one"
+
+
+def test_state_is_kept_out_of_git(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    git(project.root, "init", "-q")
+    project.shoal("submit", project.script("001_a/000_train_0.sh"))
+    git(project.root, "add", ".")
+    listed = git(project.root, "ls-files")
+    assert "shoal.toml" in listed and ".shoal" not in listed
+
+
+def test_the_difference_is_git_s_own_whatever_the_user_has_set_up(repository: Path) -> None:
+    (repository / ".gitattributes").write_text("*.py diff=loud\n")
+    git(repository, "add", ".")
+    git(repository, "commit", "-qm", "attributes")
+    for key, value in (("diff.external", "echo external #"), ("diff.loud.textconv", "echo converted #"),
+                       ("color.ui", "always"), ("diff.noprefix", "true")):  # fmt: skip
+        git(repository, "config", key, value)
+    (repository / "train.py").write_text("two\n")
+    code = take(repository, home_of(repository), os.environ)
+    assert code is not None and code.changed
+    difference = Path(code.root).with_suffix(".diff").read_text()
+    assert "-one\n+two\n" in difference and "diff --git a/train.py b/train.py" in difference
+    git(repository, "checkout", "-q", "train.py")
+    (repository.parent / "patch").write_text(difference)
+    git(repository, "apply", "../patch")
+    assert (repository / "train.py").read_text() == "two\n"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_a_repository_of_another_user_is_told_and_not_taken_for_none(repository: Path) -> None:
+    environ = {**os.environ, "HOME": str(repository.parent), "GIT_CONFIG_NOSYSTEM": "1"}
+    for path in (repository, *repository.rglob("*")):
+        os.lchown(path, 65534, 65534)
+    with pytest.raises(SnapshotError, match="because another user owns it") as told:
+        take(repository, home_of(repository), environ)
+    assert told.value.hint and f"safe.directory {repository}" in told.value.hint
+    subprocess.run(told.value.hint.partition("#")[0], shell=True, env=environ, check=True)
+    assert take(repository, home_of(repository), environ) is not None
+
+
+def test_untracked_files_with_secrets_are_linked_and_not_copied(repository: Path) -> None:
+    for name in (".env", ".env.example", "id_rsa", "pkg/.env.local"):
+        (repository / name).write_text("KEY=very-secret-value\n")
+    (repository / "train.py").write_text("connect('postgres://me:hunter2hunter2@db/x')\napi_key = 'abcdefgh12345'\n")
+    code = take(repository, home_of(repository), os.environ)
+    assert code is not None and sorted(code.secrets) == [".env", "id_rsa", "pkg/.env.local"]
+    kept = Path(code.root)
+    for name in code.secrets:
+        assert (kept / name).is_symlink() and (kept / name).read_text() == "KEY=very-secret-value\n"
+    assert not (kept / ".env.example").is_symlink()
+    difference = kept.with_suffix(".diff").read_text()
+    assert "hunter2" not in difference and "abcdefgh12345" not in difference and "postgres://me:***@db/x" in difference
+
+
 @pytest.fixture
 def plain(tmp_path: Path) -> Path:
     """A project outside of git, as people have them: code, data, an environment, results."""
@@ -126,8 +203,11 @@ def test_a_project_outside_of_git_is_copied_and_what_is_not_code_is_linked(plain
     kept = Path(code.root)
     for name in ("train.py", "pkg", "pkg/a.py", "pkg/data/load.py"):
         assert (kept / name).exists() and not (kept / name).is_symlink()
-    for name in ("data", ".venv", "results", "w.pth"):
+    for name in ("data", ".venv"):
         assert (kept / name).is_symlink() and (kept / name).exists()
+    for name in ("results", "w.pth"):  # each run has its own
+        assert not os.path.lexists(kept / name)
+    assert code.hidden == ("w.pth",)
     assert not (kept / ".shoal").exists() and not (plain / ".git").exists()
     assert take(plain, home, os.environ) == code
     (plain / "train.py").write_text("two\n")

@@ -124,6 +124,27 @@ def test_a_run_is_warned_before_its_limit_and_goes_on_from_its_checkpoint(
 
 
 @pytest.mark.slurm
+def test_a_run_that_ignores_its_checkpoint_is_not_continued_without_end_and_loses_nothing(
+    tmp_path: Path, slurm: Sandbox
+) -> None:
+    project = make(tmp_path, slurm, "deaf")
+    project.write(
+        "program.py",
+        "import os, sys\n"
+        "for step in range(4):\n"
+        "    print('step', step, flush=True)\n"
+        "open(os.environ['SHOAL_OUTPUT_DIR'] + '/model_3.pth', 'w').write(os.environ['SHOAL_ATTEMPT'])\n"
+        "sys.exit(85)\n",
+    )
+    assert finish(project)["state"] == "failed" and len(project.submissions()) == 2, "two follow-ups are allowed"
+    folder = Path(str(project.status()[RUN]["output_dir"]))
+    assert (folder / "model_3.pth").read_text() == "2" and (folder / "before-attempt-2/model_3.pth").read_text() == "1"
+    told = "attempt 2 did not continue from model_3.pth: its progress begins at step 0, and step 3 was reached before"
+    log = project.shoal("logs", RUN, "--slurm").out
+    assert f"shoal: warning: {told}" in log and f"not continued: {told}" in log
+
+
+@pytest.mark.slurm
 def test_an_exit_code_asks_to_be_continued(tmp_path: Path, slurm: Sandbox) -> None:
     project = make(tmp_path, slurm, "code")
     assert finish(project)["state"] == "done"

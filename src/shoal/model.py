@@ -129,6 +129,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `step` is the word in the script's name (pretrain1); `step_kind` is the step of shoal.toml that it calls (train).
     `command` is the step's, whose {placeholders} the agent fills in; `args` are the user's and arrive as they are.
     `env` holds only what the experiment itself set; the rest of the environment is the machine's business.
+    `checkpoint` is how its checkpoints are named, `resume_args` what a resume adds to the command, and `resumes` how it
+    is known that the program continues from a checkpoint; empty: it is not known. These are no part of its identity,
+    and what its step says about them later holds for later attempts.
     `start_from` is the checkpoint that the user named as input, as in post-training; a run that they named instead is
     `start_parent`, because its newest checkpoint may be another one tomorrow.
     `sweep` is the base name of the sweep that the run belongs to; `derived` names the `params` that follow from others;
@@ -151,6 +154,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     params: dict[str, Any] = {}
     env: dict[str, str] = {}
     checkpoint: str | None = None
+    resume_args: list[str] | None = None
+    resumes: str = ""
     start_from: str | None = None
     launch: str = "process"
     launch_settings: LaunchSettings = LaunchSettings()

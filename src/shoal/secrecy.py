@@ -1,43 +1,115 @@
-"""What must not leave this machine in a script, an argument list, a record or Slurm's copy of the environment."""
+"""What must not leave this machine in a script, an argument list, a record or Slurm's copy of the environment.
+
+A secret is known by its name (WANDB_API_KEY, DB_PASS, SLACK_WEBHOOK) or by its value: an address with a password in it,
+a webhook, a connection string, a token with a known beginning.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from urllib.parse import unquote
 
 from shoal.errors import InputError
-from shoal.kernel.lease import VARIABLE as LEASE_VARIABLE
+from shoal.kernel.slurm import OF_THE_USER
 from shoal.model import RunSpec
 
 _SECRET_NAME = re.compile(
-    r"(API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|_KEY$|_PAT$|JWT)", re.IGNORECASE
+    r"(API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|SECRET|TOKEN|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|JWT|WEBHOOK|COOKIE"
+    r"|CONN(?:ECTION)?_?STR|_KEY$|_PAT$|_PASS$|_PW$|_PWD$|_AUTH$|_SESSION$|_DSN$|^(?:PASS|AUTH|DSN)$)",
+    re.IGNORECASE,
 )
 #: Names that only look secret.
 _HARMLESS = re.compile(
-    r"^(SSH_AUTH_SOCK|TOKENIZERS_PARALLELISM|.*TOKENIZER.*|.*MAX_TOKENS.*|.*NUM_TOKENS.*|.*KEYMAP.*)$"
+    r"^(SSH_AUTH_SOCK|.*TOKENIZERS?.*|.*MAX_TOKENS?.*|.*NUM_TOKENS?.*|.*TOKENS?_PER.*|.*KEYMAP.*"
+    r"|DESKTOP_SESSION|KDE_FULL_SESSION|.*_(?:FILE|DIR|PATH)|.*_ASKPASS)$"
 )
+#: Flags of a command line whose value is secret. Fewer than names of variables: --image-key and --eos-token are not.
+_SECRET_FLAG = re.compile(
+    r"(?:^|_)(?:API_?KEY|ACCESS_?KEY(?:_ID)?|SECRET(?:_KEY)?|CLIENT_SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|WEBHOOK"
+    r"|CONNECTION_STRING|WANDB_KEY|(?:(?:API|AUTH|ACCESS|BEARER|HF|HUB|HUGGINGFACE|WANDB|GITHUB|GITLAB|NEPTUNE|COMET)_)TOKEN)$"
+    r"|^TOKEN$",
+    re.IGNORECASE,
+)
+_ADDRESS = re.compile(r"(\b[a-z][a-z0-9+.-]*://)([^\s/:@'\"]*):(?![${*<])([^\s/@'\"]+)@", re.IGNORECASE)
+_SHAPES = re.compile(
+    r"https://hooks\.slack\.com/[\w/.-]{10,}|https://(?:\w+\.)?discord(?:app)?\.com/api/webhooks/[\w/.-]{10,}"
+    r"|https://[\w.-]+\.webhook\.office\.com/[\w/@.-]{10,}"
+    r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{15,}|\bhf_[A-Za-z0-9]{20,}|\bsk-(?=[\w-]*\d)[\w-]{20,}"
+    r"|\bxox[abprs]-[\w-]{10,}|\bAKIA[0-9A-Z]{16}\b|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+)
+_CONNECTION = re.compile(r"\b(password|pwd|accountkey|sharedaccesskey)\s*=\s*([^;\s]{4,})\s*(?=;|$)", re.IGNORECASE)
+#: In other people's text: api_key = "...", --password X, "token": "...".
+_ASSIGNED = re.compile(
+    r"((?:api|access|private)[_-]?key|(?:client[_-]?)?secret(?:[_-]?key)?|passwo?r?d|passphrase"
+    r"|(?:api|auth|access|bearer)[_-]?token|authorization:\s*\w+)"
+    r"([\"']?\s*[:=]\s*[\"']?|\s+)([^\s\"',;{}$\\]{8,})",
+    re.IGNORECASE,
+)
+_PLAIN_VALUE = re.compile(
+    r"^(?:[./~$\[{<].*|(?:true|false|none|null|auto|yes|no|\d+(?:\.\d+)?))$", re.IGNORECASE | re.DOTALL
+)
+#: Untracked files of these names hold secrets more often than code.
+_SECRET_FILE = re.compile(
+    r"^(\.env(\..*)?|.*\.env|\.netrc|\.pgpass|\.pypirc|\.npmrc|\.git-credentials|id_(rsa|dsa|ecdsa|ed25519)|.*\.(pem|p12|pfx|key)"
+    r"|credentials(\.\w+)?|secrets?\.(json|ya?ml|toml|txt|ini)|service[_-]?account.*\.json|kaggle\.json)$",
+    re.IGNORECASE,
+)
+_EXAMPLE_FILE = re.compile(r"example|sample|template|dist$", re.IGNORECASE)
 _LEAST_LENGTH = 8
+_HIDDEN = "***"
 
 
-def is_secret(name: str) -> bool:
-    """Whether a variable's name says that its value is nobody else's business."""
-    return bool(_SECRET_NAME.search(name)) and not _HARMLESS.match(name)
+def is_secret(name: str, value: str = "") -> bool:
+    """Whether a variable's name, or the shape of its value, says that the value is for nobody else."""
+    return (bool(_SECRET_NAME.search(name)) and not _HARMLESS.match(name)) or has_secret(value)
+
+
+def has_secret(text: str) -> bool:
+    """Whether a text holds a secret that can be told by its shape alone."""
+    return bool(_ADDRESS.search(text) or _SHAPES.search(text) or (";" in text and _CONNECTION.search(text)))
+
+
+def is_secret_file(name: str) -> bool:
+    """Whether a file of this name, which git does not know, is kept out of copies."""
+    return bool(_SECRET_FILE.match(name)) and not _EXAMPLE_FILE.search(name)
+
+
+def redact(text: str, secrets: Mapping[str, str]) -> str:
+    """A text without these secrets (value -> name), and without those that can be told by their shape or by the word
+    before them."""
+    return _ASSIGNED.sub(lambda match: f"{match[1]}{match[2]}{_HIDDEN}", redact_page(text, secrets))
+
+
+def redact_page(text: str, secrets: Mapping[str, str]) -> str:
+    """The same for HTML, without looking at words: they may stand before a tag."""
+    for value, name in sorted(secrets.items(), key=lambda item: -len(item[0])):
+        text = text.replace(value, f"{_HIDDEN}{name}{_HIDDEN}")
+    text = _ADDRESS.sub(rf"\1\2:{_HIDDEN}@", text)
+    return _SHAPES.sub(_HIDDEN, text)
 
 
 def split(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """The environment that may travel, and the names of what stays here."""
-    kept = {name: value for name, value in environ.items() if not is_secret(name)}
-    return kept, sorted(name for name, value in environ.items() if is_secret(name) and value)
+    kept = {name: value for name, value in environ.items() if not is_secret(name, value)}
+    return kept, sorted(name for name, value in environ.items() if name not in kept and value)
 
 
 def secret_values(environ: Mapping[str, str]) -> dict[str, str]:
     """The secrets of this environment, value -> name; values too short to be one are left out."""
-    return {value: name for name, value in environ.items() if len(value) >= _LEAST_LENGTH and is_secret(name)}
+    found = {}
+    for name, value in environ.items():
+        if is_secret(name, value):
+            inside = [unquote(password) for _, _, password in _ADDRESS.findall(value)]
+            found.update({word: name for word in (value, *inside) if len(word) >= _LEAST_LENGTH})
+    return found
 
 
 def refuse_leaks(spec: RunSpec, secrets: Mapping[str, str]) -> None:
-    """Refuse a run whose arguments or settings contain one of these secrets (value -> name)."""
-    places = [("an argument", word) for word in (*spec.command, *spec.args)]
+    """Refuse a run whose arguments or settings contain one of these secrets (value -> name), or look like a secret."""
+    words = (*spec.command, *spec.args, *(spec.resume_args or ()))
+    places = [("an argument", word) for word in words]
     places += [(f"the variable {name}", value) for name, value in spec.env.items()]
     places += [("an sbatch flag", word) for word in spec.flags]
     for place, text in places:
@@ -47,6 +119,31 @@ def refuse_leaks(spec: RunSpec, secrets: Mapping[str, str]) -> None:
                     f"{place} of {spec.name} contains the value of {name}, which would be written to disk",
                     hint=f"let the program read ${name} itself; {where_to_put(name)}",
                 )
+        if has_secret(text):
+            _refuse(f"{place} of {spec.name} has a password or a token in it")
+    for flag in _secret_flags(words):
+        _refuse(f"{flag} of {spec.name} looks secret")
+
+
+def _refuse(what: str) -> None:
+    raise InputError(
+        f"{what}, and would be written to disk",
+        hint=f"let the program read it from a variable; {where_to_put('MY_SECRET')}",
+    )
+
+
+def _secret_flags(words: Sequence[str]) -> Iterator[str]:
+    """Flags and settings of a command line with a secret behind them: --api-key X, --password=X, logger.api_key=X."""
+    for at, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if not equals:
+            value = words[at + 1] if word.startswith("-") and at + 1 < len(words) else ""
+        plain = name.lstrip("-+").rpartition(".")[2].replace("-", "_")
+        is_value = (
+            len(value) >= _LEAST_LENGTH and not _PLAIN_VALUE.match(value) and (equals or not value.startswith("-"))
+        )
+        if is_value and _SECRET_FLAG.search(plain) and " " not in name:
+            yield name
 
 
 def where_to_put(name: str) -> str:
@@ -57,5 +154,5 @@ def where_to_put(name: str) -> str:
 
 def for_job(environ: Mapping[str, str]) -> dict[str, str]:
     """What a job inherits: no secrets, and of shoal's own variables only what both sides must agree on."""
-    own = {name: value for name, value in environ.items() if not name.startswith("SHOAL_") or name == LEASE_VARIABLE}
+    own = {name: value for name, value in environ.items() if not name.startswith("SHOAL_") or name in OF_THE_USER}
     return split(own)[0]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, 
 from ..kernel import checkpoints, fence, files, layout, lease, process
 from ..kernel.keeper import Keeper
 from ..kernel.records import Allocation, End, Start
-from . import command, packages, stages, survival
+from . import command, packages, stages, survival, workdir
 from .children import Child
 from .launch import container
 
@@ -28,6 +28,7 @@ def spec_of(home: str, claim: fence.Claim, code: Optional[str], environ: Mapping
     spec = files.read_json(os.path.join(claim.run_dir, layout.spec_file(claim.revision)))
     if spec is None:
         raise ValueError("%s has no spec %d" % (claim.run_dir, claim.revision))
+    spec = dict(spec, **claim.changes)
     return container.settle(command.in_snapshot(stages.inherit(home, spec), code), environ)
 
 
@@ -79,6 +80,11 @@ def _agent(pid: int) -> Dict[str, Any]:
     return process.identity(pid)
 
 
+def kept_folder(attempt: int) -> str:
+    """Where the checkpoint is kept, in the output folder, that was there before an attempt."""
+    return "before-attempt-%d" % attempt
+
+
 class Attempt:
     """An attempt that is ours, from its start to its end.
 
@@ -88,6 +94,10 @@ class Attempt:
     """
 
     def __init__(self, claim: fence.Claim, held: lease.Lease, spec: Dict[str, Any]) -> None:
+        #: Its own working directory, if its code was kept.
+        self.workdir = workdir.of(spec, claim.output_dir)
+        if self.workdir is not None:
+            spec = dict(spec, cwd=self.workdir.cwd)
         self.claim, self.held, self.spec = claim, held, spec
         self.moving = threading.RLock()
         self.resume_from: Optional[str] = held.start.resume_from
@@ -157,7 +167,40 @@ class Attempt:
             self.spec, self.claim, self.number, self.resume_from, base, (self.out, self.err), here_only
         )
         self.env[process.MARK] = str(self.held.start.mark)
-        return problem
+        return problem or self._keep_checkpoint()
+
+    def _keep_checkpoint(self) -> Optional[str]:
+        """A program that is not known to continue from its checkpoint may start over and write over it: keep a copy.
+
+        Why it cannot be started, or None.
+        """
+        checkpoint, folder = self.resume_from, self.claim.output_dir
+        if not checkpoint or self.spec.get("resumes") or self.spec.get("smoke") or self.spec.get("trial"):
+            return None
+        inside = os.path.relpath(checkpoint, folder)
+        kept = [os.path.join(folder, kept_folder(number), inside) for number in range(1, self.number + 1)]
+        if any(checkpoints.is_copy(path, checkpoint) for path in kept):
+            return None
+        try:
+            if checkpoints.copy(checkpoint, kept[-1]):
+                return None
+            why = "it changes or cannot be read"
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+        return "cannot keep a copy of %s, which the program may write over: %s" % (checkpoint, why)
+
+    def clear_workdir(self) -> Tuple[str, ...]:
+        """Nothing of it runs any more: take its code away; returns what there is to tell.
+
+        If somebody else may have gone on with the run by now, everything stays as it is.
+        """
+        place, self.workdir = self.workdir, None
+        if place is None or self.stopped_by == "lost" or lease.now() > self.held.held_until:
+            return ()
+        try:
+            return tuple(place.clear())
+        except OSError as error:
+            return ("its code is left in %s: %s" % (place.cwd, error),)
 
     # -- phases --------------------------------------------------------------------------------------------------
 

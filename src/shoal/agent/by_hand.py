@@ -65,7 +65,9 @@ def claim_again(home: str, name: str, submission: Dict[str, Any], token: str, me
     transaction.open_intent(home, intent._replace(**process.this_process()), None)
     output_dir = _free_folder(last.output_dir)
     log_dir = output_dir if last.log_dir == last.output_dir else last.log_dir
-    claim = records.Claim(token, last.revision, output_dir, log_dir, index=runs.index(name), t=now)
+    claim = records.Claim(
+        token, last.revision, output_dir, log_dir, index=runs.index(name), t=now, changes=last.changes
+    )
     won = transaction.claim(home, name, names.generation + 1, claim)
     lost = records.Outcome("void", reason="another command claimed the run first")
     accepted = records.Outcome("accepted", job_id=me.array_job_id or me.job_id)

@@ -19,8 +19,12 @@ import stat
 import tempfile
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
+from .environment import NotSet, expand
+
 #: Where a person or a site may say that node-local disk is, best first.
 VARIABLES = ("SHOAL_SCRATCH", "SLURM_TMPDIR", "TMPDIR")
+#: How much staged data may take.
+LIMIT = "SHOAL_SCRATCH_LIMIT"
 _NETWORK = """
 nfs nfs4 lustre gpfs beegfs cifs smb3 smbfs ceph glusterfs 9p afs panfs pvfs2 orangefs wekafs daos
 fuse.sshfs fuse.glusterfs fuse.ceph fuse.juicefs fuse.gcsfuse fuse.s3fs
@@ -29,10 +33,12 @@ _UNITS = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 class Root(NamedTuple):
-    """A usable cache root; `group` is the group whose members share it, None if it is private."""
+    """A usable cache root; `group` is the group whose members share it, None if it is private; `named` says by what it
+    was chosen."""
 
     path: str
     group: Optional[int] = None
+    named: str = ""
 
     def folder(self, kind: str, name: str = "") -> str:
         return os.path.join(self.path, kind, name) if name else os.path.join(self.path, kind)
@@ -52,7 +58,7 @@ def find_root(environ: Mapping[str, str], profile: Optional[str] = None) -> Tupl
     """The first usable place of those that the environment and the cluster's profile name, and what was wrong before.
 
     SHOAL_SCRATCH and a profile's folder are meant for this and are used as they are; in $TMPDIR, which others use too,
-    shoal makes a folder of its own.
+    shoal makes a folder of its own. $NAMES in them are filled in here, on the node.
     """
     notes: List[str] = []
     for name in (*VARIABLES, "the cluster's profile"):
@@ -60,7 +66,9 @@ def find_root(environ: Mapping[str, str], profile: Optional[str] = None) -> Tupl
         if not base:
             continue
         try:
-            return _open_root(base), notes
+            return _open_root(expand(base, environ))._replace(named=name), notes
+        except NotSet as variable:
+            notes.append("%s (%s) is not used: $%s is not set on this node" % (name, base, variable))
         except OSError as error:
             notes.append("%s (%s) is not used: %s" % (name, base, error.strerror or error))
     return None, notes
@@ -154,7 +162,7 @@ def free_bytes(root: Root, environ: Mapping[str, str]) -> int:
     told = os.statvfs(root.path)
     total, free = told.f_blocks * told.f_frsize, told.f_bavail * told.f_frsize
     room = free - min(total // 50, 2 * 10**9)
-    limit = parse_size(environ.get("SHOAL_SCRATCH_LIMIT") or "")
+    limit = parse_size(environ.get(LIMIT) or "")
     if limit is not None:
         room = min(room, limit - sum(entry["bytes"] for entry in contents(root)))
     return max(0, room)

@@ -9,12 +9,12 @@ from .launch import allocation, container, container_needs, plan
 
 
 def in_snapshot(spec: Dict[str, Any], code: Optional[str]) -> Dict[str, Any]:
-    """The spec, to be executed in the code as it was when the job was submitted, where that was kept."""
+    """The spec, to be executed with the code as it was when the job was submitted, where that was kept."""
     if code and not os.path.isdir(code):
         return dict(spec, cannot_start="the snapshot of its code is gone: %s" % code)
     if code and not layout.is_own_snapshot(code):
         return dict(spec, cannot_start="the snapshot of its code is another user's, and is not executed: %s" % code)
-    return dict(spec, cwd=code, root=spec["cwd"]) if code else spec
+    return dict(spec, cwd=code, root=spec["cwd"], code=code) if code else spec
 
 
 def prepare(

@@ -7,10 +7,11 @@ import stat
 import sys
 from typing import Any, Dict, Iterable, List, Mapping, Optional
 
-from ..kernel import fence
+from ..kernel import fence, process, records
 
 #: {lr}; with the braces around it, because {{lr}} stands for {lr} itself and ${lr} is the shell's.
 _PLACEHOLDER = re.compile(r"(\$?)(\{+)([A-Za-z_][A-Za-z0-9_.]*)(\}+)", re.ASCII)
+_VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})")
 #: Between shoal's own processes; none of the program's business.
 _INTERNAL = (
     "SHOAL_TOKEN",
@@ -87,8 +88,9 @@ def complete(words: List[str], values: Mapping[str, str]) -> List[str]:
 
 
 def argv_of(spec: Mapping[str, Any], values: Mapping[str, str]) -> List[str]:
-    """The whole command of a run, or of a launch plan: the step's, and the run's arguments."""
-    return complete([*spec["command"], *(spec.get("args") or ())], values)
+    """The whole command of a run, or of a launch plan: the step's, the run's arguments, and those of a resume."""
+    more = spec.get("resume_args") or () if values.get("resume_from") else ()
+    return complete([*spec["command"], *(spec.get("args") or ()), *more], values)
 
 
 def fill(word: str, values: Mapping[str, str]) -> str:
@@ -142,6 +144,30 @@ def _known(found: "re.Match[str]", values: Mapping[str, str]) -> str:
 
 def _is_shell(dollar: str, left: str) -> bool:
     return bool(dollar) and len(left) == 1
+
+
+class NotSet(Exception):
+    """A variable that a path names has no value here; the message is its name."""
+
+
+def expand(text: str, environ: Mapping[str, str]) -> str:
+    """A path with its $NAMES and ~ as on this node; NotSet if one has no value. A node tells its name and its user even
+    where the environment does not."""
+
+    def value(match: "re.Match[str]") -> str:
+        name = match.group(1) or match.group(2)
+        found = environ.get(name) or _of_this_node(name)
+        if not found:
+            raise NotSet(name)
+        return found
+
+    return os.path.expanduser(_VARIABLE.sub(value, text))
+
+
+def _of_this_node(name: str) -> Optional[str]:
+    if name == "SLURMD_NODENAME":
+        return process.host()
+    return records.user() if name == "USER" else None
 
 
 def read_secrets(base: Mapping[str, str]) -> Dict[str, str]:

@@ -12,18 +12,20 @@ import threading
 import time
 from typing import Any, Callable, Dict, Generic, Iterable, List, Mapping, Optional, Tuple, TypeVar
 
-from ..kernel import guard, lease, tree
+from ..kernel import files, guard, lease, tree
 from ..kernel.keeper import Keeper
 from ..kernel.records import Allocation, End
 from . import children, command, memory, processes, survival, usage
 from .attempt import Attempt
 from .data import SharedData
 from .launch import container
-from .ledger import Ledger
+from .ledger import RETRY_S, Ledger, patience_s
 
 A = TypeVar("A", bound=Attempt)
 #: How long a thread may take to see that the program has ended.
 JOIN_S = 5.0
+#: Exit code when the disk stays full.
+_DISK_FULL = 74
 
 
 class Bell:
@@ -226,8 +228,13 @@ class Executor(Generic[A]):
         attempt.keeper = self.keeper
         self.ledger.begun(attempt)
         attempt.stop = lambda why: self.told(attempt.held, why)
+        try:
+            misplaced = self._put_code(attempt)
+        except OSError as error:
+            misplaced = "the code cannot be put into %s: %s" % (attempt.spec["cwd"], error)
+            code = _DISK_FULL if error.errno in files.DISK_ERRNOS else code
         found = attempt.prepare(base, here_only)
-        problem = problem or found or self.before_start(attempt)
+        problem = problem or misplaced or found or self.before_start(attempt)
         if problem is not None:
             self._fail(attempt, problem, code)
         elif attempt.spec.get("data"):
@@ -235,6 +242,18 @@ class Executor(Generic[A]):
             self.running[attempt.child.pid] = attempt
         else:
             self._start_program(attempt)
+
+    def _put_code(self, attempt: A) -> Optional[str]:
+        """Fill the attempt's working directory, if it has one; waits for room on the disk for a while."""
+        until = time.monotonic() + patience_s(self._environ)
+        while attempt.workdir is not None:
+            try:
+                return attempt.workdir.fill()
+            except OSError as error:
+                if error.errno not in files.DISK_ERRNOS or time.monotonic() > until or self.link.asked_to_stop():
+                    raise
+            time.sleep(RETRY_S)
+        return None
 
     def _start_program(self, attempt: A) -> None:
         argv = command.inside(attempt.spec, attempt.claim, attempt.argv, attempt.env)
@@ -356,7 +375,7 @@ class Executor(Generic[A]):
     def _finish(self, attempt: A, end: End, check_exit: Optional[int]) -> None:
         """Write down how it ended, with what follows from it."""
         end = survival.conclude(end, attempt.err, check_exit)
-        end = end._replace(data=self.data.records(attempt.spec))
+        end = end._replace(data=self.data.records(attempt.spec), notes=attempt.clear_workdir())
         self.ledger.ended(attempt, self.complete(attempt, end))
 
     def _kept(self, attempt: A, held: lease.Lease, end: End, ours: bool) -> None:

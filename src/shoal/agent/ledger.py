@@ -18,13 +18,18 @@ from .attempt import Attempt
 
 A = TypeVar("A", bound=Attempt)
 
-#: Variable that says for how many seconds room on the disk is waited for.
-VARIABLE, PATIENCE_S, RETRY_S = "SHOAL_DISK_S", 60.0, 2.0
+_VARIABLE = "SHOAL_DISK_S"
+RETRY_S = 2.0
 _THREADS = 4
 #: So many ends may wait for the disk before no more runs are started.
 _MOST_PENDING = 64
 #: work -> its result, or the OSError that it raised
 _Done = Callable[[Any, Optional[OSError]], None]
+
+
+def patience_s(environ: Mapping[str, str]) -> float:
+    """For how long room on the disk is waited for."""
+    return float(environ.get(_VARIABLE) or 60.0)
 
 
 class Ledger(Generic[A]):
@@ -39,7 +44,7 @@ class Ledger(Generic[A]):
         environ: Mapping[str, str],
     ) -> None:
         self._writer, self._say, self._tell_kept = _Writer(wake), say, kept
-        self._patience_s = float(environ.get(VARIABLE) or PATIENCE_S)
+        self._patience_s = patience_s(environ)
         self._unwritten: List[Tuple[A, End]] = []
         self._full_since: Optional[float] = None
         self._retry_at = 0.0

@@ -12,11 +12,11 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from ..kernel import checkpoints, fence, files, guard, layout, lease, process, slurm
+from ..kernel import checkpoints, fence, files, guard, layout, lease, process, resumed, slurm
 from ..kernel.records import Allocation, End
 from ..kernel.submission import new_token
 from . import by_hand, ledger, nodes, notices, survival, trial
-from .attempt import Attempt, begin, spec_of
+from .attempt import Attempt, begin, kept_folder, spec_of
 from .single import Single, is_replaced
 
 #: The run is busy in an older job that does not hand over: "try again later" (sysexits.h).
@@ -135,9 +135,15 @@ def _attempt(home: str, claim: fence.Claim, me: Allocation, set_up_exit: int, li
     _say("run %s/%s, attempt %d on %s" % (spec["experiment"], spec["stem"], held.number, process.host()))
     if attempt.resume_from:
         step = checkpoints.step_of(attempt.resume_from)
-        _say("continuing from %s%s" % (attempt.resume_from, "" if step is None else " (step %d)" % step))
+        told = "%s%s" % (attempt.resume_from, "" if step is None else " (step %d)" % step)
+        if spec.get("resumes"):
+            _say("continuing from %s" % told)
+        else:
+            _say("SHOAL_RESUME_FROM is %s, but the program is not known to read it, and may start over" % told)
+            _say("a copy of that checkpoint is kept in %s" % os.path.join(claim.output_dir, kept_folder(held.number)))
     elif spec.get("start_from"):
         _say("starting from %s" % spec["start_from"])
+    _say("working directory %s" % attempt.spec["cwd"])
     _say("output in %s" % attempt.out)
     job = Single(home, attempt, me, link, _say)
     if set_up_exit != 0:
@@ -150,6 +156,8 @@ def _attempt(home: str, claim: fence.Claim, me: Allocation, set_up_exit: int, li
         attempt.look = smoke.watcher(spec, claim.output_dir, logs)
     else:
         attempt.look = trial.watcher(home, spec, claim, logs, attempt.resume_from)
+        if attempt.look is None and attempt.resume_from:
+            attempt.look = tell_beginning
     follow = os.environ.get("SHOAL_FOLLOW", "0" if os.environ.get("SLURM_JOB_NAME", "").endswith(claim.token) else "1")
     job.follows = follow == "1"
     job.loop()
@@ -196,7 +204,7 @@ def _wait_for_disk(error: OSError, since: Optional[float], link: guard.Link) -> 
     now = time.monotonic()
     if since is None:
         print("shoal: not started yet: %s" % error, file=sys.stderr, flush=True)
-    elif now - since > float(os.environ.get(ledger.VARIABLE) or ledger.PATIENCE_S):
+    elif now - since > ledger.patience_s(os.environ):
         raise error
     _pause(ledger.RETRY_S, link)
     return since or now
@@ -215,6 +223,8 @@ def _pause(wait_s: float, link: guard.Link) -> None:
 def _conclude(home: str, attempt: Attempt, end: End, me: Allocation, link: guard.Link) -> int:
     """Do what follows from an end that is on disk, and return the job's exit code, which nothing here can change."""
     name = attempt.name
+    if attempt.look is tell_beginning:
+        tell_beginning(attempt, is_over=True)
     _say("attempt %d ended with exit code %d after %.0f s" % (attempt.number, end.exit_code, end.duration_s))
     try:
         if not is_replaced(attempt):
@@ -234,6 +244,16 @@ def _conclude(home: str, attempt: Attempt, end: End, me: Allocation, link: guard
     if end.cause in ("limit", "bad_result", "oom", "SIGTERM", "SIGINT", "SIGHUP", "handover", "superseded"):
         return end.exit_code or 1
     return 0 if end.success else end.exit_code
+
+
+def tell_beginning(attempt: Attempt, is_over: bool = False) -> None:
+    """Say if an attempt that was given a checkpoint did not continue from it, as soon as its log tells."""
+    checkpoint = attempt.resume_from or ""
+    found = resumed.beginning(attempt.claim.log_dir, attempt.number, checkpoint, is_over)
+    if found is not None:
+        attempt.look = None
+        if not found.continued:
+            print("shoal: warning: %s" % found.words(attempt.number, checkpoint), file=sys.stderr, flush=True)
 
 
 def _begin_trial(home: str, spec: Dict[str, Any], claim: fence.Claim) -> bool:

@@ -77,7 +77,10 @@ class Stage:
         except OSError as error:
             self.close()
             return self._fall_back("%s cannot be used: %s" % (root.path, (error.strerror or str(error)).lower()))
+        if self.environ.get(cache.LIMIT) and cache.parse_size(self.environ[cache.LIMIT]) is None:
+            notes.append("%s=%s is not a size, and is ignored" % (cache.LIMIT, self.environ[cache.LIMIT]))
         self.record.update(how="shared", notes=notes)
+        self.say("%s goes to %s, from %s" % (self.name, root.path, "; ".join([root.named, *notes])))
         self.path = os.path.join(self.copy.folder, self.list.entry) if self.list.entry else self.copy.folder
         if self.copy.is_complete():
             self._finished("shared")

@@ -12,7 +12,7 @@ import re
 import time
 from typing import Any, Callable, List, Mapping, Optional, Tuple
 
-from ..kernel import fence, files, layout, lease, owed, process, records, slurm, submission
+from ..kernel import fence, files, layout, lease, owed, process, records, resumed, slurm, submission
 from ..kernel.records import Claim, End, Next
 from . import environment, nodes, stages
 
@@ -80,7 +80,7 @@ def plan_next(home: str, claim: fence.Claim, spec: Mapping[str, Any], end: End) 
         return None
     before, limit = _earlier(claim, end.attempt, cause), _limit(home, claim, policy, cause)
     order = submission.how_sent(home, claim.token)
-    if before >= limit or order is None:
+    if before >= limit or order is None or _starts_over(claim, end):
         return None
     changed, _ = changes(list(order.argv), cause, policy)
     if changed is None:
@@ -152,10 +152,24 @@ def _why_not(home: str, claim: fence.Claim, spec: Mapping[str, Any], end: End) -
     before = _earlier(claim, end.attempt, cause)
     if before >= limit:
         return "not continued: %s for the %dth time, and %d are allowed" % (cause, before + 1, limit)
+    over = _starts_over(claim, end)
+    if over is not None:
+        return "not continued: %s" % over
     order = submission.how_sent(home, claim.token)
     if order is None:
         return "not continued: nothing says how the job was submitted"
     return "not continued: %s" % changes(list(order.argv), cause, policy)[1]
+
+
+def _starts_over(claim: fence.Claim, end: End) -> Optional[str]:
+    """Why a run that ran out of time would come no further in another job: it ignored its checkpoint in this one."""
+    if end.cause not in GOES_ON:
+        return None
+    names = layout.parse_names(files.names_in(claim.run_dir))
+    record = lease.read(claim.run_dir, names, end.attempt)
+    checkpoint = record.start.resume_from if record is not None else None
+    found = resumed.beginning(claim.log_dir, end.attempt, checkpoint, is_over=True) if checkpoint else None
+    return None if found is None or found.continued else found.words(end.attempt, checkpoint or "")
 
 
 def answers_in_time(at_first_silence: Callable[[], None] = lambda: None) -> bool:
@@ -267,7 +281,7 @@ _Adapt = Callable[[List[str]], Tuple[Optional[List[str]], str]]
 def _next_job(
     home: str, name: str, claim: fence.Claim, seen: int, job: str, adapt: _Adapt
 ) -> Tuple[Optional[str], str]:
-    """Submit the generation after `seen`, to start when `job` ends, and let what waits for `job` wait for the new one.
+    """Submit the generation after `seen`, to start when `job` is over; what waits for `job` then waits for the new one.
 
     Returns the new job and what differs from the old one; or None and why there is none.
     """
@@ -283,7 +297,7 @@ def _next_job(
     argv += [
         "--job-name=%s" % submission.job_name(name, token),
         "--output=%s/slurm-%%j.out" % folder.replace("%", "%%"),
-        "--dependency=afterany:%s" % job,
+        *slurm.after_this_job(job, os.environ),
     ]
     script = files.read_own(os.path.join(layout.submission_dir(home, claim.token), "script.sh"))
     script = script.replace(claim.token.encode(), token.encode())
@@ -291,7 +305,7 @@ def _next_job(
     intent = intent._replace(
         token=token, runs=[name], job_name=job_name, t=now, waits=False, argv=argv, environment=order.environment
     )
-    record = Claim(token, claim.revision, claim.output_dir, claim.log_dir, t=now)
+    record = Claim(token, claim.revision, claim.output_dir, claim.log_dir, t=now, changes=claim.changes)
     sent = submission.submit_one(home, intent._replace(**process.this_process()), script, seen + 1, record)
     if sent is None:
         return None, "another command has claimed the run"

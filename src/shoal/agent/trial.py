@@ -8,7 +8,6 @@ job that finds the file, but no sign of life behind it, takes its run back in th
 
 import os
 import re
-import shutil
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional
 
@@ -75,35 +74,9 @@ def bring_checkpoint(home: str, spec: Mapping[str, Any], output_dir: str) -> Non
             newest = checkpoints.newest(folder, pattern)
             if newest is None:
                 break
-            if _copy(newest, os.path.join(output_dir, os.path.relpath(newest, folder))):
+            if checkpoints.copy(newest, os.path.join(output_dir, os.path.relpath(newest, folder))):
+                layout.keep_cwd(folder, output_dir)
                 return
-
-
-def _copy(source: str, goal: str) -> bool:
-    """Whether all of it was copied, and nothing wrote to it meanwhile."""
-    part = goal + ".part"
-    try:
-        before = _stamp(source)
-        os.makedirs(os.path.dirname(goal), exist_ok=True)
-        shutil.rmtree(part, ignore_errors=True)
-        if os.path.isdir(source):
-            shutil.copytree(source, part)
-        else:
-            shutil.copyfile(source, part)
-        if _stamp(source) != before:
-            return False
-        os.rename(part, goal)
-        return True
-    except (OSError, shutil.Error) as error:
-        if getattr(error, "errno", None) in files.DISK_ERRNOS:
-            raise
-        return False
-
-
-def _stamp(path: str) -> List[Any]:
-    found = [path] + [os.path.join(top, name) for top, _, names in os.walk(path) for name in names]
-    stats = [os.stat(one) for one in sorted(found)]
-    return [(one.st_ino, one.st_size, one.st_mtime_ns) for one in stats]
 
 
 def watcher(
@@ -274,7 +247,7 @@ def _claim_for(home: str, attempt: "Attempt", goal: str) -> Optional[fence.Claim
         return claim
     own = files.read_json(os.path.join(mine.run_dir, layout.submit_file(mine.generation, "claim"))) or {}
     kept: Dict[str, Any] = {key: own[key] for key in ("token", "index", "output_dir", "log_dir") if key in own}
-    wish = dict(kept, schema=1, revision=claim.revision, t=time.time(), switched=True)
+    wish = dict(kept, schema=1, revision=claim.revision, t=time.time(), switched=True, changes=claim.changes)
     path = os.path.join(run_dir, layout.submit_file(claim.generation + 1, "claim"))
     if not files.create_exclusive(path, files.to_json(wish)):
         return None

@@ -59,6 +59,13 @@ def add_how(parser: argparse.ArgumentParser) -> None:
         help="one job each, an array, a queue in one allocation, or in several small ones",
     )
     parser.add_argument("--again", action="store_true", help="start over what is done; old results stay")
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
+        "--resume", action="store_true", default=None, help="Continue failed runs from their newest checkpoint"
+    )
+    either.add_argument(
+        "--fresh", action="store_false", dest="resume", help="Start failed runs over in a new output directory"
+    )
     parser.add_argument("--at-once", type=_count, metavar="K", help="let at most K of these runs be under way together")
     parser.add_argument("--no-snapshot", action="store_true", help="let jobs run the code as it is when they start")
     parser.add_argument("--force", action="store_true", help="submit even what the doctor refuses")
@@ -73,6 +80,7 @@ def add_how(parser: argparse.ArgumentParser) -> None:
 
 
 def how_of(args: argparse.Namespace) -> How:
+    from shoal.errors import InputError
     from shoal.submit.orders import How
 
     packed = args.shape in ("pack", "pilots") or args.pilots is not None
@@ -82,6 +90,8 @@ def how_of(args: argparse.Namespace) -> How:
     refuse_idle(args, packed, "on a pack; its slots say how many run at a time (--slots)", "--at-once")
     refuse_idle(args, args.shape == "job", "on single jobs; an array limits its tasks (--shape array)", "--at-once")
     refuse_idle(args, args.pilots is not None and args.shape not in ("auto", "pilots"), "with --pilots", "--shape")
+    if args.again and args.resume:
+        raise InputError("--resume cannot be used with --again", hint="remove --again to continue from a checkpoint")
     return How(
         args.shape,
         args.again,
@@ -90,6 +100,8 @@ def how_of(args: argparse.Namespace) -> How:
         force=args.force,
         snapshot=not args.no_snapshot,
         smoke=args.smoke,
+        resume=args.resume,
+        sure=getattr(args, "yes", False),
     )
 
 

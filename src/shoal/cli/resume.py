@@ -1,5 +1,9 @@
 """Continue a run from its newest checkpoint, in its own folder, under its own name. Refused when there is none.
 
+A program has to be known to continue: by resume_args or {resume_from} in its step, because one of its files reads
+SHOAL_RESUME_FROM, or because an earlier attempt continued. For any other one a terminal is asked; elsewhere it needs
+--yes.
+
 shoal resume 000_pretrain_0
 shoal resume outputs/training/001_example/000_pretrain_0/20261115_101500 -- --time=1-00:00:00
 """
@@ -16,6 +20,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN_OR_DIR")
     parser.add_argument("flags", nargs="*", metavar="-- SBATCH_FLAGS", help="asked for on top of what it had")
     add_where(parser)
+    parser.add_argument(
+        "--yes",
+        action="store_true",
+        help="Resume even if the program is not known to continue; keep a copy of the checkpoint",
+    )
     parser.add_argument("--dry-run", action="store_true", help="show what it would continue from, and stop")
     add_request(parser)
     add_output(parser)
@@ -25,10 +34,11 @@ def run(args: argparse.Namespace) -> int:
     from shoal.cli.submit import exit_code, teller
     from shoal.plan.describe import resume
     from shoal.submit import standing
+    from shoal.submit.orders import How
     from shoal.submit.scripts import submit_asked
 
     project = project_here()
-    say = teller(args)
+    say = teller(args, ask=not args.yes)
     asked = resume(args.run, project, args.flags)
     home, name = str(project.home), asked.run.spec.name
     given = standing.find(home, "resume", [name], (args.on, args.flags), args.request, os.environ)
@@ -40,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
             os.environ,
             tell=say,
             follow=not args.quiet,
+            how=How(sure=args.yes),
             dry_run=args.dry_run,
             given=None if args.dry_run else given,
         )

@@ -1,4 +1,6 @@
-"""Start runs that ended badly once more: from their newest checkpoint if there is one, with other resources if asked.
+"""Start runs that ended badly once more: from their newest checkpoint, with other resources if asked.
+
+A run without a checkpoint, and one whose program is not known to continue from it, starts over in a new folder.
 
 shoal retry 002_depth                          every run that failed, ran out of memory or time, or was lost
 shoal retry --state failed --dry-run
@@ -57,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
                 return 0
         cluster = cluster_for(project, args.on)
         refuse_idle(args, cluster.is_local, "on this machine", "--exclude-nodes", "--mem")
-        asked = retrying.again(home, views, change)
+        asked = retrying.again(project, views, change)
         return exit_code(
             submit_asked(
                 asked,

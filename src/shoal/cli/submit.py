@@ -6,8 +6,10 @@
   shoal submit experiments/002_depth/000_train.toml --set lr=0.1,0.01 --set depth=4:80:4
   shoal submit experiments/003_muon/sweep.py --smoke
 
-A run that is queued, running or done is left alone: submitting twice is safe. One that failed is started again. On a
-terminal, several runs that would go to a cluster are counted first and sent after a yes.
+A run that is queued, running or done is left alone: submitting twice is safe. One that failed is started again: from
+its newest checkpoint if its program is known to continue from one, else from the beginning in a new folder; --resume
+and --fresh choose, and a terminal is asked. On a terminal, several runs that would go to a cluster are counted first
+and sent after a yes.
 """
 
 from __future__ import annotations
@@ -32,11 +34,13 @@ from shoal.cli.options import (
     project_here,
     wish_of,
 )
+from shoal.errors import InterruptError
 
 if TYPE_CHECKING:
     from shoal.config.cluster import Cluster
     from shoal.plan.calls import Call
     from shoal.store.fold import RunView
+    from shoal.submit.continuing import Continuation
     from shoal.submit.orders import Order, Result
 
 #: A sweep of a thousand runs is a number, not a thousand lines.
@@ -55,7 +59,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--prune", action="store_true", help="cancel live runs that a sweep no longer describes")
     parser.add_argument("--dry-run", action="store_true", help="show what would be submitted, and stop")
-    parser.add_argument("--yes", action="store_true", help="do not ask, even when several runs go to a cluster")
+    parser.add_argument(
+        "--yes", action="store_true", help="Skip all questions; resume even if the program is not known to continue"
+    )
     add_request(parser)
     add_output(parser)
 
@@ -154,6 +160,7 @@ class Teller:
         self.next_steps = next_steps
         self.ask = ask
         self.results: dict[str, dict[str, Any]] = {}
+        self.notes: list[str] = []
         self._guard = contextlib.ExitStack()
 
     def __enter__(self) -> Teller:
@@ -180,7 +187,7 @@ class Teller:
         if self.as_json and kind is None:
             from shoal.views.render import print_json
 
-            print_json({"runs": list(self.results.values())})
+            print_json({"runs": list(self.results.values()), "notes": self.notes})
         elif self.results and not self.quiet and not self.as_json:
             self._summary()
 
@@ -196,6 +203,7 @@ class Teller:
             self._bar(len(self.results))
 
     def note(self, text: str) -> None:
+        self.notes.append(text)
         if not self.quiet and not self.as_json:
             sys.stderr.write(f"note: {text}\n")
 
@@ -215,6 +223,32 @@ class Teller:
             return True
         print("nothing was submitted; shoal plan shows the runs and their scripts")
         return False
+
+    def chooses(self, found: Sequence[Continuation]) -> bool | None:
+        """On a terminal: whether runs that did not end well continue from their checkpoints."""
+        if not self.ask:
+            return None
+        from shoal.submit import continuing
+        from shoal.views.question import chosen
+
+        for note in continuing.notes(found):
+            print(note)
+        word = chosen("continue from the checkpoint, or start over?", ("resume", "fresh", "cancel"))
+        if word == "cancel":
+            raise InterruptError("nothing was submitted")
+        return word == "resume"
+
+    def is_sure(self, found: Sequence[Continuation]) -> bool:
+        """On a terminal: whether a program that may start over is given its checkpoint all the same."""
+        if not self.ask:
+            return False
+        from shoal.submit.continuing import why_unknown
+        from shoal.views.question import agreed
+
+        print(f"{found[0].name} may start over: {why_unknown(found[0])}")
+        if not agreed("resume it anyway? A copy of the checkpoint is kept."):
+            raise InterruptError("nothing was submitted")
+        return True
 
     def update(self, view: RunView) -> None:
         """What a followed run came to, for --json."""

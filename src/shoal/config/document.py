@@ -155,7 +155,7 @@ class Table:
         for variable, value in inner.values.items():
             if not _ENV_NAME.fullmatch(variable):
                 raise inner.error((variable,), f"{variable!r} is not the name of an environment variable")
-            if is_secret(variable):
+            if is_secret(variable, str(value)):
                 raise inner.error(
                     (variable,),
                     f"{variable} looks like a secret, and what stands here is written into scripts",

@@ -30,6 +30,8 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
     clusters: dict[str, Cluster]
     notify: Notify | None = None
     snapshot: bool = True
+    #: Paths of the project that runs see as they are, though their names look like outputs.
+    link: tuple[str, ...] = ()
     shared: bool = False
 
     @property
@@ -56,13 +58,27 @@ def load_project(root: Path, environ: Mapping[str, str]) -> Project:
     if not os.path.lexists(root / TOML_NAME):
         return bare_project(root, environ)
     document = read_document(root / TOML_NAME, TOML_NAME)
-    top = document.table(("steps", "clusters", "notify", "status", "snapshot", "shared"))
+    top = document.table(("steps", "clusters", "notify", "status", "snapshot", "link", "shared"))
     steps = {name: parse_step(name, table) for name, table in top.tables("steps").items()}
     parse_columns(top)
     project = _assemble(root, environ, steps, _cluster_values(top), root / TOML_NAME)
     notify = parse_notify(top.table("notify", NOTIFY_KEYS))
     snapshot, shared = top.flag("snapshot") is not False, top.flag("shared") is True
-    return msgspec.structs.replace(project, notify=notify, snapshot=snapshot, shared=shared)
+    link = _paths_to_link(top, root)
+    return msgspec.structs.replace(project, notify=notify, snapshot=snapshot, link=link, shared=shared)
+
+
+def _paths_to_link(top: Table, root: Path) -> tuple[str, ...]:
+    paths = tuple(top.strings("link") or ())
+    for path in paths:
+        inside = os.path.normpath(path)
+        if not path or inside in (".", "..") or inside.startswith(("/", "../")):
+            raise InputError(
+                f"link must name paths inside {root}, not {path!r}",
+                place=top.place("link"),
+                hint='link = ["checkpoints"]',
+            )
+    return paths
 
 
 def project_or_bare(start: Path, environ: Mapping[str, str]) -> Project:

@@ -21,7 +21,7 @@ from shoal.names import MAX_COMPONENT, slug
 from shoal.units import parse_duration_s, parse_memory_mb
 
 _KEYS = ("command", "output", "checkpoint", "request", "launch", "requeue", "env", "params", "survive", "data", "smoke",
-         "container")  # fmt: skip
+         "container", "resume_args")  # fmt: skip
 #: How a swept parameter that the command does not mention is passed on.
 DEFAULT_PARAMS = "--{name}={value}"
 _REQUEST_KEYS = ("nodes", "gpus", "gpu_type", "cpus", "memory", "time")
@@ -50,6 +50,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...]
     output: str
     checkpoint: str | None = None
+    #: Appended to the command when the run continues from a checkpoint; None: the program has to find out by itself.
+    resume_args: tuple[str, ...] | None = None
     request: Request = Request()
     launch: str = "process"
     launch_settings: LaunchSettings = LaunchSettings()
@@ -76,6 +78,7 @@ def parse_step(name: str, values: Table) -> Step:
         command=_command(table),
         output=output,
         checkpoint=_checkpoint(table),
+        resume_args=_resume_args(table),
         request=parse_request(table.table("request", _REQUEST_KEYS)),
         launch=launch,
         launch_settings=settings,
@@ -188,3 +191,14 @@ def _checkpoint(table: Table) -> str | None:
             ("checkpoint",), f"{pattern!r} leaves the run's output folder", hint='checkpoint = "model_*.pth"'
         )
     return pattern
+
+
+def _resume_args(table: Table) -> tuple[str, ...] | None:
+    """Words that a resume alone adds; an empty list says that the program finds its checkpoint without any."""
+    if "resume_args" in table and "checkpoint" not in table:
+        raise table.error(
+            ("resume_args",),
+            f"step {table.key[-1]!r} has resume_args, but no checkpoint pattern to resume from",
+            hint='checkpoint = "model_*.pth"',
+        )
+    return table.strings("resume_args")

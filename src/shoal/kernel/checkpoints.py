@@ -1,38 +1,206 @@
-"""Which checkpoint is the newest: by the numbers in its name, because clocks and copies disagree about times."""
+"""Which checkpoint is the newest, and is it whole.
+
+Among names that differ only in their numbers, the numbers decide, because clocks and copies disagree about times. Names
+that have nothing in common (last.ckpt and epoch=3.ckpt) can only be told apart by when they were written.
+"""
 
 import glob
+import json
 import os
 import re
-from typing import List, Optional, Tuple, Union
+import shutil
+import struct
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+from . import files, layout
 
 _DIGITS = re.compile(r"(\d+)")
+#: Lightning writes last-v1.ckpt where there is a last.ckpt already: a later version of the same name.
+_VERSION = re.compile(r"-v(\d+)\Z")
+_EXTENSION = re.compile(r"\.[A-Za-z][A-Za-z0-9]{0,14}\Z")
+_STEP = re.compile(r"(?:step|iter(?:ation)?|update)s?[=_\-.]?(\d+)(?![\d.]*\.\d)", re.IGNORECASE)
+_EPOCH = re.compile(r"(?<![a-z])ep(?:och)?s?[=_\-.]?(\d+)(?![\d.]*\.\d)", re.IGNORECASE)
+#: A number that is no part of a fraction such as loss=0.32.
+_WHOLE = re.compile(r"(?<![\d.])(\d+)(?![\d.]*\.\d)(?!\d)")
+_UNFINISHED = re.compile(r"\.(tmp|part|partial|incomplete|temp)\Z|\A\.?tmp[-_.]|[.-]tmp[-_.]?\w*\Z", re.IGNORECASE)
+_WEIGHTS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".distcp", ".npz", ".h5", ".pkl", ".msgpack")
+#: Written behind everything else, by the libraries that write such folders: files of the folder -> the last one.
+_LAST_FILE = (
+    (re.compile(r".*\.distcp\Z"), ".metadata"),  # torch.distributed.checkpoint
+    (re.compile(r"training_args\.bin\Z"), "trainer_state.json"),  # Hugging Face's Trainer
+)
+#: Files beside such folders that name the last whole one: DeepSpeed, Megatron.
+_NAMED_IN = ("latest", "latest_checkpointed_iteration.txt")
+_MOST_FILES = 2000
+_ZIP_TAIL = 22 + 0xFFFF
+
+
+class _Name(NamedTuple):
+    """What a name says: its family (the name without numbers), and its numbers with the version behind them."""
+
+    family: str
+    numbers: Tuple[int, ...]
 
 
 def newest(folder: str, pattern: str) -> Optional[str]:
-    """The newest complete checkpoint in `folder` that matches the pattern, or None.
+    """The newest whole checkpoint in an output folder that matches the pattern, or None; torn and empty ones are passed
+    over.
 
-    "Newest" is the highest by version order (model_10 after model_9). Empty files and names that end like temporary
-    ones are half-written and passed over.
+    The highest by number (model_10 after model_9, last-v2 after last); between names of different kinds, that of the
+    kind which was written last.
     """
-    candidates = [path for path in glob.glob(os.path.join(glob.escape(folder), pattern)) if _is_complete(path)]
-    return max(candidates, key=_version) if candidates else None
+    return next((path for path in newest_first(folder, pattern) if is_whole(path)), None)
+
+
+def newest_first(folder: str, pattern: str) -> List[str]:
+    """Everything that matches the pattern in an output folder and its working directory, whole or not, newest first."""
+    families: Dict[str, List[Tuple[Tuple[int, ...], str]]] = {}
+    places = [os.path.join(glob.escape(place), pattern) for place in layout.written_by(folder)]
+    for path in [path for place in places for path in glob.glob(place, recursive=True)]:
+        name = _parse(path)
+        families.setdefault(name.family, []).append((name.numbers, path))
+    members = [[path for _, path in sorted(found, reverse=True)] for found in families.values()]
+    by_time = sorted(members, key=lambda paths: (_written(paths[0]), paths[0]), reverse=True)
+    return [path for paths in by_time for path in paths]
+
+
+def before(folder: str, pattern: str, checkpoint: str) -> Optional[str]:
+    """The newest whole checkpoint that is older than this one, or None."""
+    found = newest_first(folder, pattern)
+    older = found[found.index(checkpoint) + 1 :] if checkpoint in found else []
+    return next((path for path in older if is_whole(path)), None)
 
 
 def step_of(checkpoint: str) -> Optional[int]:
-    """The step or epoch that a checkpoint's name carries: the last number in it."""
-    numbers = _DIGITS.findall(os.path.basename(checkpoint))
-    return int(numbers[-1]) if numbers else None
+    """The step that a checkpoint's name carries, or else the epoch, or the last whole number in it."""
+    name, _ = _split(os.path.basename(checkpoint))
+    for pattern in (_STEP, _EPOCH, _WHOLE):
+        numbers = pattern.findall(name)
+        if numbers:
+            return int(numbers[-1])
+    return None
 
 
-def _is_complete(path: str) -> bool:
-    if path.endswith((".tmp", ".part", ".incomplete")):
+def is_whole(path: str) -> bool:
+    """Whether a checkpoint has been written to its end, as far as its name, its size and its format tell."""
+    if _UNFINISHED.search(os.path.basename(path)):
         return False
     try:
-        return os.path.isdir(path) or os.path.getsize(path) > 0
+        return _is_whole_folder(path) if os.path.isdir(path) else _is_whole_file(path)
+    except (OSError, ValueError):
+        return False
+
+
+def copy(source: str, goal: str) -> bool:
+    """Copy a checkpoint, with its time; whether all of it was copied, and nothing wrote to it meanwhile.
+
+    A disk that is full, or out of quota, is an OSError.
+    """
+    part = goal + ".part"
+    try:
+        before = _stamp(source)
+        os.makedirs(os.path.dirname(goal), exist_ok=True)
+        shutil.rmtree(part, ignore_errors=True)
+        if os.path.isdir(source):
+            shutil.copytree(source, part)
+        else:
+            shutil.copy2(source, part)
+        if _stamp(source) != before:
+            return False
+        os.rename(part, goal)
+        return True
+    except (OSError, shutil.Error) as error:
+        if getattr(error, "errno", None) in files.DISK_ERRNOS:
+            raise
+        return False
+
+
+def is_copy(path: str, source: str) -> bool:
+    """Whether `path` is what `copy` made of `source` as it is now."""
+    try:
+        return [one[1:] for one in _stamp(path)] == [one[1:] for one in _stamp(source)]
     except OSError:
         return False
 
 
-def _version(path: str) -> Tuple[List[Union[Tuple[int, int], Tuple[int, str]]], str]:
-    words = _DIGITS.split(os.path.basename(path))
-    return [(1, int(word)) if word.isdigit() else (0, word) for word in words], path
+def _stamp(path: str) -> List[Tuple[int, int, int]]:
+    inside = [os.path.join(top, name) for top, _, names in os.walk(path) for name in names]
+    stats = [os.stat(one) for one in (sorted(inside) if os.path.isdir(path) else [path])]
+    return [(one.st_ino, one.st_size, one.st_mtime_ns) for one in stats]
+
+
+def _split(name: str) -> Tuple[str, int]:
+    """A file's name without its extensions and its version, and that version: last-v2.ckpt -> (last, 2)."""
+    while _EXTENSION.search(name) and not name.startswith("."):
+        name = _EXTENSION.sub("", name)
+    version = _VERSION.search(name)
+    return (name[: version.start()], int(version.group(1))) if version else (name, 0)
+
+
+def _parse(path: str) -> _Name:
+    name = os.path.basename(path)
+    plain, version = _split(name)
+    words = _DIGITS.split(plain)
+    extension = name[name.find(".", 1) :] if "." in name[1:] else ""
+    return _Name("#".join(words[::2]) + _DIGITS.sub("#", extension), (*map(int, words[1::2]), version))
+
+
+def _written(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _is_whole_file(path: str) -> bool:
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        head = file.read(8)
+        if size == 0:
+            return False
+        if path.endswith(".safetensors"):
+            (length,) = struct.unpack("<Q", head)
+            if length > size:
+                return False
+            tensors = json.loads(file.read(length).decode("utf-8"))
+            ends = [one["data_offsets"][1] for name, one in tensors.items() if name != "__metadata__"]
+            return bool(size >= 8 + length + max(ends, default=0))
+        if head.startswith(b"PK\x03\x04"):  # torch.save and numpy.savez: a zip, whose directory is written last
+            file.seek(max(0, size - _ZIP_TAIL))
+            return b"PK\x05\x06" in file.read()
+        if path.endswith((".pkl", ".pickle")) and head.startswith(b"\x80"):
+            file.seek(size - 1)
+            return file.read() == b"."
+    return True
+
+
+def _is_whole_folder(folder: str) -> bool:
+    beside = os.path.dirname(folder.rstrip("/"))
+    if any(_names_an_older_one(os.path.join(beside, name), folder) for name in _NAMED_IN):
+        return False
+    names: List[str] = []
+    for top, _, inside in os.walk(folder):
+        for name in inside:
+            path = os.path.join(top, name)
+            if _UNFINISHED.search(name) or (name.endswith(_WEIGHTS) and not _is_whole_file(path)):
+                return False
+            names.append(name)
+        if len(names) > _MOST_FILES:
+            break
+    for sign, last in _LAST_FILE:
+        if last not in names and any(sign.match(name) for name in names):
+            return False
+    return bool(names)
+
+
+def _names_an_older_one(note: str, folder: str) -> bool:
+    """Whether a file names another folder of this kind, with a lower number, as the last one that is whole."""
+    try:
+        with open(note, encoding="utf-8") as file:
+            word = file.read(256).strip()
+    except (OSError, ValueError):
+        return False
+    mine = _parse(folder.rstrip("/"))
+    named = (int(word), 0) if word.isdigit() else _parse(word).numbers
+    is_kind = word.isdigit() or _parse(word).family == mine.family
+    return bool(word) and is_kind and mine.numbers > named

@@ -7,7 +7,7 @@ hand over, and waits until that has ended, or has been silent for longer than it
 """
 
 import os
-from typing import Callable, Dict, Hashable, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Hashable, Mapping, NamedTuple, Optional, Tuple
 
 from . import files, layout, lease, node_lease, submission
 from .records import Allocation, Outcome, Start
@@ -28,6 +28,7 @@ class Claim(NamedTuple):
     output_dir: str
     log_dir: str
     resume: bool
+    changes: Mapping[str, Any] = {}
 
 
 def read_claim(run_dir: str, generation: int) -> Optional[Claim]:
@@ -42,6 +43,7 @@ def read_claim(run_dir: str, generation: int) -> Optional[Claim]:
         record["output_dir"],
         record["log_dir"],
         bool(record.get("resume")),
+        record.get("changes") or {},
     )
 
 

@@ -1,6 +1,7 @@
 """Every file name under the state folder, in one place.
 
 .shoal/
+  .gitignore                        keeps all of it out of git
   project.json                      a random id of this project
   agent/<hash>.pyz                  the agent, as one file; queued jobs keep the one they were submitted with. In a
                                     shared project agent/<uid>/<hash>.pyz: everybody executes their own
@@ -59,6 +60,9 @@ TOKEN_LENGTH = 12
 ENVIRONMENTS = "environments"
 #: A tree is 16 letters and digits, and no user has so long a number.
 _WHOSE_SNAPSHOT = re.compile(r"/snapshots/(\d{1,10})/[0-9a-f]{16}/")
+_SNAPSHOT = re.compile(r"/snapshots/(?:\d{1,10}/)?[0-9a-f]{16}(?=/)/")
+#: In the folder of a working directory: where the program starts, and which code is there.
+CWD, CODE = ".cwd", ".code"
 _NUMBERED = re.compile(r"(spec|submit|attempt)\.(\d+)\.(\w+)(?:\.(\d+))?\Z")
 _NODE = re.compile(r"attempt\.(\d+)\.node(\d+)(?:\.live\.(\d+))?\Z")
 
@@ -102,6 +106,33 @@ def is_own_snapshot(path: str) -> bool:
     """Whether a folder of a snapshot is not another user's; in a private project they have no user in their path."""
     whose = _WHOSE_SNAPSHOT.search(path + "/")
     return whose is None or os.stat(path).st_uid == os.getuid() == int(whose.group(1))
+
+
+def snapshot_of(code: str) -> str:
+    """The whole snapshot that a project's folder in it belongs to; its record stands beside it."""
+    for found in _SNAPSHOT.finditer(code + "/"):
+        if os.path.isfile(code[: found.end() - 1] + ".json"):
+            return code[: found.end() - 1]
+    raise ValueError("%s is not in a snapshot" % code)
+
+
+def work_dir(output_dir: str) -> str:
+    """Where the working directory of a run stands (agent/workdir.py)."""
+    return os.path.join(output_dir, "work")
+
+
+def keep_cwd(output_dir: str, other: str) -> None:
+    """Let a run in `other` start in the same place of its working directory as the one in `output_dir`."""
+    cwd = os.path.join(work_dir(output_dir), CWD)
+    if os.path.islink(cwd) and not os.path.lexists(os.path.join(work_dir(other), CWD)):
+        os.makedirs(work_dir(other), exist_ok=True)
+        os.symlink(os.readlink(cwd), os.path.join(work_dir(other), CWD))
+
+
+def written_by(output_dir: str) -> List[str]:
+    """Folders in which a run may have left something: its output folder, and where its program started."""
+    cwd = os.path.join(work_dir(output_dir), CWD)
+    return [output_dir, os.path.realpath(cwd)] if os.path.islink(cwd) else [output_dir]
 
 
 def home_of(run_dir: str) -> str:

@@ -35,5 +35,9 @@ def is_owed(
 
 
 def is_due(ended_at: float, tried_at: Optional[float], now: float, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether somebody else than the ending job may do it now: it had its time, and so had whoever tried last."""
-    return now >= max(ended_at, tried_at or 0.0) + wait_s(environ)
+    """Whether somebody else than the ending job may do it now: it had its time, and so had whoever tried last.
+
+    A time far in the future was written by a clock that was wrong, and says nothing.
+    """
+    age_s, wait = now - max(ended_at, tried_at or 0.0), wait_s(environ)
+    return not -wait < age_s < wait

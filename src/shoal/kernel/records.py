@@ -5,7 +5,7 @@ types with every field checked. Fields that a newer shoal adds are passed over, 
 """
 
 import os
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
 
 from . import files, process
 
@@ -77,7 +77,8 @@ class Submission(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A generation of a run belongs to a submission. `request` is the order that it was made for."""
+    """A generation of a run belongs to a submission. `request` is the order that it was made for; `changes` are fields
+    of the run's spec that hold from here on: how it is resumed may be told after it was described."""
 
     token: str
     revision: int
@@ -88,6 +89,7 @@ class Claim(NamedTuple):
     switched: bool = False
     t: float = 0.0
     request: Optional[str] = None
+    changes: Mapping[str, Any] = {}
 
 
 class Send(NamedTuple):
@@ -222,6 +224,7 @@ class End(NamedTuple):
     expect_s: Optional[float] = None
     held: Optional[Held] = None
     data: Sequence[Dict[str, Any]] = ()
+    notes: Sequence[str] = ()
     next: Optional[Next] = None
 
 

@@ -20,6 +20,7 @@ from .slurm_text import Answer, JobRow, JobState, classify
 __all__ = [
     "ENDING_TIMEOUT_S",
     "MISSING",
+    "OF_THE_USER",
     "QUERY_TIMEOUT_S",
     "SBATCH_TIMEOUT_S",
     "TIMED_OUT",
@@ -70,6 +71,8 @@ _OPTION_FAMILIES = (
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_SACK_JWKS", "SLURM_SACK_KEY")
 #: shoal's own variables are about one run, and never travel to another job.
 _OF_SHOAL = "SHOAL_"
+#: Settings of a person among them: all jobs of a run must agree on how they keep time, and find the same disk.
+OF_THE_USER = (LEASE_VARIABLE, "SHOAL_SCRATCH", "SHOAL_SCRATCH_LIMIT")
 #: What Slurm, or a site's prolog, gives one job. Outside a job the same names are the user's own settings.
 _OF_THE_JOB = (
     "SLURMD_", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK", "PMI_",
@@ -120,8 +123,7 @@ def clean_environ(environ: Mapping[str, str]) -> Dict[str, str]:
     """The environment that a new job gets: no options in disguise, and nothing that belongs to the current job."""
     kept = _without_options(environ)
     of_this_job = (_OF_SHOAL, *_OF_THE_JOB) if "SLURM_JOB_ID" in environ else (_OF_SHOAL,)
-    # All jobs of a run must agree on how they keep time.
-    return {name: value for name, value in kept.items() if name == LEASE_VARIABLE or not name.startswith(of_this_job)}
+    return {name: value for name, value in kept.items() if name in OF_THE_USER or not name.startswith(of_this_job)}
 
 
 def step_environ(environ: Mapping[str, str]) -> Dict[str, str]:
@@ -314,3 +316,12 @@ def this_job(environ: Mapping[str, str]) -> Dict[str, Any]:
         "nodes": environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST"),
     }
     return dict(job, array_job_id=array) if array else job
+
+
+def after_this_job(job: str, environ: Mapping[str, str]) -> List[str]:
+    """The option that lets a job start when `job` has ended, if that is the job of this process.
+
+    Another one has ended already, and a controller that lost its state may have given its number to somebody else.
+    """
+    own = this_job(environ)
+    return ["--dependency=afterany:%s" % job] if job in (own["job_id"], own["job_label"]) else []

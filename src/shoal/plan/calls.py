@@ -74,7 +74,7 @@ def settings(environ: Mapping[str, str], base: str) -> tuple[dict[str, str], lis
         and name not in _NOT_SETTINGS
         and not name.startswith(("SHOAL_", "SLURM_", "BASH_FUNC_"))
     }
-    kept = {name: value for name, value in changed.items() if not is_secret(name)}
+    kept = {name: value for name, value in changed.items() if not is_secret(name, value)}
     return kept, sorted(set(changed) - set(kept))
 
 

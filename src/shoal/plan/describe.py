@@ -22,6 +22,7 @@ from shoal.names import check_length, parse_script_path, stem_with_seed
 from shoal.plan.calls import MODIFIERS, Call
 from shoal.plan.directives import requested_in
 from shoal.plan.inputs import Source, find_run, find_source, output_folders
+from shoal.plan.resuming import with_step_of_now
 from shoal.plan.submissions import PlannedRun
 from shoal.store.reading import Reader
 from shoal.sweep.placeholders import check_filled, step_words
@@ -29,7 +30,7 @@ from shoal.sweep.values import parse_seeds
 
 #: Flags of shoal among a step function's words; the others are sbatch's. `plan/doors.py` reads --seeds.
 _VALUE_FLAGS = ("--on", "--launch", "--container", "--seeds")
-_PLAIN_FLAGS = ("--again", "--dry-run", "--smoke")
+_PLAIN_FLAGS = ("--again", "--dry-run", "--smoke", "--resume", "--fresh", "--yes")
 #: Flags of `shoal submit` that sbatch does not have: it would refuse them, and a run on this machine would ignore them.
 _OF_SUBMIT = (
     "--set", "--zip", "--shape", "--at-once", "--no-snapshot", "--force", "--smoke-here", "--budget", "--prune",
@@ -48,6 +49,8 @@ class Asked(NamedTuple):
     by_name: bool = False
     smoke: bool = False
     remarks: tuple[str, ...] = ()
+    resume: bool | None = None
+    sure: bool = False
 
 
 class _Words(NamedTuple):
@@ -92,6 +95,7 @@ def describe(call: Call, project: Project, swept: Collection[str] = ()) -> Asked
         output=step.output,
         env={**step.env, **{name: escape(value) for name, value in call.env.items()}},
         checkpoint=step.checkpoint,
+        resume_args=None if step.resume_args is None else list(step.resume_args),
         start_from=source.checkpoint,
         parents=[source.parent] if source.parent else [],
         start_parent=source.parent,
@@ -112,8 +116,19 @@ def describe(call: Call, project: Project, swept: Collection[str] = ()) -> Asked
         place=os.path.relpath(call.script),
     )
     note = f"starts from {with_step(source.checkpoint)}" if source.checkpoint else None
+    if {"--resume", "--fresh"} <= set(words.own):
+        raise InputError("--resume cannot be used with --fresh", place=call.script)
+    wish = True if "--resume" in words.own else False if "--fresh" in words.own else None
     said = {key: f"--{key.replace('_', '-')}" in words.own for key in ("again", "dry_run", "smoke")}
-    return Asked(PlannedRun(spec), words.own.get("--on"), note=note, remarks=header.remarks, **said)
+    return Asked(
+        PlannedRun(spec),
+        words.own.get("--on"),
+        note=note,
+        remarks=header.remarks,
+        resume=wish,
+        sure="--yes" in words.own,
+        **said,
+    )
 
 
 def _run_to_resume(call: Call, words: _Words, project: Project) -> str | None:
@@ -143,7 +158,7 @@ def _run_to_resume(call: Call, words: _Words, project: Project) -> str | None:
 def _resumed(asked: Asked, call: Call, words: _Words, project: Project, remarks: tuple[str, ...]) -> Asked:
     """A resumed run keeps what it was; what a call says beside its resources is refused, or told where it differs."""
     spec, place = asked.run.spec, os.path.relpath(call.script)
-    changed = [flag for flag in words.own if flag not in ("--on", "--dry-run")]
+    changed = [flag for flag in words.own if flag not in ("--on", "--dry-run", "--yes")]
     if words.args or changed:
         what = changed[0] if changed else "an argument for the program"
         raise InputError(
@@ -158,7 +173,10 @@ def _resumed(asked: Asked, call: Call, words: _Words, project: Project, remarks:
     differing = ", ".join(sorted(name for name, value in call.env.items() if spec.env.get(name) != escape(value)))
     told = f"{spec.name} keeps {differing} as it was, and not as {place} sets it"
     return asked._replace(
-        on=words.own.get("--on"), dry_run="--dry-run" in words.own, remarks=(*remarks, *([told] if differing else []))
+        on=words.own.get("--on"),
+        dry_run="--dry-run" in words.own,
+        sure="--yes" in words.own,
+        remarks=(*remarks, *([told] if differing else [])),
     )
 
 
@@ -173,19 +191,20 @@ def resume(word: str, project: Project, flags: Sequence[str], experiment: str | 
     spec = reader.spec(name)
     if spec is None:
         raise InputError(f"{name} was never described", hint=f"shoal submit experiments/{name}.sh")
+    spec = with_step_of_now(spec, project)
     if spec.checkpoint is None:
         raise InputError(
             f"nothing says how checkpoints of {name} are named",
             hint=f'checkpoint = "model_*.pth"   # in [steps.{spec.step_kind}] of shoal.toml',
         )
-    folders = output_folders(home, name)
+    folders = output_folders(home, name, spec.revision)
     as_folder = os.path.abspath(os.path.join(project.root, word))
     wanted = [folder for folder in folders if folder == as_folder.rstrip("/")] or folders
     for folder in wanted:
         newest = checkpoints.newest(folder, spec.checkpoint)
         if newest is not None:
             spec = msgspec.structs.replace(spec, flags=[*reader.flags(spec), *flags])
-            return Asked(PlannedRun(spec, resume_in=folder), note=f"continues from {with_step(newest)}")
+            return Asked(PlannedRun(spec, resume_in=folder), by_name=True)
     raise InputError(
         f"{name} has no checkpoint {spec.checkpoint} to continue from" + (f" in {wanted[0]}" if wanted else ""),
         hint=f"shoal retry {name} --fresh   # starts it from the beginning",

@@ -65,13 +65,13 @@ def find_source(root: Path, word: str, experiment: str, pattern: str | None) -> 
     return Source(parent=name if "/" in name else f"{experiment}/{name}")
 
 
-def output_folders(home: str, name: str) -> list[str]:
-    """The output folders of a run, newest first."""
+def output_folders(home: str, name: str, revision: int | None = None) -> list[str]:
+    """The output folders of a run, newest first; of one revision, if it was started over with other settings."""
     folder = layout.run_dir(home, name)
     found: dict[str, None] = {}
     for generation in reversed(layout.parse_names(names_in(folder)).submits.get("claim", [])):
         claim = records.read(os.path.join(folder, layout.submit_file(generation, "claim")), Claim)
-        if claim is not None:
+        if claim is not None and revision in (None, claim.revision):
             found[claim.output_dir] = None
     return list(found)
 

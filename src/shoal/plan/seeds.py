@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
+from pathlib import Path
 
 from shoal.model import RunSpec
-
-#: Enough of a program to see whether it reads the environment; a data file among the words is not read whole.
-_MOST_BYTES = 1 << 20
+from shoal.plan.sources import file_that_reads
 
 
 def unread_seeds(specs: Iterable[RunSpec]) -> list[str]:
@@ -21,17 +19,8 @@ def unread_seeds(specs: Iterable[RunSpec]) -> list[str]:
         words = (*spec.command, *spec.args, *spec.env.values())
         if first.setdefault((spec.sweep, words, repr(spec.params)), spec.seed) == spec.seed:
             continue
-        heard = any("{seed}" in word or _reads_it(word, spec.cwd) for word in words)
+        heard = any("{seed}" in word or "SHOAL_SEED" in word for word in words)
+        heard = heard or bool(file_that_reads("SHOAL_SEED", Path(spec.cwd), words))
         remark = f"no argument of {spec.sweep} has the seed: put {{seed}} into its command, or read $SHOAL_SEED"
         settled[spec.sweep] = None if heard else remark
     return [remark for remark in settled.values() if remark]
-
-
-def _reads_it(word: str, cwd: str) -> bool:
-    if "SHOAL_SEED" in word:
-        return True
-    try:
-        with open(os.path.join(cwd, word), "rb") as program:  # noqa: PTH123
-            return b"SHOAL_SEED" in program.read(_MOST_BYTES)
-    except (OSError, ValueError):
-        return False

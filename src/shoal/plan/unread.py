@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from shoal.agent.environment import BUILT_IN, placeholders, text_of
 from shoal.config.project import Project
 from shoal.errors import InputError
 from shoal.model import RunSpec
+from shoal.plan.sources import file_that_reads
 
 #: Enough of a program to see whether it reads the environment; a data file among the words is not read whole.
 _MOST_BYTES = 1 << 20
@@ -162,22 +164,17 @@ def _words(spec: RunSpec) -> tuple[str, ...]:
 
 
 def _hears(spec: RunSpec, names: Sequence[str], *variables: str) -> bool:
-    """Whether a placeholder, or one of these variables, stands in a word of the run or in a file that a word names."""
+    """Whether a placeholder, or one of these variables, stands in a word of the run or in a file of its program."""
     words = _words(spec)
-    return bool(set(placeholders(words)) & set(names)) or any(_reads(word, spec.cwd, variables) for word in words)
+    if set(placeholders(words)) & set(names) or any(variable in word for word in words for variable in variables):
+        return True
+    return any(file_that_reads(variable, Path(spec.cwd), words) for variable in variables)
 
 
 def _has(spec: RunSpec, name: str) -> bool:
     """Whether a word of the run has the parameter: as a placeholder, or its value, which was put in already."""
     text = text_of(spec.params[name])
     return name in placeholders(_words(spec)) or any(text in re.split(r"[=:,\s]", word) for word in _words(spec))
-
-
-def _reads(word: str, cwd: str, variables: Sequence[str]) -> bool:
-    if any(variable in word for variable in variables):
-        return True
-    text = _text_of(word, cwd)
-    return text is not None and any(variable in text for variable in variables)
 
 
 def _text_of(word: str, cwd: str) -> str | None:

@@ -46,6 +46,8 @@ def open_home(home: Path, shared_by: Path | None) -> str:
     files.open_umask(str(home))
     for name in ("runs", "submissions"):
         files.make_dir(str(home / name))
+    if not (home / ".gitignore").exists():
+        files.create_exclusive(str(home / ".gitignore"), b"*\n", sync=False)
     return str(home)
 
 

@@ -22,7 +22,7 @@ from shoal.submit.budget import Gate, admit_everywhere, open_gate, park
 from shoal.submit.here import run_here
 from shoal.submit.orders import Order, Result, with_smoke
 from shoal.submit.pack_here import EngineHere
-from shoal.submit.snapshot import Code, take
+from shoal.submit.snapshot import Code, is_in_git, take
 from shoal.submit.standing import StandingOrder
 from shoal.submit.transaction import Claimed, Started, claim_runs, send
 
@@ -38,6 +38,7 @@ def carry_out(
     clock: Callable[[], float] = time.time,
     snapshot: bool = True,
     given: StandingOrder | None = None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> list[Result]:
     """Submit, or run here, everything in the order; `tell` hears of each run as soon as its fate is known.
 
@@ -51,13 +52,15 @@ def carry_out(
         writing.open_home(project.home, project.shared_by)
         standing.write(home, given, {name: order.views[name].claims for name in names})
     try:
+        if names and snapshot and project.snapshot:
+            errand.code = _keep_code(project, environ, note)
         if cluster.is_local:
             for left in order.left_alone:
                 errand.note(left)
             errand.run_all(order.submissions)
         else:
             with hang_ups_ignored():
-                _submit_all(errand, order, project, cluster, environ, snapshot=snapshot)
+                _submit_all(errand, order, project, cluster, environ)
     except (ShoalError, OSError, KeyboardInterrupt) as error:
         raise _not_whole(error, names, errand.results) from error
     if {result.name for result in errand.results} >= set(names):
@@ -65,17 +68,33 @@ def carry_out(
     return errand.results
 
 
-def _submit_all(
-    errand: _Errand, order: Order, project: Project, cluster: Cluster, environ: Mapping[str, str], *, snapshot: bool
-) -> None:
+def _keep_code(project: Project, environ: Mapping[str, str], note: Callable[[str], None]) -> Code | None:
+    """The code that the runs will execute, each in a directory of its own; None: in the project's folder itself, which
+    is told."""
+    shared = "what runs write by relative path, all of them write there"
+    if project.toml is None and not is_in_git(project.root, environ):
+        note(f"runs work in {project.root} itself, which is not in git and has no shoal.toml: {shared}")
+        return None
+    code = take(project.root, project.home, environ, project.link)
+    if code is None:
+        note(f"runs work in {project.root} itself, because there is no git: {shared}")
+        return None
+    if code.secrets:
+        note(f"not copied into the snapshot, because it may hold secrets, but linked: {', '.join(code.secrets)}")
+    if code.hidden:
+        some = ", ".join(code.hidden[:3]) + (f" and {len(code.hidden) - 3} more" if len(code.hidden) > 3 else "")
+        wanted = ", ".join(f'"{name}"' for name in code.hidden[:3])
+        note(f"runs do not see {some} of the project; if they read it, write link = [{wanted}] in shoal.toml")
+    return code
+
+
+def _submit_all(errand: _Errand, order: Order, project: Project, cluster: Cluster, environ: Mapping[str, str]) -> None:
     for left in order.left_alone:
         errand.note(left)
     home = str(project.home)
     admit_everywhere(home)
     if not order.submissions:
         return
-    if snapshot and project.snapshot:
-        errand.code = take(project.root, project.home, environ)
     gate = open_gate(home, cluster, order.submissions, environ)
     now, later = (order.submissions, []) if gate is None else gate.split(order.submissions)
     try:

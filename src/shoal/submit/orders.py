@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -13,13 +13,14 @@ from shoal.backends.slurm.facts import largest_array
 from shoal.config.cluster import Cluster
 from shoal.config.project import Project
 from shoal.errors import InputError
-from shoal.model import LIVE, RunSpec
+from shoal.model import ENDED, LIVE, RunSpec
 from shoal.observe import observe
 from shoal.pack.earlier import earlier_durations
 from shoal.pack.options import PackOptions
 from shoal.plan import packs
 from shoal.plan.containers import check_containers
 from shoal.plan.describe import Asked, refuse_doubles, with_step
+from shoal.plan.resuming import Sources, empty_note, unknown_note
 from shoal.plan.seeds import unread_seeds
 from shoal.plan.stages import Held, arrange, check_graph, parents_of
 from shoal.plan.submissions import LARGEST_ARRAY, PlannedRun, PlannedSubmission, lay_out
@@ -27,7 +28,9 @@ from shoal.plan.unread import swallowed, unread_directives, unread_params, unrea
 from shoal.store.fold import RunView
 from shoal.store.listing import run_names
 from shoal.store.reading import Reader
+from shoal.submit import continuing
 from shoal.submit.avoiding import FailedNodes
+from shoal.submit.continuing import Continuation
 from shoal.submit.decide import Decision, decide
 from shoal.submit.smoke import gated
 
@@ -53,12 +56,14 @@ class Order(NamedTuple):
     left_alone: list[Result]
     views: dict[str, RunView]
     notes: list[str]
+    continuations: Sequence[Continuation] = ()
 
 
 class How(NamedTuple):
     """How runs are submitted: their shape, whether done ones start over, how many may run at once, whether the doctor
-    may be overruled, whether jobs get the code as it is now, and where a smoke run goes first ("there", as a job, or
-    "here")."""
+    may be overruled, whether jobs get the code as it is now, where a smoke run goes first ("there", as a job, or
+    "here"), whether runs with a checkpoint continue from it (None: those whose programs are known to), and whether a
+    person is `sure` that a program does."""
 
     shape: str = "auto"
     again: bool = False
@@ -67,6 +72,8 @@ class How(NamedTuple):
     force: bool = False
     snapshot: bool = True
     smoke: str | None = None
+    resume: bool | None = None
+    sure: bool = False
 
     def smokes_here(self, cluster: Cluster) -> bool:
         return self.smoke == "here" and not cluster.is_local
@@ -97,6 +104,8 @@ def prepare(
     secrets = secrecy.secret_values(environ)
     start: list[PlannedRun] = []
     left: list[Result] = []
+    continuations: list[Continuation] = []
+    sources = Sources()
     notes = [f"{one.run.spec.name} {one.note}" for one in asked if one.note]
     notes += dict.fromkeys(remark for one in asked for remark in one.remarks)
     specs = [one.run.spec for one in asked]
@@ -105,12 +114,21 @@ def prepare(
     for one in asked:
         secrecy.refuse_leaks(one.run.spec, secrets)
         view = views[one.run.spec.name]
-        decision = _decide(one, reader, view, how.again or one.again)
+        kept = reader.spec(view.name)
+        decision = _decide(one, kept, view, how.again or one.again)
         if decision.start:
-            spec = msgspec.structs.replace(one.run.spec, revision=decision.revision)
-            start.append(one.run._replace(spec=spec))
+            wish = how.resume if one.resume is None else one.resume
+            run, found = continuing.settle(home, one, kept, view, decision.revision, wish, sources)
+            start.append(run)
+            if found is not None:
+                continuations.append(found)
+            elif view.state in ENDED and (one.by_name or wish):
+                notes.append(continuing.without_checkpoint(run.spec))
         else:
             left.append(Result(view.name, "left alone", view.state, decision.reason, view.job_id, view.output_dir))
+    notes += continuing.notes(continuations)
+    told = {one.name for one in continuations if not one.known}
+    notes += _resume_notes(run.spec for run in start if run.spec.name not in told)
     start, held, inherited = _arrange(specs, start, views, home, environ)
     notes += inherited
     left += [Result(one.run.spec.name, "held", "new", one.reason) for one in held]
@@ -154,7 +172,14 @@ def prepare(
             refuse_impossible([planned.resolved for planned in submissions], environ)
         seen = [packs.part_of_a_run(planned, project, cluster) for planned in submissions]
         notes += check_before(seen, str(project.root), force=how.force)
-    return Order(submissions, left, views, notes)
+    return Order(submissions, left, views, notes, continuations)
+
+
+def _resume_notes(specs: Iterable[RunSpec]) -> list[str]:
+    """Remarks on steps whose programs may not continue from their checkpoints, each step once."""
+    first = {spec.step_kind: spec for spec in specs if spec.checkpoint is not None and not spec.smoke}
+    found = [None if spec.resumes else unknown_note(spec) for spec in first.values()]
+    return [note for note in (*found, *map(empty_note, first.values())) if note]
 
 
 def with_smoke(
@@ -222,8 +247,7 @@ def _pack(
     return packs.lay_out_pack(start, project, cluster, options, earlier, shape=shape, requeue=requeue)
 
 
-def _decide(one: Asked, reader: Reader, view: RunView, again: bool) -> Decision:
-    kept = reader.spec(one.run.spec.name)
+def _decide(one: Asked, kept: RunSpec | None, view: RunView, again: bool) -> Decision:
     if one.run.resume_in is not None and kept is not None:
         if view.state == "done":
             raise InputError(

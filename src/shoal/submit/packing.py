@@ -106,5 +106,5 @@ def pack_commands(
     if dry_run:
         return Packed(str(project.home), names, order.left_alone, planned, cluster.is_local, True, began)
     keep_names(project, grown)
-    results = before + carry_out(order, project, cluster, environ, follow=follow, given=given)
+    results = before + carry_out(order, project, cluster, environ, follow=follow, given=given, note=note)
     return Packed(str(project.home), names, results, planned, cluster.is_local, False, began)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
+from shoal.config.project import Project
 from shoal.errors import InputError
-from shoal.kernel import checkpoints, files, layout, submission
+from shoal.kernel import files, layout, submission
 from shoal.observe import observe
 from shoal.plan.describe import Asked
+from shoal.plan.resuming import with_step_of_now
 from shoal.plan.submissions import PlannedRun
 from shoal.store import records
 from shoal.store.fold import RunView
@@ -73,23 +74,20 @@ def cause_of(home: str, view: RunView) -> str:
     return end.cause if end is not None and end.cause in CAUSES else "failed"
 
 
-def again(home: str, views: Sequence[RunView], change: Change) -> list[Asked]:
-    """The same runs once more: in their own folder if there is a checkpoint to continue from, else in a new one."""
+def again(project: Project, views: Sequence[RunView], change: Change) -> list[Asked]:
+    """The same runs once more: from their checkpoints, as `submit/continuing.py` decides, or from the beginning."""
+    home = str(project.home)
     reader = Reader(home)
     asked = []
     for view in views:
         spec = reader.spec(view.name)
         if spec is None:
             raise InputError(f"{view.name} was never described")
-        newest = None
-        if spec.checkpoint and view.output_dir and not change.fresh:
-            newest = checkpoints.newest(view.output_dir, spec.checkpoint)
         flags = [*reader.flags(spec), *_flags(home, view, change)]
         avoid = (view.node,) if change.exclude_nodes and view.node else ()
-        spec = msgspec.structs.replace(spec, flags=flags)
-        planned = PlannedRun(spec, view.output_dir if newest else None, avoid=avoid)
-        note = f"continues from {os.path.relpath(newest)}" if newest else "starts from the beginning"
-        asked.append(Asked(planned, note=note, by_name=True))
+        spec = msgspec.structs.replace(with_step_of_now(spec, project), flags=flags)
+        planned = PlannedRun(spec, avoid=avoid)
+        asked.append(Asked(planned, by_name=True, resume=False if change.fresh else None))
     return asked
 
 

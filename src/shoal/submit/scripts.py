@@ -18,6 +18,7 @@ from shoal.plan.doors import SUFFIXES, Grown, Wish, read_file
 from shoal.submit import standing
 from shoal.submit.cancelling import cancel
 from shoal.submit.carrying import carry_out, keep_names, smoke_here
+from shoal.submit.continuing import Continuation, refuse_doubtful
 from shoal.submit.orders import DEFAULT, How, Order, Result, prepare
 from shoal.submit.pruning import removed
 from shoal.submit.standing import StandingOrder
@@ -25,11 +26,17 @@ from shoal.units import natural
 
 
 class Tell(Protocol):
-    """Who hears of results and remarks while they come, and may be asked before anything is sent."""
+    """Who hears of results and remarks while they come, and may be asked before anything is sent.
+
+    `chooses`: whether runs continue from their checkpoints; None where nobody can be asked. `is_sure`: whether a person
+    wants that although their programs may start over.
+    """
 
     def __call__(self, result: Result) -> None: ...
     def note(self, text: str) -> None: ...
     def agrees(self, order: Order, cluster: Cluster) -> bool: ...
+    def chooses(self, found: Sequence[Continuation]) -> bool | None: ...
+    def is_sure(self, found: Sequence[Continuation]) -> bool: ...
 
 
 def find_scripts(paths: Sequence[Path], project: Project) -> list[Path]:
@@ -206,6 +213,14 @@ def submit_asked(
             standing.finish(home, given)
             return before
     order = prepare(asked, project, cluster, environ, how)
+    if not dry_run:
+        open_ones = [one for one in order.continuations if one.is_open]
+        wish = tell.chooses(open_ones) if open_ones else None
+        order = order if wish is None else prepare(asked, project, cluster, environ, how._replace(resume=wish))
+        sure = {one.run.spec.name for one in asked if how.sure or one.sure}
+        doubtful = [one for one in order.continuations if one.is_doubtful and one.name not in sure]
+        if doubtful and not tell.is_sure(doubtful):
+            refuse_doubtful(doubtful)
     if not dry_run and not tell.agrees(order, cluster):
         return []
     if how.smokes_here(cluster) and not dry_run:
@@ -216,7 +231,15 @@ def submit_asked(
         tell.note(note)
     if not dry_run:
         return before + carry_out(
-            order, project, cluster, environ, follow=follow, tell=tell, snapshot=how.snapshot, given=given
+            order,
+            project,
+            cluster,
+            environ,
+            follow=follow,
+            tell=tell,
+            snapshot=how.snapshot,
+            given=given,
+            note=tell.note,
         )
     for result in order.left_alone:
         tell(result)

@@ -32,6 +32,9 @@ from shoal.store.records import Asked, Claim, Outcome, Submission
 from shoal.submit import provenance
 from shoal.submit.snapshot import Code
 
+#: What a step may say after a run was described, for its later attempts.
+_LATER = ("checkpoint", "resume_args", "resumes")
+
 
 class Started(NamedTuple):
     """One run that this command put under way, or tried to. `state` is pending, unknown, or new if Slurm refused it."""
@@ -121,6 +124,9 @@ def claim_runs(
             resume=run.resume_in is not None,
             t=clock,
             request=request,
+            changes={
+                name: getattr(run.spec, name) for name in _LATER if getattr(run.spec, name) != getattr(spec, name)
+            },
         )
         won = submission.claim(home, spec.name, view.claims + 1, record)
         reach("between-claims")

@@ -16,6 +16,7 @@ def step_words(step: Step) -> Iterator[tuple[str, Iterable[str]]]:
     """The words of a step in which placeholders are filled, beside its command, each with what to call them."""
     yield f"`env` of step {step.name!r}", step.env.values()
     yield f"`smoke` of step {step.name!r}", [*step.smoke.args, *step.smoke.env.values()]
+    yield f"`resume_args` of step {step.name!r}", step.resume_args or ()
     yield f"`survive.check` of step {step.name!r}", step.survive.get("check") or ()
 
 

@@ -113,6 +113,7 @@ class _Maker:
             output=self.step.output,
             env=env,
             checkpoint=self.step.checkpoint,
+            resume_args=None if self.step.resume_args is None else list(self.step.resume_args),
             launch=self.launch,
             launch_settings=self.settings,
             title=self.named.title,

@@ -126,20 +126,12 @@ def _checkpoints(run: Left, keep: int, gone: Sequence[str]) -> Iterator[Item]:
     if pattern is None:
         return
     found: list[str] = []
-    for folder in run.outputs:
+    for folder in run.outputs:  # newest first
         if folder not in gone and os.path.isdir(folder):
-            found += [
-                path for path in glob.glob(os.path.join(glob.escape(folder), pattern)) if not os.path.islink(path)
-            ]
-    # Folders are newest first; inside one, the number in the name decides.
-    order = {folder: index for index, folder in enumerate(run.outputs)}
-    found.sort(key=lambda path: (order[_folder(path, run.outputs)], -(checkpoints.step_of(path) or 0), path))
+            found += [path for path in checkpoints.newest_first(folder, pattern) if not os.path.islink(path)]
+    found.sort(key=lambda path: not checkpoints.is_whole(path))
     for path in found[max(1, keep) :]:
         yield Item(path, "checkpoint", f"not among the {max(1, keep)} newest of {run.view.name}", size_of(path))
-
-
-def _folder(path: str, folders: Sequence[str]) -> str:
-    return next(folder for folder in folders if _inside(path, folder))
 
 
 def _logs(run: Left, older_than_s: float, now_s: float) -> Iterator[Item]:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 
 from shoal.agent import cache
+from shoal.agent.environment import NotSet, expand
 from shoal.kernel import layout
 from shoal.kernel.files import TEMP_MARK, is_shared, names_in
 from shoal.store import records
@@ -75,7 +76,7 @@ def half_written(home: str, *, now_s: float) -> list[Item]:
 def unused_scratch(bases: Iterable[str | None], *, older_than_s: float, now_s: float) -> list[Item]:
     """Data sets on node-local disk of this machine that nobody holds; other nodes tidy up when they need the room."""
     found: dict[str, Item] = {}
-    for base in bases:
+    for base in map(_expanded, bases):
         for name in ("shoal-data", f"shoal-data-{os.getuid()}"):
             root = cache.Root(os.path.join(base or "", name))
             if not base or not os.path.isdir(root.folder("objects")) or os.stat(root.path).st_uid != os.getuid():
@@ -87,6 +88,13 @@ def unused_scratch(bases: Iterable[str | None], *, older_than_s: float, now_s: f
                     reason = f"a staged copy, last used {format_duration(age_s)} ago"
                     found[path] = Item(path, "scratch", reason, int(entry["bytes"]))
     return list(found.values())
+
+
+def _expanded(base: str | None) -> str | None:
+    try:
+        return expand(base, os.environ) if base else None
+    except NotSet:
+        return None
 
 
 def set_aside(path: str, goal: str) -> bool:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from shoal.kernel import layout, resumed
+from shoal.store import records
 from shoal.store.fold import RunView
 from shoal.views import usage
 from shoal.views.causes import WORDS, Cause, clean, find_cause
@@ -35,6 +37,7 @@ class Details(NamedTuple):
     gpu_idle_s: float | None = None
     memory_mb: float | None = None
     cause: Cause | None = None
+    restart: str | None = None
 
 
 def details_of(home: str, view: RunView, now: float) -> Details:
@@ -48,10 +51,24 @@ def details_of(home: str, view: RunView, now: float) -> Details:
             sample.gpu_percent if sample else None,
             idle.gpu_idle_for_s if idle else None,
             sample.memory_mb if sample else None,
+            restart=restart_of(home, view),
         )
     if view.state in BAD_STATES and view.log_dir and view.attempt:
-        return Details(cause=cause_in_log(view), log_age_s=log_age_s(view.log_dir, view.attempt, now))
+        age = log_age_s(view.log_dir, view.attempt, now)
+        return Details(cause=cause_in_log(view), log_age_s=age, restart=restart_of(home, view))
     return Details()
+
+
+def restart_of(home: str, view: RunView) -> str | None:
+    """That an attempt started over although it was given a checkpoint, as its log tells; None if it did not."""
+    checkpoint = view.resume_from
+    if view.state == "done" and view.attempt:  # of which the view tells only the end
+        start = records.read_start(layout.run_dir(home, view.name), view.attempt)
+        checkpoint = start.resume_from if start is not None else None
+    if not checkpoint or not view.log_dir or not view.attempt:
+        return None
+    began = resumed.beginning(view.log_dir, view.attempt, checkpoint, is_over=view.state != "running")
+    return None if began is None or began.continued else began.words(view.attempt, checkpoint)
 
 
 def cause_in_log(view: RunView) -> Cause | None:

@@ -11,7 +11,7 @@ from shoal.config.cluster import Cluster
 from shoal.config.project import Project
 from shoal.model import Request, RunSpec
 from shoal.plan.cost import gpu_hours, makespan_s
-from shoal.plan.describe import Asked
+from shoal.plan.describe import Asked, with_step
 from shoal.plan.submissions import PlannedSubmission, script_text
 from shoal.store.fold import RunView
 from shoal.submit.orders import Order
@@ -41,8 +41,15 @@ def show(
     where = "this machine" if cluster.is_local else f"cluster {cluster.name}"
     jobs = plural(len(order.submissions), "job")
     print(f"{plural(len(asked), 'run')} asked for; {len(starting):,} to submit as {jobs} on {where}")
+    resumed = {one.name: f"resume from {with_step(one.checkpoint)}" for one in order.continuations if one.resumes}
     rows = [
-        (run.spec.name, planned.shape, _words(planned.request), planned.resolved.get("partition") or "-", "submit")
+        (
+            run.spec.name,
+            planned.shape,
+            _words(planned.request),
+            planned.resolved.get("partition") or "-",
+            resumed.get(run.spec.name, "submit"),
+        )
         for planned in order.submissions
         for run in planned.runs
     ]
@@ -65,10 +72,15 @@ def document(
 ) -> dict[str, Any]:
     requests = {run.spec.name: planned.request for planned in order.submissions for run in planned.runs}
     left = {result.name: result.reason for result in order.left_alone}
+    resumed = {one.name: one.checkpoint for one in order.continuations if one.resumes}
     return {
         "cluster": cluster.name,
         "runs": [
-            {**_run(one.run.spec, requests.get(one.run.spec.name)), "left_alone": left.get(one.run.spec.name)}
+            {
+                **_run(one.run.spec, requests.get(one.run.spec.name)),
+                "left_alone": left.get(one.run.spec.name),
+                "resume_from": resumed.get(one.run.spec.name),
+            }
             for one in asked
         ],
         "submissions": [

@@ -158,6 +158,8 @@ def lines_of(
         )
     if folded:
         lines.append("--tasks shows every run; shoal status RUN shows one")
+    restarts = {view.name: report.details.get(view.name, Details()).restart for view in shown}
+    lines += [f"warning: {name}: {words}" for name, words in restarts.items() if words]
     lines += [f"hint: {hint}" for hint in dict.fromkeys(view.hint for view in shown if view.hint)]
     failed = [view for view in shown if view.state in BAD_STATES]
     if failed and screen.tty:
@@ -262,6 +264,7 @@ def as_record(view: RunView, details: Details | None = None) -> dict[str, Any]:
         "gpu_percent": details.gpu_percent,
         "gpu_idle_s": details.gpu_idle_s,
         "memory_mb": details.memory_mb,
+        "restart": details.restart,
         "error_kind": details.cause.kind if details.cause else None,
         "error_line": details.cause.line if details.cause else None,
         "submitted_at": iso(view.submitted) if view.submitted else None,

@@ -12,13 +12,13 @@ from shoal.agent import nodes
 from shoal.agent.trial import trials_of
 from shoal.kernel import layout
 from shoal.model import ENDED, LIVE
-from shoal.observe import observe
+from shoal.observe import Observation, observe
 from shoal.store.fold import RunView
 from shoal.store.reading import Reader
 from shoal.store.records import Asked
 from shoal.units import format_duration, format_slurm_time, memory_words
 from shoal.views import estimate, usage
-from shoal.views.details import details_of
+from shoal.views.details import details_of, restart_of
 from shoal.views.explanation import Explanation, Sooner, lasted, start_again
 from shoal.views.post_mortem import post_mortem
 from shoal.views.reasons import explain
@@ -28,14 +28,28 @@ from shoal.views.terminal_text import harmless
 
 
 def gather(home: str, run: str, environ: Mapping[str, str], clock: Callable[[], float] = time.time) -> Explanation:
-    told = _explain(home, run, environ, clock)
+    found = observe(home, [run], environ=environ, clock=clock)
+    told = _explain(home, found, run, environ, clock)
     bad = nodes.failed(layout.run_dir(home, run), nodes.ask_slurm(environ))
     failed = [f"{', '.join(bad)} failed under it; jobs that follow avoid it where they can"] if bad else []
-    return msgspec.structs.replace(told, evidence=[*told.evidence, *failed])
+    restart = restart_of(home, found.views[run])
+    more = [*failed, *([restart] if restart else []), *_of_its_files(home, run)]
+    return msgspec.structs.replace(told, evidence=[*told.evidence, *more])
 
 
-def _explain(home: str, run: str, environ: Mapping[str, str], clock: Callable[[], float]) -> Explanation:
-    found = observe(home, [run], environ=environ, clock=clock)
+def _of_its_files(home: str, run: str) -> list[str]:
+    """Where the program's relative paths lead, and what it changed that is not its own."""
+    files = Reader(home).run(run)
+    if files.end is None:
+        return []
+    notes = [plain(note) for note in files.end.notes]
+    own = layout.written_by(files.end.output_dir)[1:]
+    return [*notes, *(f"what it wrote by relative path is in {plain(place)}" for place in own)]
+
+
+def _explain(
+    home: str, found: Observation, run: str, environ: Mapping[str, str], clock: Callable[[], float]
+) -> Explanation:
     view, now = found.views[run], clock()
     before = _unmet(home, run, environ, clock) if view.started is None else []
     if before and (view.state in LIVE or any(one.state in ENDED for one in before)):

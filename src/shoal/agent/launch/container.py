@@ -7,8 +7,9 @@ whatever the step starts is inside from the beginning.
 
 import json
 import os
-import re
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+from .. import environment
 
 RUNTIMES = ("apptainer", "singularity", "charliecloud", "podman", "pyxis")
 #: `container = "none"`: no container, although the cluster's profile has one.
@@ -16,7 +17,6 @@ NONE = "none"
 GPUS = ("nvidia", "amd", "none")
 #: The cluster's part of the settings, as the batch script hands it to the agent.
 VARIABLE = "SHOAL_CONTAINER"
-_NAME = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
 
 
 class ContainerError(ValueError):
@@ -97,16 +97,13 @@ def chosen(spec: Mapping[str, Any], environ: Mapping[str, str]) -> Optional[Cont
         return None
 
     def full(word: str, what: str) -> str:
-        def value(match: "re.Match[str]") -> str:
-            name = match.group(1) or match.group(2)
-            if not environ.get(name):
-                raise ContainerError(
-                    "the container's %s is %s, and $%s is not set in the job" % (what, word, name),
-                    "export %s=...   # in the cluster's setup" % name,
-                )
-            return environ[name]
-
-        return os.path.expanduser(_NAME.sub(value, word))
+        try:
+            return environment.expand(word, environ)
+        except environment.NotSet as name:
+            raise ContainerError(
+                "the container's %s is %s, and $%s is not set in the job" % (what, word, name),
+                "export %s=...   # in the cluster's setup" % name,
+            )
 
     filled = one._replace(
         image=full(one.image, "image"),
@@ -200,7 +197,11 @@ def _joined(bind: Bind) -> str:
 
 def places_of(spec: Mapping[str, Any], environ: Mapping[str, str], more: Sequence[str]) -> List[str]:
     """Folders that a run needs: its code, outputs, logs and state (`more`), what it starts from, scratch, its data."""
-    found = [spec["cwd"], *more, environ.get("SHOAL_PARENT_DIR", ""), environ.get("SHOAL_SCRATCH", "")]
+    found = [spec["cwd"], *more, environ.get("SHOAL_PARENT_DIR", "")]
+    try:
+        found.append(environment.expand(environ.get("SHOAL_SCRATCH", ""), environ))
+    except environment.NotSet:
+        pass  # It is not used then; who stages data says so.
     found += [os.path.dirname(environ.get(name, "")) for name in ("SHOAL_START_FROM", "SHOAL_RESUME_FROM")]
     found += [value for name, value in environ.items() if name.startswith("SHOAL_DATA_") and value.startswith("/")]
     return [place for place in found if place and os.path.isdir(place)]

@@ -61,6 +61,7 @@ def prepare(
         "id": "%s-%d" % (found.job, attempt),
         "command": spec["command"],
         "args": spec.get("args", []),
+        "resume_args": spec.get("resume_args") or [],
         "values": dict(values),
         "cwd": spec["cwd"],
         "folder": folder,

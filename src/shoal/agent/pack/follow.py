@@ -54,7 +54,7 @@ def submit_follow_up(folder: str, following: Mapping[str, Any], environ: Mapping
     if len(good) >= int(following["limit"]):
         return "%d follow-up jobs were the limit" % int(following["limit"])
     index = max([number for number, _, _ in sent], default=0) + 1
-    argv = ["--job-name=%s-%d" % (intent.job_name, index), "--dependency=afterany:%s" % following["job"]]
+    argv = ["--job-name=%s-%d" % (intent.job_name, index), *slurm.after_this_job(str(following["job"]), environ)]
     if following.get("task") is not None:
         argv.append("--array=%s" % following["task"])
     elsewhere, avoided = _avoid(folder, list(first.argv), nodes.ask_slurm(environ))

@@ -36,7 +36,7 @@ def set_up(cluster: Cluster, env: Mapping[str, str] | None = None) -> str:
     failures inside of `if set_up` or `set_up || ...`.
     """
     exports = {**cluster.environment(), **(env or {})}
-    lines = [f"    export {_env_name(name)}={shell_quote(value)}" for name, value in exports.items()]
+    lines = [_export(name, value) for name, value in exports.items()]
     lines += [
         f"    export {name}={shell_quote(value)}${{{name}:+:${name}}}"
         for name, value in cluster.prepends().items()
@@ -49,6 +49,12 @@ def set_up(cluster: Cluster, env: Mapping[str, str] | None = None) -> str:
         lines += [f"{indent}{line}" if line.strip() else "" for line in cluster.setup]
         lines.append("    trap - ERR")
     return "\n".join(["set_up() {", *(lines or ["    :"]), "}"]) + "\n"
+
+
+def _export(name: str, value: str) -> str:
+    """Where scratch is, a person may have said already; $NAMES in it are filled in by each node for itself."""
+    unless = '[ -n "${SHOAL_SCRATCH:-}" ] || ' if name == "SHOAL_SCRATCH" else ""
+    return f"    {unless}export {_env_name(name)}={shell_quote(value)}"
 
 
 def render_script(head: str, setup: str, launch: str) -> str:

@@ -8,18 +8,11 @@ from collections.abc import Iterator
 from shoal.doctor.finding import Edit, Facts, Hit, rule
 from shoal.doctor.launches import Launch, as_number
 from shoal.doctor.rules.common import is_native, lightning, step_tasks_per_node
+from shoal.secrecy import has_secret, is_secret
 from shoal.units import plural
 
 _LIST = re.compile(r"\d+(?:,\d+)*")
 _WORKERS = re.compile(r"(?:^|[._-])(?:num[_-]?)?workers\Z")
-_SECRET_NAME = re.compile(r"(?:API_?KEY|ACCESS_?KEY|SECRET|TOKEN|PASSWORD|PASSWD)(?:_|\Z)", re.IGNORECASE)
-_HARMLESS_NAME = re.compile(
-    r"TOKENIZER|MAX_TOKEN|NUM_TOKEN|TOKENS?_PER|KEY_?PATH|_FILE\Z|_DIR\Z|_PATH\Z", re.IGNORECASE
-)
-_SECRET_VALUE = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|AKIA[0-9A-Z]{16}"
-    r"|xox[abp]-[\w-]{10,}|glpat-[\w-]{15,})\b"
-)
 _LONG = re.compile(r"[A-Za-z0-9_\-+/=]{16,}\Z")
 
 
@@ -156,11 +149,9 @@ def job_name(facts: Facts) -> Iterator[Hit]:
 @rule("X07", "warning", "a secret in the script")
 def secret(facts: Facts) -> Iterator[Hit]:
     for export in facts.script.exports:
-        named = _SECRET_NAME.search(export.name) and not _HARMLESS_NAME.search(export.name)
         value = export.value
-        if (named and _LONG.fullmatch(value) and "$" not in value and "/" not in value[:1]) or _SECRET_VALUE.search(
-            value
-        ):
+        is_literal = _LONG.fullmatch(value) and "$" not in value and "/" not in value[:1]
+        if (is_secret(export.name) and is_literal) or has_secret(value):
             yield Hit(
                 export.line,
                 f"{export.name} holds what looks like a secret",
@@ -171,7 +162,7 @@ def secret(facts: Facts) -> Iterator[Hit]:
         words = command.texts
         login = words[:2] in (["wandb", "login"], ["huggingface-cli", "login"], ["hf", "auth"])
         key = next((word for word in words[2:] if len(word) >= 20 and _LONG.fullmatch(word)), None)
-        if (login and key) or (not login and _SECRET_VALUE.search(" ".join(words[1:])) and command.name != "export"):
+        if (login and key) or (not login and has_secret(" ".join(words[1:])) and command.name != "export"):
             yield Hit(
                 command.line,
                 f"{' '.join(words[:2])} has what looks like a secret among its words",

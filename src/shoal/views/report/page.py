@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from shoal.secrecy import redact_page, secret_values
 from shoal.units import format_duration
 from shoal.views.columns import iso
 from shoal.views.report import nodes, shapes, timeline
@@ -33,6 +35,7 @@ def page(report: Report) -> str:
         ("Runs", _runs(report)),
     ]
     body = "".join(f"<section><h2>{title}</h2>{part}</section>" for title, part in sections if part)
+    body = redact_page(body, secret_values(os.environ))
     made = time.strftime("%Y-%m-%d %H:%M", time.localtime(report.now))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'

@@ -11,12 +11,13 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from shoal.errors import InputError
 from shoal.model import LIVE
+from shoal.secrecy import redact, secret_values
 from shoal.views.render import BAD_STATES
 from shoal.views.web.feed import Feed
 
@@ -37,12 +38,21 @@ def export(feed: Feed, folder: str, project: str) -> str:
         for experiment in ("", *dict.fromkeys(run["experiment"] for run in found["runs"])):
             _write(os.path.join(folder, report_name(experiment)), feed.report(experiment))
         page = os.path.join(folder, "index.html")
-        _write(page, _page(kept))
+        _write(page, _page(_redacted(kept, secret_values(os.environ))))
     except OSError as error:
         raise InputError(
             f"cannot write {error.filename}: {error.strerror}", hint="shoal ui --export /tmp/copy", place="--export"
         ) from None
     return page
+
+
+def _redacted(value: Any, secrets: Mapping[str, str]) -> Any:
+    """The same without secrets that a program printed: others will read this copy."""
+    if isinstance(value, dict):
+        return {key: _redacted(inner, secrets) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_redacted(inner, secrets) for inner in value]
+    return redact(value, secrets) if isinstance(value, str) else value
 
 
 def report_name(experiment: str) -> str:

@@ -1,0 +1,111 @@
+"""Which file of a program names a variable: the program is read, never run.
+
+Looked at are the files that a command names, what they import from the project, and the project's YAML files, where
+Hydra may read the variable.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+#: Enough of a program to see what it reads; a data file among the words is not read whole.
+_MOST_BYTES = 1 << 20
+_MOST_FILES = 2000
+_IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+(\.*[\w.]*)[ \t]+import[ \t]+\(?([\w, \t]*)|import[ \t]+([\w., \t]+))", re.M)
+_FILE_WORD = re.compile(r"[\w./{}$-]+\.(?:py|sh|bash)\b")
+#: A folder in a variable is taken for the script's own, or the project's.
+_VARIABLES = re.compile(r"\A.*\$\{?\w+\}?/")
+_MODULE_WORD = re.compile(r"-m[ \t]+([\w.]+)")
+_SKIPPED = frozenset(
+    {"outputs", "output", "data", "datasets", "wandb", "mlruns", "node_modules", "venv", "env", "runs"}
+)
+
+
+def file_that_reads(variable: str, root: Path, command: Sequence[str]) -> str:
+    """The first file of the program that names the variable, relative to the project; "" if none does."""
+    seen: set[Path] = set()
+    waiting = list(_named_in(" ".join(command), [root], words=command))
+    while waiting and len(seen) < _MOST_FILES:
+        path = waiting.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        text = _text(path)
+        if variable in text:
+            return _short(path, root)
+        waiting += _named_in(text, [path.parent, root])
+        if path.suffix == ".py":
+            waiting += _imported(path, text, root)
+    if not seen:
+        return ""
+    return next((_short(path, root) for path in _settings_files(root) if variable in _text(path)), "")
+
+
+def _named_in(text: str, folders: Sequence[Path], words: Iterable[str] = ()) -> Iterator[Path]:
+    """Files that a command or a shell script names: programs, modules behind -m, and words that are files."""
+    modules = [name.replace(".", "/") for name in _MODULE_WORD.findall(text)]
+    names = [*words, *_FILE_WORD.findall(text)]
+    for module in modules:
+        names += [f"{module}.py", f"{module}/__main__.py", f"src/{module}.py", f"src/{module}/__main__.py"]
+    for name in dict.fromkeys(names):
+        for folder in folders:
+            path = folder / _VARIABLES.sub("", name)
+            if _is_readable(path):
+                yield path.resolve()
+
+
+def _imported(path: Path, text: str, root: Path) -> Iterator[Path]:
+    """Files of the project that a Python file imports."""
+    for source, names, plain in _IMPORT.findall(text):
+        if plain:
+            for name in plain.split(","):
+                yield from _module(name.split()[0] if name.split() else "", [path.parent, root, root / "src"])
+            continue
+        dots = len(source) - len(source.lstrip("."))
+        bases = [path.parents[dots - 1]] if 0 < dots <= len(path.parents) else [path.parent, root, root / "src"]
+        module = source.lstrip(".")
+        yield from _module(module, bases)
+        for name in names.replace(",", " ").split():
+            yield from _module(f"{module}.{name}" if module else name, bases)
+
+
+def _module(name: str, bases: Sequence[Path]) -> Iterator[Path]:
+    inside = name.replace(".", "/")
+    for base in bases if inside else ():
+        for path in (base / f"{inside}.py", base / inside / "__init__.py"):
+            if _is_readable(path):
+                yield path.resolve()
+
+
+def _settings_files(root: Path) -> Iterator[Path]:
+    count = 0
+    for top, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in _SKIPPED]
+        for name in names:
+            if name.endswith((".yaml", ".yml")):
+                yield Path(top) / name
+            count += 1
+        if count > 10 * _MOST_FILES:
+            return
+
+
+def _is_readable(path: Path) -> bool:
+    try:
+        return path.is_file() and path.stat().st_size <= _MOST_BYTES
+    except (OSError, ValueError):
+        return False
+
+
+def _text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return ""
+    return "" if b"\0" in data[:1024] else data.decode("utf-8", "replace")
+
+
+def _short(path: Path, root: Path) -> str:
+    return os.path.relpath(path, root.resolve()) if path.is_relative_to(root.resolve()) else str(path)
