@@ -49,6 +49,11 @@ def test_lines_in_a_here_document_belong_to_another_script(project: Project) -> 
     assert planned(project, path).get("gpus") is None
 
 
+def test_lines_of_a_quoted_text_belong_to_the_text(project: Project) -> None:
+    path = script(project, "", "X='a\n#SBATCH --gres=gpu:8\n'", "train --time=20 -- 'a\n#SBATCH --gres=gpu:4\n' b")
+    assert planned(project, path).get("gpus") is None
+
+
 @pytest.mark.parametrize(
     ("header", "late", "message"),
     [

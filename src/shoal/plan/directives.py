@@ -35,7 +35,11 @@ def _read(lines: tuple[str, ...], shown: str) -> Requested:
     from shoal.doctor.directives import read_directives
     from shoal.doctor.shell_commands import parse_shell
 
-    found = read_directives(lines, parse_shell("\n".join(lines)).heredocs)
+    parsed = parse_shell("\n".join(lines))
+    found = read_directives(lines, parsed.heredocs)
+    texts = [(word.line, word.raw) for command in parsed.commands for word in command.words]
+    texts += [(one.line, one.raw) for command in parsed.commands for one in command.assigns]
+    quoted = {line + offset for line, raw in texts for offset in range(1, raw.count("\n") + 1)}
     if found.is_het:
         raise InputError(
             "#SBATCH lines of a heterogeneous job are not supported", hint=f"sbatch {shlex.quote(shown)}", place=shown
@@ -43,6 +47,8 @@ def _read(lines: tuple[str, ...], shown: str) -> Requested:
     flags: list[str] = []
     remarks: list[str] = []
     for line in found.ignored:
+        if line.line in quoted:  # the text of an argument
+            continue
         if line.why == "late":
             raise InputError(
                 f"{line.text.strip()!r} stands after the first command, where sbatch does not read it",
