@@ -224,6 +224,20 @@ OTHERS = [
     ("Could not override 'model.depth'.\nTo append to your config use +model.depth=3\nKey 'depth' is not in struct",
      "usage", "depth"),
     ("In 'config': Could not find 'model/resnet51'\n\nAvailable options in 'model':\n\tresnet50", "usage", "resnet51"),
+    ("Error executing job with overrides: []\nError locating target 'lib.Model', see chained exception above.\n"
+     "full_key: model\n\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.",
+     "message", "Error locating target 'lib.Model'"),
+    ("2026-11-16 14:37:16 [rank3]: Traceback (most recent call last):\n2026-11-16 14:37:16 [rank3]:   File \"t.py\", "
+     "line 2, in f\n2026-11-16 14:37:16 [rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried 132.00 MiB.",
+     "cuda_oom", "torch.OutOfMemoryError: CUDA out of memory"),
+    ("ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 4 (pid: 24) of binary: p\n"
+     "Traceback (most recent call last):\n  File \"run.py\", line 8, in <module>\n    raise ChildFailedError(\n"
+     "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n=======\ntrain.py FAILED",
+     "crash", "(exitcode: -9) local_rank: 4"),
+    ("  + Exception Group Traceback (most recent call last):\n  |   File \"demo.py\", line 9, in main\n"
+     "  |     raise TwoLoaders('No space left on device', [ValueError('bad')])\n"
+     "  | TwoLoaders: hello (1 sub-exception)\n  +-+---------------- 1 ----------------\n    | ValueError: bad\n"
+     "    +------------------------------------", "python", "ValueError: bad"),
     ("train.sh: line 3: pyhton: command not found", "shell", "command not found"),
     ("slurmstepd: error: Detected 1 oom_kill event in StepId=12.batch. Some of the step tasks have been OOM Killed.\n"
      "Traceback (most recent call last):\n  File \"t.py\", line 1, in <module>\nBrokenPipeError: Broken pipe",

@@ -97,9 +97,9 @@ _PATTERNS = {
     "network": r"Max retries exceeded|Name or service not known|Temporary failure in name resolution"
     r"|Network is unreachable",
     "unfinished_group": r"^terminate called without an active exception",
-    "crash": r"Segmentation fault|core dumped|^Aborted|Illegal instruction|Bus error",
+    "crash": r"\(exitcode: -\d+\)|Segmentation fault|core dumped|^Aborted|Illegal instruction|Bus error",
     "shell": r": command not found|: No such file or directory$|: Permission denied$",
-    "message": r"^(\S+: )?(fatal|error|FATAL|ERROR|Error)( error)?: \S",
+    "message": r"^Error (locating|in call to|instantiating) |^(\S+: )?(fatal|error|FATAL|ERROR|Error)( error)?: \S",
 }
 #: What Slurm says about a job is about the job, whatever its programs say.
 _SLURM_SAYS = r"^(slurmstepd|srun|slurmd|slurm_script|batch): |^\*\*\* (JOB|STEP)"
@@ -116,9 +116,9 @@ _FOLLOWS = (
 #: Exceptions that say only that a child failed; the child's own words say why.
 _WRAPPERS = (
     r"ChildFailedError|CalledProcessError|ProcessRaisedException|ProcessExitedException|^SystemExit|RemoteTraceback"
-    r"|BrokenProcessPool|(Base)?ExceptionGroup\b|RayTaskError|WorkerCrashedError"
+    r"|BrokenProcessPool|RayTaskError|WorkerCrashedError"
 )
-_GROUP = r"(Base)?ExceptionGroup\b"
+_GROUP = r"\(\d+ sub-exceptions?\)$"
 _HEADER = r"(Exception Group )?Traceback \(most recent call last\)"
 _FRAME = r'\s*File "[^"]*", line \d+'
 _BOX = r"\s*[│╭╰┃┏┗❱]"
@@ -130,9 +130,10 @@ _RAISED = r"[A-Za-z_][\w.]*(\[\w+\])?(:( .*)?)?$"
 _EXCEPTION = (
     r"([A-Za-z_][\w.]*\.)?([A-Z]\w*(Error|Exception|Interrupt|Exit|Failure|Timeout|Closed)|StopIteration)\b(: .*|:)?$"
 )
-#: Prefixes that launchers put before each line: "[rank3]: ", "[default3]:", "3: ", "(Worker pid=12) ".
+#: Prefixes that launchers put before each line: "[rank3]: ", "[default3]:", "3: ", "(Worker pid=12) ", a time.
 _PREFIX = (
-    r"\[(?:rank|default)(?P<rank>\d+)\]:\s?|(?P<task>\d+): |\((?P<actor>\w+[^)]* ?pid=\d+[^)]*)\)\s"
+    r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?Z? (?=\[)|std(?:err|out): "
+    r"|\[(?:rank|default)(?P<rank>\d+)\]:\s?|(?P<task>\d+): |\((?P<actor>\w+[^)]* ?pid=\d+[^)]*)\)\s"
     r"|(?P<quote>shoal:   )"
 )
 _QUOTED = r"shoal: the end of .*rank-(\d+)\S*:$"
@@ -254,7 +255,8 @@ def _parse(lines: Sequence[str]) -> List[_Line]:
             if match is None:
                 break
             text = text[match.end() :]
-            stream = match.group("rank") or match.group("task") or match.group("actor") or quoted
+            own = match.group("rank") or match.group("task") or match.group("actor")
+            stream = own or (quoted if match.group("quote") else stream)
         found.append(_Line(at, stream, text))
     return found
 
@@ -330,18 +332,21 @@ def _last_of_each(raised: Sequence[_Raised], wrappers: bool) -> List[_Raised]:
     found = []
     for stream in dict.fromkeys(one.line.stream for one in raised):
         mine = [one for one in raised if one.line.stream == stream]
-        group = next((place for place in range(len(mine) - 1, -1, -1) if re.match(_GROUP, _name(mine[place]))), None)
+        group = next(
+            (place for place in range(len(mine) - 1, -1, -1) if re.search(_GROUP, mine[place].line.text)), None
+        )
         if group is not None and not wrappers and len(mine) > group + 1:
             mine = mine[: group + 2]
-        fit = [one for one in mine if bool(re.search(_WRAPPERS, _name(one))) == wrappers]
+        fit = [one for one in mine if _is_wrapper(one) == wrappers]
         ended = [one for one in fit if not one.is_aside] or fit
         own = [one for one in ended if not re.search(_FOLLOWS, one.line.text)]
         found += (own or ended)[-1:]
     return found
 
 
-def _name(one: _Raised) -> str:
-    return one.line.text.partition(":")[0].rpartition(".")[2]
+def _is_wrapper(one: _Raised) -> bool:
+    name = one.line.text.partition(":")[0].rpartition(".")[2]
+    return bool(re.search(_WRAPPERS, name)) or bool(re.search(_GROUP, one.line.text))
 
 
 def _cause_of(one: _Raised, raised: Sequence[_Raised]) -> Cause:
@@ -369,8 +374,9 @@ def _kind(one: _Raised) -> str:
 def _as_cause(one: _Raised, kind: str) -> Cause:
     """The exception's line; or that of its message which tells the kind, or follows a bare "RuntimeError:"."""
     text, pattern = one.line.text, _matchers().get(kind)
-    if text.endswith(":") and one.message:
-        text = "%s %s" % (text, one.message[0])
+    more = [line for line in one.message if any(letter.isalnum() for letter in line)]
+    if text.endswith(":") and more:
+        text = "%s %s" % (text, more[0])
     if pattern is not None and not pattern.search(text):
         text = next((line for line in one.message if pattern.search(line)), text)
     return Cause(kind, clean(text), one.line.at, _rank(one.line.stream))

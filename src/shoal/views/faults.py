@@ -86,7 +86,7 @@ def look(home: str, view: RunView) -> Fault:
         cause = find_cause(lines, view.exit_code)
         if cause is not None and (ended.cause is None or not is_consequence(cause)):
             begin = max((at for at in range(cause.at) if _BEGINS.search(lines[at])), default=max(0, cause.at - 5))
-            window = lines[max(begin, cause.at - _WINDOW) : cause.at + 3]
+            window = lines[max(begin, cause.at - _WINDOW) : cause.at + 4]
             ended = ended._replace(cause=cause, path=path, window=window)
             if not is_consequence(cause):
                 return ended  # else a rank whose log comes later may have failed by itself

@@ -147,6 +147,8 @@ def _remedies(failure: Failure) -> list[str]:
         ]
     if view.state == "cancelled":
         return [again]
+    if any("HYDRA_FULL_ERROR" in line for line in failure.fault.window):
+        return [f"{again}   # HYDRA_FULL_ERROR=1 in the env of its step shows the whole traceback"]
     where = "" if view.started is not None else " --slurm"
     return [f"shoal logs {view.name}{where}", f"{again}   # once it is fixed"]
 
