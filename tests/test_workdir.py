@@ -194,7 +194,7 @@ def test_numbers_that_are_written_by_relative_path_are_found(tmp_path: Path) -> 
     project = make(tmp_path, None, program=program)
     project.shoal("submit", "experiments/001_a", "--on", "local", "--set", "lr=0.1,0.2")
     found = project.shoal("results", "001_a", "--format", "json").json
-    assert [row["metrics"]["val/acc"]["mean"] for row in found["rows"]] == [0.1, 0.2]
+    assert [row["metrics"]["val/acc"]["mean"] for row in found["groups"]] == [0.1, 0.2]
 
 
 def test_nothing_is_left_of_a_working_directory_that_was_not_written_to(tmp_path: Path) -> None:
