@@ -223,7 +223,7 @@ def test_the_next_attempt_finds_what_the_killed_one_wrote_and_the_code_of_now(tm
     project.write("helper.py", "VALUE = 2\n")
     found = checkpoints.newest(str(output), "ckpt/*.pt")
     assert found == str(place / "ckpt/last.pt")
-    project.shoal("resume", NAMES[0], "--on", "local")
+    project.shoal("resume", NAMES[0], "--on", "local", "--yes")
     assert printed(project, NAMES[0]) == {"lr": "0.1", "before": True, "helper": 2}
     assert not (place / "train.py").exists() and (place / "ckpt/last.pt").exists()
 
