@@ -20,6 +20,7 @@ IDLE = [
     ("plan", PAGE, "--shapes", "--script"),
     ("plan", PAGE, "--shapes", "--shape", "array"),
     ("plan", PAGE, "--shapes", "--slots", "4"),
+    ("plan", PAGE, "--shapes", "--fresh"),
     ("plan", SCRIPT, "--zip", "a,b"),
     ("plan", PAGE, "--retries", "0"),
     ("plan", PAGE, "--shape", "job", "--at-once", "2"),

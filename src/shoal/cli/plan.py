@@ -48,8 +48,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    how = ("--shape", "--again", "--at-once", "--no-snapshot", "--force", "--smoke", "--smoke-here", "--script")
-    refuse_idle(args, args.shapes, "with --shapes, which compares them all", *how, *pack_flags())
+    how = (
+        "--shape",
+        "--again",
+        "--resume",
+        "--fresh",
+        "--at-once",
+        "--no-snapshot",
+        "--force",
+        "--smoke",
+        "--smoke-here",
+    )
+    refuse_idle(args, args.shapes, "with --shapes, which compares them all", *how, "--script", *pack_flags())
     refuse_idle(args, not args.shapes, "without --shapes", "--startup")
     return show_plan(args)
 
