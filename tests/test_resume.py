@@ -167,9 +167,9 @@ def test_an_argument_that_is_empty_without_a_checkpoint_is_told(tmp_path: Path) 
 
 
 def test_words_of_a_resume_stand_behind_all_others() -> None:
-    spec = {"command": ["train", "{seed}"], "args": ["{seed}"], "resume_args": ["ckpt_path={resume_from}"]}
-    assert argv_of(spec, {"seed": "3", "resume_from": ""}) == ["train", "3", "{seed}"]
-    assert argv_of(spec, {"seed": "3", "resume_from": "/a"}) == ["train", "3", "{seed}", "ckpt_path=/a"]
+    spec = {"command": ["train", "{seed}"], "args": ["more"], "resume_args": ["ckpt_path={resume_from}"]}
+    assert argv_of(spec, {"seed": "3", "resume_from": ""}) == ["train", "3", "more"]
+    assert argv_of(spec, {"seed": "3", "resume_from": "/a"}) == ["train", "3", "more", "ckpt_path=/a"]
 
 
 @pytest.mark.parametrize(
