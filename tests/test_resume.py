@@ -253,7 +253,7 @@ class Model(BoringModel):
 given = dict(word.split("=", 1) for word in sys.argv[1:])
 keep = ModelCheckpoint(os.environ["SHOAL_OUTPUT_DIR"] + "/checkpoints", save_last=True, every_n_epochs=1)
 trainer = lightning.Trainer(max_epochs=6, limit_train_batches=3, limit_val_batches=0, callbacks=[keep], logger=False,
-                            enable_progress_bar=False, accelerator="cpu", default_root_dir=os.environ["SHOAL_OUTPUT_DIR"])
+                            enable_progress_bar=False, accelerator="cpu")
 trainer.fit(Model(), ckpt_path=given["ckpt_path"] if "ckpt_path" in given else None)
 """
 
