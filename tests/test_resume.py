@@ -167,9 +167,9 @@ def test_an_argument_that_is_empty_without_a_checkpoint_is_told(tmp_path: Path) 
 
 
 def test_words_of_a_resume_stand_behind_all_others() -> None:
-    spec = {"command": ["train", "{seed}"], "args": ["{seed}"], "resume_args": ["ckpt_path={resume_from}"]}
-    assert argv_of(spec, {"seed": "3", "resume_from": ""}) == ["train", "3", "{seed}"]
-    assert argv_of(spec, {"seed": "3", "resume_from": "/a"}) == ["train", "3", "{seed}", "ckpt_path=/a"]
+    spec = {"command": ["train", "{seed}"], "args": ["more"], "resume_args": ["ckpt_path={resume_from}"]}
+    assert argv_of(spec, {"seed": "3", "resume_from": ""}) == ["train", "3", "more"]
+    assert argv_of(spec, {"seed": "3", "resume_from": "/a"}) == ["train", "3", "more", "ckpt_path=/a"]
 
 
 @pytest.mark.parametrize(
@@ -253,8 +253,7 @@ class Model(BoringModel):
 given = dict(word.split("=", 1) for word in sys.argv[1:])
 keep = ModelCheckpoint(os.environ["SHOAL_OUTPUT_DIR"] + "/checkpoints", save_last=True, every_n_epochs=1)
 trainer = lightning.Trainer(max_epochs=6, limit_train_batches=3, limit_val_batches=0, callbacks=[keep], logger=False,
-                            enable_progress_bar=False, accelerator="cpu",
-                            default_root_dir=os.environ["SHOAL_OUTPUT_DIR"])
+                            enable_progress_bar=False, accelerator="cpu")
 trainer.fit(Model(), ckpt_path=given["ckpt_path"] if "ckpt_path" in given else None)
 """
 
