@@ -133,12 +133,12 @@ _EXCEPTION = (
 #: Prefixes that launchers put before each line: "[rank3]: ", "[default3]:", "3: ", "(Worker pid=12) ", a time.
 _PREFIX = (
     r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?Z? (?=\[)|std(?:err|out): "
-    r"|\[(?:rank|default)(?P<rank>\d+)\]:\s?|(?P<task>\d+): |\((?P<actor>\w+[^)]* ?pid=\d+[^)]*)\)\s"
+    r"|\[(?:rank|default)(?P<rank>\d+)\]:\s?|(?P<task>\d+): |\((?P<actor>\w[^()]{0,80}pid=\d+[^()]{0,80})\)\s"
     r"|(?P<quote>shoal:   )"
 )
 _QUOTED = r"shoal: the end of .*rank-(\d+)\S*:$"
 #: What C++ logs before its words; a progress bar may stand before it on the same line.
-_CPP_LOG = r"^.*?\[[EFWI]\d* ?[\d:. ]*\s*\w+\.cpp:\d+\]\s*"
+_CPP_LOG = r"^.*?\[[EFWI][\d:. ]*\w+\.cpp:\d+\]\s*"
 _ROOT_RANK = r"^  rank +: (\d+) \(local_rank"
 _ROOT = r"^Root Cause \(first observed failure\)"
 _CHAINED = r"During handling of the above exception|The above exception was the direct cause"
