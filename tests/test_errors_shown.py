@@ -19,6 +19,8 @@ from shoal.units import listed
 from shoal.views import collectives, status, why
 from shoal.views.details import Details
 from shoal.views.post_mortem import post_mortem
+from shoal.views.report import gather as reporting
+from shoal.views.report import page, tables, text
 from shoal.views.screen import Screen
 from shoal.views.status import Filter
 from shoal.views.tui.detail import text_of
@@ -275,6 +277,17 @@ def test_lists_that_are_cut_say_how_many_are_left(tmp_path: Path) -> None:
     )
     assert any("and 2 more causes of 10 runs; --tasks shows them" in line for line in lines), lines
     shutil.rmtree(made.root)
+
+
+def test_metrics_that_a_report_leaves_out_are_named(tmp_path: Path) -> None:
+    made = MadeUp(tmp_path / "project")
+    made.run("001_many/000_train_0", metrics={f"m{number:02}": 1.0 for number in range(15)})
+    report = reporting.gather(made.home, [])
+    said = "not shown: m12, m13, m14; shoal results --metric NAME shows one"
+    assert said in "\n".join(text.lines_of(report, Screen(tty=True, width=200, colour=False))) and said in page.page(
+        report
+    )
+    assert said in tables.markdown(report)
 
 
 def test_failures_beyond_the_first_few_are_counted(tmp_path: Path) -> None:

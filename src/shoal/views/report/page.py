@@ -13,7 +13,7 @@ from shoal.views.report.account import Hours
 from shoal.views.report.gather import Report, hours_words
 from shoal.views.report.staged import HEADER, rows, staged
 from shoal.views.report.style import STYLE
-from shoal.views.report.text import results_table, stopped_rows
+from shoal.views.report.text import left_metrics, results_table, stopped_rows
 
 _MAX_RUNS = 2000
 _WIDTH, _LANE, _LEFT = 920, 18, 150
@@ -30,7 +30,10 @@ def page(report: Report) -> str:
         ("Data", _data(report)),
         ("Failures by cause", _failures(report)),
         ("Stopped by search", _stopped(report)),
-        ("Results", _table(*results_table(report))),
+        (
+            "Results",
+            _table(*results_table(report)) + "".join(f"<p>{escape(line)}</p>" for line in left_metrics(report)),
+        ),
         ("Runs", _runs(report)),
     ]
     body = "".join(f"<section><h2>{title}</h2>{part}</section>" for title, part in sections if part)

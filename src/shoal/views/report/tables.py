@@ -10,7 +10,7 @@ from shoal.units import format_duration
 from shoal.views.columns import iso
 from shoal.views.render import plain
 from shoal.views.report.gather import Report, hours_words
-from shoal.views.report.text import results_table
+from shoal.views.report.text import left_metrics, results_table
 
 
 def markdown(report: Report) -> str:
@@ -35,7 +35,7 @@ def markdown(report: Report) -> str:
         parts += ["## Failures", _table(["cause", "times", "GPU-hours"], rows)]
     header, rows = results_table(report)
     if rows:
-        parts += ["## Results", _table(header, rows)]
+        parts += ["## Results", _table(header, rows), *left_metrics(report)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

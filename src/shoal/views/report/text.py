@@ -14,6 +14,7 @@ from shoal.views.results import mean_words
 from shoal.views.screen import Screen
 
 _MOST_LANES = 24
+_MAX_METRICS = 12
 _SPARK = " ▁▂▃▄▅▆▇█"
 
 
@@ -177,7 +178,14 @@ def _failures(report: Report, screen: Screen) -> list[str]:
 def _results(report: Report, screen: Screen) -> list[str]:
     header, rows = results_table(report)
     lines = table_lines(header, rows, _inside(screen), widest=0) if rows else []
+    lines += left_metrics(report)
     return [f"  {line}" for line in lines] if screen.tty else lines
+
+
+def left_metrics(report: Report) -> list[str]:
+    """What is said below a table of results that does not show every metric."""
+    left = metric_names(report.rows)[_MAX_METRICS:]
+    return [f"not shown: {listed(left, 12)}; shoal results --metric NAME shows one"] if left else []
 
 
 def _inside(screen: Screen) -> Screen:
@@ -187,7 +195,7 @@ def _inside(screen: Screen) -> Screen:
 
 def results_table(report: Report) -> tuple[list[str], list[list[str]]]:
     """(header, rows) of the results; also for Markdown, CSV and the page."""
-    settings, metrics = setting_names(report.rows), metric_names(report.rows)[:12]
+    settings, metrics = setting_names(report.rows), metric_names(report.rows)[:_MAX_METRICS]
     header = ["RUN", *settings, "SEEDS", *metrics]
     rows = [
         [
