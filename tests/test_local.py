@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from project import Project, assert_clear_error, end_process, env_of
+from shoal.views.events import events
 
 PRETRAIN = "001_example/000_pretrain1_0"
 POSTTRAIN = "001_example/010_posttrain1_0"
@@ -288,3 +290,18 @@ def test_a_run_stays_the_same_when_the_run_it_starts_from_has_a_newer_checkpoint
     project.shoal("submit", "--again", str(pretrain))
     assert "done already" in project.bash(posttrain).out
     assert len(project.marks(POSTTRAIN)) == 1
+
+
+def test_the_events_of_a_run_tell_when_its_attempt_began_and_ended(project: Project) -> None:
+    """Start and end stand in one file, whose time is that of the end."""
+    project.script("001_a/000_train_0.sh", "train -- wait=go")
+    process = project.start("submit", "experiments/001_a/000_train_0.sh", "--on", "local")
+    try:
+        project.wait_started("001_a/000_train_0")
+        seen = time.time()
+        project.write("go", "")
+        process.communicate(timeout=60)
+    finally:
+        end_process(process)
+    found = {event["what"]: event["t"] for event in events(str(project.home), "001_a/000_train_0")}
+    assert found["submitted"] <= found["attempt 1 started"] <= seen <= found["attempt 1 ended"]

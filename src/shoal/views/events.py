@@ -7,6 +7,7 @@ from typing import Any
 
 from shoal.kernel import layout
 from shoal.kernel.files import names_in
+from shoal.store.records import DamagedRecord, read_start
 
 
 def events(home: str, name: str) -> list[dict[str, Any]]:
@@ -14,27 +15,33 @@ def events(home: str, name: str) -> list[dict[str, Any]]:
     words = {
         "claim": "submitted",
         "cancel": "cancel asked for",
-        "owner": "job began",
-        "missing": "Slurm lost sight of it",
-    }
-    words |= {
         "start": "attempt {n} started",
         "end": "attempt {n} ended",
-        "use": "",
-        "beat": "",
+        "lost": "attempt {n} was lost",
+        "handover": "another job asked attempt {n} to end",
         "verdict": "Slurm's word kept",
     }
     folder = layout.run_dir(home, name)
     found = []
     for file in names_in(folder):
         parts = file.split(".")
-        if len(parts) != 3 or parts[0] not in ("submit", "attempt"):
+        if len(parts) not in (3, 4) or parts[0] not in ("submit", "attempt"):
             continue
         text = words.get(parts[2].rstrip("0123456789"), "")
         if text:
             try:
-                moment = os.stat(os.path.join(folder, file)).st_mtime
-            except OSError:
+                moment = _started(folder, int(parts[1])) if parts[2] == "start" else None
+                moment = moment or os.stat(os.path.join(folder, file)).st_mtime
+            except (OSError, ValueError):
                 continue
             found.append({"t": moment, "what": text.format(n=parts[1]), "file": file})
     return sorted(found, key=lambda event: (event["t"], event["file"]))
+
+
+def _started(folder: str, attempt: int) -> float | None:
+    """As the record says: its file is the one that the end is written to."""
+    try:
+        start = read_start(folder, attempt)
+    except DamagedRecord:
+        return None
+    return start.t if start is not None else None
