@@ -62,6 +62,8 @@ class ShardIndex:
         view = memoryview(data)
         if len(view) < 20 or bytes(view[:8]) != _MAGIC:
             raise ShoalError(f"{place} is not an index of shoal", hint=f"rm {place}   # it is built again when needed")
+        if not is_intact(view):
+            raise ShoalError(f"{place} is damaged", hint=f"rm {place}   # it is built again when needed")
         (length,) = struct.unpack_from("<Q", view, 8)
         try:
             header = json.loads(bytes(view[16 : 16 + length]))
@@ -174,9 +176,9 @@ def write_index(path: str, data: bytes) -> None:
     files.replace(path, data)
 
 
-def is_intact(index_bytes: bytes) -> bool:
+def is_intact(index_bytes: bytes | memoryview) -> bool:
     """Whether the bytes of an index are the ones that were written."""
-    if len(index_bytes) < 20 or not index_bytes.startswith(_MAGIC):
+    if len(index_bytes) < 20 or bytes(index_bytes[:8]) != _MAGIC:
         return False
     return crc32(index_bytes[:-4]) == int.from_bytes(index_bytes[-4:], "little")
 
