@@ -197,7 +197,7 @@ def test_damage_on_scratch_is_named_put_right_from_the_source_and_copied_again(
     assert found == {key: (cluster.images[key], cluster.keys[key]) for key in cluster.keys}
     said: list[str] = []
     again, record = stage_all(cluster.source, scratch, say=said.append)
-    assert record["damaged"] == ["shard-000002.tar"] and "shard-000002.tar" in said[0]
+    assert record["damaged"] == ["shard-000002.tar"] and any("shard-000002.tar" in line for line in said)
     assert contents(Path(again)) == contents(cluster.source)
     assert record["copied_bytes"] == victim.stat().st_size
     (place / "shard-000001.tar").unlink()

@@ -158,9 +158,9 @@ def test_explain_says_what_it_does_not_know(here: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("framework", ["lightning", "native", "torchrun", "accelerate", "deepspeed"])
 def test_a_constructed_script_passes_the_doctor(framework: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--explain", "--framework", framework, "--nodes", 2, "--gpus", 4, "--workers", 7)
-    _, document = as_json(*words, capsys=capsys)
-    (found,) = document["geometry"]
+    words = ("--explain", "--framework", framework, "--nodes", "2", "--gpus", "4", "--workers", "7")
+    assert main(["doctor", "--json", *words]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["geometry"]
     assert found["processes"] == 8
     header = "\n".join([*found["header"], "#SBATCH --time=1:00:00", "#SBATCH --mem=64G"])
     exports = (

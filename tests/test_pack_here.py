@@ -111,7 +111,7 @@ def test_a_folder_without_settings_can_be_looked_at_after_a_pack(project: Projec
         (("--slots", 0, "--", *QUICK), "not a number for --slots"),
         (("--time", "50s", "--", *QUICK), "told to stop 60 s before the end of 50s: none would start"),
         (("--time", "soon", "--", *QUICK), "not a duration"),
-        (("--set", "k=1,2", "--", *QUICK, "{j}"), "no such parameter"),
+        (("--set", "k=1,2", "--", *QUICK, "{j}"), "no parameter has this name"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_starts(

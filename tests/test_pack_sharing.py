@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from project import Project
+from shoal.agent.environment import escape
 from shoal.agent.pack.books import WHOLE, Holding
 from shoal.agent.pack.machine import Gpus, gpu_environment, gpus_here
 from shoal.agent.pack.sharing import Sharing, memory_environment, share_gpus
@@ -83,7 +84,7 @@ class Shown(NamedTuple):
 
 def shown(project: Project, *words: object) -> Shown:
     """Runs that print their environment, two on each GPU."""
-    command = [sys.executable, "-S", "-c", SHOW.replace("{", "{{").replace("}", "}}"), "{k}"]
+    command = [sys.executable, "-S", "-c", escape(SHOW), "{k}"]
     done = project.shoal("pack", "--slots", 4, "--gpus-per-run", 0.5, *words, "--set", "k=1:4:1", "--", *command)
     assert "4 done" in done.out
     return Shown([json.loads(text) for text in printed(project)], done.err)

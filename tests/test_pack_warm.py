@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from project import Project, project_here
+from shoal.agent.environment import escape
 from shoal.agent.pack.warm import program_of
 from waiting import wait_until
 
@@ -63,7 +64,7 @@ def test_a_warm_run_finds_what_a_cold_one_finds(project: Project, words: list[st
 
 
 def test_code_on_the_command_line_can_be_warm(project: Project) -> None:
-    warm = shown(project, sys.executable, "-c", SHOW.replace("{", "{{").replace("}", "}}"), "x")
+    warm = shown(project, sys.executable, "-c", escape(SHOW), "x")
     assert warm["argv"] == ["-c", "x"] and warm["preloaded"] and warm["file"] is None
 
 

@@ -36,7 +36,7 @@ def test_two_attempts_of_a_run_are_one_run_of_the_tracker(tmp_path: Path) -> Non
     script = project.script("001_example/000_pretrain1_0.sh", "train")
     project.env |= {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
     project.bash(script, code=1)
-    project.shoal("resume", RUN)
+    project.shoal("resume", RUN, "--yes")
     first, second = (json.loads((tmp_path / f"{attempt}.json").read_text()) for attempt in (1, 2))
     assert first["id"] == second["id"] and first["id"].startswith("001_example-000_pretrain1_0-")
     for told in (first, second):

@@ -64,6 +64,7 @@ def prepare(
         "resume_args": spec.get("resume_args") or [],
         "values": dict(values),
         "cwd": spec["cwd"],
+        "root": spec.get("root"),
         "folder": folder,
         "log": log,
         "output_dir": output_dir,
