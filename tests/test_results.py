@@ -140,6 +140,13 @@ def test_an_unknown_metric_is_guessed() -> None:
         tabulate([result(0.1, 0, accuracy=1)], metrics=["acuracy"])
 
 
+def test_a_metric_that_is_a_parameter_is_shown_once_unless_it_is_asked_for() -> None:
+    """As timm's summary.csv has the learning rate."""
+    runs = [result(lr, 0, acc=1.0)._replace(numbers={"acc": 1.0, "lr": lr}) for lr in (0.1, 0.2)]
+    assert tabulate(runs).metrics == ["acc"] and tabulate(runs).params == ["lr"]
+    assert tabulate(runs, metrics=["lr"]).metrics == ["lr"]
+
+
 def test_a_parameter_may_be_averaged_over_like_a_seed() -> None:
     runs = [
         RunResult(f"e/eval_ckpt{ckpt}_route{route}", "eval", None, {"ckpt": ckpt, "route": route}, [], state, numbers)

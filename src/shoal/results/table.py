@@ -97,7 +97,9 @@ def tabulate(
     by_group = _rows(runs, over)
     known = dict.fromkeys(name for run in runs for name in run.numbers)
     _refuse_unknown([*metrics], known)
-    columns = list(metrics) or list(known)
+    given = {name for run in runs for name in run.params}
+    # timm logs the learning rate as well: a number that is a parameter is shown once, unless it is asked for.
+    columns = list(metrics) or [name for name in known if name not in given]
     groups = [_group(name, members, columns, defaults or {}, missing_value) for name, members in by_group.items()]
     params = _varying(groups, all_params, defaults or {})
     if sort is not None:
