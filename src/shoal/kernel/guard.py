@@ -31,6 +31,7 @@ _LONGEST_WAIT_S = 3600.0
 #: Stopping everything takes at most this long; part of the margin between HOLD and TAKE.
 _STOP_S = 9.0
 _KILLED = 137
+_TOGETHER_S = 0.02
 
 
 #: What an agent may hold: an attempt, or one further node of it.
@@ -175,6 +176,9 @@ class _Guard:
             self._listen()
             self._enforce()
             readable, _, _ = select.select([self._fd, woken], [], [], self._wait_s())
+            if readable == [self._fd]:
+                # The runs of a pack come and go: what is told at about the same time is heard at once.
+                readable, _, _ = select.select([woken], [], [], _TOGETHER_S)
             if woken in readable:
                 drain(woken)
 
