@@ -77,13 +77,13 @@ def test_a_repeated_resume_continues_the_run_once(tmp_path: Path, project: Proje
     project.script(f"{name}.sh", "train --time=5 --mem=50 -- save exit=7")
     project.shoal("submit", f"experiments/{name}.sh")
     _wait_ends(project, ledger, 7, {name: 1})
-    assert _killed_after_calls(tmp_path, project, ("resume", name), calls=2) == 2
+    assert _killed_after_calls(tmp_path, project, ("resume", name, "--yes"), calls=2) == 2
     _wait_ends(project, ledger, 7, {name: 2})
     _wait_idle(project)
-    project.shoal("resume", name, code=None)
+    project.shoal("resume", name, "--yes", code=None)
     _wait_idle(project)
     assert len(ledger.executions(name)) == 2
-    project.shoal("resume", name)  # an order of its own: the one before is whole
+    project.shoal("resume", name, "--yes")  # an order of its own: the one before is whole
     _wait_ends(project, ledger, 7, {name: 3})
 
 

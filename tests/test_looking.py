@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import cancel_all
 from project import Project, assert_clear_error
 from shoal.sandbox import Sandbox
 
@@ -205,12 +206,13 @@ def test_a_plan_changes_nothing_in_the_queue(tmp_path: Path, cluster: Sandbox) -
     project.script("001_a/000_train_0.sh", "train --time=5 --mem=50")
     project.script("001_a/001_train_0.sh", "sbatch --wrap='sleep 60'", "train")
     script = project.write("experiments/002_b/000_train_0.sh", BATCH)
-    before = cluster.run("squeue", "-h", "-t", "all", "-o", "%i").stdout
+    cancel_all(cluster)
+    before = cluster.run("squeue", "-h", "-o", "%i").stdout
     for words in LOOKING:
         project.shoal(*words, "experiments/001_a/000_train_0.sh")
         project.shoal(*words, "experiments/001_a/001_train_0.sh", code=2)
         project.shoal(*words, script, code=2)
-    assert cluster.run("squeue", "-h", "-t", "all", "-o", "%i").stdout == before
+    assert cluster.run("squeue", "-h", "-o", "%i").stdout == before == ""
 
 
 @pytest.mark.slurm

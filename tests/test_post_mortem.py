@@ -64,6 +64,7 @@ TOML = """
 [steps.end]
 command = [{python}, "end.py"]
 checkpoint = "model_*.pth"
+resume_args = []
 request = {{ time = "5m", memory = "50M" }}
 """
 PROGRAM = """\

@@ -270,7 +270,7 @@ def test_run_follows_to_the_end_and_logs_show_what_was_printed(tmp_path: Path, c
     assert project.shoal("logs", RUN).out == "hello\n"
     assert project.shoal("logs", "000_train_0", "--json").json["logs"][0]["text"] == "hello\n"
     bad = project.script("001_a/001_train_0.sh", f"train {REQUEST} -- exit=5")
-    assert "is failed" in project.shoal("run", bad, code=4).err
+    assert "001_a/001_train_0 failed: exit code 5" in project.shoal("run", bad, code=4).err
 
 
 def test_inside_a_job_a_script_runs_here(tmp_path: Path, cluster: Sandbox) -> None:

@@ -131,9 +131,7 @@ def _facts(files: RunFiles, row: JobRow | None) -> dict[str, Any]:
         "submitted": claim.t,
         "started": begun.t if begun else None,
         "program_started": (begun.program_t or begun.t) if begun else None,
-        "node": begun.place
-        if begun and begun.held
-        else (row.node if row else None) or (begun.place if begun else None),
+        "node": _place(row, begun),
         "slurm_state": row.word if row else (files.verdict.word if files.verdict else None),
         "resume_from": begun.resume_from if begun else None,
         **_asked(origin.submission),

@@ -57,7 +57,14 @@ class Failure(NamedTuple):
 
     @property
     def again(self) -> str:
-        return f"shoal resume {self.view.name}" if self.checkpoint else start_again(self.home, self.view.name)
+        return self.resume() if self.checkpoint else start_again(self.home, self.view.name)
+
+    def resume(self, flags: str = "") -> str:
+        """The command that continues it; where its program is not known to do that, a person has to say so."""
+        known = self.spec is not None and (self.spec.resumes or self.spec.resume_args is not None)
+        said = "" if known else " --yes"
+        told = "" if known else "   # if its program reads SHOAL_RESUME_FROM; a copy of the checkpoint is kept"
+        return f"shoal resume {self.view.name}{said}{flags}{told}"
 
 
 def post_mortem(home: str, view: RunView, spec: RunSpec | None, asked: Asked | None) -> Explanation:
@@ -118,7 +125,7 @@ def _remedies(failure: Failure) -> list[str]:
     if kind == "time_limit":
         more = f"--time={format_slurm_time(view.time_limit_s * 2)}" if view.time_limit_s else "--time=LONGER"
         if failure.checkpoint:
-            return [f"shoal resume {view.name} -- {more}"]
+            return [failure.resume(f" -- {more}")]
         return [f"{fresh}   # with {more}; nothing to resume from was saved"]
     if kind == "nccl_timeout":
         return collectives.remedies(view, failure.stall, again)
@@ -193,4 +200,4 @@ def _older_checkpoint(failure: Failure) -> list[str]:
     quoted = shlex.quote(damaged)
     if before is None:
         return [f"shoal retry {view.name} --fresh   # no checkpoint before {damaged} is left"]
-    return [f"mv {quoted} {quoted}.incomplete && shoal resume {view.name}   # continues from {before}"]
+    return [f"mv {quoted} {quoted}.incomplete && {failure.resume()}   # continues from {before}"]
