@@ -23,6 +23,8 @@ class Keeper:
         self._times, self._link, self._tell = times, link, tell
         self._claims: Dict[lease.Lease, fence.Claim] = {}
         self._due: Dict[lease.Lease, float] = {}
+        #: When the thread looks again by itself.
+        self._looks_at = float("inf")
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -33,7 +35,8 @@ class Keeper:
         with self._changed:
             self._claims[held] = claim
             self._due[held] = held.held_until - self._times.hold_s + self._beat_s()
-            self._changed.notify()
+            if self._due[held] < self._looks_at:  # runs of a pack come and go between two beats
+                self._changed.notify()
             if self._thread.ident is None:
                 self._thread.start()
 
@@ -57,10 +60,12 @@ class Keeper:
         while True:
             with self._changed:
                 while not self._due:
+                    self._looks_at = float("inf")
                     self._changed.wait()
                 held = min(self._due, key=lambda one: self._due[one])
                 wait_s = self._due[held] - lease.now()
                 if wait_s > 0:
+                    self._looks_at = self._due[held]
                     self._changed.wait(wait_s)
                     continue
                 claim = self._claims[held]
