@@ -28,7 +28,8 @@ _LARGEST_COPY = 256 << 10
 _MANY, _THREADS = 500, 8
 #: `../` this often is above every repository.
 _MOST_LEVELS = 6
-_UPWARD = re.compile(r"(?<![\w.])((?:\.\./)+)(\w[\w.-]*)")
+#: A path that leads out of its folder; for git as well as for Python.
+UPWARD = r"(\.\./)+[A-Za-z0-9_][A-Za-z0-9_.-]*"
 _CACHE = "__pycache__"
 
 
@@ -177,7 +178,8 @@ def of(spec: Mapping[str, Any], output_dir: str) -> Optional[WorkDir]:
 
 def upward(texts: Iterable[str]) -> "set[Tuple[int, str]]":
     """Paths with ../ in front: how often, and the name that follows."""
-    found = {(len(ups) // 3, name) for text in texts for ups, name in _UPWARD.findall(text)}
+    paths = {match.group() for text in texts for match in re.finditer(UPWARD, text)}
+    found = {(path.count("../"), path.rpartition("/")[2]) for path in paths}
     return {(ups, name) for ups, name in found if ups <= _MOST_LEVELS}
 
 

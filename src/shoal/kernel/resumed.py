@@ -5,10 +5,10 @@ checkpoint's name may count different things, so logs are compared with logs fir
 """
 
 import os
-import re
 from typing import List, NamedTuple, Optional, Tuple
 
-from . import checkpoints, layout, progress
+from . import checkpoints, layout
+from .progress import lines, tables
 
 #: Progress is looked for in so much of the beginning, and of the end, of a log.
 _HEAD_BYTES = 1 << 18
@@ -76,7 +76,7 @@ def _read(path: str) -> Optional[_Steps]:
     first: List[float] = []
     last, epochs = None, False
     for line in _lines(path):
-        parsed = progress.parse(line)
+        parsed = lines.parse(line)
         if parsed is None or parsed[0] is None:
             continue
         if last is not None and parsed[0] < last:
@@ -89,13 +89,8 @@ def _read(path: str) -> Optional[_Steps]:
 
 
 def _lines(path: str) -> List[str]:
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            data = file.read(_HEAD_BYTES)
-            if size > len(data):
-                file.seek(max(len(data), size - _TAIL_BYTES))
-                data += b"\n" + file.read(_TAIL_BYTES)
-    except OSError:
-        return []
-    return re.split(r"[\r\n]+", data.replace(b"\0", b"").decode("utf-8", "replace"))
+    """The beginning and the end of a log, and all of one that is short."""
+    head = tables.read_start(path, _HEAD_BYTES)
+    size = os.path.getsize(path) if len(head) == _HEAD_BYTES else 0
+    rest = min(_TAIL_BYTES, size - _HEAD_BYTES)
+    return lines.split(head) + (lines.split(tables.read_end(path, rest)) if rest > 0 else [])

@@ -1,4 +1,4 @@
-"""Values that no program hears of: a checkpoint to start from, or a swept parameter that ends at a shell."""
+"""Values that no program reads: a seed, a checkpoint to start from, or a swept parameter that ends at a shell."""
 
 from __future__ import annotations
 
@@ -35,6 +35,22 @@ class _Shell(NamedTuple):
     text: str
     first: int
     is_inline: bool
+
+
+def unread_seeds(specs: Iterable[RunSpec]) -> list[str]:
+    """A remark for each sweep whose seeds are in no argument, and whose program does not seem to read them itself."""
+    first: dict[tuple[object, ...], int] = {}
+    settled: dict[str, str | None] = {}
+    for spec in specs:
+        if spec.sweep is None or spec.seed is None or spec.sweep in settled:
+            continue
+        words = _words(spec)
+        if first.setdefault((spec.sweep, words, repr(spec.params)), spec.seed) == spec.seed:
+            continue
+        heard = _hears(spec, ("seed",), "SHOAL_SEED")
+        remark = f"no argument of {spec.sweep} has the seed: put {{seed}} into its command, or read $SHOAL_SEED"
+        settled[spec.sweep] = None if heard else remark
+    return [remark for remark in settled.values() if remark]
 
 
 def unread_starts(specs: Iterable[RunSpec]) -> list[str]:

@@ -21,10 +21,9 @@ from shoal.plan import packs
 from shoal.plan.containers import check_containers
 from shoal.plan.describe import Asked, refuse_doubles, with_step
 from shoal.plan.resuming import Sources, empty_note, unknown_note
-from shoal.plan.seeds import unread_seeds
 from shoal.plan.stages import Held, arrange, check_graph, parents_of
 from shoal.plan.submissions import LARGEST_ARRAY, PlannedRun, PlannedSubmission, lay_out
-from shoal.plan.unread import swallowed, unread_directives, unread_params, unread_starts
+from shoal.plan.unread import swallowed, unread_directives, unread_params, unread_seeds, unread_starts
 from shoal.store.fold import RunView
 from shoal.store.listing import run_names
 from shoal.store.reading import Reader
@@ -88,8 +87,7 @@ def prepare(
     """Decide what each run needs and lay the ones to start over jobs. Reads everything, changes nothing.
 
     With `how.smoke`, or where a script says so, a short run of each kind stands before them, unless this machine runs
-    it first. What the doctor
-    refuses is a RefusedError; with `how.force` it is a note.
+    it first. What the doctor refuses is a RefusedError; with `how.force` it is a note.
     """
     refuse_doubles(asked)
     if how.at_once is not None and cluster.is_local:
@@ -98,37 +96,14 @@ def prepare(
             hint=f"use --shape pack --slots {how.at_once}   # runs that many at a time",
         )
     home = str(project.home)
-    names = [one.run.spec.name for one in asked]
-    views = observe(home, names, environ=environ).views
-    reader = Reader(home)
-    secrets = secrecy.secret_values(environ)
-    start: list[PlannedRun] = []
-    left: list[Result] = []
-    continuations: list[Continuation] = []
-    sources = Sources()
+    specs = [one.run.spec for one in asked]
+    views = observe(home, [spec.name for spec in specs], environ=environ).views
     notes = [f"{one.run.spec.name} {one.note}" for one in asked if one.note]
     notes += dict.fromkeys(remark for one in asked for remark in one.remarks)
-    specs = [one.run.spec for one in asked]
-    notes += unread_seeds(specs)
-    notes += [*swallowed(specs), *unread_params(specs, project), *unread_starts(specs), *unread_directives(specs)]
-    for one in asked:
-        secrecy.refuse_leaks(one.run.spec, secrets)
-        view = views[one.run.spec.name]
-        kept = reader.spec(view.name)
-        decision = _decide(one, kept, view, how.again or one.again)
-        if decision.start:
-            wish = how.resume if one.resume is None else one.resume
-            run, found = continuing.settle(home, one, kept, view, decision.revision, wish, sources)
-            start.append(run)
-            if found is not None:
-                continuations.append(found)
-            elif view.state in ENDED and (one.by_name or wish):
-                notes.append(continuing.without_checkpoint(run.spec))
-        else:
-            left.append(Result(view.name, "left alone", view.state, decision.reason, view.job_id, view.output_dir))
-    notes += continuing.notes(continuations)
-    told = {one.name for one in continuations if not one.known}
-    notes += _resume_notes(run.spec for run in start if run.spec.name not in told)
+    notes += [*unread_seeds(specs), *swallowed(specs), *unread_params(specs, project)]
+    notes += [*unread_starts(specs), *unread_directives(specs)]
+    start, left, continuations, told = _choose(asked, views, home, environ, how)
+    notes += told
     start, held, inherited = _arrange(specs, start, views, home, environ)
     notes += inherited
     left += [Result(one.run.spec.name, "held", "new", one.reason) for one in held]
@@ -173,6 +148,36 @@ def prepare(
         seen = [packs.part_of_a_run(planned, project, cluster) for planned in submissions]
         notes += check_before(seen, str(project.root), force=how.force)
     return Order(submissions, left, views, notes, continuations)
+
+
+def _choose(
+    asked: Sequence[Asked], views: Mapping[str, RunView], home: str, environ: Mapping[str, str], how: How
+) -> tuple[list[PlannedRun], list[Result], list[Continuation], list[str]]:
+    """Which runs start and which are left alone; from which checkpoints those that start continue; and remarks."""
+    start: list[PlannedRun] = []
+    left: list[Result] = []
+    continuations: list[Continuation] = []
+    notes: list[str] = []
+    reader, sources, secrets = Reader(home), Sources(), secrecy.secret_values(environ)
+    for one in asked:
+        secrecy.refuse_leaks(one.run.spec, secrets)
+        view = views[one.run.spec.name]
+        kept = reader.spec(view.name)
+        decision = _decide(one, kept, view, how.again or one.again)
+        if not decision.start:
+            left.append(Result(view.name, "left alone", view.state, decision.reason, view.job_id, view.output_dir))
+            continue
+        wish = how.resume if one.resume is None else one.resume
+        run, found = continuing.settle(home, one, kept, view, decision.revision, wish, sources)
+        start.append(run)
+        if found is not None:
+            continuations.append(found)
+        elif view.state in ENDED and (one.by_name or wish):
+            notes.append(continuing.without_checkpoint(run.spec))
+    notes += continuing.notes(continuations)
+    told = {one.name for one in continuations if not one.known}
+    notes += _resume_notes(run.spec for run in start if run.spec.name not in told)
+    return start, left, continuations, notes
 
 
 def _resume_notes(specs: Iterable[RunSpec]) -> list[str]:

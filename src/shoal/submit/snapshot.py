@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shoal import secrecy
-from shoal.agent.workdir import upward
+from shoal.agent.workdir import UPWARD, upward
 from shoal.errors import ShoalError
 from shoal.kernel import layout
 from shoal.kernel.files import is_shared, make_dir, refuse_foreign, replace, to_json
@@ -81,8 +81,6 @@ _WRITTEN = (
 )
 _WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors")
 _WRITTEN_FILES = (*_WEIGHTS, ".log", ".out", ".err")
-#: As in `upward`: a path that leads out of its folder.
-_UPWARD = r"(\.\./)+[A-Za-z0-9_][A-Za-z0-9_.-]*"
 
 
 class Code(NamedTuple):
@@ -127,7 +125,7 @@ def take(root: Path, home: Path, environ: Mapping[str, str], link: Sequence[str]
         is_new = not target.exists()
         if is_new:
             facts = {"schema": 1, "commit": commit, "tree": tree, "branch": git.ask("branch", "--show-current")}
-            above = sorted(upward(git.matches(_UPWARD)))
+            above = sorted(upward(git.matches(UPWARD)))
             make_dir(str(target.parent))
             replace(f"{target}.json", to_json({**facts, "changed": bool(difference), "above": above}), sync=False)
             _write(git, target, shared)
