@@ -11,52 +11,53 @@ from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import unquote
 
 from shoal.errors import InputError
+from shoal.kernel.patterns import regex
 from shoal.kernel.slurm import OF_THE_USER
 from shoal.model import RunSpec
 
-_SECRET_NAME = re.compile(
+_SECRET_NAME = regex(
     r"(API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|SECRET|TOKEN|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|JWT|WEBHOOK|COOKIE"
     r"|CONN(?:ECTION)?_?STR|_KEY$|_PAT$|_PASS$|_PW$|_PWD$|_AUTH$|_SESSION$|_DSN$|^(?:PASS|AUTH|DSN)$)",
     re.IGNORECASE,
 )
 #: Names that only look secret.
-_HARMLESS = re.compile(
+_HARMLESS = regex(
     r"^(SSH_AUTH_SOCK|.*TOKENIZERS?.*|.*MAX_TOKENS?.*|.*NUM_TOKENS?.*|.*TOKENS?_PER.*|.*KEYMAP.*"
     r"|DESKTOP_SESSION|KDE_FULL_SESSION|.*_(?:FILE|DIR|PATH)|.*_ASKPASS)$"
 )
 #: Flags of a command line whose value is secret. Fewer than names of variables: --image-key and --eos-token are not.
-_SECRET_FLAG = re.compile(
+_SECRET_FLAG = regex(
     r"(?:^|_)(?:API_?KEY|ACCESS_?KEY(?:_ID)?|SECRET(?:_KEY)?|CLIENT_SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|WEBHOOK"
     r"|CONNECTION_STRING|WANDB_KEY|(?:(?:API|AUTH|ACCESS|BEARER|HF|HUB|HUGGINGFACE|WANDB|GITHUB|GITLAB|NEPTUNE|COMET)_)TOKEN)$"
     r"|^TOKEN$",
     re.IGNORECASE,
 )
-_ADDRESS = re.compile(r"(\b[a-z][a-z0-9+.-]*://)([^\s/:@'\"]*):(?![${*<])([^\s/@'\"]+)@", re.IGNORECASE)
-_SHAPES = re.compile(
+_ADDRESS = regex(r"(\b[a-z][a-z0-9+.-]*://)([^\s/:@'\"]*):(?![${*<])([^\s/@'\"]+)@", re.IGNORECASE)
+_SHAPES = regex(
     r"https://hooks\.slack\.com/[\w/.-]{10,}|https://(?:\w+\.)?discord(?:app)?\.com/api/webhooks/[\w/.-]{10,}"
     r"|https://[\w.-]+\.webhook\.office\.com/[\w/@.-]{10,}"
     r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{15,}|\bhf_[A-Za-z0-9]{20,}|\bsk-(?=[\w-]*\d)[\w-]{20,}"
     r"|\bxox[abprs]-[\w-]{10,}|\bAKIA[0-9A-Z]{16}\b|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
 )
-_CONNECTION = re.compile(r"\b(password|pwd|accountkey|sharedaccesskey)\s*=\s*([^;\s]{4,})\s*(?=;|$)", re.IGNORECASE)
+_CONNECTION = regex(r"\b(password|pwd|accountkey|sharedaccesskey)\s*=\s*([^;\s]{4,})\s*(?=;|$)", re.IGNORECASE)
 #: In other people's text: api_key = "...", --password X, "token": "...".
-_ASSIGNED = re.compile(
+_ASSIGNED = regex(
     r"((?:api|access|private)[_-]?key|(?:client[_-]?)?secret(?:[_-]?key)?|passwo?r?d|passphrase"
     r"|(?:api|auth|access|bearer)[_-]?token|authorization:\s*\w+)"
     r"([\"']?\s*[:=]\s*[\"']?|\s+)([^\s\"',;{}$\\]{8,})",
     re.IGNORECASE,
 )
-_PLAIN_VALUE = re.compile(
+_PLAIN_VALUE = regex(
     r"^(?:[./~$\[{<].*|(?:true|false|none|null|auto|yes|no|\d+(?:\.\d+)?))$", re.IGNORECASE | re.DOTALL
 )
 #: Untracked files of these names hold secrets more often than code.
-_SECRET_FILE = re.compile(
+_SECRET_FILE = regex(
     r"^(\.env(\..*)?|.*\.env|\.netrc|\.pgpass|\.pypirc|\.npmrc|\.git-credentials|id_(rsa|dsa|ecdsa|ed25519)|.*\.(pem|p12|pfx|key)"
     r"|credentials(\.\w+)?|secrets?\.(json|ya?ml|toml|txt|ini)|service[_-]?account.*\.json|kaggle\.json)$",
     re.IGNORECASE,
 )
-_EXAMPLE_FILE = re.compile(r"example|sample|template|dist$", re.IGNORECASE)
+_EXAMPLE_FILE = regex(r"example|sample|template|dist$", re.IGNORECASE)
 _LEAST_LENGTH = 8
 _HIDDEN = "***"
 

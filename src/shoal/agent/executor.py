@@ -363,11 +363,11 @@ class Executor(Generic[A]):
         """Whether the kernel killed something for memory. Among several runs it is the one that failed first."""
         if attempt.phase != "program":
             return False
-        kills = memory.oom_kills()
         if self.alone:
-            return kills > attempt.oom_kills
+            return memory.oom_kills() > attempt.oom_kills
         if not attempt.child.code:
             return False
+        kills = memory.oom_kills()
         lacked, self._oom_kills = kills > self._oom_kills, kills
         return lacked
 

@@ -13,21 +13,22 @@ import struct
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from . import files, layout
+from .patterns import regex
 
-_DIGITS = re.compile(r"(\d+)")
+_DIGITS = regex(r"(\d+)")
 #: Lightning writes last-v1.ckpt where there is a last.ckpt already: a later version of the same name.
-_VERSION = re.compile(r"-v(\d+)\Z")
-_EXTENSION = re.compile(r"\.[A-Za-z][A-Za-z0-9]{0,14}\Z")
-_STEP = re.compile(r"(?:step|iter(?:ation)?|update)s?[=_\-.]?(\d+)(?![\d.]*\.\d)", re.IGNORECASE)
-_EPOCH = re.compile(r"(?<![a-z])ep(?:och)?s?[=_\-.]?(\d+)(?![\d.]*\.\d)", re.IGNORECASE)
+_VERSION = regex(r"-v(\d+)\Z")
+_EXTENSION = regex(r"\.[A-Za-z][A-Za-z0-9]{0,14}\Z")
+_STEP = regex(r"(?:step|iter(?:ation)?|update)s?[=_\-.]?(\d+)(?![\d.]*\.\d)", re.IGNORECASE)
+_EPOCH = regex(r"(?<![a-z])ep(?:och)?s?[=_\-.]?(\d+)(?![\d.]*\.\d)", re.IGNORECASE)
 #: A number that is no part of a fraction such as loss=0.32.
-_WHOLE = re.compile(r"(?<![\d.])(\d+)(?![\d.]*\.\d)(?!\d)")
-_UNFINISHED = re.compile(r"\.(tmp|part|partial|incomplete|temp)\Z|\A\.?tmp[-_.]|[.-]tmp[-_.]?\w*\Z", re.IGNORECASE)
+_WHOLE = regex(r"(?<![\d.])(\d+)(?![\d.]*\.\d)(?!\d)")
+_UNFINISHED = regex(r"\.(tmp|part|partial|incomplete|temp)\Z|\A\.?tmp[-_.]|[.-]tmp[-_.]?\w*\Z", re.IGNORECASE)
 _WEIGHTS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".distcp", ".npz", ".h5", ".pkl", ".msgpack")
 #: Written behind everything else, by the libraries that write such folders: files of the folder -> the last one.
 _LAST_FILE = (
-    (re.compile(r".*\.distcp\Z"), ".metadata"),  # torch.distributed.checkpoint
-    (re.compile(r"training_args\.bin\Z"), "trainer_state.json"),  # Hugging Face's Trainer
+    (regex(r".*\.distcp\Z"), ".metadata"),  # torch.distributed.checkpoint
+    (regex(r"training_args\.bin\Z"), "trainer_state.json"),  # Hugging Face's Trainer
 )
 #: Files beside such folders that name the last whole one: DeepSpeed, Megatron.
 _NAMED_IN = ("latest", "latest_checkpointed_iteration.txt")

@@ -8,6 +8,8 @@ import re
 import time
 from typing import List, NamedTuple, Optional
 
+from .patterns import regex
+
 #: Slurm's words for a job that is still in its hands -> ours.
 LIVE_WORDS = {
     "PENDING": "pending",
@@ -42,10 +44,10 @@ ENDED_WORDS = {
 }
 SQUEUE_FIELDS = "%A|%F|%K|%T|%N|%a|%U|%r|%j"
 SACCT_FIELDS = "JobID,JobIDRaw,State,ExitCode,NodeList,JobName"
-_CANCELLED_BY = re.compile(r"CANCELLED by (\S+)")
-_EXIT = re.compile(r"(\d+):(\d+)")
+_CANCELLED_BY = regex(r"CANCELLED by (\S+)")
+_EXIT = regex(r"(\d+):(\d+)")
 
-_ACCEPTED = re.compile(r"^(\d+)(?:;\S+)?$", re.ASCII | re.MULTILINE)
+_ACCEPTED = regex(r"^(\d+)(?:;\S+)?$", re.ASCII | re.MULTILINE)
 #: The controller could not be reached at all: the request never left, so it may be sent again.
 _UNREACHED = ("connect failure", "connection refused", "could not establish a configuration source")
 #: The connection broke in the middle: the request may have arrived.
@@ -54,12 +56,12 @@ _UNCLEAR = (
     "unexpected message",
 )  # fmt: skip
 #: sbatch, or the controller, read the request and said no.
-_REFUSED = re.compile(
+_REFUSED = regex(
     r"batch job submission failed|unrecognized option|invalid|requires an argument|fatal:|--help|not available"
     r"|ambiguous|does not look like a batch script|unable to open",
     re.IGNORECASE,
 )
-_PREFIX = re.compile(r"^(?:sbatch: )?(?:error: )?")
+_PREFIX = regex(r"^(?:sbatch: )?(?:error: )?")
 
 
 class Answer(NamedTuple):

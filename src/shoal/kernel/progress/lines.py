@@ -9,24 +9,26 @@ import json
 import re
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
+from ..patterns import regex
+
 _NUMBER = r"(\d[\d,]*)"
 _OF_NUMBER = r"\s*(?:/|\bof\b)\s*" + _NUMBER
-_OF = re.compile(_NUMBER + _OF_NUMBER)
-_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s?%")
+_OF = regex(_NUMBER + _OF_NUMBER)
+_PERCENT = regex(r"(\d+(?:\.\d+)?)\s?%")
 _BEFORE_NUMBER = r"[\s:=#\[(\"']*"
 #: The plural without a total is a setting (`epochs=10`); a percentage belongs to a bar.
 _ALONE = r"|\b" + _BEFORE_NUMBER + _NUMBER + r"(?![\d.]*\s?%|[.\d])"
-_EPOCH = re.compile(r"\bepoch(?:s?\b" + _BEFORE_NUMBER + _NUMBER + _OF_NUMBER + _ALONE + ")", re.IGNORECASE)
+_EPOCH = regex(r"\bepoch(?:s?\b" + _BEFORE_NUMBER + _NUMBER + _OF_NUMBER + _ALONE + ")", re.IGNORECASE)
 #: Two more ways to say it: timm's `Train: 3 [ 120/312 ( 38%)]`, and `[3/25][120/782]`.
-_TRAIN_EPOCH = re.compile(r"\btrain(?:ing)?:?\s+(\d+)(?=\s*\[\s*\d+/\d+)", re.IGNORECASE)
-_PAIR_EPOCH = re.compile(r"\A\[\s*(\d+)/(\d+)\s*\](?=\s*\[\s*\d+/\d+\s*\])")
+_TRAIN_EPOCH = regex(r"\btrain(?:ing)?:?\s+(\d+)(?=\s*\[\s*\d+/\d+)", re.IGNORECASE)
+_PAIR_EPOCH = regex(r"\A\[\s*(\d+)/(\d+)\s*\](?=\s*\[\s*\d+/\d+\s*\])")
 _STEP_WORD = r"(?:step|iter|iteration|update|batch)"
-_STEP = re.compile(
+_STEP = regex(
     r"\b(?:global[_ ]?)?" + _STEP_WORD + r"(?:e?s?\b" + _BEFORE_NUMBER + _NUMBER + _OF_NUMBER + _ALONE + ")",
     re.IGNORECASE,
 )
 _RICH = "━╸╺─"
-_BAR = re.compile(
+_BAR = regex(
     r"(\d+)%\s?\|[^|]*\|\s*"
     + _NUMBER
     + "/"
@@ -38,37 +40,37 @@ _BAR = re.compile(
     + "/"
     + _NUMBER
 )
-_RICH_PERCENT = re.compile("[" + _RICH + r"]{3,}\s*(\d+(?:\.\d+)?)\s?%")
+_RICH_PERCENT = regex("[" + _RICH + r"]{3,}\s*(\d+(?:\.\d+)?)\s?%")
 #: What may stand between an epoch's number and the part of it that is done.
-_INSIDE = re.compile(
+_INSIDE = regex(
     r"[\s\])\[(|:,;-]*(?:%s" % _STEP_WORD
     + r"e?s?\b[\s:=#\[(]*)?(?:\d+(?:\.\d+)?%%\s?\|[^|]*\||[%s=>#.]{3,})?\s*" % _RICH
     + _NUMBER
     + _OF_NUMBER,
     re.IGNORECASE,
 )
-_END_OF = re.compile(r"\b(?:end of|finished|completed)\s*\Z", re.IGNORECASE)
-_INSIDE_PERCENT = re.compile(r"[\s\])\[(|:,;-]*(\d+(?:\.\d+)?)\s?%")
+_END_OF = regex(r"\b(?:end of|finished|completed)\s*\Z", re.IGNORECASE)
+_INSIDE_PERCENT = regex(r"[\s\])\[(|:,;-]*(\d+(?:\.\d+)?)\s?%")
 #: Bars and counts that are not the training's own.
-_ASIDE = re.compile(
+_ASIDE = regex(
     r"valid|sanity|\beval|\btest|predict|download|fetch|load(?:ing)?\b(?!er)|tokeniz|\bmap\b|\bval\b|warm-?up",
     re.IGNORECASE,
 )
 #: tqdm draws a bar inside another one a line lower and then moves the cursor up again.
 _CURSOR_UP = "\x1b[A"
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])|[\x00-\x08\x0b-\x1f\x7f]")
+_ESCAPES = regex(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])|[\x00-\x08\x0b-\x1f\x7f]")
 
 #: Names under which programs take their number of steps and epochs, on the command line and in what they print first.
-_STEP_TOTALS = re.compile(
+_STEP_TOTALS = regex(
     r"(?:(?:max|total|num|n|train)_)?(?:train(?:ing)?_)?(?:steps|iters|iterations|updates)|max_(?:iter|update)"
 )
-_EPOCH_TOTALS = re.compile(r"(?:(?:max|total|num|n|train)_?)?(?:train_)?epochs|niter")
-_PRINTED_STEPS = re.compile(
+_EPOCH_TOTALS = regex(r"(?:(?:max|total|num|n|train)_?)?(?:train_)?epochs|niter")
+_PRINTED_STEPS = regex(
     r"(?<![\w.-])(?:(?:max|total|num|n|train|training)[ _-](?:(?:train|training|optimization)[ _-])?"
     r"(?:steps|iters|iterations|updates)|max_iter|max_update)['\"]?\s*[=:]\s*['\"]?" + _NUMBER + r"(?![\d.]*\s*/)",
     re.IGNORECASE,
 )
-_PRINTED_EPOCHS = re.compile(
+_PRINTED_EPOCHS = regex(
     r"(?<![\w.-])(?:(?:max|num|n|total|train|scheduled)[ _-](?:train[ _-])?epochs['\"]?\s*[=:]|epochs=|"
     r"['\"]epochs['\"]:)\s*['\"]?" + _NUMBER + r"(?:\.0+)?(?![\d.]*\s*/)",
     re.IGNORECASE,
