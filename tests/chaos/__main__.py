@@ -6,6 +6,7 @@ import argparse
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -26,6 +27,8 @@ COLUMNS = ("runs", *BROKEN, "thaw_s", "killed_at_end")
 
 def main(argv: list[str]) -> int:
     options = _parse(argv)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # so that the world is closed
     total, rows = Counts(), []
     for seed in range(options.first, options.first + options.seeds):
         counts = run_seed(seed, options.launcher, options.duration, options.deadline, keep=options.keep)
