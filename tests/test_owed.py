@@ -34,7 +34,7 @@ command = [{python}, "program.py"]
 request = {{ time = "5m", memory = "50M" }}
 survive = {{ retry = {{ failed = 2 }}, follow_ups = 2, continue_code = 85 }}
 """
-RUN = "001_a/000_work"
+RUN, SCRIPT = "001_a/000_work", "experiments/001_a/000_work.toml"
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def make(folder: Path, cluster: Sandbox, code: int = 1) -> Project:
     project = Project(folder, cluster, toml=TOML.format(python=json.dumps(sys.executable)))
     project.env["SHOAL_OWED_S"] = "1"
     project.write("program.py", PROGRAM)
-    project.write("experiments/001_a/000_work.toml", f'step = "work"\nargs = ["{code}"]\n')
+    project.write(SCRIPT, f'step = "work"\nargs = ["{code}"]\n')
     return project
 
 
@@ -57,7 +57,7 @@ def ran(project: Project) -> list[str]:
 
 def end_without_controller(project: Project, cluster: Sandbox) -> None:
     """The run is on its node, the controller goes away, and the run ends."""
-    project.shoal("submit", "experiments/001_a/000_work.toml")
+    project.shoal("submit", SCRIPT)
     project.wait(RUN, "running")
     cluster.stop_daemon("slurmctld")
     (project.root / "go").touch()
@@ -67,13 +67,21 @@ def end_without_controller(project: Project, cluster: Sandbox) -> None:
 
 @pytest.mark.slurm
 @pytest.mark.parametrize("code", [1, 85])
-def test_a_retry_that_slurm_could_not_take_is_sent_by_the_next_look(tmp_path: Path, slurm: Sandbox, code: int) -> None:
+def test_a_retry_that_slurm_could_not_take_is_sent_by_status_and_by_no_plan(
+    tmp_path: Path, slurm: Sandbox, code: int
+) -> None:
     project = make(tmp_path, slurm, code)
     end_without_controller(project, slurm)
     told = project.status()[RUN]
     assert (told["state"], told["cause"]) == ("queued", owed.CAUSE)
-    assert "queued already" in project.shoal("submit", "experiments/001_a/000_work.toml").out
+    assert "queued already" in project.shoal("submit", SCRIPT).out
     slurm.start_daemon("slurmctld")
+    wait_until(lambda: "is UP" in project.slurm("scontrol", "ping"), 30, "the controller answers")
+    for look in (["plan", SCRIPT], ["submit", "--dry-run", SCRIPT], ["why", RUN], ["results"], ["report"], ["doctor"]):
+        project.shoal(*look, code=None)
+        assert len(project.submissions()) == 1, look
+    note = f"note: {RUN} continues as job "
+    wait_until(lambda: note in project.shoal("status").err, 60, "a status sends the retry and says so")
     wait_until(lambda: project.status()[RUN]["state"] == "done", 90, "the retry is done", poll_s=0.5)
     assert ran(project) == [RUN] * 2 and len(project.submissions()) == 2
     assert project.records(RUN, "attempt.1.end")[0]["next"]["cause"] == ("failed" if code == 1 else "continue")

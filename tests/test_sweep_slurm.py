@@ -75,6 +75,13 @@ def test_a_sweep_that_shrinks_is_told_and_pruned_only_on_request(project: Projec
     told = project.shoal("submit", smaller)
     assert "8 live runs are no longer described" in told.err
     assert states(project) == {"running": 12}
+    names = sorted((project.home / "sweeps").rglob("*"))
+    other = page(project, smaller.read_text().replace("[0.1, 0.3]", "[0.1, 0.4]").replace("wait=go", "wait=stop"))
+    refused = project.shoal("submit", "--prune", other, code=2)
+    assert "with other settings" in refused.err
+    assert states(project) == {"running": 12}, "an order that is refused cancels nothing"
+    assert sorted((project.home / "sweeps").rglob("*")) == names, "and keeps no names"
+    smaller = page(project, PAGE.replace("[0.1, 0.2, 0.3]", "[0.1, 0.3]").replace("0-3", "0-1"))
     pruned = project.shoal("submit", "--prune", "--json", smaller).json["runs"]
     assert {run["name"] for run in pruned if run["did"] == "cancelled"} == gone
     for name in gone:

@@ -1,4 +1,5 @@
 """Look at runs: their folders and one snapshot of Slurm, folded; what is learnt about open questions is written down.
+Nothing is begun or sent.
 
 Slurm is asked before the files of a live run are read for good: a job that has left its queue wrote its files first.
 Nothing here needs Slurm to answer, and a project whose runs have all ended asks nobody.
@@ -33,11 +34,14 @@ _FORGOTTEN_AFTER_S = 60.0
 
 class Observation(NamedTuple):
     """The runs asked for, as they are. `slurm_problem` is set when Slurm was needed and did not answer; `slurm_t` is
-    when it last did, None if nobody had to ask."""
+    when it last did, None if nobody had to ask. `owing` are those of this user that another job is to follow, which
+    nobody has sent yet (shoal.submit.finishing); then `jobs` has the names of the user's jobs and their ids."""
 
     views: dict[str, RunView]
     slurm_problem: str | None = None
     slurm_t: float | None = None
+    owing: tuple[RunFiles, ...] = ()
+    jobs: Mapping[str, str] = {}
 
     def listed(self, words: Sequence[str] = ()) -> dict[str, RunView]:
         """Those that a list shows: without runs that Slurm refused, unless one of the words names them."""
@@ -92,12 +96,10 @@ def observe(
         if answered and files.owes and _user_of(files) == me:
             owing.append(files)
     watching.save()
-    _answer(home, owing, snapshot, now, environ)
-    if os.path.exists(os.path.join(home, "notify.json")):
-        from shoal.agent import environment, notices  # only for projects that want to be told
-
-        notices.tell_again(home, {**environ, **environment.read_secrets(environ)})
-    return Observation(views, snapshot.problem, snapshot.t)
+    jobs = (
+        {row.name: row.array_job_id or row.job_id for rows in snapshot.rows.values() for row in rows} if owing else {}
+    )
+    return Observation(views, snapshot.problem, snapshot.t, tuple(owing), jobs)
 
 
 def _read(
@@ -263,26 +265,6 @@ def _settle_open(
             submission.settle(home, token, outcome)
             return True
     return False
-
-
-def _answer(home: str, owing: Iterable[RunFiles], snapshot: Snapshot, now: float, environ: Mapping[str, str]) -> None:
-    """Send what runs owe and their own jobs could not; a folder that we may not write in stays as it is."""
-    runs = [files for files in owing if files.claim is not None]
-    if not runs or snapshot.t is None:
-        return
-    from shoal.agent import answering  # only then: it can submit jobs
-
-    debts = []
-    for files in runs:
-        end, claim = files.end, files.claim
-        following = end.next if end is not None and end.generation == files.generation else None
-        job, ended = (end.job_label or end.job_id, end.ended) if end is not None else (None, 0.0)
-        token = claim.token if claim is not None else ""
-        seen = files.names.generation
-        debts.append(answering.Debt(files.name, token, files.generation, seen, following, job, ended, files.given_up_t))
-    jobs = {row.name: row.array_job_id or row.job_id for rows in snapshot.rows.values() for row in rows}
-    with contextlib.suppress(OSError, ValueError):
-        answering.answer(home, debts, jobs, snapshot.t, now, environ)
 
 
 def _keep_in_line(home: str, intent: Submission, lines: dict[str, set[str]]) -> None:

@@ -1,4 +1,4 @@
-"""Do what is owed (kernel/owed.py) for jobs that could not: a command that looks at the runs has found it.
+"""Do what is owed (kernel/owed.py) for jobs that could not: a command has found it (submit/finishing.py).
 
 Slurm has just answered it, so a send is worth trying. Of several who try, the claim of the next generation lets one do
 it; a send that does not arrive is void, and the run owes it again.
@@ -33,21 +33,26 @@ class Debt(NamedTuple):
 
 def answer(
     home: str, debts: List[Debt], jobs: Mapping[str, str], answered_at: float, now: float, environ: Mapping[str, str]
-) -> None:
-    """Send what is due. `jobs` are the names of this user's jobs and their ids, as Slurm told them at `answered_at`."""
+) -> List[str]:
+    """Send what is due; what was sent, a sentence each. `jobs` are the names of this user's jobs and their ids, as they
+    were at `answered_at`."""
+    told: List[str] = []
     for debt in [debt for debt in debts if debt.following][:_MAX_AT_ONCE]:
         if not debt.job or not owed.is_due(debt.ended_at, debt.tried_at, now, environ):
             continue
         claim = fence.read_claim(layout.run_dir(home, debt.name), debt.generation)
         if claim is not None and debt.following:
-            survival.continue_run(home, debt.name, claim, debt.seen, debt.following, debt.job)
+            job, words = survival.continue_run(home, debt.name, claim, debt.seen, debt.following, debt.job)
+            if job is not None:
+                told.append("%s continues as job %s (%s%s)" % (debt.name, job, debt.following.cause, words))
     for token in {debt.token for debt in debts if debt.following is None}:
-        _answer_queue(home, token, jobs, answered_at, now, environ)
+        told += _answer_queue(home, token, jobs, answered_at, now, environ)
+    return told
 
 
 def _answer_queue(
     home: str, token: str, jobs: Mapping[str, str], answered_at: float, now: float, environ: Mapping[str, str]
-) -> None:
+) -> List[str]:
     """Settle follow-up jobs that nobody acknowledged, and send those that are still owed."""
     folder, tried_at = layout.submission_dir(home, token), 0.0
     intent = submission.read(home, token)
@@ -59,6 +64,5 @@ def _answer_queue(
             submission.settle(home, token, Outcome("accepted", job_id=job, adopted=True), index)
         elif outcome is None and answered_at > order.t + grace_s:
             submission.settle(home, token, Outcome("void", reason="Slurm never received the submission"), index)
-    for following in follow.still_owed(folder):
-        if owed.is_due(float(following.get("t") or 0.0), tried_at, now, environ):
-            follow.submit_follow_up(folder, following, dict(environ))
+    due = [one for one in follow.still_owed(folder) if owed.is_due(float(one.get("t") or 0.0), tried_at, now, environ)]
+    return ["pack %s: %s" % (token, follow.submit_follow_up(folder, one, dict(environ))) for one in due]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 
 from shoal.cli.options import add_output, home_here, refuse_idle
 
@@ -64,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
     if os.path.isdir(os.path.join(home, "queue")):
         from shoal.submit.budget import admit_everywhere  # imported only here: it needs half of shoal
 
-        admit_everywhere(home)
+        for name in (name for queue in admit_everywhere(home) for name in queue.admitted):
+            sys.stderr.write(f"note: submitted {name}, which waited for room under the budget\n")
     report = status.gather(home, filter_of(args))
     if any(view.cause == CANCEL_REQUESTED for view in report.views):
         from shoal.submit.cancelling import end_cancelled

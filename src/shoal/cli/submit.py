@@ -116,18 +116,16 @@ def submit_added(added: Sequence[dict[str, Any]], *, on: str | None, quiet: bool
     from shoal.config.project import find_project
     from shoal.plan.doors import read_sweeps
     from shoal.plan.python_file import sweeps_of
-    from shoal.submit.carrying import keep_names
     from shoal.submit.orders import How
     from shoal.submit.scripts import submit_asked, tell_secrets
 
     project = find_project(Path(added[0]["place"].rpartition(":")[0]).absolute().parent, os.environ)
     cluster = cluster_for(project, on)
     asked, grown = read_sweeps(sweeps_of(added), project)
-    keep_names(project, grown)
     with teller(argparse.Namespace(json=False, quiet=quiet)) as say:
         tell_secrets(os.environ, cluster, say)
         how = How(smoke="there" if smoke else None)
-        return submit_asked(asked, project, cluster, os.environ, tell=say, follow=not quiet, how=how)
+        return submit_asked(asked, project, cluster, os.environ, tell=say, follow=not quiet, how=how, grown=grown)
 
 
 def exit_code(results: Sequence[Result]) -> int:

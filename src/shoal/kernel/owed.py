@@ -2,8 +2,8 @@
 
 An end record has `next` where the step's policy wants another job. Nothing else is stored about it: it is owed while no
 later generation is open or accepted and the run was not cancelled. The ending job tries for OWED_S; after that any
-command of the same user that looks at the run does it, and any job of theirs that ends, by the ordinary transaction of
-the next generation, whose claim only one of them wins. `owed/<token>`, left by a job that gave up, only spares other
+`status` or `submit` of the same user does it, and any job of theirs that ends, by the ordinary transaction of the next
+generation, whose claim only one of them wins. `owed/<token>`, left by a job that gave up, only spares other
 jobs the search; it decides nothing.
 """
 

@@ -10,6 +10,7 @@ from shoal.agent import stages
 from shoal.config.cluster import LOCAL, Cluster
 from shoal.config.project import Project
 from shoal.errors import DiskError, InputError, InterruptError, SchedulerError, ShoalError
+from shoal.kernel import owed
 from shoal.kernel.output import hang_ups_ignored
 from shoal.observe import observe
 from shoal.plan.doors import Grown, keep
@@ -19,6 +20,7 @@ from shoal.store.files import as_disk_error
 from shoal.store.fold import RunView
 from shoal.submit import standing
 from shoal.submit.budget import Gate, admit_everywhere, open_gate, park
+from shoal.submit.finishing import observe_and_finish
 from shoal.submit.here import run_here
 from shoal.submit.orders import Order, Result, with_smoke
 from shoal.submit.pack_here import EngineHere
@@ -61,6 +63,7 @@ def carry_out(
             errand.run_all(order.submissions)
         else:
             with hang_ups_ignored():
+                _finish_owed(home, order, environ, note)
                 _submit_all(errand, order, project, cluster, environ)
     except (ShoalError, OSError, KeyboardInterrupt) as error:
         raise _not_whole(error, names, errand.results) from error
@@ -87,6 +90,13 @@ def _keep_code(project: Project, environ: Mapping[str, str], note: Callable[[str
         wanted = ", ".join(f'"{name}"' for name in code.hidden[:3])
         note(f"runs do not see {some} of the project; if they read it, write link = [{wanted}] in shoal.toml")
     return code
+
+
+def _finish_owed(home: str, order: Order, environ: Mapping[str, str], note: Callable[[str], None]) -> None:
+    """Runs of the order that wait for a job which another order owes them."""
+    names = [name for name, view in order.views.items() if view.cause == owed.CAUSE]
+    for sentence in observe_and_finish(home, names, environ=environ)[1] if names else ():
+        note(sentence)
 
 
 def _submit_all(errand: _Errand, order: Order, project: Project, cluster: Cluster, environ: Mapping[str, str]) -> None:

@@ -103,10 +103,21 @@ def submit_scripts(
     """
     asked, grown = read_scripts(paths, project, environ, wish)
     cluster = where(asked, project, cluster, environ, on)
+    if prune and not grown:
+        raise InputError("--prune has no effect: none of these files is a sweep", hint="remove --prune")
     tell_secrets(environ, cluster, tell)
-    keep_names(project, grown)
-    _prune(project, grown, asked, environ, tell, prune)
-    return submit_asked(asked, project, cluster, environ, tell=tell, follow=follow, how=how, request_id=request_id)
+    return submit_asked(
+        asked,
+        project,
+        cluster,
+        environ,
+        tell=tell,
+        follow=follow,
+        how=how,
+        request_id=request_id,
+        grown=grown,
+        prune=prune,
+    )
 
 
 def where(
@@ -132,8 +143,6 @@ def _prune(
 ) -> None:
     """Say which live runs a sweep no longer has, and cancel them if that was asked for."""
     home = str(project.home)
-    if prune and not grown:
-        raise InputError("--prune has no effect: none of these files is a sweep", hint="remove --prune")
     gone = removed(home, grown, [one.run.spec.name for one in asked], environ)
     if prune and gone:
         cancel(home, gone, environ)
@@ -190,13 +199,16 @@ def submit_asked(
     dry_run: bool = False,
     given: StandingOrder | None = None,
     request_id: str | None = None,
+    grown: Sequence[Grown] = (),
+    prune: bool = False,
 ) -> list[Result]:
     """Check what is asked for and carry it out; with `dry_run`, say what would be done.
 
     `given` is the order that this is part of, where the caller knows more about what it means than the runs and
-    `how`; `request_id` is what a person called it.
+    `how`; `request_id` is what a person called it. `grown` is what the names of sweeps among them rest on; with
+    `prune`, live runs that those no longer describe are cancelled. Neither happens before everything was checked.
     """
-    home, again = str(project.home), how.again or any(one.again for one in asked)
+    home, again, described = str(project.home), how.again or any(one.again for one in asked), asked
     if given is None and not dry_run and (again or request_id):
         meaning = (how, [(one.run.spec.name, one.run.spec.digest, one.again) for one in asked])
         names = [one.run.spec.name for one in asked]
@@ -223,6 +235,8 @@ def submit_asked(
             refuse_doubtful(doubtful)
     if not dry_run and not tell.agrees(order, cluster):
         return []
+    if not dry_run:
+        keep_names(project, grown)
     if how.smokes_here(cluster) and not dry_run:
         smoked = smoke_here(order, project, environ, tell=tell, follow=follow)
         if any(result.did != "ran" or result.state != "done" for result in smoked):
@@ -230,6 +244,7 @@ def submit_asked(
     for note in order.notes:
         tell.note(note)
     if not dry_run:
+        _prune(project, grown, described, environ, tell, prune)
         return before + carry_out(
             order,
             project,

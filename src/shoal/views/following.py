@@ -10,6 +10,7 @@ from shoal.kernel import layout
 from shoal.kernel.files import names_in
 from shoal.model import LIVE
 from shoal.observe import observe
+from shoal.submit.finishing import observe_and_finish
 from shoal.units import listed
 from shoal.views.faults import ending
 from shoal.views.logs import Form, Source, find_parts, prefix_of, with_prefix
@@ -43,7 +44,7 @@ def follow(
         while True:
             open_runs = [run for run, state in states.items() if state in LIVE]
             if clock() - asked_at >= _ASK_EVERY_S or any(_has_ended(home, run) for run in open_runs):
-                views = observe(home, open_runs, ask=ask).views
+                views = observe_and_finish(home, open_runs, ask=ask)[0].views
                 states.update({run: view.state for run, view in views.items()})
                 asked_at = clock()
             for run, first in pipes.runs.items():

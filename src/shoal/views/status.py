@@ -13,8 +13,9 @@ import msgspec
 from shoal.config.columns import Said
 from shoal.kernel.causes import exit_words
 from shoal.model import LIVE
-from shoal.observe import Ask, observe
+from shoal.observe import Ask
 from shoal.store.fold import RunView
+from shoal.submit.finishing import observe_and_finish
 from shoal.units import format_duration, parse_duration_s, plural
 from shoal.views.columns import Cell, Column, choose, fit_columns, iso
 from shoal.views.details import MOST_LOGS, Details, details_of, with_cause
@@ -66,6 +67,7 @@ class Report(NamedTuple):
     slurm_problem: str | None
     slurm_t: float | None
     now: float
+    sent: list[str]
 
 
 def gather(
@@ -81,7 +83,7 @@ def gather(
     states = parse_states(wanted.states)
     since = None if wanted.since is None else clock() - parse_duration_s(wanted.since, place="--since")
     names = select_runs(home, wanted.which)
-    found = observe(home, names, clock=clock, ask=ask)
+    found, sent = observe_and_finish(home, names, clock=clock, ask=ask)
     now = clock()
     everything = list(found.listed(wanted.which).values())
     views = [view for view in everything if _passes(view, wanted, states, since)]
@@ -108,6 +110,7 @@ def gather(
         found.slurm_problem,
         found.slurm_t,
         now,
+        sent,
     )
 
 
@@ -133,6 +136,8 @@ def show(
     columns: Sequence[Said] = (),
     screen: Screen | None = None,
 ) -> None:
+    for sentence in report.sent:
+        sys.stderr.write(f"note: {plain(sentence)}\n")
     if as_json:
         print_json(document(report))
         return

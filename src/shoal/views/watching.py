@@ -17,6 +17,7 @@ from shoal.config.columns import Said
 from shoal.model import AS_MEANT, ENDED, LIVE
 from shoal.observe import observe
 from shoal.store.fold import RunView
+from shoal.submit.finishing import observe_and_finish
 from shoal.submit.orders import Result
 from shoal.views import logs, status
 from shoal.views.columns import iso
@@ -202,7 +203,7 @@ def follow_to_end(
     try:
         while True:
             begin = time.monotonic()
-            views = observe(home, names, environ=environ, ask=ask).views
+            views = observe_and_finish(home, names, environ=environ, ask=ask)[0].views
             for view in views.values():
                 progress = progress_of(home, view)
                 word = f"{view.state} {(progress.words if progress else view.cause) or ''}".strip()
