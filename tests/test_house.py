@@ -27,6 +27,7 @@ FLOORS = (
     "config",
     "store",
     "observe",
+    "finishing",
     "submit",
     "views",
     "cli",

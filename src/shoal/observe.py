@@ -35,7 +35,7 @@ _FORGOTTEN_AFTER_S = 60.0
 class Observation(NamedTuple):
     """The runs asked for, as they are. `slurm_problem` is set when Slurm was needed and did not answer; `slurm_t` is
     when it last did, None if nobody had to ask. `owing` are those of this user that another job is to follow, which
-    nobody has sent yet (shoal.submit.finishing); then `jobs` has the names of the user's jobs and their ids."""
+    nobody has sent yet (shoal.finishing); then `jobs` has the names of the user's jobs and their ids."""
 
     views: dict[str, RunView]
     slurm_problem: str | None = None

@@ -1,4 +1,4 @@
-"""Do what is owed (kernel/owed.py) for jobs that could not: a command has found it (submit/finishing.py).
+"""Do what is owed (kernel/owed.py) for jobs that could not: a command has found it (finishing.py).
 
 Slurm has just answered it, so a send is worth trying. Of several who try, the claim of the next generation lets one do
 it; a send that does not arrive is void, and the run owes it again.

@@ -10,6 +10,7 @@ from shoal.agent import stages
 from shoal.config.cluster import LOCAL, Cluster
 from shoal.config.project import Project
 from shoal.errors import DiskError, InputError, InterruptError, SchedulerError, ShoalError
+from shoal.finishing import observe_and_finish
 from shoal.kernel import owed
 from shoal.kernel.output import hang_ups_ignored
 from shoal.observe import observe
@@ -20,7 +21,6 @@ from shoal.store.files import as_disk_error
 from shoal.store.fold import RunView
 from shoal.submit import standing
 from shoal.submit.budget import Gate, admit_everywhere, open_gate, park
-from shoal.submit.finishing import observe_and_finish
 from shoal.submit.here import run_here
 from shoal.submit.orders import Order, Result, with_smoke
 from shoal.submit.pack_here import EngineHere
