@@ -1,0 +1,152 @@
+"""How large the code is and how much of it one `submit` passes through.
+
+    python -m benchmarks.structure                     this commit
+    python -m benchmarks.structure --old ../base       beside another worktree, which has its own .venv
+
+Counted in src/: modules, lines, packages, class names that occur twice, imports between packages and how many of them
+name the package itself (what its `__init__` exports) instead of a module inside it. Traced on a real Slurm, which the
+sandbox starts: one `submit` of one bash script in a project without state, the files of ours whose functions were
+called, and the calls from one package into another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from shoal.sandbox import Sandbox, SandboxSpec
+
+SCRIPT = 'source "$(shoal shell)"\ntrain\n'
+PROJECT = """\
+snapshot = false
+[steps.train]
+command = ["/bin/true"]
+request = { cpus = 1, memory = "10M", time = "10m" }
+"""
+#: Executed by the Python of the commit that is traced; prints what was passed as its last line.
+TRACE = """\
+import json, os, sys, threading
+import shoal
+from shoal.cli import main
+root = os.path.dirname(shoal.__file__) + os.sep
+package = lambda path: path[len(root):].split(os.sep)[0]
+files, changes = set(), 0
+def called(frame, event, _):
+    global changes
+    path = frame.f_code.co_filename
+    if event != "call" or not path.startswith(root) or frame.f_code.co_name == "<module>":
+        return
+    files.add(path)
+    back = frame.f_back
+    while back is not None and not back.f_code.co_filename.startswith(root):
+        back = back.f_back
+    changes += back is not None and package(back.f_code.co_filename) != package(path)
+threading.setprofile(called)
+sys.setprofile(called)
+try:
+    code = main()
+except SystemExit as end:
+    code = end.code
+sys.setprofile(None)
+print()
+print(json.dumps({"files": len(files), "changes": changes, "code": code}))
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.structure", description=__doc__)
+    parser.add_argument("--old", type=Path, metavar="WORKTREE", help="another worktree to count beside this one")
+    old = parser.parse_args().old
+    sides = {"this": Path(__file__).parents[1]} | ({"old": old.absolute()} if old else {})
+    with tempfile.TemporaryDirectory() as folder:
+        sandbox = Sandbox(SandboxSpec(name=f"structure{os.getpid()}", nodes=1, gpus=0))
+        sandbox.up(deadline_s=120)
+        try:
+            found = {name: {**count(root), **trace(root, Path(folder) / name, sandbox)} for name, root in sides.items()}
+        finally:
+            sandbox.down()
+    print("| " + " | ".join(["what", *found]) + " |")
+    print("|---|" + "---|" * len(found))
+    for what in found["this"]:
+        print("| " + " | ".join([what, *(f"{one[what]:,}" for one in found.values())]) + " |")
+
+
+def count(root: Path) -> dict[str, int]:
+    source = root / "src" / "shoal"
+    modules = {path: ast.parse(path.read_text("utf-8")) for path in sorted(source.rglob("*.py"))}
+    classes = Counter(
+        node.name for tree in modules.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+    )
+    between = whole = 0
+    for path, tree in modules.items():
+        for target in (name for node in ast.walk(tree) for name in _imported(node, path, source)):
+            package, _, inside = target.partition(".")
+            if package and (source / package).is_dir() and package != path.relative_to(source).parts[0]:
+                between += 1
+                whole += not inside
+    packages = [path for path in source.iterdir() if (path / "__init__.py").exists()]
+    return {
+        "modules": len(modules),
+        "lines": sum(len(path.read_text("utf-8").splitlines()) for path in modules),
+        "packages": len(packages),
+        "names that packages export": sum(len(_exported(modules[path / "__init__.py"])) for path in packages),
+        "imports between packages": between,
+        "of these of the package itself": whole,
+        "class names that occur twice": sum(1 for times in classes.values() if times > 1),
+    }
+
+
+def _imported(node: ast.AST, path: Path, source: Path) -> list[str]:
+    """Modules of ours that a statement imports from, by their path in the package: "plan.calls", or "plan"."""
+    if isinstance(node, ast.Import):
+        return [alias.name.partition("shoal.")[2] for alias in node.names if alias.name.startswith("shoal.")]
+    if not isinstance(node, ast.ImportFrom):
+        return []
+    parts = (node.module or "").split(".") if node.module else []
+    if node.level:
+        parts = [*path.relative_to(source).parts[: -node.level], *parts]
+    elif parts[:1] == ["shoal"]:
+        parts = parts[1:]
+    else:
+        return []
+    inside = source.joinpath(*parts)
+    return [
+        ".".join([*parts, alias.name]) if (inside / f"{alias.name}.py").exists() or (inside / alias.name).is_dir()
+        else ".".join(parts)
+        for alias in node.names
+    ]  # fmt: skip
+
+
+def _exported(tree: ast.Module) -> list[str]:
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and any(
+            isinstance(one, ast.Name) and one.id == "__all__" for one in node.targets
+        ):
+            return [str(name) for name in ast.literal_eval(node.value)]
+    return []
+
+
+def trace(root: Path, folder: Path, sandbox: Sandbox) -> dict[str, int]:
+    script = folder / "experiments" / "001_a" / "000_train_0.sh"
+    script.parent.mkdir(parents=True)
+    script.write_text(SCRIPT)
+    (folder / "shoal.toml").write_text(PROJECT)
+    binaries = root / ".venv" / "bin"
+    env = sandbox.env({**os.environ, "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}"})
+    argv = [binaries / "python", "-c", TRACE, "submit", script]
+    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    passed = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"code": done.returncode}
+    if passed["code"] not in (0, None):
+        sys.exit(f"submit failed:\n{done.stdout}{done.stderr}")
+    return {"files that one submit passes": passed["files"], "calls from package to package": passed["changes"]}
+
+
+if __name__ == "__main__":
+    main()
