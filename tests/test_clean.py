@@ -15,7 +15,7 @@ from shoal.sandbox import Sandbox
 from shoal.store.fold import RunView
 from shoal.tidy import backup
 from shoal.tidy.leftovers import Item, Left, find_leftovers
-from shoal.tidy.twins import Candidate, find_twins
+from shoal.tidy.near_copies import Candidate, find_twins
 
 HEADER = "#!/bin/bash\n#SBATCH --gres=gpu:8\n#SBATCH --ntasks-per-node=8\n#SBATCH --time=12:00:00\n#SBATCH --mem=500G\n"
 BODY = "source env.sh\ncd project\nexport DATA=/data\nsrun python train.py --batch 22\n"

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.doctor.check import examine, find_files
+from shoal.doctor.check import RealFiles, examine, find_files
 from shoal.doctor.finding import Finding
-from shoal.doctor.surroundings import RealFiles
 from shoal.doctor.text import read_text
 
 CORPUS = Path(__file__).parent / "corpus"

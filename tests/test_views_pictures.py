@@ -17,8 +17,8 @@ from made_up import MadeUp, picture, usage
 from shoal.backends.slurm.query import Snapshot
 from shoal.views import web
 from shoal.views.report.gather import gather
+from shoal.views.report.page import STYLE
 from shoal.views.report.page import page as report_page
-from shoal.views.report.style import STYLE
 from shoal.views.web.feed import Feed
 from shoal.views.web.server import Server
 

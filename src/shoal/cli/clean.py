@@ -70,8 +70,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _find(args: argparse.Namespace, project: Project) -> list[Item]:
     from shoal.observe import observe
-    from shoal.tidy.finding import near_copies
     from shoal.tidy.leftovers import KINDS, find_leftovers, read_left
+    from shoal.tidy.near_copies import near_copies
     from shoal.tidy.stale import half_written, stale_snapshots, unused_scratch
     from shoal.units import parse_duration_s
 

@@ -12,18 +12,19 @@ import msgspec
 from shoal.doctor import rules
 from shoal.doctor.cluster import ClusterFacts, ask_cluster, test_only
 from shoal.doctor.directives import Option
-from shoal.doctor.finding import ORDER, Facts, Files, Finding, apply_rules
+from shoal.doctor.finding import ORDER, Edit, Facts, Files, Finding, apply_rules
 from shoal.doctor.geometry import Geometry, read_geometry
 from shoal.doctor.nearest import applied, as_flags, closest, proposals, qos_misfits
-from shoal.doctor.repair import repair
 from shoal.doctor.script import Script, read_script
-from shoal.doctor.surroundings import RealFiles
 from shoal.doctor.text import Text, decode, read_text
 from shoal.errors import DiskError, InputError
 
 __all__ = ["Examined", "Inputs", "examine_all", "examine_nothing", "examine_text", "find_files", "write_fixed"]
 _SUFFIXES = (".sh", ".slurm", ".sbatch", ".sub", ".batch", ".job", ".bash")
 _SKIPPED = frozenset({".git", ".venv", "node_modules", "__pycache__", ".shoal", "outputs"})
+
+
+_SMALL = 64 * 1024
 
 
 class Inputs(NamedTuple):
@@ -203,3 +204,88 @@ def as_record(finding: Finding) -> dict[str, object]:
     record = msgspec.to_builtins(finding)
     edits = record.pop("edits")
     return {**record, "fixable": bool(edits)}
+
+
+class RealFiles:
+    """Relative paths begin where the person stands, or beside the script: sbatch is called from either."""
+
+    def __init__(self, script: Path, here: Path | None = None) -> None:
+        self.bases = [here or Path.cwd(), script.parent]
+
+    def folder_exists(self, path: str) -> bool | None:
+        """None for a path on another machine: nothing of it exists here, not even its first folder."""
+        if os.path.isabs(path):
+            first = "/" + path.strip("/").split("/")[0]
+            return os.path.isdir(path) if os.path.isdir(first) else None
+        return any((base / path).is_dir() for base in self.bases)
+
+    def text(self, path: str) -> str | None:
+        for base in self.bases:
+            try:
+                file = base / path
+                if file.is_file() and file.stat().st_size <= _SMALL:
+                    return file.read_bytes().decode("utf-8", "replace")
+            except (OSError, ValueError):
+                continue
+        return None
+
+
+def repair(lines: Sequence[str], findings: Sequence[Finding]) -> tuple[list[str], list[Finding]]:
+    """(corrected lines, the findings that this corrects). Edits that no longer find their text are left out."""
+    text: list[str | None] = list(lines)
+    done: list[Finding] = []
+    header: list[str] = []
+    body: list[str] = []
+    end: list[str] = []
+    top: list[str] = []
+    for finding in findings:
+        if not finding.edits or not all(_possible(edit, text) for edit in finding.edits):
+            continue
+        done.append(finding)
+        for edit in finding.edits:
+            if edit.how == "drop":
+                text[edit.line - 1] = None
+            elif edit.how == "replace" and edit.line:
+                text[edit.line - 1] = (text[edit.line - 1] or "").replace(edit.old, edit.new, 1)
+            else:
+                place = {"header": header, "body": body, "end": end, "top": top}.get(edit.how, [])
+                if edit.new not in place:
+                    place.append(edit.new)
+    return _together(text, header, body, end, top), done
+
+
+def _possible(edit: Edit, text: Sequence[str | None]) -> bool:
+    if edit.how not in ("drop", "replace") or edit.line == 0:
+        return True
+    if edit.line > len(text):
+        return False
+    line = text[edit.line - 1]
+    return line is not None and (edit.how == "drop" or edit.old in line or edit.old == "\ufeff")
+
+
+def _together(
+    text: Sequence[str | None], header: list[str], body: list[str], end: list[str], top: list[str]
+) -> list[str]:
+    last = 0
+    first_command = len(text)
+    for index, line in enumerate(text):
+        if line is None:
+            continue
+        if line.startswith("#SBATCH"):
+            last = index + 1
+        elif line.strip() and not line.lstrip().startswith("#"):
+            first_command = index
+            break
+    if not last:
+        # Without directives the header is the shebang and the comments right below it.
+        last = 1 if text and (text[0] or "").startswith("#!") else 0
+    at_body = max(last, min(first_command, len(text)))
+    found: list[str] = list(top)
+    for index in range(len(text) + 1):
+        if index == last:
+            found += header
+        if index == at_body:
+            found += body
+        if index < len(text) and (line := text[index]) is not None:
+            found.append(line)
+    return found + end

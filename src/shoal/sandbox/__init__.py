@@ -5,7 +5,7 @@ conf      the text of its configuration     machine   what this machine has and 
 process   find and signal exactly its processes
 daemons   munged, slurmctld, slurmd ...     accounting   MariaDB and slurmdbd    hosts   nodes with an address
 status    what it does now
-bringup   start                             teardown  stop and clean             cluster the door: `Sandbox`
+bringup   start                             cluster   `Sandbox`: start, use, stop and clean up
 """
 
 from shoal.sandbox.cluster import Sandbox, load, names

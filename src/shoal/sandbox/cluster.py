@@ -7,26 +7,30 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from shoal.errors import ShoalError
-from shoal.sandbox import machine, process
+from shoal.sandbox import hosts, machine, process
 from shoal.sandbox.bringup import bring_up
 from shoal.sandbox.daemons import Daemons, PortTakenError
 from shoal.sandbox.layout import Layout, SandboxState, check_home, default_home, locked, open_home
 from shoal.sandbox.process import Process
 from shoal.sandbox.spec import SandboxSpec
 from shoal.sandbox.status import SandboxStatus, status_of
-from shoal.sandbox.teardown import tear_down
 
 _ATTEMPTS = 3
 _FREEZE_DEADLINE_S = 5.0
 _FOREIGN_PREFIXES = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_")
+
+
+_DEADLINE_S = 20.0
 
 
 class Sandbox:
@@ -210,3 +214,67 @@ def names(home: Path | None = None) -> list[str]:
     check_home(folder)
     entries = folder.iterdir() if folder.is_dir() else []
     return sorted(entry.name for entry in entries if Layout(folder, entry.name).is_ours())
+
+
+def tear_down(layout: Layout, *, keep_folder: bool = False) -> None:
+    """Undo everything that the record speaks of; `keep_folder` leaves an empty folder to start again in.
+
+    The folder goes last because it holds the record that names all the rest: a `down` that is killed can be repeated.
+    """
+    if not layout.is_ours():
+        raise ShoalError(f"{layout.folder} is not the folder of a sandbox", hint="take another --name")
+    state = layout.load()
+    if state is not None:
+        _end_processes(state, layout)
+        if state.subnet is not None:
+            hosts.remove(state)
+        if state.cgroups:
+            _remove_cgroups(state)
+    for entry in list(layout.folder.iterdir()):
+        if entry != layout.state:
+            _remove(entry)
+    layout.state.unlink(missing_ok=True)
+    if not keep_folder:
+        layout.folder.rmdir()
+
+
+def _end_processes(state: SandboxState, layout: Layout) -> None:
+    """SIGKILL until none is left: while daemons and jobs die they may still start others."""
+    end = time.monotonic() + _DEADLINE_S
+    while left := _all_processes(state, layout):
+        for found in left:
+            process.send(found, signal.SIGKILL)
+        stubborn = process.wait_gone(left, 2.0)
+        if time.monotonic() > end:
+            pids = ", ".join(str(found.pid) for found in stubborn)
+            raise ShoalError(
+                f"processes of sandbox {state.spec.name!r} do not end: {pids}",
+                hint=f"shoal sandbox down --name {state.spec.name}",
+            )
+
+
+def _all_processes(state: SandboxState, layout: Layout) -> list[Process]:
+    found = process.of_sandbox(state.mark, layout.folder, layout.conf)
+    if state.cgroups:
+        pids = [pid for cgroup in machine.cgroups_of(state.spec.node_names) for pid in machine.pids_in(cgroup)]
+        found += [known for pid in pids if (known := process.find(pid)) is not None and known not in found]
+    return found
+
+
+def _remove_cgroups(state: SandboxState) -> None:
+    """Remove the nodes' cgroups; the kernel may need a moment to let go of the last process."""
+    end = time.monotonic() + _DEADLINE_S
+    while folders := machine.cgroups_of(state.spec.node_names):
+        for folder in folders:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        if time.monotonic() > end:
+            raise ShoalError(f"the cgroup {folders[-1]} cannot be removed", hint=f"rmdir {folders[-1]}")
+        time.sleep(0.02)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

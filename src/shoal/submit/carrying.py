@@ -21,9 +21,8 @@ from shoal.store.files import as_disk_error
 from shoal.store.fold import RunView
 from shoal.submit import standing
 from shoal.submit.budget import Gate, admit_everywhere, open_gate, park
-from shoal.submit.here import run_here
+from shoal.submit.here import EngineHere, run_here
 from shoal.submit.orders import Order, Result, with_smoke
-from shoal.submit.pack_here import EngineHere
 from shoal.submit.snapshot import Code, is_in_git, take
 from shoal.submit.standing import StandingOrder
 from shoal.submit.transaction import Claimed, Started, claim_runs, send

@@ -10,18 +10,20 @@ import getpass
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from shoal import secrecy
-from shoal.agent import admission, stages
+from shoal import __version__, secrecy
+from shoal.agent import admission, packages, stages
 from shoal.agent.shipping import ship
 from shoal.backends.slurm.facts import cluster_name
 from shoal.config.project import Project
 from shoal.kernel import files, process, records, submission
 from shoal.kernel.failpoints import reach
 from shoal.kernel.files import names_in
+from shoal.kernel.records import Provenance
 from shoal.kernel.slurm import clean_environ
 from shoal.model import RunSpec
 from shoal.names import new_token, slug, tracker_id
@@ -29,7 +31,6 @@ from shoal.plan.submissions import PlannedRun, PlannedSubmission, log_root, name
 from shoal.store import writing
 from shoal.store.fold import RunView
 from shoal.store.records import Asked, Claim, Outcome, Submission
-from shoal.submit import provenance
 from shoal.submit.snapshot import Code
 
 #: What a step may say after a run was described, for its later attempts.
@@ -85,7 +86,7 @@ def claim_runs(
     if backend == "slurm":
         argv = _argv(planned, token, folder, root, range(len(specs)))
         intent = intent._replace(
-            provenance=provenance.around(project.home, code, environ),
+            provenance=_provenance(project.home, code, environ),
             argv=argv if waits else [*argv, *_dependency(home, planned, after)],
             environment=admission.keep_environment(home, _travelling(environ)),
             waits=waits,
@@ -254,3 +255,13 @@ def _free_folder(root: str, spec: RunSpec, stamp: str, view: RunView) -> str:
 
 def refused(started: Sequence[Started]) -> list[Started]:
     return [run for run in started if run.state == "new"]
+
+
+def _provenance(home: Path, code: Code | None, environ: Mapping[str, str]) -> Provenance:
+    """What surrounds the submission: shoal's version, the shell's Python and its packages.
+
+    The Python of the job may be another one; what an attempt was really started with stands in its start record.
+    """
+    found = packages.keep(str(home), ["python"], environ, "/") or {}
+    changed = code.changed if code else None
+    return Provenance(__version__, changed, found.get("version"), found.get("packages"))

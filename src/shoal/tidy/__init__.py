@@ -1,1 +1,1 @@
-"""Tidying up: what could go (leftovers, twins), and moving it away so that it can come back (backup)."""
+"""Tidying up: what could go (leftovers, near copies), and moving it away so that it can come back (backup)."""

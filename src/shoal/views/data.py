@@ -19,10 +19,14 @@ if TYPE_CHECKING:
     from shoal.data.packing import Packed
     from shoal.data.scan import Scan
     from shoal.data.unpacking import Unpacked
-
+from collections.abc import Sequence
+from html import escape
 
 #: How many classes or fields are listed by name.
 _SHOWN = 10
+
+
+_ROW, _LEFT, _WIDTH = 28, 150, 480
 
 
 def print_estimate(estimate: Estimate, args: argparse.Namespace) -> None:
@@ -191,7 +195,6 @@ def _spread(values: list[float] | None, show: Callable[[float], str]) -> str:
 
 
 def _draw_bench(bench: Bench, args: argparse.Namespace) -> None:
-    from shoal.views.picture import bars
 
     labels = [f"{row.method} x{row.readers}" for row in bench.rows]
     title, values = f"{bytes_words(bench.bytes)} to a node's disk, seconds", [row.median_s for row in bench.rows]
@@ -273,3 +276,21 @@ def _counts(counts: dict[str, int]) -> str:
     if len(counts) <= _SHOWN:
         return first
     return f"{first}, and {len(counts) - _SHOWN:,} more with {min(counts.values()):,} to {max(counts.values()):,} each"
+
+
+def bars(title: str, labels: Sequence[str], values: Sequence[float]) -> str:
+    """One horizontal bar per value, with the value written behind it."""
+    height = 50 + _ROW * len(labels)
+    top = max([*values, 1e-12])
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + 90}" height="{height}"'
+        ' font-family="sans-serif" font-size="13">',
+        f'<title>{escape(title)}</title><text x="10" y="24" font-weight="bold">{escape(title)}</text>',
+    ]
+    for number, (label, value) in enumerate(zip(labels, values, strict=True)):
+        y = 40 + _ROW * number
+        wide = max(1.0, _WIDTH * value / top)
+        lines.append(f'<text x="{_LEFT - 8}" y="{y + 15}" text-anchor="end">{escape(label)}</text>')
+        lines.append(f'<rect x="{_LEFT}" y="{y}" width="{wide:.1f}" height="{_ROW - 8}" fill="#2a6f97"/>')
+        lines.append(f'<text x="{_LEFT + wide + 6:.1f}" y="{y + 15}">{value:.3g}</text>')
+    return "\n".join([*lines, "</svg>", ""])

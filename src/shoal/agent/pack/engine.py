@@ -8,12 +8,14 @@ waits.
 import os
 import signal
 import sys
+import threading
 import time
 from typing import Callable, Dict, List, Optional
 
 from ...kernel import fence, files, guard
 from ...kernel.records import End
-from .. import children
+from .. import children, notices
+from ..environment import read_secrets
 from ..executor import Executor
 from .books import Books, Holding
 from .node import Node
@@ -23,7 +25,6 @@ from .queue import Queue, Settings
 from .running import Running
 from .search import Search, rule_of
 from .tally import Tally
-from .telling import Telling
 from .turns import Turns
 
 _LOOK_S = 2.0
@@ -207,3 +208,35 @@ def _unwanted(running: Running) -> Optional[str]:
 def say(text: str) -> None:
     sys.stderr.write("shoal: %s\n" % text)
     sys.stderr.flush()
+
+
+class Telling:
+    """Telling may wait for a network; it holds nothing up."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        # On this machine the command that started the pack tells, when all of it is through.
+        self._tells = bool(node.me.job_id)
+        self._threads: List[threading.Thread] = []
+
+    def failed(self, name: str) -> None:
+        """The first failure is told while the others run on."""
+        if self._tells and not self._threads:
+            self._threads.append(threading.Thread(target=self._tell, args=(name, False), daemon=True))
+            self._threads[-1].start()
+
+    def all_ended(self, name: str) -> None:
+        """This engine has no more to do; if no other has, the experiment of that run is over."""
+        if self._tells:
+            self._tell(name, True)
+
+    def close(self) -> None:
+        for thread in self._threads:
+            thread.join(30)
+
+    def _tell(self, name: str, last: bool) -> None:
+        env = dict(self._node.environ, **read_secrets(self._node.environ))
+        try:
+            notices.after_end(self._node.home, name, env, last=last)
+        except Exception as error:  # the ends of runs matter more
+            sys.stderr.write("shoal: telling failed: %s\n" % error)

@@ -6,22 +6,25 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from shoal.agent.environment import text_of
 from shoal.kernel.causes import WORDS
 from shoal.kernel.progress import read_metrics
 from shoal.kernel.records import fields_of
+from shoal.model import RunSpec
 from shoal.observe import Ask, observe
-from shoal.results.table import Statistic
+from shoal.results.table import Group, Statistic, tabulate
 from shoal.store.output import output_of
 from shoal.store.reading import Reader
 from shoal.store.writing import in_parallel
+from shoal.units import plural
 from shoal.views.columns import iso
 from shoal.views.details import Details, details_of, with_cause
 from shoal.views.family import family_key, tally
-from shoal.views.report import account, efficiency, nodes, results, timeline
+from shoal.views.report import account, efficiency, nodes, timeline
 from shoal.views.report.history import RunHistory, Try, read_history
 from shoal.views.report.shapes import shapes
 from shoal.views.report.staged import staged
-from shoal.views.results import finite
+from shoal.views.results import finite, result_of
 from shoal.views.select import select_runs, unselected
 from shoal.views.status import as_record
 from shoal.views.usage import NodeUse
@@ -41,7 +44,7 @@ class Report(NamedTuple):
     advice: list[efficiency.Advice]
     lanes: list[timeline.Lane]
     failures: list[account.Failure]
-    rows: list[results.Row]
+    rows: list[Row]
     notes: list[str]
     metrics: dict[str, dict[str, float]]
     details: dict[str, Details]
@@ -67,7 +70,7 @@ def gather(
     causes = {name: WORDS[one.cause.kind] for name, one in details.items() if one.cause is not None}
     python = {name: one.cause.line for name, one in details.items() if one.cause and one.cause.kind == "python"}
     metrics = dict(in_parallel(_metrics, histories)) if histories else {}
-    rows, notes = results.over_seeds(histories, metrics)
+    rows, notes = over_seeds(histories, metrics)
     experiments = list(dict.fromkeys(view.experiment for view in views.values()))
     return Report(
         title=experiments[0] if len(experiments) == 1 else f"{len(experiments)} experiments",
@@ -194,13 +197,51 @@ def _node(node: NodeUse) -> dict[str, Any]:
     }
 
 
-def metric_names(rows: Sequence[results.Row]) -> list[str]:
+def metric_names(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(key for row in rows for key in row.metrics))
 
 
-def setting_names(rows: Sequence[results.Row]) -> list[str]:
+def setting_names(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(key for row in rows for key in row.settings))
 
 
 def hours_words(hours: account.Hours) -> Mapping[str, str]:
     return {name: f"{value:.2f}" if value < 100 else f"{value:,.0f}" for name, value in hours._asdict().items()}
+
+
+class Row(NamedTuple):
+    """`settings` holds only what differs between rows."""
+
+    label: str
+    settings: dict[str, str]
+    seeds: list[int]
+    metrics: dict[str, Statistic]
+
+
+def over_seeds(
+    histories: Sequence[RunHistory], metrics: Mapping[str, Mapping[str, float]]
+) -> tuple[list[Row], list[str]]:
+    """Rows of finished runs with metrics, in the order of the runs; and notes on what looks wrong or is in no row."""
+    runs = []
+    for history in histories:
+        numbers, spec = metrics.get(history.view.name), history.spec
+        run = result_of(spec, history.view, numbers) if numbers and history.view.state == "done" else None
+        if run is not None and spec is not None:
+            runs.append(run._replace(params=_settings(spec)))
+    table = tabulate(runs)
+    experiments = {run.name.partition("/")[0] for run in runs}
+    left_out = len([one for one in histories if one.spec is not None]) - len(runs)
+    notes = [f"{plural(left_out, 'run')} without results left out"] if runs and left_out else []
+    return [_row(group, table.params, len(experiments) > 1) for group in table.groups], [*notes, *table.notes]
+
+
+def _row(group: Group, differing: Sequence[str], full_name: bool) -> Row:
+    settings = {name: text_of(group.params[name]) for name in differing if name in group.params}
+    seeds = sorted(run.seed for run in group.runs if run.seed is not None)
+    return Row(group.name if full_name else group.name.partition("/")[2], settings, seeds, group.metrics)
+
+
+def _settings(spec: RunSpec) -> dict[str, Any]:
+    """Parameters, and what a script set in its other ways: variables and arguments. Those of a sweep repeat its own."""
+    arguments = {"arguments": " ".join(spec.args)} if spec.args and not spec.params else {}
+    return {**spec.env, **spec.params, **arguments}

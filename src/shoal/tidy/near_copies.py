@@ -1,17 +1,42 @@
-"""Scripts that are nearly the same: the variants that pile up while somebody looks for the right one. Pure.
-
-Of a group the newest is kept. An older one that the doctor has no errors for is kept as well when the newer one has
-some: the last try is not always the best.
-"""
+"""Scripts that are nearly the same: the variants that pile up while somebody looks for the right one."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from difflib import SequenceMatcher
+from pathlib import Path
 from typing import NamedTuple
+
+from shoal.doctor.check import examine_text, find_files
+from shoal.doctor.text import read_text
+from shoal.errors import InputError
+from shoal.tidy.leftovers import Item, size_of
 
 #: Two scripts are variants when this share of their lines is the same.
 ALIKE = 0.8
+
+
+def near_copies(folders: Sequence[Path], root: Path) -> list[Item]:
+    """Older variants of scripts. Experiment scripts are never among them: their names are the names of runs."""
+    experiments = os.path.realpath(root / "experiments")
+    candidates: list[Candidate] = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"{folder} is not a folder", hint="shoal clean scripts/")
+        for path in find_files([folder]):
+            where = os.path.realpath(path)
+            if where.startswith(experiments + os.sep) or path.is_symlink():
+                continue
+            text = read_text(path)
+            errors = sum(1 for one in examine_text(text.body, str(path)) if one.severity == "error")
+            candidates.append(Candidate(os.path.abspath(path), text.body, path.stat().st_mtime, errors))
+    found = []
+    for twin in find_twins(candidates):
+        newer = os.path.relpath(twin.kept, os.path.dirname(twin.path))
+        reason = f"{int(twin.alike * 100)} % the same as {newer}, which is newer"
+        found.append(Item(twin.path, "script", reason, size_of(twin.path)))
+    return found
 
 
 class Candidate(NamedTuple):
@@ -32,7 +57,11 @@ class Twin(NamedTuple):
 
 
 def find_twins(candidates: Sequence[Candidate]) -> list[Twin]:
-    """Older near-copies, in the order of their names."""
+    """Older near-copies, in the order of their names.
+
+    Of a group the newest is kept. An older one that the doctor has no errors for is kept as well when the newer one has
+    some: the last try is not always the best.
+    """
     found: list[Twin] = []
     kept: list[tuple[Candidate, list[str]]] = []
     for candidate in sorted(candidates, key=lambda one: (-one.modified, one.path)):
