@@ -131,6 +131,13 @@ def test_rungs_are_reached_as_the_file_grows_each_once(tmp_path: Path) -> None:
     assert reports.new() == [], "begun anew: what it has reached it has reached"
 
 
+def test_a_value_that_was_not_measured_stops_nobody_and_an_endless_count_does_not_hang(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    reports = Reports(Rule("loss", first=1, eta=2), str(path))
+    path.write_text('{"step": 1, "loss": null}\n{"step": Infinity, "epoch": 1, "loss": 3}\n{"step": 2, "loss": NaN}\n')
+    assert [(one.rung, math.isnan(one.value)) for one in reports.new()] == [(1, False), (2, True)]
+
+
 def test_a_run_that_was_started_over_is_not_compared_with_its_old_self(tmp_path: Path) -> None:
     board = Board(str(tmp_path), "e1", Rule("loss"))
     folder = tmp_path / "runs" / "001_a" / "r"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -99,6 +100,15 @@ def progress(tmp_path: Path, log: str, **known: object) -> Progress:
         ("Epoch 0/4\nEpoch 3/4  \x1b[35m━━━━\x1b[0m\x1b[90m╺━━━\x1b[0m 20/40 \x1b[2m0:00:00 • 0:00:01\x1b[0m\n", {},
          "epoch 3/4, 20/40 (70%)"),
         ("step 17/30\n", {}, "step 17/30 (56%)"),
+        ("step 700/1000\nBest checkpoint was step 200/1000\n", {}, "step 700/1000 (70%)"),
+        ("Epoch 9/10\nrestored best weights from epoch 3/10\n", {}, "epoch 9/10 (80%)"),
+        ("best 0.91 | step 10/100\n", {}, "step 10/100 (10%)"),
+        ("step 12 of 1e5\n", {}, "step 12/100000 (0%)"),
+        ("max_steps = 1.5e3\niter: 1e3\n", {}, "step 1000/1500 (66%)"),
+        ("2026/11/16 10:00:00 - mmengine - INFO - Epoch(train) [1][500/500]  lr: 1.0e-03  loss: 0.3\n"
+         "2026/11/16 10:01:00 - mmengine - INFO - Epoch(train) [3][100/500]  lr: 1.0e-03  loss: 0.3\n",
+         {"epochs": 10.0}, "epoch 3/10, 100/500 (22%)"),
+        ("2026/11/16 10:00:00 - mmengine - INFO - Iter(train) [  100/40000]  lr: 1.0e-03\n", {}, "step 100/40000"),
     ],
 )  # fmt: skip
 def test_progress_is_found_in_what_real_programs_print(
@@ -119,6 +129,14 @@ def test_progress_is_found_in_what_real_programs_print(
         "Warmup:  50%|#####     | 5/10 [00:00<00:00]",
         "tokens per iteration will be: 16,384",
         "Epoch time = 30.1s",
+        "batch = 256",
+        "tokens/batch 4096",
+        "Samples/step 128",
+        "Best checkpoint was step 200/1000",
+        "restored best weights from epoch 3/10",
+        "Loaded model weights from step 90000/100000",
+        " *** Best metric: 0.5 (epoch 0)",
+        "Epoch(val) [3][50/50]  acc: 0.9",
     ],
 )
 def test_settings_and_other_counts_are_no_progress(line: str) -> None:
@@ -239,6 +257,30 @@ def test_metrics_jsonl_tells_progress_where_nothing_else_does(tmp_path: Path) ->
     found = read(where)
     assert found is not None and (found.words, found.source) == ("step 50/200 (25%)", "metrics.jsonl")
     assert read_metrics(where) == {"loss": 1.0}
+
+
+@pytest.mark.parametrize("last", ["null", '"NaN"', "NaN", "Infinity", "1" + 400 * "0", '"0.5"'])
+def test_a_metric_that_was_lost_does_not_keep_its_old_value(last: str, tmp_path: Path) -> None:
+    """null is how orjson writes a NaN."""
+    where = output(tmp_path)
+    (Path(where.folder) / "metrics.jsonl").write_text(f'{{"step": 1, "acc": 0.9}}\n{{"step": 2, "acc": {last}}}\n')
+    found = read_metrics(where)["acc"]
+    assert found == 0.5 if last == '"0.5"' else not math.isfinite(found)
+    (Path(where.folder) / "metrics.json").write_text(f'{{"top": {{"acc": {last}}}, "name": "first"}}')
+    assert set(read_metrics(where)) == {"acc", "top.acc"}
+
+
+@pytest.mark.parametrize(
+    ("printed", "value"),
+    [
+        ("loss NaN", "nan"), ("loss -nan", "nan"), ("loss: Infinity", "inf"), ("loss=-INF", "-inf"), ("loss None", "nan"),
+        ("loss tensor(0.25, device='cuda:0')", "0.25"), ("loss: np.float32(0.25)", "0.25"), ("loss 1,234.5", "1234.5"),
+        ("loss 1,234, acc 3", "1234.0"), ("loss 3,acc 4", "3.0"), ("loss 1e-3", "0.001"), ("loss information", "0.5"),
+    ],
+)  # fmt: skip
+def test_a_printed_value_is_read_however_it_is_written(printed: str, value: str, tmp_path: Path) -> None:
+    where = output(tmp_path, f"step 1 loss 0.5\nstep 2 {printed}\n", metrics=["loss"])
+    assert repr(read_metrics(where)["loss"]) == value
 
 
 def test_the_end_of_a_long_log_is_enough_and_a_line_cut_in_half_does_not_count(tmp_path: Path) -> None:

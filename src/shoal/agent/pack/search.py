@@ -90,13 +90,15 @@ class Reports:
         return [report for line in whole.splitlines() for report in self._rungs(line)]
 
     def _rungs(self, line: bytes) -> Iterator[Report]:
-        record = progress.flat(progress.parse_object(line.decode("utf-8", "replace")))
+        # null may also be a value that was not measured yet: it stops nobody.
+        given = progress.parse_object(line.decode("utf-8", "replace")) or {}
+        record = progress.flat({name: value for name, value in given.items() if value is not None})
         value = record.get(self.rule.metric)
         if value is None:
             return
         self._lines += 1
         names = (self.rule.resource,) if self.rule.resource else _COUNTERS
-        counter = next((name for name in names if name in record), None)
+        counter = next((name for name in names if math.isfinite(record.get(name, math.nan))), None)
         if counter is None and self.rule.resource:
             return
         amount = float(self._lines) if counter is None else record[counter]

@@ -11,20 +11,29 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Se
 
 from ..patterns import regex
 
-_NUMBER = r"(\d[\d,]*)"
-_OF_NUMBER = r"\s*(?:/|\bof\b)\s*" + _NUMBER
+_NUMBER = r"(\d[\d,]*(?:[eE]\+?\d{1,2})?)"
+_OF_NUMBER = r"\s*(?:/|\bof\b)\s*" + _NUMBER + r"(?![.eE]?\d)"
 _OF = regex(_NUMBER + _OF_NUMBER)
 _PERCENT = regex(r"(\d+(?:\.\d+)?)\s?%")
-_BEFORE_NUMBER = r"[\s:=#\[(\"']*"
+#: mmengine says `Epoch(train) [3][100/500]`.
+_BEFORE_NUMBER = r"(?:\(train\))?[\s:=#\[(\"']*"
 #: The plural without a total is a setting (`epochs=10`); a percentage belongs to a bar.
-_ALONE = r"|\b" + _BEFORE_NUMBER + _NUMBER + r"(?![\d.]*\s?%|[.\d])"
-_EPOCH = regex(r"\bepoch(?:s?\b" + _BEFORE_NUMBER + _NUMBER + _OF_NUMBER + _ALONE + ")", re.IGNORECASE)
+_ALONE = r"\b" + _BEFORE_NUMBER + _NUMBER + r"(?![\d.]*\s?%|[.\d]|[eE]\d)"
+#: Not in `tokens/batch 4096`, which is a rate.
+_WORD = r"(?<!/)\b"
+_EPOCH = regex(_WORD + r"epoch(?:s?\b" + _BEFORE_NUMBER + _NUMBER + _OF_NUMBER + "|" + _ALONE + ")", re.IGNORECASE)
 #: Two more ways to say it: timm's `Train: 3 [ 120/312 ( 38%)]`, and `[3/25][120/782]`.
 _TRAIN_EPOCH = regex(r"\btrain(?:ing)?:?\s+(\d+)(?=\s*\[\s*\d+/\d+)", re.IGNORECASE)
 _PAIR_EPOCH = regex(r"\A\[\s*(\d+)/(\d+)\s*\](?=\s*\[\s*\d+/\d+\s*\])")
 _STEP_WORD = r"(?:step|iter|iteration|update|batch)"
+#: A batch without a total is a setting as well (`batch = 256`).
 _STEP = regex(
-    r"\b(?:global[_ ]?)?" + _STEP_WORD + r"(?:e?s?\b" + _BEFORE_NUMBER + _NUMBER + _OF_NUMBER + _ALONE + ")",
+    _WORD
+    + r"(?:global[_ ]?)?(?:"
+    + (_STEP_WORD + r"e?s?\b" + _BEFORE_NUMBER + _NUMBER + _OF_NUMBER)
+    + r"|(?!batch)"
+    + (_STEP_WORD + _ALONE)
+    + ")",
     re.IGNORECASE,
 )
 _RICH = "━╸╺─"
@@ -56,6 +65,8 @@ _ASIDE = regex(
     r"valid|sanity|\beval|\btest|predict|download|fetch|load(?:ing)?\b(?!er)|tokeniz|\bmap\b|\bval\b|warm-?up",
     re.IGNORECASE,
 )
+#: Words that make the step behind them another one than the present: `restored best weights from epoch 3/10`.
+_ELSEWHERE = regex(r"\b(?:best|restor\w*|loaded|resum\w*|from|since)\b[^|;\]]*\Z", re.IGNORECASE)
 #: tqdm draws a bar inside another one a line lower and then moves the cursor up again.
 _CURSOR_UP = "\x1b[A"
 _ESCAPES = regex(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])|[\x00-\x08\x0b-\x1f\x7f]")
@@ -65,14 +76,15 @@ _STEP_TOTALS = regex(
     r"(?:(?:max|total|num|n|train)_)?(?:train(?:ing)?_)?(?:steps|iters|iterations|updates)|max_(?:iter|update)"
 )
 _EPOCH_TOTALS = regex(r"(?:(?:max|total|num|n|train)_?)?(?:train_)?epochs|niter")
+_SETTING = r"(\d[\d,]*(?:\.\d+)?(?:[eE]\+?\d+)?)(?![\d.]*\s*/)"
 _PRINTED_STEPS = regex(
     r"(?<![\w.-])(?:(?:max|total|num|n|train|training)[ _-](?:(?:train|training|optimization)[ _-])?"
-    r"(?:steps|iters|iterations|updates)|max_iter|max_update)['\"]?\s*[=:]\s*['\"]?" + _NUMBER + r"(?![\d.]*\s*/)",
+    r"(?:steps|iters|iterations|updates)|max_iter|max_update)['\"]?\s*[=:]\s*['\"]?" + _SETTING,
     re.IGNORECASE,
 )
 _PRINTED_EPOCHS = regex(
     r"(?<![\w.-])(?:(?:max|num|n|total|train|scheduled)[ _-](?:train[ _-])?epochs['\"]?\s*[=:]|epochs=|"
-    r"['\"]epochs['\"]:)\s*['\"]?" + _NUMBER + r"(?:\.0+)?(?![\d.]*\s*/)",
+    r"['\"]epochs['\"]:)\s*['\"]?" + _SETTING,
     re.IGNORECASE,
 )
 
@@ -119,15 +131,19 @@ def parse(
     if text.startswith("{"):
         return _of_object(text, epochs) if plain else _of_record(text, epochs)
     epoch = _EPOCH.search(text) or _TRAIN_EPOCH.search(text) or _PAIR_EPOCH.search(text)
-    if epoch is not None and not _ASIDE.search(text[: epoch.start()]):
+    if epoch is not None and not _is_aside(text[: epoch.start()]):
         return _of_epoch(text, epoch, epochs, first_epoch)
     step = _STEP.search(text)
-    if step is not None and not _ASIDE.search(text[: step.start()]):
+    if step is not None and not _is_aside(text[: step.start()]):
         return _of_step(step.group(1) or step.group(3), step.group(2))
     bar = _bar(text)
     if bar is not None:
         return bar[1]
     return _of_plain(text) if plain else None
+
+
+def _is_aside(before: str) -> bool:
+    return bool(_ASIDE.search(before) or _ELSEWHERE.search(before))
 
 
 def newest(lines: Sequence[str], facts: Facts = _NO_FACTS, plain: bool = False) -> Optional[Count]:
@@ -205,20 +221,21 @@ def _options(words: Sequence[str]) -> Iterator[Tuple[str, float]]:
 
 
 def named_values(line: str, names: Sequence[str]) -> Dict[str, float]:
-    """The numbers behind these names: `val loss 1.93`, `accuracy: 97.2 %`, `loss=0.3`; `Accuracy: 9876/10000` is a
-    ratio. `loss` is not in `val loss 1.93` or `val/loss=1.93`, which are other metrics."""
+    """The numbers behind these names: `val loss 1.93`, `accuracy: 97.2 %`, `loss=0.3`, `loss tensor(0.3)`, `loss NaN`;
+    `Accuracy: 9876/10000` is a ratio. `loss` is not in `val loss 1.93` or `val/loss=1.93`, which are other metrics."""
     found: Dict[str, float] = {}
     for name in names:
         if name not in line:
             continue
         for match in re.finditer(_named(name), line):
-            value = float(match.group(1))
+            value = float(re.sub("(?i)none", "nan", match.group(1)).replace(",", ""))
             found[name] = value / float(match.group(2)) if match.group(2) and float(match.group(2)) else value
     return found
 
 
 def _named(name: str) -> str:
-    number = r"([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan\b|inf\b))"
+    digits = r"(?:\d{1,3}(?:,\d{3})+(?!\d|,\d)(?:\.\d+)?|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+    number = r"(?:(?:tensor|[Aa]rray|np\.\w+)\()?([-+]?(?:" + digits + r"|(?i:nan|inf(?:inity)?|none)\b))"
     before, between = r"(?<![\w./-])(?<![A-Za-z_] )", r"['\"]?\s*[:=]?\s*['\"]?"
     return before + re.escape(name) + between + number + r"(?:/(\d+(?:\.\d+)?)\b)?"
 
@@ -366,7 +383,7 @@ def _short(number: float) -> str:
 
 
 def _number(text: str) -> float:
-    return float(text.replace(",", ""))
+    return min(float(text.replace(",", "")), 1e300)  # more digits than a float can have would be infinite
 
 
 def split(data: bytes) -> List[str]:

@@ -44,22 +44,25 @@ def row_of(record: Any) -> Row:
 
 
 def flat(value: Any, prefix: str = "", depth: int = 0) -> Dict[str, float]:
-    """The numbers of nested objects, under dotted names; true and false are 1 and 0."""
+    """The numbers of nested objects, under dotted names; true and false are 1 and 0, numbers in quotes are numbers, and
+    null, which is how JSON writes a NaN, is one: a value that was lost must not leave the one before it in its place."""
     if isinstance(value, dict) and depth < _MAX_DEPTH:
         found: Dict[str, float] = {}
         for name, inner in value.items():
             found.update(flat(inner, "%s.%s" % (prefix, name) if prefix else str(name), depth + 1))
         return found
-    if isinstance(value, (int, float)) and prefix:
-        try:
-            return {prefix: float(value)}
-        except OverflowError:
-            return {}
-    return {}
+    if not prefix or not (value is None or isinstance(value, (int, float, str))):
+        return {}
+    try:
+        return {prefix: math.nan if value is None else float(value)}
+    except OverflowError:
+        return {prefix: math.inf if value > 0 else -math.inf}
+    except ValueError:
+        return {}
 
 
 def parse_object(text: str) -> Optional[Dict[str, Any]]:
-    """A line that is one object, in JSON or as Python prints a dict; numbers in quotes are numbers."""
+    """A line that is one object, in JSON or as Python prints a dict."""
     text = text.strip()
     if not text.startswith("{") or not text.endswith("}") or len(text) > _MAX_LINE:
         return None
@@ -69,7 +72,7 @@ def parse_object(text: str) -> Optional[Dict[str, Any]]:
         record = _python_dict(text)
     if not isinstance(record, dict):
         return None
-    return {str(name): _unquoted(value) for name, value in record.items()}
+    return {str(name): value for name, value in record.items()}
 
 
 def _python_dict(text: str) -> Any:
@@ -79,15 +82,6 @@ def _python_dict(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
-
-
-def _unquoted(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return float(value)
-    except ValueError:
-        return value
 
 
 def jsonl_rows(data: bytes) -> Iterator[Row]:
@@ -113,7 +107,7 @@ def csv_rows(data: bytes, is_row_per_epoch: bool = False) -> Iterator[Row]:
     if not any(name in (*STEPS, "epoch") for name in reader.fieldnames or ()):
         return
     for line in reader:
-        row = row_of({name: _unquoted(text) for name, text in line.items() if name and text})
+        row = row_of({name: text for name, text in line.items() if name and text})
         yield row._replace(epoch=row.epoch + 1) if is_row_per_epoch and row.epoch is not None else row
 
 
