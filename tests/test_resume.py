@@ -187,6 +187,14 @@ def test_words_of_a_resume_stand_behind_all_others() -> None:
         ({"a.py": "print(1)", "conf/x.yaml": "path: ${oc.env:X_Y}"}, ["bash", "-c", "python a.py"], "conf/x.yaml"),
         ({"a.py": "print(1)", "other.py": "X_Y"}, ["python", "a.py"], ""),
         ({"conf/x.yaml": "X_Y"}, ["some-program"], ""),
+        ({"a.py": "# TODO: continue from X_Y\nprint(1)  # X_Y"}, ["python", "a.py"], ""),
+        ({"a.py": '"""Run it with X_Y."""\nimport b', "b.py": "def f():\n    'reads X_Y'"}, ["python", "a.py"], ""),
+        ({"a.py": "# X_Y\nprint 1\n"}, ["python", "a.py"], ""),
+        ({"a.py": "print 1\nprint os.environ['X_Y']\n"}, ["python", "a.py"], "a.py"),
+        ({"a.py": "path = os.getenv(f'{P}X_Y')"}, ["python", "a.py"], "a.py"),
+        ({"run.sh": "# X_Y\npython a.py $# # X_Y", "a.py": "print(1)"}, ["bash", "run.sh"], ""),
+        ({"run.sh": 'python a.py "$X_Y"', "a.py": "print(1)"}, ["bash", "run.sh"], "run.sh"),
+        ({"a.py": "print(1)", "conf/x.yaml": "# X_Y\na: 1 # X_Y"}, ["python", "a.py"], ""),
     ],
 )
 def test_what_a_program_reads_is_seen_in_its_files(
@@ -196,6 +204,24 @@ def test_what_a_program_reads_is_seen_in_its_files(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert file_that_reads("X_Y", tmp_path, command) == found
+
+
+def test_a_program_that_only_names_the_variable_gets_a_copy_until_it_was_seen_to_continue(tmp_path: Path) -> None:
+    """A comment is no proof at all, and a line of code that need not run is not enough to go without a copy."""
+    project = make(tmp_path)
+    project.write("loop.py", "# TODO: continue from SHOAL_RESUME_FROM\n" + LOOP)
+    project.shoal("submit", FILE, code=3)
+    assert "starts over in a new folder" in project.shoal("submit", FILE, code=3).err
+    project.write("loop.py", "import os; given = os.environ.get('SHOAL_RESUME_FROM')\n" + LOOP)
+    again = project.shoal("submit", FILE, code=3)
+    assert "continues from" in again.err and "a copy of that checkpoint is kept in" in again.err
+    folder = outputs(project)[-1]
+    assert (folder / "before-attempt-3/ckpt.pt").read_text() == "4"
+    itself = LOOP.replace('"--init_from=resume" in sys.argv', "given").replace("sys.exit(0", "sys.exit(3")
+    project.write("loop.py", "import os; given = os.environ.get('SHOAL_RESUME_FROM')\n" + itself)
+    assert "a copy" in project.shoal("submit", FILE, code=3).err, "this one continued"
+    assert "a copy" not in project.shoal("submit", FILE, code=3).err
+    assert sorted(path.name for path in folder.glob("before-*")) == ["before-attempt-3", "before-attempt-4"]
 
 
 def _bar(*counts: int) -> str:
@@ -214,6 +240,11 @@ def _bar(*counts: int) -> str:
         (_bar(0, 2, 60), _bar(0, 51), "checkpoint-50", True),
         (_bar(0, 2, 60), _bar(0, 3), "checkpoint-50", False),
         (_bar(0, 50, 100) + "\n" + _bar(0, 50, 100), _bar(0, 3), "last.ckpt", None),
+        ("step 9\nstep 29\nstep 189\n", "step 11\nstep 31\n", "last.bin", False),
+        ("step 9\nstep 29\n", "step 11\nstep 31\n", "last.bin", None),
+        ("step 0\nstep 100\n", "step 0\nstep 100\n", "last.bin", None),
+        ("step 0\nstep 10\nstep 500\n", "step 100\nstep 110\n", "last.bin", None),
+        ("step 0\nstep 10\nstep 500\n", "step 100\nstep 110\n", "step_100.bin", True),
         ("", "step 1\nstep 2\n", "checkpoint-50", False),
         ("", "step 51\nstep 52\n", "checkpoint-50", True),
         ("", "Epoch 1\nEpoch 2\n", "checkpoint-50", None),

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ..kernel import checkpoints, fence, files, layout, lease, process
+from ..kernel import checkpoints, fence, files, layout, lease, process, resumed
 from ..kernel.keeper import Keeper
 from ..kernel.records import Allocation, End, Start
 from . import command, packages, stages, survival, workdir
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Nothing is due: no limit, no warning, no end of a grace time.
 _NEVER = float("inf")
+#: Ways to know that a program continues from its checkpoint that a person wrote down for it (plan/resuming.py).
+_SAID = frozenset(("resume_args", "{resume_from}", "SHOAL_RESUME_FROM"))
 #: What is left of a warning for writing down the end and sending a follow-up job.
 _SPARE_S = 15.0
 
@@ -167,13 +169,18 @@ class Attempt:
         self.env[process.MARK] = str(self.held.start.mark)
         return problem or self._keep_checkpoint()
 
-    def _keep_checkpoint(self) -> Optional[str]:
-        """A program that is not known to continue from its checkpoint may start over and write over it: keep a copy.
+    def keeps_checkpoint(self) -> bool:
+        """Whether a copy of its checkpoint is kept: the program may start over and write over it, unless its step or
+        its command says that it continues, or an earlier attempt was seen to. A file that names the variable is
+        not enough."""
+        if not self.resume_from or self.spec.get("smoke") or self.spec.get("trial"):
+            return False
+        return self.spec.get("resumes") not in _SAID and not resumed.seen(self.claim.run_dir)
 
-        Why it cannot be started, or None.
-        """
+    def _keep_checkpoint(self) -> Optional[str]:
+        """Keep a copy of the checkpoint where it is needed. Why it cannot be started, or None."""
         checkpoint, folder = self.resume_from, self.claim.output_dir
-        if not checkpoint or self.spec.get("resumes") or self.spec.get("smoke") or self.spec.get("trial"):
+        if not checkpoint or not self.keeps_checkpoint():
             return None
         inside = os.path.relpath(checkpoint, folder)
         kept = [os.path.join(folder, kept_folder(number), inside) for number in range(1, self.number + 1)]

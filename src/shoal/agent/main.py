@@ -140,6 +140,7 @@ def _attempt(home: str, claim: fence.Claim, me: Allocation, set_up_exit: int, li
             _say("continuing from %s" % told)
         else:
             _say("SHOAL_RESUME_FROM is %s, but the program is not known to read it, and may start over" % told)
+        if attempt.keeps_checkpoint():
             _say("a copy of that checkpoint is kept in %s" % os.path.join(claim.output_dir, kept_folder(held.number)))
     elif spec.get("start_from"):
         _say("starting from %s" % spec["start_from"])

@@ -5,9 +5,9 @@ checkpoint's name may count different things, so logs are compared with logs fir
 """
 
 import os
-from typing import List, NamedTuple, Optional, Tuple
+from typing import List, NamedTuple, Optional
 
-from . import checkpoints, layout
+from . import checkpoints, files, layout, lease
 from .progress import lines, tables
 
 #: Progress is looked for in so much of the beginning, and of the end, of a log.
@@ -45,7 +45,7 @@ class _Steps(NamedTuple):
 
 
 def beginning(log_dir: str, attempt: int, checkpoint: str, is_over: bool = False) -> Optional[Beginning]:
-    """Where attempt `attempt` began, which was given `checkpoint`; None as long as its log does not tell.
+    """Where attempt `attempt` began, which was given `checkpoint`; None as long as, or if, its log does not tell.
 
     Of an attempt that `is_over`, a single line of progress is enough.
     """
@@ -53,22 +53,53 @@ def beginning(log_dir: str, attempt: int, checkpoint: str, is_over: bool = False
     steps = _read(layout.log_file(log_dir, attempt))
     if steps is None or len(steps.first) < (1 if is_over else _STEPS):
         return None
-    first, reached = _before(log_dir, attempt)
-    if first is not None and reached is not None and reached > first:
-        target = float(saved) if saved is not None and first < saved <= reached else (first + reached) / 2
-        continued = steps.first[0] > first or steps.first[-1] >= target
-        return Beginning(continued, steps.first[0], reached)
+    before = _before(log_dir, attempt)
+    if before is not None and before.last > before.first[0]:
+        continued = _continued(steps, before, saved)
+        return None if continued is None else Beginning(continued, steps.first[0], before.last)
     if saved is not None and saved > 1 and not steps.epochs:
         return Beginning(steps.first[-1] >= saved, steps.first[0], float(saved))
     return None
 
 
-def _before(log_dir: str, attempt: int) -> Tuple[Optional[float], Optional[float]]:
-    """The lowest step at which an earlier attempt in the same folder began, and the highest that one reached."""
+def seen(run_dir: str) -> int:
+    """The newest attempt that was given a checkpoint and whose log tells, if it continued; 0 if it did not, or none
+    tells."""
+    names = layout.parse_names(files.names_in(run_dir))
+    for number in reversed(names.attempts.get("start", [])):
+        attempt = lease.read(run_dir, names, number)
+        if attempt is None or not attempt.start.resume_from:
+            continue
+        began = beginning(attempt.start.log_dir, number, attempt.start.resume_from, is_over=True)
+        if began is not None:
+            return number if began.continued else 0
+    return 0
+
+
+def _continued(steps: _Steps, before: _Steps, saved: Optional[int]) -> Optional[bool]:
+    """Whether the first progress reaches the checkpoint's step, or half of what was done where its name tells none.
+
+    A program that starts over prints its first step a little later or earlier than the first time, and one that prints
+    seldom soon passes the half: then nobody knows.
+    """
+    first, reached = before.first[0], before.last
+    target = float(saved) if saved is not None and first < saved <= reached else (first + reached) / 2
+    began, then = steps.first[0], steps.first[-1]
+    if began >= target:
+        return True
+    if then >= target:  # a bar at its beginning, and then where the program is; or seldom a line
+        jumped = began <= first and then - began > 2 * (before.first[-1] - first)
+        return True if jumped else None
+    return False if began <= first or began < first + (then - began) else None
+
+
+def _before(log_dir: str, attempt: int) -> Optional[_Steps]:
+    """Where the earliest of the earlier attempts in the same folder began, and the highest step that one reached."""
     earlier = [_read(layout.log_file(log_dir, number)) for number in range(1, attempt)]
     known = [steps for steps in earlier if steps is not None]
-    began, reached = [steps.first[0] for steps in known], [steps.last for steps in known]
-    return min(began, default=None), max(reached, default=None)
+    if not known:
+        return None
+    return min(known, key=lambda steps: steps.first[0])._replace(last=max(steps.last for steps in known))
 
 
 def _read(path: str) -> Optional[_Steps]:

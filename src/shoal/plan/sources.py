@@ -6,6 +6,7 @@ Hydra may read the variable.
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +19,8 @@ _IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+(\.*[\w.]*)[ \t]+import[ \t]+\(?([\w,
 _FILE_WORD = re.compile(r"[\w./{}$-]+\.(?:py|sh|bash)\b")
 #: A folder in a variable is taken for the script's own, or the project's.
 _VARIABLES = re.compile(r"\A.*\$\{?\w+\}?/")
+#: In a script, YAML or Python; `$#` and `${x#y}` begin none.
+_COMMENT = re.compile(r"(?:\A|(?<=\s))#.*")
 _MODULE_WORD = re.compile(r"-m[ \t]+([\w.]+)")
 _SKIPPED = frozenset(
     {"outputs", "output", "data", "datasets", "wandb", "mlruns", "node_modules", "venv", "env", "runs"}
@@ -34,14 +37,38 @@ def file_that_reads(variable: str, root: Path, command: Sequence[str]) -> str:
             continue
         seen.add(path)
         text = _text(path)
-        if variable in text:
+        if _names(path, text, variable):
             return _short(path, root)
         waiting += _named_in(text, [path.parent, root])
         if path.suffix == ".py":
             waiting += _imported(path, text, root)
     if not seen:
         return ""
-    return next((_short(path, root) for path in _settings_files(root) if variable in _text(path)), "")
+    return next((_short(path, root) for path in _settings_files(root) if _names(path, _text(path), variable)), "")
+
+
+def _names(path: Path, text: str, variable: str) -> bool:
+    """Whether the file names the variable outside of comments and of texts that stand alone, as docstrings do."""
+    if variable not in text:
+        return False
+    if path.suffix == ".py":
+        try:
+            return _names_in_code(ast.parse(text), variable)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            pass  # written for another Python: lines have to do
+    return any(variable in _COMMENT.sub("", line) for line in text.splitlines())
+
+
+def _names_in_code(tree: ast.AST, variable: str) -> bool:
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant):
+            name = None if id(node) in alone else node.value
+        else:
+            name = getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "arg", None)
+        if isinstance(name, str) and variable in name:
+            return True
+    return False
 
 
 def _named_in(text: str, folders: Sequence[Path], words: Iterable[str] = ()) -> Iterator[Path]:

@@ -14,8 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from shoal.errors import RefusedError
-from shoal.kernel import checkpoints, layout, lease, resumed
-from shoal.kernel.files import names_in
+from shoal.kernel import checkpoints, layout, resumed
 from shoal.model import ENDED, RunSpec
 from shoal.plan.describe import Asked, with_step
 from shoal.plan.inputs import output_folders
@@ -84,6 +83,11 @@ def _find(home: str, one: Asked, spec: RunSpec, view: RunView, wish: bool | None
     return Continuation(spec.name, view.state, *found[0], resumes, known, spec.step_kind, by_name, is_open)
 
 
+def _seen_to_continue(home: str, name: str) -> str:
+    number = resumed.seen(layout.run_dir(home, name))
+    return f"attempt {number}" if number else ""
+
+
 def without_checkpoint(spec: RunSpec) -> str:
     """For a run that was to continue."""
     pattern = f" {spec.checkpoint}" if spec.checkpoint else ""
@@ -136,17 +140,3 @@ def _many(group: Sequence[Continuation], resumes: bool) -> str:
     unknown = next((one for one in group if not one.known), None)
     why = f": {why_unknown(unknown)}" if unknown else " (--fresh)"
     return f"start over in new folders; their checkpoints stay{why}"
-
-
-def _seen_to_continue(home: str, name: str) -> str:
-    """Which earlier attempt of the run was given a checkpoint and continued from it, as its log tells."""
-    folder = layout.run_dir(home, name)
-    names = layout.parse_names(names_in(folder))
-    for number in reversed(names.attempts.get("start", [])):
-        attempt = lease.read(folder, names, number)
-        if attempt is None or not attempt.start.resume_from:
-            continue
-        began = resumed.beginning(attempt.start.log_dir, number, attempt.start.resume_from, is_over=True)
-        if began is not None:
-            return f"attempt {number}" if began.continued else ""
-    return ""

@@ -56,7 +56,7 @@ def flat(value: Any, prefix: str = "", depth: int = 0) -> Dict[str, float]:
     try:
         return {prefix: math.nan if value is None else float(value)}
     except OverflowError:
-        return {prefix: math.inf if value > 0 else -math.inf}
+        return {prefix: math.nan}  # a whole number beyond all floats
     except ValueError:
         return {}
 
