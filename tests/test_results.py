@@ -22,6 +22,7 @@ from shoal.kernel.progress import Output, read_metrics
 from shoal.kernel.progress.trackers import fields, tensorboard_numbers, wandb_numbers
 from shoal.model import RunSpec
 from shoal.results.table import RunResult, statistic, tabulate
+from shoal.views.results import show
 
 
 def varint(number: int) -> bytes:
@@ -135,6 +136,22 @@ def test_what_is_not_finite_is_not_hidden() -> None:
     assert math.isnan(statistic({"0": 1.0, "1": float("nan")}).mean)
 
 
+@pytest.mark.parametrize("size", [1e200, 1e308, 1.7e308])
+def test_large_numbers_do_not_break_the_table(size: float) -> None:
+    (group,) = tabulate([result(0.1, 0, acc=size), result(0.1, 1, acc=-size), result(0.1, 2, acc=-size)]).groups
+    assert group.metrics["acc"].mean == pytest.approx(-size / 3) and (group.metrics["acc"].std or 0) > size
+    (group,) = tabulate([result(0.1, 0, acc=size), result(0.1, 1, acc=size)]).groups
+    assert (group.metrics["acc"].mean, group.metrics["acc"].std) == (size, 0)
+
+
+def test_rows_without_a_number_come_last_however_they_are_sorted() -> None:
+    runs = [result(lr, 0, **numbers) for lr, numbers in ((0.1, {"acc": math.nan}), (0.2, {"acc": 1.0}), (0.3, {}))]
+    runs.append(result(0.4, 0, acc=2.0))
+    for descending, order in ((False, [0.2, 0.4, 0.1, 0.3]), (True, [0.4, 0.2, 0.1, 0.3])):
+        table = tabulate(runs, sort="acc", descending=descending)
+        assert [group.params["lr"] for group in table.groups] == order
+
+
 def test_an_unknown_metric_is_guessed() -> None:
     with pytest.raises(InputError, match="did you mean accuracy"):
         tabulate([result(0.1, 0, accuracy=1)], metrics=["acuracy"])
@@ -180,6 +197,24 @@ def test_over_a_parameter_the_runs_of_a_seed_are_averaged_first() -> None:
     (group,) = tabulate(runs, over=["route"]).groups
     one = group.metrics["score"]
     assert (one.mean, one.std, one.size) == (76.0, 2.0, 3) and one.values == {"0": 74.0, "1": 76.0, "2": 78.0}
+
+
+def test_a_seed_that_lacks_a_route_is_noted_in_every_format(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its mean is over other routes than that of the others."""
+    runs = [route("000_eval", seed, number, 20.0 * number + seed) for seed in (0, 1, 2) for number in (0, 1, 2)]
+    assert tabulate(runs, over=["route"]).notes == []
+    runs[5] = route("000_eval", 1, 2, None, "failed")
+    table = tabulate(runs, over=["route"])
+    assert table.notes == ["e/000_eval: seed 1 has 2 of 3 values of route"]
+    assert tabulate(runs, over=["route"], missing_value=0).notes == []
+    assert tabulate([*runs[:5], *runs[6:]], over=["route"]).notes == table.notes, "also if it was never submitted"
+    for kind in ("text", "csv", "markdown", "latex"):
+        show(table, kind)
+        shown = capsys.readouterr()
+        assert "note: e/000_eval: seed 1 has 2 of 3 values of route" in shown.err, kind
+        assert ("% note: e/000_eval: seed 1 has 2 of 3" in shown.out) == (kind == "latex")
+    runs[5] = runs[5]._replace(state="done", numbers={"time_s": 1.0})
+    assert tabulate(runs, over=["route"]).notes == ["e/000_eval: score: seed 1 has 2 of 3 values of route"]
 
 
 def test_different_scripts_never_share_a_row() -> None:
@@ -254,6 +289,8 @@ def test_a_seed_that_changes_nothing_and_a_metric_that_is_no_number_are_noted() 
     same = [result(0.1, seed, acc=0.25, loss=1 / 3, train_time_s=seed) for seed in range(3)]
     fine = [result(0.2, seed, acc=0.25, loss=seed / 3) for seed in range(3)]
     bad = [result(0.3, 0, acc=float("nan"), loss=1.0)]
+    lost = [result(0.4, seed, acc=math.nan) for seed in range(2)]
+    assert tabulate(lost).notes == [f"e/000_train_lr0.4_{seed} is done with acc = nan" for seed in range(2)]
     assert tabulate([*same, *fine, *bad]).notes == [
         "e/000_train_lr0.1: seeds 0, 1, 2 have the same metrics to the last digit; does the program use its seed?",
         "e/000_train_lr0.3_0 is done with acc = nan",

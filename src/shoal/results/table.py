@@ -106,7 +106,7 @@ def tabulate(
         if sort not in params and sort not in known:
             _refuse_unknown([sort], {**known, **dict.fromkeys(params)})
         groups = _sorted(groups, sort, sort in known, descending)
-    return Results(params, columns, groups, missing_value, _notes(groups, columns))
+    return Results(params, columns, groups, missing_value, _notes(groups, columns, over, missing_value))
 
 
 def _rows(runs: Sequence[RunResult], over: Sequence[str]) -> dict[str, list[RunResult]]:
@@ -161,6 +161,10 @@ def _group(
 
 def _by_seed(runs: Sequence[RunResult], column: str, missing_value: float | None) -> dict[str, float]:
     """Seed -> the mean of its runs."""
+    return {seed: _mean(values) for seed, values in _values_by_seed(runs, column, missing_value).items()}
+
+
+def _values_by_seed(runs: Sequence[RunResult], column: str, missing_value: float | None) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for run in runs:
         value = run.numbers.get(column)
@@ -168,16 +172,43 @@ def _by_seed(runs: Sequence[RunResult], column: str, missing_value: float | None
             value = missing_value
         if value is not None:
             found.setdefault("-" if run.seed is None else str(run.seed), []).append(value)
-    return {seed: math.fsum(values) / len(values) if _finite(values) else math.nan for seed, values in found.items()}
+    return found
 
 
-def _notes(groups: Sequence[Group], columns: Sequence[str]) -> list[str]:
-    """What looks wrong: a seed that changes nothing, and a metric of a run that is done and no number."""
+def _incomplete(group: Group, over: Sequence[str], missing_value: float | None) -> list[str]:
+    """Seeds whose mean is over fewer runs than there are, such as routes: they are not comparable with the others."""
+    whole = len({tuple(str(run.params.get(name)) for name in over) for run in group.runs})
+    columns_of: dict[str, list[str]] = {}
+    for column in group.metrics:
+        counts = {seed: len(values) for seed, values in _values_by_seed(group.runs, column, missing_value).items()}
+        what = f"values of {over[0]}" if len(over) == 1 else f"combinations of {', '.join(over)}"
+        few = [
+            f"{'' if seed == '-' else f'seed {seed} '}has {count} of {whole} {what}"
+            for seed, count in counts.items()
+            if count < whole
+        ]
+        if few:
+            columns_of.setdefault(listed(few, 10), []).append(column)
+    return [
+        f"{group.name}: {text if len(columns) == len(group.metrics) else f'{listed(columns, 5)}: {text}'}"
+        for text, columns in columns_of.items()
+    ]
+
+
+def _notes(
+    groups: Sequence[Group], columns: Sequence[str], over: Sequence[str], missing_value: float | None
+) -> list[str]:
+    """What looks wrong: a seed that changes nothing, or has a part of its runs, and a metric of a run that is done and
+    no number."""
     notes = []
     for group in groups:
+        notes += _incomplete(group, over, missing_value) if over else []
         done = [run for run in group.runs if run.numbers]
         by_seed = {run.seed: run for run in done if run.seed is not None}
-        kept = [{k: v for k, v in run.numbers.items() if not _MEASURED.search(k)} for run in by_seed.values()]
+        kept = [
+            {k: v for k, v in run.numbers.items() if math.isfinite(v) and not _MEASURED.search(k)}
+            for run in by_seed.values()
+        ]
         if len(by_seed) > 1 and len(by_seed) == len(done) and kept[0] and all(one == kept[0] for one in kept):
             seeds = ", ".join(map(str, sorted(by_seed)))
             notes.append(
@@ -191,16 +222,20 @@ def _notes(groups: Sequence[Group], columns: Sequence[str]) -> list[str]:
     return notes
 
 
-def _finite(numbers: Sequence[float]) -> bool:
-    return all(map(math.isfinite, numbers))
+def _mean(numbers: Sequence[float]) -> float:
+    if not all(map(math.isfinite, numbers)):
+        return math.nan
+    try:
+        return math.fsum(numbers) / len(numbers)
+    except OverflowError:
+        return math.fsum(one / len(numbers) for one in numbers)
 
 
 def statistic(values: dict[str, float]) -> Statistic:
     numbers = list(values.values())
-    mean = math.fsum(numbers) / len(numbers) if _finite(numbers) else math.nan
-    std = None
+    mean, std = _mean(numbers), None
     if len(numbers) > 1:
-        std = math.sqrt(math.fsum((one - mean) ** 2 for one in numbers) / (len(numbers) - 1))
+        std = math.hypot(*(one - mean for one in numbers)) / math.sqrt(len(numbers) - 1)
     return Statistic(mean, std, len(numbers), values)
 
 
@@ -216,15 +251,18 @@ def _varying(groups: Sequence[Group], all_params: bool, defaults: Mapping[str, A
 
 
 def _sorted(groups: list[Group], key: str, is_metric: bool, descending: bool) -> list[Group]:
-    """By a metric's mean or a parameter; groups without it come last either way."""
+    """By a metric's mean or a parameter; groups without it, or with NaN, come last either way."""
 
     def value(group: Group) -> Any:
         if is_metric:
             return group.metrics[key].mean if key in group.metrics else None
         return group.params.get(key)
 
-    there = [group for group in groups if value(group) is not None]
-    rest = [group for group in groups if value(group) is None]
+    def is_there(group: Group) -> bool:
+        return value(group) is not None and value(group) == value(group)  # NaN is not itself
+
+    there = [group for group in groups if is_there(group)]
+    rest = [group for group in groups if not is_there(group)]
     numbers = all(isinstance(value(group), int | float) for group in there)
     there.sort(key=lambda group: value(group) if numbers else str(value(group)), reverse=descending)
     return there + rest

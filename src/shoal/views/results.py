@@ -263,4 +263,5 @@ def _latex(results: Results) -> str:
         lines.append(" & ".join(row) + r" \\")
     if (said := _missing_words(results)) is not None:
         lines += [r"\midrule", rf"\multicolumn{{{len(named) + len(results.metrics) + 1}}}{{l}}{{{said}}} \\"]
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
+    told = [f"% note: {plain(note)}" for note in results.notes]  # the table may be read long after standard error
+    return "\n".join([*told, *lines, r"\bottomrule", r"\end{tabular}"])
