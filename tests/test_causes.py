@@ -266,3 +266,63 @@ def test_a_log_that_tells_nothing_has_a_last_line() -> None:
     lines = ["step 1", "\x1b[31mgiving up\x1b[0m", "", "   "]
     assert find_cause(lines) is None and last_line(lines) == "giving up" and last_line([]) == ""
     assert all(WORDS.values())
+
+
+STEPS = [f"step {number}/1000 loss 0.3" for number in range(20)]
+WENT_ON = [
+    "WARNING: could not reach huggingface.co: Max retries exceeded with url: /api; using the local copy",
+    "RuntimeError: the store says Address already in use",
+    "bind: Address already in use",
+    "cannot save the plot: No space left on device",
+    "ls: cannot access 'old': No such file or directory",
+    "Error: no cache at /x",
+    "CUDA out of memory: half the batch",
+]
+SAID_LAST = "validation accuracy 0.12 is below --min-accuracy 0.5: stopping"
+
+
+@pytest.mark.parametrize("line", WENT_ON)
+def test_what_a_program_survived_is_not_its_cause(line: str) -> None:
+    assert find_cause(["begin", line, *STEPS, SAID_LAST], exit_code=3) is None
+    assert find_cause(["begin", line, *STEPS, SAID_LAST], exit_code=1) is None
+    text = [f"evaluated route {number}" for number in range(70)]
+    if not line.startswith("RuntimeError"):
+        assert find_cause([line, *text, SAID_LAST], exit_code=1) is None
+
+
+@pytest.mark.parametrize("line", [line for line in WENT_ON if not line.startswith("WARNING")])
+def test_what_stands_near_the_end_is_its_cause(line: str) -> None:
+    for code in (None, 1, 134):
+        cause = find_cause([*STEPS, line, "see the manual"], exit_code=code)
+        assert cause is not None and cause.line == line, code
+
+
+def test_a_warning_is_no_cause_even_near_the_end() -> None:
+    assert find_cause([*STEPS, WENT_ON[0], SAID_LAST], exit_code=1) is None
+    assert find_cause([*STEPS, "No space left on device, continuing", SAID_LAST]) is None
+
+
+HANDLED = ["Traceback (most recent call last):", '  File "t.py", line 3, in f', "    g()", "ValueError: bad sample 7"]
+
+
+def test_an_exception_that_was_handled_is_not_the_cause() -> None:
+    """An exception that ends Python gives it exit code 1, and is its last word."""
+    last = "giving up: GPU 3 is on fire"
+    for code in (7, 255):
+        assert find_cause(["begin", *HANDLED, last], exit_code=code) is None
+        cause = find_cause(["begin", *HANDLED], exit_code=code)
+        assert cause is not None and cause.line == "ValueError: bad sample 7", "printed before sys.exit"
+    assert find_cause([*HANDLED, *STEPS, last], exit_code=1) is None
+    for code in (None, 1, 134):
+        cause = find_cause([*HANDLED, "second line of its message"], exit_code=code)
+        assert cause is not None and cause.line == "ValueError: bad sample 7"
+    full = [*HANDLED[:-1], "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "ended"]
+    cause = find_cause(full, exit_code=3)
+    assert cause is not None and cause.kind == "cuda_oom"
+
+
+def test_a_rank_that_failed_is_believed_though_others_print_on() -> None:
+    summary = ["torch.distributed.elastic.multiprocessing.errors.ChildFailedError:", "train.py FAILED"]
+    for end in (summary, ["srun: error: node1: task 1: Exited with exit code 7"]):
+        cause = find_cause([*HANDLED, *STEPS, *end], exit_code=7)
+        assert cause is not None and cause.line == "ValueError: bad sample 7"

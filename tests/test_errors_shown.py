@@ -35,6 +35,19 @@ ERRORS = {
         "import os, sys\nprint('loading', flush=True)\nsys.stderr.write('the licence server said no\\n')\nos._exit(7)",
         "the licence server said no",
     ),
+    "what it says last": (
+        "import sys\nprint('loading', flush=True)\n"
+        "print('WARNING: could not reach the hub: Max retries exceeded; using the local copy', file=sys.stderr)\n"
+        "for number in range(20): print(f'step {number}/20', flush=True)\n"
+        "print('accuracy 0.12 is below 0.5: stopping', file=sys.stderr)\nsys.exit(3)",
+        "accuracy 0.12 is below 0.5: stopping",
+    ),
+    "after a handled exception": (
+        "import sys, traceback\nprint('loading', flush=True)\n"
+        "try: int('x')\nexcept ValueError: traceback.print_exc()\n"
+        "print('giving up: GPU 3 is on fire', file=sys.stderr)\nsys.exit(7)",
+        "giving up: GPU 3 is on fire",
+    ),
     "an exception": ("config = {}\nprint('loading', flush=True)\nconfig['lr']", "KeyError: 'lr'"),
 }
 
@@ -72,6 +85,15 @@ def test_every_view_shows_the_error(kind: str, tmp_path: Path) -> None:
     assert error in feed.runs()["runs"][0]["cause"], "the page's table"
     assert any(error in line for line in feed.why(id_of(RUN))["log_lines"]), "the page's errors"
     assert error in feed.log(id_of(RUN), "out", None, -65536)["text"], "the page's log"
+
+
+def test_the_last_lines_are_shown_although_the_cause_is_further_up(tmp_path: Path) -> None:
+    program = "import atexit\natexit.register(lambda: [print('cleanup', k) for k in range(LINES)])\n{}['lr']"
+    for lines in (30, 100000):
+        project = project_of(tmp_path / str(lines), program.replace("LINES", str(lines)))
+        project.shoal("submit", f"experiments/{RUN}.sh", "--on", "local", code=1)
+        for shown in (project.shoal("why", RUN).out, project.shoal("logs", "--errors").out):
+            assert "KeyError: 'lr'" in shown and "    [...]\n" in shown and f"    cleanup {lines - 1}\n" in shown, shown
 
 
 def test_a_pack_tells_why_its_runs_failed(tmp_path: Path) -> None:

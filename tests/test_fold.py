@@ -16,7 +16,7 @@ from shoal.kernel import files
 from shoal.kernel.slurm_text import ENDED_WORDS, LIVE_WORDS, JobRow, parse_sacct, parse_squeue
 from shoal.model import ENDED, LIVE, STATES
 from shoal.names import job_name
-from shoal.store.fold import Evidence, RunView, fold
+from shoal.store.fold import Evidence, RunView, fold, fold_attempt
 from shoal.store.reading import Reader
 
 NAME = "001_a/000_x_0"
@@ -163,6 +163,31 @@ def test_captured_lines_of_squeue_and_sacct_are_read() -> None:
     assert rows[1].oom_step and rows[1].exit_code == 3 and rows[2].by == "1000" and rows[2].label == "9_2"
     newest = Snapshot({(TOKEN, None): rows[:2]}).row(TOKEN, 0, 1)
     assert newest is not None and newest.word == "FAILED"
+
+
+@pytest.mark.parametrize(
+    ("word", "state", "cause"),
+    [
+        ("FAILED", "failed", "stopped by SIGTERM; Slurm says FAILED"),
+        ("CANCELLED", "cancelled", "cancelled"),
+        (None, "cancelled", "stopped by SIGTERM"),
+    ],
+)
+def test_a_job_that_slurm_could_not_start_again_was_not_cancelled(
+    word: str | None, state: str, cause: str, tmp_path: Path
+) -> None:
+    kept = [path for path in RECORDS if "b" * 12 not in path and "2." not in path and "verdict" not in path]
+    found = {path: RECORDS[path] for path in kept}
+    stopped = {"exit_code": 143, "stopped_by": "SIGTERM", "host": "vm", "nodes": "n1"}
+    found[f"runs/{NAME}/attempt.1.end"] = {**found[f"runs/{NAME}/attempt.1.end"], **stopped}
+    if word is not None:
+        found[f"runs/{NAME}/submit.1.verdict1"] = {"word": word}
+    _write(tmp_path, found)
+    files_of = Reader(str(tmp_path)).run(NAME)
+    view = fold(files_of, Evidence(True, NOW))
+    assert (view.state, view.cause) == (state, cause)
+    assert files_of.end is not None
+    assert fold_attempt(files_of, files_of.end, None).node == "n1", "the node has Slurm's name"
 
 
 @pytest.mark.parametrize(("renewals", "state"), [(179, "timeout"), (182, "timeout"), (175, "lost"), (3, "lost")])

@@ -273,7 +273,8 @@ def test_a_metric_that_was_lost_does_not_keep_its_old_value(last: str, tmp_path:
 @pytest.mark.parametrize(
     ("printed", "value"),
     [
-        ("loss NaN", "nan"), ("loss -nan", "nan"), ("loss: Infinity", "inf"), ("loss=-INF", "-inf"), ("loss None", "nan"),
+        ("loss NaN", "nan"), ("loss -nan", "nan"), ("loss: Infinity", "inf"), ("loss=-INF", "-inf"),
+        ("loss None", "nan"),
         ("loss tensor(0.25, device='cuda:0')", "0.25"), ("loss: np.float32(0.25)", "0.25"), ("loss 1,234.5", "1234.5"),
         ("loss 1,234, acc 3", "1234.0"), ("loss 3,acc 4", "3.0"), ("loss 1e-3", "0.001"), ("loss information", "0.5"),
     ],

@@ -43,6 +43,21 @@ def test_the_end_of_a_ten_gigabyte_log_is_read_without_reading_the_log(tmp_path:
     assert len(data) == 40 and start == size - 40
 
 
+def test_an_error_longer_than_all_that_is_read_is_told_by_its_first_words(tmp_path: Path) -> None:
+    path = tmp_path / "long.out"
+    trace = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n'
+    for before in ("", "step 1\n" * 300000):
+        path.write_text(f"{before}{trace}ValueError: bad config: {'x' * 200000}\n")
+        lines = last_text(str(path), 200)
+        assert lines[-1].startswith("ValueError: bad config: xxx") and len(lines[-1]) == 4000
+        cause = find_cause(lines, 1)
+        assert cause is not None and cause.line.startswith("ValueError: bad config: xxx")
+    path.write_text("x" * (4 << 20) + "\nthe last line\n")
+    assert last_text(str(path), 200) == ["the last line"]
+    path.write_text("x" * (4 << 20))
+    assert last_text(str(path), 200) == ["x" * 4000]
+
+
 @given(st.lists(st.text("ab\r\n", max_size=8).map(str.encode), max_size=8))
 def test_a_progress_bar_in_pieces_collapses_as_it_does_in_one(parts: list[bytes]) -> None:
     bars = Collapser()

@@ -9,7 +9,7 @@ a terminal.
 import functools
 import re
 import signal
-from typing import Dict, List, NamedTuple, Optional, Pattern, Sequence, Set, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Pattern, Sequence, Set, Tuple
 
 _LONGEST = 200
 _LONGEST_LINE = 4000
@@ -101,6 +101,23 @@ _PATTERNS = {
     "shell": r": command not found|: No such file or directory$|: Permission denied$",
     "message": r"^Error (locating|in call to|instantiating) |^(\S+: )?(fatal|error|FATAL|ERROR|Error)( error)?: \S",
 }
+#: Kinds that end a program, or its ranks, whatever else is printed. The words of all others also stand in warnings.
+_GRAVE = frozenset(
+    "cuda_oom host_oom cuda_assert gpu_error shared_gpu nccl_timeout nccl time_limit preempted node unfinished_group "
+    "crash".split()
+)
+#: A line counts if at most so many lines of text, and of progress, follow it: else the program went on.
+_MAX_AFTER = (10, 2)
+_MAX_AFTER_GRAVE = (60, 10)
+#: Of a program that chose its exit code, what it said last tells more than what it met before.
+_MAX_TEXT_BEFORE_CHOICE = 3
+#: Not counted among what follows: continued lines, stacks of C++, and what launchers and Slurm add at the end.
+_NOISE = r"\s|$|frame #|\[?[EFWI]\d{4} |[=*-]{3}|\[\d+\]:|shoal: |[\w.]+ FAILED$|Root Cause|Failures:|<NO_OTHER"
+#: Words of somebody who goes on.
+_HARMLESS = (
+    r"\b(WARN(ING)?|[Ww]arning|INFO|DEBUG)\b|\b[Cc]ontinu(e|es|ing)\b|\b[Ii]gnor(e|ed|es|ing)\b|\b[Rr]etrying\b"
+    r"|\b[Ss]kipp(ed|ing)\b|\b[Ff]all(s|ing)? back\b|\b[Tt]rying\b"
+)
 #: What Slurm says about a job is about the job, whatever its programs say.
 _SLURM_SAYS = r"^(slurmstepd|srun|slurmd|slurm_script|batch): |^\*\*\* (JOB|STEP)"
 _BY_SLURM = ("host_oom", "time_limit", "preempted", "node")
@@ -118,6 +135,8 @@ _WRAPPERS = (
     r"ChildFailedError|CalledProcessError|ProcessRaisedException|ProcessExitedException|^SystemExit|RemoteTraceback"
     r"|BrokenProcessPool|RayTaskError|WorkerCrashedError"
 )
+#: Where a launcher says who failed.
+_LAUNCHER_SAYS = r"srun: error: |shoal: (rank|the end of|replica)|Root Cause"
 _GROUP = r"\(\d+ sub-exceptions?\)$"
 _HEADER = r"(Exception Group )?Traceback \(most recent call last\)"
 _FRAME = r'\s*File "[^"]*", line \d+'
@@ -171,7 +190,9 @@ class _Raised(NamedTuple):
 def find_cause(lines: Sequence[str], exit_code: Optional[int] = None) -> Optional[Cause]:
     """The most telling line among the last ones of a log, or None when nothing in them looks like an end.
 
-    `exit_code` 78 is the launcher's own: then its last sentence is the cause.
+    What the program survived is no cause: a warning, an error that it handled. An exception that ends Python gives it
+    exit code 1; a program that says something after one and ends with another code has chosen to. `exit_code` 78 is the
+    launcher's own: then its last sentence is the cause.
     """
     parsed = _parse(lines)
     if exit_code == 78:
@@ -180,18 +201,62 @@ def find_cause(lines: Sequence[str], exit_code: Optional[int] = None) -> Optiona
             return Cause("launch", clean(said[-1].text[7:]), said[-1].at)
     raised, used = _tracebacks(parsed)
     loose = [line for line in parsed if line.at not in used]
-    by_slurm = _in_loose([line for line in loose if re.match(_SLURM_SAYS, line.text)], _BY_SLURM)
+    by_slurm = _in_loose([line for line in loose if re.match(_SLURM_SAYS, line.text)], _BY_SLURM, exit_code)
     if by_slurm is not None:
         return by_slurm
+    raised = _without_handled(raised, parsed, used, exit_code)
     own = [_cause_of(one, raised) for one in _last_of_each(raised, wrappers=False)]
     first = _choose(own, _root_rank(parsed))
     if first is not None and not re.search(_FOLLOWS, first.line):
         return first
-    found = _in_loose(loose, tuple(_PATTERNS))
+    found = _in_loose(loose, tuple(_PATTERNS), exit_code)
     if found is not None and (first is None or found.kind.startswith("nccl")):
         return found
     wrapping = [_cause_of(one, raised) for one in _last_of_each(raised, wrappers=True)]
     return first or _choose(wrapping, None)
+
+
+def _is_chosen(exit_code: Optional[int]) -> bool:
+    """Whether a program must have asked for this exit code: not that of an exception, of a shell or of a signal."""
+    return exit_code not in (None, 1, 2, 126, 127) and not 128 < (exit_code or 0) < 128 + signal.NSIG
+
+
+def _went_on(after: Iterable[_Line], max_text: int, max_progress: int) -> bool:
+    """Whether more than so many lines of text, or of progress, follow."""
+    from .progress.lines import parse  # here: an agent whose program does not fail needs no part of it
+
+    text = steps = 0
+    for line in after:
+        if parse(line.text) is not None:
+            steps += 1
+        elif not re.match(_NOISE, line.text) and not re.match(_SLURM_SAYS, line.text):
+            text += 1
+        if text > max_text or steps > max_progress:
+            return True
+    return False
+
+
+def _without_handled(
+    raised: Sequence[_Raised], parsed: Sequence[_Line], used: Set[int], exit_code: Optional[int]
+) -> List[_Raised]:
+    """Without those after which their program went on. Where a launcher tells who failed, others may print on."""
+    if any(_is_wrapper(one) for one in raised) or any(re.match(_LAUNCHER_SAYS, line.text) for line in parsed):
+        return list(raised)
+    handled = set()
+    for one in _last_of_each(raised, wrappers=False):
+        after = [
+            line
+            for line in parsed
+            if line.stream == one.line.stream
+            and line.at > one.line.at
+            and (line.at not in used or line.text.strip() in one.message)
+        ]
+        # Further lines of its message cannot be told from what is printed next, unless it is known what they say.
+        is_known = _cause_of(one, raised).kind != "python"
+        max_text = (_MAX_MESSAGE_LINES if is_known else 0) if _is_chosen(exit_code) else len(after)
+        if _went_on(after, max_text, _MAX_AFTER_GRAVE[1] if max_text else 0):
+            handled.add(one.line.stream)
+    return [one for one in raised if one.line.stream not in handled]
 
 
 def is_consequence(cause: Cause) -> bool:
@@ -244,9 +309,7 @@ def signature(line: str) -> str:
 def _parse(lines: Sequence[str]) -> List[_Line]:
     found, quoted = [], ""
     for at, line in enumerate(lines):
-        text, stream = strip_escapes(line.rstrip()), ""
-        if len(text) >= _LONGEST_LINE:
-            continue
+        text, stream = strip_escapes(line[:_LONGEST_LINE].rstrip()), ""
         start = re.match(_QUOTED, text)
         if start:
             quoted = start.group(1)
@@ -382,12 +445,20 @@ def _as_cause(one: _Raised, kind: str) -> Cause:
     return Cause(kind, clean(text), one.line.at, _rank(one.line.stream))
 
 
-def _in_loose(lines: Sequence[_Line], kinds: Tuple[str, ...]) -> Optional[Cause]:
+def _in_loose(lines: Sequence[_Line], kinds: Tuple[str, ...], exit_code: Optional[int]) -> Optional[Cause]:
     for kind in kinds:
         pattern = _matchers()[kind]
-        for line in reversed(lines):
+        for place in range(len(lines) - 1, -1, -1):
+            line = lines[place]
             text = re.sub(_CPP_LOG, "", line.text).strip()
             if pattern.search(text):
+                if kind not in _GRAVE and re.search(_HARMLESS, line.text):
+                    continue
+                max_text, max_steps = _MAX_AFTER_GRAVE if kind in _GRAVE else _MAX_AFTER
+                if _is_chosen(exit_code) and kind not in _GRAVE and kind != "message":
+                    max_text = _MAX_TEXT_BEFORE_CHOICE
+                if _went_on((one for one in lines[place + 1 :] if one.stream == line.stream), max_text, max_steps):
+                    break
                 rank = re.search(r"\bRank (\d+)\]", text)
                 return Cause(kind, clean(text), line.at, int(rank.group(1)) if rank else _rank(line.stream))
     return None

@@ -284,7 +284,7 @@ def fold_attempt(files: RunFiles, end: End, verdict: Verdict | None) -> RunView:
         "job_id": end.job_label or end.job_id,
         "output_dir": end.output_dir,
         "log_dir": end.log_dir,
-        "node": end.host,
+        "node": end.nodes or end.host,
         "started": end.began,
     }
     if end.success:
@@ -319,6 +319,9 @@ def _after_end(files: RunFiles, end: End, verdict: Verdict | None, view: dict[st
         return RunView(**view, state="lost", cause="stopped itself because a newer attempt existed")
     if limit is not None and end.duration_s > limit - 120:
         return RunView(**view, state="timeout", cause="stopped at its time limit")
+    if word is not None and ENDED_WORDS.get(word) == "failed" and not _in_queue(files):
+        # Slurm put the job into the queue again and could not start it, or somebody sent the signal past Slurm.
+        return RunView(**view, state="failed", cause=f"stopped by {end.stopped_by}; Slurm says {word}")
     return RunView(**view, state="cancelled", cause=f"stopped by {end.stopped_by}")
 
 

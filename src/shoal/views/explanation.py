@@ -87,7 +87,7 @@ def _one_attempt(home: str, files: RunFiles, end: End, verdict: Verdict | None) 
     else:
         how = one.cause or one.state
     span = format_duration(max(0.0, end.ended - end.began))
-    return f"attempt {end.attempt} on {end.host}, {span} long: {how}"
+    return f"attempt {end.attempt} on {one.node}, {span} long: {how}"
 
 
 def _verdict(folder: str, names: layout.RunNames, end: End) -> Verdict | None:

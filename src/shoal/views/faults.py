@@ -25,18 +25,23 @@ from shoal.views.log_parts import parts
 from shoal.views.logs import slurm_files
 from shoal.views.render import BAD_STATES, plain, print_json, state_word
 from shoal.views.screen import Screen
-from shoal.views.tail import last_text
+from shoal.views.tail import BLOCK, collapse, last_text, read_slice
 from shoal.views.terminal_text import harmless
 
 _WINDOW = 30
 #: Of a log in which nothing looks like an error.
 LAST_LINES = 12
 _MAX_ENDINGS = 3
+#: Of a log whose cause is further up.
+_MAX_LAST = 3
+#: How far back a traceback is looked for where the last lines tell nothing, and how much of it is kept.
+_MAX_BACK = 2 << 20
+_MAX_TRACEBACK = 200
 _BEGINS = re.compile(r"Traceback \(most recent call last\)")
 
 
 class Fault(NamedTuple):
-    """One failed run: why, and the lines of its log that show it. Without a `cause` these are the last ones."""
+    """One failed run: why, and the lines of its log that show it, and its last ones. Without a `cause` only these."""
 
     run: str
     state: str
@@ -84,15 +89,38 @@ def look(home: str, view: RunView) -> Fault:
     for path in logs_of(view) if view.started is not None else slurm_files(home, view.name):
         lines = last_text(path, 200)
         cause = find_cause(lines, view.exit_code)
+        if cause is None and view.exit_code == 1:  # that of an exception
+            above = _last_traceback(path)
+            cause = find_cause([*above, *lines], 1) if above else None
+            lines = [*above, *lines] if cause is not None else lines
         if cause is not None and (ended.cause is None or not is_consequence(cause)):
             begin = max((at for at in range(cause.at) if _BEGINS.search(lines[at])), default=max(0, cause.at - 5))
-            window = lines[max(begin, cause.at - _WINDOW) : cause.at + 4]
+            window = lines[max(begin, cause.at - _WINDOW) : cause.at + 4] + _end_of(lines[cause.at + 4 :])
             ended = ended._replace(cause=cause, path=path, window=window)
             if not is_consequence(cause):
                 return ended  # else a rank whose log comes later may have failed by itself
         elif ended.path is None and lines:
             ended = ended._replace(path=path, window=lines[-LAST_LINES:])
     return ended
+
+
+def _last_traceback(path: str) -> list[str]:
+    """The last traceback of a log and what follows it, where a program prints more than is read after it failed."""
+    try:
+        data, _, _ = read_slice(path, -_MAX_BACK, _MAX_BACK)
+    except OSError:
+        return []
+    at = data.rfind(b"Traceback (most recent call last)")
+    if at < 0:
+        return []
+    text = collapse(data[data.rfind(b"\n", 0, at) + 1 :][:BLOCK].replace(b"\0", b"")).decode("utf-8", "replace")
+    return text.split("\n")[:_MAX_TRACEBACK]
+
+
+def _end_of(lines: Sequence[str]) -> list[str]:
+    """The last lines behind those that show a cause: what a program says last is shown, whatever was found before."""
+    said = [line for line in lines if line.strip()]
+    return [*(["[...]"] if len(said) > _MAX_LAST else []), *said[-_MAX_LAST:]]
 
 
 def logs_of(view: RunView) -> list[str]:

@@ -82,7 +82,7 @@ def post_mortem(home: str, view: RunView, spec: RunSpec | None, asked: Asked | N
         next=_remedies(failure),
         kind=kind,
         slurm_reason=view.slurm_state,
-        log_lines=fault.window[-12:],
+        log_lines=fault.window[-16:],
         log_path=fault.path,
     )
 

@@ -10,6 +10,11 @@ from shoal.kernel import layout
 BLOCK = 1 << 16
 #: No single line is kept beyond this; a program that prints no line break must not fill our memory.
 LONGEST_LINE = 1 << 16
+#: Of fewer lines than this one is longer than all that is read.
+_FEW = 40
+#: How far back the beginning of such a line is looked for, and how much of it is kept.
+_LINE_BACK = 2 << 20
+_HEAD = 4000
 #: The last lines begin at most so far before the end: 10 GB without a line break are not one line that anybody reads.
 _MOST_BACK = 32 << 20
 
@@ -72,15 +77,35 @@ class Collapser:
 
 
 def last_text(path: str, lines: int, most: int = 1 << 16) -> list[str]:
-    """The last lines of a file as text, of at most `most` bytes: decoded with replacement, bars collapsed, no NULs."""
+    """The last lines of a file as text, of at most `most` bytes: decoded with replacement, bars collapsed, no NULs.
+
+    Where these begin inside a line, the beginning of that line is looked for a little further back, and what is before
+    it: an error with a whole tensor in its message is still told by its first words.
+    """
     try:
         with open(path, "rb") as file:  # noqa: PTH123
-            seek_last_lines(file, lines, most)
+            start = seek_last_lines(file, lines, most)
             data = file.read(most)
+            if start and _is_inside_a_line(file, start) and data.count(b"\n", 0, -1) < min(lines, _FEW):
+                begin = file.seek(max(0, start - _LINE_BACK))
+                data = _cut_long_lines(file.read(start - begin) + data, is_whole=begin == 0)
     except OSError:
         return []
     text = collapse(data.replace(b"\0", b"")).decode("utf-8", "replace")
     return text.split("\n")[:-1] if text.endswith("\n") else text.split("\n") if text else []
+
+
+def _is_inside_a_line(file: BinaryIO, start: int) -> bool:
+    file.seek(start - 1)
+    return file.read(1) != b"\n"
+
+
+def _cut_long_lines(data: bytes, is_whole: bool) -> bytes:
+    """The last lines, cut to their beginnings; a first one without its beginning is left out, if others follow."""
+    lines = collapse(data.replace(b"\0", b"")).split(b"\n")
+    if not is_whole and len(lines) > 1 and any(lines[1:]):
+        del lines[0]
+    return b"\n".join(line[:_HEAD] for line in lines[-_FEW:])
 
 
 def read_slice(path: str, offset: int, most: int = 1 << 20) -> tuple[bytes, int, int]:

@@ -45,7 +45,7 @@ def row_of(record: Any) -> Row:
 
 def flat(value: Any, prefix: str = "", depth: int = 0) -> Dict[str, float]:
     """The numbers of nested objects, under dotted names; true and false are 1 and 0, numbers in quotes are numbers, and
-    null, which is how JSON writes a NaN, is one: a value that was lost must not leave the one before it in its place."""
+    null, which is how JSON writes a NaN, is one: a value that was lost must not leave the one before it in place."""
     if isinstance(value, dict) and depth < _MAX_DEPTH:
         found: Dict[str, float] = {}
         for name, inner in value.items():
