@@ -103,8 +103,20 @@ _PATTERNS = {
 }
 #: Kinds that end a program, or its ranks, whatever else is printed. The words of all others also stand in warnings.
 _GRAVE = frozenset(
-    "cuda_oom host_oom cuda_assert gpu_error shared_gpu nccl_timeout nccl time_limit preempted node unfinished_group "
-    "crash".split()
+    [
+        "cuda_oom",
+        "host_oom",
+        "cuda_assert",
+        "gpu_error",
+        "shared_gpu",
+        "nccl_timeout",
+        "nccl",
+        "time_limit",
+        "preempted",
+        "node",
+        "unfinished_group",
+        "crash",
+    ]
 )
 #: A line counts if at most so many lines of text, and of progress, follow it: else the program went on.
 _MAX_AFTER = (10, 2)
