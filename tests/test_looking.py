@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,109 @@ def test_a_script_that_acts_on_a_cluster_while_it_is_read_is_refused(
     for words in LOOKING:
         assert_clear_error(project.shoal(*words, script, code=None), 2, f"calls {name}", "not executed")
     assert not (tmp_path / "called").exists()
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        'cat > gen.sh <<EOF\nsource "\\$(shoal shell)"\ntrain\nEOF',
+        "cat > gen.sh <<'EOF'\nsource \"$(shoal shell)\"\nEOF",
+        "echo '\nsource \"$(shoal shell)\"\n'",
+        "echo $'it\\'s' '\nsource \"$(shoal shell)\"\n'",
+    ],
+)
+def test_a_batch_script_that_writes_a_script_is_not_executed(project: Project, lines: str) -> None:
+    script = project.write("experiments/001_a/000_train_0.sh", f"{lines}\nrm precious\n")
+    assert_clear_error(project.shoal("plan", script, code=None), 2, "does not source shoal's functions")
+    assert (project.root / "precious").exists()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{bin}/sbatch job.sh",
+        'S="{bin}/sbatch"; $S job.sh',
+        "PATH={bin}:$PATH; sbatch job.sh",
+        "export PATH={bin}:$PATH; bash -c 'sbatch job.sh'",
+        "export PATH={bin}:$PATH; bash child.sh",
+        "bash path.sh",
+        "PATH={bin}:$PATH; command sbatch job.sh",
+        "PATH={bin}:$PATH; env A=1 sbatch job.sh",
+        "(PATH={bin}:$PATH; exec sbatch job.sh)",
+        "echo job.sh | PATH={bin}:$PATH xargs -n1 sbatch",
+        "ssh login 'cd work && sbatch job.sh'",
+    ],
+)
+def test_no_way_to_call_sbatch_acts_while_a_script_is_read(project: Project, tmp_path: Path, line: str) -> None:
+    project.write("child.sh", "sbatch job.sh\n")
+    project.write("path.sh", f"{tmp_path}/bin/sbatch job.sh\n")
+    script = project.script("001_a/000_train_0.sh", line.format(bin=f"{tmp_path}/bin") + " || true", "train")
+    assert_clear_error(project.shoal("plan", script, code=None), 2, "calls sbatch")
+    assert not (tmp_path / "called").exists()
+
+
+def test_a_script_may_ask_where_a_program_is(project: Project) -> None:
+    script = project.script("001_a/000_train_0.sh", "command -v sbatch; type sbatch; echo 'use sbatch'", "train")
+    assert project.shoal("plan", script)
+
+
+@pytest.mark.parametrize("name", ["submit", "run", "cancel", "retry"])
+def test_commands_of_shoal_do_not_act_while_a_script_is_read(project: Project, name: str) -> None:
+    other = project.script("002_b/000_train_0.sh", "train")
+    script = project.script("001_a/000_train_0.sh", f"shoal {name} {other} || true", "train")
+    refused = project.shoal("plan", script, code=None)
+    assert refused.code == 2 and f"calls shoal {name}" in refused.err
+    page = project.write(
+        "experiments/001_a/001_x.py", f"import subprocess\nsubprocess.call(['shoal', {name!r}, {str(other)!r}])\n"
+    )
+    refused = project.shoal("plan", page, code=None)
+    assert refused.code == 2 and f"calls shoal {name}" in refused.err
+    assert project.status() == {} and project.marks("002_b/000_train_0") == []
+
+
+@pytest.mark.parametrize("name", ["001_a/000_train_0.sh", "001_a b/000_train_0.sh", "001_a/000_train.py"])
+def test_the_hint_of_a_file_that_fails_begins_nothing(project: Project, name: str) -> None:
+    file = project.script(name, "train", "false")
+    if name.endswith(".py"):
+        file.write_text('import shoal\nexp = shoal.Experiment("001_a")\nexp.add("train")\nexp.submit()\nexit(1)\n')
+    refused = project.shoal("plan", file, code=None, SHOAL_ON="local")
+    assert_clear_error(refused, 2, "ended with exit code 1")
+    hint = refused.err.split("hint: ")[1].replace(" python ", f" {sys.executable} ")
+    assert project.bash("-c", hint, code=1, SHOAL_ON="local")
+    assert project.status() == {} and not list((project.root / "marks").iterdir())
+
+
+def test_steps_in_the_background_are_waited_for(project: Project) -> None:
+    script = project.script("001_a/000_train_0.sh", "train &")
+    assert [run["name"] for run in project.shoal("plan", "--json", script).json["runs"]] == ["001_a/000_train_0"]
+
+
+def test_a_process_that_outlives_its_script_is_told(project: Project) -> None:
+    script = project.script("001_a/000_train_0.sh", "sleep 20 &", "train")
+    assert_clear_error(project.shoal("plan", script, code=None), 2, "a process that it started still runs")
+
+
+SEEDED = """\
+case $SHOAL_SEED in 0) D=fold0 ;; 1) D=fold1 ;; *) D=fold2 ;; esac
+train -- --seed $SHOAL_SEED --data $D --fold $((SHOAL_SEED % 3)) --file part_$(printf %03d $SHOAL_SEED)
+"""
+
+
+@pytest.mark.parametrize("seeds", [2, 4])
+def test_a_script_is_read_for_each_seed_however_many(project: Project, seeds: int) -> None:
+    script = project.script("001_a/000_train.sh", SEEDED)
+    planned = project.shoal("plan", "--json", "--seeds", f"0-{seeds - 1}", script).json["runs"]
+    assert [run["args"] for run in planned] == [
+        ["--seed", f"{n}", "--data", f"fold{min(n, 2)}", "--fold", f"{n % 3}", "--file", f"part_{n:03d}"]
+        for n in range(seeds)
+    ]
+
+
+def test_a_script_that_passes_its_seed_on_is_read_twice(project: Project) -> None:
+    lines = ('echo "seed $SHOAL_SEED"', "export TEST_SEED=s$SHOAL_SEED", 'train -- --out "a/${SHOAL_SEED}" $TEST_SEED')
+    done = project.shoal("plan", "--json", "--seeds", "0-9", project.script("001_a/000_train.sh", *lines))
+    assert [run["args"] for run in done.json["runs"]] == [["--out", f"a/{n}", f"s{n}"] for n in range(10)]
+    assert done.err.count("seed ") == 2
 
 
 @pytest.mark.parametrize("words", LOOKING, ids=" ".join)

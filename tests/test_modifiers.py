@@ -117,3 +117,26 @@ def test_posttrain_that_is_a_step_is_a_run_of_its_own(tmp_path: Path) -> None:
     script = project.script("001_example/010_postrain32_0.sh", "posttrain 000_pretrain1_0", "train --time=5")
     assert_clear_error(project.shoal("plan", script, code=None), 2, "asked for twice", "remove [steps.posttrain]")
     assert_clear_error(project.bash(script, code=None), 2, "with other settings")
+
+
+@pytest.mark.parametrize("how", ["bash", "submit"])
+@pytest.mark.parametrize("last", ["trap 'touch own-trap' EXIT", "exec true", "echo done"])
+def test_resume_alone_is_not_lost(trained: Project, how: str, last: str) -> None:
+    script = trained.script("001_example/001_again_0.sh", f"resume {folder(trained)}", last)
+    done = trained.bash(script, code=9) if how == "bash" else trained.shoal("submit", script, code=9)
+    assert "continues from" in done.err and len(trained.marks(PRETRAIN)) == 2
+
+
+@pytest.mark.parametrize("trap", ["", 'trap "echo got TERM" TERM', 'trap "" TERM', "set -u"])
+@pytest.mark.parametrize(
+    "line", ["(train -- exit=7)", "train -- exit=7 | cat", "x=$(train -- exit=7)", "train -- exit=7 & wait"]
+)
+def test_a_step_that_fails_in_a_subshell_ends_the_script_with_its_exit_code(
+    project: Project, tmp_path: Path, trap: str, line: str
+) -> None:
+    script = project.script("001_example/010_a_0.sh", trap, line, "touch reached", "evaluate -- second")
+    (tmp_path / "tmp").mkdir()
+    done = project.bash(script, code=7, TMPDIR=str(tmp_path / "tmp"))
+    assert not (project.root / "reached").exists() and "got TERM" not in done.out
+    assert len(project.marks("001_example/010_a_0")) == 1
+    assert not list((tmp_path / "tmp").glob("shoal-failed*"))

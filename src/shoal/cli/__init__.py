@@ -53,6 +53,8 @@ COMMANDS: dict[str, dict[str, str]] = {
 #: Commands that change something and then tell of it. `submit`, `resume`, `retry` and `run` see to it themselves: they
 #: tell while they do it, and `run` follows the runs afterwards, which ends when nobody listens.
 CHANGING = frozenset({"cancel", "clean", "clusters", "data", "generate", "init", "pack", "switch"})
+#: Commands that begin, end or move something unless --dry-run is among their words.
+ACTING = frozenset({"cancel", "clean", "demo", "init", "pack", "resume", "retry", "run", "sandbox", "submit", "switch"})
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -96,6 +98,10 @@ def _dispatch(words: list[str]) -> int:
         from shoal.errors import InputError
 
         raise InputError(f"there is no command {name!r}{_near(name)}", hint="shoal --help")
+    if name in ACTING and os.environ.get("SHOAL_COLLECT") and "--dry-run" not in words:
+        from shoal.plan.calls import refuse_while_read
+
+        refuse_while_read(f"shoal {name}", os.environ)
     from shoal.cli.parser import Parser
 
     module = import_module(f"shoal.cli.{name}")

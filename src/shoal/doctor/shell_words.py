@@ -14,6 +14,7 @@ _BLANK = re.compile(r"(?:[ \t\r\f\v]|\\\n)+")
 _OPERATOR = re.compile(r"&&|\|\||;;&|;;|;&|\|&|[|&;()]")
 _REDIRECT = re.compile(r"(\d*)(&>>|&>|<<<|<<-|<<|>>|>&|<&|<>|>\||<(?!\()|>(?!\())")
 _ARRAY = re.compile(r"[A-Za-z_]\w*(?:\[[^]]*\])?\+?=\Z", re.ASCII)
+_DOLLAR_SINGLE = re.compile(r"((?:[^'\\]|\\.)*)'", re.DOTALL)
 _DOUBLE = re.compile(r'[^"\\$`]+')
 
 
@@ -189,6 +190,17 @@ class _Scanner:
         self._move(min(stop + 1, len(self.text)))
         return found
 
+    def _dollar_single(self) -> str:
+        """$'...', in which a quote may be escaped."""
+        line, start = self.line, self.at + 1
+        match = _DOLLAR_SINGLE.match(self.text, start)
+        if match is None:
+            self._unclosed(line, "a single quote")
+            self._move(len(self.text))
+            return self.text[start:]
+        self._move(match.end())
+        return match[1]
+
     def _double(self, inside: list[tuple[str, int]]) -> str:
         line, parts = self.line, []
         self.at += 1
@@ -229,7 +241,7 @@ class _Scanner:
             return "$" + self._balanced("{", "}", inside, commands=False)
         if after == "'":
             self.at += 1
-            return self._single()
+            return self._dollar_single()
         self.at += 1
         return "$"
 

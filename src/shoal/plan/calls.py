@@ -8,17 +8,17 @@ source them is a batch script and is never executed here; one that does may not 
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shoal.errors import InputError
 from shoal.secrecy import is_secret
@@ -29,18 +29,16 @@ BASE = "SHOAL_SHELL_BASE"
 MODIFIERS = ("posttrain", "resume")
 #: The shell's own bookkeeping, and variables that say where a command runs rather than what it does.
 _NOT_SETTINGS = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "BASHOPTS", "SHELLOPTS", "LINES", "COLUMNS", "PATH"})
+#: Numbers that stand in for the seed where a script's text proves that it passes its seed on as it is.
 _STAND_INS = (740113, 920371)
-#: Programs that act on a cluster.
-_ACTING = ("qsub", "sbatch", "srun", "salloc", "scancel", "scontrol")
+#: A program of such a name, found before the real one. It says so where the calls are written down.
 _CAUGHT = """#!/bin/sh
-echo "${0##*/}" >> "${0%/*}/../caught"
+echo '{{"caught": "{name}"}}' >> "${{SHOAL_COLLECT:-/dev/null}}"
 exit 1
 """
-_SOURCE = re.compile(r"""(?:^|&&|\|\||;)\s*(?:source|\.)\s+("[^\n]*"|'[^']*'|[^\s;&|]+)""")
-#: The ways in which a script names its own folder.
-_OWN_FOLDER = re.compile(
-    r"""\$\(dirname\s+(?:--\s+)?"?\$(?:0|\{?BASH_SOURCE(?:\[0\])?\}?)"?\)|\$\{BASH_SOURCE(?:\[0\])?%/\*\}"""
-)
+#: How long processes that outlive their script are waited for: `train &` without `wait`.
+_WAIT_S = 10.0
+_MOST_AT_ONCE = 8
 
 
 class Call(NamedTuple):
@@ -78,64 +76,80 @@ def settings(environ: Mapping[str, str], base: str) -> tuple[dict[str, str], lis
     return kept, sorted(set(changed) - set(kept))
 
 
-def collect(script: Path, environ: Mapping[str, str], seeds: Sequence[int] | None = None) -> list[Call]:
+def collect(
+    script: Path, environ: Mapping[str, str], seeds: Sequence[int] | None = None, steps: Collection[str] = ()
+) -> list[Call]:
     """The calls of a script, once for each seed, in the order of the script and then of the seeds.
 
-    A script that passes its seed on unchanged is run twice however many seeds there are, with numbers that stand in
-    for them; one that computes with its seed is run for each.
+    The script is run for each seed. Only where its text proves that the seed is nothing but a word of its step calls
+    (`steps` are their names), it is run twice however many seeds there are, with numbers that stand in for them.
     """
-    if not sources_functions(script, environ):
+    from shoal.plan.script_text import acting_words, passes_seed_on, read_script, sources_functions
+
+    files = read_script(script, environ)
+    if not sources_functions(files):
         raise InputError(
             f"{script} does not source shoal's functions, so it is a batch script and was not executed",
             hint=f'sbatch {shlex.quote(str(script))}   # or let it begin with: source "$(shoal shell)"',
         )
-    if seeds is None or len(seeds) <= len(_STAND_INS):
-        once: Sequence[int | None] = [None] if seeds is None else seeds
-        return [call for seed in once for call in _run(script, environ, seed)]
+    for name, path in acting_words(files).items():
+        raise _acting(path, [name], "acts on a cluster, so the script was not executed")
+    if seeds is None:
+        return _run(script, environ, None)
     from concurrent.futures import ThreadPoolExecutor  # here: what comes from no script starts sooner without it
 
-    with ThreadPoolExecutor(len(_STAND_INS)) as pool:
-        first, second = pool.map(lambda seed: _run(script, environ, seed), _STAND_INS)
-    if [_with_seed(call, _STAND_INS[0], _STAND_INS[1]) for call in first] != second:
-        return [call for seed in seeds for call in _run(script, environ, seed)]
-    return [_with_seed(call, _STAND_INS[0], seed) for seed in seeds for call in first]
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_AT_ONCE)) as pool:
+        if len(seeds) > len(_STAND_INS) and passes_seed_on(files, {*steps, *MODIFIERS}):
+            first, second = pool.map(lambda seed: _run(script, environ, seed), _STAND_INS)
+            if [_with_seed(call, _STAND_INS[0], _STAND_INS[1]) for call in first] == second:
+                return [_with_seed(call, _STAND_INS[0], seed) for seed in seeds for call in first]
+        return [call for calls in pool.map(lambda seed: _run(script, environ, seed), seeds) for call in calls]
 
 
-def sources_functions(script: Path, environ: Mapping[str, str], depth: int = 3) -> bool:
-    """Whether a script, or a file that it sources, sources the step functions; told from the text."""
-    try:
-        lines = script.read_text(errors="replace").splitlines()
-    except OSError:
-        return False
-    words = [word for line in lines if not line.lstrip().startswith("#") for word in _SOURCE.findall(line)]
-    if any("shoal shell" in word for word in words):
-        return True
-    found = (_find_sourced(word, script, environ) for word in words)
-    return depth > 0 and any(path is not None and sources_functions(path, environ, depth - 1) for path in found)
+def _acting(script: Path, names: Sequence[str], what: str) -> InputError:
+    return InputError(
+        f"{script} calls {', '.join(names)}, which {what}",
+        hint=f"grep -nE '{'|'.join(names)}' {shlex.quote(str(script))}   # shoal submits, not the script",
+    )
 
 
-def _find_sourced(word: str, script: Path, environ: Mapping[str, str]) -> Path | None:
-    """The file that a `source` line names: from where we are, or from the script's folder."""
-    text = _OWN_FOLDER.sub(lambda match: str(script.parent.absolute()), word.strip("\"'"))
-    text = re.sub(r"\$\{?(\w+)\}?", lambda match: environ.get(match.group(1), match.group(0)), text)
-    places = [Path(text), *(folder / text for folder in (script.parent, *list(script.absolute().parents)[1:4]))]
-    return next((path for path in places if path.is_file()), None)
+def refuse_while_read(what: str, environ: Mapping[str, str]) -> None:
+    """Called by commands of shoal that act: within a script that is only read, they are refused, and so is it."""
+    if not environ.get(COLLECT):
+        return
+    with contextlib.suppress(OSError), Path(environ[COLLECT]).open("a") as file:
+        file.write(json.dumps({"caught": what}) + "\n")
+    raise InputError(f"{what} is not executed while a script is read", hint=f"remove {what} from the script")
+
+
+def refuse_caught(script: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Refuse a file that tried to act on a cluster while it was read."""
+    if names := list(dict.fromkeys(str(line["caught"]) for line in lines if "caught" in line)):
+        raise _acting(script, names, "is not executed while it is read")
 
 
 def append(path: str, call: Call) -> None:
     """Called by the step function of a collecting script: one line for one call."""
-    with Path(path).open("a") as file:
-        file.write(json.dumps(call._asdict()) + "\n")
+    try:
+        with Path(path).open("a") as file:
+            file.write(json.dumps(call._asdict()) + "\n")
+    except FileNotFoundError:
+        raise InputError(
+            f"{call.function} was called too late: {call.script} has been read",
+            hint=f"end the script with: wait   # {call.function} runs in the background",
+        ) from None
 
 
 def _run(script: Path, environ: Mapping[str, str], seed: int | None) -> list[Call]:
     import tempfile
 
+    from shoal.plan.script_text import ACTING
+
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         path, programs = os.path.join(folder, "calls"), Path(folder, "bin")
         programs.mkdir()
-        for name in _ACTING:
-            (programs / name).write_text(_CAUGHT)
+        for name in ACTING:
+            (programs / name).write_text(_CAUGHT.format(name=name))
             (programs / name).chmod(0o755)
         own = os.path.dirname(os.path.abspath(sys.argv[0]))
         env = {
@@ -144,26 +158,44 @@ def _run(script: Path, environ: Mapping[str, str], seed: int | None) -> list[Cal
             "PATH": os.pathsep.join([str(programs), own, environ.get("PATH", os.defpath)]),
             "SHOAL_SEED": "" if seed is None else str(seed),
         }
-        # Whatever the script prints is for people, and must not mix with what this command prints for programs.
-        done = subprocess.run(["bash", str(script)], env=env, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
-        lines = Path(path).read_text().splitlines() if os.path.exists(path) else []
-        caught = Path(folder, "caught").read_text().split() if os.path.exists(os.path.join(folder, "caught")) else []
-    if caught:
-        names = list(dict.fromkeys(caught))
+        code, is_over = _run_bash(script, env)
+        lines = [json.loads(line) for line in Path(path).read_text().splitlines()] if os.path.exists(path) else []
+    refuse_caught(script, lines)
+    look = f"{COLLECT}=/dev/null {'' if seed is None else f'SHOAL_SEED={seed} '}bash -x {shlex.quote(str(script))}"
+    if code != 0:
+        raise InputError(f"{script} ended with exit code {code}", hint=f"{look}   # shows the failing line")
+    if not is_over:
         raise InputError(
-            f"{script} calls {', '.join(names)}, which is not executed while it is read",
-            hint=f"grep -nE '{'|'.join(names)}' {shlex.quote(str(script))}   # shoal submits, not the script",
-        )
-    if done.returncode != 0:
-        raise InputError(
-            f"{script} ended with exit code {done.returncode}", hint=f"bash -x {script}   # shows the failing line"
+            f"{script} ended, but a process that it started still runs after {_WAIT_S:.0f} s and could call a step",
+            hint=f"{look}   # shows what it starts; end the script with `wait`, or keep the process out of it",
         )
     if not lines:
         raise InputError(
             f"{script} calls no step",
             hint='a script sources the functions and calls one: source "$(shoal shell)"; train --time=1:00:00',
         )
-    return [Call(**json.loads(line)) for line in lines]
+    return [Call(**line) for line in lines]
+
+
+def _run_bash(script: Path, env: Mapping[str, str]) -> tuple[int, bool]:
+    """A script's exit code, and whether all that it started is over too: each process holds the end of a pipe."""
+    import select
+
+    reader, writer = os.pipe()
+    with open(reader, "rb", buffering=0) as held:  # noqa: PTH123
+        try:
+            # Whatever the script prints is for people, and must not mix with what this command prints for programs.
+            done = subprocess.run(
+                ["bash", str(script)],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr,
+                pass_fds=[writer],
+                check=False,
+            )
+        finally:
+            os.close(writer)
+        return done.returncode, bool(select.select([held], [], [], _WAIT_S)[0])
 
 
 def _with_seed(call: Call, old: int, new: int) -> Call:

@@ -72,15 +72,15 @@ def read_file(path: Path, project: Project, environ: Mapping[str, str], wish: Wi
         ]
         return read_sweeps(sweeps, project)
     swept = {word.partition("=")[0].strip() for word in wish.sets}
-    asked = [describe(call, project, swept) for call in _calls(path, environ, parse_seeds(wish.seeds))]
+    asked = [describe(call, project, swept) for call in _calls(path, environ, parse_seeds(wish.seeds), project)]
     return _swept(asked, wish, project, path) if wish.sets else Reading(asked, [])
 
 
-def _calls(path: Path, environ: Mapping[str, str], seeds: Sequence[int] | None) -> list[Call]:
+def _calls(path: Path, environ: Mapping[str, str], seeds: Sequence[int] | None, project: Project) -> list[Call]:
     """The calls of a script for these seeds, or for those that its call names itself."""
-    calls = collect(path, environ, seeds)
+    calls = collect(path, environ, seeds, project.steps)
     own = seeds_in(calls[0]) if seeds is None else None
-    return calls if own is None else collect(path, environ, own)
+    return calls if own is None else collect(path, environ, own, project.steps)
 
 
 def _list_files(document: Document, root: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from typing import Any
 from shoal.config.document import Given
 from shoal.errors import InputError
 from shoal.names import ScriptName, check_length, parse_stem, slug
-from shoal.plan.calls import COLLECT
+from shoal.plan.calls import COLLECT, refuse_caught
 from shoal.sweep.blocks import Block, parse_block
 from shoal.sweep.runs import Sweep
 
@@ -30,15 +31,20 @@ def collect_blocks(path: Path, environ: Mapping[str, str]) -> list[Sweep]:
         done = subprocess.run(
             [sys.executable, str(path)], env=env, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False
         )
-        lines = Path(told).read_text().splitlines() if os.path.exists(told) else []
-    told_error = json.loads(lines[-1]) if lines else {}
+        text = Path(told).read_text() if os.path.exists(told) else ""
+    lines = [json.loads(line) for line in text.splitlines()]
+    refuse_caught(path, lines)
+    told_error = lines[-1] if lines else {}
     if "error" in told_error:
         raise InputError(told_error["error"], hint=told_error["hint"])
     if done.returncode != 0:
-        raise InputError(f"{path} ended with exit code {done.returncode}", hint=f"python {path}   # shows where")
+        raise InputError(
+            f"{path} ended with exit code {done.returncode}",
+            hint=f"{COLLECT}=/dev/null python {shlex.quote(str(path))}   # shows where",
+        )
     if not lines:
         raise InputError(f"{path} submits nothing", hint="exp.submit()   # at its end")
-    return sweeps_of([json.loads(line) for line in lines])
+    return sweeps_of(lines)
 
 
 def append(path: str, added: Iterable[Added]) -> None:

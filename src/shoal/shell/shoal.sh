@@ -21,8 +21,13 @@ else
     __shoal_script=$0
 fi
 
-# What `posttrain CHECKPOINT` or `resume RUN_OR_DIR` says about the next step: its name and its word.
+# What `posttrain CHECKPOINT` or `resume RUN_OR_DIR` says about the next step: its name and its word. And the lines on
+# which such a call has no step behind it.
 __shoal_modifier=()
+__shoal_alone=
+
+# Where a step that failed in a pipe or a subshell leaves its exit code for the script.
+__shoal_failed=${TMPDIR:-/tmp}/shoal-failed-$UID-$$-$RANDOM$RANDOM
 
 __shoal_run() {
     local code=0
@@ -35,17 +40,33 @@ __shoal_run() {
 # One call of a step. If it fails, the script ends, so that nothing that builds on it starts.
 __shoal_call() {
     local code=0
+    __shoal_end
     __shoal_run "$@" || code=$?
     [ "$code" -ne 0 ] || return 0
     case $- in *i*) return "$code" ;; esac
-    # In a pipe or a subshell `exit` would end no more than that.
-    [ "$BASHPID" = "$$" ] || kill -s TERM "$$"
+    # In a pipe or a subshell `exit` would end no more than that, so the script is told. Scripts handle TERM in their own
+    # way; URG does nothing to a process that does not handle it, such as one that has the number of a script that ended.
+    if [ "$BASHPID" != "$$" ]; then
+        (umask 077; set -C; echo "$code" > "$__shoal_failed") 2> /dev/null
+        kill -s URG "$$" 2> /dev/null || rm -f "$__shoal_failed"
+    fi
     exit "$code"
 }
 
-# With a checkpoint or a run alone: about the next step. A subshell could not tell that step, so there it is a call.
+# End the script if one of its steps has failed elsewhere, with the exit code of that step.
+__shoal_end() {
+    local code=
+    [ -O "$__shoal_failed" ] && read -r code < "$__shoal_failed"
+    [ -n "$code" ] || return 0
+    [ "$BASHPID" != "$$" ] || rm -f "$__shoal_failed"
+    exit "$code"
+}
+
+# With a checkpoint or a run alone: about the next step, if one follows. A subshell could not tell that step, so there
+# it is a call.
 __shoal_modify() {
-    if [ "$#" -ne 2 ] || [ "${2#-}" != "$2" ] || [ "${#__shoal_modifier[@]}" -gt 0 ] || [ "$BASHPID" != "$$" ]; then
+    if [ "$#" -ne 2 ] || [ "${2#-}" != "$2" ] || [ "${#__shoal_modifier[@]}" -gt 0 ] || [ "$BASHPID" != "$$" ] ||
+        { [ "${BASH_SOURCE[2]:-}" = "$__shoal_script" ] && [[ $__shoal_alone == *" ${BASH_LINENO[1]:-} "* ]]; }; then
         __shoal_call "$@"
         return
     fi
@@ -80,3 +101,7 @@ if ! __shoal_definitions=$(command shoal shell --define "$__shoal_script"); then
 fi
 eval "$__shoal_definitions"
 unset __shoal_definitions
+case $- in
+    *i*) ;;
+    *) trap '__shoal_end' URG ;;
+esac
