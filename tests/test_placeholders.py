@@ -79,6 +79,19 @@ command = "python train.py"
 env = { OUT = "{outputdir}" }
 [steps.config]
 command = "python train.py --config {config}"
+[steps.formatted]
+command = "python train.py --seed={seed:03d}"
+[steps.dashed]
+command = "python train.py --out {output-dir}"
+[steps.unclosed]
+command = "python train.py --out {output_dir"
+[steps.variable]
+command = "python train.py --out $SHOAL_OUTPUT_DIR"
+[steps.envvariable]
+command = ["bash", "-c", "python train.py"]
+env = { OUT = "$SHOAL_OUTPUT_DIR/tb" }
+[steps.fine]
+command = ["bash", "-c", "echo got $SHOAL_OUTPUT_DIR '{lr: 1}' '{a,b}' '{lr:0.1}' '${oc.env:X}'"]
 """
 
 
@@ -95,6 +108,12 @@ def project(tmp_path: Path) -> Project:
         ("route", "the command has {route}, but no parameter has this name"),
         ("train -- --out {ouput_dir}", "an argument has {ouput_dir}"),
         ("envtypo", "`env` of step 'envtypo' has {outputdir}"),
+        ("formatted", "the command has '{seed:03d}', which would reach the program with its brace"),
+        ("dashed", "the command has '{output-dir}'"),
+        ("unclosed", "the command has '{output_dir'"),
+        ("variable", "the command has $SHOAL_OUTPUT_DIR, which no shell reads"),
+        ("envvariable", "`env` of step 'envvariable' has $SHOAL_OUTPUT_DIR, which no shell reads"),
+        ("train -- --out '{seed!r}'", "an argument has '{seed!r}'"),
     ],
 )
 def test_a_placeholder_that_nothing_fills_is_refused_at_plan(project: Project, line: str, message: str) -> None:
@@ -130,12 +149,62 @@ def test_arguments_of_a_page_know_where_the_run_writes(project: Project) -> None
     page = project.write(
         "experiments/001_a/000_train.toml",
         'step = "train"\nargs = ["out={output_dir}", "{{x}}", "lr={lr}"]\nenv = { TEST_O = "{output_dir}/x" }\n'
-        '[sweep]\nlr = [0.1]\nnote = ["{seed}"]\n',
+        '[sweep]\nlr = [0.1]\nnote = ["{question}"]\n',
     )
     project.shoal("submit", page, "--on", "local")
     mark = project.marks("001_a/000_train")[0]
     out = mark["env"]["SHOAL_OUTPUT_DIR"]
-    assert mark["args"] == [f"out={out}", "{x}", "lr=0.1", "--note={seed}"] and mark["env"]["TEST_O"] == f"{out}/x"
+    assert mark["args"] == [f"out={out}", "{x}", "lr=0.1", "--note={question}"] and mark["env"]["TEST_O"] == f"{out}/x"
+
+
+@pytest.mark.parametrize("value", ["{seed}", "{lr}", "{seed:03d}", "{output-dir}/x", "a {output_dir"])
+def test_a_value_with_a_placeholder_is_refused(project: Project, value: str) -> None:
+    text = f'step = "train"\n[sweep]\nlr = [1]\nname = ["x", {json.dumps(value)}]\n'
+    page = project.write("experiments/001_a/000_train.toml", text)
+    assert_clear_error(project.shoal("plan", page, code=None), 2, repr(value), "nothing fills in a value")
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [("{question}", True), ('{"a": 1}', False), ("${oc.env:X}", False), ("{lr: 0.1}", False), ("{{seed}}", False)],
+)
+def test_a_value_with_other_braces_arrives(project: Project, value: str, told: bool) -> None:
+    text = f'step = "train"\n[sweep]\nlr = [1]\nname = ["x", {json.dumps(value)}]\n'
+    done = project.shoal("plan", "--json", project.write("experiments/001_a/000_train.toml", text))
+    assert value in [run["params"]["name"] for run in done.json["runs"]]
+    text_out = done.out + done.err
+    assert ("reaches the program with its braces" in text_out) == told
+
+
+def test_a_shell_may_read_variables_and_braces_of_its_own(project: Project) -> None:
+    project.script("001_a/000_fine_0.sh", "fine --on local")
+    project.shoal("submit", "experiments/001_a")
+    log = project.shoal("logs", "001_a/000_fine_0").out
+    assert "outputs/fine/001_a/000_fine_0" in log and "{lr: 1} {a,b} {lr:0.1} ${oc.env:X}" in log
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('command = "python train.py --a 1 > log.txt"', "command has '>', which no shell reads"),
+        ('command = "python train.py >log.txt"', "command has '>log.txt'"),
+        ('command = "python train.py 2>&1"', "command has '2>&1'"),
+        ('command = "python train.py | tee log"', "command has '|'"),
+        ('command = "cd x && python train.py"', "command has '&&'"),
+        ('command = "cd x; python train.py"', "command has 'x;'"),
+        ('command = "python t.py"\ncheckpoint = "{output_dir}/model_*.pth"', "checkpoint has 'output_dir'"),
+        ('command = "python t.py"\ncheckpoint = "$SHOAL_OUTPUT_DIR/*.pth"', "checkpoint has '$SHOAL_OUTPUT_DIR'"),
+    ],
+)
+def test_what_only_a_shell_understands_is_refused_in_a_command(tmp_path: Path, line: str, message: str) -> None:
+    project = Project(tmp_path, toml=f"[steps.x]\n{line}\n")
+    assert_clear_error(project.shoal("plan", project.script("001_a/000_x_0.sh", "x"), code=None), 2, message)
+
+
+def test_quoted_operators_and_special_tokens_are_words(tmp_path: Path) -> None:
+    words = "'>' '|' <pad> a>b 'x;' \"a && b\" http://x/?a=1&b=2"
+    project = Project(tmp_path, toml=f"[steps.x]\ncommand = {json.dumps(f'python t.py {words}')}\n")
+    assert project.shoal("plan", project.script("001_a/000_x_0.sh", "x"))
 
 
 def test_the_environment_of_a_step_is_filled_and_plain_braces_arrive(project: Project) -> None:

@@ -156,6 +156,11 @@ def test_a_secret_exported_under_another_name_is_not_kept_with_the_run(tmp_path:
         f"+password={SECRET}",
         f"--db postgresql://me:{SECRET}@db/x",
         "--token hf_abcdefghijklmnopqrstuvwxyzABCDEFGH",
+        "--password hunter2",
+        "--api-key=hunter2",
+        "--header 'Authorization: Bearer abc123def'",
+        "--config='{api_key: abcdefghijklmnop}'",
+        """--config '{"db": {"password": "hunter2"}}'""",
     ],
 )
 def test_a_secret_on_a_command_line_is_refused(words: str, tmp_path: Path) -> None:
@@ -178,6 +183,11 @@ def test_a_secret_on_a_command_line_is_refused(words: str, tmp_path: Path) -> No
         "--token $HF_TOKEN_OF_MINE",
         "--use-auth-token --seed",
         "--api-key {resume_from}",
+        "--token cls",
+        "--password none",
+        "--config={key:abc,max_tokens:5,api_key:null}",
+        "--config={api_key:${oc.env:KEY}}",
+        "d={'api_key':os.environ['KEY']}",
     ],
 )
 def test_arguments_that_only_look_secret_are_not_refused(words: str) -> None:

@@ -66,6 +66,45 @@ def test_swept_values_that_a_shell_passes_on_reach_the_program(tmp_path: Path, c
         assert line.rstrip("}").endswith(f"{lr}")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        'log() { echo "[job] $@"; }\nlog start\npython train.py\n',
+        "awk '{print $1}' list\npython train.py\n",
+        '# passes "$@" on\npython train.py\n',
+        "cat <<'EOF'\n$@\nEOF\npython train.py\n",
+        'echo "arguments: $@"\npython train.py\n',
+        "last=\"$(awk '{print $1}' list)\"\npython train.py\n",
+        'each() {\n  for one in "$@"; do\n    echo $one\n  done\n}\npython train.py\n',
+    ],
+)
+def test_arguments_that_a_shell_only_mentions_are_told(tmp_path: Path, text: str) -> None:
+    project = with_command(tmp_path, ["bash", "job.sh"])
+    project.write("job.sh", text)
+    done = project.shoal("plan", page(project, "x"))
+    assert "job.sh uses its arguments only in comments, quotes, functions and what it prints" in done.out + done.err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'main() { python train.py "$@"; }\nmain "$@"\n',
+        'for one in "$@"; do python train.py $one; done\n',
+        'for one; do python train.py "$one"; done\n',
+        "case $1 in a) python train.py ;; esac\n",
+        "lr=$1\npython train.py $lr\n",
+        "python train.py <<EOF\n$1\nEOF\n",
+        "eval 'python train.py \"$@\"'\n",
+        'echo "$@" | xargs python train.py\n',
+    ],
+)
+def test_arguments_that_a_shell_uses_are_not_told(tmp_path: Path, text: str) -> None:
+    project = with_command(tmp_path, ["bash", "job.sh"])
+    project.write("job.sh", text)
+    done = project.shoal("plan", page(project, "x"))
+    assert "does not reach the program" not in done.out + done.err
+
+
 def test_a_script_that_sources_another_may_use_them_there_and_is_told(tmp_path: Path) -> None:
     project = with_command(tmp_path, ["bash", "job.sh"])
     project.write("job.sh", "source options.sh\npython train.py\n")
@@ -94,6 +133,24 @@ def test_values_that_no_argument_has_are_told(tmp_path: Path, command: list[str]
     project = with_command(tmp_path, command, 'params = "none"\n')
     done = project.shoal("plan", page(project, "x"))
     assert ("no argument of 000_x has lr: put {lr} into its command" in done.out + done.err) == told
+
+
+@pytest.mark.parametrize(("more", "told"), [("", True), ('args = ["{lr}"]\n', False)])
+def test_a_word_that_happens_to_be_a_value_is_not_the_parameter(tmp_path: Path, more: str, told: bool) -> None:
+    project = with_command(tmp_path, ["python", "-c", "pass", "--workers", "1", "--epochs", "2"], 'params = "none"\n')
+    sweep = project.write("experiments/001_a/000_x.toml", f'step = "x"\n{more}[sweep]\nlr = [1, 2]\n')
+    done = project.shoal("plan", sweep)
+    assert ("no argument of 000_x has lr: put {lr} into its command" in done.out + done.err) == told
+
+
+@pytest.mark.parametrize(("kind", "told"), [("bool", True), ("str", False)])
+def test_a_swept_false_that_argparse_takes_as_true_is_told(tmp_path: Path, kind: str, told: bool) -> None:
+    project = with_command(tmp_path, ["python", "own.py"])
+    project.write("own.py", f"parser.add_argument('--ema', type={kind})\n")
+    done = project.shoal(
+        "plan", project.write("experiments/001_a/000_x.toml", 'step = "x"\n[sweep]\nema = [true, false]\n')
+    )
+    assert ("000_x passes --ema=false, and own.py has type=bool" in done.out + done.err) == told
 
 
 @pytest.mark.parametrize(

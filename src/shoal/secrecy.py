@@ -39,6 +39,7 @@ _SHAPES = regex(
     r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{15,}|\bhf_[A-Za-z0-9]{20,}|\bsk-(?=[\w-]*\d)[\w-]{20,}"
     r"|\bxox[abprs]-[\w-]{10,}|\bAKIA[0-9A-Z]{16}\b|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+    r"|(?i:\bauthorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic|token)\s+)(?![$<{*])[^\s\"'<>]{3,}"
 )
 _CONNECTION = regex(r"\b(password|pwd|accountkey|sharedaccesskey)\s*=\s*([^;\s]{4,})\s*(?=;|$)", re.IGNORECASE)
 #: In other people's text: api_key = "...", --password X, "token": "...".
@@ -48,8 +49,14 @@ _ASSIGNED = regex(
     r"([\"']?\s*[:=]\s*[\"']?|\s+)([^\s\"',;{}$\\]{8,})",
     re.IGNORECASE,
 )
+#: In an argument that is a mapping: {api_key: abc}, {"password": "abc"}. Not a call or a look-up in a program.
+_MAPPED = regex(
+    r"[{,]\s*[\"']?([\w.-]*(?:api[_-]?key|access[_-]?key|private[_-]?key|secret(?:[_-]?key)?|passwo?r?d|passphrase"
+    r"|(?:api|auth|access|bearer)[_-]?token))[\"']?\s*:\s*[\"']?(?![\w.]+[\[(])([^\s\"',;{}$\\]+)",
+    re.IGNORECASE,
+)
 _PLAIN_VALUE = regex(
-    r"^(?:[./~$\[{<].*|(?:true|false|none|null|auto|yes|no|\d+(?:\.\d+)?))$", re.IGNORECASE | re.DOTALL
+    r"^(?:[./~$\[{<].*|(?:true|false|none|null|auto|yes|no|on|off|\d+(?:\.\d+)?))$", re.IGNORECASE | re.DOTALL
 )
 #: Untracked files of these names hold secrets more often than code.
 _SECRET_FILE = regex(
@@ -140,11 +147,12 @@ def _secret_flags(words: Sequence[str]) -> Iterator[str]:
         if not equals:
             value = words[at + 1] if word.startswith("-") and at + 1 < len(words) else ""
         plain = name.lstrip("-+").rpartition(".")[2].replace("-", "_")
-        is_value = (
-            len(value) >= _LEAST_LENGTH and not _PLAIN_VALUE.match(value) and (equals or not value.startswith("-"))
-        )
+        # --token may also be one of a tokenizer; behind a name that says it, a short value is secret too.
+        least = _LEAST_LENGTH if plain.lower() == "token" else 1
+        is_value = len(value) >= least and not _PLAIN_VALUE.match(value) and (equals or not value.startswith("-"))
         if is_value and _SECRET_FLAG.search(plain) and " " not in name:
             yield name
+        yield from (match[1] for match in _MAPPED.finditer(word) if not _PLAIN_VALUE.match(match[2]))
 
 
 def where_to_put(name: str) -> str:

@@ -6,7 +6,9 @@ accepted it by then.
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import tomllib
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -26,6 +28,8 @@ MAX_DEPTH = 12
 
 _WHERE = re.compile(r"\(at (?:line (\d+), column (\d+)|end of document)\)")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+#: What only a shell understands: > | && ; and their kin, also >log.txt, 2>&1 and `cd x;`.
+_OPERATOR = re.compile(r"[|&;<]|\|\||&&|\|&|(?:\d*|&)>>?(?:&?[^\s'\"<>=]*)|[^\s'\"]+;")
 
 
 class Document:
@@ -138,6 +142,34 @@ class Table:
             if not isinstance(item, str) or "\0" in item:
                 raise self.error((name, index), f"{self._dotted((name,))} must hold strings, not {_kind(item)}")
         return tuple(value)
+
+    def words(self, name: str) -> tuple[str, ...] | None:
+        """A command: a list of strings, or a string that is split as a shell would; None when absent. No shell reads
+        it, so what only a shell understands is refused."""
+        written = self.values.get(name)
+        if isinstance(written, list):
+            return self.strings(name)
+        text = self._of(name, str, "a string or a list of strings")
+        if text is None:
+            return None
+        if "\0" in text:
+            raise self.error((name,), f"{name} has a NUL character")
+        try:
+            words, quoted = shlex.split(text), shlex.split(text, posix=False)
+        except ValueError as error:
+            raise self.error(
+                (name,),
+                f"{name} cannot be split into words: {str(error).lower()}",
+                hint=f'a list is taken as it is: {name} = ["python", "train.py"]',
+            ) from None
+        for word in quoted:
+            if _OPERATOR.fullmatch(word):
+                raise self.error(
+                    (name,),
+                    f"{name} has {word!r}, which no shell reads: the program would get it as an argument",
+                    hint=f"{name} = {json.dumps(['bash', '-c', text])}   # or quote {word} if the program wants it",
+                )
+        return tuple(words)
 
     def lines(self, name: str) -> tuple[str, ...] | None:
         """Shell lines: one string, which may have several lines, or a list of strings."""

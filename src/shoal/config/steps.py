@@ -144,22 +144,7 @@ def _gpus(table: Table) -> Any:
 def _command(table: Table) -> tuple[str, ...]:
     if "command" not in table:
         raise table.error((), f"step {table.key[-1]!r} has no command", hint='command = "python train.py"')
-    written = table.values["command"]
-    if isinstance(written, str):
-        if "\0" in written:
-            raise table.error(("command",), "the command has a NUL character")
-        try:
-            words = tuple(shlex.split(written))
-        except ValueError as error:
-            raise table.error(
-                ("command",),
-                f"the command cannot be split into words: {str(error).lower()}",
-                hint='a list is taken as it is: command = ["python", "train.py"]',
-            ) from None
-    elif isinstance(written, list):
-        words = table.strings("command") or ()
-    else:
-        raise table.error(("command",), "the command must be a string or a list of strings")
+    words = table.words("command") or ()
     if not words or not words[0]:
         raise table.error(("command",), "the command is empty", hint='command = "python train.py"')
     return words
@@ -196,6 +181,12 @@ def _metrics(table: Table) -> tuple[str, ...]:
 
 def _checkpoint(table: Table) -> str | None:
     pattern = table.text("checkpoint")
+    if pattern is not None and (unfilled := placeholders([pattern]) or re.findall(r"\$\{?SHOAL_\w+", pattern)):
+        raise table.error(
+            ("checkpoint",),
+            f"checkpoint has {unfilled[0]!r}, but it is a pattern in the run's output folder, and nothing fills it in",
+            hint='checkpoint = "model_*.pth"',
+        )
     if pattern is not None and (pattern.startswith(("/", "~")) or ".." in pattern.split("/")):
         raise table.error(
             ("checkpoint",), f"{pattern!r} leaves the run's output folder", hint='checkpoint = "model_*.pth"'

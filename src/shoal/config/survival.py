@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from typing import Any
 
 from shoal.config.document import Table
@@ -37,8 +36,7 @@ def parse_survival(step: Table) -> dict[str, Any]:
     if follow_ups is not None or warn is not None or code is not None:
         found["follow_ups"] = _FOLLOW_UPS if follow_ups is None else follow_ups
     if "check" in table:
-        text = table.values["check"]
-        found["check"] = shlex.split(text) if isinstance(text, str) else list(table.strings("check") or ())
+        found["check"] = list(table.words("check") or ())
     retry = table.table("retry", CAUSES)
     times = {cause: retry.integer(cause, 0) for cause in CAUSES if cause in retry}
     if times:

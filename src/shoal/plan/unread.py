@@ -1,10 +1,12 @@
-"""Values that no program reads: a seed, a checkpoint to start from, or a swept parameter that ends at a shell."""
+"""Values that no program reads, or not as they are meant: a seed, a checkpoint to start from, a swept parameter that
+ends at a shell, a placeholder in a value."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +15,7 @@ from shoal.config.project import Project
 from shoal.errors import InputError
 from shoal.model import RunSpec
 from shoal.plan.sources import file_that_reads
+from shoal.sweep.placeholders import almost
 
 #: Enough of a program to see whether it reads the environment; a data file among the words is not read whole.
 _MOST_BYTES = 1 << 20
@@ -22,7 +25,14 @@ _AROUND = frozenset(
     {"apptainer", "conda", "docker", "env", "exec", "ionice", "mamba", "micromamba", "nice", "nohup", "numactl", "pixi"}
     | {"podman", "poetry", "setsid", "singularity", "srun", "stdbuf", "taskset", "time", "timeout", "uv", "xvfb-run"}
 )
-_ALL_ARGUMENTS = re.compile(r"\$[@*#]|\$\{[@*#!]|\bshift\b|\bgetopts\b|BASH_ARGV|SHOAL_PARAMS")
+_ALL_ARGUMENTS = re.compile(
+    r"\$[@*#]|\$\{[@*#!]|\bshift\b|\bgetopts\b|BASH_ARGV|SHOAL_PARAMS|\bfor\s+\w+\s*[;\n]\s*do\b"
+)
+#: Quoted parts of a word: what is in double quotes is kept, less what is escaped there.
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"|\\.|\$?\'[^\']*\'', re.DOTALL)
+_PRINTING = frozenset({"echo", "printf"})
+#: Builtins that start no program.
+_QUIET = frozenset({"set", "shift", "cd", "export", "true", ":", "exit", "return", "shopt", "umask", "ulimit", "unset"})
 _ARGUMENT = re.compile(r"\$(\d)|\$\{(\d+)")
 _SOURCE = re.compile(r"(?:^|[;&|])\s*(?:source|\.)\s", re.MULTILINE)
 _DIRECTIVE = re.compile(r"^#SBATCH\s+-", re.MULTILINE)
@@ -74,16 +84,56 @@ def unread_starts(specs: Iterable[RunSpec]) -> list[str]:
 def unread_params(specs: Iterable[RunSpec], project: Project) -> list[str]:
     """A remark for each sweep whose step passes no parameters, whose words have not all, and whose program does not
     seem to read them itself."""
-    settled: dict[str, str | None] = {}
+    sweeps: dict[str, list[RunSpec]] = {}
     for spec in specs:
         step = project.steps.get(spec.step_kind)
-        if spec.sweep is None or spec.sweep in settled or step is None or step.params:
-            continue
-        silent = [name for name in spec.params if name not in spec.derived and not _has(spec, name)]
-        remark = f"no argument of {spec.sweep} has {', '.join(silent)}: put {{{'}, {'.join(silent)}}} into its command"
-        settled[spec.sweep] = (
-            f"{remark}, or read $SHOAL_PARAMS" if silent and not _hears(spec, (), "SHOAL_PARAMS") else None
-        )
+        if spec.sweep is not None and step is not None and not step.params:
+            sweeps.setdefault(spec.sweep, []).append(spec)
+    remarks = []
+    for sweep, runs in sweeps.items():
+        names = dict.fromkeys(name for spec in runs for name in spec.params if name not in spec.derived)
+        silent = [name for name in names if not _have(runs, name)]
+        if silent and not _hears(runs[0], (), "SHOAL_PARAMS"):
+            wanted = "{" + "}, {".join(silent) + "}"
+            remarks.append(
+                f"no argument of {sweep} has {', '.join(silent)}: put {wanted} into its command, or read $SHOAL_PARAMS"
+            )
+    return remarks
+
+
+def braces_in_values(specs: Iterable[RunSpec]) -> list[str]:
+    """Refuse a parameter whose value is, or nearly is, a placeholder that shoal fills: in a value nothing is filled in.
+    A remark for other names in braces, such as those of a prompt, which the program gets as they are."""
+    remarks: dict[str, None] = {}
+    for spec in specs:
+        known = {*BUILT_IN, *spec.params}
+        for name, value in spec.params.items():
+            if not isinstance(value, str) or "{" not in value or name in spec.derived:
+                continue
+            inside = placeholders([value])
+            near = almost(value, known)
+            meant = next((one for one in inside if one in known), near[1] if near else None)
+            if meant is not None:
+                raise InputError(
+                    f"{value!r}, a value of {name} in {spec.name}, has braces that nothing fills in a value",
+                    hint=f'args = ["--{name}={{{meant}}}"]   # without {name} in the sweep; {{{{x}}}} is {{x}}',
+                )
+            if inside:
+                remarks[f"{value!r}, a value of {name}, reaches the program with its braces"] = None
+    return list(remarks)
+
+
+def texts_for_bool(specs: Iterable[RunSpec]) -> list[str]:
+    """A remark for each swept true or false that arrives as text at a program whose argparse takes any text as true."""
+    settled: dict[tuple[str, str], str | None] = {}
+    for spec in specs:
+        for name, value in spec.params.items():
+            word = f"--{name}={text_of(value)}"
+            if value is not False or spec.sweep is None or (spec.sweep, name) in settled or word not in spec.args:
+                continue
+            file = file_that_reads("type=bool", Path(spec.cwd), _words(spec))
+            told = f"{spec.sweep} passes {word}, and {file} has type=bool: argparse takes any text as true"
+            settled[spec.sweep, name] = told if file else None
     return [remark for remark in settled.values() if remark]
 
 
@@ -108,9 +158,13 @@ def swallowed(specs: Iterable[RunSpec]) -> list[str]:
             if not counts or _uses(shell.text, number):
                 continue
             problem = _problem(spec, shell, word, number)
-            if shell.is_inline or not _SOURCE.search(shell.text):
+            if _mentions(shell.text, number):
+                told = "uses its arguments only in comments, quotes, functions and what it prints"
+                remarks[problem.message.replace("does not use its arguments", told)] = None
+            elif shell.is_inline or not _SOURCE.search(shell.text):
                 raise problem
-            remarks[f"{problem.message} (unless a file that it sources does)"] = None
+            else:
+                remarks[f"{problem.message} (unless a file that it sources does)"] = None
     return list(remarks)
 
 
@@ -168,11 +222,53 @@ def _shell_of(command: Sequence[str], cwd: str) -> _Shell | None:
     return None if text is None else _Shell(text, at + 1, inline)
 
 
-def _uses(text: str, number: int) -> bool:
-    """Whether a shell's text uses the argument of that number."""
+def _mentions(text: str, number: int) -> bool:
+    """Whether a text has the argument of that number, if only in a comment, in quotes or in a function."""
     if number > 0 and _ALL_ARGUMENTS.search(text):
         return True
     return "SHOAL_PARAMS" in text or any(int(one or two) == number for one, two in _ARGUMENT.findall(text))
+
+
+def _uses(text: str, number: int) -> bool:
+    """Whether a shell's text uses the argument of that number."""
+    return "SHOAL_PARAMS" in text or _mentions(_used_text(text), number)
+
+
+@lru_cache(maxsize=64)
+def _used_text(text: str) -> str:
+    """The words of a shell's text in which its own arguments stand for themselves: those of a function are others, and
+    those of comments and single quotes are none. What is only printed counts where nothing else is started."""
+    from shoal.doctor.shell_commands import parse_shell
+    from shoal.doctor.shell_words import tokenize
+
+    parsed, tokens = parse_shell(text), tokenize(text)[0]
+    inside = {(token.line, token.word.raw): token.word.inside for token in tokens if token.word is not None}
+    starts = any(one.name and one.name not in _PRINTING and one.name not in _QUIET for one in parsed.commands)
+    kept = [heredoc.body for heredoc in parsed.heredocs if not heredoc.quoted]
+    in_commands: set[tuple[int, str]] = set()
+    for command in parsed.commands:
+        words = [(word.line, word.raw) for word in command.words]
+        words += [(assign.line, assign.raw) for assign in command.assigns]
+        in_commands.update(words)
+        if command.function is not None:
+            continue
+        if command.name in ("eval", "trap"):
+            kept += command.texts
+        elif command.name not in _PRINTING or command.piped or command.nested or command.redirects or not starts:
+            kept += [_unquote(raw, inside.get((line, raw), ())) for line, raw in words]
+    for token in tokens:  # heads of loops and cases, targets of redirects
+        if token.word is not None and (token.line, token.word.raw) not in in_commands:
+            next_command = next((one for one in parsed.commands if one.line >= token.line), None)
+            if next_command is None or next_command.function is None:
+                kept.append(_unquote(token.word.raw, token.word.inside))
+    return "\n".join(kept)
+
+
+def _unquote(raw: str, inside: Iterable[tuple[str, int]]) -> str:
+    """A word without its single quotes, and without the commands inside it, which are looked at by themselves."""
+    for source, _ in inside:
+        raw = raw.replace(source, "")
+    return _QUOTED.sub(lambda match: re.sub(r"(?s)\\.", "", match[1] or ""), raw)
 
 
 def _words(spec: RunSpec) -> tuple[str, ...]:
@@ -187,10 +283,19 @@ def _hears(spec: RunSpec, names: Sequence[str], *variables: str) -> bool:
     return any(file_that_reads(variable, Path(spec.cwd), words) for variable in variables)
 
 
-def _has(spec: RunSpec, name: str) -> bool:
-    """Whether a word of the run has the parameter: as a placeholder, or its value, which was put in already."""
-    text = text_of(spec.params[name])
-    return name in placeholders(_words(spec)) or any(text in re.split(r"[=:,\s]", word) for word in _words(spec))
+def _have(runs: Sequence[RunSpec], name: str) -> bool:
+    """Whether the words of runs have a parameter: as a placeholder, or its value, which was put in already. Runs with
+    the same words and different values do not have it, even where a word happens to be such a value."""
+    values: dict[tuple[str, ...], str] = {}
+    for spec in runs:
+        if name not in spec.params or name in placeholders(words := _words(spec)):
+            continue
+        text = text_of(spec.params[name])
+        if values.setdefault(words, text) != text:
+            return False
+        if not any(text in re.split(r"[=:,\s]", word) for word in words):
+            return False
+    return True
 
 
 def _text_of(word: str, cwd: str) -> str | None:

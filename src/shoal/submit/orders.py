@@ -23,7 +23,15 @@ from shoal.plan.describe import Asked, refuse_doubles, with_step
 from shoal.plan.resuming import Sources, empty_note, unknown_note
 from shoal.plan.stages import Held, arrange, check_graph, parents_of
 from shoal.plan.submissions import LARGEST_ARRAY, PlannedRun, PlannedSubmission, lay_out
-from shoal.plan.unread import swallowed, unread_directives, unread_params, unread_seeds, unread_starts
+from shoal.plan.unread import (
+    braces_in_values,
+    swallowed,
+    texts_for_bool,
+    unread_directives,
+    unread_params,
+    unread_seeds,
+    unread_starts,
+)
 from shoal.store.fold import RunView
 from shoal.store.listing import run_names
 from shoal.store.reading import Reader
@@ -100,7 +108,8 @@ def prepare(
     views = observe(home, [spec.name for spec in specs], environ=environ).views
     notes = [f"{one.run.spec.name} {one.note}" for one in asked if one.note]
     notes += dict.fromkeys(remark for one in asked for remark in one.remarks)
-    notes += [*unread_seeds(specs), *swallowed(specs), *unread_params(specs, project)]
+    notes += [*unread_seeds(specs), *swallowed(specs), *unread_params(specs, project), *braces_in_values(specs)]
+    notes += texts_for_bool(specs)
     notes += [*unread_starts(specs), *unread_directives(specs)]
     start, left, continuations, told = _choose(asked, views, home, environ, how)
     notes += told

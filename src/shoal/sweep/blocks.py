@@ -5,7 +5,6 @@ All doors end here. The parameters themselves are read by axes.py.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -139,13 +138,7 @@ def with_flags(block: Block, sets: Sequence[str], zips: Sequence[str] = (), seed
 
 
 def _words(top: Table, key: str) -> tuple[str, ...] | None:
-    if isinstance(top.values.get(key), str):
-        try:
-            words = tuple(shlex.split(top.values[key]))
-        except ValueError as error:
-            raise top.error((key,), f"{key} cannot be split into words: {str(error).lower()}") from None
-    else:
-        words = top.strings(key) or ()
+    words = top.words(key) or ()
     if key in top and (not words or not words[0]):
         raise top.error((key,), f"{key} is empty")
     return words if key in top else None
