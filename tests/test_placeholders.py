@@ -232,3 +232,14 @@ def test_a_plain_batch_script_has_no_placeholders(project: Project) -> None:
     assert_clear_error(project.shoal("generate", "--step", "save", code=None), 2, "{output_dir}")
     script = project.shoal("generate", "--step", "config", "--command", "python t.py {{x}} '{\"a\":{}}'").out
     assert "python t.py '{x}' '{\"a\":{}}'" in script
+
+
+def test_a_script_cannot_pass_what_only_its_run_has(project: Project) -> None:
+    script = project.script("001_a/000_train_0.sh", "train -- --out $SHOAL_OUTPUT_DIR/x")
+    for done in (
+        project.shoal("plan", script, code=2),
+        project.shoal("submit", script, code=2),
+        project.bash(script, code=2),
+    ):
+        assert f"{script}:2 passes $SHOAL_OUTPUT_DIR to a step" in done.err and "write {output_dir}" in done.err
+    assert not project.home.exists() and not list((project.root / "marks").iterdir())

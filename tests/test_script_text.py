@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.doctor.shell_commands import parse_shell
-from shoal.plan.script_text import ScriptFile, lone_modifiers, passes_seed_on
+from shoal.plan.script_text import ScriptFile, lone_modifiers, passes_seed_on, variables_of_runs
 
 
 def passes(body: str) -> bool:
@@ -81,3 +81,18 @@ def test_in_doubt_a_script_is_read_for_each_seed(body: str) -> None:
 )
 def test_a_modifier_with_no_step_behind_it_is_found(body: str, lines: list[int]) -> None:
     assert lone_modifiers(body, {"resume", "posttrain"}, {"train"}) == lines
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("train -- --out $SHOAL_OUTPUT_DIR", {"SHOAL_OUTPUT_DIR": 1}),
+        ('train -- --out "${SHOAL_OUTPUT_DIR}/x"', {"SHOAL_OUTPUT_DIR": 1}),
+        ("train -- --out ${SHOAL_OUTPUT_DIR:-out}", {}),
+        ("train -- --out '$SHOAL_OUTPUT_DIR'", {}),
+        ("train -- --seed $SHOAL_SEED", {}),
+        ("echo $SHOAL_OUTPUT_DIR", {}),
+    ],
+)
+def test_variables_that_only_a_run_has_are_found_in_calls_of_steps(line: str, found: dict[str, int]) -> None:
+    assert variables_of_runs(line, {"train"}) == found

@@ -33,6 +33,8 @@ _PLAIN_WORD = re.compile(r"[\w ./=:,+@%\"-]*", re.ASCII)
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.ASCII | re.DOTALL)
 #: What may differ from one reading to the next, or read a variable without its name.
 _UNCERTAIN = re.compile(r"\$\(|`|[<>]\(|\$\[|\$\{!|\$\$|RANDOM|SECONDS|EPOCH|BASHPID")
+#: Variables that a run has and its script does not, without a default.
+_OF_RUN = re.compile(r"\$\{?(SHOAL_(?:OUTPUT_DIR|RESUME_FROM|START_FROM|PARENT_DIR|ATTEMPT|PROGRESS))(?![\w:-])")
 #: Builtins that cannot carry the seed from one place to another.
 _HARMLESS = frozenset(
     {"[", "[[", ":", "cd", "declare", "echo", "exit", "export", "false", "local", "printf", "readonly", "return"}
@@ -165,6 +167,17 @@ def _plain_uses(raw: str, names: Collection[str]) -> int:
     either = "|".join(map(re.escape, names))
     rest, count = re.subn(rf"\$(?:(?:{either})(?!\w)|\{{(?:{either})\}})", "", raw)
     return count if _PLAIN_WORD.fullmatch(rest) else 0
+
+
+def variables_of_runs(text: str, steps: Collection[str]) -> dict[str, int]:
+    """Variables that exist only in a run and that a call of a step expands, each with its line."""
+    return {
+        match[1]: command.line
+        for command in parse_shell(text).commands
+        if command.name in steps
+        for word in command.words
+        for match in _OF_RUN.finditer(re.sub(r"'[^']*'", "", word.raw))
+    }
 
 
 def lone_modifiers(text: str, modifiers: Collection[str], steps: Collection[str]) -> list[int]:

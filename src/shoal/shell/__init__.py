@@ -10,6 +10,7 @@ from pathlib import Path
 
 from shoal.backends.slurm.quoting import shell_quote
 from shoal.config.project import Project
+from shoal.errors import InputError
 from shoal.names import parse_script_path, stem_with_seed
 from shoal.plan.calls import COLLECT, MODIFIERS, fingerprint
 
@@ -45,7 +46,20 @@ def definitions(script: Path, project: Project, environ: Mapping[str, str]) -> s
 
             alone = lone_modifiers(text, modifiers, set(functions) - set(modifiers))
             lines.append(f"__shoal_alone={shell_quote(' '.join(['', *map(str, alone), '']))}")
+        if "SHOAL_" in text:
+            _refuse_unset(script, text, set(functions))
     return "\n".join([*_caught(environ), *lines])
+
+
+def _refuse_unset(script: Path, text: str, steps: set[str]) -> None:
+    """A variable that only the run has is empty in the script, so its word would be too."""
+    from shoal.plan.script_text import variables_of_runs
+
+    for name, line in variables_of_runs(text, steps).items():
+        raise InputError(
+            f"{script}:{line} passes ${name} to a step, but only the run has it, not the script",
+            hint=f"write {{{name.partition('_')[2].lower()}}} instead, or let the program read the variable",
+        )
 
 
 def _caught(environ: Mapping[str, str]) -> Iterator[str]:
