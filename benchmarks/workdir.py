@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def _repository(root: Path, count: int, own: bool) -> Path:
-    """Of each ten files one is a config, which is copied; the others are source, which is linked."""
+    """Files of half a KB; all are copied for each run."""
     for number in range(count):
         path = root / f"pkg{number // 50}" / (f"c{number}.yaml" if number % 10 == 0 else f"m{number}.py")
         path.parent.mkdir(parents=True, exist_ok=True)

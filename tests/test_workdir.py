@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -14,8 +16,10 @@ import pytest
 from conftest import cancel_all
 from disks import empty, fill, small_disk
 from project import Project, end_process
+from shoal.agent import workdir
 from shoal.agent.workdir import WorkDir
 from shoal.kernel import checkpoints, layout
+from shoal.kernel.progress import Output, read_metrics, tables
 from shoal.sandbox import Sandbox
 from shoal.submit.snapshot import take
 from waiting import wait_until
@@ -175,14 +179,176 @@ def test_links_of_the_code_lead_where_they_led(tmp_path: Path) -> None:
     assert not list(place_of(project, NAMES[1]).glob("*.yaml")), "links of the code are taken out"
 
 
-def test_large_files_are_not_copied_to_another_file_system(tmp_path: Path) -> None:
-    project = make(tmp_path, None, program="import os\nprint(os.path.islink('big.bin'), os.path.islink('train.py'))\n")
-    (project.root / "big.bin").write_bytes(b"x" * (1 << 20))
+WRITES = """\
+import os, settings
+print(settings.LR, *(os.path.getsize(name) for name in ("plot.png", "NOTES.md", "big.csv")))
+open("settings.py", "w").write("LR = %s\\n" % (settings.LR * 10))
+for name in ("plot.png", "NOTES.md", "big.csv"):
+    open(name, "a").write("more")
+"""
+
+
+def test_a_run_that_writes_to_files_of_the_code_has_its_own(tmp_path: Path) -> None:
+    project = make(tmp_path, None, program=WRITES)
+    project.write("settings.py", "LR = 0.1\n")
+    project.write("big.csv", "x,y\n" * 100_000)
+    for name in ("plot.png", "NOTES.md"):
+        project.write(name, "as it was\n")
     with small_disk(tmp_path / "disk") as disk:
         (project.root / "outputs").symlink_to(disk)
-        project.shoal("submit", "experiments/001_a", "--on", "local", "--set", "lr=0.1,0.2")
-        assert project.shoal("logs", NAMES[0]).out.endswith("True False\n")
-        assert not list(disk.rglob("big.bin"))
+        project.shoal("submit", "experiments/001_a", "--on", "local")
+        for name in NAMES:
+            assert project.shoal("logs", name).out.splitlines()[-1] == "0.1 10 10 400000"
+            left = {path.name: path.read_text()[-5:] for path in place_of(project, name).iterdir()}
+            assert left == {"settings.py": " 1.0\n", "plot.png": "\nmore", "NOTES.md": "\nmore", "big.csv": "\nmore"}
+    [kept] = [path for path in (project.home / "snapshots").iterdir() if path.is_dir()]
+    assert (kept / "settings.py").read_text() == "LR = 0.1\n" and (kept / "big.csv").stat().st_size == 400_000
+
+
+def make_place(project: Project, output: Path, words: tuple[str, ...] = ()) -> WorkDir:
+    (project.root / ".shoal").mkdir(exist_ok=True)
+    code = take(project.root, project.root / ".shoal", os.environ)
+    assert code is not None
+    return WorkDir(str(output), code.root, str(project.root), words)
+
+
+def test_code_that_was_copied_in_half_is_replaced_and_what_the_program_wrote_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = make(tmp_path, None)
+    project.write("big.csv", "x,y\n" * 100_000)
+    place = make_place(project, tmp_path / "out")
+    assert place.fill() is None
+    cwd = Path(place.cwd)
+    (cwd / "config/base.yaml").write_text("of the run")
+    place.clear()
+
+    class KilledError(BaseException):
+        pass
+
+    def copy_half(original: str, path: str, one: object) -> None:
+        Path(path).write_bytes(Path(original).read_bytes()[:3])
+        if path.endswith("train.py"):
+            raise KilledError
+
+    with monkeypatch.context() as patched, pytest.raises(KilledError):
+        patched.setattr(workdir, "_copy", copy_half)
+        place.fill()
+    assert (cwd / "big.csv").read_text() == "x,y"
+    assert os.path.lexists(tmp_path / "out/work/.filling")
+    assert checkpoints.newest(str(tmp_path / "out"), "*.csv") is None, "half of the code is no checkpoint"
+    assert place.fill() is None
+    assert (cwd / "big.csv").stat().st_size == 400_000 and (cwd / "train.py").read_text() == PROGRAM
+    assert (cwd / "config/base.yaml").read_text() == "of the run"
+    assert not os.path.lexists(tmp_path / "out/work/.filling")
+
+
+def test_a_copy_that_the_disk_has_no_room_for_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = make(tmp_path, None)
+    project.write("big.csv", "x,y\n" * 100_000)
+    place = make_place(project, tmp_path / "out")
+
+    def full(source: int, target: int, size: int) -> bool:
+        os.write(target, b"half")
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="no space"):
+        patched.setattr(workdir, "_copy_in_kernel", full)
+        place.fill()
+    assert not (Path(place.cwd) / "big.csv").exists()
+    with monkeypatch.context() as patched:  # a file system on which the kernel does not copy
+        patched.setattr(os, "copy_file_range", lambda *words: (_ for _ in ()).throw(OSError(errno.EXDEV, "no")))
+        assert place.fill() is None
+    assert (Path(place.cwd) / "big.csv").stat().st_size == 400_000
+
+
+def test_files_of_the_code_are_not_the_checkpoints_and_numbers_of_a_run(tmp_path: Path) -> None:
+    waits = "import sys, time\nprint('begun', flush=True)\nwhile sys.argv[1] == '0.1':\n    time.sleep(1)\n"
+    project = make(tmp_path, None, program=waits)
+    toml = (project.root / "shoal.toml").read_text()
+    project.write("shoal.toml", toml.replace('"ckpt/*.pt"', '"**/*.bin"\nresume_args = ["--resume={resume_from}"]'))
+    project.write("init.bin", "weights")
+    project.write("second.bin", "weights")
+    (project.root / "same.bin").symlink_to("init.bin")
+    project.write("data/other.bin", "weights")
+    project.write("metrics.jsonl", '{"step": 950, "total": 1000, "acc": 0.99}\n')
+    project.write("old/metrics.csv", "step,acc\n950,0.99\n")
+    process = project.start("submit", "experiments/001_a", "--on", "local")
+    try:
+        wait_until(lambda: "begun" in project.shoal("logs", NAMES[0], code=None).out, 60, "it runs")
+        running = project.status()[NAMES[0]]
+        output = Path(running["output_dir"])
+        assert not running["progress"] and not read_metrics(Output(str(output)))
+        assert checkpoints.newest(str(output), "**/*.bin") is None
+        for start in project.records(NAMES[0], "attempt.*.start"):
+            os.kill(int(start["pid"]), signal.SIGKILL)
+        wait_until(lambda: process.poll() is not None, 60, "the command has ended")
+    finally:
+        end_process(process)
+    project.wait(NAMES[0])
+    [_, place] = map(Path, layout.written_by(str(output)))
+    assert (place / "init.bin").exists(), "the code of the killed attempt is still there"
+    assert checkpoints.newest(str(output), "**/*.bin") is None
+    assert not tables.find_files(str(output)).metrics_csv and not read_metrics(Output(str(output)))
+    own = place / "ckpt/model_1.bin"
+    own.parent.mkdir()
+    own.write_text("of the run")
+    (place / "last.bin").symlink_to("ckpt/model_1.bin")
+    found = {Path(path).resolve() for path in checkpoints.newest_first(str(output), "**/*.bin")}
+    assert found == {own.resolve()}
+    (place / "init.bin").write_text("trained on")
+    assert checkpoints.newest(str(output), "init*.bin") == str(place / "init.bin")
+    shutil.rmtree(project.home / "snapshots")
+    assert checkpoints.newest(str(output), "second.bin") is None, "nobody knows any more whose it is"
+
+
+def test_folders_of_the_code_are_checkpoints_only_with_something_of_the_run(tmp_path: Path) -> None:
+    project = make(tmp_path, None)
+    project.write("checkpoint-1/config.json", "{}")
+    place = make_place(project, tmp_path / "out")
+    assert place.fill() is None
+    assert checkpoints.newest(str(tmp_path / "out"), "checkpoint-*") is None
+    (Path(place.cwd) / "checkpoint-1/model.bin").write_text("weights")
+    assert checkpoints.newest(str(tmp_path / "out"), "checkpoint-*") == f"{place.cwd}/checkpoint-1"
+    (Path(place.cwd) / "checkpoint-2").mkdir()
+    (Path(place.cwd) / "checkpoint-2/model.bin").write_text("weights")
+    assert checkpoints.newest(str(tmp_path / "out"), "checkpoint-*") == f"{place.cwd}/checkpoint-2"
+
+
+def test_nothing_is_written_or_removed_through_a_link_that_the_program_made(tmp_path: Path) -> None:
+    project = make(tmp_path, None)
+    project.write("config/deep/more.yaml", "x: 1\n")
+    place = make_place(project, tmp_path / "out")
+    assert place.fill() is None
+    keep, config = tmp_path / "keep", Path(place.cwd) / "config"
+    config.rename(keep)
+    config.symlink_to(keep)
+    (keep / "deep/__pycache__").mkdir()
+    place.clear()
+    files = {str(path.relative_to(keep)) for path in keep.rglob("*")}
+    assert files == {"base.yaml", "deep", "deep/more.yaml", "deep/__pycache__"}
+    (keep / "base.yaml").unlink()
+    assert place.fill() is None
+    assert not (keep / "base.yaml").exists(), "the folder is the program's now"
+    place.clear()
+    assert config.is_symlink() and (keep / "deep/more.yaml").exists()
+
+
+def test_the_commit_of_a_run_is_that_of_its_code(tmp_path: Path) -> None:
+    program = "import os\nprint(os.environ['SHOAL_COMMIT'], os.environ['WANDB_GIT_COMMIT'])\n"
+    project = make(tmp_path, None, program=program)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=project.root, capture_output=True, text=True).stdout.strip()
+    project.shoal("submit", "experiments/001_a", "--on", "local", "--set", "lr=0.1,0.2")
+    assert project.shoal("logs", NAMES[0]).out == f"{head} {head}\n"
+
+
+def test_a_link_to_the_folder_above_leads_above_the_project(tmp_path: Path) -> None:
+    project = make(tmp_path, None, "up/corpus/y.txt", "config/up/corpus/y.txt")
+    (project.root / "up").symlink_to("..")
+    (project.root / "config/up").symlink_to("../..")
+    project.shoal("submit", "experiments/001_a", "--on", "local", "--set", "lr=0.1,0.2")
+    told = printed(project, NAMES[0])
+    assert told["up/corpus/y.txt"] == told["config/up/corpus/y.txt"] == "above"
 
 
 def test_numbers_that_are_written_by_relative_path_are_found(tmp_path: Path) -> None:
@@ -237,13 +403,36 @@ def test_what_runs_share_is_chosen_in_the_settings_and_changes_to_it_are_told(tm
     assert f"shared by all runs: {project.root}/logs" in why and f"{project.root}/data" not in why
 
 
-def test_weights_that_runs_do_not_see_are_told_at_submission(tmp_path: Path) -> None:
+def test_changes_deep_in_what_runs_share_are_told_by_run_status_and_why(tmp_path: Path) -> None:
+    program = (
+        "import os, sys\n"
+        "for path in ('store/deep/best.bin', '../corpus/deep/best.bin'):\n    open(path, 'w').write(sys.argv[1] * 9)\n"
+    )
+    project = make(tmp_path, None, program=program)
+    project.write(".gitignore", "data/\nlogs/\nmarks/\noutputs/\n*.pt\nstore/\n")
+    project.write("store/deep/best.bin", "")
+    (tmp_path / "corpus/deep").mkdir()
+    (tmp_path / "corpus/deep/best.bin").write_text("")
+    done = project.shoal("submit", "experiments/001_a", "--on", "local", "--set", "lr=0.1,0.2")
+    told = f"changed while it ran, and shared by all runs: {project.root}/store, {tmp_path}/corpus"
+    assert told in done.out and project.status()[NAMES[0]]["cause"] == told
+    assert project.shoal("why", NAMES[0]).out.replace("\n", " ").count("shared by all runs") == 1
+
+
+def test_files_that_runs_do_not_see_are_told_at_plan_and_at_each_submission(tmp_path: Path) -> None:
     project = make(tmp_path, None)
     project.write("pretrained.pt", "weights")
-    done = project.shoal("submit", "experiments/001_a", "--on", "local", "--set", "lr=0.1,0.2")
-    assert 'do not see pretrained.pt of the project; if they read it, write link = ["pretrained.pt"]' in done.err
-    done = project.shoal("submit", "experiments/001_a", "--on", "local")
-    assert "pretrained.pt" not in done.err, "told once for each state of the code"
+    words = (
+        "do not see pretrained.pt, logs of the project, because each run has its own; if they read it, write link = ["
+    )
+    assert words in project.shoal("plan", "experiments/001_a", "--on", "local").out
+    for _ in range(2):
+        done = project.shoal("submit", "experiments/001_a", "--on", "local", "--again", "--set", "lr=0.1,0.2")
+        assert f'{words}"pretrained.pt", "logs"] in shoal.toml' in done.err
+    (project.root / "shoal.toml").write_text(
+        'link = ["pretrained.pt", "logs"]\n' + (project.root / "shoal.toml").read_text()
+    )
+    assert "do not see" not in project.shoal("plan", "experiments/001_a", "--on", "local").out
 
 
 def test_a_path_to_link_must_be_inside_the_project(tmp_path: Path) -> None:
@@ -271,24 +460,16 @@ def test_a_folder_that_is_no_project_is_worked_in_itself_and_that_is_told(tmp_pa
     assert f"runs work in {bare} itself" in done.err and (bare / "mine-2").read_text() == "2\n"
 
 
-def test_code_that_is_changed_in_place_is_told_and_code_of_others_is_replaced(tmp_path: Path) -> None:
+def test_code_of_others_in_a_working_directory_is_replaced_and_its_own_is_not(tmp_path: Path) -> None:
     project = make(tmp_path, None)
-    (project.root / ".shoal").mkdir()
-    code = take(project.root, project.root / ".shoal", os.environ)
-    assert code is not None
-    place = WorkDir(str(tmp_path / "out"), code.root, str(project.root), [])
-    assert place.fill() is None
+    place = make_place(project, tmp_path / "out")
     cwd = Path(place.cwd)
-    (cwd / "helper.py").write_text("VALUE = 3 # changed\n")
-    assert place.clear() == ["it changed helper.py of the code, which other runs share"]
-    assert not (tmp_path / "out/work").exists()
     (cwd / "config").mkdir(parents=True)
     (cwd / "config/base.yaml").write_text("depth: 7\n")
     if os.getuid() == 0:
         (cwd / "train.py").write_text("of somebody else")
         os.chown(cwd / "train.py", 12345, 12345)
-    again = WorkDir(str(tmp_path / "out"), code.root, str(project.root), [])
-    assert again.fill() is None
+    assert place.fill() is None
     assert (cwd / "config/base.yaml").read_text() == "depth: 7\n" and (cwd / "train.py").read_text() == PROGRAM
 
 

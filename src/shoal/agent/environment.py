@@ -8,6 +8,7 @@ import sys
 from typing import Any, Dict, Iterable, List, Mapping, Optional
 
 from ..kernel import fence, process, records
+from . import workdir
 
 #: {lr}; with the braces around it, because {{lr}} stands for {lr} itself and ${lr} is the shell's.
 _PLACEHOLDER = re.compile(r"(\$?)(\{+)([A-Za-z_][A-Za-z0-9_.]*)(\}+)", re.ASCII)
@@ -45,6 +46,7 @@ def for_run(
         "SHOAL_START_FROM": spec.get("start_from") or "",
         "SHOAL_PARENT_DIR": spec.get("parent_dir") or "",
         "SHOAL_PARAMS": json.dumps(spec.get("params") or {}, sort_keys=True),
+        "SHOAL_COMMIT": workdir.commit_of(spec),
         "SHOAL_PROGRESS": os.path.join(claim.output_dir, "progress"),
         "WANDB_RUN_ID": spec["tracker_id"],
         "WANDB_NAME": name,
@@ -58,6 +60,8 @@ def for_run(
     env.update((key, fill(value, values)) for key, value in (spec.get("env") or {}).items())
     env.update(own)
     env.setdefault("WANDB_DIR", claim.output_dir)
+    if own["SHOAL_COMMIT"]:
+        env.setdefault("WANDB_GIT_COMMIT", own["SHOAL_COMMIT"])
     policy = spec.get("survive") or {}
     if policy.get("warn_s"):
         env.update(

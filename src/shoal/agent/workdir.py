@@ -2,29 +2,32 @@
 
     <output_dir>/work/<repository>/...    the files of the snapshot; what the program writes by relative path stays here
     <output_dir>/work/.cwd                leads to where the program starts: the project's folder in that repository
-    <output_dir>/work/.code               leads to the snapshot, as long as its files are here
+    <output_dir>/work/.code               leads to that folder in the snapshot, as long as the code is here
+    <output_dir>/work/.filling            the code is being put here: a file that is younger may be half of one
 
 `work` stands for the folder that the repository is in, or one further up, if the code speaks of `../../data`: what the
-code names up there is linked. Source files are hard links into the snapshot; others are copies, because programs write
-to them. When the attempt ends, what it did not change is removed, and what it wrote is left.
+code names up there is linked. Every file is a copy, because a program may write to any of them. When the attempt ends,
+what it did not change is removed, and what it wrote is left.
 """
 
+import errno
 import functools
 import json
 import os
 import re
 import shutil
 import stat
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+import time
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..kernel import layout
 
-#: Programs read these and do not write them: linked, not copied. So is what is larger than this.
-_SOURCE = (
-    *(".py", ".pyi", ".pyx", ".pxd", ".sh", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".so", ".rs", ".go"),
-    *(".js", ".ts", ".html", ".css", ".md", ".rst", ".ipynb", ".png", ".jpg", ".jpeg", ".gif", ".svg", ".pdf"),
-)
-_LARGEST_COPY = 256 << 10
+#: A file larger than this is copied by the kernel, which shares its blocks or lets the file server copy where it can.
+_LARGEST_READ = 256 << 10
+#: Why the kernel may not copy a file: other file systems, an old kernel, a file system that cannot.
+_CANNOT_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
+#: Of each place that runs share so many entries are looked at for changes, and of all of them for so long.
+_MOST_ENTRIES, _LONGEST_LOOK_S = 1000, 0.25
 _MANY, _THREADS = 500, 8
 #: `../` this often is above every repository.
 _MOST_LEVELS = 6
@@ -54,6 +57,7 @@ class WorkDir:
     def __init__(self, output_dir: str, code: str, root: str, words: Iterable[str]) -> None:
         """`code` is the project's folder in a snapshot, `root` the project's own; `words` may name paths with ../."""
         self._work = layout.work_dir(output_dir)
+        self._code = code
         self._top = layout.snapshot_of(code)
         inside = os.path.relpath(code, self._top)
         inner = [] if inside == "." else inside.split("/")
@@ -61,7 +65,7 @@ class WorkDir:
         outer = outer[: len(outer) - len(inner)]
         self._real = "/" + "/".join(outer)
         found: Dict[Tuple[int, str], str] = {}
-        for ups, name in upward(words) | _named_by(self._top):
+        for ups, name in upward(words) | {(int(ups), str(name)) for ups, name in _record(self._top).get("above", ())}:
             up = ups - len(inner)
             real = "/" + "/".join([*outer[: len(outer) - up], name])
             if 0 < up < len(outer) and name != outer[-up] and os.path.lexists(real):
@@ -79,83 +83,110 @@ class WorkDir:
             "/".join([*parts[: len(parts) - up], name]): real for (up, name), real in found.items() if up <= len(parts)
         }
         self.cwd = os.path.join(self._work, self._cwd)
-        self._before: Dict[str, Optional[Tuple[int, int]]] = {}
+        self._before: Dict[str, Optional[_State]] = {}
 
     def fill(self) -> Optional[str]:
         """Put the code in place; why that cannot be, or None. Files that the program wrote before stay as they are."""
+        filling = os.path.join(self._work, layout.FILLING)
         if os.path.lexists(os.path.join(self._work, layout.CODE)):
-            old = os.readlink(os.path.join(self._work, layout.CODE))
-            if not os.path.isdir(old):
+            try:
+                old = layout.snapshot_of(os.readlink(os.path.join(self._work, layout.CODE)))
+                left = _read(old)
+            except (OSError, ValueError):
                 return "the code of an earlier attempt is left in %s and its snapshot is gone; remove it" % self._work
-            self._remove(_read(old))
+            self._remove(left)
         code, repository = _read(self._top), os.path.join(self._work, self._repository)
         os.makedirs(repository, exist_ok=True)
-        for name, target in ((layout.CWD, self._cwd), (layout.CODE, self._top)):
+        for name, target in ((layout.CWD, self._cwd), (layout.CODE, self._code), (layout.FILLING, self._top)):
             _symlink(target, os.path.join(self._work, name))
         for folder in code.folders:
             _make_folder(os.path.join(repository, folder))
+        real = self._real_folders(code)
         _for_each(
-            lambda one: _put(os.path.join(self._top, one.path), os.path.join(repository, one.path), one), code.files
+            lambda one: _put(os.path.join(self._top, one.path), os.path.join(repository, one.path), one),
+            [one for one in code.files if os.path.dirname(one.path) in real],
         )
         for path, target in code.links:
-            _symlink(self._target(path, target), os.path.join(repository, path))
+            if os.path.dirname(path) in real:
+                _symlink(self._target(path, target), os.path.join(repository, path))
         for path, target in self._above.items():
             if os.path.isdir(os.path.dirname(os.path.join(self._work, path))):
                 _symlink(target, os.path.join(self._work, path))
         os.makedirs(self.cwd, exist_ok=True)
-        self._before = {target: _state(target) for target in self._shared(code)}
+        os.unlink(filling)
+        self._before = _look_at(self._shared(code))
         return None
 
     def clear(self) -> List[str]:
         """Take the code out again; returns what the attempt changed that is not its own, in words."""
         code = _read(self._top)
-        notes = self._remove(code)
-        changed = [path for path, before in self._before.items() if before is not None and _state(path) != before]
-        if changed:
-            some = ", ".join(changed[:3]) + (" and %d more" % (len(changed) - 3) if len(changed) > 3 else "")
-            notes.append("changed while it ran, and shared by all runs: %s" % some)
-        return notes
+        self._remove(code)
+        after = _look_at(self._before)
+        changed = [path for path, before in self._before.items() if before and before.differs(after.get(path))]
+        if not changed:
+            return []
+        some = ", ".join(changed[:3]) + (" and %d more" % (len(changed) - 3) if len(changed) > 3 else "")
+        return ["changed while it ran, and shared by all runs: %s" % some]
 
     def _target(self, path: str, target: str) -> str:
         """Where a link of the code leads; one that leads out of the repository is not relative any more."""
         inside = os.path.normpath(os.path.join(os.path.dirname(path), target))
-        return os.path.normpath(os.path.join(self._real, inside)) if inside.startswith("../") else target
+        is_outside = inside == ".." or inside.startswith("../")
+        return os.path.normpath(os.path.join(self._real, inside)) if is_outside else target
 
     def _shared(self, code: _Code) -> List[str]:
-        """Places of the project that a run sees as they are. Names with a dot first are tools' and environments'."""
-        targets = [target for path, target in code.links if os.path.isabs(target)]
-        return [path for path in targets if not os.path.basename(path).startswith((".", "__"))]
+        """Places of the project and beside it that a run sees as they are. Names with a dot first are tools' and
+        environments'."""
+        targets = [self._target(path, target) for path, target in code.links]
+        targets = [*filter(os.path.isabs, targets), *self._above.values()]
+        around = os.path.join(self._real, "")
+        return [
+            path
+            for path in dict.fromkeys(targets)
+            if not os.path.basename(path).startswith((".", "__")) and not around.startswith(os.path.join(path, ""))
+        ]
 
-    def _remove(self, code: _Code) -> List[str]:
-        repository = os.path.join(self._work, self._repository)
-        notes: List[str] = []
+    def _real_folders(self, code: _Code) -> Set[str]:
+        """Folders of the code that are here; "" is the repository. Not those that the program has made a link of, with
+        all that is below: they lead out of here."""
+        place, found = self._work, {""}
+        for part in self._repository.split("/"):
+            place = os.path.join(place, part)
+            if not _is_real_folder(place):
+                return set()
+        for folder in code.folders:  # sorted: a folder comes before what is in it
+            if os.path.dirname(folder) in found and _is_real_folder(os.path.join(place, folder)):
+                found.add(folder)
+        return found
+
+    def _remove(self, code: _Code) -> None:
+        repository, real = os.path.join(self._work, self._repository), self._real_folders(code)
+        filling = _lstat(os.path.join(self._work, layout.FILLING))
 
         def take_out(one: _File) -> None:
             path = os.path.join(repository, one.path)
             found = _lstat(path)
-            if found is None:
+            if found is None or not stat.S_ISREG(found.st_mode):
                 return
-            if stat.S_ISLNK(found.st_mode):
-                if _is_link_to(path, os.path.join(code.top, one.path)):
-                    os.unlink(path)
-            elif (found.st_size, found.st_mtime_ns) == (one.size, one.mtime_ns):
-                os.unlink(path)
-            elif found.st_nlink > 1 and os.path.samefile(path, os.path.join(code.top, one.path)):
-                notes.append("it changed %s of the code, which other runs share" % one.path)
+            is_half = filling is not None and found.st_mtime_ns >= filling.st_mtime_ns
+            if layout.is_copy(found, one.size, one.mtime_ns) or is_half:
                 os.unlink(path)
 
-        _for_each(take_out, code.files)
-        links = [(os.path.join(repository, path), self._target(path, target)) for path, target in code.links]
-        for path, target in [*links, *((os.path.join(self._work, path), to) for path, to in self._above.items())]:
+        _for_each(take_out, [one for one in code.files if os.path.dirname(one.path) in real])
+        links = [(path, self._target(path, target)) for path, target in code.links if os.path.dirname(path) in real]
+        above = [(os.path.join(self._work, path), target) for path, target in self._above.items()]
+        for path, target in [*((os.path.join(repository, path), target) for path, target in links), *above]:
             if _is_link_to(path, target):
                 os.unlink(path)
-        for folder in ("", *code.folders):
+        for folder in real:
             shutil.rmtree(os.path.join(repository, folder, _CACHE), ignore_errors=True)
-        for folder in reversed(code.folders):
+        for folder in sorted(real - {""}, reverse=True):
             _remove_empty(os.path.join(repository, folder))
-        os.unlink(os.path.join(self._work, layout.CODE))
-        self._remove_if_unused(repository)
-        return notes
+        for name in (layout.FILLING, layout.CODE):
+            if os.path.lexists(os.path.join(self._work, name)):
+                os.unlink(os.path.join(self._work, name))
+        if real:
+            self._remove_if_unused(repository)
 
     def _remove_if_unused(self, repository: str) -> None:
         """Nothing was written: no trace of the working directory stays."""
@@ -183,14 +214,20 @@ def upward(texts: Iterable[str]) -> "set[Tuple[int, str]]":
     return {(ups, name) for ups, name in found if ups <= _MOST_LEVELS}
 
 
+def commit_of(spec: Mapping[str, Any]) -> str:
+    """The commit that the code of a run is, or differs from; "" if that is not known. What git says in the working
+    directory is about the project as it is now."""
+    return str(_record(layout.snapshot_of(spec["code"])).get("commit") or "") if spec.get("code") else ""
+
+
 @functools.lru_cache(maxsize=4)
-def _named_by(top: str) -> "set[Tuple[int, str]]":
-    """What the code of a snapshot speaks of, as its record says."""
+def _record(top: str) -> Dict[str, Any]:
+    """What is written down about a snapshot."""
     try:
         with open(top + ".json", encoding="utf-8") as file:
-            return {(int(ups), str(name)) for ups, name in json.load(file).get("above", ())}
+            return dict(json.load(file))
     except (OSError, ValueError, TypeError):
-        return set()
+        return {}
 
 
 @functools.lru_cache(maxsize=4)
@@ -219,30 +256,47 @@ def _read(top: str) -> _Code:
 def _put(original: str, path: str, one: _File) -> None:
     """A file of the code. One that is there is the run's own, unless it belongs to somebody else."""
     try:
-        _link_or_copy(original, path, one)
+        _copy(original, path, one)
     except FileExistsError:
         found = _lstat(path)
         if found is not None and found.st_uid != os.getuid():
             os.unlink(path)
-            _link_or_copy(original, path, one)
+            _copy(original, path, one)
 
 
-def _link_or_copy(original: str, path: str, one: _File) -> None:
-    if one.size > _LARGEST_COPY or path.endswith(_SOURCE):
-        try:
-            os.link(original, path)
-            return
-        except FileExistsError:
-            raise
-        except OSError:
-            pass  # Another file system, or one without links.
-        if one.size > _LARGEST_COPY:
-            os.symlink(original, path)
-            return
+def _copy(original: str, path: str, one: _File) -> None:
+    """A copy with the time that layout.is_copy knows it by; all of it, or nothing."""
     with open(original, "rb") as source, open(path, "xb") as target:
-        os.fchmod(target.fileno(), stat.S_IMODE(os.fstat(source.fileno()).st_mode))
-        shutil.copyfileobj(source, target)
-    os.utime(path, ns=(one.mtime_ns, one.mtime_ns))
+        try:
+            os.fchmod(target.fileno(), stat.S_IMODE(os.fstat(source.fileno()).st_mode))
+            if one.size <= _LARGEST_READ or not _copy_in_kernel(source.fileno(), target.fileno(), one.size):
+                shutil.copyfileobj(source, target)
+            target.flush()
+            if os.fstat(target.fileno()).st_size != one.size:
+                raise OSError("the copy of %s has another size" % original)
+        except BaseException:
+            os.unlink(path)
+            raise
+    os.utime(path, ns=(layout.copy_time(one.mtime_ns),) * 2)
+
+
+def _copy_in_kernel(source: int, target: int, size: int) -> bool:
+    """Whether the kernel has copied all of it; if not, nothing of it is there."""
+    copied = 0
+    try:
+        while copied < size:
+            count = os.copy_file_range(source, target, size - copied, copied, copied)
+            if count == 0:
+                break
+            copied += count
+    except AttributeError:  # an old libc
+        return False
+    except OSError as error:
+        if error.errno not in _CANNOT_COPY:
+            raise
+    if copied < size:
+        os.ftruncate(target, 0)
+    return copied == size
 
 
 def _for_each(do: Callable[[_File], None], files: Sequence[_File]) -> None:
@@ -291,6 +345,11 @@ def _remove_empty(path: str) -> bool:
     return True
 
 
+def _is_real_folder(path: str) -> bool:
+    found = _lstat(path)
+    return found is not None and stat.S_ISDIR(found.st_mode)
+
+
 def _lstat(path: str) -> Optional[os.stat_result]:
     try:
         return os.lstat(path)
@@ -298,9 +357,58 @@ def _lstat(path: str) -> Optional[os.stat_result]:
         return None
 
 
-def _state(path: str) -> Optional[Tuple[int, int]]:
+class _State(NamedTuple):
+    """What a look at a shared place saw: how many entries, and of these the newest time and all sizes."""
+
+    entries: int
+    newest_ns: int
+    size: int
+    is_whole: bool
+
+    def differs(self, other: "Optional[_State]") -> bool:
+        """A look that was cut short for time may have seen another part: then only what is newer counts."""
+        if other is None:
+            return True
+        return self != other if self.is_whole and other.is_whole else other.newest_ns > self.newest_ns
+
+
+def _look_at(places: Iterable[str]) -> Dict[str, Optional[_State]]:
+    """The state of each place, level by level, so that a large folder hides only what is deep in it; None for one that
+    is not there."""
+    until = time.monotonic() + _LONGEST_LOOK_S
+    return {path: _state(path, until) for path in places}
+
+
+def _state(path: str, until: float) -> Optional[_State]:
     try:
-        found = os.stat(path)
+        about = os.stat(path)
     except OSError:
         return None
-    return found.st_size, found.st_mtime_ns
+    count, newest, size = 1, about.st_mtime_ns, 0 if stat.S_ISDIR(about.st_mode) else about.st_size
+    left = [path] if stat.S_ISDIR(about.st_mode) else []
+    while left:
+        deeper: List[str] = []
+        for entry in _entries(left):
+            if count >= _MOST_ENTRIES or time.monotonic() > until:
+                return _State(count, newest, size, False)
+            try:
+                about = entry.stat(follow_symlinks=False)
+            except OSError:
+                continue
+            is_folder = stat.S_ISDIR(about.st_mode)
+            count, newest = count + 1, max(newest, about.st_mtime_ns)
+            size += 0 if is_folder else about.st_size
+            if is_folder and not entry.name.startswith((".", "__")):
+                deeper.append(entry.path)
+        left = deeper
+    return _State(count, newest, size, True)
+
+
+def _entries(folders: Iterable[str]) -> "Iterator[os.DirEntry[str]]":
+    """What is in these folders, as it is read: one that is very large is not read to its end."""
+    for folder in folders:
+        try:
+            with os.scandir(folder) as entries:
+                yield from entries
+        except OSError:
+            continue

@@ -54,10 +54,12 @@ def newest(folder: str, pattern: str) -> Optional[str]:
 
 
 def newest_first(folder: str, pattern: str) -> List[str]:
-    """Everything that matches the pattern in an output folder and its working directory, whole or not, newest first."""
+    """Everything that matches the pattern in an output folder and its working directory, whole or not, newest first.
+    What belongs to the code there is none of the run's checkpoints."""
+    own = layout.OwnFiles(folder)
     families: Dict[str, List[Tuple[Tuple[int, ...], str]]] = {}
     places = [os.path.join(glob.escape(place), pattern) for place in layout.written_by(folder)]
-    for path in [path for place in places for path in glob.glob(place, recursive=True)]:
+    for path in [path for place in places for path in glob.glob(place, recursive=True) if path in own]:
         name = _parse(path)
         families.setdefault(name.family, []).append((name.numbers, path))
     members = [[path for _, path in sorted(found, reverse=True)] for found in families.values()]

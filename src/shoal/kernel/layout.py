@@ -61,8 +61,8 @@ ENVIRONMENTS = "environments"
 #: A tree is 16 letters and digits, and no user has so long a number.
 _WHOSE_SNAPSHOT = re.compile(r"/snapshots/(\d{1,10})/[0-9a-f]{16}/")
 _SNAPSHOT = re.compile(r"/snapshots/(?:\d{1,10}/)?[0-9a-f]{16}(?=/)/")
-#: In the folder of a working directory: where the program starts, and which code is there.
-CWD, CODE = ".cwd", ".code"
+#: In the folder of a working directory: where the program starts, which code is there, and that not all of it is.
+CWD, CODE, FILLING = ".cwd", ".code", ".filling"
 _NUMBERED = re.compile(r"(spec|submit|attempt)\.(\d+)\.(\w+)(?:\.(\d+))?\Z")
 _NODE = re.compile(r"attempt\.(\d+)\.node(\d+)(?:\.live\.(\d+))?\Z")
 
@@ -133,6 +133,82 @@ def written_by(output_dir: str) -> List[str]:
     """Folders in which a run may have left something: its output folder, and where its program started."""
     cwd = os.path.join(work_dir(output_dir), CWD)
     return [output_dir, os.path.realpath(cwd)] if os.path.islink(cwd) else [output_dir]
+
+
+def copy_time(mtime_ns: int) -> int:
+    """The time of a copy of a file of the code: in whole seconds, because some file systems keep no more."""
+    return mtime_ns // 10**9 * 10**9
+
+
+def is_copy(found: os.stat_result, size: int, mtime_ns: int) -> bool:
+    """Whether a file in a working directory is still the copy of a file of the code that has this size and time."""
+    return found.st_size == size and found.st_mtime_ns == copy_time(mtime_ns)
+
+
+class OwnFiles:
+    """Tells what a run wrote from the code that is in its working directory while it runs, or that a killed attempt has
+    left there: files of the snapshot, and links that the code has."""
+
+    def __init__(self, output_dir: str) -> None:
+        self._work = os.path.join(work_dir(output_dir), "")
+        self._real_work = os.path.join(os.path.realpath(self._work), "")
+        self._cwd = os.path.realpath(os.path.join(self._work, CWD))
+        try:
+            self._code: Optional[str] = os.readlink(os.path.join(self._work, CODE))
+        except OSError:
+            self._code = None
+            return
+        try:
+            self._top = os.path.join(snapshot_of(self._code), "")
+        except ValueError:
+            self._top = os.path.join(self._code, "")
+        self._is_code_gone = not os.path.isdir(self._top)
+        self._put_ns = _mtime_ns(os.path.join(self._work, CODE)) or 0
+        self._filling_ns = _mtime_ns(os.path.join(self._work, FILLING))
+
+    def __contains__(self, path: str) -> bool:
+        """Whether the run wrote this file of its output folder, or something in this folder."""
+        if self._code is None:
+            return True
+        if path.startswith(self._work):
+            path = self._real_work + path[len(self._work) :]
+        if not path.startswith(self._real_work):
+            return True
+        inside = os.path.relpath(path, self._cwd)
+        parts = inside.split("/")
+        for part in ("/".join(parts[:count]) for count in range(1, len(parts) + 1)):
+            original = os.path.normpath(os.path.join(self._code, part))
+            is_of_code = os.path.islink(original) or not original.startswith(self._top)
+            if is_of_code and os.path.islink(os.path.join(self._cwd, part)):
+                return False
+        original = os.path.normpath(os.path.join(self._code, inside))
+        if os.path.isdir(path):
+            if os.path.isdir(original):
+                return any(os.path.join(top, name) in self for top, _, names in os.walk(path) for name in names)
+            return not self._is_code_gone or (_mtime_ns(path) or 0) > self._put_ns
+        return self._is_own_file(path, original)
+
+    def _is_own_file(self, path: str, original: str) -> bool:
+        try:
+            found = os.stat(path)
+        except OSError:
+            return False
+        if self._filling_ns is not None and found.st_mtime_ns >= self._filling_ns:
+            return False
+        if self._is_code_gone:  # nobody can tell any more what older files are
+            return found.st_mtime_ns > self._put_ns
+        try:
+            known = os.stat(original)
+        except OSError:
+            return True
+        return not is_copy(found, known.st_size, known.st_mtime_ns)
+
+
+def _mtime_ns(path: str) -> Optional[int]:
+    try:
+        return os.lstat(path).st_mtime_ns
+    except OSError:
+        return None
 
 
 def home_of(run_dir: str) -> str:

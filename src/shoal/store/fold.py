@@ -217,6 +217,8 @@ def _after_success(files: RunFiles, end: End, row: JobRow | None) -> RunView:
         cause = "exit code 0, but the kernel killed a process of it for lack of memory"
     elif verdict is not None and not _in_queue(files) and verdict.word not in ("COMPLETED", "COMPLETING", "RUNNING"):
         cause = f"finished well; Slurm later called the job {verdict.word}"
+    elif cause is None:
+        cause = "; ".join(end.notes) or None
     return RunView(
         name=files.name,
         state="oom" if oom else "done",

@@ -34,16 +34,16 @@ def gather(home: str, run: str, environ: Mapping[str, str], clock: Callable[[], 
     failed = [f"{', '.join(bad)} failed under it; jobs that follow avoid it where they can"] if bad else []
     restart = restart_of(home, found.views[run])
     earlier = earlier_attempts(home, found.views[run])
-    more = [*earlier, *failed, *([restart] if restart else []), *_of_its_files(home, run)]
+    more = [*earlier, *failed, *([restart] if restart else []), *_of_its_files(home, run, told.headline)]
     return msgspec.structs.replace(told, evidence=[*told.evidence, *more])
 
 
-def _of_its_files(home: str, run: str) -> list[str]:
+def _of_its_files(home: str, run: str, headline: str) -> list[str]:
     """Where the program's relative paths lead, and what it changed that is not its own."""
     files = Reader(home).run(run)
     if files.end is None:
         return []
-    notes = [plain(note) for note in files.end.notes]
+    notes = [plain(note) for note in files.end.notes if note not in headline]
     own = layout.written_by(files.end.output_dir)[1:]
     return [*notes, *(f"what it wrote by relative path is in {plain(place)}" for place in own)]
 

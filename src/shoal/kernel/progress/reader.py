@@ -222,8 +222,9 @@ def _sources(output: Output, max_bytes: int, summaries: bool) -> Iterator[Iterat
 
 def _own(output: Output, name: str) -> str:
     """A file of this name in the output directory, or else in the program's working directory."""
+    own = layout.OwnFiles(output.folder)
     paths = [os.path.join(place, name) for place in layout.written_by(output.folder)]
-    return next((path for path in paths if os.path.exists(path)), paths[0])
+    return next((path for path in paths if os.path.exists(path) and path in own), paths[0])
 
 
 def _log_records(output: Output) -> Iterator[Row]:

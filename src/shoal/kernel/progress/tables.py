@@ -183,8 +183,9 @@ _HUGGING_FACE_RESULTS = frozenset(("all_results.json", "eval_results.json", "tra
 
 def find_files(folder: str, max_entries: int = _MAX_ENTRIES) -> Files:
     """Found level by level, so that a directory too large to be looked at hides only what is deep in it. Also in the
-    program's working directory, of which directories with Python files are code."""
+    program's working directory, of which directories with Python files are code, and so are files of the snapshot."""
     found = Files([], [], [], [], [], [], [])
+    own = layout.OwnFiles(folder)
     work = layout.work_dir(folder)
     left, level = layout.written_by(folder), 0
     seen = 0
@@ -205,7 +206,7 @@ def find_files(folder: str, max_entries: int = _MAX_ENTRIES) -> Files:
                     if not is_code and entry.path != work:
                         deeper.append(entry.path)
                 else:
-                    _sort_in(found, entry.name, entry.path)
+                    _sort_in(found, entry.name, entry.path, own)
         left, level = deeper, level + 1
     for paths in (found.trainer_states, found.results, found.summaries, found.metrics_csv):
         paths.sort(key=_written)
@@ -215,21 +216,20 @@ def find_files(folder: str, max_entries: int = _MAX_ENTRIES) -> Files:
     return found
 
 
-def _sort_in(found: Files, name: str, path: str) -> None:
-    if name == "trainer_state.json":
-        found.trainer_states.append(path)
-    elif name in _HUGGING_FACE_RESULTS:
-        found.results.append(path)
-    elif name == "summary.csv":
-        found.summaries.append(path)
-    elif name == "metrics.csv":
-        found.metrics_csv.append(path)
-    elif ".tfevents." in name:
-        found.tensorboard.append(path)
-    elif name.startswith("run-") and name.endswith(".wandb"):
-        found.wandb.append(path)
-    elif name == "wandb-summary.json":
-        found.wandb_summaries.append(path)
+def _sort_in(found: Files, name: str, path: str, own: layout.OwnFiles) -> None:
+    for matches, paths in (
+        (name == "trainer_state.json", found.trainer_states),
+        (name in _HUGGING_FACE_RESULTS, found.results),
+        (name == "summary.csv", found.summaries),
+        (name == "metrics.csv", found.metrics_csv),
+        (".tfevents." in name, found.tensorboard),
+        (name.startswith("run-") and name.endswith(".wandb"), found.wandb),
+        (name == "wandb-summary.json", found.wandb_summaries),
+    ):
+        if matches:
+            if path in own:
+                paths.append(path)
+            return
 
 
 def _written(path: str) -> float:
