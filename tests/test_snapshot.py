@@ -18,6 +18,7 @@ from project import Project
 from shoal.agent import packages
 from shoal.sandbox import Sandbox
 from shoal.submit.snapshot import SnapshotError, take
+from shoal.submit.unseen import unseen
 from waiting import wait_until
 
 
@@ -186,6 +187,128 @@ def test_untracked_files_with_secrets_are_linked_and_not_copied(repository: Path
     assert "hunter2" not in difference and "abcdefgh12345" not in difference and "postgres://me:***@db/x" in difference
 
 
+def test_local_changes_of_files_that_git_does_not_look_at_are_kept(repository: Path) -> None:
+    for name in ("assumed.yaml", "skipped.yaml", "absent.yaml", "deleted.yaml"):
+        (repository / name).write_text("lr=committed\n")
+    git(repository, "add", ".")
+    git(repository, "commit", "-qm", "settings")
+    git(repository, "update-index", "--assume-unchanged", "assumed.yaml", "deleted.yaml")
+    git(repository, "update-index", "--skip-worktree", "skipped.yaml", "absent.yaml")
+    for name in ("assumed.yaml", "skipped.yaml"):
+        (repository / name).write_text("lr=local\n")
+    for name in ("absent.yaml", "deleted.yaml"):
+        (repository / name).unlink()
+    flags = git(repository, "ls-files", "-v")
+    code = take(repository, home_of(repository), os.environ)
+    assert code is not None and code.changed
+    kept = Path(code.root)
+    assert (kept / "assumed.yaml").read_text() == (kept / "skipped.yaml").read_text() == "lr=local\n"
+    assert not (kept / "absent.yaml").exists() and not (kept / "deleted.yaml").exists()
+    assert git(repository, "ls-files", "-v") == flags, "the user's index stays as it is"
+
+
+def test_a_sparse_checkout_is_kept_as_it_is(repository: Path) -> None:
+    git(repository, "sparse-checkout", "set", "--no-cone", "/train.py", "/.gitignore")
+    (repository / "pkg").mkdir(exist_ok=True)
+    (repository / "pkg" / "a.py").write_text("a, by hand\n")
+    code = take(repository, home_of(repository), os.environ)
+    assert code is not None
+    assert (Path(code.root) / "pkg/a.py").read_text() == "a, by hand\n"
+    assert not (Path(code.root) / "pkg/b.py").exists()
+
+
+@pytest.fixture
+def with_modules(repository: Path) -> Path:
+    """A submodule, one in it that was never filled, and a clone that the repository does not know of."""
+    other = repository.parent / "other"
+    (other / "build").mkdir(parents=True)
+    (other / ".gitignore").write_text("build/\nckpts/\n")
+    (other / "model.py").write_text("one\n")
+    git(other, "init", "-q")
+    git(other, "add", ".")
+    git(other, "commit", "-qm", "first")
+    git(repository, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(other), "lib/other")
+    git(repository, "commit", "-qm", "submodule")
+    git(repository, "clone", "--quiet", str(other), "clone")
+    return repository
+
+
+def test_submodules_and_clones_inside_are_kept_with_their_changes(with_modules: Path) -> None:
+    home, lib = home_of(with_modules), with_modules / "lib/other"
+    first = take(with_modules, home, os.environ)
+    assert first is not None
+    (lib / "build").mkdir()
+    (lib / "build/fast.so").write_text("compiled\n")
+    (lib / "ckpts").mkdir()
+    (lib / "ckpts/last").write_text("written\n")
+    (lib / "model.py").write_text("two\n")
+    (with_modules / "clone/new.py").write_text("new\n")
+    before = git(with_modules, "status", "--porcelain")
+    second = take(with_modules, home, os.environ)
+    assert second is not None and second.tree != first.tree and second.changed
+    (lib / "model.py").write_text("three\n")
+    third = take(with_modules, home, os.environ)
+    assert third is not None and third.tree not in (first.tree, second.tree)
+    texts = [(Path(code.root) / "lib/other/model.py").read_text() for code in (first, second, third)]
+    assert texts == ["one\n", "two\n", "three\n"]
+    kept = Path(second.root)
+    assert not (kept / "lib/other").is_symlink() and (kept / "clone/new.py").read_text() == "new\n"
+    assert (kept / "lib/other/build").is_symlink() and not os.path.lexists(kept / "lib/other/ckpts")
+    difference = kept.with_suffix(".diff").read_text()
+    assert "a/lib/other/model.py b/lib/other/model.py" in difference and "+two" in difference and "+new" in difference
+    assert git(with_modules, "status", "--porcelain") == before
+
+
+def test_a_submodule_that_is_not_there_is_an_empty_folder(with_modules: Path) -> None:
+    git(with_modules, "submodule", "--quiet", "deinit", "-f", "lib/other")
+    code = take(with_modules, home_of(with_modules), os.environ)
+    assert code is not None and not any((Path(code.root) / "lib/other").iterdir())
+
+
+def test_ignored_outputs_are_not_linked_wherever_they_are(repository: Path) -> None:
+    ignore = "checkpoints/*\n!checkpoints/.gitkeep\nwork_dirs/\nmodels/\n*.so\n.shoal/\ndata/\nout/\n"
+    (repository / ".gitignore").write_text(ignore)
+    for name in ("checkpoints/.gitkeep", "checkpoints/foo/last.bin", "work_dirs/best.bin", "models/x.bin", "log/c.so"):
+        (repository / name).parent.mkdir(parents=True, exist_ok=True)
+        (repository / name).write_text("x\n")
+    (repository / "log/__init__.py").write_text("")
+    code = take(repository, home_of(repository), os.environ)
+    assert code is not None
+    kept = Path(code.root)
+    assert (kept / "checkpoints/.gitkeep").is_file() and not os.path.lexists(kept / "checkpoints/foo")
+    assert not os.path.lexists(kept / "work_dirs")
+    assert (kept / "models").is_symlink() and (kept / "log/c.so").is_symlink()
+
+
+def test_a_path_to_link_is_linked_also_if_git_tracks_files_in_it(repository: Path) -> None:
+    (repository / "checkpoints").mkdir()
+    (repository / "checkpoints/.gitkeep").write_text("")
+    (repository / "checkpoints/last.bin").write_text("x\n")
+    git(repository, "add", "checkpoints/.gitkeep")
+    code = take(repository, home_of(repository), os.environ, ["checkpoints", "pkg/a.py"])
+    assert code is not None
+    kept = Path(code.root)
+    assert (kept / "checkpoints").is_symlink() and (kept / "checkpoints/last.bin").read_text() == "x\n"
+    assert (kept / "pkg/a.py").is_symlink() and not (kept / "pkg/b.py").is_symlink()
+
+
+def test_what_runs_will_not_see_is_found_by_name(repository: Path) -> None:
+    (repository / ".gitignore").write_text("*.pt\nresults/\nout/\nruns/\nlogs/\nsave/\noutputs/\n.shoal/\n*.log\n")
+    ignored = ("w.pt", "results/teacher.json", "out/vocab.json", "runs/best.txt", "logs/old.txt", "outputs/x/m.bin")
+    for name in (*ignored, "old.log", "names.log", "README.md"):
+        (repository / name).parent.mkdir(parents=True, exist_ok=True)
+        (repository / name).write_text("save/x logs/old.txt\n")
+    (repository / "save").mkdir()
+    (repository / "train.py").write_text(
+        "open('results/teacher.json'); open(f'out/{name}'); os.path.join('save', x)\n"
+        "open('results/new.json', 'w'); os.path.join('outputs', x); open('./names.log')\n"
+    )
+    found = unseen(repository, os.environ, [], ["python", "train.py", "--best=runs/best.txt"])
+    assert sorted(found) == ["names.log", "out", "results/teacher.json", "runs/best.txt", "w.pt"]
+    assert unseen(repository, os.environ, ["w.pt", "results", "out", "names.log"], []) == []
+    assert unseen(repository, os.environ, ["w.pt", "results", "names.log"], ["--dir=out"]) == ["out"]
+
+
 @pytest.fixture
 def plain(tmp_path: Path) -> Path:
     """A project outside of git, as people have them: code, data, an environment, results."""
@@ -207,9 +330,8 @@ def test_a_project_outside_of_git_is_copied_and_what_is_not_code_is_linked(plain
         assert (kept / name).is_symlink() and (kept / name).exists()
     for name in ("results", "w.pth"):  # each run has its own
         assert not os.path.lexists(kept / name)
-    assert code.hidden == ("w.pth",)
     assert not (kept / ".shoal").exists() and not (plain / ".git").exists()
-    assert take(plain, home, os.environ) == code._replace(hidden=()), "told once"
+    assert take(plain, home, os.environ) == code
     (plain / "train.py").write_text("two\n")
     assert take(plain, home, os.environ) != code and (kept / "train.py").read_text() == "train.py\n"
     (plain / ".shoalignore").write_text("/pkg/a.py\n!/results/\n")

@@ -28,6 +28,9 @@ from shoal.submit.standing import StandingOrder
 from shoal.submit.transaction import Claimed, Started, claim_runs, send
 from shoal.units import listed
 
+#: Code of this size is told: each run copies it.
+_LARGE = 1 << 30
+
 
 def carry_out(
     order: Order,
@@ -84,10 +87,11 @@ def _keep_code(project: Project, environ: Mapping[str, str], note: Callable[[str
         return None
     if code.secrets:
         note(f"not copied into the snapshot, because it may hold secrets, but linked: {', '.join(code.secrets)}")
-    if code.hidden:
-        some = ", ".join(code.hidden[:3]) + (f" and {len(code.hidden) - 3} more" if len(code.hidden) > 3 else "")
-        wanted = ", ".join(f'"{name}"' for name in code.hidden[:3])
-        note(f"runs do not see {some} of the project; if they read it, write link = [{wanted}] in shoal.toml")
+    if code.size > _LARGE:
+        note(
+            f"each run gets a copy of {code.size / 1e9:.1f} GB of files that git tracks; to have all runs read the "
+            'project\'s, name them in shoal.toml, as in link = ["data"]'
+        )
     return code
 
 

@@ -40,6 +40,9 @@ from shoal.submit.avoiding import FailedNodes
 from shoal.submit.continuing import Continuation
 from shoal.submit.decide import Decision, decide
 from shoal.submit.smoke import gated
+from shoal.submit.snapshot import is_in_git
+from shoal.submit.unseen import note as unseen_note
+from shoal.submit.unseen import unseen
 
 
 class Result(NamedTuple):
@@ -148,6 +151,8 @@ def prepare(
         notes.append("[search] stops runs of packs only, and none of these: --shape pack, or --pilots K")
     notes += dict.fromkeys(note for planned in submissions for note in planned.resolved.notes)
     notes += check_containers(submissions, cluster)
+    if how.snapshot and project.snapshot and submissions:
+        notes += _unseen(submissions, project, environ)
     if submissions and not cluster.is_local:
         from shoal.doctor.before import check_before  # not for a pack on this machine, which should start at once
         from shoal.doctor.request import refuse_impossible
@@ -157,6 +162,19 @@ def prepare(
         seen = [packs.part_of_a_run(planned, project, cluster) for planned in submissions]
         notes += check_before(seen, str(project.root), force=how.force)
     return Order(submissions, left, views, notes, continuations)
+
+
+def _unseen(submissions: Sequence[PlannedSubmission], project: Project, environ: Mapping[str, str]) -> list[str]:
+    """Files of the project that the runs may want to read and will not find."""
+    if project.toml is None and not is_in_git(project.root, environ):
+        return []
+    specs = [run.spec for planned in submissions for run in planned.runs]
+    paths = unseen(project.root, environ, project.link, (word for spec in specs for word in _words(spec)))
+    return [unseen_note(paths)] if paths else []
+
+
+def _words(spec: RunSpec) -> list[str]:
+    return [*spec.command, *spec.args, *spec.env.values(), *(str(value) for value in spec.params.values())]
 
 
 def _choose(

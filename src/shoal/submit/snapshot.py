@@ -3,13 +3,15 @@
 Tracked files with their changes, and untracked ones that are not ignored, are written to snapshots/<tree> under the
 state folder, once for each state of the code. What git ignores (data, environments, compiled extensions) is linked, so
 that paths still lead there, and so are untracked files that hold secrets (.env); except folders that look like outputs:
-each run has its own (agent/workdir.py). State folders (.shoal) and outputs are left out, also of other projects in the
-repository. The commit and the difference to it stand beside it. A project outside of git is treated as if it had
-just been put there: a list of usual names and its .shoalignore say what is not code.
+each run has its own (agent/workdir.py), and unseen.py tells of them. Submodules and other repositories inside are kept
+in the same way. State folders (.shoal) and outputs are left out, also of other projects in the repository. The commit
+and the difference to it stand beside it. A project outside of git is treated as if it had just been put there: a list
+of usual names and its .shoalignore say what is not code.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -73,31 +75,53 @@ node_modules/
 
 
 #: Names of folders that programs write to, and of files that they write. Those that git ignores are not linked: they
-#: would be the same for all runs.
+#: would be the same for all runs. Not `models` and `weights`, which programs read as often.
 _WRITTEN = (
-    *("out", "output", "outputs", "result", "results", "log", "logs", "run", "runs", "multirun", "save", "saved"),
-    *("checkpoint", "checkpoints", "ckpt", "ckpts", "wandb", "mlflow", "mlruns"),
-    *("lightning_logs", "tb_logs", "tensorboard"),
+    *("out", "output", "outputs", "output_dir", "result", "results", "eval_results", "predictions", "run", "runs"),
+    *("log", "logs", "logdir", "log_dir", "lightning_logs", "tb_logs", "csv_logs", "tensorboard", "multirun"),
+    *("checkpoint", "checkpoints", "ckpt", "ckpts", "save", "saved", "saves", "saved_models", "trained_models"),
+    *("work_dir", "work_dirs", "exp", "exps", "artifacts", "wandb", "mlflow", "mlruns", "mlartifacts"),
 )
-_WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors")
-_WRITTEN_FILES = (*_WEIGHTS, ".log", ".out", ".err")
+WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors")
+_WRITTEN_FILES = (*WEIGHTS, ".log", ".out", ".err")
+#: Compiled extensions are code, whatever folder they are in.
+_COMPILED = (".so", ".pyd", ".dylib", ".egg-info")
 
 
 class Code(NamedTuple):
     """Where the project's root stands in the snapshot, and which state of the code it is. `secrets` are untracked files
-    that were not copied. `hidden` are paths that a program may want to read and will not find, because it has its own
-    in their place; of new snapshots only."""
+    that were not copied. `size` is what each run gets a copy of, in bytes."""
 
     root: str
     commit: str | None
     tree: str
     changed: bool
-    hidden: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
+    size: int = 0
 
 
 class SnapshotError(ShoalError):
     """The code could not be kept."""
+
+
+def is_written(name: str) -> bool:
+    """Whether a path that git ignores looks like something that programs write: by its name, or that of a folder which
+    it is in."""
+    if name.endswith(_COMPILED):
+        return False
+    return name.endswith(_WRITTEN_FILES) or any(part in _WRITTEN for part in name.split("/"))
+
+
+def open_git(root: Path, environ: Mapping[str, str], folder: Path) -> tuple[Git, Path, str] | None:
+    """git for the code around `root`, with an index in `folder`; the code's top, and the file that says what is not
+    code. None where there is no git."""
+    git = Git(root, environ)
+    if git.ask("--version") is None:
+        return None
+    top = git.top()
+    if top is None:
+        return git.outside_of_git(folder / "git"), root, IGNORE
+    return git.with_index(Path(top), folder / "index"), Path(top), ".gitignore"
 
 
 def take(root: Path, home: Path, environ: Mapping[str, str], link: Sequence[str] = ()) -> Code | None:
@@ -105,65 +129,96 @@ def take(root: Path, home: Path, environ: Mapping[str, str], link: Sequence[str]
 
     `link` are paths in `root` that runs see as they are in the project, whatever their names.
     """
-    git = _Git(root, environ)
-    if git.ask("--version") is None:
-        return None
-    top = git.top()
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
-        if top is None:
-            top, ignore = str(root), IGNORE
-            git = git.outside_of_git(Path(folder) / "git")
-        else:
-            ignore = ".gitignore"
-            git = git.with_index(Path(top), Path(folder) / "index")
-        left_out = _add_everything(git, Path(top), home, root, ignore)
+        opened = open_git(root, environ, Path(folder))
+        if opened is None:
+            return None
+        git, top, ignore = opened
+        inside = os.path.relpath(root.resolve(), top.resolve())
+        wanted = [os.path.normpath(os.path.join(inside, name)) for name in link]
+        parts = _add_everything(git, top, home, root, ignore, wanted)
         tree = git.must("write-tree")
         commit = git.ask("rev-parse", "--verify", "HEAD")
         shared = is_shared(str(home))
         target = Path(layout.snapshots_dir(str(home), shared)) / tree[:16]
-        difference = git.difference(commit, [*left_out.outputs, *left_out.state]) if commit else ""
-        is_new = not target.exists()
-        if is_new:
-            facts = {"schema": 1, "commit": commit, "tree": tree, "branch": git.ask("branch", "--show-current")}
-            above = sorted(upward(git.matches(UPWARD)))
+        difference = "".join(part.difference() for part in parts)
+        if not target.exists():
+            above = sorted(upward(match for part in parts for match in part.git.matches(UPWARD)))
             make_dir(str(target.parent))
-            replace(f"{target}.json", to_json({**facts, "changed": bool(difference), "above": above}), sync=False)
-            _write(git, target, shared)
+            partial = _write(parts, target, shared)
+            facts = {"schema": 1, "commit": commit, "tree": tree, "branch": git.ask("branch", "--show-current")}
+            more = {"changed": bool(difference), "above": above, "size": _size_of(partial)}
+            replace(f"{target}.json", to_json({**facts, **more}), sync=False)
             if difference:
                 told = secrecy.redact(difference, secrecy.secret_values(environ))
                 replace(f"{target}.diff", told.encode("utf-8", "surrogateescape"), sync=False)
+            _rename(partial, target)
         refuse_foreign(str(target))
-        inside = os.path.relpath(root.resolve(), Path(top).resolve())
-        wanted = [os.path.normpath(os.path.join(inside, name)) for name in link]
-        hidden = _link_the_rest(git, Path(top), target, wanted, left_out.linked)
+        for name in wanted:
+            if not os.path.lexists(top / name):
+                (top / name).mkdir(parents=True)
+            _link(top / name, target / name)
+        for part in parts:
+            _link_the_rest(part, target)
         os.utime(target)  # its last use, for `shoal clean`
     where = os.path.normpath(target / inside)
-    new = tuple(hidden) if is_new else ()
-    return Code(where, commit, tree, bool(difference), new, tuple(left_out.secrets))
+    secrets = tuple(part.path + name for part in parts for name in part.secrets)
+    return Code(where, commit, tree, bool(difference), secrets, _size_in(f"{target}.json"))
 
 
 def is_in_git(root: Path, environ: Mapping[str, str]) -> bool:
-    return _Git(root, environ).top() is not None
+    return Git(root, environ).top() is not None
 
 
-class _LeftOut(NamedTuple):
-    """What is not in our index: large untracked files, those that hold secrets, and folders of outputs and of state."""
+class _Part(NamedTuple):
+    """A repository of the code: the first one has all others, submodules for instance, at `path` ("lib/" or "") in it.
+    Not in our index, besides what git ignores: large untracked files, those that hold secrets, folders of outputs and
+    of state, and folders `not_kept` that should be repositories."""
 
+    git: Git
+    top: Path
+    path: str
     large: list[str]
     secrets: list[str]
     outputs: list[str]
     state: list[str]
+    not_kept: list[str]
 
-    @property
-    def linked(self) -> list[str]:
-        return [*self.large, *self.secrets, *self.outputs]
+    def difference(self) -> str:
+        commit = self.git.ask("rev-parse", "--verify", "HEAD")
+        return self.git.difference(commit, [*self.outputs, *self.state], self.path) if commit else ""
 
 
-def _add_everything(git: _Git, top: Path, home: Path, root: Path, ignore: str) -> _LeftOut:
-    """Put changes and small untracked files into our own index; returns what is left out of it."""
+def _add_everything(
+    git: Git, top: Path, home: Path, root: Path, ignore: str, wanted: Sequence[str], path: str = ""
+) -> list[_Part]:
+    """Put changes and small untracked files into our own index, and those of repositories inside into theirs; returns
+    all of these repositories. What is wanted from the project itself is in none."""
+    part = _add_part(git, top, home, root, ignore, wanted, path)
+    parts = [part]
+    links = [line.partition("\t")[2] for line in git.names("ls-files", "--stage", "-z") if line.startswith("160000")]
+    inside = [name.rstrip("/") for name in part.large if (top / name / ".git").exists()]
+    for number, name in enumerate(dict.fromkeys([*links, *inside])):
+        if not (top / name / ".git").exists():
+            part.not_kept.append(name)
+            continue
+        index = Path(f"{git.index}-{number}")
+        below = [os.path.relpath(one, name) for one in wanted if one.startswith(f"{name}/")]
+        sub = Git(top / name, git.environ).with_index(top / name, index)
+        parts += _add_everything(sub, top / name, home, root, ".gitignore", below, f"{path}{name}/")
+        tree, commit = sub.must("write-tree"), sub.ask("rev-parse", "--verify", "HEAD")
+        if commit is None or tree != sub.ask("rev-parse", "HEAD^{tree}"):
+            commit = tree  # so that the snapshot of other changes has another name
+        git.must("update-index", "--add", "--cacheinfo", f"160000,{commit},{name}")
+    part.large[:] = [name for name in part.large if name.rstrip("/") not in inside]
+    return parts
+
+
+def _add_part(git: Git, top: Path, home: Path, root: Path, ignore: str, wanted: Sequence[str], path: str) -> _Part:
     git.must("add", "--update", ".")
     not_code = _NotCode(top, home, root)
-    tracked = [name for name in git.names("ls-files", "-z") if not_code.around(name)]
+    linked = tuple(f"{name}/" for name in wanted)
+    tracked = [name for name in git.names("ls-files", "-z") if not_code.around(name) or f"{name}/".startswith(linked)]
     if tracked:
         git.must("update-index", "--force-remove", "-z", "--stdin", given="\0".join(tracked))
     small: list[str] = []
@@ -171,15 +226,15 @@ def _add_everything(git: _Git, top: Path, home: Path, root: Path, ignore: str) -
     secrets: list[str] = []
     size = 0
     for name in git.names("ls-files", "--others", "--exclude-standard", "-z"):
-        path = top / name
-        if not_code.around(name):
+        file = top / name
+        if not_code.around(name) or f"{name}/".startswith(linked):
             continue
-        if secrecy.is_secret_file(path.name):
+        if secrecy.is_secret_file(file.name):
             secrets.append(name)
             continue
-        is_small = not path.is_symlink() and path.is_file() and path.stat().st_size <= _LARGEST_UNTRACKED
-        (small if is_small or path.is_symlink() else large).append(name)
-        size += path.stat().st_size if is_small else 0
+        is_small = not file.is_symlink() and file.is_file() and file.stat().st_size <= _LARGEST_UNTRACKED
+        (small if is_small or file.is_symlink() else large).append(name)
+        size += file.stat().st_size if is_small else 0
     if len(small) > _MOST_FILES or size > _MOST_BYTES:
         [(folder, _)] = Counter(name.split("/")[0] for name in small).most_common(1)
         raise SnapshotError(
@@ -188,7 +243,7 @@ def _add_everything(git: _Git, top: Path, home: Path, root: Path, ignore: str) -
         )
     if small:
         git.must("update-index", "--add", "-z", "--stdin", given="\0".join(small))
-    return _LeftOut(large, secrets, list(not_code.outputs), list(not_code.state))
+    return _Part(git, top, path, large, secrets, list(not_code.outputs), list(not_code.state), [])
 
 
 class _NotCode:
@@ -222,43 +277,57 @@ class _NotCode:
         return self._is_project[parent]
 
 
-def _write(git: _Git, target: Path, shared: bool) -> None:
-    """Write the tree beside its name and rename it, so that nobody ever starts in half of one.
+def _write(parts: Sequence[_Part], target: Path, shared: bool) -> Path:
+    """Write the trees beside their name, so that nobody ever starts in half of one.
 
     In a shared project the group can read it and only its owner change it.
     """
     umask = os.umask(0o027) if shared else None
     partial = Path(tempfile.mkdtemp(prefix=f"{target.name}.tmp-", dir=target.parent))
     try:
-        git.must("checkout-index", "--all", f"--prefix={partial}/")
+        for part in parts:
+            part.git.must("checkout-index", "--all", f"--prefix={partial}/{part.path}")
         partial.chmod(0o750 if shared else 0o755)
-        os.rename(partial, target)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
-        if not target.exists():  # another command may have written the same tree meanwhile
-            raise
+        raise
     finally:
         if umask is not None:
             os.umask(umask)
+    return partial
 
 
-def _link_the_rest(git: _Git, top: Path, target: Path, wanted: Sequence[str], kept_out: Sequence[str]) -> list[str]:
-    """Link what is not code, each time: data may have come since the same code was kept first. Returns what programs
-    may want to read among that which is not linked."""
-    for name in wanted:
-        if not os.path.lexists(top / name):
-            (top / name).mkdir(parents=True)
-        _link(top / name, target / name)
-    ignored = git.names("ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z")
-    modules = [line.partition("\t")[2] for line in git.names("ls-files", "--stage", "-z") if line.startswith("160000")]
-    hidden = []
-    for name in [path.rstrip("/") for path in (*ignored, *modules, *kept_out)]:
-        base = os.path.basename(name)
-        if base not in _WRITTEN and not base.endswith(_WRITTEN_FILES):
-            _link(top / name, target / name)
-        elif name not in wanted and ("ckpt" in base or "checkpoint" in base or base.endswith(_WEIGHTS)):
-            hidden.append(name)
-    return hidden
+def _rename(partial: Path, target: Path) -> None:
+    try:
+        os.rename(partial, target)
+    except OSError:
+        shutil.rmtree(partial, ignore_errors=True)
+        if not target.exists():  # another command may have written the same tree meanwhile
+            raise
+
+
+def _size_of(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def _size_in(record: str) -> int:
+    try:
+        return int(json.loads(Path(record).read_bytes()).get("size", 0))
+    except (OSError, ValueError):
+        return 0
+
+
+def _link_the_rest(part: _Part, target: Path) -> None:
+    """Link what is not code, each time: data may have come since the same code was kept first."""
+    for name in [*ignored(part.git), *part.large, *part.secrets, *part.outputs, *part.not_kept]:
+        if not is_written(name):
+            _link(part.top / name, target / part.path / name)
+
+
+def ignored(git: Git) -> list[str]:
+    """What git ignores: of folders that have nothing else, the folder."""
+    names = git.names("ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z")
+    return [name.rstrip("/") for name in names]
 
 
 def _link(original: Path, link: Path) -> None:
@@ -281,26 +350,38 @@ def _is_empty(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
 
 
-class _Git:
+class Git:
     """git in one repository, with an index of our own, so that the user's stays as it is."""
 
     def __init__(self, cwd: Path, environ: Mapping[str, str], index: Path | None = None) -> None:
-        self.cwd, self.environ = cwd, environ
+        self.cwd, self.environ, self.index = cwd, environ, index
         hidden = {name: value for name, value in environ.items() if not name.startswith("GIT_")}
         self.env = {**hidden, "LC_ALL": "C", **({"GIT_INDEX_FILE": str(index)} if index else {})}
 
-    def with_index(self, top: Path, index: Path) -> _Git:
+    def with_index(self, top: Path, index: Path) -> Git:
         """A copy of the user's index saves git from reading every file again. With its time: a file that changed in the
         second in which the index was written is read again by that alone.
         """
         current = self.ask("rev-parse", "--git-path", "index")
         if current and (self.cwd / current).is_file():
             shutil.copy2(self.cwd / current, index)
-        return _Git(top, self.environ, index)
+        git = Git(top, self.environ, index)
+        git.look_at_all_files()
+        return git
 
-    def outside_of_git(self, folder: Path) -> _Git:
+    def look_at_all_files(self) -> None:
+        """Forget which files git was told not to look at (assume-unchanged, skip-worktree): runs get them as they are.
+        A file that a sparse checkout leaves out stays out."""
+        tagged = [line.partition(" ") for line in self.names("ls-files", "-v", "-z")]
+        unlooked = [name for tag, _, name in tagged if tag.islower()]
+        skipped = [name for tag, _, name in tagged if tag in "Ss" and os.path.lexists(self.cwd / name)]
+        for flag, names in (("--no-assume-unchanged", unlooked), ("--no-skip-worktree", skipped)):
+            if names:
+                self.must("update-index", flag, "-z", "--stdin", given="\0".join(names))
+
+    def outside_of_git(self, folder: Path) -> Git:
         """The same folder as the work tree of an empty repository elsewhere."""
-        git = _Git(self.cwd, self.environ)
+        git = Git(self.cwd, self.environ, folder / "index")
         git.env.update(GIT_DIR=str(folder), GIT_WORK_TREE=str(self.cwd.resolve()))
         git.must("init", "-q")
         own = self.cwd / IGNORE
@@ -317,9 +398,10 @@ class _Git:
             return None
         return done.stdout.decode("utf-8", "surrogateescape").strip() or None if done.returncode == 0 else None
 
-    def matches(self, pattern: str) -> set[str]:
-        """What the text files of the index have that matches."""
-        done = self._run(("grep", "--cached", "-hoIE", pattern), "")
+    def matches(self, pattern: str, where: str = "--cached", without: Sequence[str] = ()) -> set[str]:
+        """What the text files of the index have that matches; or, with "--untracked", those of the working tree."""
+        excluded = [f":(exclude){name}" for name in without]
+        done = self._run(("grep", "-hoIE", where, "-e", pattern, "--", ".", *excluded), "")
         return set(done.stdout.decode("utf-8", "replace").splitlines()) if done.returncode == 0 else set()
 
     def top(self) -> str | None:
@@ -341,9 +423,9 @@ class _Git:
             hint=f"git config --global --add safe.directory {shlex.quote(owned[1])}   # or add --no-snapshot",
         )
 
-    def difference(self, commit: str, without: Sequence[str]) -> str:
+    def difference(self, commit: str, without: Sequence[str], path: str = "") -> str:
         """What was changed since the commit, whatever diff programs and converters the user has set up."""
-        plain = ("--no-ext-diff", "--no-textconv", "--no-color", "--src-prefix=a/", "--dst-prefix=b/")
+        plain = ("--no-ext-diff", "--no-textconv", "--no-color", f"--src-prefix=a/{path}", f"--dst-prefix=b/{path}")
         excluded = [f":(top,exclude,literal){name}" for name in without]
         return self.text("diff", "--cached", "--binary", *plain, commit, "--", ".", *excluded)
 
@@ -365,7 +447,7 @@ class _Git:
 
     def _run(self, words: Sequence[str], given: str) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
-            ["git", *words],
+            ["git", "-c", "core.sparseCheckout=false", *words],
             cwd=self.cwd,
             env=self.env,
             input=given.encode("utf-8", "surrogateescape"),
