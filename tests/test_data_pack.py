@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import shoal.data
@@ -157,6 +157,7 @@ def test_an_iterator_that_fails_leaves_nothing(tmp_path: Path) -> None:
     ),
     st.sampled_from(["tar", "tfrecord"]),
 )
+@example([b"a.;", b"b.bin"], "tar")
 def test_any_name_that_a_disk_allows_survives_the_round_trip(
     tmp_path_factory: pytest.TempPathFactory, names: list[bytes], format: str
 ) -> None:

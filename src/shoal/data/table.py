@@ -51,15 +51,16 @@ class Table:
         return tuple(self.kinds)
 
     def alternatives(self, field: str) -> list[str]:
-        """The fields of the table that "jpg;jpeg;png" may mean, as in WebDataset: of each sample the first it has."""
-        return [name for name in field.split(";") if name in self.kinds]
+        """The fields of the table that "jpg;jpeg;png" may mean, as in WebDataset: of each sample the first it has. One
+        field may also be called so itself."""
+        return [field] if field in self.kinds else [name for name in field.split(";") if name in self.kinds]
 
     def rows(self, field: str) -> Any:
         """The member that holds a field, for every sample; -1 where a sample has none."""
         if field not in self._rows:
             np = needs.numpy()
             rows = np.full(self.length, -1, dtype=np.int64)
-            if ";" in field:
+            if field not in self.kinds:
                 for name in self.alternatives(field):
                     rows = np.where(rows < 0, self.rows(name), rows)
             members = 0
@@ -127,7 +128,7 @@ class Table:
 
     def _with_gaps(self, wanted: Any, field: str, rows: Any) -> list[Any]:
         """None for the samples that lack a field; an error if no sample of the data set has it."""
-        elsewhere = set(field.split(";")) & set(self.shards.manifest.fields)
+        elsewhere = {field, *field.split(";")} & set(self.shards.manifest.fields)
         if not self.alternatives(field) and not elsewhere and self.length:
             raise InputError(f"no sample has the field {field!r}, only {', '.join(map(repr, self.fields))}")
         there = [place for place, row in enumerate(rows.tolist()) if row >= 0]

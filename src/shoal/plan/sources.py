@@ -28,7 +28,8 @@ _SKIPPED = frozenset(
 
 
 def file_that_reads(variable: str, root: Path, command: Sequence[str]) -> str:
-    """The first file of the program that names the variable, relative to the project; "" if none does."""
+    """The first file of the program that names the variable, or has such an argument as `type=bool`, relative to the
+    project; "" if none does."""
     seen: set[Path] = set()
     waiting = list(_named_in(" ".join(command), [root], words=command))
     while waiting and len(seen) < _MOST_FILES:
@@ -64,6 +65,8 @@ def _names_in_code(tree: ast.AST, variable: str) -> bool:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant):
             name = None if id(node) in alone else node.value
+        elif isinstance(node, ast.keyword) and isinstance(node.value, ast.Name):
+            name = f"{node.arg}={node.value.id}"
         else:
             name = getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "arg", None)
         if isinstance(name, str) and variable in name:
