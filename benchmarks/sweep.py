@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from shoal.backends.choose import choose_cluster
-from shoal.config.project import find_project
+from shoal.describe.project import find_project
 from shoal.kernel import files
+from shoal.plan.cluster_choice import choose_cluster
 from shoal.sandbox import Sandbox, SandboxSpec
 from shoal.submit.orders import prepare
 from shoal.submit.scripts import read_scripts

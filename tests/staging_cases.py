@@ -10,16 +10,16 @@ import pytest
 
 import shoal.data
 from data_sets import make_folder
-from shoal.agent import cache, copying
-from shoal.agent.cache import find_root
-from shoal.agent.staging import Stage
 from shoal.data import ahead
 from shoal.data.planning import Settings
+from shoal.job import cache, copying
+from shoal.job.cache import find_root
+from shoal.job.staging import Stage
 
 #: Stages argv[1] to the scratch folder argv[2] and prints the record.
 STAGE = """
 import sys, json
-from shoal.agent.staging import Stage
+from shoal.job.staging import Stage
 stage = Stage("x", sys.argv[1], {"SHOAL_SCRATCH": sys.argv[2]})
 stage.begin()
 stage.wait()

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from made_up import END, ME, START
 from project import Project, env_of
-from shoal.agent import environment, shipping
+from shoal.job import environment, shipping
 from shoal.kernel import fence, layout, lease, process, submission
+from shoal.observe import writing
+from shoal.observe.records import Claim, Outcome
 from shoal.sandbox import Sandbox
-from shoal.store import writing
-from shoal.store.records import Claim, Outcome
 
 RUN = "001_a/000_train_0"
 TOKEN = "abcdefghijkm"
@@ -58,7 +58,7 @@ def _admit(claim: fence.Claim, **me: Any) -> None:
 
 SINGLE = """
 import os, signal, sys, time
-from shoal.agent import attempt, handover, single
+from shoal.job import attempt, handover, single
 from shoal.kernel import fence, guard, layout, process
 from shoal.kernel.records import Allocation
 claim = fence.find_claim(sys.argv[1], sys.argv[2])._replace(output_dir=sys.argv[1], log_dir=sys.argv[1])

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from project import Project
-from shoal.agent.environment import escape
+from shoal.job.environment import escape
 from shoal.sandbox import Sandbox
 
 #: The words that broke other tools, each as it is and as a part of others.

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from project import Project
-from shoal.agent import cache
+from shoal.cleanup import backup
+from shoal.cleanup.leftovers import Item, Left, find_leftovers
+from shoal.cleanup.near_copies import Candidate, find_twins
 from shoal.errors import InputError
+from shoal.job import cache
+from shoal.observe.run_state import RunView
 from shoal.sandbox import Sandbox
-from shoal.store.fold import RunView
-from shoal.tidy import backup
-from shoal.tidy.leftovers import Item, Left, find_leftovers
-from shoal.tidy.near_copies import Candidate, find_twins
 
 HEADER = "#!/bin/bash\n#SBATCH --gres=gpu:8\n#SBATCH --ntasks-per-node=8\n#SBATCH --time=12:00:00\n#SBATCH --mem=500G\n"
 BODY = "source env.sh\ncd project\nexport DATA=/data\nsrun python train.py --batch 22\n"

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from shoal.backends.choose import choose_cluster, match_cluster, named_cluster
 from shoal.backends.slurm.facts import cluster_name, parse_associations, parse_gres, parse_sinfo
-from shoal.backends.slurm.flags import parse_flags
+from shoal.batch.flags import parse_flags
 from shoal.cli import main
-from shoal.config.cluster import CLUSTER_KEYS
-from shoal.config.networks import NETWORKS
-from shoal.config.project import Project, find_project
+from shoal.describe.cluster import CLUSTER_KEYS
+from shoal.describe.networks import NETWORKS
+from shoal.describe.project import Project, find_project
 from shoal.errors import InputError
+from shoal.plan.cluster_choice import choose_cluster, match_cluster, named_cluster
 from shoal.sandbox import Sandbox
 
 PROJECT = """

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.config.document import Document
-from shoal.config.locate import find_root, home_of, user_config_path
-from shoal.config.project import Project, bare_project, find_project, project_or_bare
-from shoal.config.steps import check_step_name
+from shoal.describe.document import Document
+from shoal.describe.locate import find_root, home_of, user_config_path
+from shoal.describe.project import Project, bare_project, find_project, project_or_bare
+from shoal.describe.steps import check_step_name
 from shoal.errors import InputError
 from shoal.model import Request
 
@@ -90,7 +90,7 @@ def test_the_user_config_follows_xdg_and_ignores_a_relative_path() -> None:
 
 
 def test_finding_the_project_imports_nothing_heavy() -> None:
-    code = "import sys, shoal.config.locate; print([m for m in ('msgspec', 'tomllib', 'json') if m in sys.modules])"
+    code = "import sys, shoal.describe.locate; print([m for m in ('msgspec', 'tomllib', 'json') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ})
     assert done.stdout.strip() == "[]", done.stderr
 

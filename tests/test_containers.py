@@ -9,19 +9,10 @@ from pathlib import Path
 import pytest
 
 from project import Project, assert_clear_error
-from shoal.agent.launch.container import (
-    Container,
-    ContainerError,
-    all_binds,
-    build,
-    chosen,
-    merge,
-    parse_bind,
-    words,
-)
-from shoal.agent.launch.container_needs import missing
-from shoal.agent.launch.unit import Unit
-from shoal.agent.launch.words import launcher
+from shoal.job.launch.container import Container, ContainerError, all_binds, build, chosen, merge, parse_bind, words
+from shoal.job.launch.container_needs import missing
+from shoal.job.launch.unit import Unit
+from shoal.job.launch.words import launcher
 
 DATA = ["/data", "/scratch:/scratch:ro"]
 

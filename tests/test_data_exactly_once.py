@@ -24,11 +24,11 @@ from hypothesis import strategies as st
 
 import shoal.data
 from data_sets import contents, make_folder
-from shoal.agent import copies, copying, listing
-from shoal.agent.staging import Stage
 from shoal.data.planning import Settings
 from shoal.data.staged import stage_and_run
 from shoal.errors import InputError, ShoalError
+from shoal.job import copies, copying, listing
+from shoal.job.staging import Stage
 from staging_cases import Gate, make_scratch, stage_all
 
 SAMPLES = 101
@@ -324,7 +324,7 @@ def test_webdataset_finds_every_sample_of_staged_data_by_default(
 def test_a_run_starts_when_all_is_there_unless_it_asks_for_the_first_shard(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shoal.agent.staging import StageError
+    from shoal.job.staging import StageError
 
     gate, scratch = Gate(monkeypatch), make_scratch(tmp_path)
     first, every = (Stage("x", str(cluster.source), scratch, threads=1, wait=wait) for wait in ("first", "all"))
@@ -372,7 +372,7 @@ def test_a_rank_on_a_node_of_its_own_reads_its_part_of_the_bytes(tmp_path: Path,
 #: Brings data for a job of two nodes as the agent does, and prints what the run would find; `stage` is the helper.
 TWO_NODES = """
 import json, os, sys
-from shoal.agent import handover
+from shoal.job import handover
 
 if sys.argv[1] == "stage":
     sys.exit(handover.main(sys.argv[2:]))
@@ -410,10 +410,10 @@ def test_all_nodes_of_a_job_get_one_path_with_everything_in_it(
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "srun").write_text(SRUN)
     (tmp_path / "bin" / "srun").chmod(0o755)
-    (tmp_path / "agent.py").write_text(TWO_NODES)
+    (tmp_path / "job.py").write_text(TWO_NODES)
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SCRATCH_OF_B": str(tmp_path / scratch_of_b)}
     env = {**os.environ, **scratch, **job, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-    argv = [sys.executable, tmp_path / "agent.py", cluster.source, wait, tmp_path / "told"]
+    argv = [sys.executable, tmp_path / "job.py", cluster.source, wait, tmp_path / "told"]
     done = subprocess.run([str(word) for word in argv], env=env, capture_output=True, text=True, check=True)
     problem, path, said = json.loads(done.stdout)
     assert problem is None
@@ -433,11 +433,11 @@ def test_a_node_that_cannot_read_the_source_stops_the_run_before_it_starts(clust
     text = SRUN.replace("SLURM_NODEID=1", 'mv "$DATA" "$DATA.gone"\nSLURM_NODEID=1')
     (tmp_path / "bin" / "srun").write_text(text)
     (tmp_path / "bin" / "srun").chmod(0o755)
-    (tmp_path / "agent.py").write_text(TWO_NODES)
+    (tmp_path / "job.py").write_text(TWO_NODES)
     (tmp_path / "empty").mkdir()
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SCRATCH_OF_B": str(tmp_path / "empty")}
     env = {**os.environ, **scratch, **job, "DATA": str(tmp_path / "data"), "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}
-    argv = [sys.executable, tmp_path / "agent.py", tmp_path / "data", "all", tmp_path / "told"]
+    argv = [sys.executable, tmp_path / "job.py", tmp_path / "data", "all", tmp_path / "told"]
     done = subprocess.run([str(word) for word in argv], env=env, capture_output=True, text=True, check=False)
     problem = json.loads(done.stdout)[0]
     assert problem is not None and problem.startswith("the data cannot be used") and "cannot be read" in problem

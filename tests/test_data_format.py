@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 import shoal.data
 from data_sets import contents, make_folder
-from shoal.agent import checksum, copying
 from shoal.data import crc, manifest, tar, tfrecord
 from shoal.data.checking import info, verify
 from shoal.data.index import IndexBuilder, Member, Sample, ShardIndex, is_intact
@@ -26,6 +25,7 @@ from shoal.data.order import Permutation
 from shoal.data.planning import Settings
 from shoal.data.unpacking import unpack
 from shoal.errors import InputError, ShoalError
+from shoal.job import checksum, copying
 
 SMALL = Settings(shard_mb=0.05, first_mb=0.01)
 

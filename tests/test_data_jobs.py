@@ -17,11 +17,11 @@ import shoal.data
 from conftest import cancel_all
 from data_sets import SHOAL, contents, make_data, make_folder, with_data
 from project import Project
-from shoal.agent import cache
-from shoal.agent.data import Arriving
-from shoal.config.data_sets import resolve_data
 from shoal.data.advising import Times, advise, measure_delivery, predict, summarize
 from shoal.data.benching import Bench, Measured, drop_cache
+from shoal.describe.data_sets import resolve_data
+from shoal.job import cache
+from shoal.job.data import Arriving
 from shoal.sandbox import Sandbox
 from staging_cases import Gate
 
@@ -113,8 +113,8 @@ def test_the_data_of_a_run_is_part_of_what_it_is(tmp_path: Path) -> None:
 def test_a_training_begins_before_staging_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from shoal.agent.staging import Stage
     from shoal.data.for_torch import Loader
+    from shoal.job.staging import Stage
 
     data = make_data(tmp_path)
     (tmp_path / "scratch").mkdir()

@@ -15,8 +15,8 @@ import pytest
 
 import shoal.data
 from data_sets import SHOAL, contents, make_folder
-from shoal.agent import copies, copying, listing
-from shoal.agent.staging import Stage
+from shoal.job import copies, copying, listing
+from shoal.job.staging import Stage
 from staging_cases import STAGE, Gate, busy_threads, make_scratch, make_shards, stage_all
 from waiting import wait_until
 
@@ -223,11 +223,11 @@ def test_the_command_sees_the_folder_and_gives_its_exit_code(data: Path, scratch
 
 @pytest.mark.skipif(OLD_PYTHON is None, reason="there is no Python 3.8 here to try the agent on")
 def test_the_shipped_agent_stages_on_the_oldest_python(data: Path, scratch: dict[str, str], tmp_path: Path) -> None:
-    from shoal.agent.shipping import build
+    from shoal.job.shipping import build
 
     (tmp_path / "agent.pyz").write_bytes(build())
     code = f"import sys; sys.path.insert(0, {str(tmp_path / 'agent.pyz')!r})" + STAGE.replace(
-        "shoal.agent", "shoal_agent.agent"
+        "shoal.job", "shoal_agent.agent"
     )
     argv = [str(OLD_PYTHON), "-c", code, str(data), scratch["SHOAL_SCRATCH"]]
     record = json.loads(subprocess.run(argv, check=True, capture_output=True, text=True).stdout)

@@ -18,9 +18,9 @@ import pytest
 
 import shoal.data
 from data_sets import contents, make_folder
-from shoal.agent import cache
-from shoal.agent.cache import Lock, find_root
-from shoal.agent.staging import Stage
+from shoal.job import cache
+from shoal.job.cache import Lock, find_root
+from shoal.job.staging import Stage
 from shoal.kernel import process
 from staging_cases import STAGE, busy_threads, make_scratch, make_shards, node_root, stage_all
 from waiting import wait_until
@@ -173,7 +173,7 @@ def test_data_that_the_group_may_not_read_is_not_shared_with_it(group_scratch: P
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may play two users of a group")
 def test_a_second_user_goes_on_with_an_unfinished_copy(group_scratch: Path) -> None:
     killed = """
-from shoal.agent import copying
+from shoal.job import copying
 copying.RANGE, plain, done = 5000, copying._Part.copy, []
 def copy(part, number, buffer):
     done.append(1)
@@ -294,7 +294,7 @@ _AS_USER = STAGE.replace(
 )
 _HOLD = """
 import sys, time
-from shoal.agent.cache import Lock
+from shoal.job.cache import Lock
 lock = Lock(sys.argv[1])
 lock.take(True)
 print(1, flush=True)

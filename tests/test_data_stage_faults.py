@@ -15,10 +15,10 @@ import pytest
 
 import shoal.data
 from data_sets import contents, make_folder
-from shoal.agent import copies, copying
-from shoal.agent.copying import Copier, Item
-from shoal.agent.staging import Stage, StageError
 from shoal.data.planning import Settings
+from shoal.job import copies, copying
+from shoal.job.copying import Copier, Item
+from shoal.job.staging import Stage, StageError
 from staging_cases import Gate, busy_threads, make_scratch, make_shards, node_root, stage_all
 from waiting import wait_until
 
@@ -187,8 +187,8 @@ def _start_slow_copier(data: Path, scratch: dict[str, str]) -> subprocess.Popen[
     """A job that copies a few shards and then hangs on one."""
     code = """
 import sys, time
-from shoal.agent import copying
-from shoal.agent.staging import Stage
+from shoal.job import copying
+from shoal.job.staging import Stage
 plain, done = copying._Part.copy, []
 def copy(part, number, buffer):
     done.append(1)

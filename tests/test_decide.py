@@ -7,7 +7,7 @@ import pytest
 
 from shoal.errors import InputError
 from shoal.model import AS_MEANT, ENDED, LIVE, RunSpec
-from shoal.store.fold import RunView
+from shoal.observe.run_state import RunView
 from shoal.submit.decide import decide, differences
 
 SPEC = RunSpec(

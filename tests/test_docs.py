@@ -151,10 +151,10 @@ def take_down(home: Path) -> None:
 
 
 def test_the_page_of_defaults_tells_the_numbers_of_the_code() -> None:
-    from shoal.backends.slurm.generated import DEFAULT_REQUEST
-    from shoal.config.smoke import Smoke
-    from shoal.config.survival import _FOLLOW_UPS
-    from shoal.pack.options import PackOptions
+    from shoal.describe.smoke import Smoke
+    from shoal.describe.survival import _FOLLOW_UPS
+    from shoal.plan.generate import DEFAULT_REQUEST
+    from shoal.plan.pack_options import PackOptions
     from shoal.views.polling import INTERVAL_S
 
     page, pack, smoke = (ROOT / "docs/defaults.md").read_text(), PackOptions(), Smoke()

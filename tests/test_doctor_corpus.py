@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from shoal.batch.text import read_text
 from shoal.doctor.check import RealFiles, examine, find_files
 from shoal.doctor.finding import Finding
-from shoal.doctor.text import read_text
 
 CORPUS = Path(__file__).parent / "corpus"
 EXPECTED = CORPUS / "expected.toml"

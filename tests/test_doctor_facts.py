@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.batch.directives import parse_words, read_directives, split_directive
+from shoal.batch.shell_commands import parse_shell
+from shoal.batch.text import decode
 from shoal.doctor.check import examine_text
-from shoal.doctor.directives import parse_words, read_directives, split_directive
 from shoal.doctor.geometry import read_geometry
 from shoal.doctor.launches import Launch, find_launches
 from shoal.doctor.python_file import read_program
 from shoal.doctor.script import Script, read_script
-from shoal.doctor.shell_commands import parse_shell
-from shoal.doctor.text import decode
 
 
 def script(text: str, path: str = "job.sh") -> Script:

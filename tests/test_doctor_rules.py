@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from doctor_pairs import PAIRS, Case, Pair
+from shoal.batch.text import decode
 from shoal.doctor import rules
 from shoal.doctor.check import find_files
 from shoal.doctor.finding import RULES, Facts, Finding, apply_rules
 from shoal.doctor.script import read_script
-from shoal.doctor.text import decode
 
 rules.load()
 

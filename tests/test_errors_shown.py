@@ -14,7 +14,7 @@ from launching import Launching
 from made_up import MadeUp, put_attempt
 from project import Project
 from shoal.backends.slurm.query import Snapshot
-from shoal.observe import observe
+from shoal.observe.run_views import observe
 from shoal.units import listed
 from shoal.views import collectives, status, why
 from shoal.views.details import Details

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.kernel import files
-from shoal.store import records
-from shoal.store.files import as_disk_error
-from shoal.store.records import Claim, DamagedRecord
+from shoal.observe import records
+from shoal.observe.files import as_disk_error
+from shoal.observe.records import Claim, DamagedRecord
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ COLD = """\
 import sys, threading
 sys.setswitchinterval(1e-6)
 import msgspec
-from shoal.store import reading
+from shoal.observe import reading
 record = dict(experiment="e", stem="s", order=None, step="t", step_kind="t", seed=0, command=["x"], cwd="/", output="o")
 together = threading.Barrier(8)
 def work():

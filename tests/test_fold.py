@@ -16,8 +16,8 @@ from shoal.kernel import files
 from shoal.kernel.slurm_text import ENDED_WORDS, LIVE_WORDS, JobRow, parse_sacct, parse_squeue
 from shoal.model import ENDED, LIVE, STATES
 from shoal.names import job_name
-from shoal.store.fold import Evidence, RunView, fold, fold_attempt
-from shoal.store.reading import Reader
+from shoal.observe.reading import Reader
+from shoal.observe.run_state import Evidence, RunView, fold, fold_attempt
 
 NAME = "001_a/000_x_0"
 TOKEN = "abcdefghijkm"

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.backends.slurm.generated import Wish, generate
 from shoal.cli import main
-from shoal.config.cluster import Cluster
-from shoal.config.project import Project, bare_project, find_project
+from shoal.describe.cluster import Cluster
+from shoal.describe.project import Project, bare_project, find_project
 from shoal.errors import InputError
+from shoal.plan.generate import Wish, generate
 from shoal.sandbox import Sandbox
 from waiting import wait_until
 

@@ -14,26 +14,24 @@ import shoal
 from shoal.cli import COMMANDS
 
 SRC = Path(shoal.__file__).parent
-AGENT = sorted([*(SRC / "agent").rglob("*.py"), *(SRC / "kernel").rglob("*.py")])
+AGENT = sorted([*(SRC / "job").rglob("*.py"), *(SRC / "kernel").rglob("*.py")])
 #: From the ground upwards: a room may import from rooms before it, never from those after it. Rooms that are not here
 #: are leaves or stand beside one of these, and are not looked at.
 FLOORS = (
     "errors",
     "units",
     "kernel",
-    "agent",
+    "job",
     "model",
     "names",
-    "config",
-    "store",
+    "describe",
     "observe",
-    "finishing",
     "submit",
     "views",
     "cli",
 )
 #: What the agent imports inside a function, with a sentence for people who do not have it.
-OPTIONAL = {"agent/pack/ray_starter.py": ("ray",), "agent/checksum.py": ("isal.isal_zlib",)}
+OPTIONAL = {"job/pack/ray_starter.py": ("ray",), "job/checksum.py": ("isal.isal_zlib",)}
 _COMMAND_NAMES = [name for group in COMMANDS.values() for name in group]
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from shoal.backends.choose import choose_cluster
 from shoal.backends.slurm.facts import Facts, Partition, cluster_name, draft_profile
 from shoal.cli import main
-from shoal.config.project import Project, find_project
-from shoal.config.scaffold import Draft, toml_text
+from shoal.describe.project import Project, find_project
+from shoal.describe.scaffold import Draft, toml_text
+from shoal.plan.cluster_choice import choose_cluster
 from shoal.sandbox import Sandbox
 
 

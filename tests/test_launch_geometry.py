@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from project import Project, assert_clear_error
-from shoal.agent.launch.geometry import DEFAULTS, MODES, GeometryError, compute, describe, fold, slices
-from shoal.agent.launch.policy import Board, limits
-from shoal.backends.slurm.flags import parse_flags
-from shoal.backends.slurm.options import Resolved, resolve
-from shoal.config.cluster import UNNAMED, Cluster
+from shoal.batch.flags import parse_flags
+from shoal.describe.cluster import UNNAMED, Cluster
 from shoal.errors import InputError
+from shoal.job.launch.geometry import DEFAULTS, MODES, GeometryError, compute, describe, fold, slices
+from shoal.job.launch.policy import Board, limits
 from shoal.model import LaunchSettings, Request
+from shoal.plan.sbatch_options import Resolved, resolve
 
 
 def resolved(launch: str, *flags: str, settings: LaunchSettings | None = None, **request: Any) -> Resolved:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from launching import Launching, assert_nothing_left
-from shoal.agent.launch import watch
-from shoal.agent.launch.unit import Unit
+from shoal.job.launch import watch
+from shoal.job.launch.unit import Unit
 from shoal.sandbox import Sandbox
 
 TORCHRUN = 'launch = { mode = "torchrun", processes = 2 }'

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.agent.launch import failures, network, rank, words
-from shoal.agent.launch.unit import Unit
+from shoal.job.launch import failures, network, rank, words
+from shoal.job.launch.unit import Unit
 
 
 def unit(**changed: object) -> Unit:

@@ -12,7 +12,7 @@ from disks import fill, small_disk
 from made_up import END, START
 from shoal.kernel import layout, lease
 from shoal.kernel.records import encode
-from shoal.store import records
+from shoal.observe import records
 
 TIMES = lease.timing({})
 

@@ -17,7 +17,7 @@ from shoal.kernel import fence, layout, lease, node_lease, process, tree
 from waiting import wait_until
 
 TIMES = lease.timing({lease.VARIABLE: "3"})
-MAIN = "import sys; from shoal.agent.launch.node_guards import main; sys.exit(main(sys.argv[1:]))"
+MAIN = "import sys; from shoal.job.launch.node_guards import main; sys.exit(main(sys.argv[1:]))"
 #: A process of the attempt that has a child without its environment.
 PROGRAM = """
 import subprocess

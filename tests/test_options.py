@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from shoal.backends.slurm.flags import parse_flags
-from shoal.backends.slurm.options import Resolved, resolve
-from shoal.config.cluster import Cluster
-from shoal.config.project import find_project
+from shoal.batch.flags import parse_flags
+from shoal.describe.cluster import Cluster
+from shoal.describe.project import find_project
 from shoal.errors import InputError
 from shoal.model import Request
+from shoal.plan.sbatch_options import Resolved, resolve
 
 TOML = """
 [clusters.galvani]

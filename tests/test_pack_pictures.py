@@ -11,12 +11,12 @@ import pytest
 from PIL import Image, ImageColor
 
 from project import Project, assert_clear_error, project_here
-from shoal.pack.drawing import LEFT, TOP, WIDTH, as_svg, axis_step, colour_of, mark_words
-from shoal.pack.png import as_png
-from shoal.pack.timeline import Bar, Timeline
-from shoal.store.records import Asked, Held
+from shoal.observe.records import Asked, Held
+from shoal.views.png import as_png
 from shoal.views.report.history import Try
 from shoal.views.report.shapes import shapes
+from shoal.views.timeline import Bar, Timeline
+from shoal.views.timeline_drawing import LEFT, TOP, WIDTH, as_svg, axis_step, colour_of, mark_words
 
 #: Two lanes of 100 s: the first is busy for 60 s with a run that failed, the second all the time.
 BARS = [Bar("n:0", "e/r_a", 1, 0.0, 60.0, "failed"), Bar("n:1", "e/r_b", 1, 0.0, 100.0, "done")]

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from project import Project, assert_clear_error, project_here, read_record
-from shoal.agent.pack.books import Need
-from shoal.agent.pack.probe import estimate
-from shoal.agent.pack.queue import Item, Queue
+from shoal.job.pack.books import Need
+from shoal.job.pack.probe import estimate
+from shoal.job.pack.queue import Item, Queue
 from waiting import wait_until
 
 #: Takes `length` steps of 0.1 s and tells of each; from its second attempt on it is quick about it.

@@ -26,12 +26,12 @@ import shoal
 from data_sets import make_data, with_data
 from made_up import ME
 from project import Project, assert_clear_error, processes_with, project_here, read_record
-from shoal.agent.children import StarterFailed
-from shoal.agent.pack import ray_cluster
-from shoal.agent.pack.machine import Gpus, memory_mb
-from shoal.agent.pack.node import Node
-from shoal.agent.pack.ray_cluster import Cluster, ray_environment, sizes
-from shoal.agent.pack.short_folder import ShortFolder
+from shoal.job.children import StarterFailed
+from shoal.job.pack import ray_cluster
+from shoal.job.pack.machine import Gpus, memory_mb
+from shoal.job.pack.node import Node
+from shoal.job.pack.ray_cluster import Cluster, ray_environment, sizes
+from shoal.job.pack.short_folder import ShortFolder
 from shoal.sandbox import Sandbox
 from waiting import wait_until
 

@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_up import ME, START
-from shoal.agent import nodes
-from shoal.agent.pack.books import WHOLE, Books, Need, even_share, parts
-from shoal.agent.pack.machine import Gpus, gpu_environment, gpus_here, thread_environment
-from shoal.agent.pack.queue import Item, Queue, read_queue
-from shoal.config.project import bare_project
+from shoal.describe.project import bare_project
 from shoal.errors import InputError
+from shoal.job import nodes
+from shoal.job.pack.books import WHOLE, Books, Need, even_share, parts
+from shoal.job.pack.machine import Gpus, gpu_environment, gpus_here, thread_environment
+from shoal.job.pack.queue import Item, Queue, read_queue
 from shoal.model import Request
-from shoal.pack.commands import runs_of_file, step_of
-from shoal.pack.options import PackOptions
-from shoal.pack.order import Job, expected, longest_first
-from shoal.pack.simulate import even_out, lower_bound, play
+from shoal.plan.pack_commands import runs_of_file, step_of
+from shoal.plan.pack_options import PackOptions
+from shoal.plan.pack_order import Job, expected, longest_first
+from shoal.plan.simulate import even_out, lower_bound, play
 
 shares = st.sampled_from([0, 1, 250_000, 333_333, 500_000, WHOLE, 2 * WHOLE])
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from project import Project, assert_clear_error, project_here
-from shoal.agent.pack.search import Board, Report, Reports, Rule, Search, is_stopped, rank
+from shoal.describe.search import parse_words
 from shoal.errors import InputError
+from shoal.job.pack.search import Board, Report, Reports, Rule, Search, is_stopped, rank
 from shoal.sandbox import Sandbox
-from shoal.sweep.search import parse_words
 from waiting import wait_until
 
 #: Reports step 1 to 5 with loss quality / step, then waits for a file, or for SIGTERM, upon which it saves. The best

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from project import Project, assert_clear_error
-from shoal.agent.pack.books import WHOLE
-from shoal.pack.order import Job
-from shoal.pack.shapes import compare, with_lengths, with_starts
+from shoal.job.pack.books import WHOLE
+from shoal.plan.layouts import compare, with_lengths, with_starts
+from shoal.plan.pack_order import Job
 from shoal.sandbox import Sandbox
 from shoal.views.shapes import flags_of
 from waiting import wait_until

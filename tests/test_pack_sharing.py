@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from project import Project
-from shoal.agent.environment import escape
-from shoal.agent.pack.books import WHOLE, Holding
-from shoal.agent.pack.machine import Gpus, gpu_environment, gpus_here
-from shoal.agent.pack.sharing import Sharing, memory_environment, share_gpus
+from shoal.job.environment import escape
+from shoal.job.pack.books import WHOLE, Holding
+from shoal.job.pack.machine import Gpus, gpu_environment, gpus_here
+from shoal.job.pack.sharing import Sharing, memory_environment, share_gpus
 from waiting import wait_until
 
 #: Speaks as nvidia-cuda-mps-control does: -f is the daemon, without it commands come on standard input.

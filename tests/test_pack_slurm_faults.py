@@ -17,7 +17,7 @@ import pytest
 from conftest import cancel_all
 from made_up import ME
 from project import Project, read_record
-from shoal.agent.pack import follow
+from shoal.job.pack import follow
 from shoal.sandbox import Sandbox
 from test_pack_slurm import good_ends, held, job_of, sweep, wait_all
 from test_snapshot import git

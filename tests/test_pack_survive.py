@@ -14,10 +14,10 @@ import pytest
 
 from made_up import END
 from project import Done, Project, project_here
-from shoal.agent import cache, listing
-from shoal.agent.pack.claims import Standing
-from shoal.agent.pack.queue import Settings
-from shoal.agent.pack.turns import Again, again
+from shoal.job import cache, listing
+from shoal.job.pack.claims import Standing
+from shoal.job.pack.queue import Settings
+from shoal.job.pack.turns import Again, again
 from test_data_jobs import make_data, with_data
 from waiting import wait_until
 

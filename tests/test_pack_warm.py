@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from project import Project, project_here
-from shoal.agent.environment import escape
-from shoal.agent.pack.warm import program_of
+from shoal.job.environment import escape
+from shoal.job.pack.warm import program_of
 from waiting import wait_until
 
 SHOW = """\

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from project import Project, assert_clear_error
-from shoal.agent.environment import escape, fill, fill_known, placeholders
+from shoal.job.environment import escape, fill, fill_known, placeholders
 
 VALUES = {"lr": "0.1", "out": "{lr}"}
 #: Words with braces that are no placeholders: JSON, the shell's, awk's, find's.

@@ -22,10 +22,10 @@ from shoal.kernel.records import Allocation
 from shoal.kernel.slurm_text import JobRow
 from shoal.model import LIVE, RunSpec
 from shoal.names import job_name, new_token
-from shoal.observe import observe
-from shoal.store import writing
-from shoal.store.fold import RunView
-from shoal.store.records import Claim, Outcome, Send, Submission
+from shoal.observe import writing
+from shoal.observe.records import Claim, Outcome, Send, Submission
+from shoal.observe.run_state import RunView
+from shoal.observe.run_views import observe
 
 SPEC = RunSpec(
     experiment="001_a", stem="000_x_0", order=0, step="x", step_kind="x", seed=0, command=["x"], cwd="/", output="x"

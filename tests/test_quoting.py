@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shoal.backends.slurm.quoting import directive, escape_percent, shell_command, shell_quote
+from shoal.batch.quoting import directive, escape_percent, shell_command, shell_quote
 from shoal.errors import InputError
 from shoal.sandbox import Sandbox
 

@@ -21,7 +21,7 @@ from shoal.errors import InputError
 from shoal.kernel.progress import Output, read_metrics
 from shoal.kernel.progress.trackers import fields, tensorboard_numbers, wandb_numbers
 from shoal.model import RunSpec
-from shoal.results.table import RunResult, statistic, tabulate
+from shoal.observe.results import RunResult, statistic, tabulate
 from shoal.views.results import show
 
 

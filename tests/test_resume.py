@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from project import Project, assert_clear_error
-from shoal.agent.environment import argv_of
+from shoal.describe.sources import file_that_reads
+from shoal.job.environment import argv_of
 from shoal.kernel import resumed
-from shoal.plan.sources import file_that_reads
 from terminal import run_in_terminal
 
 #: As nanoGPT: it prints its steps, writes one checkpoint over and over, and continues only when it is told to.

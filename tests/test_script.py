@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from shoal.backends.slurm.launch_lines import launch_lines, torchrun_words
-from shoal.backends.slurm.script import header, render_script, set_up
-from shoal.config.cluster import Cluster
+from shoal.describe.cluster import Cluster
 from shoal.errors import InputError
 from shoal.model import Request
+from shoal.plan.launch_lines import launch_lines, torchrun_words
+from shoal.plan.script import header, render_script, set_up
 
 GOLDEN = Path(__file__).parent / "golden"
 CLUSTER = Cluster(

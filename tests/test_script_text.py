@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.doctor.shell_commands import parse_shell
-from shoal.plan.script_text import ScriptFile, lone_modifiers, passes_seed_on, variables_of_runs
+from shoal.batch.shell_commands import parse_shell
+from shoal.describe.script_text import ScriptFile, lone_modifiers, passes_seed_on, variables_of_runs
 
 
 def passes(body: str) -> bool:

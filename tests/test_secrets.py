@@ -9,7 +9,7 @@ import pytest
 
 from project import Project, assert_clear_error, env_of
 from shoal import secrecy
-from shoal.agent import admission
+from shoal.job import admission
 from shoal.kernel import submission
 from shoal.model import RunSpec
 from shoal.sandbox import Sandbox

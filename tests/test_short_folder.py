@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from shoal.agent.pack import short_folder
-from shoal.agent.pack.short_folder import ShortFolder
+from shoal.job.pack import short_folder
+from shoal.job.pack.short_folder import ShortFolder
 
 
 def test_a_folder_that_nobody_holds_any_more_is_removed_and_others_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(short_folder, "_ROOT", str(tmp_path))
-    code = f"from shoal.agent.pack import short_folder as s; s._ROOT = {str(tmp_path)!r}; print(s.ShortFolder().path)"
+    code = f"from shoal.job.pack import short_folder as s; s._ROOT = {str(tmp_path)!r}; print(s.ShortFolder().path)"
     (tmp_path / "sr_backup_").mkdir()
     held = ShortFolder()
     left = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()

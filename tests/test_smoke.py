@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from project import Project, assert_clear_error
-from shoal.agent import smoke
+from shoal.job import smoke
 from shoal.sandbox import Sandbox
 from shoal.submit.smoke import shortened
 from waiting import wait_until

@@ -15,7 +15,7 @@ import pytest
 
 from conftest import cancel_all
 from project import Project
-from shoal.agent import packages
+from shoal.job import packages
 from shoal.sandbox import Sandbox
 from shoal.submit.snapshot import SnapshotError, take
 from shoal.submit.unseen import unseen

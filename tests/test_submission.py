@@ -14,8 +14,8 @@ import pytest
 from shoal.kernel import fence, files, layout, records, submission
 from shoal.kernel.records import Claim, Next, Outcome, Send, Submission
 from shoal.kernel.slurm import Answer
-from shoal.store import records as checked
-from shoal.store.reading import Reader
+from shoal.observe import records as checked
+from shoal.observe.reading import Reader
 
 TOKEN, RUN = "abcdefghijkm", "001_a/000_train_0"
 ORDER = Send(1.0, "host", 1, argv=["--mem=50M"])
@@ -88,7 +88,7 @@ def test_a_follow_up_that_was_given_up_meanwhile_is_not_told_as_a_job(
     home: str, cancelled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """D11: the ending job's own copy of the transaction told of a job that would never run."""
-    from shoal.agent import survival
+    from shoal.job import survival
 
     submission.send(home, TOKEN, ORDER, run_sbatch=answering(Answer("accepted", "7")))
 

@@ -11,8 +11,8 @@ import pytest
 
 from conftest import cancel_all
 from project import Project
-from shoal.agent import accounts, admission
 from shoal.backends.slurm.submit_limits import parse_association, parse_qos, parse_tree
+from shoal.job import accounts, admission
 from shoal.sandbox import Sandbox
 from waiting import wait_until
 

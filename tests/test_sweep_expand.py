@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.config.document import Document
+from shoal.describe.blocks import Block, parse_block, with_flags
+from shoal.describe.document import Document
+from shoal.describe.expand import Point, count, expand
+from shoal.describe.expressions import EvaluationError, parse_expression
+from shoal.describe.values import MOST_RUNS, parse_seeds, parse_words
 from shoal.errors import InputError
-from shoal.sweep.blocks import Block, parse_block, with_flags
-from shoal.sweep.expand import Point, count, expand
-from shoal.sweep.expressions import EvaluationError, parse_expression
-from shoal.sweep.values import MOST_RUNS, parse_seeds, parse_words
 
 
 def block(text: str) -> Block:

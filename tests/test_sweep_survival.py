@@ -12,11 +12,11 @@ import pytest
 from conftest import cancel_all
 from made_up import put_attempt
 from project import Project, assert_clear_error
-from shoal.agent import nodes
-from shoal.agent.survival import backoff_s, changes, grow
-from shoal.config.document import Document
-from shoal.config.survival import parse_survival
+from shoal.describe.document import Document
+from shoal.describe.survival import parse_survival
 from shoal.errors import InputError
+from shoal.job import nodes
+from shoal.job.survival import backoff_s, changes, grow
 from shoal.sandbox import Sandbox
 from waiting import wait_until
 

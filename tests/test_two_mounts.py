@@ -23,7 +23,7 @@ from ledger import Ledger, keeping_ledger, shoal_processes
 from made_up import END, START
 from project import ENDED, SHOAL, end_process, project_here
 from shoal.kernel import layout, lease, submission, tree
-from shoal.store.records import Claim, Outcome
+from shoal.observe.records import Claim, Outcome
 from waiting import wait_until
 
 RUN = "001_a/000_train_0"
@@ -36,7 +36,7 @@ FRESH, OLD = LEASE_S / 3, LEASE_S * 1.5
 #: What the programs below have in common. They say what they did in lines of JSON.
 COMMON = f"""
 import json, os, sys, time
-from shoal.agent.pack import claims
+from shoal.job.pack import claims
 from shoal.kernel import fence, files, layout, lease, records, submission
 run_dir, token = sys.argv[1:3]
 times = lease.timing({{lease.VARIABLE: "{LEASE_S}"}})

@@ -21,12 +21,12 @@ from typing import Any
 import pytest
 
 from made_up import NOW, MadeUp, picture
-from shoal.config.columns import Said
+from shoal.describe.columns import Said
 from shoal.errors import InputError
 from shoal.kernel.causes import strip_escapes
 from shoal.model import STATES
-from shoal.results.table import tabulate
-from shoal.store.fold import RunView
+from shoal.observe.results import tabulate
+from shoal.observe.run_state import RunView
 from shoal.views import faults, forecast, logs, results, status, why
 from shoal.views import select as selecting
 from shoal.views.columns import BY_NAME, choose
@@ -430,7 +430,9 @@ def test_a_status_imports_nothing_that_submits_or_reads_profiles(made: MadeUp) -
     done = subprocess.run([sys.executable, "-c", code], cwd=made.root, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "shoal.observe" in done.stderr
     assert not [
-        name for name in ("shoal.submit", "shoal.config.cluster", "shoal.sweep", "tomllib") if f"'{name}" in done.stderr
+        name
+        for name in ("shoal.submit", "shoal.describe.cluster", "shoal.describe.expand", "tomllib")
+        if f"'{name}" in done.stderr
     ]
 
 

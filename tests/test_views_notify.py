@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from project import Project
-from shoal.agent import notices
-from shoal.config.project import load_project
+from shoal.describe.project import load_project
 from shoal.errors import InputError
+from shoal.job import notices
 from shoal.sandbox import Sandbox
 from waiting import wait_until
 

@@ -21,8 +21,8 @@ from made_up import MadeUp, picture
 from project import Project
 from published import SCHEMAS, complaints
 from shoal.cli import COMMANDS
+from shoal.cli.completing import SCRIPTS, candidates
 from shoal.model import STATES
-from shoal.views.completing import SCRIPTS, candidates
 from waiting import wait_until
 
 SHOAL = Path(sys.executable).with_name("shoal")

@@ -14,7 +14,7 @@ pytest.importorskip("textual")
 from textual.widgets import Input, RichLog, Static
 
 from made_up import MadeUp, picture
-from shoal.store.fold import RunView
+from shoal.observe.run_state import RunView
 from shoal.views import actions
 from shoal.views.status import Filter
 from shoal.views.tui.app import Ask, Help, WatchApp

@@ -20,11 +20,11 @@ import pytest
 from made_up import NOW, MadeUp
 from made_up import usage as made_up_usage
 from project import Project, read_record
-from shoal.agent import nvml, processes, usage
+from shoal.job import nvml, processes, usage
 from shoal.kernel import process, slurm
 from shoal.kernel.records import Held, Start
+from shoal.observe.records import Asked
 from shoal.sandbox import Sandbox
-from shoal.store.records import Asked
 from shoal.views import status, why
 from shoal.views import usage as reading
 from shoal.views.report.history import Try

@@ -16,8 +16,8 @@ import pytest
 from conftest import cancel_all
 from disks import empty, fill, small_disk
 from project import Project, end_process
-from shoal.agent import workdir
-from shoal.agent.workdir import WorkDir
+from shoal.job import workdir
+from shoal.job.workdir import WorkDir
 from shoal.kernel import checkpoints, layout
 from shoal.kernel.progress import Output, read_metrics, tables
 from shoal.sandbox import Sandbox

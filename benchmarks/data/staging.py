@@ -19,8 +19,8 @@ import shoal.data
 from benchmarks.data.measure import FILES, HOME, folder, heading, load, note, row, run, source, warm
 from benchmarks.data.reading import shards
 from benchmarks.data.store import BUSY, SEED, missing, slow
-from shoal.agent.staging import Stage
 from shoal.data.for_torch import Loader
+from shoal.job.staging import Stage
 
 #: Copying a folder takes minutes, every file as long as the next: so many are copied, and the time scaled to all.
 COPIED = 5000

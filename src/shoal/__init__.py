@@ -6,7 +6,7 @@ __version__ = "0.1.0"
 __all__ = ["Experiment", "InputError", "Request", "ShoalError"]
 
 _HOMES = {
-    "Experiment": "shoal.experiment",
+    "Experiment": "shoal.api",
     "InputError": "shoal.errors",
     "Request": "shoal.model",
     "ShoalError": "shoal.errors",

@@ -70,7 +70,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class LaunchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """How a launch mode is tuned; None means: its default (`agent/launch/geometry.DEFAULTS`).
+    """How a launch mode is tuned; None means: its default (`job/launch/geometry.DEFAULTS`).
 
     `processes` are per node. `args` and `env` are given to each replica with {replica}, {replicas}, {lighthouse} filled
     in; `options` go to the launcher's own command line (accelerate, deepspeed).
@@ -104,7 +104,7 @@ class LaunchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 class ContainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """A container as far as one place describes it (a step, an experiment, a cluster); the rest comes from the others.
 
-    `runtime` "none" means: no container, whatever the cluster says. `agent/launch/container.py` makes words of it.
+    `runtime` "none" means: no container, whatever the cluster says. `job/launch/container.py` makes words of it.
     """
 
     runtime: str | None = None

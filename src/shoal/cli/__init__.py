@@ -99,7 +99,7 @@ def _dispatch(words: list[str]) -> int:
 
         raise InputError(f"there is no command {name!r}{_near(name)}", hint="shoal --help")
     if name in ACTING and os.environ.get("SHOAL_COLLECT") and "--dry-run" not in words:
-        from shoal.plan.calls import refuse_while_read
+        from shoal.describe.calls import refuse_while_read
 
         refuse_while_read(f"shoal {name}", os.environ)
     from shoal.cli.parser import Parser
@@ -127,7 +127,7 @@ def _overview() -> str:
 
 def _report(error: Exception, *, as_json: bool) -> int:
     from shoal.errors import ShoalError
-    from shoal.store.files import as_disk_error
+    from shoal.observe.files import as_disk_error
 
     if isinstance(error, OSError) and (disk := as_disk_error(error)) is not None:
         error = disk

@@ -14,7 +14,7 @@ from shoal.cli.options import add_output, add_request, home_here
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from shoal.store.fold import RunView
+    from shoal.observe.run_state import RunView
     from shoal.submit.cancelling import Cancelled
 
 

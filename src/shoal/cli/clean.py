@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from shoal.cli.options import add_output, project_here, refuse_idle
 
 if TYPE_CHECKING:
-    from shoal.config.project import Project
-    from shoal.tidy.leftovers import Item
+    from shoal.cleanup.leftovers import Item
+    from shoal.describe.project import Project
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -42,8 +42,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from shoal.cleanup import backup
     from shoal.errors import InputError
-    from shoal.tidy import backup
     from shoal.views import clean as view
 
     backups = [flag for flag in ("--list", "--drop", "--undo") if flag in args.given]
@@ -69,10 +69,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _find(args: argparse.Namespace, project: Project) -> list[Item]:
-    from shoal.observe import observe
-    from shoal.tidy.leftovers import KINDS, find_leftovers, read_left
-    from shoal.tidy.near_copies import near_copies
-    from shoal.tidy.stale import half_written, stale_snapshots, unused_scratch
+    from shoal.cleanup.leftovers import KINDS, find_leftovers, read_left
+    from shoal.cleanup.near_copies import near_copies
+    from shoal.cleanup.stale import half_written, stale_snapshots, unused_scratch
+    from shoal.observe.run_views import observe
     from shoal.units import parse_duration_s
 
     kinds = args.only or KINDS
@@ -91,8 +91,8 @@ def _find(args: argparse.Namespace, project: Project) -> list[Item]:
 
 
 def _backup(root: Path, name: str) -> Path:
+    from shoal.cleanup.backup import backups
     from shoal.errors import InputError
-    from shoal.tidy.backup import backups
 
     if name:
         return root / name

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shoal.config.cluster import Cluster
-    from shoal.config.project import Project
+    from shoal.describe.cluster import Cluster
+    from shoal.describe.project import Project
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.config.project import project_or_bare
+    from shoal.describe.project import project_or_bare
 
     project = project_or_bare(Path.cwd(), os.environ)
     actions = {"list": listing, "show": show, "detect": detect, "test": test}
@@ -48,8 +48,8 @@ Answer = tuple[dict[str, Any], Rows, list[str]]
 
 def listing(project: Project, name: str | None) -> Answer:
     """All profiles, and which one is chosen here."""
-    from shoal.backends.choose import choose_cluster, named_cluster
-    from shoal.config.cluster import LOCAL, UNNAMED
+    from shoal.describe.cluster import LOCAL, UNNAMED
+    from shoal.plan.cluster_choice import choose_cluster, named_cluster
 
     chosen = choose_cluster(project, None, os.environ)
     if name is not None:
@@ -62,7 +62,7 @@ def listing(project: Project, name: str | None) -> Answer:
 
 
 def _summary(cluster: Cluster, chosen: Cluster) -> dict[str, Any]:
-    from shoal.config.cluster import UNNAMED
+    from shoal.describe.cluster import UNNAMED
 
     words = [f"cluster {cluster.match_cluster}" if cluster.match_cluster else ""]
     words.append(f"host {cluster.match_host}" if cluster.match_host else "")
@@ -80,7 +80,7 @@ def _summary(cluster: Cluster, chosen: Cluster) -> dict[str, Any]:
 
 def show(project: Project, name: str | None) -> Answer:
     """Every value of a profile with its origin, those that nobody wrote included."""
-    from shoal.backends.choose import choose_cluster, named_cluster
+    from shoal.plan.cluster_choice import choose_cluster, named_cluster
 
     chosen = choose_cluster(project, None, os.environ)
     cluster = chosen if name is None else named_cluster(project, name, "clusters show")
@@ -96,8 +96,8 @@ def show(project: Project, name: str | None) -> Answer:
 
 def _values(cluster: Cluster) -> dict[str, dict[str, Any]]:
     """Written values in the order of the profile's keys, defaults, presets, and what differs under each QOS."""
-    from shoal.config.cluster import CLUSTER_KEYS
-    from shoal.config.networks import NETWORKS
+    from shoal.describe.cluster import CLUSTER_KEYS
+    from shoal.describe.networks import NETWORKS
 
     found: dict[str, dict[str, Any]] = {"name": {"value": cluster.name, "origin": "default"}}
     if cluster.layer.values:
@@ -127,9 +127,9 @@ def detect(project: Project, name: str | None) -> Answer:
 
     from msgspec import to_builtins
 
-    from shoal.backends.choose import choose_cluster
     from shoal.backends.slurm.facts import Facts, gather
     from shoal.errors import InputError
+    from shoal.plan.cluster_choice import choose_cluster
     from shoal.units import format_memory
 
     if name is not None:
@@ -149,8 +149,8 @@ def detect(project: Project, name: str | None) -> Answer:
 
 def test(project: Project, name: str | None) -> Answer:
     """Ask Slurm whether it would take the profile's words: once plainly, once for each GPU type."""
-    from shoal.backends.choose import choose_cluster, named_cluster
     from shoal.errors import InputError
+    from shoal.plan.cluster_choice import choose_cluster, named_cluster
 
     chosen = choose_cluster(project, None, os.environ, inside_job=False)
     cluster = chosen if name is None else named_cluster(project, name, "clusters test")
@@ -165,11 +165,11 @@ def test(project: Project, name: str | None) -> Answer:
 
 def _try(project: Project, cluster: Cluster, gpu_type: str | None) -> dict[str, Any]:
     from shoal.backends.slurm.commands import run as run_program
-    from shoal.backends.slurm.flags import SbatchFlags
-    from shoal.backends.slurm.options import resolve
+    from shoal.batch.flags import SbatchFlags
     from shoal.errors import SchedulerError
     from shoal.kernel.slurm_text import is_no_answer
     from shoal.model import Request
+    from shoal.plan.sbatch_options import resolve
 
     request = Request(nodes=1, gpus=1 if gpu_type else None, gpu_type=gpu_type, time="1m")
     options = resolve(request, SbatchFlags(), cluster, project.clusters).argv()

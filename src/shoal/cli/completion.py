@@ -17,8 +17,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from shoal.cli.completing import SCRIPTS, candidates
     from shoal.errors import InputError, ShoalError
-    from shoal.views.completing import SCRIPTS, candidates
 
     if args.complete is None:
         if len(args.words) != 1 or args.words[0] not in SCRIPTS:

@@ -9,9 +9,9 @@ from shoal.cli.pack_flags import add_pack, pack_of, refuse_pack_flags
 
 TYPE_CHECKING = False  # typing itself takes longer to import than everything else here
 if TYPE_CHECKING:
-    from shoal.config.cluster import Cluster
-    from shoal.config.project import Project
-    from shoal.plan.doors import Wish
+    from shoal.describe.cluster import Cluster
+    from shoal.describe.experiment_files import Wish
+    from shoal.describe.project import Project
     from shoal.submit.orders import How
 
 
@@ -45,7 +45,7 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
 
 
 def wish_of(args: argparse.Namespace) -> Wish:
-    from shoal.plan.doors import Wish
+    from shoal.describe.experiment_files import Wish
 
     refuse_idle(args, not args.set, "without --set", "--zip")
     return Wish(args.seeds, args.set, args.zip)
@@ -114,7 +114,7 @@ def _count(text: str) -> int:
 def project_here() -> Project:
     from pathlib import Path
 
-    from shoal.config.project import find_project
+    from shoal.describe.project import find_project
 
     return find_project(Path.cwd(), os.environ)
 
@@ -134,12 +134,12 @@ def refuse_idle(args: argparse.Namespace, idle: bool, because: str, *flags: str)
 
 def home_here() -> str:
     """The state folder of this project, found without reading its configuration."""
-    from shoal.config.locate import find_root, home_of
+    from shoal.describe.locate import find_root, home_of
 
     return home_of(find_root(os.getcwd()), os.environ)
 
 
 def cluster_for(project: Project, on: str | None) -> Cluster:
-    from shoal.backends.choose import choose_cluster
+    from shoal.plan.cluster_choice import choose_cluster
 
     return choose_cluster(project, on, os.environ, inside_job="SLURM_JOB_ID" in os.environ)

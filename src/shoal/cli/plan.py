@@ -31,9 +31,9 @@ from shoal.cli.pack_flags import pack_flags
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal.config.cluster import Cluster
-    from shoal.config.project import Project
-    from shoal.plan.describe import Asked
+    from shoal.describe.cluster import Cluster
+    from shoal.describe.project import Project
+    from shoal.describe.run_specs import Asked
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -74,9 +74,9 @@ def _write(path: str, text: str, *, quiet: bool) -> None:
 
 def _draw(report: Report, svg: str | None, png: str | None, *, quiet: bool) -> None:
     from shoal.kernel.files import replace
-    from shoal.pack.drawing import as_svg
-    from shoal.pack.png import as_png
+    from shoal.views.png import as_png
     from shoal.views.report.timeline import as_timeline
+    from shoal.views.timeline_drawing import as_svg
 
     timeline = as_timeline(report.lanes)
     if svg:

@@ -45,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     refuse_idle(args, args.json or args.quiet, "with --json or -q", "--format")
     refuse_idle(args, args.sort is None, "without --sort", "--descending")
-    from shoal.results.table import tabulate
+    from shoal.observe.results import tabulate
     from shoal.views import results
 
     runs, defaults, notes = results.gather(home_here(), args.which, os.environ, partial=args.partial)

@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from shoal.cli.submit import exit_code, teller
-    from shoal.plan.describe import resume
+    from shoal.describe.run_specs import resume
     from shoal.submit import standing
     from shoal.submit.orders import How
     from shoal.submit.scripts import submit_asked

@@ -33,19 +33,19 @@ def run(args: argparse.Namespace) -> int | None:
         from shoal.errors import InputError
 
         raise InputError(f"shoal shell takes no {args.words[0]!r}", hint="shoal shell")
-    print(Path(__file__).parent.parent / "shell" / "shoal.sh")
+    print(Path(__file__).parent.parent / "describe" / "shoal.sh")
     return None
 
 
 def _define(script: Path) -> None:
-    from shoal.config.project import find_project
-    from shoal.shell import definitions
+    from shoal.describe.project import find_project
+    from shoal.describe.shell_functions import definitions
 
     print(definitions(script, find_project(script.absolute().parent, os.environ), os.environ))
 
 
 def _call(function: str, script: str, words: list[str], modifier: list[str]) -> int:
-    from shoal.plan.calls import BASE, COLLECT, Call, append, settings
+    from shoal.describe.calls import BASE, COLLECT, Call, append, settings
 
     env, secret = settings(os.environ, os.environ.get(BASE, ""))
     seed = os.environ.get("SHOAL_SEED", "")

@@ -17,7 +17,7 @@ from shoal.cli.options import add_output, home_here, refuse_idle
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from shoal.config.columns import Said
+    from shoal.describe.columns import Said
     from shoal.views.status import Filter
 
 
@@ -47,7 +47,7 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.store.listing import run_names
+    from shoal.observe.listing import run_names
 
     refuse_unseen(args)
     home = home_here()
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         from shoal.cli.watch import watch
 
         return watch(args, home)
-    from shoal.store.fold import CANCEL_REQUESTED
+    from shoal.observe.run_state import CANCEL_REQUESTED
     from shoal.views import status
     from shoal.views.screen import screen_of
 
@@ -95,8 +95,8 @@ def refuse_unseen(args: argparse.Namespace) -> None:
 
 def columns_of(args: argparse.Namespace) -> list[Said]:
     """What the settings say about columns, and then the command line."""
-    from shoal.config.columns import Said, saved_columns
-    from shoal.config.locate import find_root
+    from shoal.describe.columns import Said, saved_columns
+    from shoal.describe.locate import find_root
 
     said = saved_columns(find_root(os.getcwd()), os.environ)
     return [*said, Said(args.columns, "--columns")] if args.columns else said

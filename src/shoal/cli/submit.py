@@ -37,9 +37,9 @@ from shoal.cli.options import (
 from shoal.errors import InterruptError
 
 if TYPE_CHECKING:
-    from shoal.config.cluster import Cluster
-    from shoal.plan.calls import Call
-    from shoal.store.fold import RunView
+    from shoal.describe.calls import Call
+    from shoal.describe.cluster import Cluster
+    from shoal.observe.run_state import RunView
     from shoal.submit.continuing import Continuation
     from shoal.submit.orders import Order, Result
 
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 def submit_files(args: argparse.Namespace, say: Teller) -> list[Result]:
     """What `submit` and `run` do with their files."""
-    from shoal.store.writing import open_home
+    from shoal.observe.writing import open_home
     from shoal.submit.budget import set_limits
     from shoal.submit.scripts import submit_scripts
 
@@ -102,7 +102,7 @@ def submit_files(args: argparse.Namespace, say: Teller) -> list[Result]:
 
 def submit_calls(calls: Sequence[Call], *, secret: Sequence[str] = ()) -> int:
     """One call of a step function in a script that a person runs with bash."""
-    from shoal.config.project import find_project
+    from shoal.describe.project import find_project
     from shoal.submit.scripts import submit_described
 
     project = find_project(Path(calls[0].script).parent, os.environ)
@@ -113,9 +113,9 @@ def submit_calls(calls: Sequence[Call], *, secret: Sequence[str] = ()) -> int:
 
 def submit_added(added: Sequence[dict[str, Any]], *, on: str | None, quiet: bool, smoke: bool) -> list[Result]:
     """What `Experiment.submit` does in a file that a person runs with python."""
-    from shoal.config.project import find_project
-    from shoal.plan.doors import read_sweeps
-    from shoal.plan.python_file import sweeps_of
+    from shoal.describe.experiment_files import read_sweeps
+    from shoal.describe.project import find_project
+    from shoal.describe.python_file import sweeps_of
     from shoal.submit.orders import How
     from shoal.submit.scripts import submit_asked, tell_secrets
 
@@ -259,9 +259,9 @@ class Teller:
         """Runs on this machine are through: [notify] may want to know; jobs on Slurm tell by themselves."""
         ran = {name.split("/")[0]: name for name, result in self.results.items() if result["did"] == "ran"}
         if ran:
-            from shoal.agent import notices
-            from shoal.agent.environment import read_secrets
             from shoal.cli.options import home_here
+            from shoal.job import notices
+            from shoal.job.environment import read_secrets
 
             for name in ran.values():
                 notices.after_end(home_here(), name, {**os.environ, **read_secrets(os.environ)})
@@ -272,7 +272,7 @@ class Teller:
         bad = [name for name in ran if self.results[name]["state"] not in ("done", "cancelled")]
         if bad:
             from shoal.cli.options import home_here
-            from shoal.observe import observe
+            from shoal.observe.run_views import observe
             from shoal.views import faults
 
             views = list(observe(home_here(), bad).views.values())

@@ -43,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.plan.inputs import find_run
+    from shoal.describe.inputs import find_run
     from shoal.submit.trial import Wish, apply, compare
     from shoal.views import switch
 

@@ -18,7 +18,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.plan.inputs import find_run
+    from shoal.describe.inputs import find_run
     from shoal.views import why
     from shoal.views.screen import screen_of
 

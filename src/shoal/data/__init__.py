@@ -4,7 +4,7 @@
     format    tar in WebDataset's convention, TFRecord, squashfs: nobody is locked in        tar, tfrecord, squash
     check     verify, info, unpack; shards made elsewhere get their index on demand         checking, foreign
     read      random access and streams, exactly once over ranks and workers, resumable     reading, order, adapters
-    stage     node-local copies shared by all jobs of a node: agent/staging, because it runs inside jobs
+    stage     node-local copies shared by all jobs of a node: job/staging, because it runs inside jobs
     measure   bench (the storage), advise (the loader against the model)
 
 `open` is the door for programs: `shoal.data.open(os.environ["SHOAL_DATA_IMAGENET"])`. Needs numpy (the extra "data").

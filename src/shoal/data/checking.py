@@ -7,13 +7,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from shoal.agent.checksum import crc32
 from shoal.data import foreign, needs, tar, tfrecord
 from shoal.data import manifest as manifests
 from shoal.data.index import SUFFIX, is_intact, open_index
 from shoal.data.manifest import Manifest, Shard
 from shoal.data.squash import checksum_of
 from shoal.errors import InputError, ShoalError
+from shoal.job.checksum import crc32
 from shoal.units import listed
 
 

@@ -14,9 +14,9 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from shoal.agent.checksum import crc32
 from shoal.data import needs
 from shoal.errors import ShoalError
+from shoal.job.checksum import crc32
 from shoal.kernel import files
 
 SUFFIX = ".index"

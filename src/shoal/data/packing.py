@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from shoal import __version__
-from shoal.agent.checksum import crc32
 from shoal.data import manifest as manifests
 from shoal.data import squash
 from shoal.data.choosing import Filter
@@ -29,6 +28,7 @@ from shoal.data.scan import Scan, scan
 from shoal.data.shards import FORMATS
 from shoal.data.writing import write_shards
 from shoal.errors import InputError, ShoalError
+from shoal.job.checksum import crc32
 from shoal.kernel import files
 
 Progress = Callable[[int, int], None]

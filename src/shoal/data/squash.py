@@ -6,10 +6,10 @@ import os
 import shutil
 import subprocess
 
-from shoal.agent.checksum import crc32
 from shoal.data.disk import failed
 from shoal.data.manifest import Shard
 from shoal.errors import InputError, ShoalError
+from shoal.job.checksum import crc32
 
 IMAGE = "data.squashfs"
 _INSTALL = "sudo apt-get install squashfs-tools"

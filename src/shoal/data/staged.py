@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shoal.agent.staging import Stage, StageError
 from shoal.errors import InputError, ShoalError
+from shoal.job.staging import Stage, StageError
 
 
 def variable(name: str) -> str:

@@ -7,13 +7,13 @@ import shutil
 from collections.abc import Callable
 from typing import NamedTuple
 
-from shoal.agent.checksum import crc32
 from shoal.data import foreign, squash
 from shoal.data.checking import locate
 from shoal.data.disk import writing
 from shoal.data.index import INT64, SUFFIX, Sample, ShardIndex, open_index
 from shoal.data.tfrecord import int64_list
 from shoal.errors import InputError, ShoalError
+from shoal.job.checksum import crc32
 
 
 class Unpacked(NamedTuple):

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from shoal.backends.slurm.options import Resolved
-from shoal.backends.slurm.quoting import directive, shell_command
+from shoal.batch.directives import parse_words
+from shoal.batch.quoting import directive, shell_command
+from shoal.batch.text import decode
 from shoal.doctor.check import examine
-from shoal.doctor.directives import parse_words
 from shoal.doctor.finding import Finding
-from shoal.doctor.text import decode
 from shoal.errors import InputError, RefusedError
 from shoal.model import RunSpec
+from shoal.plan.sbatch_options import Resolved
 
 #: Slurm's reading of these is what people get wrong, so their own spelling is looked at, not the one we made of it.
 _AS_WRITTEN = ("time", "mem", "mem-per-cpu", "mem-per-gpu")

@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 import msgspec
 
+from shoal.batch.directives import Option
+from shoal.batch.text import Text, decode, read_text
 from shoal.doctor import rules
 from shoal.doctor.cluster import ClusterFacts, ask_cluster, test_only
-from shoal.doctor.directives import Option
 from shoal.doctor.finding import ORDER, Edit, Facts, Files, Finding, apply_rules
 from shoal.doctor.geometry import Geometry, read_geometry
 from shoal.doctor.nearest import applied, as_flags, closest, proposals, qos_misfits
 from shoal.doctor.script import Script, read_script
-from shoal.doctor.text import Text, decode, read_text
 from shoal.errors import DiskError, InputError
 
 __all__ = ["Examined", "Inputs", "examine_all", "examine_nothing", "examine_text", "find_files", "write_fixed"]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from shoal.backends.slurm.commands import run
 from shoal.backends.slurm.facts import TIMEOUT_S, ask, parse_associations, parse_gres, time_s
-from shoal.doctor.directives import Option
+from shoal.batch.directives import Option
 from shoal.errors import InputError, SchedulerError
 from shoal.kernel.slurm_text import is_no_answer
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from shoal.batch.shell_commands import Command, parse_shell
 from shoal.doctor.launchers import CONTAINERS, Call, base_name, read_launcher, read_srun, unwrap
-from shoal.doctor.shell_commands import Command, parse_shell
 
 _WHOLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?:\[[@*]\])?\}|([A-Za-z_]\w*))\Z", re.ASCII)
 _ANY = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?:\[[@*]\])?\}|([A-Za-z_]\w*))", re.ASCII)

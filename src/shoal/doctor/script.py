@@ -9,13 +9,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.doctor.directives import Directives, Option, parse_words, read_directives
+from shoal.batch.directives import Directives, Option, parse_words, read_directives
+from shoal.batch.shell_commands import Command, Parsed, parse_shell
+from shoal.batch.shell_words import Problem
+from shoal.batch.text import Text
 from shoal.doctor.geometry import Geometry, read_geometry
 from shoal.doctor.launches import Launch, Step, find_launches, literal_values
 from shoal.doctor.python_file import PythonHints, find_program, folders_of, read_program
-from shoal.doctor.shell_commands import Command, Parsed, parse_shell
-from shoal.doctor.shell_words import Problem
-from shoal.doctor.text import Text
 
 _SHEBANG = re.compile(r"#!\s*(\S+)(?:\s+(.*))?")
 _SHELLS = frozenset({"bash", "sh", "zsh", "ksh", "dash", "ash"})

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from shoal.kernel.progress import value_of
-from shoal.store.pace import START_UP, Pace
+from shoal.observe.pace import START_UP, Pace
 
 #: What GPUs that work together are taken to lose, where nobody has measured it.
 ASSUMED_EFFICIENCY = 0.8

@@ -8,7 +8,7 @@
   goes on. So an hour without the file server, a suspended job or a closed laptop costs a pause and not a run.
 - The agent is gone: everything below is killed, then its leases are closed. The guard is gone: the agent does the same.
 - On each further node of a run there is a guard as well; its agent is a small process that renews the lease of that
-  node (agent/launch/node_guards.py), and its programs are those that carry the mark of the attempt.
+  node (job/launch/node_guards.py), and its programs are those that carry the mark of the attempt.
 - The agent alone decides what a signal means, in the loop in which it also sees ends: a program that ended before the
   signal was looked at has ended by itself.
 """

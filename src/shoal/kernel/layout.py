@@ -117,7 +117,7 @@ def snapshot_of(code: str) -> str:
 
 
 def work_dir(output_dir: str) -> str:
-    """Where the working directory of a run stands (agent/workdir.py)."""
+    """Where the working directory of a run stands (job/workdir.py)."""
     return os.path.join(output_dir, "work")
 
 

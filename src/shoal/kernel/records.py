@@ -1,6 +1,6 @@
 """The records of a submission, typed, and the same for the commands and for jobs.
 
-Named tuples rather than dataclasses: those would cost every job 9 ms of imports. `shoal.store.records` reads the same
+Named tuples rather than dataclasses: those would cost every job 9 ms of imports. `shoal.observe.records` reads the same
 types with every field checked. Fields that a newer shoal adds are passed over, a newer schema is refused.
 """
 

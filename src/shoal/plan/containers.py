@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shoal.agent.launch.container import Container, ContainerError, build, merge, whole, words
-from shoal.backends.slurm.quoting import shell_command
-from shoal.config.cluster import Cluster
+from shoal.batch.quoting import shell_command
+from shoal.describe.cluster import Cluster
 from shoal.errors import InputError
+from shoal.job.launch.container import Container, ContainerError, build, merge, whole, words
 from shoal.model import RunSpec
 
 if TYPE_CHECKING:

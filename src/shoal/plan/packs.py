@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from shoal.agent.pack.books import WHOLE
-from shoal.backends.slurm.flags import SbatchFlags, parse_flags
-from shoal.backends.slurm.options import resolve
-from shoal.config.cluster import Cluster
-from shoal.config.project import Project
+from shoal.batch.flags import SbatchFlags, parse_flags
+from shoal.describe.cluster import Cluster
+from shoal.describe.project import Project
 from shoal.errors import InputError
+from shoal.job.pack.books import WHOLE
 from shoal.model import Request
-from shoal.pack.describe import PackPlan, plan_pack
-from shoal.pack.options import PackOptions
-from shoal.pack.simulate import even_out
+from shoal.plan.pack_options import PackOptions
+from shoal.plan.pack_queue import PackPlan, plan_pack
+from shoal.plan.sbatch_options import resolve
+from shoal.plan.simulate import even_out
 from shoal.plan.submissions import PlannedRun, PlannedSubmission
 from shoal.units import format_slurm_time
 

@@ -11,19 +11,19 @@ from typing import NamedTuple
 import msgspec
 
 from shoal import __version__
-from shoal.agent.launch.container import VARIABLE
-from shoal.agent.launch.geometry import describe
-from shoal.backends.slurm.flags import parse_flags
-from shoal.backends.slurm.options import Resolved, resolve
-from shoal.backends.slurm.quoting import escape_percent, shell_quote
-from shoal.backends.slurm.script import header, set_up
-from shoal.config.cluster import Cluster
-from shoal.config.project import Project
+from shoal.batch.flags import parse_flags
+from shoal.batch.quoting import escape_percent, shell_quote
+from shoal.describe.cluster import Cluster
+from shoal.describe.project import Project
 from shoal.errors import InputError
+from shoal.job.launch.container import VARIABLE
+from shoal.job.launch.geometry import describe
 from shoal.model import Request, RunSpec
 from shoal.names import job_name
-from shoal.pack.describe import PackPlan
 from shoal.plan.containers import container_of, describe_container
+from shoal.plan.pack_queue import PackPlan
+from shoal.plan.sbatch_options import Resolved, resolve
+from shoal.plan.script import header, set_up
 from shoal.units import format_duration
 
 #: Slurm's own default of MaxArraySize is 1001, and the index 1000 is the last.

@@ -1,4 +1,4 @@
-"""Runs under which a node failed ask for other nodes when they are started again; agent/nodes.py knows which failed."""
+"""Runs under which a node failed ask for other nodes when they are started again; job/nodes.py knows which failed."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from shoal.agent import nodes
-from shoal.backends.slurm.flags import parse_flags
-from shoal.backends.slurm.options import resolve
-from shoal.config.cluster import Cluster
-from shoal.config.project import Project
+from shoal.batch.flags import parse_flags
+from shoal.describe.cluster import Cluster
+from shoal.describe.project import Project
+from shoal.job import nodes
 from shoal.kernel import layout
+from shoal.observe.run_state import RunView
+from shoal.plan.sbatch_options import resolve
 from shoal.plan.submissions import PlannedRun, PlannedSubmission
-from shoal.store.fold import RunView
 
 
 class FailedNodes:

@@ -1,7 +1,7 @@
 """The budget of a project on a cluster: how many jobs, nodes and GPUs its runs may hold or wait for at once.
 
 What fits is sent; the rest is claimed like every other run, then waits on disk (state queued) until a job that ends, or
-the next command, finds room for it (agent/admission.py).
+the next command, finds room for it (job/admission.py).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from shoal.agent import accounts, admission
-from shoal.agent.admission import Need
 from shoal.backends.slurm.submit_limits import submit_limit
-from shoal.config.cluster import Cluster
-from shoal.config.project import Project
+from shoal.describe.cluster import Cluster
+from shoal.describe.project import Project
 from shoal.errors import InputError, SchedulerError
+from shoal.job import accounts, admission
+from shoal.job.admission import Need
 from shoal.kernel import files
 from shoal.names import slug
 from shoal.plan.submissions import PlannedSubmission

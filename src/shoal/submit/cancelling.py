@@ -12,20 +12,20 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.agent.trial import trials_of
 from shoal.backends.slurm.query import scancel, squeue
 from shoal.errors import SchedulerError
+from shoal.job.trial import trials_of
 from shoal.kernel import lease, process
 from shoal.kernel.files import is_shared
 from shoal.kernel.records import user
 from shoal.kernel.slurm_text import ENDED_WORDS
 from shoal.model import LIVE
 from shoal.names import new_token
-from shoal.observe import observe
-from shoal.store import writing
-from shoal.store.fold import CANCEL_REQUESTED, RunView
-from shoal.store.reading import Reader
-from shoal.store.records import Start, Submission
+from shoal.observe import writing
+from shoal.observe.reading import Reader
+from shoal.observe.records import Start, Submission
+from shoal.observe.run_state import CANCEL_REQUESTED, RunView
+from shoal.observe.run_views import observe
 
 
 class Cancelled(NamedTuple):

@@ -6,21 +6,21 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from shoal.agent import stages
-from shoal.config.cluster import LOCAL, Cluster
-from shoal.config.project import Project
+from shoal.describe.cluster import LOCAL, Cluster
+from shoal.describe.experiment_files import Grown, keep
+from shoal.describe.project import Project
 from shoal.errors import DiskError, InputError, InterruptError, SchedulerError, ShoalError
-from shoal.finishing import observe_and_finish
+from shoal.job import stages
 from shoal.kernel import owed
 from shoal.kernel.output import hang_ups_ignored
-from shoal.observe import observe
-from shoal.plan.doors import Grown, keep
+from shoal.observe import writing
+from shoal.observe.files import as_disk_error
+from shoal.observe.run_state import RunView
+from shoal.observe.run_views import observe
 from shoal.plan.submissions import PlannedSubmission, lay_out
-from shoal.store import writing
-from shoal.store.files import as_disk_error
-from shoal.store.fold import RunView
 from shoal.submit import standing
 from shoal.submit.budget import Gate, admit_everywhere, open_gate, park
+from shoal.submit.finishing import observe_and_finish
 from shoal.submit.here import EngineHere, run_here
 from shoal.submit.orders import Order, Result, with_smoke
 from shoal.submit.snapshot import Code, is_in_git, take

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from shoal.backends.slurm.flags import parse_flags
-from shoal.config.cluster import Cluster
-from shoal.config.project import Project
+from shoal.batch.flags import parse_flags
+from shoal.describe.cluster import Cluster
+from shoal.describe.project import Project
+from shoal.describe.run_specs import Asked
 from shoal.errors import InputError
 from shoal.model import Request
-from shoal.pack.describe import plan_pack
-from shoal.pack.earlier import earlier_durations
-from shoal.pack.options import PackOptions
-from shoal.pack.shapes import Comparison, compare, with_lengths, with_starts
-from shoal.pack.simulate import even_out
-from shoal.plan.describe import Asked
+from shoal.plan.durations import earlier_durations
+from shoal.plan.layouts import Comparison, compare, with_lengths, with_starts
+from shoal.plan.pack_options import PackOptions
+from shoal.plan.pack_queue import plan_pack
+from shoal.plan.simulate import even_out
 from shoal.submit.starts import expected_starts
 
 

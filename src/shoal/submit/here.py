@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-from shoal.agent.launch import family
-from shoal.agent.pack.node import CLAIMED
-from shoal.config.project import Project
+from shoal.describe.project import Project
+from shoal.job.launch import family
+from shoal.job.pack.node import CLAIMED
 from shoal.kernel import files, tree
 from shoal.kernel.files import refuse_foreign
 from shoal.kernel.submission import accept_here

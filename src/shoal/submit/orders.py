@@ -8,22 +8,13 @@ from typing import NamedTuple
 import msgspec
 
 from shoal import secrecy
-from shoal.agent import stages
 from shoal.backends.slurm.facts import largest_array
-from shoal.config.cluster import Cluster
-from shoal.config.project import Project
-from shoal.errors import InputError
-from shoal.model import ENDED, LIVE, RunSpec
-from shoal.observe import observe
-from shoal.pack.earlier import earlier_durations
-from shoal.pack.options import PackOptions
-from shoal.plan import packs
-from shoal.plan.containers import check_containers
-from shoal.plan.describe import Asked, refuse_doubles, with_step
-from shoal.plan.resuming import Sources, empty_note, unknown_note
-from shoal.plan.stages import Held, arrange, check_graph, parents_of
-from shoal.plan.submissions import LARGEST_ARRAY, PlannedRun, PlannedSubmission, lay_out
-from shoal.plan.unread import (
+from shoal.describe.cluster import Cluster
+from shoal.describe.project import Project
+from shoal.describe.resuming import Sources, empty_note, unknown_note
+from shoal.describe.run_specs import Asked, refuse_doubles, with_step
+from shoal.describe.stages import Held, arrange, check_graph, parents_of
+from shoal.describe.unread import (
     braces_in_values,
     swallowed,
     texts_for_bool,
@@ -32,9 +23,18 @@ from shoal.plan.unread import (
     unread_seeds,
     unread_starts,
 )
-from shoal.store.fold import RunView
-from shoal.store.listing import run_names
-from shoal.store.reading import Reader
+from shoal.errors import InputError
+from shoal.job import stages
+from shoal.model import ENDED, LIVE, RunSpec
+from shoal.observe.listing import run_names
+from shoal.observe.reading import Reader
+from shoal.observe.run_state import RunView
+from shoal.observe.run_views import observe
+from shoal.plan import packs
+from shoal.plan.containers import check_containers
+from shoal.plan.durations import earlier_durations
+from shoal.plan.pack_options import PackOptions
+from shoal.plan.submissions import LARGEST_ARRAY, PlannedRun, PlannedSubmission, lay_out
 from shoal.submit import continuing
 from shoal.submit.avoiding import FailedNodes
 from shoal.submit.continuing import Continuation

@@ -8,19 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.config.cluster import Cluster
-from shoal.config.project import Project
+from shoal.describe.blocks import with_flags
+from shoal.describe.cluster import Cluster
+from shoal.describe.experiment_files import Grown, read_sweeps
+from shoal.describe.project import Project
+from shoal.describe.run_specs import Asked
 from shoal.errors import InputError
 from shoal.model import AS_MEANT, Request
-from shoal.pack.commands import runs_of_file, sweep_of
-from shoal.pack.options import PackOptions
-from shoal.plan.describe import Asked
-from shoal.plan.doors import Grown, read_sweeps
+from shoal.plan.pack_commands import runs_of_file, sweep_of
+from shoal.plan.pack_options import PackOptions
 from shoal.plan.submissions import PlannedRun, PlannedSubmission
 from shoal.submit import standing
 from shoal.submit.carrying import carry_out, keep_names
 from shoal.submit.orders import How, Result, prepare
-from shoal.sweep.blocks import with_flags
 
 #: What a command line says about its parameters: --set, --zip, --seeds.
 Flags = tuple[Sequence[str], Sequence[str], str | None]

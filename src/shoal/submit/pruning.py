@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from shoal.describe.experiment_files import Grown
 from shoal.model import LIVE
-from shoal.observe import observe
-from shoal.plan.doors import Grown
-from shoal.store.fold import RunView
-from shoal.store.listing import run_names
-from shoal.store.reading import Reader
+from shoal.observe.listing import run_names
+from shoal.observe.reading import Reader
+from shoal.observe.run_state import RunView
+from shoal.observe.run_views import observe
 
 
 def removed(home: str, grown: Sequence[Grown], described: Collection[str], environ: Mapping[str, str]) -> list[RunView]:

@@ -10,9 +10,9 @@ from collections.abc import Container, Sequence
 
 import msgspec
 
-from shoal.config.cluster import Cluster
-from shoal.config.project import Project
-from shoal.config.smoke import Smoke
+from shoal.describe.cluster import Cluster
+from shoal.describe.project import Project
+from shoal.describe.smoke import Smoke
 from shoal.model import RunSpec
 from shoal.names import check_length, stem_without_seed
 from shoal.plan.submissions import PlannedRun

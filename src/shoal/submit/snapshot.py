@@ -3,7 +3,7 @@
 Tracked files with their changes, and untracked ones that are not ignored, are written to snapshots/<tree> under the
 state folder, once for each state of the code. What git ignores (data, environments, compiled extensions) is linked, so
 that paths still lead there, and so are untracked files that hold secrets (.env); except folders that look like outputs:
-each run has its own (agent/workdir.py), and unseen.py tells of them. Submodules and other repositories inside are kept
+each run has its own (job/workdir.py), and unseen.py tells of them. Submodules and other repositories inside are kept
 in the same way. State folders (.shoal) and outputs are left out, also of other projects in the repository. The commit
 and the difference to it stand beside it. A project outside of git is treated as if it had just been put there: a list
 of usual names and its .shoalignore say what is not code.
@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shoal import secrecy
-from shoal.agent.workdir import UPWARD, upward
 from shoal.errors import ShoalError
+from shoal.job.workdir import UPWARD, upward
 from shoal.kernel import layout
 from shoal.kernel.files import is_shared, make_dir, refuse_foreign, replace, to_json
 

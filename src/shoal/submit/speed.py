@@ -13,13 +13,13 @@ from shoal.kernel import checkpoints
 from shoal.kernel import progress as kernel_progress
 from shoal.kernel.progress import Progress
 from shoal.model import RunSpec, start_alike
-from shoal.observe import observe
-from shoal.store.fold import RunView
-from shoal.store.listing import run_names
-from shoal.store.output import output_of
-from shoal.store.pace import START_UP, pace_of, since
-from shoal.store.reading import Reader, RunFiles
-from shoal.store.records import Asked
+from shoal.observe.listing import run_names
+from shoal.observe.output import output_of
+from shoal.observe.pace import START_UP, pace_of, since
+from shoal.observe.reading import Reader, RunFiles
+from shoal.observe.records import Asked
+from shoal.observe.run_state import RunView
+from shoal.observe.run_views import observe
 from shoal.units import format_duration, plural
 
 #: Runs of an experiment that are looked at for one that did the same on other GPUs.

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import msgspec
 
 from shoal import __version__, secrecy
-from shoal.agent import admission, packages, stages
-from shoal.agent.shipping import ship
 from shoal.backends.slurm.facts import cluster_name
-from shoal.config.project import Project
+from shoal.describe.project import Project
+from shoal.job import admission, packages, stages
+from shoal.job.shipping import ship
 from shoal.kernel import files, process, records, submission
 from shoal.kernel.failpoints import reach
 from shoal.kernel.files import names_in
@@ -27,10 +27,10 @@ from shoal.kernel.records import Provenance
 from shoal.kernel.slurm import clean_environ
 from shoal.model import RunSpec
 from shoal.names import new_token, slug, tracker_id
+from shoal.observe import writing
+from shoal.observe.records import Asked, Claim, Outcome, Submission
+from shoal.observe.run_state import RunView
 from shoal.plan.submissions import PlannedRun, PlannedSubmission, log_root, name_of, own_options, script_text
-from shoal.store import writing
-from shoal.store.fold import RunView
-from shoal.store.records import Asked, Claim, Outcome, Submission
 from shoal.submit.snapshot import Code
 
 #: What a step may say after a run was described, for its later attempts.

@@ -1,6 +1,6 @@
 """Keep or switch: measure a running job, ask what another request would do, and put that one beside it as a trial.
 
-The trial is a run of its own (agent/trial.py), so that the two never write in one folder. It takes the run over by
+The trial is a run of its own (job/trial.py), so that the two never write in one folder. It takes the run over by
 itself, from inside its job, when it is healthy; nothing waits here.
 """
 
@@ -11,23 +11,23 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.backends.choose import named_cluster
-from shoal.backends.slurm.flags import parse_flags
-from shoal.config.cluster import Cluster
-from shoal.config.project import Project
+from shoal.batch.flags import parse_flags
+from shoal.describe.cluster import Cluster
+from shoal.describe.project import Project
+from shoal.describe.run_specs import Asked
 from shoal.doctor.switching import Advice, Alternative, advise, batch_notes, size_ratio
 from shoal.errors import InputError, RefusedError
 from shoal.kernel.progress import Progress
 from shoal.model import LIVE, Request, RunSpec
 from shoal.names import check_length
-from shoal.observe import observe
-from shoal.plan.describe import Asked
+from shoal.observe.output import words_of
+from shoal.observe.reading import Reader, RunFiles
+from shoal.observe.records import Asked as Requested
+from shoal.observe.records import Submission
+from shoal.observe.run_state import RunView
+from shoal.observe.run_views import observe
+from shoal.plan.cluster_choice import named_cluster
 from shoal.plan.submissions import PlannedRun
-from shoal.store.fold import RunView
-from shoal.store.output import words_of
-from shoal.store.reading import Reader, RunFiles
-from shoal.store.records import Asked as Requested
-from shoal.store.records import Submission
 from shoal.submit import standing
 from shoal.submit.carrying import carry_out
 from shoal.submit.orders import Order, Result, prepare

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from shoal.tidy.backup import Moved, read_manifest
-from shoal.tidy.leftovers import Item
+from shoal.cleanup.backup import Moved, read_manifest
+from shoal.cleanup.leftovers import Item
 from shoal.views.render import print_json, print_table
 
 

@@ -9,10 +9,10 @@ import msgspec
 from shoal.kernel import layout, resumed
 from shoal.kernel.causes import Cause
 from shoal.kernel.progress import Progress, read
-from shoal.store import records
-from shoal.store.fold import RunView
-from shoal.store.output import find_output
-from shoal.store.pace import left_s
+from shoal.observe import records
+from shoal.observe.output import find_output
+from shoal.observe.pace import left_s
+from shoal.observe.run_state import RunView
 from shoal.views import usage
 from shoal.views.faults import Fault, look, words_of
 from shoal.views.render import BAD_STATES

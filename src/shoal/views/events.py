@@ -7,7 +7,7 @@ from typing import Any
 
 from shoal.kernel import layout
 from shoal.kernel.files import names_in
-from shoal.store.records import DamagedRecord, read_start
+from shoal.observe.records import DamagedRecord, read_start
 
 
 def events(home: str, name: str) -> list[dict[str, Any]]:

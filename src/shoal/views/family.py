@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from shoal.kernel.causes import signature
 from shoal.model import STATES
-from shoal.store.fold import RunView
+from shoal.observe.run_state import RunView
 
 #: Up to this many runs of a kind are shown one by one.
 FOLD_ABOVE = 8

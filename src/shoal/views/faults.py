@@ -18,8 +18,8 @@ from shoal.kernel.causes import (
     last_line,
     signature,
 )
-from shoal.observe import observe
-from shoal.store.fold import RunView
+from shoal.observe.run_state import RunView
+from shoal.observe.run_views import observe
 from shoal.units import listed, plural
 from shoal.views.log_parts import parts
 from shoal.views.logs import slurm_files

@@ -6,11 +6,11 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from shoal.finishing import observe_and_finish
 from shoal.kernel import layout
 from shoal.kernel.files import names_in
 from shoal.model import LIVE
-from shoal.observe import observe
+from shoal.observe.run_views import observe
+from shoal.submit.finishing import observe_and_finish
 from shoal.units import listed
 from shoal.views.faults import ending
 from shoal.views.logs import Form, Source, find_parts, prefix_of, with_prefix

@@ -1,4 +1,4 @@
-"""Which files of an attempt hold the output of which rank and replica, by the names that agent/launch gives them."""
+"""Which files of an attempt hold the output of which rank and replica, by the names that job/launch gives them."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from typing import Any, BinaryIO, NamedTuple
 from shoal.errors import InputError
 from shoal.kernel import layout
 from shoal.kernel.files import names_in
-from shoal.store import records
-from shoal.store.reading import Reader
+from shoal.observe import records
+from shoal.observe.reading import Reader
 from shoal.views.log_parts import Pick, has_label, parts, picked
 from shoal.views.render import plain, print_json
 from shoal.views.screen import Screen

@@ -13,18 +13,18 @@ from typing import Any
 
 from shoal.kernel.files import replace
 from shoal.model import AS_MEANT
-from shoal.observe import observe
-from shoal.pack.drawing import as_svg, as_text
-from shoal.pack.order import Job
-from shoal.pack.png import as_png
-from shoal.pack.simulate import lower_bound
-from shoal.pack.timeline import Timeline, read_timeline
+from shoal.observe.run_views import observe
+from shoal.plan.pack_order import Job
+from shoal.plan.simulate import lower_bound
 from shoal.submit.orders import Result
 from shoal.submit.packing import Packed
 from shoal.units import plural
 from shoal.views.faults import look, words_of
+from shoal.views.png import as_png
 from shoal.views.render import BAD_STATES, print_json, print_table, state_word
 from shoal.views.screen import screen_of
+from shoal.views.timeline import Timeline, read_timeline
+from shoal.views.timeline_drawing import as_svg, as_text
 
 #: More rows than this on a terminal help nobody; then only what did not end well is listed.
 _MOST_ROWS = 40

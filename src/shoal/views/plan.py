@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from shoal.config.cluster import Cluster
-from shoal.config.project import Project
+from shoal.describe.cluster import Cluster
+from shoal.describe.project import Project
+from shoal.describe.run_specs import Asked, with_step
 from shoal.model import Request, RunSpec
+from shoal.observe.run_state import RunView
 from shoal.plan.cost import gpu_hours, makespan_s
-from shoal.plan.describe import Asked, with_step
 from shoal.plan.submissions import PlannedSubmission, script_text
-from shoal.store.fold import RunView
 from shoal.submit.orders import Order
 from shoal.units import format_duration, hours_words, plural
 from shoal.views.render import print_json, print_table

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from shoal.kernel import checkpoints
 from shoal.kernel.causes import KIND_OF_STATE, WORDS
 from shoal.model import RunSpec
-from shoal.store.fold import RunView
-from shoal.store.records import Asked
+from shoal.observe.records import Asked
+from shoal.observe.run_state import RunView
 from shoal.units import format_memory, format_slurm_time, memory_words
 from shoal.views import collectives, usage
 from shoal.views.explanation import Explanation, lasted, start_again

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from shoal.store.fold import RunView
+from shoal.observe.run_state import RunView
 from shoal.submit.orders import Result
 from shoal.submit.trial import Comparison
 from shoal.units import format_duration, plural

@@ -1,4 +1,4 @@
-"""What jobs sampled about themselves (agent/usage.py): memory, processors, GPUs, over the time of an attempt."""
+"""What jobs sampled about themselves (job/usage.py): memory, processors, GPUs, over the time of an attempt."""
 
 from __future__ import annotations
 

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from shoal.config.columns import Said
-from shoal.finishing import observe_and_finish
+from shoal.describe.columns import Said
 from shoal.model import AS_MEANT, ENDED, LIVE
-from shoal.observe import observe
-from shoal.store.fold import RunView
+from shoal.observe.run_state import RunView
+from shoal.observe.run_views import observe
+from shoal.submit.finishing import observe_and_finish
 from shoal.submit.orders import Result
 from shoal.views import logs, status
 from shoal.views.columns import iso

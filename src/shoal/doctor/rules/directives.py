@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from shoal.backends.slurm.flags import known_options
-from shoal.doctor.directives import is_template
+from shoal.batch.directives import is_template
+from shoal.batch.flags import known_options
+from shoal.batch.text import SLURM_MOST_BYTES
 from shoal.doctor.finding import Edit, Facts, Hit, rule
-from shoal.doctor.text import SLURM_MOST_BYTES
 
 _PATHS = ("output", "error", "chdir", "input")
 _NAMES = frozenset({"job-name", "comment", "mail-user", "wckey", "licenses"})

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from shoal.batch.shell_commands import Command
 from shoal.doctor.finding import Edit, Facts, Hit, rule
 from shoal.doctor.rules.common import lightning, step_tasks_per_node
 from shoal.doctor.script import Script
-from shoal.doctor.shell_commands import Command
 
 _SIGNAL = re.compile(r"(?:(?P<flags>[BR]{1,2}):)?(?P<name>[A-Za-z0-9]+)?(?:@(?P<lead>\d+))?")
 _USER = frozenset({"USR1", "USR2", "SIGUSR1", "SIGUSR2", "10", "12"})

@@ -6,16 +6,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from shoal.agent.environment import text_of
+from shoal.job.environment import text_of
 from shoal.kernel.causes import WORDS
 from shoal.kernel.progress import read_metrics
 from shoal.kernel.records import fields_of
 from shoal.model import RunSpec
-from shoal.observe import Ask, observe
-from shoal.results.table import Group, Statistic, tabulate
-from shoal.store.output import output_of
-from shoal.store.reading import Reader
-from shoal.store.writing import in_parallel
+from shoal.observe.output import output_of
+from shoal.observe.reading import Reader
+from shoal.observe.results import Group, Statistic, tabulate
+from shoal.observe.run_views import Ask, observe
+from shoal.observe.writing import in_parallel
 from shoal.units import plural
 from shoal.views.columns import iso
 from shoal.views.details import Details, details_of, with_cause

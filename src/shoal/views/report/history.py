@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from shoal.kernel import layout
 from shoal.kernel.files import names_in
 from shoal.model import RunSpec
-from shoal.store import records
-from shoal.store.fold import RunView
-from shoal.store.reading import Reader
-from shoal.store.records import Asked, Claim, DamagedRecord, End, Held
+from shoal.observe import records
+from shoal.observe.reading import Reader
+from shoal.observe.records import Asked, Claim, DamagedRecord, End, Held
+from shoal.observe.run_state import RunView
 from shoal.views import usage
 from shoal.views.usage import Usage
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shoal.agent.pack.books import WHOLE
-from shoal.pack.order import Job
-from shoal.pack.shapes import ShapeCost, compare
+from shoal.job.pack.books import WHOLE
+from shoal.plan.layouts import ShapeCost, compare
+from shoal.plan.pack_order import Job
 from shoal.units import format_duration
 from shoal.views.report.history import Try
 

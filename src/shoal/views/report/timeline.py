@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shoal.pack import timeline as drawn
 from shoal.units import natural
+from shoal.views import timeline as drawn
 from shoal.views.report.history import Try
 
 

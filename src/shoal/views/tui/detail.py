@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from shoal.kernel.progress import read_metrics, read_series
-from shoal.store.fold import RunView
-from shoal.store.output import find_output
-from shoal.store.reading import Reader
-from shoal.store.records import DamagedRecord
+from shoal.observe.output import find_output
+from shoal.observe.reading import Reader
+from shoal.observe.records import DamagedRecord
+from shoal.observe.run_state import RunView
 from shoal.units import format_duration
 from shoal.views import usage
 from shoal.views.details import Details

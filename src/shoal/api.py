@@ -1,0 +1,131 @@
+"""The Python door: describe runs in a loop, or a whole sweep at once, and submit them.
+
+import shoal
+exp = shoal.Experiment("003_muon")
+for lr in (0.03125, 0.015625):
+    exp.add("train", params={"lr": lr}, seeds=range(3), request=shoal.Request(gpus=8, time="24h"))
+exp.submit()                       # python experiments/003_muon/sweep.py, or: shoal submit that file
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from shoal.describe.blocks import parse_block
+from shoal.describe.calls import COLLECT
+from shoal.describe.document import Given
+from shoal.describe.python_file import Added, append, named, sweeps_of
+from shoal.errors import InputError, ShoalError
+from shoal.model import Request, RunSpec
+
+if TYPE_CHECKING:
+    from shoal.submit.orders import Result
+
+
+class Experiment:
+    """Runs under one experiment's name. Nothing happens before `submit`, and submitting twice submits nothing twice."""
+
+    def __init__(self, name: str) -> None:
+        if COLLECT in os.environ:
+            sys.excepthook = _pass_on
+        named(name, "x")
+        self.name = name
+        self._added: list[Added] = []
+
+    def add(
+        self,
+        step: str,
+        *,
+        name: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        seeds: Sequence[int] | str | int | None = None,
+        request: Request | Mapping[str, Any] | None = None,
+        launch: str | Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> None:
+        """Add the run, or the runs, of a step; a mistake is an InputError that names this line.
+
+        `name` begins the names of the runs; unless given it is the file's if that is 000_STEP.py, else the step's.
+        `more` takes what a TOML page takes beside: command, args, env, container, sweep, zip, points, samples,
+        defaults, exclude, tables, derived, require, requests, cost, search, start_from, after.
+        """
+        caller = sys._getframe(1)
+        given = {
+            "step": step,
+            "name": name,
+            "params": params,
+            "seeds": seeds,
+            "request": request,
+            "launch": launch,
+            **more,
+        }
+        values = {key: _plain(value) for key, value in given.items() if value is not None}
+        place = f"{_shown(caller.f_code.co_filename)}:{caller.f_lineno}"
+        parse_block(Given(place, values))
+        self._added.append({"experiment": self.name, "place": place, "values": values})
+
+    def runs(self, start: str | Path = ".") -> list[RunSpec]:
+        """Every run that was added so far, as it would be submitted from a project around `start`."""
+        from shoal.describe.experiment_files import read_sweeps
+        from shoal.describe.project import find_project
+
+        project = find_project(Path(start), os.environ)
+        return [one.run.spec for one in read_sweeps(sweeps_of(self._added), project).asked]
+
+    def submit(self, *, on: str | None = None, quiet: bool = False, smoke: bool = False) -> list[Result]:
+        """Submit what is missing and return what became of each run; under `shoal submit FILE` it only describes.
+
+        On this machine (`on="local"`) the runs are executed here, one after another. With `smoke`, a few steps must
+        pass first; under `shoal submit FILE` that is its own flag --smoke.
+        """
+        if not self._added:
+            raise InputError(f"nothing was added to {self.name}", hint='exp.add("train", params={"lr": 0.1})')
+        if COLLECT in os.environ:
+            append(os.environ[COLLECT], self._added)
+            return []
+        from shoal.cli.submit import submit_added
+
+        return submit_added(self._added, on=on, quiet=quiet, smoke=smoke)
+
+
+def _pass_on(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Under `shoal submit FILE` a mistake in the description is told by that command, without a traceback."""
+    if isinstance(error, ShoalError):
+        append(os.environ[COLLECT], [{"error": error.message, "hint": error.hint}])
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+def _plain(value: Any) -> Any:
+    """What the other doors write: tables with text keys, lists, and a request as a table."""
+    if isinstance(value, Request):
+        found_request: dict[str, Any] = msgspec.to_builtins(value)
+        share = found_request.pop("gpu_share", None)
+        return {**found_request, "gpus": share} if share else found_request
+    if isinstance(value, Mapping):
+        found: dict[str, Any] = {}
+        for key, inner in value.items():
+            at = found
+            *outer, last = key if isinstance(key, tuple) else (key,)
+            for part in outer:
+                at = at.setdefault(str(part), {})
+            at[str(last)] = _plain(inner)
+        return found
+    if isinstance(value, str | bytes):
+        return value
+    if isinstance(value, Sequence):
+        return [_plain(inner) for inner in value]
+    # NumPy's numbers and the like: their own value is what is meant.
+    return value.item() if hasattr(value, "item") and not isinstance(value, int | float) else value
+
+
+def _shown(path: str) -> str:
+    shown = os.path.relpath(path)
+    return path if shown.startswith("..") else shown

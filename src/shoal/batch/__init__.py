@@ -1,0 +1,1 @@
+"""Batch scripts as text: bash words and commands, #SBATCH lines, sbatch flags, and quoting."""

@@ -1,0 +1,182 @@
+"""The #SBATCH lines of a script, as sbatch reads them, and those that it does not read.
+
+Tried on Slurm 22.05: directives count up to the first line that is neither blank nor a comment; the line must begin
+with #SBATCH (no blank before it), and what follows needs no blank either; # begins a comment, also inside a word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from shoal.batch.flags import known_options, long_name, short_names
+from shoal.batch.shell_words import Heredoc
+
+_MAGIC = "#SBATCH"
+#: Spellings that sbatch takes and its help does not show, and those that old scripts still have.
+_ALIASES = {"tasks-per-node": "ntasks-per-node", "cluster": "clusters"}
+#: `# sbatch -N 2 job.sh`, in small letters and with a blank, is a comment on how to submit, and not meant for sbatch.
+_MISSPELT = re.compile(r"(?:(?P<blank>\s+)#SBATCH|#{2,}\s*SBATCH|#\s+SBATCH|#sbatch|#Sbatch)\b\s*:?\s*(?=-)")
+_TEMPLATE = re.compile(r"\{\{.*?\}\}|\{%|(?:^|=)<[A-Za-z_][\w -]*>|@@\w+@@|%\(\w+\)s|\{[a-z_]\w*\}")
+_HETJOB = re.compile(r"#SBATCH\s+(?:hetjob|packjob)\b")
+
+
+def is_template(text: str) -> bool:
+    """Whether a text has places that another program fills in, such as {{ name }} or <PARTITION>."""
+    return bool(_TEMPLATE.search(text))
+
+
+class Option(NamedTuple):
+    """One option of a directive: its long name, value (None when it has none), line, and how it was written."""
+
+    name: str
+    value: str | None
+    line: int
+    written: str
+
+    @property
+    def is_template(self) -> bool:
+        return is_template(self.value or "")
+
+    @property
+    def is_literal(self) -> bool:
+        return "$" not in (self.value or "") and "`" not in (self.value or "") and not self.is_template
+
+
+class Ignored(NamedTuple):
+    """A line that looks like a directive and is none; `why` is "late", "indented", "disabled" or "misspelt"."""
+
+    line: int
+    text: str
+    why: str
+    options: tuple[Option, ...] = ()
+
+
+class Stray(NamedTuple):
+    """A word in a directive that belongs to no option."""
+
+    line: int
+    word: str
+    text: str
+
+
+class Directives(NamedTuple):
+    options: tuple[Option, ...]
+    ignored: tuple[Ignored, ...]
+    strays: tuple[Stray, ...]
+    lines: tuple[int, ...]
+    first_command: int | None
+    is_het: bool
+
+    def last(self) -> dict[str, Option]:
+        """As in sbatch, the later one counts."""
+        return {option.name: option for option in self.options}
+
+
+def read_directives(lines: Sequence[str], heredocs: Sequence[Heredoc]) -> Directives:
+    """All directives and near-directives of a script; text inside here-documents belongs to other scripts."""
+    inside = [(one.line, one.last_line) for one in heredocs]
+    options: list[Option] = []
+    ignored: list[Ignored] = []
+    strays: list[Stray] = []
+    read: list[int] = []
+    first_command: int | None = None
+    is_het = False
+    for number, line in enumerate(lines, start=1):
+        if line.startswith(_MAGIC):
+            if any(first <= number < last for first, last in inside):
+                continue
+            is_het = is_het or bool(_HETJOB.match(line))
+            found, stray = parse_words(split_directive(line[len(_MAGIC) :]), number)
+            if first_command is not None:
+                ignored.append(Ignored(number, line, "late", tuple(found)))
+            elif not is_het:
+                options += found
+                strays += [Stray(number, word, line) for word in stray]
+                read.append(number)
+            continue
+        match = _MISSPELT.match(line) if "batch" in line.lower() else None
+        if match is not None and not any(first <= number < last for first, last in inside):
+            why = _why(line, match)
+            found, _ = parse_words(split_directive(line[match.end() :]), number)
+            ignored.append(Ignored(number, line, why, tuple(found)))
+        elif first_command is None and line.strip() and not line.lstrip().startswith("#"):
+            first_command = number
+    return Directives(tuple(options), tuple(ignored), tuple(strays), tuple(read), first_command, is_het)
+
+
+def _why(line: str, match: re.Match[str]) -> str:
+    if match["blank"]:
+        return "indented"
+    return "misspelt" if "SBATCH" not in line else "disabled"
+
+
+def split_directive(text: str) -> list[str]:
+    """Words of a directive as sbatch splits them: quotes hold blanks, a backslash one character, # ends the line."""
+    words: list[str] = []
+    word: list[str] | None = None
+    quote = ""
+    escaped = False
+    for letter in text:
+        if escaped:
+            word, escaped = [*(word or []), letter], False
+        elif letter == "\\":
+            escaped = True
+        elif letter == "#":
+            break
+        elif quote:
+            if letter == quote:
+                quote = ""
+            else:
+                word = [*(word or []), letter]
+        elif letter in "\"'":
+            quote, word = letter, word or []
+        elif letter.isspace():
+            if word is not None:
+                words.append("".join(word))
+            word = None
+        else:
+            word = [*(word or []), letter]
+    if word is not None:
+        words.append("".join(word))
+    return words
+
+
+def parse_words(words: Sequence[str], line: int = 0) -> tuple[list[Option], list[str]]:
+    """Options in every spelling of sbatch, and the words that belong to none."""
+    found: list[Option] = []
+    stray: list[str] = []
+    takes = known_options()
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word.startswith("--") and len(word) > 2:
+            written, equals, value = word[2:].partition("=")
+            name = _ALIASES.get(written) or long_name(written)
+            if equals:
+                found.append(Option(name, value, line, word))
+            elif takes.get(name) == 2 or (name not in takes and rest and not rest[0].startswith("-")):
+                found.append(Option(name, rest.pop(0) if rest else None, line, word))
+            else:
+                found.append(Option(name, None, line, word))
+        elif word.startswith("-") and len(word) > 1 and word != "--":
+            found += _short(word, rest, line, stray)
+        else:
+            stray.append(word)
+    return found, stray
+
+
+def _short(word: str, rest: list[str], line: int, stray: list[str]) -> list[Option]:
+    found: list[Option] = []
+    takes, names = known_options(), short_names()
+    for position, letter in enumerate(word[1:], start=2):
+        name = names.get(letter)
+        if name is None:
+            stray.append(word)
+            break
+        if takes[name] == 2:
+            value = word[position:].removeprefix("=") or (rest.pop(0) if rest else None)
+            return [*found, Option(name, value, line, word[: position - 1] if position > 2 else word[:2])]
+        found.append(Option(name, None, line, word))
+    return found

@@ -1,0 +1,95 @@
+"""What could come next on the command line: commands, flags, runs, states, columns. Slurm is never asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+#: Commands whose words are runs or experiments, and those whose words are files.
+_OF_RUNS = frozenset({"status", "why", "watch", "logs", "report", "cancel", "resume", "retry", "switch"})
+_MOST = 2000
+
+SCRIPTS = {
+    "bash": """_shoal() {
+    local IFS=$'\\n'
+    COMPREPLY=($(shoal completion --complete "$COMP_CWORD" -- "${COMP_WORDS[@]}" 2>/dev/null))
+}
+complete -o default -F _shoal shoal
+""",
+    "zsh": """#compdef shoal
+_shoal() {
+    local -a found
+    found=("${(@f)$(shoal completion --complete $((CURRENT - 1)) -- "${words[@]}" 2>/dev/null)}")
+    if [[ -n "${found[*]}" ]]; then compadd -- "${found[@]}"; else _files; fi
+}
+# As a file of $fpath this text is itself the function, called for the first completion; else it is evaluated.
+if [[ "${funcstack[1]}" == _shoal ]]; then _shoal "$@"; else compdef _shoal shoal; fi
+""",
+    "fish": """function __shoal_complete
+    set -l words (commandline -opc)
+    shoal completion --complete (count $words) -- $words (commandline -ct) 2>/dev/null
+end
+complete -c shoal -a '(__shoal_complete)'
+""",
+}
+
+
+def candidates(words: Sequence[str], at: int, home: str | None) -> list[str]:
+    """Words that fit at place `at` of a command line (0 is `shoal` itself); none means files, which the shell knows."""
+    from shoal.cli import COMMANDS
+
+    commands = [name for group in COMMANDS.values() for name in group]
+    current = words[at] if at < len(words) else ""
+    if at <= 1:
+        return [name for name in [*commands, "--help", "--version"] if name.startswith(current)]
+    command = words[1]
+    if command not in commands:
+        return []
+    before = words[at - 1]
+    if before in ("--state", "--columns"):
+        return _listed(current, before)
+    if current.startswith("-"):
+        return [flag for flag in _flags(command) if flag.startswith(current)]
+    if command in _OF_RUNS and home is not None:
+        return _runs(home, current)
+    return []
+
+
+def _listed(current: str, flag: str) -> list[str]:
+    """One more name of a comma-separated list."""
+    if flag == "--state":
+        from shoal.model import STATES
+
+        names: Sequence[str] = (*STATES, "live", "ended", "bad")
+    else:
+        from shoal.views.columns import BY_NAME
+
+        names = list(BY_NAME)
+    done, comma, part = current.rpartition(",")
+    sign = part[:1] if part[:1] in ("+", "-") and flag == "--columns" else ""
+    return [f"{done}{comma}{sign}{name}" for name in names if name.startswith(part.removeprefix(sign))]
+
+
+def _flags(command: str) -> list[str]:
+    import argparse
+    from importlib import import_module
+
+    parser = argparse.ArgumentParser(prog=command)
+    import_module(f"shoal.cli.{command}").configure(parser)
+    hidden = argparse.SUPPRESS
+    found = [flag for action in parser._actions if action.help != hidden for flag in action.option_strings]
+    return sorted(flag for flag in found if flag.startswith("--"))
+
+
+def _runs(home: str, current: str) -> list[str]:
+    from shoal.observe.listing import run_names
+
+    names = run_names(home)
+    experiments = list(dict.fromkeys(name.split("/")[0] for name in names))
+    if "/" in current:
+        return [name for name in names if name.startswith(current)][:_MOST]
+    fit = [name for name in (*experiments, "last") if name.startswith(current)]
+    # A stem alone is what people type, where it means one run.
+    stems = [name.split("/")[1] for name in names if name.split("/")[1].startswith(current)] if current else []
+    if len(fit) == 1 and fit[0] != "last":
+        fit += [name for name in names if name.startswith(f"{fit[0]}/")]
+    return list(dict.fromkeys([*fit, *stems]))[:_MOST]

@@ -1,0 +1,275 @@
+"""A call of a step function, or a recorded run to resume, as a run to submit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from shoal.batch.flags import DASHES, parse_flags
+from shoal.describe.calls import MODIFIERS, Call
+from shoal.describe.containers import over, parse_word
+from shoal.describe.data_sets import resolve_data
+from shoal.describe.directives import requested_in
+from shoal.describe.inputs import Source, find_run, find_source, output_folders
+from shoal.describe.launches import change_mode
+from shoal.describe.placeholders import check_filled, step_words
+from shoal.describe.project import Project
+from shoal.describe.resuming import with_step_of_now
+from shoal.describe.values import parse_seeds
+from shoal.errors import InputError
+from shoal.job.environment import escape
+from shoal.kernel import checkpoints
+from shoal.model import RunSpec
+from shoal.names import check_length, parse_script_path, stem_with_seed
+from shoal.observe.reading import Reader
+from shoal.plan.submissions import PlannedRun
+
+#: Flags of shoal among a step function's words; the others are sbatch's. `describe/experiment_files.py` reads --seeds.
+_VALUE_FLAGS = ("--on", "--launch", "--container", "--seeds")
+_PLAIN_FLAGS = ("--again", "--dry-run", "--smoke", "--resume", "--fresh", "--yes")
+#: Flags of `shoal submit` that sbatch does not have: it would refuse them, and a run on this machine would ignore them.
+_OF_SUBMIT = (
+    "--set", "--zip", "--shape", "--at-once", "--no-snapshot", "--force", "--smoke-here", "--budget", "--prune",
+    "--request", "--json", "--slots", "--pilots",
+)  # fmt: skip
+
+
+class Asked(NamedTuple):
+    """A run that somebody asked for, with what they said about how."""
+
+    run: PlannedRun
+    on: str | None = None
+    again: bool = False
+    dry_run: bool = False
+    note: str | None = None
+    by_name: bool = False
+    smoke: bool = False
+    remarks: tuple[str, ...] = ()
+    resume: bool | None = None
+    sure: bool = False
+
+
+class _Words(NamedTuple):
+    source: str | None
+    flags: list[str]
+    args: list[str]
+    own: dict[str, str]
+
+
+def describe(call: Call, project: Project, swept: Collection[str] = ()) -> Asked:
+    """The run that a call asks for; a mistake is an InputError that names the script. `swept` are parameters that its
+    words may mention, because flags beside the script give them."""
+    words = _split(call)
+    header = requested_in(call.script)
+    flags = [*header.flags, *words.flags]
+    named = parse_script_path(Path(call.script), project.root)
+    resumed = _run_to_resume(call, words, project)
+    if resumed is not None:
+        asked = resume(resumed or named.stem, project, flags, named.experiment)
+        return _resumed(asked, call, words, project, header.remarks)
+    step = project.step(call.function)
+    parse_flags(flags, nodes=step.request.nodes)
+    seed, stem = named.seed, named.stem
+    if call.seed is not None and call.seed != seed:
+        seed, stem = call.seed, stem_with_seed(stem, call.seed)
+        check_length(named.experiment, stem)
+    source = _source(
+        call.modifier[1] if call.modifier else words.source, project, named.experiment, step.checkpoint, seed
+    )
+    launch, settings = change_mode(words.own.get("--launch", step.launch), step.launch, step.launch_settings)
+    flag = words.own.get("--container")
+    spec = RunSpec(
+        experiment=named.experiment,
+        stem=stem,
+        order=named.order,
+        step=named.step,
+        step_kind=step.name,
+        seed=seed,
+        command=list(step.command),
+        args=words.args,
+        cwd=str(project.root),
+        output=step.output,
+        env={**step.env, **{name: escape(value) for name, value in call.env.items()}},
+        checkpoint=step.checkpoint,
+        resume_args=None if step.resume_args is None else list(step.resume_args),
+        metrics=list(step.metrics),
+        start_from=source.checkpoint,
+        parents=[source.parent] if source.parent else [],
+        start_parent=source.parent,
+        launch=launch,
+        launch_settings=settings,
+        title=named.title,
+        request=step.request,
+        flags=flags,
+        survive=step.survive,
+        data=resolve_data(step.data, project.root),
+        container=over(parse_word(flag, "--container"), step.container) if flag is not None else step.container,
+    )
+    check_filled(
+        [("the command", spec.command), ("an argument", spec.args), *step_words(step)],
+        swept,
+        launch=launch,
+        settings=settings,
+        place=os.path.relpath(call.script),
+    )
+    note = f"starts from {with_step(source.checkpoint)}" if source.checkpoint else None
+    if {"--resume", "--fresh"} <= set(words.own):
+        raise InputError("--resume cannot be used with --fresh", place=call.script)
+    wish = True if "--resume" in words.own else False if "--fresh" in words.own else None
+    said = {key: f"--{key.replace('_', '-')}" in words.own for key in ("again", "dry_run", "smoke")}
+    return Asked(
+        PlannedRun(spec),
+        words.own.get("--on"),
+        note=note,
+        remarks=header.remarks,
+        resume=wish,
+        sure="--yes" in words.own,
+        **said,
+    )
+
+
+def _run_to_resume(call: Call, words: _Words, project: Project) -> str | None:
+    """The run that a call continues: of `resume RUN`, or where that stands before it. Empty: the script's own. None:
+    it continues none. Refuses a modifier that modifies nothing."""
+    place, name = os.path.relpath(call.script), call.function
+    if call.modifier and (words.source is not None or name in MODIFIERS):
+        earlier, this = " ".join(call.modifier), " ".join([name, *filter(None, [words.source])])
+        raise InputError(
+            f"{this!r} stands after {earlier!r}: a run has one start", hint=f"remove {earlier!r}", place=place
+        )
+    if name in MODIFIERS and name != "resume" and name not in project.steps:
+        raise InputError(
+            f"{name} {words.source} is not followed by a step"
+            if words.source is not None and len(call.words) == 1
+            else f"shoal.toml has no step {name!r}, so {name} takes a checkpoint or a run and nothing else",
+            hint=f"{name} {words.source or 'RUN'}; train --gres=gpu:4 --time=1-0   # in two lines",
+            place=place,
+        )
+    if name == "resume":
+        return words.source or ""
+    if not call.modifier or call.modifier[0] != "resume":
+        return None
+    return call.modifier[1].replace("{seed}", "" if call.seed is None else str(call.seed))
+
+
+def _resumed(asked: Asked, call: Call, words: _Words, project: Project, remarks: tuple[str, ...]) -> Asked:
+    """A resumed run keeps what it was; what a call says beside its resources is refused, or told where it differs."""
+    spec, place = asked.run.spec, os.path.relpath(call.script)
+    changed = [flag for flag in words.own if flag not in ("--on", "--dry-run", "--yes")]
+    if words.args or changed:
+        what = changed[0] if changed else "an argument for the program"
+        raise InputError(
+            f"{what} has no effect on {spec.name}, which is resumed as it was", hint="remove it", place=place
+        )
+    if call.function != "resume" and project.step(call.function).name != spec.step_kind:
+        raise InputError(
+            f"{spec.name} is a run of step {spec.step_kind!r} and cannot be resumed by {call.function}",
+            hint=f"call {spec.step_kind} after resume",
+            place=place,
+        )
+    differing = ", ".join(sorted(name for name, value in call.env.items() if spec.env.get(name) != escape(value)))
+    told = f"{spec.name} keeps {differing} as it was, and not as {place} sets it"
+    return asked._replace(
+        on=words.own.get("--on"),
+        dry_run="--dry-run" in words.own,
+        sure="--yes" in words.own,
+        remarks=(*remarks, *([told] if differing else [])),
+    )
+
+
+def resume(word: str, project: Project, flags: Sequence[str], experiment: str | None = None) -> Asked:
+    """A recorded run, to be continued in its own folder from its newest checkpoint; refused when there is none.
+
+    `flags` win over those that it was asked for with.
+    """
+    home = str(project.home)
+    name = find_run(home, word, experiment)
+    reader = Reader(home)
+    spec = reader.spec(name)
+    if spec is None:
+        raise InputError(f"{name} was never described", hint=f"shoal submit experiments/{name}.sh")
+    spec = with_step_of_now(spec, project)
+    if spec.checkpoint is None:
+        raise InputError(
+            f"nothing says how checkpoints of {name} are named",
+            hint=f'checkpoint = "model_*.pth"   # in [steps.{spec.step_kind}] of shoal.toml',
+        )
+    folders = output_folders(home, name, spec.revision)
+    as_folder = os.path.abspath(os.path.join(project.root, word))
+    wanted = [folder for folder in folders if folder == as_folder.rstrip("/")] or folders
+    for folder in wanted:
+        newest = checkpoints.newest(folder, spec.checkpoint)
+        if newest is not None:
+            spec = msgspec.structs.replace(spec, flags=[*reader.flags(spec), *flags])
+            return Asked(PlannedRun(spec, resume_in=folder), by_name=True)
+    raise InputError(
+        f"{name} has no checkpoint {spec.checkpoint} to continue from" + (f" in {wanted[0]}" if wanted else ""),
+        hint=f"shoal retry {name} --fresh   # starts it from the beginning",
+    )
+
+
+def refuse_doubles(asked: Sequence[Asked]) -> None:
+    """Two calls with one name would be two different runs under it."""
+    seen: dict[str, Asked] = {}
+    for one in asked:
+        name = one.run.spec.name
+        if name in seen:
+            raise InputError(
+                f"{name} is asked for twice: one script is one run",
+                hint="put the second step into a script of its own"
+                + (
+                    "; to let posttrain change the next step, remove [steps.posttrain] from shoal.toml"
+                    if seen[name].run.spec.step_kind == "posttrain"
+                    else ""
+                ),
+            )
+        seen[name] = one
+
+
+def seeds_in(call: Call) -> list[int] | None:
+    """The seeds that a call names itself: posttrain 000_pretrain_0 --seeds=0-2."""
+    return parse_seeds(_split(call).own.get("--seeds"))
+
+
+def _split(call: Call) -> _Words:
+    words, args = list(call.words), []
+    if "--" in words:
+        cut = words.index("--")
+        words, args = words[:cut], words[cut + 1 :]
+    own: dict[str, str] = {}
+    rest: list[str] = []
+    source = words.pop(0) if words and not words[0].startswith(("-", *DASHES)) else None
+    while words:
+        word = words.pop(0)
+        flag, equals, value = word.partition("=")
+        if flag in _VALUE_FLAGS:
+            if not equals and not words:
+                raise InputError(f"{flag} needs a value", hint=f"{flag} NAME", place=call.script)
+            own[flag] = value if equals else words.pop(0)
+        elif word in _PLAIN_FLAGS:
+            own[word] = ""
+        elif flag in _OF_SUBMIT:
+            raise InputError(
+                f"{flag} is a flag of shoal submit, not of {call.function}",
+                hint=f"shoal submit {os.path.relpath(call.script)} {word}",
+                place=os.path.relpath(call.script),
+            )
+        else:
+            rest.append(word)
+    return _Words(source, rest, args, own)
+
+
+def _source(word: str | None, project: Project, experiment: str, pattern: str | None, seed: int | None) -> Source:
+    if word is None:
+        return Source()
+    return find_source(project.root, word.replace("{seed}", "" if seed is None else str(seed)), experiment, pattern)
+
+
+def with_step(checkpoint: str) -> str:
+    step = checkpoints.step_of(checkpoint)
+    shown = os.path.relpath(checkpoint)
+    return shown if step is None else f"{shown} (step {step})"

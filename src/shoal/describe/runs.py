@@ -1,0 +1,205 @@
+"""Points -> RunSpecs: the step's command with its placeholders, the flags for what it does not mention, the names."""
+
+from __future__ import annotations
+
+import functools
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from shoal.describe.blocks import Block
+from shoal.describe.containers import over
+from shoal.describe.data_sets import resolve_data
+from shoal.describe.expand import Point, count, expand
+from shoal.describe.launches import change_mode
+from shoal.describe.naming import Naming, drop_defaults, learn, stems
+from shoal.describe.placeholders import check_filled, refuse_unknown, step_words
+from shoal.describe.project import Project
+from shoal.describe.steps import Step, check_step_name
+from shoal.describe.values import MOST_RUNS
+from shoal.errors import InputError
+from shoal.job.environment import escape, fill, fill_known, placeholders, text_of
+from shoal.model import Request, RunSpec
+from shoal.names import ScriptName
+
+
+class Sweep(NamedTuple):
+    """Blocks whose runs share a base name: a TOML page is one block, a Python loop is many."""
+
+    named: ScriptName
+    blocks: tuple[Block, ...]
+
+
+class Expanded(NamedTuple):
+    """The runs of a sweep, and the naming that their names rest on."""
+
+    sweep: Sweep
+    specs: list[RunSpec]
+    naming: Naming
+
+
+def runs_of(sweep: Sweep, project: Project, kept: Naming | None) -> Expanded:
+    """Every run that the sweep describes. `kept` is what the names of its earlier runs rest on."""
+    total = sum(count(block) for block in sweep.blocks)
+    if total > MOST_RUNS:
+        raise InputError(f"this describes {total:,} runs; {MOST_RUNS:,} are the limit", place=sweep.blocks[-1].place)
+    defaults = {name: value for block in sweep.blocks for name, value in block.defaults.items()}
+    points: list[tuple[Block, Point]] = []
+    for block in sweep.blocks:
+        points += [(block, point) for point in drop_defaults(expand(_seeded(block, sweep.named)), block.defaults, kept)]
+    naming = learn([point for _, point in points], kept, defaults)
+    names = stems([point for _, point in points], base_of(sweep.named), sweep.named.experiment, naming)
+    makers = {id(block): _Maker(sweep.named, block, project) for block in sweep.blocks}
+    specs = [makers[id(block)].spec(point, stem) for (block, point), stem in zip(points, names, strict=True)]
+    return Expanded(sweep, specs, naming)
+
+
+def base_of(named: ScriptName) -> str:
+    """The name that all runs of a sweep begin with: the file's, without the seed that it may carry."""
+    return named.stem if named.seed is None else named.stem.removesuffix(f"_{named.seed}")
+
+
+def _seeded(block: Block, named: ScriptName) -> Block:
+    """A file name that carries a seed gives it to a block that says nothing about seeds."""
+    return block._replace(seeds=(named.seed,)) if block.seeds is None and named.seed is not None else block
+
+
+class _Maker:
+    """Makes the runs of one block; what they have in common is worked out once."""
+
+    def __init__(self, named: ScriptName, block: Block, project: Project) -> None:
+        self.named, self.block, self.root, self.base = named, block, str(project.root), base_of(named)
+        self.step = _step(named, block, project)
+        self.command = list(block.command or self.step.command)
+        self.mentioned = {*placeholders(self.command), *placeholders(block.args)}
+        if block.launch is None:
+            self.launch, self.settings = self.step.launch, self.step.launch_settings
+        else:
+            mode, settings = block.launch
+            kept = change_mode(mode, self.step.launch, self.step.launch_settings)
+            self.launch, self.settings = (mode, settings) if settings is not None else kept
+        self.container = over(block.container, self.step.container)
+        self._requests: dict[Request, Request] = {}
+        self._filled: set[frozenset[str]] = set()
+        rows = {name for axis in block.axes for row in axis for name in row}
+        self._check({*block.params, *block.defaults, *rows, *(n for n in block.derived if not n.startswith("_"))})
+
+    def spec(self, point: Point, stem: str) -> RunSpec:
+        values = {name: text_of(value) for name, value in point.values.items()}
+        missing = {name for name in self.mentioned if name in self.block.defaults and name not in values}
+        command = _without(self.command, missing, self.block.place)
+        seed = "" if point.seed is None else str(point.seed)
+        known = {**values, "seed": seed}
+        self._check(known.keys() | missing, stem)
+        args = [fill_known(word, known) for word in _without(self.block.args, missing, self.block.place)]
+        appended = [
+            word
+            for name in sorted(values)
+            if name not in self.mentioned
+            for word in passed(self.step.params, name, values[name])
+        ]
+        env = {name: fill_known(text, known) for name, text in {**self.step.env, **self.block.env}.items()}
+        return RunSpec(
+            experiment=self.named.experiment,
+            stem=stem,
+            order=self.named.order,
+            step=self.named.step,
+            step_kind=self.step.name,
+            seed=point.seed,
+            command=command,
+            args=[*args, *appended],
+            params=dict(sorted(point.values.items())),
+            cwd=self.root,
+            output=self.step.output,
+            env=env,
+            checkpoint=self.step.checkpoint,
+            resume_args=None if self.step.resume_args is None else list(self.step.resume_args),
+            metrics=list(self.step.metrics),
+            launch=self.launch,
+            launch_settings=self.settings,
+            title=self.named.title,
+            request=self._request(point.request),
+            sweep=self.base,
+            derived=sorted(point.derived),
+            cost=point.cost,
+            search=self.block.search._asdict() if self.block.search else {},
+            survive=self.step.survive,
+            parents=self._parents(known),
+            start_parent=self._named(self.block.start_from, known) if self.block.start_from else None,
+            data=resolve_data(self.step.data, self.root),
+            container=self.container,
+        )
+
+    def _parents(self, known: Mapping[str, str]) -> list[str]:
+        words = [*([self.block.start_from] if self.block.start_from else []), *self.block.after]
+        return list(dict.fromkeys(self._named(word, known) for word in words))
+
+    def _named(self, word: str, known: Mapping[str, str]) -> str:
+        """The run that "000_pretrain_{seed}" names for this point, in this experiment unless it says another."""
+        refuse_unknown(repr(word), [word], known, self.block.place)
+        name = fill(word, known)
+        return name if "/" in name else f"{self.named.experiment}/{name}"
+
+    def _request(self, asked: Request) -> Request:
+        """The point's request over the step's; equal ones are merged once."""
+        if asked not in self._requests:
+            self._requests[asked] = asked.over(self.step.request)
+        return self._requests[asked]
+
+    def _check(self, names: Collection[str], stem: str | None = None) -> None:
+        """Refuse a placeholder that nothing fills: in no run, or in the run `stem`."""
+        if frozenset(names) in self._filled:
+            return
+        self._filled.add(frozenset(names))
+        words = [("the command", self.command), ("`args`", self.block.args), ("`env`", self.block.env.values())]
+        check_filled(
+            [*words, *step_words(self.step)],
+            names,
+            launch=self.launch,
+            settings=self.settings,
+            place=self.block.place,
+            missing=None if stem is None else f"{self.named.experiment}/{stem} has no value for it",
+        )
+
+
+def _step(named: ScriptName, block: Block, project: Project) -> Step:
+    """The step of shoal.toml; a page that brings its own command needs none."""
+    name = block.step or named.step
+    if name not in project.steps and block.command is not None:
+        check_step_name(name, place=block.place)
+        return Step(name=name, command=block.command, output=name, origin=block.place)
+    try:
+        return project.step(name)
+    except InputError as error:
+        raise InputError(error.message, hint=error.hint, place=error.place or block.place) from None
+
+
+def _without(words: Sequence[str], missing: set[str], place: str) -> list[str]:
+    """The words less those that pass a parameter at its default, and the flag in front of such a word."""
+    if not missing:
+        return list(words)
+    kept: list[str] = []
+    for word in words:
+        names = set(placeholders([word]))
+        if not names & missing:
+            kept.append(word)
+            continue
+        if names - missing:
+            raise InputError(
+                f"{word!r} passes a parameter at its default together with others, so it cannot be left out",
+                hint="give it a word of its own",
+                place=place,
+            )
+        if word.startswith("{") and kept and kept[-1].startswith("-") and not placeholders([kept[-1]]):
+            kept.pop()
+    return kept
+
+
+def passed(template: str, name: str, value: str) -> list[str]:
+    """The words that pass a parameter which the command does not mention: --lr=0.1, lr=0.1, or none at all."""
+    return [escape(word.replace("{name}", name).replace("{value}", value)) for word in _split(template)]
+
+
+@functools.cache
+def _split(template: str) -> tuple[str, ...]:
+    return tuple(shlex.split(template))

@@ -1,0 +1,320 @@
+"""One attempt of a run: how it begins, what it waits for, how it is asked to stop, and what its end record says."""
+
+import functools
+import os
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from ..kernel import checkpoints, fence, files, layout, lease, process, resumed
+from ..kernel.keeper import Keeper
+from ..kernel.records import Allocation, End, Start
+from . import command, packages, stages, survival, workdir
+from .children import Child
+from .launch import container
+
+if TYPE_CHECKING:
+    from .launch.node_guards import NodeGuards
+
+#: Nothing is due: no limit, no warning, no end of a grace time.
+_NEVER = float("inf")
+#: Ways to know that a program continues from its checkpoint that a person wrote down for it (describe/resuming.py).
+_SAID = frozenset(("resume_args", "{resume_from}", "SHOAL_RESUME_FROM"))
+#: What is left of a warning for writing down the end and sending a follow-up job.
+_SPARE_S = 15.0
+
+
+def spec_of(home: str, claim: fence.Claim, code: Optional[str], environ: Mapping[str, str]) -> Dict[str, Any]:
+    """What a run is: as it was claimed, in the code that was kept for it, with what its parents left."""
+    spec = files.read_json(os.path.join(claim.run_dir, layout.spec_file(claim.revision)))
+    if spec is None:
+        raise ValueError("%s has no spec %d" % (claim.run_dir, claim.revision))
+    spec = dict(spec, **claim.changes)
+    return container.settle(command.in_snapshot(stages.inherit(home, spec), code), environ)
+
+
+def begin(
+    claim: fence.Claim,
+    number: int,
+    me: Allocation,
+    spec: Mapping[str, Any],
+    again: bool,
+    environ: Mapping[str, str],
+    **more: Any,
+) -> Optional[lease.Lease]:
+    """Take attempt `number` of the run, with a record of who begins it; None if somebody else was faster.
+
+    `again`: an earlier attempt may have left checkpoints in the output folder. `more` is added to the record. It is
+    there for everybody at once; the executor sees to it that it survives a power cut.
+    """
+    resume_from = None
+    if spec.get("checkpoint") and (again or claim.resume):
+        resume_from = checkpoints.newest(claim.output_dir, spec["checkpoint"])
+    times, mine = lease.timing(environ), _agent(os.getpid())
+    env = dict(environ, **(spec.get("env") or {}))
+    record = Start(
+        **me._asdict(),
+        agent_pid=mine["pid"],
+        agent_started=mine["started"],
+        mark=os.urandom(8).hex(),
+        beat_s=times.beat_s,
+        t=time.time(),
+        attempt=number,
+        generation=claim.generation,
+        revision=claim.revision,
+        token=claim.token,
+        output_dir=claim.output_dir,
+        log_dir=claim.log_dir,
+        resume_from=resume_from,
+        python=packages.keep(layout.home_of(claim.run_dir), spec["command"], env, spec["cwd"]),
+        **more,
+    )
+    os.makedirs(claim.output_dir, exist_ok=True)
+    if claim.log_dir != claim.output_dir:
+        os.makedirs(claim.log_dir, exist_ok=True)
+    return lease.create(claim.run_dir, number, record, times, sync=False)
+
+
+@functools.lru_cache(maxsize=1)
+def _agent(pid: int) -> Dict[str, Any]:
+    """This process, looked up once for all runs of a pack."""
+    return process.identity(pid)
+
+
+def kept_folder(attempt: int) -> str:
+    """Where the checkpoint is kept, in the output folder, that was there before an attempt."""
+    return "before-attempt-%d" % attempt
+
+
+class Attempt:
+    """An attempt that is ours, from its start to its end.
+
+    `child` is what it waits for: its data, its program, or the check of its result, as `phase` says. `stopped_by` says
+    who asked it to stop, if anybody did, and `stopped_words` why, if there is more to say. A trial that takes its run
+    over changes `claim` and `held` under way, holding `moving`: from then on this is an attempt of that run.
+    """
+
+    def __init__(self, claim: fence.Claim, held: lease.Lease, spec: Dict[str, Any]) -> None:
+        #: Its own working directory, if its code was kept.
+        self.workdir = workdir.of(spec, claim.output_dir)
+        if self.workdir is not None:
+            spec = dict(spec, cwd=self.workdir.cwd)
+        self.claim, self.held, self.spec = claim, held, spec
+        self.moving = threading.RLock()
+        self.resume_from: Optional[str] = held.start.resume_from
+        self.log = layout.log_file(claim.log_dir, held.number)
+        self.use_file = os.path.join(claim.run_dir, layout.attempt_file(held.number, "use"))
+        self.argv: List[str] = []
+        self.env: Dict[str, str] = {}
+        self.cpus: Sequence[int] = ()
+        #: How long it has after it was asked to stop.
+        self.grace_s = 30.0
+        #: How long before its time is up the program is told, if it wants to be; 0: it does not.
+        self.warn_s = 0.0
+        #: Its own time limit, if it has one.
+        self.limit_s: Optional[float] = None
+        #: Whether a warning means that this attempt has to be stopped before its job is.
+        self.stops_after_warning = False
+        self.child, self.phase = Child(0), "data"
+        self.began, self.clock = time.time(), time.monotonic()
+        #: How its program ended, while the result is checked.
+        self.ended: Optional[End] = None
+        self.stopped_by: Optional[str] = None
+        self.stopped_words: Optional[str] = None
+        self.is_noted = False
+        self.warned = False
+        self.oom_kills = 0
+        #: Its end is decided; no trial can take it over any more.
+        self.is_closed = False
+        #: Looks at it every few seconds while its program runs, in a thread.
+        self.look: Optional[Callable[[Attempt], None]] = None
+        #: From any thread: asks the executor to end this attempt.
+        self.stop: Callable[[str], None] = lambda why: None
+        #: Guards on its further nodes, if it has any.
+        self.node_guards: "Optional[NodeGuards]" = None
+        #: Renews its lease.
+        self.keeper: Optional[Keeper] = None
+        #: A trial that has claimed this run: its token, the renewals first seen, and since when.
+        self.rival: Optional[Tuple[str, int, fence.Watch]] = None
+        #: Signals for the program that came before it.
+        self._early: List[int] = []
+        self._kill_at: Optional[float] = None
+        self._limit_at: Optional[float] = None
+        self._limit_why = "time limit"
+        self._warn_at: Optional[float] = None
+
+    @property
+    def number(self) -> int:
+        return self.held.number
+
+    @property
+    def times(self) -> lease.Timing:
+        return lease.timing_of(self.held.start)
+
+    @property
+    def name(self) -> str:
+        return layout.name_of(self.claim.run_dir)
+
+    @property
+    def identity(self) -> Tuple[str, str]:
+        """What the environment of its processes says."""
+        return (self.env.get("SHOAL_RUN", ""), self.env.get("SHOAL_ATTEMPT", ""))
+
+    def prepare(self, base: Mapping[str, str], here_only: bool) -> Optional[str]:
+        """Complete the command and the environment around it; why it cannot be started, or None."""
+        self.argv, self.env, problem = command.prepare(
+            self.spec, self.claim, self.number, self.resume_from, base, self.log, here_only
+        )
+        self.env[process.MARK] = str(self.held.start.mark)
+        return problem or self._keep_checkpoint()
+
+    def keeps_checkpoint(self) -> bool:
+        """Whether a copy of its checkpoint is kept: the program may start over and write over it, unless its step or
+        its command says that it continues, or an earlier attempt was seen to. A file that names the variable is
+        not enough."""
+        if not self.resume_from or self.spec.get("smoke") or self.spec.get("trial"):
+            return False
+        return self.spec.get("resumes") not in _SAID and not resumed.seen(self.claim.run_dir)
+
+    def _keep_checkpoint(self) -> Optional[str]:
+        """Keep a copy of the checkpoint where it is needed. Why it cannot be started, or None."""
+        checkpoint, folder = self.resume_from, self.claim.output_dir
+        if not checkpoint or not self.keeps_checkpoint():
+            return None
+        inside = os.path.relpath(checkpoint, folder)
+        kept = [os.path.join(folder, kept_folder(number), inside) for number in range(1, self.number + 1)]
+        if any(checkpoints.is_copy(path, checkpoint) for path in kept):
+            return None
+        try:
+            if checkpoints.copy(checkpoint, kept[-1]):
+                return None
+            why = "it changes or cannot be read"
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+        return "cannot keep a copy of %s, which the program may write over: %s" % (checkpoint, why)
+
+    def clear_workdir(self) -> Tuple[str, ...]:
+        """Nothing of it runs any more: take its code away; returns what there is to tell.
+
+        If somebody else may have gone on with the run by now, everything stays as it is.
+        """
+        place, self.workdir = self.workdir, None
+        if place is None or self.stopped_by == "lost" or lease.now() > self.held.held_until:
+            return ()
+        try:
+            return tuple(place.clear())
+        except OSError as error:
+            return ("its code is left in %s: %s" % (place.cwd, error),)
+
+    # -- phases --------------------------------------------------------------------------------------------------
+
+    def begin_program(self, child: Child, left_s: Optional[float]) -> None:
+        """The program runs, for as long as it may: its own limit, and what is left of the allocation's time."""
+        early = self._warn_at is not None
+        self.child, self.phase = child, "program"
+        self.began, self.clock = time.time(), time.monotonic()
+        self._limit_at = None if self.limit_s is None else self.clock + self.limit_s
+        ends = [at for at in (self._limit_at, None if left_s is None else self.clock + left_s) if at is not None]
+        if early:
+            self._warn_at = self.clock
+        elif self.warn_s and ends:
+            self._warn_at = min(ends) - self.warn_s
+        for number in self._early:
+            child.signal(number)
+
+    def begin_check(self, child: Child) -> None:
+        self.child, self.phase = child, "check"
+        self._limit_at, self._warn_at = time.monotonic() + survival.CHECK_TIMEOUT_S, None
+
+    @property
+    def due_at(self) -> float:
+        """When `tend` has something to do."""
+        if self.stopped_by is not None:
+            times: Tuple[Optional[float], ...] = (self._kill_at,)
+        elif self.phase == "data":
+            return _NEVER
+        else:
+            times = (self._limit_at, self._warn_at)
+        return min((time for time in times if time is not None), default=_NEVER)
+
+    def tend(self, now: float) -> None:
+        """What the clock asks for: a warning, the run's time limit, the end of its grace time."""
+        if self.stopped_by is None and self.phase == "program" and self._warn_at is not None and now >= self._warn_at:
+            self.warn()
+        if self.stopped_by is None and self._limit_at is not None and now >= self._limit_at:
+            self._limit_at = None
+            if self.phase == "check":
+                self.child.signal(signal.SIGKILL)
+            else:
+                self.ask_to_stop(self._limit_why)
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = None
+            self.child.signal(signal.SIGKILL)
+
+    # -- stopping ------------------------------------------------------------------------------------------------
+
+    def warn(self) -> None:
+        """Its time is nearly up: tell the program in the way that its step chose, once, as soon as it runs."""
+        if self.phase == "data":
+            self._warn_at = time.monotonic()
+        if self.phase != "program":
+            return
+        self._warn_at = None
+        if self.warned:
+            return
+        self.warned = True
+        survival.warn(self.env, lambda: self.child.signal(signal.SIGUSR1))
+        if self.stops_after_warning:
+            self._limit_why = "limit"
+            self._limit_at = time.monotonic() + max(5.0, self.warn_s - self.grace_s - _SPARE_S)
+
+    def pass_on(self, number: int) -> None:
+        """A signal for the program. SIGUSR1 is the warning, where its step wants to be warned."""
+        if number == signal.SIGUSR1 and self.warn_s:
+            self.warn()
+        elif self.phase == "program":
+            self.child.signal(number)
+        elif self.phase == "data":
+            self._early.append(number)
+
+    def ask_to_stop(self, why: str, words: Optional[str] = None, number: int = signal.SIGTERM) -> None:
+        """The first to ask is the one who is remembered; after the grace time it is killed."""
+        if self.stopped_by is None:
+            self.stopped_by, self.stopped_words = why, words
+            self._kill_at = time.monotonic() + self.grace_s
+            self.child.signal(number)
+
+    def was_closed(self) -> None:
+        """Somebody else has closed the lease and may go on with the run: nothing of it may run here any more."""
+        self.stopped_by = self.stopped_by or "lost"
+        self.child.signal(signal.SIGKILL)
+
+    # -- its end -------------------------------------------------------------------------------------------------
+
+    def end_record(self, me: Allocation, oom: bool) -> End:
+        """How it ended; whether that is good is for `survival.conclude` to say."""
+        code = self.child.code or 0
+        return End(
+            attempt=self.number,
+            generation=self.claim.generation,
+            revision=self.claim.revision,
+            token=self.claim.token,
+            output_dir=self.claim.output_dir,
+            log_dir=self.claim.log_dir,
+            host=me.host,
+            nodes=self.held.start.place,
+            job_id=me.job_id,
+            job_label=me.job_label,
+            held=self.held.start.held,
+            exit_code=code if code >= 0 else 128 - code,
+            signal=signal.Signals(-code).name if code < 0 else None,
+            success=False,
+            stopped_by=self.stopped_by,
+            warned=self.warned,
+            oom=oom,
+            problem=self.child.problem or self.stopped_words,
+            began=self.began,
+            ended=time.time(),
+            duration_s=time.monotonic() - self.clock,
+        )

@@ -1,0 +1,64 @@
+"""How fast a running run is, from how far it came in which time. `status` and `switch` count with the same pace."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.kernel import checkpoints
+from shoal.kernel.progress import Progress
+from shoal.observe.run_state import RunView
+
+#: Less of the way than this tells mostly how long a start takes.
+START_UP = 0.02
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """`since` is the part of the way at which this attempt began, `measured_s` how long it took from there to
+    `fraction`, which was seen `age_s` ago."""
+
+    fraction: float
+    since: float = 0.0
+    measured_s: float
+    age_s: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Part of the way per second."""
+        return max(1e-12, (self.fraction - self.since) / max(1.0, self.measured_s))
+
+    @property
+    def now(self) -> float:
+        return min(1.0, self.fraction + self.rate * self.age_s)
+
+    @property
+    def left_s(self) -> float:
+        return (1.0 - self.now) / self.rate
+
+
+def pace_of(view: RunView, seen: Progress, now: float) -> Pace:
+    """The pace since this attempt's program began."""
+    moment = min(now, seen.t)
+    return Pace(
+        fraction=seen.fraction or 0.0,
+        since=since(view, seen) or 0.0,
+        measured_s=max(1.0, moment - (view.program_started or now)),
+        age_s=max(0.0, now - moment),
+    )
+
+
+def left_s(view: RunView, seen: Progress | None, now: float) -> float | None:
+    """How much longer a running run takes at its own pace; None where that cannot be told."""
+    if seen is None or seen.fraction is None or since(view, seen) is None or view.program_started is None:
+        return None
+    pace = pace_of(view, seen, now)
+    return pace.left_s if pace.fraction - pace.since >= START_UP else None
+
+
+def since(view: RunView, seen: Progress | None) -> float | None:
+    """The part of the way at which the attempt began; None if that cannot be told."""
+    if not view.resume_from:
+        return 0.0
+    step = checkpoints.step_of(view.resume_from)
+    if step is None or seen is None or not seen.total or step > (seen.step or 0):
+        return None
+    return step / seen.total

@@ -1,0 +1,214 @@
+"""Read a run's folder: one listing, then only the files that its state depends on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from shoal.kernel import files, layout, owed
+from shoal.kernel import submission as kernel
+from shoal.kernel.files import names_in
+from shoal.model import RunSpec
+from shoal.observe import records
+from shoal.observe.records import Claim, DamagedRecord, End, Outcome, Send, Start, Submission, Verdict
+
+# msgspec learns a type when it is first used, and two threads that do so at once crash Python (measured).
+for _kind in (RunSpec, Claim, End, Outcome, Send, Start, Submission, Verdict):
+    msgspec.json.Decoder(records.checked(_kind))
+
+
+class SubmissionFiles(NamedTuple):
+    """A submission's folder. `sent` is when it was sent: from then on Slurm may know the job, whatever else is missing.
+
+    `waiting` means that it waits for room under the budget, and is not abandoned; `owes` that the time of a pack was up
+    and no job continues it yet.
+    """
+
+    submission: Submission | None
+    outcome: Outcome | None
+    sent: float | None = None
+    waiting: bool = False
+    owes: bool = False
+
+
+class RunFiles(NamedTuple):
+    """The files of a run that matter: those of its newest generation that was not given up, and its newest attempt.
+
+    `start` and `end` are those of the newest attempt, whichever generation it belongs to; it runs if it has no end.
+    """
+
+    name: str
+    names: layout.RunNames
+    generation: int = 0
+    claim: Claim | None = None
+    origin: SubmissionFiles | None = None
+    start: Start | None = None
+    end: End | None = None
+    cancelled: bool = False
+    verdict: Verdict | None = None
+    given_up: str | None = None
+    damage: str | None = None
+    cancel_reason: str | None = None
+    given_up_t: float | None = None
+    refused: bool = False
+    #: Slurm refused every submission of it, and each time the command that a person gave has said so.
+    told_refused: bool = False
+
+    @property
+    def owes(self) -> bool:
+        """Whether the newest end is to be followed by another job, and none was sent yet (shoal.kernel.owed)."""
+        end, submits = self.end, self.names.submits
+        if self.origin is not None and self.origin.owes:
+            left = end is None or end.generation != self.generation or end.stopped_by in ("walltime", "probe")
+            return left and not self.cancelled
+        return end is not None and owed.is_owed(
+            end.next, end.generation, self.generation, self.refused, submits.get("claim", ()), submits.get("cancel", ())
+        )
+
+
+def read_submission(home: str, token: str) -> SubmissionFiles:
+    folder = layout.submission_dir(home, token)
+    names = names_in(folder)
+    submission = records.read(os.path.join(folder, "submission.json"), Submission)
+    outcome = sent = None
+    if layout.outcome_file() in names:
+        outcome = records.read(os.path.join(folder, layout.outcome_file()), Outcome)
+    if layout.send_file(0) in names:
+        # Only an open question needs its time; thousands of others are not read for it.
+        order = records.read(os.path.join(folder, layout.send_file(0)), Send) if outcome is None else None
+        sent = order.t if order is not None else 0.0
+    waiting = submission is not None and submission.waits and sent is None and outcome is None
+    owes = submission is not None and submission.shape is not None and _queue_owes(folder, names)
+    return SubmissionFiles(submission, outcome, sent, waiting, owes)
+
+
+def _queue_owes(folder: str, names: Sequence[str]) -> bool:
+    if not any(name.startswith("engine.") and name.endswith(".end") for name in names):
+        return False
+    from shoal.job.pack import follow  # only for packs whose jobs have ended
+
+    opened = any(outcome is None for _, _, outcome in kernel.sends(folder)[1:])
+    return opened or bool(follow.still_owed(folder))
+
+
+class Reader:
+    """Reads runs of one state folder and remembers submissions, which many runs of an array share."""
+
+    def __init__(self, home: str) -> None:
+        self.home = home
+        self._submissions: dict[str, SubmissionFiles] = {}
+
+    def run(self, name: str) -> RunFiles:
+        """The run's files; a damaged one is told in `damage` and hides only what it held."""
+        folder = layout.run_dir(self.home, name)
+        names = layout.parse_names(())
+        try:
+            names = layout.parse_names(names_in(folder))
+            return self._read(name, folder, names)
+        except DamagedRecord as damage:
+            return RunFiles(name, names, generation=names.generation, damage=str(damage))
+        except OSError as error:
+            return RunFiles(name, names, damage=f"{error.filename or folder} cannot be read: {error.strerror}")
+
+    def submission(self, token: str) -> SubmissionFiles:
+        if token not in self._submissions:
+            self._submissions[token] = read_submission(self.home, token)
+        return self._submissions[token]
+
+    def spec(self, name: str, revision: int | None = None) -> RunSpec | None:
+        """What the run is; None for a run that was never recorded."""
+        folder = layout.run_dir(self.home, name)
+        revision = revision or layout.parse_names(names_in(folder)).revision
+        return read_spec(os.path.join(folder, layout.spec_file(revision))) if revision else None
+
+    def newest_claim(self, name: str) -> Claim | None:
+        """By which the run was last submitted, whatever came of it."""
+        folder = layout.run_dir(self.home, name)
+        generation = layout.parse_names(names_in(folder)).generation
+        return records.read(os.path.join(folder, layout.submit_file(generation, "claim")), Claim)
+
+    def script_file(self, name: str) -> str | None:
+        """The script with which it was last submitted."""
+        claim = self.newest_claim(name)
+        return os.path.join(layout.submission_dir(self.home, claim.token), "script.sh") if claim else None
+
+    def flags(self, spec: RunSpec) -> list[str]:
+        """What a run asks of sbatch when it goes on: its own flags, or those of the trial that took it over."""
+        folder = layout.run_dir(self.home, spec.name)
+        for generation in reversed(layout.parse_names(names_in(folder)).submits.get("claim", [])):
+            claim = records.read(os.path.join(folder, layout.submit_file(generation, "claim")), Claim)
+            if claim is not None and claim.switched and claim.revision == spec.revision:
+                submission = self.submission(claim.token).submission
+                taken = self.spec(submission.runs[claim.index]) if submission else None
+                return taken.flags if taken else spec.flags
+        return spec.flags
+
+    def _read(self, name: str, folder: str, names: layout.RunNames) -> RunFiles:
+        def path(number: int, kind: str) -> str:
+            return os.path.join(folder, layout.submit_file(number, kind))
+
+        def verdict(generation: int, attempt: int = names.attempt) -> Verdict | None:
+            kind = layout.verdict_kind(attempt)
+            return records.read(path(generation, kind), Verdict) if names.has_submit(generation, kind) else None
+
+        attempt = names.attempt
+        end = records.read_end(folder, names, attempt) if attempt else None
+        if end is not None and end.success and end.generation == names.generation:
+            return RunFiles(name, names, end.generation, end=end, verdict=verdict(end.generation))
+        generation, claim, origin, void = self._standing_claim(names, path)
+        for number in reversed(names.attempts.get("end", ())) if claim is not None else ():
+            # The fence lets nobody repeat what ended well, so nothing that came later can have undone it.
+            earlier = end if number == attempt else records.read_end(folder, names, number)
+            if earlier is not None and earlier.success and claim is not None and earlier.revision == claim.revision:
+                kept = verdict(earlier.generation, earlier.attempt)
+                return RunFiles(name, names, earlier.generation, end=earlier, verdict=kept)
+        start = records.read_start(folder, attempt) if names.has_attempt(attempt, "start") else None
+        return RunFiles(
+            name,
+            names,
+            generation,
+            claim,
+            origin,
+            start,
+            end,
+            names.has_submit(generation, "cancel"),
+            verdict(generation),
+            void[0][1].reason if void else None,
+            cancel_reason=_reason(path(generation, "cancel")) if names.has_submit(generation, "cancel") else None,
+            given_up_t=void[0][0].t if void else None,
+            refused=any(outcome.refused for _, outcome in void),
+            told_refused=claim is None and bool(void) and all(self._was_told(*one) for one in void),
+        )
+
+    def _was_told(self, claim: Claim, outcome: Outcome) -> bool:
+        """Whether a submission was refused at once: one that waited for room was refused when nobody looked."""
+        submission = self.submission(claim.token).submission
+        return outcome.refused and submission is not None and not submission.waits
+
+    def _standing_claim(
+        self, names: layout.RunNames, path: Callable[[int, str], str]
+    ) -> tuple[int, Claim | None, SubmissionFiles | None, list[tuple[Claim, Outcome]]]:
+        """The newest generation whose submission was not given up, and the newer ones that were, newest first."""
+        void: list[tuple[Claim, Outcome]] = []
+        for generation in reversed(names.submits.get("claim", [])):
+            claim = records.read(path(generation, "claim"), Claim)
+            if claim is None:
+                continue
+            origin = self.submission(claim.token)
+            if origin.outcome is None or origin.outcome.kind != "void":
+                return generation, claim, origin, void
+            void.append((claim, origin.outcome))
+        return 0, None, None, void
+
+
+def _reason(path: str) -> str | None:
+    """Why a run was cancelled, where it was not a person who did it."""
+    reason = (files.read_json(path) or {}).get("reason")
+    return None if reason is None else str(reason)
+
+
+def read_spec(path: str) -> RunSpec | None:
+    return records.read(path, RunSpec)

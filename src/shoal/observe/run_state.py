@@ -1,0 +1,377 @@
+"""(files of a run, what Slurm says about its job) -> what the run is doing. Pure: the same evidence, the same answer.
+
+Order of belief: an end record with success; a live lease, whatever Slurm says; Slurm's row while the job is in its
+queue; the end record; Slurm's last word; and when nobody knows the job any more, how long that has been so. An unknown
+word never counts as an end.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from shoal.kernel import owed
+from shoal.kernel.causes import exit_words
+from shoal.kernel.lease import Timing
+from shoal.observe.reading import RunFiles
+from shoal.observe.records import End, Start, Submission, Verdict
+from shoal.observe.slurm_states import ENDED_WORDS, LIVE_WORDS, STUCK_REASONS, JobRow, in_words, verdict_of
+
+#: Why the engine of a pack ended a run -> state and cause.
+_PACK_STOPS = {
+    "time limit": ("timeout", "stopped at its own time limit"),
+    "walltime": ("timeout", "the time of its pack was up"),
+    "lost": ("lost", "what ran it was killed, or lost contact"),
+    "handover": ("lost", "it ended for another job of the same run, which has not begun"),
+    "probe": ("new", "it was probed, and its pack ended before its turn"),
+}
+
+#: The cause of a run that was cancelled and whose job Slurm still has.
+CANCEL_REQUESTED = "cancel requested"
+
+
+class Evidence(NamedTuple):
+    """What was learnt about a run outside its folder, at one moment.
+
+    `asked` says whether the place where the run lives answered: Slurm's queue, or this machine's process table. `alive`
+    is the latter's answer, None if it cannot know. `silent_s` is how long this host has seen the lease of a running
+    attempt unchanged, where there is doubt; `missing_s` how long Slurm has not known the job of a run that has not
+    begun, by the looks of this host.
+    """
+
+    asked: bool
+    now: float
+    row: JobRow | None = None
+    alive: bool | None = None
+    silent_s: float | None = None
+    missing_s: float = 0.0
+    times: Timing = Timing(20, 60, 10, 90)
+
+
+class RunView(msgspec.Struct, frozen=True, kw_only=True):
+    """One run as every view shows it. `claims` counts its generations, those given up included. `refused`: Slurm took
+    none of its submissions, so lists leave it out; only its name brings it up. An attempt that took a program over that
+    was running already has `program_started` before `started`."""
+
+    name: str
+    state: str
+    attempt: int = 0
+    job_id: str | None = None
+    exit_code: int | None = None
+    cause: str | None = None
+    output_dir: str | None = None
+    log_dir: str | None = None
+    node: str | None = None
+    slurm_state: str | None = None
+    generation: int = 0
+    claims: int = 0
+    submitted: float | None = None
+    started: float | None = None
+    program_started: float | None = None
+    ended: float | None = None
+    resume_from: str | None = None
+    hint: str | None = None
+    time_limit_s: int | None = None
+    gpus: int | None = None
+    partition: str | None = None
+    refused: bool = False
+
+    @property
+    def experiment(self) -> str:
+        return self.name.partition("/")[0]
+
+
+def fold(files: RunFiles, evidence: Evidence) -> RunView:
+    return msgspec.structs.replace(_fold(files, evidence), claims=files.names.generation)
+
+
+def _fold(files: RunFiles, evidence: Evidence) -> RunView:
+    if files.damage is not None:
+        return RunView(name=files.name, state="unknown", cause=files.damage, generation=files.generation)
+    if files.end is not None and files.end.success and files.end.generation == files.generation:
+        return _after_success(files, files.end, evidence.row)
+    if files.claim is None or files.origin is None:
+        refused = files.told_refused and not files.names.attempt
+        return RunView(name=files.name, state="new", cause=files.given_up, refused=refused)
+    view = _facts(files, evidence.row)
+    if is_live(files):
+        return _alive(files, evidence, view)
+    if files.origin.outcome is None and evidence.row is None and not _has_started(files):
+        return _not_acknowledged(files, view)
+    if evidence.row is not None and evidence.row.word not in ENDED_WORDS and not _has_ended(files, evidence.row):
+        return _in_slurm(files, evidence.row, view)
+    if files.owes:
+        return RunView(**view, state="queued", cause=owed.CAUSE)
+    verdict = _verdict(files, evidence.row)
+    if files.end is not None and files.end.generation == files.generation:
+        if files.end.stopped_by == "probe" and evidence.alive and not files.cancelled:
+            return RunView(**view, state="queued", cause="was probed, and waits for its turn in the pack")
+        return _after_end(files, files.end, verdict, view)
+    if verdict is not None:
+        return _by_slurm_alone(files, verdict, view)
+    return _nobody_says(files, evidence, view)
+
+
+def _facts(files: RunFiles, row: JobRow | None) -> dict[str, Any]:
+    """The fields that are the same in every state."""
+    claim, origin, start = files.claim, files.origin, files.start
+    assert claim is not None and origin is not None  # noqa: S101 (a fact of the caller, not input)
+    job = row.label if row is not None else (origin.outcome.job_id if origin.outcome else None)
+    if row is None and job is not None and origin.submission is not None and origin.submission.is_array:
+        job = f"{job}_{claim.index}"
+    begun = start if _has_started(files) else None
+    return {
+        "name": files.name,
+        "attempt": files.names.attempt,
+        "job_id": job,
+        "output_dir": claim.output_dir,
+        "log_dir": claim.log_dir,
+        "generation": files.generation,
+        "submitted": claim.t,
+        "started": begun.t if begun else None,
+        "program_started": (begun.program_t or begun.t) if begun else None,
+        "node": _place(row, begun),
+        "slurm_state": row.word if row else (files.verdict.word if files.verdict else None),
+        "resume_from": begun.resume_from if begun else None,
+        **_asked(origin.submission),
+    }
+
+
+def _place(row: JobRow | None, begun: Start | None) -> str | None:
+    """The node that a run is on, by Slurm's name; a run of a pack has one of its job's nodes."""
+    if begun is not None and begun.held is not None:
+        return begun.place
+    return (row.node if row is not None else None) or (begun.place if begun is not None else None)
+
+
+def _asked(submission: Submission | None) -> dict[str, Any]:
+    """Time limit, GPUs over all nodes, partition; a submission of an older shoal tells only the first."""
+    asked = submission.asked if submission else None
+    return {
+        "time_limit_s": submission.time_limit_s if submission else None,
+        "gpus": asked.nodes * asked.gpus if asked else None,
+        "partition": asked.partition if asked else None,
+    }
+
+
+def _in_queue(files: RunFiles) -> bool:
+    """Whether the run waits in a queue inside jobs: such a job runs long before the run does, and ends without it."""
+    submission = files.origin.submission if files.origin else None
+    return submission is not None and submission.shape is not None
+
+
+def _is_at_work(files: RunFiles) -> bool:
+    ended = files.end is not None and files.start is not None and files.end.attempt == files.start.attempt
+    return _has_started(files) and not ended
+
+
+def is_live(files: RunFiles) -> bool:
+    """Whether the newest attempt holds its lease."""
+    return files.start is not None and files.names.is_live(files.start.attempt)
+
+
+def _alive(files: RunFiles, evidence: Evidence, view: dict[str, Any]) -> RunView:
+    """Somebody holds the run's lease: it runs, whatever Slurm or the process table says."""
+    row, verdict, cause = evidence.row, _verdict(files, evidence.row), None
+    if files.cancelled:
+        cause = "cancel requested"
+    elif evidence.silent_s is not None and evidence.silent_s > evidence.times.hold_s:
+        cause = f"no sign of life for {evidence.silent_s:.0f} s"
+        cause += f"; Slurm says {verdict.word}" if verdict is not None else ""
+    elif row is not None and LIVE_WORDS.get(row.word) == "pending":
+        cause = f"Slurm has put its job into the queue again; attempt {files.names.attempt} runs on until then"
+    return RunView(**view, state="running", cause=cause)
+
+
+def _has_started(files: RunFiles) -> bool:
+    return files.start is not None and files.start.generation == files.generation
+
+
+def _has_ended(files: RunFiles, row: JobRow) -> bool:
+    """The agent wrote the end although Slurm still lists the job; a pending row means that it will come again.
+
+    After a signal Slurm has not said yet which it will be: preempted, requeued, out of time or cancelled.
+    """
+    if files.end is None or files.end.generation != files.generation or LIVE_WORDS.get(row.word) != "running":
+        return False
+    if _in_queue(files) and files.end.stopped_by == "probe":
+        return False  # it waits for its turn in the same pack
+    if _in_queue(files) and files.end.job_id != row.job_id and files.end.stopped_by == "walltime":
+        return False  # another job of the queue will go on with it
+    if _in_queue(files) and files.end.job_id == row.job_id and files.end.stopped_by == "lost":
+        return True  # its engine knows, and has had its chance
+    return files.cancelled or not was_interrupted(files.end)
+
+
+def was_interrupted(end: End) -> bool:
+    """Whether the attempt ended from outside, so that its job may go on with the run."""
+    return end.stopped_by is not None and (end.stopped_by.startswith("SIG") or end.stopped_by in ("lost", "handover"))
+
+
+def _after_success(files: RunFiles, end: End, row: JobRow | None) -> RunView:
+    verdict = _verdict(files, row)
+    oom = _lacked_memory(files, verdict)
+    cause = end.problem if end.stopped_by in ("smoke", "switched") else None
+    if oom:
+        cause = "exit code 0, but the kernel killed a process of it for lack of memory"
+    elif verdict is not None and not _in_queue(files) and verdict.word not in ("COMPLETED", "COMPLETING", "RUNNING"):
+        cause = f"finished well; Slurm later called the job {verdict.word}"
+    elif cause is None:
+        cause = "; ".join(end.notes) or None
+    return RunView(
+        name=files.name,
+        state="oom" if oom else "done",
+        attempt=end.attempt,
+        job_id=end.job_label or end.job_id,
+        exit_code=end.exit_code,
+        cause=cause,
+        output_dir=end.output_dir,
+        log_dir=end.log_dir,
+        node=end.nodes or end.host,
+        generation=end.generation,
+        started=end.began,
+        ended=end.ended,
+        slurm_state=verdict.word if verdict else None,
+    )
+
+
+def _lacked_memory(files: RunFiles, verdict: Verdict | None) -> bool:
+    """Slurm's word about a job is not about one run of a queue in it, whose end the engine has written itself."""
+    return verdict is not None and not _in_queue(files) and (verdict.word == "OUT_OF_MEMORY" or verdict.oom_step)
+
+
+def _not_acknowledged(files: RunFiles, view: dict[str, Any]) -> RunView:
+    if files.cancelled:
+        return RunView(**view, state="cancelled", cause="cancelled before Slurm answered")
+    assert files.origin is not None  # noqa: S101
+    if files.origin.sent is not None:
+        return RunView(**view, state="unknown", cause="Slurm's answer to the submission is not known yet")
+    waits = "waits for room under the budget" if files.origin.waiting else "claimed, not sent yet"
+    return RunView(**view, state="queued", cause=waits)
+
+
+def _in_slurm(files: RunFiles, row: JobRow, view: dict[str, Any]) -> RunView:
+    state = LIVE_WORDS.get(row.word)
+    if state == "running" and _in_queue(files) and not files.cancelled and not _is_at_work(files):
+        return RunView(**view, state="queued", cause="waits for its turn in the pack")
+    if state is None:
+        return RunView(**view, state="unknown", cause=f"Slurm says {row.word}, a word that shoal does not know")
+    reason = row.reason if row.reason not in (None, "None", "") else None
+    hint = next((text for word, text in STUCK_REASONS.items() if reason and word in reason), None)
+    if state == "pending" and hint is not None:
+        state = "stuck"
+    if state in ("pending", "stuck") and files.end is not None:
+        reason = f"requeued after attempt {files.end.attempt}; {reason}" if reason else "requeued"
+    if files.cancelled:
+        reason = CANCEL_REQUESTED
+    cause = reason if state != "running" or files.cancelled else None
+    if state == "running" and files.end is not None and files.end.attempt == files.names.attempt:
+        cause = f"stopping after {files.end.stopped_by}"
+    return RunView(**view, state=state, cause=cause, hint=hint.format(job=row.label, run=files.name) if hint else None)
+
+
+def _verdict(files: RunFiles, row: JobRow | None) -> Verdict | None:
+    """Slurm's last word: the row in hand if it is one, else what was kept."""
+    if row is not None and row.word in ENDED_WORDS:
+        return verdict_of(row)
+    return files.verdict
+
+
+def fold_attempt(files: RunFiles, end: End, verdict: Verdict | None) -> RunView:
+    """How an earlier attempt of a run ended. `files` are the run's; Slurm's verdict on a job that it started again is
+    not known."""
+    view: dict[str, Any] = {
+        "name": files.name,
+        "job_id": end.job_label or end.job_id,
+        "output_dir": end.output_dir,
+        "log_dir": end.log_dir,
+        "node": end.nodes or end.host,
+        "started": end.began,
+    }
+    if end.success:
+        return RunView(**view, state="done", attempt=end.attempt, ended=end.ended, exit_code=end.exit_code)
+    return _after_end(files._replace(cancelled=False, verdict=None), end, verdict, view)
+
+
+def _after_end(files: RunFiles, end: End, verdict: Verdict | None, view: dict[str, Any]) -> RunView:
+    view = {**view, "ended": end.ended, "exit_code": end.exit_code, "attempt": end.attempt}
+    word = verdict.word if verdict else None
+    limit = files.origin.submission.time_limit_s if files.origin and files.origin.submission else None
+    if end.stopped_by == "search":
+        return RunView(**view, state="stopped", cause=end.problem or "stopped by search")
+    if end.oom or _lacked_memory(files, verdict):
+        return RunView(**view, state="oom", cause="out of memory: the kernel killed a process of the run")
+    if files.cancelled or end.stopped_by == "cancelled":
+        return RunView(**view, state="cancelled", cause=_cancelled(files))
+    if end.stopped_by in (None, "continue"):
+        how = f"killed by {end.signal}" if end.signal else exit_words(end.exit_code)
+        return RunView(**view, state="failed", cause=end.problem or how)
+    if word in ENDED_WORDS and ENDED_WORDS[word] not in ("done", "failed"):
+        return RunView(**view, state=ENDED_WORDS[word], cause=in_words(word, verdict))
+    if end.stopped_by == "limit":
+        return RunView(**view, state="timeout", cause="stopped before its time limit")
+    if end.stopped_by == "lost" and _was_at_its_limit(files, end):
+        return RunView(**view, state="timeout", cause="it gave its last sign of life at its time limit")
+    if end.stopped_by in _PACK_STOPS:
+        state, cause = _PACK_STOPS[end.stopped_by]
+        hint = f"shoal retry {files.name}" if state == "lost" else None
+        return RunView(**view, state=state, cause=end.problem or cause, hint=hint)
+    if end.stopped_by == "superseded":
+        return RunView(**view, state="lost", cause="stopped itself because a newer attempt existed")
+    if limit is not None and end.duration_s > limit - 120:
+        return RunView(**view, state="timeout", cause="stopped at its time limit")
+    if word is not None and ENDED_WORDS.get(word) == "failed" and not _in_queue(files):
+        # Slurm put the job into the queue again and could not start it, or somebody sent the signal past Slurm.
+        return RunView(**view, state="failed", cause=f"stopped by {end.stopped_by}; Slurm says {word}")
+    return RunView(**view, state="cancelled", cause=f"stopped by {end.stopped_by}")
+
+
+def _by_slurm_alone(files: RunFiles, verdict: Verdict, view: dict[str, Any]) -> RunView:
+    """The job ended before the run began."""
+    state = ENDED_WORDS.get(verdict.word, "unknown")
+    cause = in_words(verdict.word, verdict)
+    if verdict.oom_step:
+        state, cause = "oom", "out of memory: the kernel killed a step of the job"
+    elif _in_queue(files):
+        state, cause = "new", f"its pack ended before its turn ({cause})"
+    elif state in ("done", "failed"):
+        state, cause = "failed", f"the job ended before the run began ({cause}); see what Slurm printed"
+    if files.cancelled and (state in ("failed", "lost") or files.cancel_reason):
+        state, cause = "cancelled", _cancelled(files)
+    elif "Dependency" in (verdict.reason or "") and files.origin and files.origin.submission:
+        needs = " or ".join(files.origin.submission.needs) or "a run that it builds on"
+        cause = f"never started: {needs} did not end well"
+    return RunView(**view, state=state, cause=cause, exit_code=verdict.exit_code)
+
+
+def _cancelled(files: RunFiles) -> str:
+    return f"cancelled: {files.cancel_reason}" if files.cancel_reason else "cancelled"
+
+
+def _nobody_says(files: RunFiles, evidence: Evidence, view: dict[str, Any]) -> RunView:
+    """Accepted, not begun, and the place where it lives shows no such job or process."""
+    if evidence.alive:
+        return RunView(**view, state="queued")
+    if not evidence.asked:
+        return RunView(**view, state="pending", cause="Slurm does not answer; this is the last known state")
+    if files.cancelled:
+        return RunView(**view, state="cancelled", cause=_cancelled(files))
+    if evidence.alive is None and evidence.missing_s < evidence.times.hold_s:
+        return RunView(
+            **view, state="unknown", cause="Slurm no longer knows the job; its last files may be on their way"
+        )
+    if _in_queue(files):
+        return RunView(**view, state="new", cause="its pack ended before its turn")
+    what = "the process is gone without a trace: killed" if evidence.alive is False else "Slurm lost the job"
+    return RunView(**view, state="lost", cause=what, hint=f"shoal retry {files.name}")
+
+
+def _was_at_its_limit(files: RunFiles, end: End) -> bool:
+    """Whether the last renewal came when the time limit was at most two beats away: the next one did not."""
+    start = files.start
+    submission = files.origin.submission if files.origin else None
+    if start is None or start.attempt != end.attempt or submission is None:
+        return False
+    ends = start.ends or (start.t + submission.time_limit_s if submission.time_limit_s else None)
+    return ends is not None and end.ended >= ends - 2 * start.beat_s

@@ -1,0 +1,348 @@
+"""Look at runs: their folders and one snapshot of Slurm, folded; what is learnt about open questions is written down.
+Nothing is begun or sent.
+
+Slurm is asked before the files of a live run are read for good: a job that has left its queue wrote its files first.
+Nothing here needs Slurm to answer, and a project whose runs have all ended asks nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import pwd
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from shoal.backends.slurm.query import Snapshot, newest, sacct, squeue
+from shoal.kernel import fence, layout, lease, process, submission
+from shoal.kernel.slurm_text import ENDED_WORDS, JobRow
+from shoal.model import LIVE
+from shoal.observe import writing
+from shoal.observe.listing import run_names
+from shoal.observe.reading import Reader, RunFiles
+from shoal.observe.records import Outcome, Submission, Verdict
+from shoal.observe.run_state import Evidence, RunView, fold, is_live, was_interrupted
+from shoal.observe.slurm_states import verdict_of
+from shoal.observe.watching import Watching
+
+SUBMIT_GRACE_S = submission.GRACE_S
+#: How long after its end a job that no longer shows anywhere is asked about.
+_FORGOTTEN_AFTER_S = 60.0
+
+
+class Observation(NamedTuple):
+    """The runs asked for, as they are. `slurm_problem` is set when Slurm was needed and did not answer; `slurm_t` is
+    when it last did, None if nobody had to ask. `owing` are those of this user that another job is to follow, which
+    nobody has sent yet (shoal.submit.finishing); then `jobs` has the names of the user's jobs and their ids."""
+
+    views: dict[str, RunView]
+    slurm_problem: str | None = None
+    slurm_t: float | None = None
+    owing: tuple[RunFiles, ...] = ()
+    jobs: Mapping[str, str] = {}
+
+    def listed(self, words: Sequence[str] = ()) -> dict[str, RunView]:
+        """Those that a list shows: without runs that Slurm refused, unless one of the words names them."""
+        return {
+            name: view
+            for name, view in self.views.items()
+            if not view.refused or name in words or name.partition("/")[2] in words
+        }
+
+
+#: (environment, time of the newest claim) -> a snapshot taken after that claim. Views share one through a file.
+Ask = Callable[[Mapping[str, str], float], Snapshot]
+
+
+def observe(
+    home: str,
+    names: Iterable[str] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    clock: Callable[[], float] = time.time,
+    ask: Ask | None = None,
+) -> Observation:
+    """The state of the named runs, or of all runs. Answers found on the way are kept (verdicts, adopted jobs)."""
+    environ = os.environ if environ is None else environ
+    wanted = list(run_names(home) if names is None else names)
+    runs, asked, snapshot = _read(home, wanted, environ, ask)
+    rows = _find_rows(runs, asked, snapshot, environ)
+    now = clock()
+    grace_s = float(environ.get("SHOAL_SUBMIT_GRACE_S") or SUBMIT_GRACE_S)
+    reader, watching, times = Reader(home), Watching(home), lease.timing(environ)
+    views = {}
+    lines: dict[str, set[str]] = {}
+    owing: list[RunFiles] = []
+    me = getpass.getuser()
+    for name, files in runs.items():
+        answered = name in asked and snapshot.problem is None and not _is_older_than_end(snapshot, files)
+        # Where Slurm hides other people's jobs, it says nothing about theirs.
+        answered = answered and (name in rows or _user_of(files) in (me, ""))
+        if _settle_open(home, files, rows.get(name), snapshot.t if answered else None, now, grace_s, lines):
+            files = reader.run(name)
+        evidence = _evidence(files, rows.get(name), answered, now)._replace(times=times)
+        watching.looked_at(name)
+        if files.start is not None and files.names.may_run(files.start.attempt):
+            keeps = lease.timing_of(files.start)
+            evidence = evidence._replace(silent_s=_silent_s(files, evidence, watching), times=keeps)
+            if _close_if_over(home, files, evidence):
+                files = reader.run(name)
+        elif _is_missing(files, evidence):
+            evidence = evidence._replace(missing_s=watching.since(name, f"missing {files.generation}"))
+        _keep(home, files, evidence)
+        views[name] = fold(files, evidence)
+        if answered and files.owes and _user_of(files) == me:
+            owing.append(files)
+    watching.save()
+    jobs = (
+        {row.name: row.array_job_id or row.job_id for rows in snapshot.rows.values() for row in rows} if owing else {}
+    )
+    return Observation(views, snapshot.problem, snapshot.t, tuple(owing), jobs)
+
+
+def _read(
+    home: str, names: Iterable[str], environ: Mapping[str, str], ask: Ask | None
+) -> tuple[dict[str, RunFiles], set[str], Snapshot]:
+    """The files of all runs, those that Slurm was asked about, and its answer.
+
+    Slurm is asked as soon as one run needs it; that run and all after it are read when the answer is there. Those read
+    before need none. A shared answer may be older than the newest claim: then it is asked for again.
+    """
+    reader = Reader(home)
+    runs: dict[str, RunFiles] = {}
+    asked: set[str] = set()
+    snapshot: Snapshot | None = None
+    here = None
+    for name in names:
+        files = reader.run(name)
+        if _needs_slurm(files):
+            if snapshot is None:
+                from shoal.backends.slurm.facts import cluster_name  # only where Slurm is asked: it reads profiles too
+
+                here, snapshot = cluster_name(environ), squeue(environ) if ask is None else ask(environ, 0.0)
+                reader = Reader(home)
+                files = reader.run(name)
+            if _lives_in(files, here):
+                asked.add(name)
+        runs[name] = files
+    newest = max((claim.t for name in asked if (claim := runs[name].claim) is not None), default=0.0)
+    if ask is not None and snapshot is not None and snapshot.problem is None and (snapshot.t or 0.0) <= newest:
+        snapshot = ask(environ, newest)
+        reader = Reader(home)
+        runs.update((name, reader.run(name)) for name in asked)
+    others = {_user_of(runs[name]) for name in asked} - {getpass.getuser(), ""}
+    if others and ask is None and snapshot is not None and snapshot.problem is None:
+        theirs = squeue(environ, sorted(others))
+        snapshot = snapshot._replace(rows={**theirs.rows, **snapshot.rows})
+    return runs, asked, snapshot or Snapshot({})
+
+
+def _user_of(files: RunFiles) -> str:
+    """Who submitted the run: several people may share a project."""
+    submission = files.origin.submission if files.origin else None
+    if submission is None:
+        return ""
+    try:
+        return submission.user if submission.uid is None else pwd.getpwuid(submission.uid).pw_name
+    except KeyError:
+        return submission.user
+
+
+def _is_older_than_end(snapshot: Snapshot, files: RunFiles) -> bool:
+    """Whether a shared answer shows the job as it was before the run ended by itself, and so says nothing any more."""
+    end = files.end
+    if end is None or end.generation != files.generation or snapshot.t is None or was_interrupted(end):
+        return False
+    return end.ended > snapshot.t
+
+
+def _needs_slurm(files: RunFiles) -> bool:
+    """Whether Slurm's word could change anything. An end record does not settle it: a requeued job has one as well."""
+    submission = files.origin.submission if files.origin else None
+    on_slurm = submission is not None and submission.backend == "slurm"
+    return on_slurm and (files.verdict is None or files.owes or is_live(files))
+
+
+def _lives_in(files: RunFiles, here: str | None) -> bool:
+    """Whether the Slurm that we can ask is the one that has the job; another would say that it never heard of it."""
+    submission = files.origin.submission if files.origin else None
+    there = submission.slurm_cluster if submission else None
+    return here is None or there is None or here == there
+
+
+def _find_rows(
+    runs: Mapping[str, RunFiles], asked: Iterable[str], snapshot: Snapshot, environ: Mapping[str, str]
+) -> dict[str, JobRow]:
+    """The newest row of each run that was asked about: from squeue, and for those it has forgotten from sacct."""
+    found: dict[str, JobRow] = {}
+    queues: dict[str, list[JobRow]] = {}
+    kept_queues: dict[str, list[JobRow]] = {}
+    forgotten = []
+    for name in asked:
+        files = runs[name]
+        if files.claim is None or files.origin is None or files.origin.submission is None:
+            continue
+        if _is_older_than_end(snapshot, files):
+            continue
+        row = _row_in(snapshot, files, queues)
+        if row is not None:
+            found[name] = row
+        if row is None or row.word == "FAILED":
+            forgotten.append(files)  # Only sacct knows the steps, and so whether FAILED was lack of memory.
+    if not forgotten or snapshot.problem is not None:
+        return found
+    ids = [files.origin.outcome.job_id for files in forgotten if files.origin and files.origin.outcome]
+    # Jobs that continue a queue are known by name alone.
+    in_queues = any(_waits_in_queue(files) for files in forgotten)
+    complete = all(ids) and len(ids) == len(forgotten) and not in_queues
+    oldest = min(files.claim.t for files in forgotten if files.claim)
+    kept = Snapshot(sacct([i for i in ids if i] if complete else [], oldest, environ) or {})
+    for files in forgotten:
+        if files.claim and files.origin and files.origin.submission:
+            row = _row_in(kept, files, kept_queues)
+            if row is not None:
+                found[files.name] = row
+    return found
+
+
+def _waits_in_queue(files: RunFiles) -> bool:
+    submission = files.origin.submission if files.origin else None
+    return submission is not None and submission.shape is not None
+
+
+def _row_in(snapshot: Snapshot, files: RunFiles, queues: dict[str, list[JobRow]]) -> JobRow | None:
+    """The row of the run's job. For a run of a queue: of the job that works on it, or else of one that may come to it.
+
+    `queues` remembers the rows of each queue, which thousands of runs may share.
+    """
+    claim, submission = files.claim, files.origin.submission if files.origin else None
+    if claim is None or submission is None:
+        return None
+    if submission.shape is None:
+        return snapshot.row(claim.token, claim.index, len(submission.runs))
+    if claim.token not in queues:
+        queues[claim.token] = snapshot.rows_of(claim.token)
+    rows = queues[claim.token]
+    if files.start is not None and files.start.generation == files.generation:
+        ended = files.end is not None and files.end.attempt == files.start.attempt
+        own = newest(row for row in rows if row.job_id == files.start.job_id)
+        live = newest(row for row in rows if row.word not in ENDED_WORDS)
+        return (live or own) if ended else (own or live)
+    return newest(row for row in rows if row.word == "RUNNING") or newest(rows)
+
+
+def _settle_open(
+    home: str,
+    files: RunFiles,
+    row: JobRow | None,
+    answered_at: float | None,
+    now: float,
+    grace_s: float,
+    lines: dict[str, set[str]],
+) -> bool:
+    """Decide a submission that nobody acknowledged, if the evidence allows it; True if something was decided."""
+    if files.claim is None or files.origin is None or files.origin.outcome is not None:
+        return False
+    intent, token = files.origin.submission, files.claim.token
+    outcome = None
+    if row is not None:
+        outcome = Outcome(kind="accepted", job_id=row.array_job_id or row.job_id, adopted=True)
+    elif files.start is not None and files.start.generation == files.generation:
+        outcome = Outcome(kind="accepted", job_id=files.start.job_id, adopted=True)
+    elif files.origin.sent is not None and intent is not None and intent.backend == "slurm":
+        if answered_at is not None and answered_at > (files.origin.sent or files.claim.t) + grace_s:
+            outcome = Outcome(kind="void", reason="Slurm never received the submission")
+    elif files.origin.waiting and intent is not None:
+        if not _claimer_may_go_on(intent, now, grace_s):
+            _keep_in_line(home, intent, lines)
+        return False
+    elif intent is None or not _claimer_may_go_on(intent, now, grace_s):
+        outcome = Outcome(kind="void", reason="the command ended before it sent anything")
+    if outcome is not None:
+        with contextlib.suppress(OSError):
+            submission.settle(home, token, outcome)
+            return True
+    return False
+
+
+def _keep_in_line(home: str, intent: Submission, lines: dict[str, set[str]]) -> None:
+    """A command that was killed between claim and line left a submission that waits and would never be sent."""
+    if intent.queue is None or intent.user != getpass.getuser():
+        return
+    from shoal.job import admission  # only where something waits: most projects have no budget
+
+    if intent.queue not in lines:
+        lines[intent.queue] = {token for _, token in admission.entries(home, intent.queue)}
+    if intent.token not in lines[intent.queue]:
+        with contextlib.suppress(OSError):
+            admission.enqueue(home, intent.queue, intent.token, admission.need_of(intent))
+
+
+def _claimer_may_go_on(intent: Submission, now: float, grace_s: float) -> bool:
+    alive = process.is_alive({key: getattr(intent, key) for key in ("host", "pid", "started", "uid")})
+    return alive if alive is not None else now < intent.t + grace_s
+
+
+def _evidence(files: RunFiles, row: JobRow | None, asked: bool, now: float) -> Evidence:
+    submission = files.origin.submission if files.origin else None
+    if submission is None or submission.backend == "slurm":
+        return Evidence(asked, now, row)
+    begun = files.start is not None and files.start.generation == files.generation
+    witness = files.start if begun else submission
+    alive = process.is_alive({key: getattr(witness, key) for key in ("host", "pid", "started")})
+    return Evidence(True, now, None, alive)
+
+
+def _silent_s(files: RunFiles, evidence: Evidence, watching: Watching) -> float | None:
+    """For how long this host has seen the lease unchanged; None where nothing speaks against it: Slurm shows the job as
+    running, does not answer, or the process is there."""
+    shown = evidence.row is not None and evidence.row.word not in ENDED_WORDS
+    if shown or not evidence.asked or evidence.alive or files.start is None:
+        return None
+    number = files.start.attempt
+    return watching.since(files.name, f"{number} {files.names.signs_of_life(number)}")
+
+
+def _close_if_over(home: str, files: RunFiles, evidence: Evidence) -> bool:
+    """Close the leases of an attempt of which nothing can still run: its death is proved, or it was silent for longer
+    than its guards let it run. True if its files have changed, by us or by somebody who was faster."""
+    start, silent_s = files.start, evidence.silent_s
+    if start is None or silent_s is None:
+        return False
+    # Where this host can tell whether its processes live, silence proves nothing.
+    dead = lease.is_dead(start)
+    silent = silent_s >= evidence.times.take_s and (dead or lease.is_alive(start) is None)
+    if not dead and not silent:
+        return False
+    with contextlib.suppress(OSError):
+        fence.close(layout.run_dir(home, files.name), files.names, start.attempt, start, silent)
+    return True
+
+
+def _is_missing(files: RunFiles, evidence: Evidence) -> bool:
+    """Whether a job that Slurm has accepted is not shown any more, and its run has not begun."""
+    begun = files.start is not None and files.start.generation == files.generation
+    return evidence.asked and evidence.row is None and not begun and _is_accepted(files) and files.verdict is None
+
+
+def _keep(home: str, files: RunFiles, evidence: Evidence) -> None:
+    """Write down what Slurm said last; a folder we may not write in loses only that."""
+    claim, row = files.claim, evidence.row
+    if claim is None or not evidence.asked or evidence.alive is not None or files.generation == 0:
+        return
+    ended = files.end is not None and files.end.generation == files.generation
+    with contextlib.suppress(OSError):
+        if row is not None and row.word in ENDED_WORDS and files.verdict is None:
+            writing.keep_verdict(home, files, verdict_of(row))
+        elif row is None and ended and files.end is not None and evidence.now - files.end.ended > _FORGOTTEN_AFTER_S:
+            writing.keep_verdict(home, files, Verdict(word="FORGOTTEN"))
+
+
+def _is_accepted(files: RunFiles) -> bool:
+    return files.origin is not None and files.origin.outcome is not None
+
+
+def live(views: Iterable[RunView]) -> list[RunView]:
+    return [view for view in views if view.state in LIVE]

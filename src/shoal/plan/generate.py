@@ -1,0 +1,243 @@
+"""`shoal generate`, decided: flags of a training launch in, the text of a batch script out. Nothing is written here."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Collection, Iterable, Mapping
+from typing import TypeVar
+
+import msgspec
+
+from shoal.batch.flags import parse_flags
+from shoal.batch.quoting import refuse_line_breaks
+from shoal.describe.cluster import Cluster
+from shoal.describe.containers import over, parse_word
+from shoal.describe.launches import ARGUMENT_SETS, change_mode
+from shoal.describe.project import Project
+from shoal.describe.steps import Step
+from shoal.errors import InputError
+from shoal.job.environment import fill, placeholders
+from shoal.job.launch.container import ContainerError, build, merge, whole
+from shoal.model import ContainerSettings, LaunchSettings, Request
+from shoal.names import slug
+from shoal.plan.container_lines import ContainerText, container_lines
+from shoal.plan.launch_lines import launch_lines
+from shoal.plan.replica_lines import OF_REPLICA
+from shoal.plan.sbatch_options import Resolved, resolve
+from shoal.plan.script import header, render_script, set_up
+
+#: What the reference generator runs, and what it asks for when nobody says anything.
+DEFAULT_COMMAND = ("python", "./torchtitan/train.py")
+DEFAULT_REQUEST = Request(nodes=1, gpus=8, time="36:00:00")
+DEFAULT_MAIL_TYPE = "BEGIN,END,FAIL"
+K = TypeVar("K")
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """The flags of `shoal generate`, as they were written; None means not written."""
+
+    config_file: str | None = None
+    step: str | None = None
+    command: str | None = None
+    extra_args: str = ""
+    use_ddp: bool = False
+    launch: str | None = None
+    container: str | None = None
+    replicas_per_node: int | None = None
+    nodes_per_replica: int | None = None
+    job_name: str | None = None
+    qos: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    nodes: str | None = None
+    gpus_per_node: str | None = None
+    cpus_per_node: str | None = None
+    mem: str | None = None
+    time: str | None = None
+    mail_user: str | None = None
+    mail_type: str | None = None
+    output: str | None = None
+    error: str | None = None
+
+
+class Generated(msgspec.Struct, frozen=True, kw_only=True):
+    """The script, and what is worth knowing about it. `log_folders` must exist before the job starts."""
+
+    script: str
+    job_name: str
+    resolved: Resolved
+    launch: str
+    command: tuple[str, ...]
+    log_folders: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def generate(wish: Wish, project: Project, cluster: Cluster) -> Generated:
+    """Decide header, set-up and launch. InputError for anything that could not work."""
+    step = None if wish.step is None else project.step(wish.step)
+    launch, settings, notes = _launch(wish, step)
+    command = _command(wish, step)
+    _refuse_unfilled([*settings.args, *settings.env.values()], "the launch settings", OF_REPLICA)
+    real_name = wish.job_name or wish.step or _stem(wish.config_file) or "job"
+    name = slug(real_name)
+    resolved = _resolve(wish, step, project, cluster, launch, settings)
+    logs = [wish.output or f"{cluster.logs}.out", wish.error or f"{cluster.logs}.err"]
+    for flag, path in zip(("--output", "--error"), logs, strict=True):
+        _check_log(flag, path)
+    folders = tuple(dict.fromkeys(os.path.dirname(path) or "." for path in logs))
+    options = [
+        ("job-name", name),
+        *resolved.options,
+        ("output", logs[0]),
+        ("error", logs[1]),
+        # A requeued job starts the script again: without append it would wipe the log of the first time.
+        ("open-mode", "append"),
+        ("requeue", None),
+    ]
+    comments = [
+        f"Written by shoal generate for cluster {cluster.name}. Submit it with sbatch.",
+        *([f"The job's full name: {real_name}"] if name != real_name else []),
+        f"The log folder must exist before the job starts: {' '.join(shlex.quote(folder) for folder in folders)}",
+    ]
+    text = render_script(
+        header(options, comments),
+        set_up(resolved.cluster, _plain(step.env, f"`env` of step {step.name!r}") if step else None),
+        launch_lines(launch, command, resolved.request, settings, _box(wish, step, project, resolved)),
+    )
+    return Generated(
+        script=text,
+        job_name=name,
+        resolved=resolved,
+        launch=launch,
+        command=command,
+        log_folders=folders,
+        notes=(*notes, *resolved.notes, *([f"the job is called {name}"] if name != real_name else [])),
+    )
+
+
+def _box(wish: Wish, step: Step | None, project: Project, resolved: Resolved) -> ContainerText:
+    """The container of the flag, over the step's, over the profile's."""
+    flag = ContainerSettings() if wish.container is None else parse_word(wish.container, "--container")
+    settings = over(flag, step.container if step else ContainerSettings())
+    try:
+        one = build(merge(settings.record(), resolved.cluster.container.record()))
+        if one is not None:
+            one = whole(one, str(project.root))
+        as_root, gpus = os.getuid() == 0, bool(resolved.request.gpus)
+        return container_lines(one, resolved.cluster.scratch, gpus=gpus, as_root=as_root)
+    except ContainerError as error:
+        raise InputError(error.message, hint=error.hint, place="container") from None
+
+
+def _launch(wish: Wish, step: Step | None) -> tuple[str, LaunchSettings, list[str]]:
+    """Mode and settings: what the flags say, else the step's. The reference generator's flags choose by themselves."""
+    mode, settings = (step.launch, step.launch_settings) if step else ("process", LaunchSettings())
+    replicas = [
+        flag
+        for flag, value in (
+            ("--num-ft-replicas-per-node", wish.replicas_per_node),
+            ("--nodes-per-replica", wish.nodes_per_replica),
+        )
+        if value is not None
+    ]
+    if wish.launch is not None:
+        mode, settings = change_mode(wish.launch, mode, settings)
+    if wish.use_ddp:
+        if wish.launch not in (None, "torchrun"):
+            raise InputError(f"--use-ddp and --launch {wish.launch} contradict each other", hint="leave one out")
+        return "torchrun", LaunchSettings(), [f"{flag} says nothing with --use-ddp" for flag in replicas]
+    if not replicas:
+        return mode, settings, []
+    if wish.launch not in (None, "replicas"):
+        raise InputError(f"{replicas[0]} says nothing with --launch {wish.launch}", hint="leave one out")
+    notes = []
+    per_node, over = wish.replicas_per_node, wish.nodes_per_replica
+    if (over or 1) > 1 and per_node is not None:
+        notes.append(f"--num-ft-replicas-per-node says nothing with --nodes-per-replica {over}")
+        per_node = None
+    chosen = msgspec.structs.replace(settings, replicas_per_node=per_node, nodes_per_replica=over)
+    if wish.config_file is not None and not chosen.args:
+        # The trainer behind a config file takes these among its overrides.
+        chosen = msgspec.structs.replace(chosen, args=list(ARGUMENT_SETS["muloco"]))
+    return "replicas", chosen, notes
+
+
+def _command(wish: Wish, step: Step | None) -> tuple[str, ...]:
+    """The program, its config file as --job.config_file, and the extra words, as overrides where there is a config."""
+    if wish.step is None and wish.config_file is None:
+        raise InputError("say what to train: --config-file CONFIG, or --step NAME of shoal.toml")
+    words = list(step.command if step else DEFAULT_COMMAND)
+    if wish.command is not None:
+        words = _split("--command", wish.command)
+        if not words:
+            raise InputError("the command is empty", place="--command")
+    extra = _split("--extra-args", wish.extra_args)
+    if wish.config_file is not None:
+        words += ["--job.config_file", wish.config_file]
+        told = wish.replicas_per_node is not None or wish.nodes_per_replica is not None or wish.launch == "replicas"
+        extra = ["--cfg_options", *extra] if extra or (told and not wish.use_ddp) else []
+    return tuple(_plain(dict(enumerate([*words, *extra])), "the command").values())
+
+
+def _plain(words: Mapping[K, str], where: str) -> dict[K, str]:
+    """Words without placeholders; a plain batch script fills none."""
+    _refuse_unfilled(words.values(), where)
+    return {key: fill(word, {}) for key, word in words.items()}
+
+
+def _refuse_unfilled(words: Iterable[str], where: str, known: Collection[str] = ()) -> None:
+    for name in placeholders(words):
+        if name not in known:
+            raise InputError(
+                f"{where} has {{{name}}}, which nothing fills in a plain batch script",
+                hint=f"use --command with the value in it, or {{{{{name}}}}} for the braces; shoal submit fills it",
+            )
+
+
+def _split(flag: str, text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise InputError(f"cannot be split into words: {str(error).lower()}: {text!r}", place=flag) from None
+
+
+def _resolve(
+    wish: Wish, step: Step | None, project: Project, cluster: Cluster, launch: str, settings: LaunchSettings
+) -> Resolved:
+    """The written flags are sbatch's own, so they are read as sbatch reads them."""
+    default = step.request if step else DEFAULT_REQUEST
+    if step is None and cluster.time is not None:
+        default = msgspec.structs.replace(default, time=cluster.time)
+    mail_type = wish.mail_type or (DEFAULT_MAIL_TYPE if wish.mail_user and not cluster.mail_type else None)
+    written = {
+        "partition": wish.partition,
+        "account": wish.account,
+        "qos": wish.qos,
+        "nodes": wish.nodes,
+        "gpus-per-node": wish.gpus_per_node,
+        "cpus-per-task": wish.cpus_per_node,
+        "mem": wish.mem,
+        "time": wish.time,
+        "mail-user": wish.mail_user,
+        "mail-type": mail_type,
+    }
+    flags = parse_flags([f"--{name}={value}" for name, value in written.items() if value is not None])
+    return resolve(default, flags, cluster, project.clusters, whole_nodes=True, launch=launch, settings=settings)
+
+
+def _stem(path: str | None) -> str | None:
+    return None if path is None else os.path.splitext(os.path.basename(path))[0] or None
+
+
+def _check_log(flag: str, path: str) -> None:
+    """A path that Slurm would misread ends the job at once, without any log to say why."""
+    refuse_line_breaks(path, flag)
+    if path.startswith("~") or "$" in path or "\\" in path:
+        raise InputError(
+            f"{path!r} has ~, $ or a backslash, which Slurm does not expand in log paths",
+            hint=f'let the shell expand it: {flag} "$HOME/logs/%j.out"',
+            place=flag,
+        )
+    if not path.strip() or path.endswith("/"):
+        raise InputError(f"{path!r} is not a file", hint=f"{flag} logs/%j.out", place=flag)

@@ -1,0 +1,195 @@
+"""Job each, array, packs and pilots compared for the same runs: hours asked for, used and idle, makespan, time limit.
+
+Pure. What is compared is what the request costs once it runs; how long each shape waits in Slurm's queue depends on the
+cluster, and is asked there (`starts`) where it answers. An allocation that ends early gives its GPUs back at once: what
+counts as idle is time in which they were held and nothing ran.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from shoal.job.pack.books import WHOLE
+from shoal.plan.pack_order import Job, length, longest_first
+from shoal.plan.simulate import Schedule, play
+
+#: A time limit is this much longer than what is expected.
+SAFETY = 1.2
+#: Where even the smallest request would wait so long, the cluster is full.
+_FULL_S = 60.0
+EACH, ARRAY = "job each", "array"
+
+
+class ShapeCost(NamedTuple):
+    """One way to lay the runs over allocations. Hours are GPU-hours, or slot-hours where runs take no GPU.
+
+    `held` is what passes while it is allocated; `start_s` is in how many seconds Slurm would start the first of it.
+    """
+
+    name: str
+    entries: int
+    gpus: int
+    time_limit_s: float
+    requested: float
+    used: float
+    idle: float
+    makespan_s: float
+    start_s: float | None = None
+
+    @property
+    def held(self) -> float:
+        return self.used + self.idle
+
+    @property
+    def finish_s(self) -> float:
+        return self.makespan_s + (self.start_s or 0.0)
+
+
+class Comparison(NamedTuple):
+    """All shapes, what was assumed, the best for time and for cost, whether the cluster is full, and whether GPUs are
+    slots here because the runs take no GPU.
+    """
+
+    shapes: list[ShapeCost]
+    assumptions: list[str]
+    fastest: str
+    cheapest: str
+    full: bool = False
+    of_slots: bool = False
+
+
+def over_nodes(gpus: int, per_node: int | None) -> tuple[int, int]:
+    """The nodes of an allocation with so many GPUs, and the GPUs on each of them."""
+    nodes = -(-gpus // per_node) if per_node else 1
+    return nodes, -(-gpus // nodes)
+
+
+def with_lengths(jobs: Sequence[Job], source: str) -> tuple[list[Job], list[str]]:
+    """Jobs that all have a duration, and what had to be assumed for that. ValueError when nothing at all is known."""
+    if all(job.expect_s is not None for job in jobs):
+        return list(jobs), [f"durations from {source}"]
+    limits = [job.limit_s for job in jobs]
+    costs = [job.cost for job in jobs]
+    if all(costs) and any(limits):
+        top = max(cost for cost in costs if cost)
+        longest = max(limit for limit in limits if limit)
+        scaled = [job._replace(expect_s=(job.cost or 0) / top * longest) for job in jobs]
+        return scaled, [f"durations in proportion to cost, the longest taking its time limit of {longest:g} s"]
+    if all(limits):
+        return [job._replace(expect_s=job.limit_s) for job in jobs], ["every run takes its whole time limit"]
+    if all(costs):
+        return [job._replace(expect_s=job.cost) for job in jobs], ["durations in units of cost: compare, do not add up"]
+    raise ValueError("nothing says how long these runs take")
+
+
+def compare(
+    jobs: Sequence[Job], assumptions: Sequence[str], *, startup_s: float = 0.0, widths: Sequence[int] | None = None
+) -> Comparison:
+    """Compare shapes for jobs with durations. `startup_s` is paid once by every allocation (set-up, staging)."""
+    widest = max(1, max(math.ceil(job.gpu_parts / WHOLE) for job in jobs))
+    most = max(widest, sum(max(job.gpu_parts, 1) for job in jobs) // WHOLE)
+    if widths is None:
+        widths = [width for width in (1, 2, 4, 8, 16, 32) if widest <= width <= most] or [widest]
+    shapes = [_each(jobs, startup_s), _array(jobs, startup_s)]
+    # What pilots do together is what one allocation of all their GPUs would: each width is played once.
+    played = _Played(longest_first(jobs))
+    shapes += [_pack(played.on(width), startup_s) for width in widths]
+    shapes += [_pilots(played.on(count * widest), count, widest, startup_s) for count in widths if count > 1]
+    return Comparison(shapes, [*assumptions, *_said(startup_s)], _fastest(shapes), _cheapest(shapes))
+
+
+def with_starts(comparison: Comparison, starts: Mapping[str, float]) -> Comparison:
+    """The same with the seconds until Slurm would start each shape, as it answered.
+
+    On a full cluster the runs of jobs and arrays do not start together: what is expected of them is not true there,
+    and small allocations that share a queue are what gets through it.
+    """
+    shapes = [shape._replace(start_s=starts.get(shape.name)) for shape in comparison.shapes]
+    if not starts or min(starts.values()) < _FULL_S:
+        return comparison._replace(shapes=shapes, fastest=_fastest(shapes), cheapest=_cheapest(shapes))
+    queues = [shape for shape in shapes if shape.name not in (EACH, ARRAY) and shape.start_s is not None] or shapes
+    said = "the cluster is full: jobs and arrays would not start together and are not compared for time"
+    return comparison._replace(
+        shapes=shapes,
+        fastest=_fastest(queues),
+        cheapest=_cheapest(shapes),
+        assumptions=[*comparison.assumptions, said],
+        full=True,
+    )
+
+
+def _each(jobs: Sequence[Job], startup_s: float) -> ShapeCost:
+    limits = [math.ceil(length(job) * SAFETY + startup_s) for job in jobs]
+    asked = sum(limit * _gpus(job) for limit, job in zip(limits, jobs, strict=True))
+    return _apart(EACH, jobs, asked, max(limits), startup_s)
+
+
+def _array(jobs: Sequence[Job], startup_s: float) -> ShapeCost:
+    limit = math.ceil(max(length(job) for job in jobs) * SAFETY + startup_s)
+    return _apart(ARRAY, jobs, limit * sum(_gpus(job) for job in jobs), limit, startup_s)
+
+
+def _apart(name: str, jobs: Sequence[Job], asked: float, limit: float, startup_s: float) -> ShapeCost:
+    """All at once, each on GPUs of its own, given back when it ends; a share of a GPU still takes a whole one."""
+    used = sum(length(job) * job.gpu_parts / WHOLE for job in jobs)
+    held = sum((length(job) + startup_s) * _gpus(job) for job in jobs)
+    longest = max(length(job) for job in jobs) + startup_s
+    gpus = max(_gpus(job) for job in jobs)
+    return ShapeCost(name, len(jobs), gpus, limit, asked / 3600, used / 3600, (held - used) / 3600, longest)
+
+
+class _Played:
+    """Schedules of the same jobs over allocations of different width, each computed once."""
+
+    def __init__(self, ordered: Sequence[Job]) -> None:
+        self._ordered, self._known = ordered, dict[int, Schedule]()
+        self._least = min(max(job.gpu_parts, 1) for job in ordered)
+
+    def on(self, width: int) -> Schedule:
+        if width not in self._known:
+            slots = max(1, width * WHOLE // self._least)
+            self._known[width] = play(self._ordered, slots=slots, gpus=width)
+        return self._known[width]
+
+
+def _pack(played: Schedule, startup_s: float) -> ShapeCost:
+    width = played.width
+    makespan = played.makespan + startup_s
+    limit = math.ceil(makespan * SAFETY)
+    idle = max(0.0, width * makespan - played.busy)
+    return ShapeCost(
+        f"pack of {width}", 1, width, limit, width * limit / 3600, played.busy / 3600, idle / 3600, makespan
+    )
+
+
+def _pilots(played: Schedule, count: int, widest: int, startup_s: float) -> ShapeCost:
+    """Small allocations that share the queue: each ends with the last run that it got."""
+    ends: dict[int, float] = {}
+    for one in played.placed:
+        for gpu in one.holding.gpus:
+            ends[gpu // widest] = max(ends.get(gpu // widest, 0.0), one.end)
+    held = sum((end + startup_s) * widest for end in ends.values())
+    makespan = played.makespan + startup_s
+    limit = math.ceil(makespan * SAFETY)
+    asked = count * widest * limit
+    idle = max(0.0, held - played.busy)
+    return ShapeCost(f"{count} pilots", count, widest, limit, asked / 3600, played.busy / 3600, idle / 3600, makespan)
+
+
+def _gpus(job: Job) -> int:
+    return max(1, math.ceil(job.gpu_parts / WHOLE))
+
+
+def _said(startup_s: float) -> list[str]:
+    told = ["jobs and arrays find a free GPU for every run at once"]
+    return [*told, f"every allocation needs {startup_s:g} s to start up"] if startup_s else told
+
+
+def _fastest(shapes: Sequence[ShapeCost]) -> str:
+    return min(shapes, key=lambda shape: (round(shape.finish_s, 3), shape.held, shape.entries)).name
+
+
+def _cheapest(shapes: Sequence[ShapeCost]) -> str:
+    return min(shapes, key=lambda shape: (round(shape.held, 6), shape.requested, shape.entries)).name

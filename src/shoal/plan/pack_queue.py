@@ -1,0 +1,120 @@
+"""Runs and options -> the queue that travels with the submission (`pack.json`), in the order in which it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from shoal.describe.search import one_rule, parse_words
+from shoal.errors import InputError
+from shoal.job.pack.books import WHOLE, parts
+from shoal.model import Request, RunSpec
+from shoal.plan.pack_options import PackOptions
+from shoal.plan.pack_order import Job, expected, longest_first
+from shoal.plan.simulate import even_out, play
+from shoal.units import parse_duration_s
+
+#: A time limit is this much longer than the expected makespan: expectations are guesses, and leftovers continue.
+_SAFETY = 1.2
+_DAY_S = 86_400.0
+
+
+class PackPlan(NamedTuple):
+    """A queue, ready to travel. `jobs` are in starting order; `source` says what the order rests on."""
+
+    options: PackOptions
+    jobs: tuple[Job, ...]
+    source: str
+    search: Mapping[str, Any] = {}
+
+    @property
+    def pilots(self) -> int:
+        return self.options.pilots or 0
+
+    def record(self, *, local: bool) -> dict[str, Any]:
+        """What the engine reads; what is None is left to it. On this machine nothing but us ends an allocation."""
+        options = self.options
+        settings = {
+            "slots": options.slots,
+            "gpus": options.gpus,
+            "retries": options.retries,
+            "grace_s": options.grace_s,
+            "warn_s": options.warn_s,
+            "bind": options.bind,
+            "time_limit_s": parse_duration_s(options.time) if options.time and local else None,
+            "follow": options.follow,
+            "preload": list(options.preload),
+            "engine": options.engine,
+            "probe_s": options.probe_s,
+            "shrink": options.shrink,
+            "mps": options.mps,
+            "dashboard": options.dashboard,
+            "search": dict(self.search) or None,
+        }
+        queue = []
+        for job in self.jobs:
+            row: dict[str, Any] = {"index": job.place, "gpu_parts": job.gpu_parts, "cpus": job.cpus}
+            row.update(cost=job.cost, expect_s=job.expect_s, limit_s=options.run_limit_s or job.limit_s)
+            row.update(warn_s=job.warn_s, needs=list(job.needs) or None)
+            queue.append({name: value for name, value in row.items() if value is not None})
+        return {"schema": 1, "settings": settings, "queue": queue, "order": self.source}
+
+    def expected_s(self, slots: int, gpus: int) -> float | None:
+        """How long the queue should take on one allocation, where durations are known."""
+        if not self.jobs or any(job.expect_s is None for job in self.jobs):
+            return None
+        return play(even_out(self.jobs, slots, gpus), slots=slots, gpus=gpus).makespan
+
+    def time_limit_s(self, slots: int, gpus: int) -> int | None:
+        """A time limit that should do, with room for bad guesses and for the warning before the end."""
+        expected_s = self.expected_s(slots, gpus)
+        if expected_s is not None:
+            return int(expected_s * _SAFETY + self.options.warn_s) + 60
+        limits = [self.options.run_limit_s or job.limit_s for job in self.jobs]
+        if any(limit is None for limit in limits):
+            return None
+        # Nothing is known but what no run may exceed; more than a day is better asked for in parts.
+        worst = [job._replace(expect_s=limit) for job, limit in zip(self.jobs, limits, strict=True)]
+        bound = play(even_out(worst, slots, gpus), slots=slots, gpus=gpus).makespan
+        longest = max((limit for limit in limits if limit is not None), default=0.0)
+        return int(max(longest, min(bound, _DAY_S)) + self.options.warn_s) + 60
+
+
+def plan_pack(
+    runs: Sequence[tuple[RunSpec, Request]],
+    options: PackOptions,
+    earlier: Mapping[int, float],
+    needs: Mapping[int, tuple[str, ...]] | None = None,
+) -> PackPlan:
+    """Put runs, each with what it asks for, into their order. `earlier`: measured durations of some, by place; `needs`:
+    runs that some of them wait for.
+    """
+    jobs = []
+    for place, (spec, request) in enumerate(runs):
+        if (request.nodes or 1) > 1:
+            raise InputError(
+                f"{spec.name} asks for {request.nodes} nodes; a pack runs each of its runs on one",
+                hint="shoal submit FILE --shape job",
+            )
+        own = options.gpu_parts
+        if own is None:
+            # -1 leaves it to the engine, which divides its GPUs among its slots.
+            own = -1 if request.gpus is None else parts(request.gpu_share or request.gpus)
+        if options.gpus is not None and own > options.gpus * WHOLE:
+            raise InputError(
+                f"{spec.name} asks for {own // WHOLE} GPUs, and the pack has {options.gpus} on a node",
+                hint=f"--gpus {own // WHOLE}",
+            )
+        cpus = options.cpus_per_run or request.cpus or 0
+        waits_for = (needs or {}).get(place, ())
+        jobs.append(Job(place, own, cpus, spec.cost, None, request.time_limit_s, spec.survive.get("warn_s"), waits_for))
+    known, source = expected(jobs, earlier)
+    return PackPlan(options, tuple(longest_first(known)), source, _search([spec for spec, _ in runs], options))
+
+
+def _search(specs: Sequence[RunSpec], options: PackOptions) -> dict[str, Any]:
+    """How losers are stopped: as the command line says, or else as the page of the runs does."""
+    if options.search is not None:
+        rule = parse_words(options.search)
+        return rule._asdict() if rule else {}
+    return one_rule([spec.search for spec in specs])
