@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from project import Project, assert_clear_error, project_here, read_record
-from shoal.job.pack.books import Need
+from shoal.job.pack.books import Demand
 from shoal.job.pack.probe import estimate
 from shoal.job.pack.queue import Item, Queue
 from waiting import wait_until
@@ -39,9 +39,9 @@ def test_start_up_is_paid_once_and_not_in_proportion(start_s: float, step_s: flo
 
 
 def test_what_was_learnt_decides_who_is_next() -> None:
-    queue = Queue([Item("unknown", 9, Need())])
+    queue = Queue([Item("unknown", 9, Demand())])
     for place, expect in enumerate((5.0, 50.0, 0.0, 20.0)):
-        queue.put_by_length(Item(f"e{expect:g}", place, Need(), expect_s=expect))
+        queue.put_by_length(Item(f"e{expect:g}", place, Demand(), expect_s=expect))
     assert [item.name for item in queue.waiting] == ["unknown", "e50", "e20", "e5", "e0"]
 
 

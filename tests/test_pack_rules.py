@@ -14,7 +14,7 @@ from made_up import ME, START
 from shoal.describe.project import bare_project
 from shoal.errors import InputError
 from shoal.job import nodes
-from shoal.job.pack.books import WHOLE, Books, Need, even_share, parts
+from shoal.job.pack.books import WHOLE, Allocator, Demand, even_share, parts
 from shoal.job.pack.machine import Gpus, gpu_environment, gpus_here, thread_environment
 from shoal.job.pack.queue import Item, Queue, read_queue
 from shoal.model import Request
@@ -37,11 +37,11 @@ shares = st.sampled_from([0, 1, 250_000, 333_333, 500_000, WHOLE, 2 * WHOLE])
 def test_nothing_is_ever_lent_twice(
     slots: int, gpus: int, cpus: int, keep_whole: bool, nodes: int, wishes: list[tuple[int, int, int, bool]]
 ) -> None:
-    books = Books(slots, gpus, range(cpus), keep_whole, nodes)
+    books = Allocator(slots, gpus, range(cpus), keep_whole, nodes)
     for gpu_parts, wanted_cpus, wanted_slots, give_first in wishes:
         if give_first and books.held:
             books.give(books.held[0])
-        holding = books.take(Need(gpu_parts, wanted_cpus, wanted_slots))
+        holding = books.take(Demand(gpu_parts, wanted_cpus, wanted_slots))
         if holding is not None:
             assert len(holding.cpus) == wanted_cpus and 1 + len(holding.empty) == wanted_slots
             assert holding.share * len(holding.gpus) == gpu_parts
@@ -57,19 +57,19 @@ def test_nothing_is_ever_lent_twice(
     for one in books.held:
         books.give(one)
     for _ in range(nodes):
-        everything = books.take(Need(gpus * WHOLE, cpus, slots))
+        everything = books.take(Demand(gpus * WHOLE, cpus, slots))
         assert everything is not None and len(everything.gpus) == gpus
     assert books.is_full
 
 
 def test_runs_go_to_the_emptiest_node() -> None:
-    books = Books(2, 1, range(2), nodes=2)
-    assert [holding.slot for holding in map(books.take, [Need(cpus=1)] * 4) if holding] == [0, 2, 1, 3]
+    books = Allocator(2, 1, range(2), nodes=2)
+    assert [holding.slot for holding in map(books.take, [Demand(cpus=1)] * 4) if holding] == [0, 2, 1, 3]
 
 
 def test_a_holding_is_given_back_once() -> None:
-    books = Books(2, 1, range(2))
-    holding = books.take(Need(WHOLE, 1))
+    books = Allocator(2, 1, range(2))
+    holding = books.take(Demand(WHOLE, 1))
     assert holding is not None
     books.give(holding)
     with pytest.raises(ValueError, match="not lent"):
@@ -77,12 +77,12 @@ def test_a_holding_is_given_back_once() -> None:
 
 
 def test_shares_spread_over_gpus_unless_whole_ones_are_wanted() -> None:
-    spread, kept = Books(8, 2, ()), Books(8, 2, (), keep_whole=True)
+    spread, kept = Allocator(8, 2, ()), Allocator(8, 2, (), keep_whole=True)
     for books in (spread, kept):
-        assert books.take(Need(WHOLE // 4)) is not None
-    assert spread.take(Need(WHOLE // 4)).gpus == (1,)  # type: ignore[union-attr]
-    assert kept.take(Need(WHOLE // 4)).gpus == (0,)  # type: ignore[union-attr]
-    assert kept.take(Need(WHOLE)).gpus == (1,)  # type: ignore[union-attr]
+        assert books.take(Demand(WHOLE // 4)) is not None
+    assert spread.take(Demand(WHOLE // 4)).gpus == (1,)  # type: ignore[union-attr]
+    assert kept.take(Demand(WHOLE // 4)).gpus == (0,)  # type: ignore[union-attr]
+    assert kept.take(Demand(WHOLE)).gpus == (1,)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, float("nan"), 0.0001, 5000])
@@ -92,8 +92,8 @@ def test_impossible_numbers_of_gpus_are_refused(wrong: float) -> None:
 
 
 def test_a_third_of_a_gpu_fits_three_times() -> None:
-    books = Books(9, 1, ())
-    assert sum(books.take(Need(parts(1 / 3))) is not None for _ in range(4)) == 3
+    books = Allocator(9, 1, ())
+    assert sum(books.take(Demand(parts(1 / 3))) is not None for _ in range(4)) == 3
 
 
 def test_gpus_are_divided_among_slots_when_nothing_was_said() -> None:
@@ -132,9 +132,9 @@ def test_wide_runs_start_first_and_narrow_ones_fill_the_gaps() -> None:
 
 
 def test_a_run_that_is_overtaken_again_and_again_is_waited_for() -> None:
-    books = Books(4, 2, ())
-    queue = Queue([Item("wide", 0, Need(2 * WHOLE)), *(Item(f"n{k}", k, Need(WHOLE)) for k in range(1, 40))])
-    first = books.take(Need(WHOLE))
+    books = Allocator(4, 2, ())
+    queue = Queue([Item("wide", 0, Demand(2 * WHOLE)), *(Item(f"n{k}", k, Demand(WHOLE)) for k in range(1, 40))])
+    first = books.take(Demand(WHOLE))
     assert first is not None
     started = []
     while (choice := queue.next(books, None)) is not None and choice.item.name != "wide":
@@ -146,14 +146,14 @@ def test_a_run_that_is_overtaken_again_and_again_is_waited_for() -> None:
 
 
 def test_slots_that_are_closed_leave_their_gpus_to_the_others_and_what_needs_more_slots_holds_nobody_up() -> None:
-    books = Books(2, 2, (), nodes=2)
-    held = books.take(Need(2 * WHOLE))
+    books = Allocator(2, 2, (), nodes=2)
+    held = books.take(Demand(2 * WHOLE))
     assert held is not None and held.slot == 0
     for slot in (0, 2):
         books.close(slot)
     books.give(held)
-    assert books.never(Need(2 * WHOLE)) is None and books.never(Need(slots=2)) is not None
-    queue = Queue([Item("wide", 0, Need(slots=2)), *(Item(f"thin{n}", n, Need(WHOLE)) for n in range(1, 20))])
+    assert books.never(Demand(2 * WHOLE)) is None and books.never(Demand(slots=2)) is not None
+    queue = Queue([Item("wide", 0, Demand(slots=2)), *(Item(f"thin{n}", n, Demand(WHOLE)) for n in range(1, 20))])
     for _ in range(19):
         choice = queue.next(books, None)
         assert choice is not None and choice.holding.slot in (1, 3)
@@ -165,18 +165,20 @@ def test_slots_that_are_closed_leave_their_gpus_to_the_others_and_what_needs_mor
 
 
 def test_a_run_starts_only_if_it_fits_into_the_time_left() -> None:
-    books = Books(2, 0, ())
-    queue = Queue([Item("long", 0, Need(), expect_s=100), Item("short", 1, Need(), expect_s=5), Item("new", 2, Need())])
+    books = Allocator(2, 0, ())
+    queue = Queue(
+        [Item("long", 0, Demand(), expect_s=100), Item("short", 1, Demand(), expect_s=5), Item("new", 2, Demand())]
+    )
     assert queue.next(books, 50.0).item.name == "short"  # type: ignore[union-attr]
     assert queue.next(books, 50.0).item.name == "new"  # type: ignore[union-attr]
     assert queue.is_stuck(books, 50.0) and not queue.is_stuck(books, None)
-    assert not queue.fits(Item("new", 3, Need()), 0.0)
+    assert not queue.fits(Item("new", 3, Demand()), 0.0)
 
 
 def test_costs_become_seconds_as_soon_as_one_run_has_finished() -> None:
-    queue = Queue([Item("a", 0, Need(), cost=10)])
+    queue = Queue([Item("a", 0, Demand(), cost=10)])
     assert queue.expected_s(queue.waiting[0]) is None
-    queue.learn(Item("b", 1, Need(), cost=2), duration_s=6)
+    queue.learn(Item("b", 1, Demand(), cost=2), duration_s=6)
     assert queue.expected_s(queue.waiting[0]) == pytest.approx(30)
 
 

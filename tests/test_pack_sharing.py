@@ -17,7 +17,7 @@ import pytest
 
 from project import Project
 from shoal.job.environment import escape
-from shoal.job.pack.books import WHOLE, Holding
+from shoal.job.pack.books import WHOLE, Assignment
 from shoal.job.pack.machine import Gpus, gpu_environment, gpus_here
 from shoal.job.pack.sharing import Sharing, memory_environment, share_gpus
 from waiting import wait_until
@@ -111,7 +111,7 @@ def test_a_share_of_the_memory_leaves_room_for_what_a_process_takes_beside_its_t
     blind = memory_environment(WHOLE // 4, None, {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.1"})
     assert float(blind["SHOAL_GPU_MEMORY_FRACTION"]) == pytest.approx(0.225)
     assert "XLA_PYTHON_CLIENT_MEM_FRACTION" not in blind, "what somebody has set stays"
-    assert Sharing().environment(Holding(0, (0, 1), WHOLE), {}) == {}, "whole GPUs are not shared"
+    assert Sharing().environment(Assignment(0, (0, 1), WHOLE), {}) == {}, "whole GPUs are not shared"
 
 
 @pytest.mark.parametrize("engine", ["slots", "ray"])

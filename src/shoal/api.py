@@ -21,7 +21,7 @@ import msgspec
 from shoal.describe.blocks import parse_block
 from shoal.describe.calls import COLLECT
 from shoal.describe.document import Given
-from shoal.describe.python_file import Added, append, named, sweeps_of
+from shoal.describe.python_file import Added, append_added, named, sweeps_of
 from shoal.errors import InputError, ShoalError
 from shoal.model import Request, RunSpec
 
@@ -88,7 +88,7 @@ class Experiment:
         if not self._added:
             raise InputError(f"nothing was added to {self.name}", hint='exp.add("train", params={"lr": 0.1})')
         if COLLECT in os.environ:
-            append(os.environ[COLLECT], self._added)
+            append_added(os.environ[COLLECT], self._added)
             return []
         from shoal.cli.submit import submit_added
 
@@ -98,7 +98,7 @@ class Experiment:
 def _pass_on(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Under `shoal submit FILE` a mistake in the description is told by that command, without a traceback."""
     if isinstance(error, ShoalError):
-        append(os.environ[COLLECT], [{"error": error.message, "hint": error.hint}])
+        append_added(os.environ[COLLECT], [{"error": error.message, "hint": error.hint}])
     else:
         sys.__excepthook__(kind, error, trace)
 

@@ -17,7 +17,7 @@ from shoal.errors import InputError
 ALIKE = 0.8
 
 
-def near_copies(folders: Sequence[Path], root: Path) -> list[Item]:
+def find_near_copies(folders: Sequence[Path], root: Path) -> list[Item]:
     """Older variants of scripts. Experiment scripts are never among them: their names are the names of runs."""
     experiments = os.path.realpath(root / "experiments")
     candidates: list[Candidate] = []

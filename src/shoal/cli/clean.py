@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _find(args: argparse.Namespace, project: Project) -> list[Item]:
     from shoal.cleanup.leftovers import KINDS, find_leftovers, read_left
-    from shoal.cleanup.near_copies import near_copies
+    from shoal.cleanup.near_copies import find_near_copies
     from shoal.cleanup.stale import half_written, stale_snapshots, unused_scratch
     from shoal.observe.run_views import observe
     from shoal.units import parse_duration_s
@@ -87,7 +87,7 @@ def _find(args: argparse.Namespace, project: Project) -> list[Item]:
     if "scratch" in kinds:
         bases = [os.environ.get("SHOAL_SCRATCH"), *(cluster.scratch for cluster in project.clusters.values())]
         found += unused_scratch(bases, older_than_s=older_than_s, now_s=now_s)
-    return found + (near_copies(args.folder, Path(project.root)) if "script" in kinds else [])
+    return found + (find_near_copies(args.folder, Path(project.root)) if "script" in kinds else [])
 
 
 def _backup(root: Path, name: str) -> Path:

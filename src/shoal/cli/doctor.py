@@ -39,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from shoal.doctor.check import Inputs, examine_all, find_files, write_fixed
-    from shoal.doctor.explain import explain
+    from shoal.doctor.explain import explain_facts
     from shoal.views import doctor as view
 
     about = ("--framework", "--nodes", "--gpus", "--cpus")
@@ -53,7 +53,9 @@ def run(args: argparse.Namespace) -> int:
     examined, cluster = examine_all(
         find_files(args.file), os.environ, user=getpass.getuser(), ask=ask, inputs=inputs, steps=_steps()
     )
-    explained = [(one.script.path, found) for one in examined for found in explain(one.facts)] if args.explain else []
+    explained = (
+        [(one.script.path, found) for one in examined for found in explain_facts(one.facts)] if args.explain else []
+    )
     fixed = [found for one in examined if (found := write_fixed(one)) is not None] if args.fix else []
     if args.json:
         view.show_document(view.document(examined, cluster, explained, fixed))

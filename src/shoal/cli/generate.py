@@ -62,14 +62,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from shoal.describe.project import project_or_bare
-    from shoal.plan.generate import Wish, generate
+    from shoal.plan.generate import Wish, generate_script
 
     refuse_idle(args, args.output_file is None, "without --output-file", "--force")
     project = project_or_bare(Path.cwd(), os.environ)
     cluster = _cluster(project, args.on)
     replicas = {"replicas_per_node": args.num_ft_replicas_per_node}
     wish = Wish(**{name: getattr(args, name) for name in Wish.__struct_fields__ if name not in replicas}, **replicas)
-    generated = generate(wish, project, cluster)
+    generated = generate_script(wish, project, cluster)
     check_shell(generated.script, cluster)
     written = None if args.output_file is None else write_script(args.output_file, generated.script, args.force)
     _render(generated, args, written)

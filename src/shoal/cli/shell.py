@@ -45,13 +45,13 @@ def _define(script: Path) -> None:
 
 
 def _call(function: str, script: str, words: list[str], modifier: list[str]) -> int:
-    from shoal.describe.calls import BASE, COLLECT, Call, append, settings
+    from shoal.describe.calls import BASE, COLLECT, Call, append_call, settings
 
     env, secret = settings(os.environ, os.environ.get(BASE, ""))
     seed = os.environ.get("SHOAL_SEED", "")
     call = Call(function, words, os.path.abspath(script), int(seed) if seed.isdigit() else None, env, modifier)
     if os.environ.get(COLLECT):
-        append(os.environ[COLLECT], call)
+        append_call(os.environ[COLLECT], call)
         return 0
     from shoal.cli.submit import submit_calls
 

@@ -128,7 +128,7 @@ def refuse_caught(script: Path, lines: Iterable[Mapping[str, Any]]) -> None:
         raise _acting(script, names, "is not executed while it is read")
 
 
-def append(path: str, call: Call) -> None:
+def append_call(path: str, call: Call) -> None:
     """Called by the step function of a collecting script: one line for one call."""
     try:
         with Path(path).open("a") as file:

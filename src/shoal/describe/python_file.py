@@ -47,7 +47,7 @@ def collect_blocks(path: Path, environ: Mapping[str, str]) -> list[Sweep]:
     return sweeps_of(lines)
 
 
-def append(path: str, added: Iterable[Added]) -> None:
+def append_added(path: str, added: Iterable[Added]) -> None:
     """Called by `Experiment.submit` in a collecting file."""
     with Path(path).open("a") as file:
         for one in added:

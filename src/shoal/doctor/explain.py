@@ -41,7 +41,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-def explain(facts: Facts) -> list[Explained]:
+def explain_facts(facts: Facts) -> list[Explained]:
     """The numbers of every launch that is the script's work."""
     return [_of_launch(facts, launch) for launch in facts.script.work]
 

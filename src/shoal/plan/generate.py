@@ -73,7 +73,7 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
-def generate(wish: Wish, project: Project, cluster: Cluster) -> Generated:
+def generate_script(wish: Wish, project: Project, cluster: Cluster) -> Generated:
     """Decide header, set-up and launch. InputError for anything that could not work."""
     step = None if wish.step is None else project.step(wish.step)
     launch, settings, notes = _launch(wish, step)

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shoal.job.pack.books import WHOLE, Books, Holding, Need, even_share
+from shoal.job.pack.books import WHOLE, Allocator, Assignment, Demand, even_share
 from shoal.job.pack.queue import Item, Queue
 from shoal.plan.pack_order import Job, length
 
@@ -19,7 +19,7 @@ class Placed(NamedTuple):
     """One run of a schedule: where it ran and when."""
 
     job: Job
-    holding: Holding
+    holding: Assignment
     start: float
     end: float
 
@@ -41,15 +41,15 @@ def play(jobs: Sequence[Job], *, slots: int, gpus: int = 0) -> Schedule:
     """Run jobs in their order over one node. A job that can never fit is a ValueError. CPUs do not count: an allocation
     asks for as many as the runs in all its slots need.
     """
-    books = Books(slots, gpus, (), keep_whole=len({job.gpu_parts >= WHOLE for job in jobs}) > 1)
-    items = [Item(str(job.place), at, Need(job.gpu_parts if gpus else 0)) for at, job in enumerate(jobs)]
+    books = Allocator(slots, gpus, (), keep_whole=len({job.gpu_parts >= WHOLE for job in jobs}) > 1)
+    items = [Item(str(job.place), at, Demand(job.gpu_parts if gpus else 0)) for at, job in enumerate(jobs)]
     for item in items:
         why = books.never(item.need)
         if why is not None:
             raise ValueError(why)
     queue = Queue(items)
     now = 0.0
-    running: list[tuple[float, int, Holding]] = []
+    running: list[tuple[float, int, Assignment]] = []
     placed: list[Placed] = []
     while len(queue) or running:
         while (choice := queue.next(books, None)) is not None:

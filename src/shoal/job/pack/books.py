@@ -6,7 +6,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 WHOLE = 1000000
 
 
-class Need(NamedTuple):
+class Demand(NamedTuple):
     """What one run takes: parts of a GPU (several whole ones, or a share of a single one), CPUs, and slots.
 
     More than one slot is a larger part of the node's memory: the slots beside its own stay empty.
@@ -17,7 +17,7 @@ class Need(NamedTuple):
     slots: int = 1
 
 
-class Holding(NamedTuple):
+class Assignment(NamedTuple):
     """What a run holds until it ends. `gpus` are places in the node's list; `share` is its part of each of them;
     `empty` are slots that are kept free beside its own.
     """
@@ -48,7 +48,7 @@ def even_share(slots: int, gpus: int) -> int:
     return WHOLE // -(-slots // gpus) if slots >= gpus else WHOLE * (gpus // slots)
 
 
-class Books:
+class Allocator:
     """The books of one node, or of several that are alike: on each at most `slots` runs at a time, `gpus` devices and
     these CPUs. The slots are counted through, so that slot // per_node is the node.
 
@@ -62,7 +62,7 @@ class Books:
         self._nodes = [_NodeBooks(range(first, first + slots), gpus, cpus, keep_whole) for first in firsts]
 
     @property
-    def held(self) -> List[Holding]:
+    def held(self) -> List[Assignment]:
         return [holding for node in self._nodes for holding in node.held.values()]
 
     @property
@@ -73,12 +73,12 @@ class Books:
     def is_closed(self) -> bool:
         return not any(node.slots for node in self._nodes)
 
-    def never(self, need: Need) -> Optional[str]:
+    def never(self, need: Demand) -> Optional[str]:
         """Why a run could not even run alone here, or None."""
         found = [node.never(need) for node in self._nodes]
         return None if None in found else found[0]
 
-    def take(self, need: Need) -> Optional[Holding]:
+    def take(self, need: Demand) -> Optional[Assignment]:
         """Lend what a run needs, or None while it is not free; from the emptiest node that has it, or the fullest."""
         sign = 1 if self.keep_whole else -1
         for node in sorted(self._nodes, key=lambda node: sign * len(node.free_slots)):
@@ -87,7 +87,7 @@ class Books:
                 return holding
         return None
 
-    def give(self, holding: Holding) -> None:
+    def give(self, holding: Assignment) -> None:
         """Take back what a run held; a holding that was not lent, or was given back before, is a mistake of ours."""
         self._nodes[holding.slot // self.per_node].give(holding)
 
@@ -104,9 +104,9 @@ class _NodeBooks:
         self._free_parts = [WHOLE] * gpus
         self._free_cpus = sorted(cpus)
         self._all_cpus = len(self._free_cpus)
-        self.held: Dict[int, Holding] = {}
+        self.held: Dict[int, Assignment] = {}
 
-    def never(self, need: Need) -> Optional[str]:
+    def never(self, need: Demand) -> Optional[str]:
         if need.gpus > WHOLE * len(self._free_parts):
             return "it needs %g GPUs and this node has %d" % (need.gpus / WHOLE, len(self._free_parts))
         if need.cpus > self._all_cpus:
@@ -115,7 +115,7 @@ class _NodeBooks:
             return "it needs %d slots and this node has %d" % (need.slots, len(self.slots))
         return None
 
-    def take(self, need: Need) -> Optional[Holding]:
+    def take(self, need: Demand) -> Optional[Assignment]:
         if len(self.free_slots) < need.slots or len(self._free_cpus) < need.cpus:
             return None
         gpus = self._choose(need.gpus)
@@ -126,10 +126,10 @@ class _NodeBooks:
             self._free_parts[index] -= share
         slots, self.free_slots = self.free_slots[: need.slots], self.free_slots[need.slots :]
         cpus, self._free_cpus = self._free_cpus[: need.cpus], self._free_cpus[need.cpus :]
-        self.held[slots[0]] = Holding(slots[0], gpus, share, tuple(cpus), tuple(slots[1:]))
+        self.held[slots[0]] = Assignment(slots[0], gpus, share, tuple(cpus), tuple(slots[1:]))
         return self.held[slots[0]]
 
-    def give(self, holding: Holding) -> None:
+    def give(self, holding: Assignment) -> None:
         if self.held.pop(holding.slot, None) != holding:
             raise ValueError("slot %d was not lent like this" % holding.slot)
         back = [slot for slot in (holding.slot, *holding.empty) if slot in self.slots]

@@ -17,7 +17,7 @@ from ...kernel.records import End
 from .. import children, notices
 from ..environment import read_secrets
 from ..executor import Executor
-from .books import Books, Holding
+from .books import Allocator, Assignment
 from .node import Node
 from .others import Others
 from .probe import Probes
@@ -37,7 +37,7 @@ class Engine(Executor[Running]):
     def __init__(
         self,
         queue: Queue,
-        books: Books,
+        books: Allocator,
         settings: Settings,
         node: Node,
         starter: children.Starter,
@@ -143,7 +143,7 @@ class Engine(Executor[Running]):
                 environ = self._node(holding).environment(holding, self.books.per_node)
                 self.launch(running, environ, here_only=True, problem=self.problems.get(item.place))
 
-    def _node(self, holding: Holding) -> Node:
+    def _node(self, holding: Assignment) -> Node:
         """The node whose slot this is."""
         place = self.starter.place(holding.slot)
         return self.node if place is None else self.node.at(place)

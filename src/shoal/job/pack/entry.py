@@ -18,7 +18,7 @@ from .. import attempt, by_hand, survival
 from ..children import ColdStarter, StarterFailed
 from ..launch import container, family
 from . import claims, follow, machine, warm
-from .books import WHOLE, Books, Need, even_share
+from .books import WHOLE, Allocator, Demand, even_share
 from .engine import Engine, say
 from .node import Node
 from .queue import Item, Queue, Settings, read_queue
@@ -100,7 +100,7 @@ def _work(
     node = Node(home, submission["token"], me, gpus, cpus, _for_runs(environ), ends_at, code=submission.get("code"))
     by_ray = settings.engine == "ray"
     whole = {item.need.gpus >= WHOLE for item in items if item.need.gpus}
-    books = Books(slots, len(gpus.ids), cpus, keep_whole=len(whole) > 1, nodes=nodes if by_ray else 1)
+    books = Allocator(slots, len(gpus.ids), cpus, keep_whole=len(whole) > 1, nodes=nodes if by_ray else 1)
     queue, problems = _possible(items, books, gpus)
     try:
         if by_ray:
@@ -176,7 +176,7 @@ def lay_out(settings: Settings, items: List[Item], gpus: int, cpus: int) -> Tupl
     return slots, even
 
 
-def _possible(items: List[Item], books: Books, gpus: machine.Gpus) -> Tuple[Queue, Dict[int, str]]:
+def _possible(items: List[Item], books: Allocator, gpus: machine.Gpus) -> Tuple[Queue, Dict[int, str]]:
     """The queue, with runs that this node can never hold turned into ones that fail at once, with a reason."""
     problems: Dict[int, str] = {}
     kept = []
@@ -186,7 +186,7 @@ def _possible(items: List[Item], books: Books, gpus: machine.Gpus) -> Tuple[Queu
             why = "a process can use one MIG instance only, and it needs %d" % (item.need.gpus // WHOLE)
         if why is not None:
             problems[item.place] = why
-            item = item._replace(need=Need())
+            item = item._replace(need=Demand())
         kept.append(item)
     return Queue(kept), problems
 

@@ -6,7 +6,7 @@ from typing import Dict, List, Mapping, NamedTuple, Optional
 from ...kernel import layout
 from ...kernel.records import Allocation, Held
 from . import machine
-from .books import WHOLE, Holding
+from .books import WHOLE, Assignment
 from .sharing import Sharing
 
 #: In the submission's folder, when every run is claimed; before that an engine may find runs that are not yet.
@@ -52,7 +52,7 @@ class Node(NamedTuple):
             return True
         return os.path.exists(os.path.join(self.folder, CLAIMED))
 
-    def environment(self, holding: Holding, slots: int) -> Dict[str, str]:
+    def environment(self, holding: Assignment, slots: int) -> Dict[str, str]:
         """What a run finds around it: its GPUs and no others, as many threads as CPUs, its place."""
         env = dict(self.environ)
         if self.gpus.ids:
@@ -68,7 +68,7 @@ class Node(NamedTuple):
         env.update(self.sharing.environment(holding, env))
         return env
 
-    def held(self, holding: Holding) -> Held:
+    def held(self, holding: Assignment) -> Held:
         """What the timeline is drawn from."""
         gpus = [self.gpus.ids[index] for index in holding.gpus]
         return Held(holding.slot, gpus, holding.share / WHOLE, len(holding.cpus), self.me.engine, self.host)

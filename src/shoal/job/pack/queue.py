@@ -2,7 +2,7 @@
 
 from typing import Any, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from .books import Books, Holding, Need
+from .books import Allocator, Assignment, Demand
 
 #: An expectation is stretched by this before it is compared with the time left.
 SAFETY = 1.1
@@ -16,7 +16,7 @@ class Item(NamedTuple):
 
     name: str
     place: int
-    need: Need
+    need: Demand
     cost: Optional[float] = None
     expect_s: Optional[float] = None
     limit_s: Optional[float] = None
@@ -85,7 +85,7 @@ class Queue:
         expected = self.expected_s(item)
         return left_s > item.warn_s and (expected is None or expected * SAFETY <= left_s)
 
-    def next(self, books: Books, left_s: Optional[float]) -> "Optional[Choice]":
+    def next(self, books: Allocator, left_s: Optional[float]) -> "Optional[Choice]":
         """The first run in order that fits into what is free and into the time left, with what it now holds."""
         for position, item in enumerate(self.waiting):
             if not self.fits(item, left_s):
@@ -128,14 +128,14 @@ class Queue:
             later = (at for at, other in enumerate(self.waiting) if self._rank[other.place] > rank)
             self.waiting.insert(next(later, len(self.waiting)), item)
 
-    def is_stuck(self, books: Books, left_s: Optional[float]) -> bool:
+    def is_stuck(self, books: Allocator, left_s: Optional[float]) -> bool:
         """Whether nothing that waits can ever start here: too long for the time left, too much for the slots."""
         return all(not self.fits(item, left_s) or books.never(item.need) is not None for item in self.waiting)
 
 
 class Choice(NamedTuple):
     item: Item
-    holding: Holding
+    holding: Assignment
 
 
 def read_queue(record: Mapping[str, Any], names: Sequence[str]) -> "tuple[Settings, List[Item]]":
@@ -146,7 +146,7 @@ def read_queue(record: Mapping[str, Any], names: Sequence[str]) -> "tuple[Settin
         index = int(row["index"])
         if not 0 <= index < len(names):
             raise ValueError("the queue names run %d of %d" % (index, len(names)))
-        need = Need(int(row.get("gpu_parts", -1)), int(row.get("cpus", 0)))
+        need = Demand(int(row.get("gpu_parts", -1)), int(row.get("cpus", 0)))
         items.append(
             Item(
                 names[index],

@@ -4,7 +4,7 @@ from typing import Any, Dict
 
 from ...kernel import fence, lease
 from ..attempt import Attempt
-from .books import Holding
+from .books import Assignment
 from .queue import Item
 
 
@@ -12,7 +12,13 @@ class Running(Attempt):
     """One attempt of a queue's run, in its slot."""
 
     def __init__(
-        self, claim: fence.Claim, held: lease.Lease, spec: Dict[str, Any], item: Item, holding: Holding, grace_s: float
+        self,
+        claim: fence.Claim,
+        held: lease.Lease,
+        spec: Dict[str, Any],
+        item: Item,
+        holding: Assignment,
+        grace_s: float,
     ) -> None:
         super().__init__(claim, held, spec)
         self.item, self.holding = item, holding

@@ -13,7 +13,7 @@ import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from .. import nvml
-from .books import WHOLE, Holding
+from .books import WHOLE, Assignment
 from .machine import Gpus
 
 _CONTROL = "nvidia-cuda-mps-control"
@@ -104,7 +104,7 @@ class Sharing(NamedTuple):
     mps: Optional[Mapping[str, str]] = None
     daemon: Optional[Mps] = None
 
-    def environment(self, holding: Holding, base: Mapping[str, str]) -> Dict[str, str]:
+    def environment(self, holding: Assignment, base: Mapping[str, str]) -> Dict[str, str]:
         """What a run that holds a share of one GPU finds; nothing for runs that have GPUs for themselves."""
         if not holding.gpus or not 0 < holding.share < WHOLE:
             return {}

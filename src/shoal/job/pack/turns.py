@@ -12,7 +12,7 @@ from ...kernel.records import End, Held
 from .. import attempt
 from ..survival import GOES_ON
 from . import claims
-from .books import Holding
+from .books import Assignment
 from .claims import Standing
 from .node import Node
 from .others import Others
@@ -51,7 +51,7 @@ class Turns:
         #: When the next run in order may have been claimed, while they still are.
         self.claims_at: Optional[float] = None
 
-    def take(self, item: Item, holding: Holding, held: Held) -> Optional[Running]:
+    def take(self, item: Item, holding: Assignment, held: Held) -> Optional[Running]:
         """Take the run's next attempt if it may still run; None if there is nothing (more) to do for it now."""
         all_claimed = self._node.all_claimed()
         standing = self._look(item)
@@ -85,7 +85,7 @@ class Turns:
             self._others.leave(item)
         return running
 
-    def _begin(self, standing: claims.Standing, item: Item, holding: Holding, held: Held) -> Optional[Running]:
+    def _begin(self, standing: claims.Standing, item: Item, holding: Assignment, held: Held) -> Optional[Running]:
         claim, node = claims.claim_of(standing), self._node
         spec = attempt.spec_of(node.home, claim, node.code, node.environ)
         own = attempt.begin(
