@@ -11,11 +11,11 @@ import pytest
 
 from conftest import cancel_all
 from project import Project
+from shoal.describe.run_specs import PlannedRun
 from shoal.describe.stages import arrange, check_graph
 from shoal.errors import InputError
 from shoal.kernel.slurm_text import replace_job
 from shoal.model import RunSpec
-from shoal.plan.submissions import PlannedRun
 from shoal.sandbox import Sandbox
 from waiting import wait_until
 

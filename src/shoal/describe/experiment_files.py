@@ -17,13 +17,12 @@ from shoal.describe.naming import Naming, learn, stems
 from shoal.describe.project import Project
 from shoal.describe.python_file import collect_blocks
 from shoal.describe.run_names import keep_naming, read_naming
-from shoal.describe.run_specs import Asked, describe, seeds_in
+from shoal.describe.run_specs import Asked, PlannedRun, describe, seeds_in
 from shoal.describe.runs import Sweep, base_of, passed, runs_of
 from shoal.describe.values import parse_seeds
 from shoal.errors import InputError
 from shoal.job.environment import fill, fill_known, placeholders, text_of
 from shoal.names import parse_script_path
-from shoal.plan.submissions import PlannedRun
 
 SUFFIXES = (".sh", ".toml", ".py")
 

@@ -11,8 +11,13 @@ from shoal.describe.steps import Step
 from shoal.errors import InputError
 from shoal.job.environment import BUILT_IN, placeholders
 from shoal.model import LaunchSettings
-from shoal.plan.replica_lines import OF_REPLICA
 
+#: Placeholders of a replica's words, and the shell variable that has each in a generated script.
+REPLICA_PLACEHOLDERS = {
+    "replica": '"$replica"',
+    "replicas": '"$NUM_REPLICA_GROUPS"',
+    "lighthouse": '"$TORCHFT_LIGHTHOUSE"',
+}
 #: Braces around something that is almost a placeholder: {seed:03d}, {lr!r}, {output-dir}, { seed }. JSON, YAML and
 #: brace expansion ({"a": 1}, {lr: 1}, {a,b}) are not.
 _ALMOST = re.compile(
@@ -45,7 +50,7 @@ def check_filled(
 ) -> None:
     """Refuse words with a placeholder that is neither a parameter nor filled in by shoal; name the nearest that is."""
     known = {*params, *BUILT_IN}
-    replica = known | set(OF_REPLICA) if launch == "replicas" else known
+    replica = known | set(REPLICA_PLACEHOLDERS) if launch == "replicas" else known
     command: Sequence[str] = ()
     for where, given in words:
         texts = list(given)

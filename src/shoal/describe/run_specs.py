@@ -26,7 +26,6 @@ from shoal.kernel import checkpoints
 from shoal.model import RunSpec
 from shoal.names import check_length, parse_script_path, stem_with_seed
 from shoal.observe.reading import Reader
-from shoal.plan.submissions import PlannedRun
 
 #: Flags of shoal among a step function's words; the others are sbatch's. `describe/experiment_files.py` reads --seeds.
 _VALUE_FLAGS = ("--on", "--launch", "--container", "--seeds")
@@ -36,6 +35,17 @@ _OF_SUBMIT = (
     "--set", "--zip", "--shape", "--at-once", "--no-snapshot", "--force", "--smoke-here", "--budget", "--prune",
     "--request", "--json", "--slots", "--pilots",
 )  # fmt: skip
+
+
+class PlannedRun(NamedTuple):
+    """A run to submit. `resume_in` is the output folder that it continues in, if it does; `needs` are runs that it
+    waits for; `avoid` are nodes that it shall not use.
+    """
+
+    spec: RunSpec
+    resume_in: str | None = None
+    needs: tuple[str, ...] = ()
+    avoid: tuple[str, ...] = ()
 
 
 class Asked(NamedTuple):

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import NamedTuple
 
+from shoal.describe.run_specs import PlannedRun
 from shoal.errors import InputError
 from shoal.model import LIVE, RunSpec
-from shoal.plan.submissions import PlannedRun
 
 
 class Held(NamedTuple):

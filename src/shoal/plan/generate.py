@@ -14,6 +14,7 @@ from shoal.batch.quoting import refuse_line_breaks
 from shoal.describe.cluster import Cluster
 from shoal.describe.containers import over, parse_word
 from shoal.describe.launches import ARGUMENT_SETS, change_mode
+from shoal.describe.placeholders import REPLICA_PLACEHOLDERS
 from shoal.describe.project import Project
 from shoal.describe.steps import Step
 from shoal.errors import InputError
@@ -23,7 +24,6 @@ from shoal.model import ContainerSettings, LaunchSettings, Request
 from shoal.names import slug
 from shoal.plan.container_lines import ContainerText, container_lines
 from shoal.plan.launch_lines import launch_lines
-from shoal.plan.replica_lines import OF_REPLICA
 from shoal.plan.sbatch_options import Resolved, resolve
 from shoal.plan.script import header, render_script, set_up
 
@@ -78,7 +78,7 @@ def generate_script(wish: Wish, project: Project, cluster: Cluster) -> Generated
     step = None if wish.step is None else project.step(wish.step)
     launch, settings, notes = _launch(wish, step)
     command = _command(wish, step)
-    _refuse_unfilled([*settings.args, *settings.env.values()], "the launch settings", OF_REPLICA)
+    _refuse_unfilled([*settings.args, *settings.env.values()], "the launch settings", REPLICA_PLACEHOLDERS)
     real_name = wish.job_name or wish.step or _stem(wish.config_file) or "job"
     name = slug(real_name)
     resolved = _resolve(wish, step, project, cluster, launch, settings)

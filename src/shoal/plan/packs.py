@@ -10,6 +10,7 @@ import msgspec
 from shoal.batch.flags import SbatchFlags, parse_flags
 from shoal.describe.cluster import Cluster
 from shoal.describe.project import Project
+from shoal.describe.run_specs import PlannedRun
 from shoal.errors import InputError
 from shoal.job.pack.books import WHOLE
 from shoal.model import Request
@@ -17,7 +18,7 @@ from shoal.plan.pack_options import PackOptions
 from shoal.plan.pack_queue import PackPlan, plan_pack
 from shoal.plan.sbatch_options import resolve
 from shoal.plan.simulate import even_out
-from shoal.plan.submissions import PlannedRun, PlannedSubmission
+from shoal.plan.submissions import PlannedSubmission
 from shoal.units import format_slurm_time
 
 SHAPES = ("pack", "pilots")

@@ -10,13 +10,12 @@ import re
 from collections.abc import Sequence
 
 from shoal.batch.quoting import shell_command, shell_quote
+from shoal.describe.placeholders import REPLICA_PLACEHOLDERS
 from shoal.job.launch.geometry import DEFAULTS, PORT_BASE, PORT_COUNT, Geometry
 from shoal.model import LaunchSettings, Request
 from shoal.plan.container_lines import ContainerText
 
-#: What is filled into the words of each replica, and the variable that has it in the script.
-OF_REPLICA = {"replica": '"$replica"', "replicas": '"$NUM_REPLICA_GROUPS"', "lighthouse": '"$TORCHFT_LIGHTHOUSE"'}
-_PLACEHOLDER = re.compile(rf"\{{({'|'.join(OF_REPLICA)})\}}")
+_PLACEHOLDER = re.compile(rf"\{{({'|'.join(REPLICA_PLACEHOLDERS)})\}}")
 
 
 def replica_lines(
@@ -106,7 +105,9 @@ def with_placeholders(words: Sequence[str]) -> list[str]:
     found = []
     for word in words:
         parts = _PLACEHOLDER.split(word)
-        quoted = (OF_REPLICA[one] if at % 2 else shell_quote(one) if one else "" for at, one in enumerate(parts))
+        quoted = (
+            REPLICA_PLACEHOLDERS[one] if at % 2 else shell_quote(one) if one else "" for at, one in enumerate(parts)
+        )
         found.append("".join(quoted) or "''")
     return found
 

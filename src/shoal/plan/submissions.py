@@ -15,6 +15,7 @@ from shoal.batch.flags import parse_flags
 from shoal.batch.quoting import escape_percent, shell_quote
 from shoal.describe.cluster import Cluster
 from shoal.describe.project import Project
+from shoal.describe.run_specs import PlannedRun
 from shoal.errors import InputError
 from shoal.job.launch.container import VARIABLE
 from shoal.job.launch.geometry import describe
@@ -31,17 +32,6 @@ LARGEST_ARRAY = 1001
 #: Slurm looks at time limits twice a minute, and sends what would come late at the look before.
 _WARNED_EARLY_S = 30
 SHAPES = ("auto", "job", "array", "pack", "pilots")
-
-
-class PlannedRun(NamedTuple):
-    """A run to submit. `resume_in` is the output folder that it continues in, if it does; `needs` are runs that it
-    waits for; `avoid` are nodes that it shall not use.
-    """
-
-    spec: RunSpec
-    resume_in: str | None = None
-    needs: tuple[str, ...] = ()
-    avoid: tuple[str, ...] = ()
 
 
 class PlannedSubmission(NamedTuple):

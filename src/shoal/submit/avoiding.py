@@ -9,11 +9,12 @@ import msgspec
 from shoal.batch.flags import parse_flags
 from shoal.describe.cluster import Cluster
 from shoal.describe.project import Project
+from shoal.describe.run_specs import PlannedRun
 from shoal.job import nodes
 from shoal.kernel import layout
 from shoal.observe.run_state import RunView
 from shoal.plan.sbatch_options import resolve
-from shoal.plan.submissions import PlannedRun, PlannedSubmission
+from shoal.plan.submissions import PlannedSubmission
 
 
 class FailedNodes:

@@ -15,12 +15,11 @@ import msgspec
 
 from shoal.describe.inputs import output_folders
 from shoal.describe.resuming import VARIABLE, Sources
-from shoal.describe.run_specs import Asked, with_step
+from shoal.describe.run_specs import Asked, PlannedRun, with_step
 from shoal.errors import RefusedError
 from shoal.kernel import checkpoints, layout, resumed
 from shoal.model import ENDED, RunSpec
 from shoal.observe.run_state import RunView
-from shoal.plan.submissions import PlannedRun
 
 _EXAMPLE = '["--resume={resume_from}"]'
 #: More runs than this are counted, not named.

@@ -12,7 +12,7 @@ from shoal.backends.slurm.facts import largest_array
 from shoal.describe.cluster import Cluster
 from shoal.describe.project import Project
 from shoal.describe.resuming import Sources, empty_note, unknown_note
-from shoal.describe.run_specs import Asked, refuse_doubles, with_step
+from shoal.describe.run_specs import Asked, PlannedRun, refuse_doubles, with_step
 from shoal.describe.stages import Held, arrange, check_graph, parents_of
 from shoal.describe.unread import (
     braces_in_values,
@@ -34,7 +34,7 @@ from shoal.plan import packs
 from shoal.plan.containers import check_containers
 from shoal.plan.durations import earlier_durations
 from shoal.plan.pack_options import PackOptions
-from shoal.plan.submissions import LARGEST_ARRAY, PlannedRun, PlannedSubmission, lay_out
+from shoal.plan.submissions import LARGEST_ARRAY, PlannedSubmission, lay_out
 from shoal.submit import continuing
 from shoal.submit.avoiding import FailedNodes
 from shoal.submit.continuing import Continuation

@@ -12,10 +12,10 @@ import msgspec
 
 from shoal.describe.cluster import Cluster
 from shoal.describe.project import Project
+from shoal.describe.run_specs import PlannedRun
 from shoal.describe.smoke import Smoke
 from shoal.model import RunSpec
 from shoal.names import check_length, stem_without_seed
-from shoal.plan.submissions import PlannedRun
 from shoal.units import format_slurm_time
 
 #: For set-up lines, staging and the end, beside the program's own time.

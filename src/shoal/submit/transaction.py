@@ -18,6 +18,7 @@ import msgspec
 from shoal import __version__, secrecy
 from shoal.backends.slurm.facts import cluster_name
 from shoal.describe.project import Project
+from shoal.describe.run_specs import PlannedRun
 from shoal.job import admission, packages, stages
 from shoal.job.shipping import ship
 from shoal.kernel import files, process, records, submission
@@ -30,7 +31,7 @@ from shoal.names import new_token, slug, tracker_id
 from shoal.observe import writing
 from shoal.observe.records import Asked, Claim, Outcome, Submission
 from shoal.observe.run_state import RunView
-from shoal.plan.submissions import PlannedRun, PlannedSubmission, log_root, name_of, own_options, script_text
+from shoal.plan.submissions import PlannedSubmission, log_root, name_of, own_options, script_text
 from shoal.submit.snapshot import Code
 
 #: What a step may say after a run was described, for its later attempts.

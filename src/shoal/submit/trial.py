@@ -14,7 +14,7 @@ import msgspec
 from shoal.batch.flags import parse_flags
 from shoal.describe.cluster import Cluster
 from shoal.describe.project import Project
-from shoal.describe.run_specs import Asked
+from shoal.describe.run_specs import Asked, PlannedRun
 from shoal.doctor.switching import Advice, Alternative, advise, batch_notes, size_ratio
 from shoal.errors import InputError, RefusedError
 from shoal.kernel.progress import Progress
@@ -27,7 +27,6 @@ from shoal.observe.records import Submission
 from shoal.observe.run_state import RunView
 from shoal.observe.run_views import observe
 from shoal.plan.cluster_choice import named_cluster
-from shoal.plan.submissions import PlannedRun
 from shoal.submit import standing
 from shoal.submit.carrying import carry_out
 from shoal.submit.orders import Order, Result, prepare
