@@ -90,9 +90,20 @@ class Experiment:
         if COLLECT in os.environ:
             append_added(os.environ[COLLECT], self._added)
             return []
-        from shoal.cli.submit import submit_added
+        from shoal.describe.experiment_files import read_sweeps
+        from shoal.describe.project import find_project
+        from shoal.plan.cluster_choice import choose_cluster
+        from shoal.submit.orders import How
+        from shoal.submit.scripts import submit_asked, tell_secrets
+        from shoal.views.submit import SubmitPrinter
 
-        return submit_added(self._added, on=on, quiet=quiet, smoke=smoke)
+        project = find_project(Path(self._added[0]["place"].rpartition(":")[0]).absolute().parent, os.environ)
+        cluster = choose_cluster(project, on, os.environ, inside_job="SLURM_JOB_ID" in os.environ)
+        asked, grown = read_sweeps(sweeps_of(self._added), project)
+        with SubmitPrinter(quiet=quiet) as say:
+            tell_secrets(os.environ, cluster, say)
+            how = How(smoke="there" if smoke else None)
+            return submit_asked(asked, project, cluster, os.environ, tell=say, follow=not quiet, how=how, grown=grown)
 
 
 def _pass_on(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -10,7 +10,8 @@ import argparse
 import os
 import sys
 
-from shoal.cli.options import add_output, add_request, home_here
+from shoal.cli.options import add_output, add_request
+from shoal.describe.locate import home_here
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -132,13 +132,6 @@ def refuse_idle(args: argparse.Namespace, idle: bool, because: str, *flags: str)
             raise InputError(f"{flag} has no effect {because}", hint=f"remove {flag}")
 
 
-def home_here() -> str:
-    """The state folder of this project, found without reading its configuration."""
-    from shoal.describe.locate import find_root, home_of
-
-    return home_of(find_root(os.getcwd()), os.environ)
-
-
 def cluster_for(project: Project, on: str | None) -> Cluster:
     from shoal.plan.cluster_choice import choose_cluster
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import argparse
 
-from shoal.cli.options import add_output, home_here, refuse_idle
+from shoal.cli.options import add_output, refuse_idle
+from shoal.describe.locate import home_here
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import argparse
 import os
 
 from shoal.cli import submit
-from shoal.cli.options import home_here
+from shoal.describe.locate import home_here
 
 configure = submit.configure
 

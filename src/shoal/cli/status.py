@@ -13,7 +13,8 @@ import argparse
 import os
 import sys
 
-from shoal.cli.options import add_output, home_here, refuse_idle
+from shoal.cli.options import add_output, refuse_idle
+from shoal.describe.locate import home_here
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import argparse
 
-from shoal.cli.options import home_here, refuse_idle
+from shoal.cli.options import refuse_idle
+from shoal.describe.locate import home_here
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import argparse
 
-from shoal.cli.options import home_here
 from shoal.cli.status import add_filters, columns_of, filter_of, refuse_unseen
+from shoal.describe.locate import home_here
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

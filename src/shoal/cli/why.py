@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import os
 
-from shoal.cli.options import add_output, home_here
+from shoal.cli.options import add_output
+from shoal.describe.locate import home_here
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -44,3 +44,8 @@ def user_config_path(environ: Mapping[str, str]) -> str:
     # The XDG rules say that a relative path is invalid and has to be ignored.
     home = environ.get("HOME") or os.path.expanduser("~")
     return os.path.join(base if os.path.isabs(base) else os.path.join(home, ".config"), "shoal", "config.toml")
+
+
+def home_here() -> str:
+    """The state directory of the project around the current directory, found without reading its configuration."""
+    return home_of(find_root(os.getcwd()), os.environ)
