@@ -18,15 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from shoal.describe.blocks import parse_block
-from shoal.describe.calls import COLLECT
-from shoal.describe.document import Given
-from shoal.describe.python_file import Added, append_added, named, sweeps_of
+from shoal.describe import COLLECT, Added, Given, append_added, named, parse_block, sweeps_of
 from shoal.errors import InputError, ShoalError
 from shoal.model import Request, RunSpec
 
 if TYPE_CHECKING:
-    from shoal.submit.orders import Result
+    from shoal.submit import Result
 
 
 class Experiment:
@@ -73,8 +70,7 @@ class Experiment:
 
     def runs(self, start: str | Path = ".") -> list[RunSpec]:
         """Every run that was added so far, as it would be submitted from a project around `start`."""
-        from shoal.describe.experiment_files import read_sweeps
-        from shoal.describe.project import find_project
+        from shoal.describe import find_project, read_sweeps
 
         project = find_project(Path(start), os.environ)
         return [one.run.spec for one in read_sweeps(sweeps_of(self._added), project).asked]
@@ -90,12 +86,10 @@ class Experiment:
         if COLLECT in os.environ:
             append_added(os.environ[COLLECT], self._added)
             return []
-        from shoal.describe.experiment_files import read_sweeps
-        from shoal.describe.project import find_project
-        from shoal.plan.cluster_choice import choose_cluster
-        from shoal.submit.orders import How
-        from shoal.submit.scripts import submit_asked, tell_secrets
-        from shoal.views.submit import SubmitPrinter
+        from shoal.describe import find_project, read_sweeps
+        from shoal.plan import choose_cluster
+        from shoal.submit import How, submit_asked, tell_secrets
+        from shoal.views import SubmitPrinter
 
         project = find_project(Path(self._added[0]["place"].rpartition(":")[0]).absolute().parent, os.environ)
         cluster = choose_cluster(project, on, os.environ, inside_job="SLURM_JOB_ID" in os.environ)

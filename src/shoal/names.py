@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shoal.errors import InputError
-from shoal.kernel.layout import TOKEN_LENGTH, TOKEN_LETTERS
+from shoal.kernel import TOKEN_LENGTH, TOKEN_LETTERS
 
 #: Slurm's accounting cuts job names at 255 bytes and W&B ids at 128 characters; token and hash have to fit as well.
 MAX_COMPONENT = 80

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import unquote
 
 from shoal.errors import InputError
-from shoal.kernel.patterns import regex
-from shoal.kernel.slurm import OF_THE_USER
+from shoal.kernel import OF_THE_USER, regex
 from shoal.model import RunSpec
 
 _SECRET_NAME = regex(

@@ -11,13 +11,9 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.kernel import checkpoints, layout
-from shoal.kernel.files import names_in
+from shoal.kernel import checkpoints, layout, names_in
 from shoal.model import RunSpec
-from shoal.observe import records
-from shoal.observe.reading import Reader
-from shoal.observe.records import Claim, DamagedRecord
-from shoal.observe.run_state import RunView
+from shoal.observe import Claim, DamagedRecord, Reader, RunView, records
 
 #: Preempted and lost runs may come back without asking, so they are not in this list.
 SURELY_ENDED = frozenset({"done", "failed", "oom", "timeout", "node_fail", "cancelled", "stopped"})

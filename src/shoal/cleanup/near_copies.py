@@ -8,9 +8,9 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.batch.text import read_text
+from shoal.batch import read_text
 from shoal.cleanup.leftovers import Item, size_of
-from shoal.doctor.check import examine_text, find_files
+from shoal.doctor import examine_text, find_files
 from shoal.errors import InputError
 
 #: Two scripts are variants when this share of their lines is the same.

@@ -12,13 +12,9 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 
 from shoal.cleanup.leftovers import SURELY_ENDED, Item, size_of
-from shoal.job import cache
-from shoal.job.environment import NotSet, expand
-from shoal.kernel import layout
-from shoal.kernel.files import TEMP_MARK, is_shared, names_in
-from shoal.observe import records
-from shoal.observe.records import DamagedRecord, Submission
-from shoal.observe.run_state import RunView
+from shoal.job import NotSet, cache, expand
+from shoal.kernel import TEMP_MARK, is_shared, layout, names_in
+from shoal.observe import DamagedRecord, RunView, Submission, records
 from shoal.units import format_duration
 
 _WRITTEN_S = 86400.0

@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        from shoal.kernel.output import unbroken
+        from shoal.kernel import unbroken
 
         with unbroken():
             return _report(error, as_json="--json" in words)
@@ -99,7 +99,7 @@ def _dispatch(words: list[str]) -> int:
 
         raise InputError(f"there is no command {name!r}{_near(name)}", hint="shoal --help")
     if name in ACTING and os.environ.get("SHOAL_COLLECT") and "--dry-run" not in words:
-        from shoal.describe.calls import refuse_while_read
+        from shoal.describe import refuse_while_read
 
         refuse_while_read(f"shoal {name}", os.environ)
     from shoal.cli.parser import Parser
@@ -110,7 +110,7 @@ def _dispatch(words: list[str]) -> int:
     args = parser.parse_args(words[1:])
     if name not in CHANGING:
         return module.run(args) or 0
-    from shoal.kernel.output import unbroken
+    from shoal.kernel import unbroken
 
     with unbroken():  # what was begun is carried out, whether or not anybody reads about it
         return module.run(args) or 0
@@ -127,7 +127,7 @@ def _overview() -> str:
 
 def _report(error: Exception, *, as_json: bool) -> int:
     from shoal.errors import ShoalError
-    from shoal.observe.files import as_disk_error
+    from shoal.observe import as_disk_error
 
     if isinstance(error, OSError) and (disk := as_disk_error(error)) is not None:
         error = disk

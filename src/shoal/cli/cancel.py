@@ -11,12 +11,12 @@ import os
 import sys
 
 from shoal.cli.options import add_output, add_request
-from shoal.describe.locate import home_here
+from shoal.describe import home_here
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from shoal.observe.run_state import RunView
-    from shoal.submit.cancelling import Cancelled
+    from shoal.observe import RunView
+    from shoal.submit import Cancelled
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -28,9 +28,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.submit import cancelling
-    from shoal.submit.budget import admit_everywhere
-    from shoal.views.select import select_runs
+    from shoal.submit import admit_everywhere, cancelling
+    from shoal.views import select_runs
 
     home = home_here()
     views = cancelling.live_among(home, select_runs(home, args.which))
@@ -45,8 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _agreed(views: list[RunView]) -> bool:
     from shoal.errors import InputError
-    from shoal.views.family import tally
-    from shoal.views.question import agreed
+    from shoal.views import agreed, tally
 
     counts = " and ".join(f"{count:,} {state}" for state, count in tally(views).items())
     experiments = sorted({view.experiment for view in views})
@@ -57,7 +55,7 @@ def _agreed(views: list[RunView]) -> bool:
 
 
 def _show(args: argparse.Namespace, views: list[RunView], cancelled: Cancelled) -> None:
-    from shoal.views.render import print_json
+    from shoal.views import print_json
 
     if args.json:
         print_json(

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from shoal.cli.options import add_output, project_here, refuse_idle
 
 if TYPE_CHECKING:
-    from shoal.cleanup.leftovers import Item
-    from shoal.describe.project import Project
+    from shoal.cleanup import Item
+    from shoal.describe import Project
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -69,10 +69,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _find(args: argparse.Namespace, project: Project) -> list[Item]:
-    from shoal.cleanup.leftovers import KINDS, find_leftovers, read_left
-    from shoal.cleanup.near_copies import find_near_copies
-    from shoal.cleanup.stale import half_written, stale_snapshots, unused_scratch
-    from shoal.observe.run_views import observe
+    from shoal.cleanup import (
+        KINDS,
+        find_leftovers,
+        find_near_copies,
+        half_written,
+        read_left,
+        stale_snapshots,
+        unused_scratch,
+    )
+    from shoal.observe import observe
     from shoal.units import parse_duration_s
 
     kinds = args.only or KINDS
@@ -91,7 +97,7 @@ def _find(args: argparse.Namespace, project: Project) -> list[Item]:
 
 
 def _backup(root: Path, name: str) -> Path:
-    from shoal.cleanup.backup import backups
+    from shoal.cleanup import backups
     from shoal.errors import InputError
 
     if name:

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shoal.describe.cluster import Cluster
-    from shoal.describe.project import Project
+    from shoal.describe import Cluster, Project
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.describe.project import project_or_bare
+    from shoal.describe import project_or_bare
 
     project = project_or_bare(Path.cwd(), os.environ)
     actions = {"list": listing, "show": show, "detect": detect, "test": test}
@@ -48,8 +47,8 @@ Answer = tuple[dict[str, Any], Rows, list[str]]
 
 def listing(project: Project, name: str | None) -> Answer:
     """All profiles, and which one is chosen here."""
-    from shoal.describe.cluster import LOCAL, UNNAMED
-    from shoal.plan.cluster_choice import choose_cluster, named_cluster
+    from shoal.describe import LOCAL, UNNAMED
+    from shoal.plan import choose_cluster, named_cluster
 
     chosen = choose_cluster(project, None, os.environ)
     if name is not None:
@@ -62,7 +61,7 @@ def listing(project: Project, name: str | None) -> Answer:
 
 
 def _summary(cluster: Cluster, chosen: Cluster) -> dict[str, Any]:
-    from shoal.describe.cluster import UNNAMED
+    from shoal.describe import UNNAMED
 
     words = [f"cluster {cluster.match_cluster}" if cluster.match_cluster else ""]
     words.append(f"host {cluster.match_host}" if cluster.match_host else "")
@@ -80,7 +79,7 @@ def _summary(cluster: Cluster, chosen: Cluster) -> dict[str, Any]:
 
 def show(project: Project, name: str | None) -> Answer:
     """Every value of a profile with its origin, those that nobody wrote included."""
-    from shoal.plan.cluster_choice import choose_cluster, named_cluster
+    from shoal.plan import choose_cluster, named_cluster
 
     chosen = choose_cluster(project, None, os.environ)
     cluster = chosen if name is None else named_cluster(project, name, "clusters show")
@@ -96,8 +95,7 @@ def show(project: Project, name: str | None) -> Answer:
 
 def _values(cluster: Cluster) -> dict[str, dict[str, Any]]:
     """Written values in the order of the profile's keys, defaults, presets, and what differs under each QOS."""
-    from shoal.describe.cluster import CLUSTER_KEYS
-    from shoal.describe.networks import NETWORKS
+    from shoal.describe import CLUSTER_KEYS, NETWORKS
 
     found: dict[str, dict[str, Any]] = {"name": {"value": cluster.name, "origin": "default"}}
     if cluster.layer.values:
@@ -129,7 +127,7 @@ def detect(project: Project, name: str | None) -> Answer:
 
     from shoal.backends.slurm.facts import Facts, gather
     from shoal.errors import InputError
-    from shoal.plan.cluster_choice import choose_cluster
+    from shoal.plan import choose_cluster
     from shoal.units import format_memory
 
     if name is not None:
@@ -150,7 +148,7 @@ def detect(project: Project, name: str | None) -> Answer:
 def test(project: Project, name: str | None) -> Answer:
     """Ask Slurm whether it would take the profile's words: once plainly, once for each GPU type."""
     from shoal.errors import InputError
-    from shoal.plan.cluster_choice import choose_cluster, named_cluster
+    from shoal.plan import choose_cluster, named_cluster
 
     chosen = choose_cluster(project, None, os.environ, inside_job=False)
     cluster = chosen if name is None else named_cluster(project, name, "clusters test")
@@ -165,11 +163,11 @@ def test(project: Project, name: str | None) -> Answer:
 
 def _try(project: Project, cluster: Cluster, gpu_type: str | None) -> dict[str, Any]:
     from shoal.backends.slurm.commands import run as run_program
-    from shoal.batch.flags import SbatchFlags
+    from shoal.batch import SbatchFlags
     from shoal.errors import SchedulerError
-    from shoal.kernel.slurm_text import is_no_answer
+    from shoal.kernel import is_no_answer
     from shoal.model import Request
-    from shoal.plan.sbatch_options import resolve
+    from shoal.plan import resolve
 
     request = Request(nodes=1, gpus=1 if gpu_type else None, gpu_type=gpu_type, time="1m")
     options = resolve(request, SbatchFlags(), cluster, project.clusters).argv()

@@ -61,7 +61,7 @@ def _listed(current: str, flag: str) -> list[str]:
 
         names: Sequence[str] = (*STATES, "live", "ended", "bad")
     else:
-        from shoal.views.columns import BY_NAME
+        from shoal.views import BY_NAME
 
         names = list(BY_NAME)
     done, comma, part = current.rpartition(",")
@@ -81,7 +81,7 @@ def _flags(command: str) -> list[str]:
 
 
 def _runs(home: str, current: str) -> list[str]:
-    from shoal.observe.listing import run_names
+    from shoal.observe import run_names
 
     names = run_names(home)
     experiments = list(dict.fromkeys(name.split("/")[0] for name in names))

@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
             raise InputError("which shell: bash, zsh or fish?", hint='eval "$(shoal completion bash)"')
         print(SCRIPTS[args.words[0]], end="")
         return 0
-    from shoal.describe.locate import home_here
+    from shoal.describe import home_here
 
     try:
         home = home_here()

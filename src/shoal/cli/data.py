@@ -20,7 +20,7 @@ from shoal.cli.options import add_output, refuse_idle
 from shoal.cli.parser import Parser
 
 if TYPE_CHECKING:
-    from shoal.views.progress import Bar
+    from shoal.views import Bar
 
 _ACTIONS = "pack|verify|info|unpack|stage|bench|advise"
 
@@ -168,8 +168,7 @@ def _configure_advise(parser: argparse.ArgumentParser) -> None:
 
 
 def _pack(args: argparse.Namespace) -> None:
-    from shoal.data.packing import pack
-    from shoal.data.planning import Settings
+    from shoal.data import Settings, pack
     from shoal.views import data as views
 
     settings = Settings(
@@ -186,7 +185,7 @@ def _pack(args: argparse.Namespace) -> None:
         exclude=tuple(args.exclude),
     )
     if args.dry_run:
-        from shoal.data.estimating import estimate
+        from shoal.data import estimate
 
         return views.print_estimate(estimate(args.source, settings, workers=args.workers), args)
     with _bar("packing", args) as progress:
@@ -203,7 +202,7 @@ def _pack(args: argparse.Namespace) -> None:
 
 
 def _verify(args: argparse.Namespace) -> None:
-    from shoal.data.checking import verify
+    from shoal.data import verify
     from shoal.views import data as views
 
     with _bar("verifying", args) as progress:
@@ -212,14 +211,14 @@ def _verify(args: argparse.Namespace) -> None:
 
 
 def _info(args: argparse.Namespace) -> None:
-    from shoal.data.checking import info
+    from shoal.data import info
     from shoal.views import data as views
 
     views.print_info(info(args.path), args)
 
 
 def _unpack(args: argparse.Namespace) -> None:
-    from shoal.data.unpacking import unpack
+    from shoal.data import unpack
     from shoal.views import data as views
 
     with _bar("unpacking", args) as progress:
@@ -228,7 +227,7 @@ def _unpack(args: argparse.Namespace) -> None:
 
 
 def _stage(args: argparse.Namespace) -> int:
-    from shoal.data.staged import stage_and_run
+    from shoal.data import stage_and_run
     from shoal.views import data as views
 
     environ = dict(os.environ)
@@ -242,8 +241,7 @@ def _stage(args: argparse.Namespace) -> int:
 
 
 def _bench(args: argparse.Namespace) -> None:
-    from shoal.data.bench_slurm import launcher
-    from shoal.data.benching import bench
+    from shoal.data import bench, launcher
     from shoal.views import data as views
 
     scratch = args.scratch or os.environ.get("SHOAL_SCRATCH") or os.environ.get("TMPDIR") or "/tmp"  # noqa: S108
@@ -262,14 +260,13 @@ def _bench(args: argparse.Namespace) -> None:
 
 
 def _advise(args: argparse.Namespace) -> None:
-    from shoal.data import advising
-    from shoal.data.staged import load_function
+    from shoal.data import advising, load_function
     from shoal.errors import InputError
     from shoal.views import data as views
 
     delivery = None
     if args.path is not None:
-        from shoal.data.reading import open_dataset
+        from shoal.data import open as open_dataset
 
         decode = load_function(args.decode) if args.decode else None
         delivery = advising.measure_delivery(open_dataset(args.path, fields=args.field, transform=decode), args.batch)
@@ -293,6 +290,6 @@ def _cores() -> int:
 
 def _bar(what: str, args: argparse.Namespace) -> Bar:
     from shoal.units import bytes_words
-    from shoal.views.progress import Bar
+    from shoal.views import Bar
 
     return Bar(what, bytes_words, off=args.quiet)

@@ -38,8 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.doctor.check import Inputs, examine_all, find_files, write_fixed
-    from shoal.doctor.explain import explain_facts
+    from shoal.doctor import Inputs, examine_all, explain_facts, find_files, write_fixed
     from shoal.views import doctor as view
 
     about = ("--framework", "--nodes", "--gpus", "--cpus")
@@ -67,8 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _by_construction(args: argparse.Namespace, inputs: object) -> int:
-    from shoal.doctor.check import Inputs, examine_nothing
-    from shoal.doctor.explain import construct
+    from shoal.doctor import Inputs, construct, examine_nothing
     from shoal.errors import InputError
     from shoal.views import doctor as view
 

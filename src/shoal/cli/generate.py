@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 from shoal.cli.options import refuse_idle
 
 if TYPE_CHECKING:
-    from shoal.describe.cluster import Cluster
-    from shoal.describe.project import Project
-    from shoal.plan.generate import Generated
+    from shoal.describe import Cluster, Project
+    from shoal.plan import Generated
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -61,8 +60,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from shoal.describe.project import project_or_bare
-    from shoal.plan.generate import Wish, generate_script
+    from shoal.describe import project_or_bare
+    from shoal.plan import Wish, generate_script
 
     refuse_idle(args, args.output_file is None, "without --output-file", "--force")
     project = project_or_bare(Path.cwd(), os.environ)
@@ -77,8 +76,8 @@ def run(args: argparse.Namespace) -> None:
 
 def _cluster(project: Project, on: str | None) -> Cluster:
     """The chosen profile. A script is for Slurm wherever it is written, so "this machine" means "some Slurm" here."""
-    from shoal.describe.cluster import LOCAL, UNNAMED
-    from shoal.plan.cluster_choice import choose_cluster, named_cluster
+    from shoal.describe import LOCAL, UNNAMED
+    from shoal.plan import choose_cluster, named_cluster
 
     cluster = choose_cluster(project, on, os.environ, inside_job=False)
     written = [profile for profile in project.clusters.values() if not profile.is_local]
@@ -106,7 +105,7 @@ def check_shell(script: str, cluster: Cluster) -> None:
 def write_script(path: Path, script: str, force: bool) -> str:
     """Write in one step; "written" or "unchanged". Another content is only replaced with `force`."""
     from shoal.errors import InputError
-    from shoal.observe.files import create_exclusive, replace
+    from shoal.observe import create_exclusive, replace
 
     data = script.encode("utf-8", "surrogateescape")
     if path.is_dir() or not path.parent.is_dir():

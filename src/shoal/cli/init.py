@@ -26,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from shoal.describe.locate import TOML_NAME
+    from shoal.describe import TOML_NAME
     from shoal.errors import InputError
 
     root = Path(os.path.abspath(args.folder))
@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _share(root: Path) -> None:
-    from shoal.describe.locate import home_of
-    from shoal.observe.sharing import share
+    from shoal.describe import home_of
+    from shoal.observe import share
 
     share(root, Path(home_of(root, os.environ)))
 
@@ -66,7 +66,7 @@ def draft(*, shared: bool = False) -> tuple[str, tuple[str, ...]]:
     import socket
 
     from shoal.backends.slurm.facts import draft_profile, gather
-    from shoal.describe.scaffold import toml_text
+    from shoal.describe import toml_text
 
     if shutil.which("sinfo") is None:
         return toml_text(None, shared=shared), ("Slurm's programs are not on PATH",)
@@ -76,9 +76,7 @@ def draft(*, shared: bool = False) -> tuple[str, tuple[str, ...]]:
 
 def plan_files(root: Path, text: str) -> dict[Path, str]:
     """What a new project gets: shoal.toml, an example unless there are experiments, and lines in .gitignore."""
-    from shoal.describe.document import Document
-    from shoal.describe.locate import TOML_NAME
-    from shoal.describe.scaffold import EXAMPLE, EXAMPLE_PATH, IGNORED
+    from shoal.describe import EXAMPLE, EXAMPLE_PATH, IGNORED, TOML_NAME, Document
 
     Document(TOML_NAME, text)  # what we write must load
     files = {root / TOML_NAME: text}
@@ -97,7 +95,7 @@ def plan_files(root: Path, text: str) -> dict[Path, str]:
 def write_files(files: dict[Path, str]) -> None:
     """Write each file in one step, shoal.toml last: it is what makes the folder a project."""
     from shoal.errors import InputError
-    from shoal.observe.files import create_exclusive, replace
+    from shoal.observe import create_exclusive, replace
 
     for path, text in reversed(files.items()):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +107,7 @@ def write_files(files: dict[Path, str]) -> None:
 
 
 def _render(args: argparse.Namespace, root: Path, text: str, files: dict[Path, str], silent: tuple[str, ...]) -> None:
-    from shoal.describe.scaffold import EXAMPLE_PATH
+    from shoal.describe import EXAMPLE_PATH
 
     shown = [str(path.relative_to(root)) for path in files]
     if args.json:

@@ -14,7 +14,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from shoal.cli.options import refuse_idle
-from shoal.describe.locate import home_here
+from shoal.describe import home_here
 
 if TYPE_CHECKING:
     from shoal.views import logs
@@ -39,9 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from shoal.errors import InputError
-    from shoal.views import faults, logs
-    from shoal.views.screen import screen_of
-    from shoal.views.select import select_runs
+    from shoal.views import faults, logs, screen_of, select_runs
 
     _refuse_idle(args)
     home = home_here()
@@ -62,15 +60,14 @@ def run(args: argparse.Namespace) -> int:
         return logs.page(paths)
     form = logs.form_for(screen_of(), lines=args.lines, raw=args.raw)
     if args.follow:
-        from shoal.views.following import follow
+        from shoal.views import follow
 
         return follow(home, sources, form)
     return logs.show(sources, form)
 
 
 def _sources(home: str, run: str, args: argparse.Namespace) -> list[logs.Source]:
-    from shoal.views import logs
-    from shoal.views.log_parts import Pick
+    from shoal.views import Pick, logs
 
     pick = Pick(args.replica, args.rank)
     if args.slurm or (args.all and pick == Pick()):

@@ -9,10 +9,8 @@ from shoal.cli.pack_flags import add_pack, pack_of, refuse_pack_flags
 
 TYPE_CHECKING = False  # typing itself takes longer to import than everything else here
 if TYPE_CHECKING:
-    from shoal.describe.cluster import Cluster
-    from shoal.describe.experiment_files import Wish
-    from shoal.describe.project import Project
-    from shoal.submit.orders import How
+    from shoal.describe import Cluster, Project, Wish
+    from shoal.submit import How
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +43,7 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
 
 
 def wish_of(args: argparse.Namespace) -> Wish:
-    from shoal.describe.experiment_files import Wish
+    from shoal.describe import Wish
 
     refuse_idle(args, not args.set, "without --set", "--zip")
     return Wish(args.seeds, args.set, args.zip)
@@ -81,7 +79,7 @@ def add_how(parser: argparse.ArgumentParser) -> None:
 
 def how_of(args: argparse.Namespace) -> How:
     from shoal.errors import InputError
-    from shoal.submit.orders import How
+    from shoal.submit import How
 
     packed = args.shape in ("pack", "pilots") or args.pilots is not None
     pack = pack_of(args) if packed else None
@@ -114,7 +112,7 @@ def _count(text: str) -> int:
 def project_here() -> Project:
     from pathlib import Path
 
-    from shoal.describe.project import find_project
+    from shoal.describe import find_project
 
     return find_project(Path.cwd(), os.environ)
 
@@ -133,6 +131,6 @@ def refuse_idle(args: argparse.Namespace, idle: bool, because: str, *flags: str)
 
 
 def cluster_for(project: Project, on: str | None) -> Cluster:
-    from shoal.plan.cluster_choice import choose_cluster
+    from shoal.plan import choose_cluster
 
     return choose_cluster(project, on, os.environ, inside_job="SLURM_JOB_ID" in os.environ)

@@ -38,11 +38,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.describe.project import project_or_bare
-    from shoal.submit.packing import pack_commands
+    from shoal.describe import project_or_bare
+    from shoal.submit import pack_commands
 
     if args.png:
-        from shoal.views.png import need_pillow
+        from shoal.views import need_pillow
 
         need_pillow()
     project = project_or_bare(Path.cwd(), os.environ)

@@ -6,7 +6,7 @@ import argparse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from shoal.plan.pack_options import PackOptions
+    from shoal.plan import PackOptions
 
 
 def add_pack(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +62,7 @@ def refuse_pack_flags(args: argparse.Namespace) -> None:
 
 
 def pack_of(args: argparse.Namespace) -> PackOptions:
-    from shoal.plan.pack_options import PackOptions
+    from shoal.plan import PackOptions
     from shoal.units import parse_duration_s
 
     def seconds(text: str | None, flag: str, default: float | None = None) -> float | None:

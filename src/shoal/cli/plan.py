@@ -31,9 +31,7 @@ from shoal.cli.pack_flags import pack_flags
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal.describe.cluster import Cluster
-    from shoal.describe.project import Project
-    from shoal.describe.run_specs import Asked
+    from shoal.describe import Asked, Cluster, Project
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -66,9 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 def show_plan(args: argparse.Namespace) -> int:
     """What `submit --dry-run` shows as well."""
-    from shoal.submit.orders import prepare
-    from shoal.submit.pruning import removed
-    from shoal.submit.scripts import read_scripts, where
+    from shoal.submit import prepare, read_scripts, removed, where
     from shoal.views import plan
 
     project = project_here()
@@ -84,7 +80,7 @@ def show_plan(args: argparse.Namespace) -> int:
 
 
 def show_shapes(args: argparse.Namespace, asked: Sequence[Asked], project: Project, cluster: Cluster) -> int:
-    from shoal.submit.comparing import compare_shapes
+    from shoal.submit import compare_shapes
     from shoal.units import parse_duration_s
     from shoal.views import shapes
 

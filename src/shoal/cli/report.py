@@ -12,11 +12,11 @@ from __future__ import annotations
 import argparse
 
 from shoal.cli.options import add_output, refuse_idle
-from shoal.describe.locate import home_here
+from shoal.describe import home_here
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from shoal.views.report.gather import Report
+    from shoal.views import Report
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -31,23 +31,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.views.report.gather import gather
+    from shoal.views import gather
 
     refuse_idle(args, args.json, "with --json", "--html", "--md", "--svg", "--png", "--csv")
     report = gather(home_here(), args.which)
     if args.html:
-        from shoal.views.report.page import page
+        from shoal.views import page
 
         _write(args.html, page(report), quiet=args.quiet)
     elif args.svg or args.png:
         _draw(report, args.svg, args.png, quiet=args.quiet)
     elif args.md or args.csv:
-        from shoal.views.report import tables
+        from shoal.views import tables
 
         print(tables.markdown(report) if args.md else tables.as_csv(report), end="")
     else:
-        from shoal.views.report import text
-        from shoal.views.screen import screen_of
+        from shoal.views import screen_of, text
 
         text.show(report, screen_of(), as_json=args.json, quiet=args.quiet)
     return 0
@@ -74,10 +73,8 @@ def _write(path: str, text: str, *, quiet: bool) -> None:
 
 
 def _draw(report: Report, svg: str | None, png: str | None, *, quiet: bool) -> None:
-    from shoal.kernel.files import replace
-    from shoal.views.png import as_png
-    from shoal.views.report.timeline import as_timeline
-    from shoal.views.timeline_drawing import as_svg
+    from shoal.kernel import replace
+    from shoal.views import as_png, as_svg, as_timeline
 
     timeline = as_timeline(report.lanes)
     if svg:

@@ -17,7 +17,7 @@ import argparse
 import os
 
 from shoal.cli.options import refuse_idle
-from shoal.describe.locate import home_here
+from shoal.describe import home_here
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     refuse_idle(args, args.json or args.quiet, "with --json or -q", "--format")
     refuse_idle(args, args.sort is None, "without --sort", "--descending")
-    from shoal.observe.results import tabulate
+    from shoal.observe import tabulate
     from shoal.views import results
 
     runs, defaults, notes = results.gather(home_here(), args.which, os.environ, partial=args.partial)

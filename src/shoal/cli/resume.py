@@ -32,10 +32,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from shoal.cli.submit import exit_code, teller
-    from shoal.describe.run_specs import resume
-    from shoal.submit import standing
-    from shoal.submit.orders import How
-    from shoal.submit.scripts import submit_asked
+    from shoal.describe import resume
+    from shoal.submit import How, standing, submit_asked
 
     project = project_here()
     say = teller(args, ask=not args.yes)

@@ -36,9 +36,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from shoal.cli.submit import exit_code, teller
-    from shoal.submit import retrying, standing
-    from shoal.submit.scripts import submit_asked
-    from shoal.views.select import parse_states, select_runs, unselected
+    from shoal.submit import retrying, standing, submit_asked
+    from shoal.views import parse_states, select_runs, unselected
 
     project = project_here()
     home = str(project.home)

@@ -12,13 +12,13 @@ import argparse
 import os
 
 from shoal.cli import submit
-from shoal.describe.locate import home_here
+from shoal.describe import home_here
 
 configure = submit.configure
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.views.watching import follow_to_end
+    from shoal.views import follow_to_end
 
     if args.dry_run:
         return submit.run(args)

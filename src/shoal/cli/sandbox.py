@@ -16,9 +16,7 @@ import sys
 import time
 
 from shoal.cli.options import refuse_idle
-from shoal.sandbox import Sandbox, SandboxSpec, load, names, parse_partitions
-from shoal.sandbox.spec import check_name, parse_setting
-from shoal.sandbox.status import SandboxStatus
+from shoal.sandbox import Sandbox, SandboxSpec, SandboxStatus, check_name, load, names, parse_partitions, parse_setting
 from shoal.units import parse_memory_mb
 
 _DEFAULT = SandboxSpec()

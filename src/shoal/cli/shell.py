@@ -38,14 +38,13 @@ def run(args: argparse.Namespace) -> int | None:
 
 
 def _define(script: Path) -> None:
-    from shoal.describe.project import find_project
-    from shoal.describe.shell_functions import definitions
+    from shoal.describe import definitions, find_project
 
     print(definitions(script, find_project(script.absolute().parent, os.environ), os.environ))
 
 
 def _call(function: str, script: str, words: list[str], modifier: list[str]) -> int:
-    from shoal.describe.calls import BASE, COLLECT, Call, append_call, settings
+    from shoal.describe import BASE, COLLECT, Call, append_call, settings
 
     env, secret = settings(os.environ, os.environ.get(BASE, ""))
     seed = os.environ.get("SHOAL_SEED", "")

@@ -14,12 +14,12 @@ import os
 import sys
 
 from shoal.cli.options import add_output, refuse_idle
-from shoal.describe.locate import home_here
+from shoal.describe import home_here
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from shoal.describe.columns import Said
-    from shoal.views.status import Filter
+    from shoal.describe import Said
+    from shoal.views import Filter
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.observe.listing import run_names
+    from shoal.observe import run_names
 
     refuse_unseen(args)
     home = home_here()
@@ -59,18 +59,17 @@ def run(args: argparse.Namespace) -> int:
         from shoal.cli.watch import watch
 
         return watch(args, home)
-    from shoal.observe.run_state import CANCEL_REQUESTED
-    from shoal.views import status
-    from shoal.views.screen import screen_of
+    from shoal.observe import CANCEL_REQUESTED
+    from shoal.views import screen_of, status
 
     if os.path.isdir(os.path.join(home, "queue")):
-        from shoal.submit.budget import admit_everywhere  # imported only here: it needs half of shoal
+        from shoal.submit import admit_everywhere  # imported only here: it needs half of shoal
 
         for name in (name for queue in admit_everywhere(home) for name in queue.admitted):
             sys.stderr.write(f"note: submitted {name}, which waited for room under the budget\n")
     report = status.gather(home, filter_of(args))
     if any(view.cause == CANCEL_REQUESTED for view in report.views):
-        from shoal.submit.cancelling import end_cancelled
+        from shoal.submit import end_cancelled
 
         end_cancelled(home, report.views, os.environ)
     everything = args.all or bool(args.state or args.last)
@@ -96,14 +95,13 @@ def refuse_unseen(args: argparse.Namespace) -> None:
 
 def columns_of(args: argparse.Namespace) -> list[Said]:
     """What the settings say about columns, and then the command line."""
-    from shoal.describe.columns import Said, saved_columns
-    from shoal.describe.locate import find_root
+    from shoal.describe import Said, find_root, saved_columns
 
     said = saved_columns(find_root(os.getcwd()), os.environ)
     return [*said, Said(args.columns, "--columns")] if args.columns else said
 
 
 def filter_of(args: argparse.Namespace) -> Filter:
-    from shoal.views.status import Filter
+    from shoal.views import Filter
 
     return Filter(args.which, args.state, args.name, args.since, args.last)

@@ -34,9 +34,9 @@ from shoal.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from shoal.describe.calls import Call
-    from shoal.submit.orders import Result
-    from shoal.views.submit import SubmitPrinter
+    from shoal.describe import Call
+    from shoal.submit import Result
+    from shoal.views import SubmitPrinter
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -69,9 +69,8 @@ def run(args: argparse.Namespace) -> int:
 
 def submit_files(args: argparse.Namespace, say: SubmitPrinter) -> list[Result]:
     """What `submit` and `run` do with their files."""
-    from shoal.observe.writing import open_home
-    from shoal.submit.budget import set_limits
-    from shoal.submit.scripts import submit_scripts
+    from shoal.observe import open_home
+    from shoal.submit import set_limits, submit_scripts
 
     project = project_here()
     cluster = cluster_for(project, args.on)
@@ -94,8 +93,8 @@ def submit_files(args: argparse.Namespace, say: SubmitPrinter) -> list[Result]:
 
 def submit_calls(calls: Sequence[Call], *, secret: Sequence[str] = ()) -> int:
     """One call of a step function in a script that a person runs with bash."""
-    from shoal.describe.project import find_project
-    from shoal.submit.scripts import submit_described
+    from shoal.describe import find_project
+    from shoal.submit import submit_described
 
     project = find_project(Path(calls[0].script).parent, os.environ)
     with teller(argparse.Namespace(json=False, quiet=False)) as say:
@@ -119,7 +118,7 @@ def exit_code(results: Sequence[Result]) -> int:
 
 
 def teller(args: argparse.Namespace, *, next_steps: bool = True, ask: bool = False) -> SubmitPrinter:
-    from shoal.views.submit import SubmitPrinter
+    from shoal.views import SubmitPrinter
 
     ask = ask and not args.json and not args.quiet and sys.stdin.isatty() and sys.stdout.isatty()
     return SubmitPrinter(as_json=args.json, quiet=args.quiet, next_steps=next_steps, ask=ask)

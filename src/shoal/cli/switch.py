@@ -43,8 +43,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.describe.inputs import find_run
-    from shoal.submit.trial import Wish, apply, compare
+    from shoal.describe import find_run
+    from shoal.submit import Wish, apply, compare
     from shoal.views import switch
 
     refuse_idle(args, not args.apply, "without --apply", "--after-step", "--request")

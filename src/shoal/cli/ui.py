@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 
 from shoal.cli.options import refuse_idle
-from shoal.describe.locate import home_here
+from shoal.describe import home_here
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.views.web.serving import save_copy, serve
+    from shoal.views import save_copy, serve
 
     refuse_idle(args, args.export is not None, "with --export", "--port", "--allow-actions", "--open")
     if args.export is not None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 
 from shoal.cli.status import add_filters, columns_of, filter_of, refuse_unseen
-from shoal.describe.locate import home_here
+from shoal.describe import home_here
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     plain = args.simple or args.exit_status or args.notify or args.json or args.quiet or args.tty is not None
     plain = plain or args.tasks or args.columns
     if not plain and _full_screen_works():
-        from shoal.views.tui import run_app
+        from shoal.views import run_app
 
         return run_app(home, filter_of(args), everything=args.all)
     return watch(args, home)
@@ -39,8 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
 def watch(args: argparse.Namespace, home: str) -> int:
     """Also `shoal status -w`."""
-    from shoal.views.screen import screen_of
-    from shoal.views.watching import Manner, watch
+    from shoal.views import Manner, screen_of, watch
 
     manner = Manner(
         args.json,
@@ -60,7 +59,7 @@ def _full_screen_works() -> bool:
     import os
     import sys
 
-    from shoal.views.screen import can_redraw, screen_of
+    from shoal.views import can_redraw, screen_of
 
     if not sys.stdin.isatty() or not can_redraw(screen_of(), os.environ):
         return False

@@ -10,7 +10,7 @@ import argparse
 import os
 
 from shoal.cli.options import add_output
-from shoal.describe.locate import home_here
+from shoal.describe import home_here
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -19,9 +19,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.describe.inputs import find_run
-    from shoal.views import why
-    from shoal.views.screen import screen_of
+    from shoal.describe import find_run
+    from shoal.views import screen_of, why
 
     home = home_here()
     return why.show(

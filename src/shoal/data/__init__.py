@@ -10,30 +10,22 @@
 `open` is the door for programs: `shoal.data.open(os.environ["SHOAL_DATA_IMAGENET"])`. Needs numpy (the extra "data").
 """
 
-from __future__ import annotations
+from shoal.kernel import lazy_exports
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from shoal.data import advising, needs
+    from shoal.data.advising import Advice, Delivery
+    from shoal.data.bench_slurm import launcher
+    from shoal.data.benching import Bench, bench
+    from shoal.data.checking import Verified, info, verify
+    from shoal.data.estimating import Estimate, estimate
     from shoal.data.iterating import pack_samples
-    from shoal.data.packing import pack
-    from shoal.data.reading import Dataset
-    from shoal.data.reading import open_dataset as open
-
-__all__ = ["Dataset", "open", "pack", "pack_samples"]
-
-_WHERE = {
-    "Dataset": ("shoal.data.reading", "Dataset"),
-    "open": ("shoal.data.reading", "open_dataset"),
-    "pack": ("shoal.data.packing", "pack"),
-    "pack_samples": ("shoal.data.iterating", "pack_samples"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Load a name when it is first used, so that the command line can say `shoal data --help` without numpy."""
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, attribute = _WHERE[name]
-    return getattr(import_module(module), attribute)
+    from shoal.data.packing import Packed, pack
+    from shoal.data.planning import Settings
+    from shoal.data.reading import Dataset, open
+    from shoal.data.scan import Scan
+    from shoal.data.staged import load_function, stage_and_run
+    from shoal.data.unpacking import Unpacked, unpack
+else:
+    __getattr__ = lazy_exports(__name__)

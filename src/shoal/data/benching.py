@@ -237,7 +237,7 @@ def _copy(plan: dict[str, Any], mine: str, began: float) -> tuple[int, float]:
         call(["cp", os.path.join(home, "data.tar"), mine], mine)
         call(["tar", "xf", os.path.join(mine, "data.tar"), "-C", mine], mine)
         return _folder_bytes(os.path.join(mine, "folder")), time.monotonic() - began
-    from shoal.job.staging import Stage
+    from shoal.job import Stage
 
     stage = Stage("bench", os.path.join(home, "shards"), {"SHOAL_SCRATCH": mine}, wait="first")
     try:

@@ -13,7 +13,7 @@ from shoal.data.index import SUFFIX, is_intact, open_index
 from shoal.data.manifest import Manifest, Shard
 from shoal.data.squash import checksum_of
 from shoal.errors import InputError, ShoalError
-from shoal.job.checksum import crc32
+from shoal.job import crc32
 from shoal.units import listed
 
 

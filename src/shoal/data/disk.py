@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from shoal.errors import DiskError, ShoalError
-from shoal.observe.files import full_disk_hint
+from shoal.observe import full_disk_hint
 
 
 @contextmanager

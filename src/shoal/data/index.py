@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from shoal.data import needs
 from shoal.errors import ShoalError
-from shoal.job.checksum import crc32
+from shoal.job import crc32
 from shoal.kernel import files
 
 SUFFIX = ".index"

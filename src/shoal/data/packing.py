@@ -28,7 +28,7 @@ from shoal.data.scan import Scan, scan
 from shoal.data.shards import FORMATS
 from shoal.data.writing import write_shards
 from shoal.errors import InputError, ShoalError
-from shoal.job.checksum import crc32
+from shoal.job import crc32
 from shoal.kernel import files
 
 Progress = Callable[[int, int], None]

@@ -116,7 +116,7 @@ class Dataset:
         return Stream(self, **options)
 
 
-def open_dataset(
+def open(
     path: str,
     *,
     fields: Sequence[str] | None = None,

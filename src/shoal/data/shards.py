@@ -14,7 +14,7 @@ from shoal.data.disk import writing
 from shoal.data.index import INT64, NO_LABEL, RAW, SUFFIX, IndexBuilder, Member, Sample, write_index
 from shoal.data.manifest import Shard
 from shoal.errors import InputError
-from shoal.job.checksum import crc32
+from shoal.job import crc32
 
 FORMATS = {"tar": ".tar", "tfrecord": ".tfrecord", "squashfs": ".squashfs"}
 #: Pieces that wait for one system call: few, so that a file's bytes are still in the processor's cache when written.

@@ -25,8 +25,7 @@ from shoal.data import manifest as manifests
 from shoal.data.index import SUFFIX, ShardIndex, open_index
 from shoal.data.manifest import Manifest
 from shoal.errors import InputError, ShoalError
-from shoal.job import cache, copies
-from shoal.job.checksum import crc32
+from shoal.job import cache, copies, crc32
 from shoal.kernel import files
 
 _WAIT_S = 0.005

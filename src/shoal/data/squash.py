@@ -9,7 +9,7 @@ import subprocess
 from shoal.data.disk import failed
 from shoal.data.manifest import Shard
 from shoal.errors import InputError, ShoalError
-from shoal.job.checksum import crc32
+from shoal.job import crc32
 
 IMAGE = "data.squashfs"
 _INSTALL = "sudo apt-get install squashfs-tools"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shoal.errors import InputError, ShoalError
-from shoal.job.staging import Stage, StageError
+from shoal.job import Stage, StageError
 
 
 def variable(name: str) -> str:

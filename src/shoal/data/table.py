@@ -9,7 +9,7 @@ from shoal.data import needs, tfrecord
 from shoal.data.index import BYTES_LIST, FLOAT, INT64, NO_LABEL
 from shoal.data.shardset import ShardSet
 from shoal.errors import InputError
-from shoal.job.checksum import crc32
+from shoal.job import crc32
 
 KEY = "__key__"
 _DECODE: dict[str, Callable[[bytes], Any]] = {

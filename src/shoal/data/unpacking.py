@@ -13,7 +13,7 @@ from shoal.data.disk import writing
 from shoal.data.index import INT64, SUFFIX, Sample, ShardIndex, open_index
 from shoal.data.tfrecord import int64_list
 from shoal.errors import InputError, ShoalError
-from shoal.job.checksum import crc32
+from shoal.job import crc32
 
 
 class Unpacked(NamedTuple):

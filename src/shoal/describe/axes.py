@@ -13,7 +13,7 @@ from typing import Any
 from shoal.describe.document import Table
 from shoal.describe.values import MOST_RUNS, Scalar, check_scalar, draw, parse_words
 from shoal.errors import InputError
-from shoal.job.environment import BUILT_IN
+from shoal.job import BUILT_IN
 
 Params = dict[str, Scalar]
 Axis = tuple[Params, ...]

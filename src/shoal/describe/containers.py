@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal.describe.document import Table
 from shoal.errors import InputError
-from shoal.job.launch.container import GPUS, NONE, RUNTIMES, ContainerError, merge, parse_bind
+from shoal.job import GPUS, NONE, RUNTIMES, ContainerError, merge, parse_bind
 from shoal.model import ContainerSettings
 
 KEYS = ("runtime", "image", "binds", "gpu", "options", "workdir")

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.batch.flags import OWNED, parse_flags
+from shoal.batch import OWNED, parse_flags
 from shoal.errors import InputError
 
 #: Where shoal has its own way and nothing is lost by it; told, because old scripts have them in nearly every header.
@@ -24,7 +24,7 @@ class Requested(NamedTuple):
 
 def requested_in(script: str) -> Requested:
     """What the directives of a script ask for. InputError for what cannot be taken over, with its line."""
-    from shoal.batch.text import read_text
+    from shoal.batch import read_text
 
     text = read_text(Path(script))
     return _read(text.lines, os.path.relpath(script)) if "sbatch" in text.body.lower() else Requested()
@@ -32,8 +32,7 @@ def requested_in(script: str) -> Requested:
 
 @lru_cache(maxsize=8)  # a script is described once for each seed
 def _read(lines: tuple[str, ...], shown: str) -> Requested:
-    from shoal.batch.directives import read_directives
-    from shoal.batch.shell_commands import parse_shell
+    from shoal.batch import parse_shell, read_directives
 
     parsed = parse_shell("\n".join(lines))
     found = read_directives(lines, parsed.heredocs)

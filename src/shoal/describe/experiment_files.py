@@ -21,7 +21,7 @@ from shoal.describe.run_specs import Asked, PlannedRun, describe, seeds_in
 from shoal.describe.runs import Sweep, base_of, passed, runs_of
 from shoal.describe.values import parse_seeds
 from shoal.errors import InputError
-from shoal.job.environment import fill, fill_known, placeholders, text_of
+from shoal.job import fill, fill_known, placeholders, text_of
 from shoal.names import parse_script_path
 
 SUFFIXES = (".sh", ".toml", ".py")

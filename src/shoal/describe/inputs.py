@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shoal.errors import InputError
-from shoal.kernel import checkpoints, layout
-from shoal.kernel.files import names_in
-from shoal.observe import records
-from shoal.observe.listing import run_names
-from shoal.observe.records import Claim
+from shoal.kernel import checkpoints, layout, names_in
+from shoal.observe import Claim, records, run_names
 from shoal.units import listed
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal.describe.document import Table
 from shoal.errors import InputError
-from shoal.job.launch.geometry import MODES
+from shoal.job import MODES
 from shoal.model import LaunchSettings
 from shoal.units import parse_duration_s
 

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 
 from shoal.describe.steps import Step
 from shoal.errors import InputError
-from shoal.job.environment import BUILT_IN, placeholders
+from shoal.job import BUILT_IN, placeholders
 from shoal.model import LaunchSettings
 
 #: Placeholders of a replica's words, and the shell variable that has each in a generated script.

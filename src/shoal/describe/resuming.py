@@ -8,7 +8,7 @@ import msgspec
 
 from shoal.describe.project import Project
 from shoal.describe.sources import file_that_reads
-from shoal.job.environment import placeholders
+from shoal.job import placeholders
 from shoal.model import RunSpec
 
 VARIABLE = "SHOAL_RESUME_FROM"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.batch.flags import DASHES, parse_flags
+from shoal.batch import DASHES, parse_flags
 from shoal.describe.calls import MODIFIERS, Call
 from shoal.describe.containers import over, parse_word
 from shoal.describe.data_sets import resolve_data
@@ -21,11 +21,11 @@ from shoal.describe.project import Project
 from shoal.describe.resuming import with_step_of_now
 from shoal.describe.values import parse_seeds
 from shoal.errors import InputError
-from shoal.job.environment import escape
+from shoal.job import escape
 from shoal.kernel import checkpoints
 from shoal.model import RunSpec
 from shoal.names import check_length, parse_script_path, stem_with_seed
-from shoal.observe.reading import Reader
+from shoal.observe import Reader
 
 #: Flags of shoal among a step function's words; the others are sbatch's. `describe/experiment_files.py` reads --seeds.
 _VALUE_FLAGS = ("--on", "--launch", "--container", "--seeds")

@@ -18,7 +18,7 @@ from shoal.describe.project import Project
 from shoal.describe.steps import Step, check_step_name
 from shoal.describe.values import MOST_RUNS
 from shoal.errors import InputError
-from shoal.job.environment import escape, fill, fill_known, placeholders, text_of
+from shoal.job import escape, fill, fill_known, placeholders, text_of
 from shoal.model import Request, RunSpec
 from shoal.names import ScriptName
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.batch.shell_commands import Command, Parsed, parse_shell
+from shoal.batch import Command, Parsed, parse_shell
 
 #: Programs that act on a cluster.
 ACTING = ("qsub", "qdel", "bsub", "condor_submit", "sbatch", "srun", "salloc", "scancel", "scontrol", "scrontab")

@@ -16,7 +16,7 @@ from typing import Any
 
 from shoal.describe.document import Given, Table
 from shoal.errors import InputError
-from shoal.job.pack.search import Rule
+from shoal.job import Rule
 
 SearchRule = Rule
 SEARCH_KEYS = ("metric", "mode", "first", "eta", "last", "resource")

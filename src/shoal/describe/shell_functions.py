@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from shoal.batch.quoting import shell_quote
+from shoal.batch import shell_quote
 from shoal.describe.calls import COLLECT, MODIFIERS, fingerprint
 from shoal.describe.project import Project
 from shoal.errors import InputError

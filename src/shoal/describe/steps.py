@@ -15,7 +15,7 @@ from shoal.describe.launches import parse_launch
 from shoal.describe.smoke import Smoke, parse_smoke
 from shoal.describe.survival import parse_survival
 from shoal.errors import InputError
-from shoal.job.environment import placeholders
+from shoal.job import placeholders
 from shoal.model import ContainerSettings, LaunchSettings, Request
 from shoal.names import MAX_COMPONENT, slug
 from shoal.units import parse_duration_s, parse_memory_mb

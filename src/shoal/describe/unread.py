@@ -14,7 +14,7 @@ from shoal.describe.placeholders import almost
 from shoal.describe.project import Project
 from shoal.describe.sources import file_that_reads
 from shoal.errors import InputError
-from shoal.job.environment import BUILT_IN, placeholders, text_of
+from shoal.job import BUILT_IN, placeholders, text_of
 from shoal.model import RunSpec
 
 #: Enough of a program to see whether it reads the environment; a data file among the words is not read whole.
@@ -238,8 +238,7 @@ def _uses(text: str, number: int) -> bool:
 def _used_text(text: str) -> str:
     """The words of a shell's text in which its own arguments stand for themselves: those of a function are others, and
     those of comments and single quotes are none. What is only printed counts where nothing else is started."""
-    from shoal.batch.shell_commands import parse_shell
-    from shoal.batch.shell_words import tokenize
+    from shoal.batch import parse_shell, tokenize
 
     parsed, tokens = parse_shell(text), tokenize(text)[0]
     inside = {(token.line, token.word.raw): token.word.inside for token in tokens if token.word is not None}

@@ -13,7 +13,7 @@ from decimal import Decimal, DecimalException, localcontext
 from typing import Any
 
 from shoal.errors import InputError
-from shoal.job.environment import text_of
+from shoal.job import text_of
 
 __all__ = ["MOST_RUNS", "Scalar", "check_scalar", "draw", "parse_seeds", "parse_word", "parse_words", "text_of"]
 

@@ -11,14 +11,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from shoal.batch.directives import parse_words
-from shoal.batch.quoting import directive, shell_command
-from shoal.batch.text import decode
+from shoal.batch import decode, directive, parse_words, shell_command
 from shoal.doctor.check import examine
 from shoal.doctor.finding import Finding
 from shoal.errors import InputError, RefusedError
 from shoal.model import RunSpec
-from shoal.plan.sbatch_options import Resolved
+from shoal.plan import Resolved
 
 #: Slurm's reading of these is what people get wrong, so their own spelling is looked at, not the one we made of it.
 _AS_WRITTEN = ("time", "mem", "mem-per-cpu", "mem-per-gpu")

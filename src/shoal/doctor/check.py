@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.batch.directives import Option
-from shoal.batch.text import Text, decode, read_text
+from shoal.batch import Option, Text, decode, read_text
 from shoal.doctor import rules
 from shoal.doctor.cluster import ClusterFacts, ask_cluster, test_only
 from shoal.doctor.finding import ORDER, Edit, Facts, Files, Finding, apply_rules

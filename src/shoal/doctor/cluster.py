@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from shoal.backends.slurm.commands import run
 from shoal.backends.slurm.facts import TIMEOUT_S, ask, parse_associations, parse_gres, time_s
-from shoal.batch.directives import Option
+from shoal.batch import Option
 from shoal.errors import InputError, SchedulerError
-from shoal.kernel.slurm_text import is_no_answer
+from shoal.kernel import is_no_answer
 
 _FIELD = re.compile(r"([A-Za-z][\w:/()]*)=(\S*)")
 _NUMBER = re.compile(r"(\d+)\+?", re.ASCII)

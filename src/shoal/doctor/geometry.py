@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from shoal.batch.directives import Option
+from shoal.batch import Option
 from shoal.errors import InputError
 from shoal.units import parse_memory_mb, parse_slurm_time_s
 

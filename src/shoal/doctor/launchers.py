@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.batch.flags import known_options, short_names
+from shoal.batch import known_options, short_names
 
 #: Options of srun that sbatch does not have, each: does it take a value? (srun --help of 22.05 and 24.11)
 _SRUN_FLAGS = """

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.batch.shell_commands import Command, parse_shell
+from shoal.batch import Command, parse_shell
 from shoal.doctor.launchers import CONTAINERS, Call, base_name, read_launcher, read_srun, unwrap
 
 _WHOLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?:\[[@*]\])?\}|([A-Za-z_]\w*))\Z", re.ASCII)

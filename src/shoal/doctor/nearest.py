@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from shoal.batch.directives import Option
+from shoal.batch import Option
 from shoal.doctor.cluster import ClusterFacts, Kind, PartitionFacts
 from shoal.doctor.geometry import Geometry
 from shoal.units import format_memory, format_slurm_time

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from shoal.backends.slurm.commands import run
 from shoal.backends.slurm.facts import TIMEOUT_S, Partition, parse_sinfo
 from shoal.errors import RefusedError, SchedulerError
-from shoal.plan.sbatch_options import Resolved
+from shoal.plan import Resolved
 from shoal.units import format_memory, format_slurm_time
 
 

@@ -9,10 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.batch.directives import Directives, Option, parse_words, read_directives
-from shoal.batch.shell_commands import Command, Parsed, parse_shell
-from shoal.batch.shell_words import Problem
-from shoal.batch.text import Text
+from shoal.batch import Command, Directives, Option, Parsed, Problem, Text, parse_shell, parse_words, read_directives
 from shoal.doctor.geometry import Geometry, read_geometry
 from shoal.doctor.launches import Launch, Step, find_launches, literal_values
 from shoal.doctor.python_file import PythonHints, find_program, folders_of, read_program

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from shoal.kernel.progress import value_of
-from shoal.observe.pace import START_UP, Pace
+from shoal.kernel import value_of
+from shoal.observe import START_UP, Pace
 
 #: What GPUs that work together are taken to lose, where nobody has measured it.
 ASSUMED_EFFICIENCY = 0.8

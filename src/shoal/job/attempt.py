@@ -7,9 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ..kernel import checkpoints, fence, files, layout, lease, process, resumed
-from ..kernel.keeper import Keeper
-from ..kernel.records import Allocation, End, Start
+from ..kernel import Allocation, End, Keeper, Start, checkpoints, fence, files, layout, lease, process, resumed
 from . import command, packages, stages, survival, workdir
 from .children import Child
 from .launch import container

@@ -9,9 +9,8 @@ import sys
 import time
 from typing import Any, Dict, Mapping, Optional
 
-from ..kernel import fence, files, layout, lease, process, records, slurm
+from ..kernel import Allocation, fence, files, layout, lease, process, records, slurm
 from ..kernel import submission as transaction
-from ..kernel.records import Allocation
 
 
 class StillWanted(Exception):

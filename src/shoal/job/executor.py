@@ -12,9 +12,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, Generic, Iterable, List, Mapping, Optional, Tuple, TypeVar
 
-from ..kernel import files, guard, lease, tree
-from ..kernel.keeper import Keeper
-from ..kernel.records import Allocation, End
+from ..kernel import Allocation, End, Keeper, files, guard, lease, tree
 from . import children, command, memory, processes, survival, usage
 from .attempt import Attempt
 from .data import SharedData

@@ -12,8 +12,7 @@ import threading
 import time
 from typing import Any, Callable, Generic, List, Mapping, Optional, Tuple, TypeVar
 
-from ..kernel import files, layout, lease
-from ..kernel.records import End
+from ..kernel import End, files, layout, lease
 from .attempt import Attempt
 
 A = TypeVar("A", bound=Attempt)

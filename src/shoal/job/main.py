@@ -12,9 +12,20 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from ..kernel import checkpoints, fence, files, guard, layout, lease, process, resumed, slurm
-from ..kernel.records import Allocation, End
-from ..kernel.submission import new_token
+from ..kernel import (
+    Allocation,
+    End,
+    checkpoints,
+    fence,
+    files,
+    guard,
+    layout,
+    lease,
+    new_token,
+    process,
+    resumed,
+    slurm,
+)
 from . import by_hand, ledger, nodes, notices, survival, trial
 from .attempt import Attempt, begin, kept_folder, spec_of
 from .single import Single, is_replaced

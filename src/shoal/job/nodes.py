@@ -7,8 +7,7 @@ of a word: no end record, and nobody had asked it to stop. What a job so learns 
 import os
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from ..kernel import files, layout, lease, slurm, slurm_text
-from ..kernel.records import Allocation, Start
+from ..kernel import Allocation, Start, files, layout, lease, slurm, slurm_text
 
 _FAIL_WORDS = [word for word, state in slurm_text.ENDED_WORDS.items() if state == "node_fail"]
 #: Beginnings of sinfo's words for nodes that take no jobs.

@@ -14,9 +14,7 @@ import sys
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ..kernel import files, layout, lease, process, records
-from ..kernel.causes import exit_words, find_cause, last_line
-from ..kernel.records import End
+from ..kernel import End, exit_words, files, find_cause, last_line, layout, lease, process, records
 
 #: A run and its end.
 Ended = Tuple[str, End]

@@ -11,8 +11,7 @@ import threading
 import time
 from typing import Any, Callable, List, Optional
 
-from ..kernel import fence, files, guard, lease, progress
-from ..kernel.records import Allocation, End
+from ..kernel import Allocation, End, fence, files, guard, lease, progress
 from . import survival, trial
 from .attempt import Attempt
 from .children import ColdStarter

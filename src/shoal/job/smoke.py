@@ -6,8 +6,7 @@ A program that only stays alive has proved nothing, since a hang looks the same:
 import time
 from typing import TYPE_CHECKING, Any, Callable, List, Mapping, Optional
 
-from ..kernel import progress
-from ..kernel.records import End
+from ..kernel import End, progress
 
 if TYPE_CHECKING:
     from .attempt import Attempt

@@ -7,9 +7,8 @@ checkpoint, is looked up when the child starts, because nobody knows it before.
 import os
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from ..kernel import checkpoints, files, layout, lease, slurm
+from ..kernel import checkpoints, files, layout, lease, replace_job, slurm
 from ..kernel import submission as transaction
-from ..kernel.slurm_text import replace_job
 
 
 class Parent(NamedTuple):

@@ -12,9 +12,22 @@ import re
 import time
 from typing import Any, Callable, List, Mapping, Optional, Tuple
 
-from ..kernel import fence, files, layout, lease, owed, process, records, resumed, slurm, submission
-from ..kernel.causes import find_cause
-from ..kernel.records import Claim, End, Next
+from ..kernel import (
+    Claim,
+    End,
+    Next,
+    fence,
+    files,
+    find_cause,
+    layout,
+    lease,
+    owed,
+    process,
+    records,
+    resumed,
+    slurm,
+    submission,
+)
 from . import environment, nodes, stages
 
 _TAIL_BYTES = 64 * 1024

@@ -11,8 +11,20 @@ import re
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional
 
-from ..kernel import checkpoints, fence, files, layout, lease, node_lease, process, progress, slurm, submission
-from ..kernel.records import Allocation, End
+from ..kernel import (
+    Allocation,
+    End,
+    checkpoints,
+    fence,
+    files,
+    layout,
+    lease,
+    node_lease,
+    process,
+    progress,
+    slurm,
+    submission,
+)
 from . import stages
 
 if TYPE_CHECKING:

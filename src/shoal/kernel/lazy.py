@@ -1,27 +1,52 @@
-"""Exports of a package that are imported when they are first used, so that importing a package costs nothing."""
+"""Exports of a package that are imported when they are first used, so that importing a package costs nothing.
+
+A package's `__init__` lists what others may use once, as imports that only type checkers execute:
+
+    TYPE_CHECKING = False
+    if TYPE_CHECKING:
+        from shoal.plan.submissions import lay_out
+    else:
+        __getattr__ = lazy_exports(__name__)
+"""
 
 import sys
 from importlib import import_module
-from typing import Callable, Dict, List, Tuple
+
+TYPE_CHECKING = False  # typing itself takes longer to import than the whole of this
+if TYPE_CHECKING:
+    from typing import Callable, Dict
+
+_ONLY_AST = 0x400  # ast.PyCF_ONLY_AST, without importing ast
 
 
-def lazy_exports(package: str, modules: Dict[str, str]) -> Tuple[Callable[[str], object], List[str]]:
-    """A package's `__getattr__` (PEP 562) and `__all__`.
-
-    `modules` says which module defines what: `{"lease": "Lease take"}`. A key that ends in "/" lists modules that are
-    exported themselves: `{"/": "files layout", "pack/": "engine"}`.
-    """
-    homes = {name: module for module, names in modules.items() for name in names.split()}
+def lazy_exports(package: str) -> "Callable[[str], object]":
+    """The `__getattr__` (PEP 562) of a package whose `if TYPE_CHECKING:` block lists its exports."""
+    homes = {}  # type: Dict[str, str]
 
     def load(name: str) -> object:
+        if not homes:
+            homes.update(_listed(package))
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home = homes[name]
-        if home.endswith("/"):
-            value: object = import_module(f"{package}.{home[:-1]}.{name}" if home[:-1] else f"{package}.{name}")
-        else:
-            value = getattr(import_module(f"{package}.{home}"), name)
+        value = None if home == package else getattr(import_module(home), name, None)
+        if value is None:  # a module that is exported itself
+            value = import_module(f"{home}.{name}")
         setattr(sys.modules[package], name, value)
         return value
 
-    return load, sorted(homes)
+    return load
+
+
+def _listed(package: str) -> "Dict[str, str]":
+    """For each name that a package exports the module that defines it. Read from the source, which the zip that is
+    shipped into jobs has too."""
+    spec = sys.modules[package].__spec__
+    source = spec.loader.get_source(package)  # type: ignore[union-attr]
+    homes = {}
+    for statement in compile(source, package, "exec", _ONLY_AST).body:
+        if getattr(getattr(statement, "test", None), "id", "") == "TYPE_CHECKING":
+            for listed in statement.body:
+                inside = f"{package}.{listed.module}" if listed.module else package
+                homes.update({alias.name: inside if listed.level else listed.module for alias in listed.names})
+    return homes

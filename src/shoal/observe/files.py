@@ -9,7 +9,7 @@ import shlex
 import shutil
 
 from shoal.errors import DiskError
-from shoal.kernel.files import DISK_ERRNOS, create_exclusive, names_in, read_json, replace, to_json
+from shoal.kernel import DISK_ERRNOS, create_exclusive, names_in, read_json, replace, to_json
 
 __all__ = ["as_disk_error", "create_exclusive", "full_disk_hint", "names_in", "read_json", "replace", "to_json"]
 

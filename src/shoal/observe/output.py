@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 
-from shoal.job.environment import complete, text_of
-from shoal.kernel import layout
-from shoal.kernel.files import names_in
-from shoal.kernel.progress import Output, totals
+from shoal.job import complete, text_of
+from shoal.kernel import Output, layout, names_in, totals
 from shoal.model import RunSpec
 from shoal.observe.reading import Reader
 from shoal.observe.records import DamagedRecord

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.kernel import checkpoints
-from shoal.kernel.progress import Progress
+from shoal.kernel import Progress, checkpoints
 from shoal.observe.run_state import RunView
 
 #: Less of the way than this tells mostly how long a start takes.

@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.kernel import files, layout, owed
+from shoal.kernel import files, layout, names_in, owed
 from shoal.kernel import submission as kernel
-from shoal.kernel.files import names_in
 from shoal.model import RunSpec
 from shoal.observe import records
 from shoal.observe.records import Claim, DamagedRecord, End, Outcome, Send, Start, Submission, Verdict
@@ -88,7 +87,7 @@ def read_submission(home: str, token: str) -> SubmissionFiles:
 def _queue_owes(folder: str, names: Sequence[str]) -> bool:
     if not any(name.startswith("engine.") and name.endswith(".end") for name in names):
         return False
-    from shoal.job.pack import follow  # only for packs whose jobs have ended
+    from shoal.job import follow  # only for packs whose jobs have ended
 
     opened = any(outcome is None for _, _, outcome in kernel.sends(folder)[1:])
     return opened or bool(follow.still_owed(folder))

@@ -15,9 +15,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from shoal.errors import InputError
-from shoal.kernel import files, layout, lease
+from shoal.kernel import Asked, Claim, End, Held, Next, Outcome, Send, Start, Submission, files, layout, lease
 from shoal.kernel import records as kernel
-from shoal.kernel.records import Asked, Claim, End, Held, Next, Outcome, Send, Start, Submission
 
 __all__ = ["Asked", "Claim", "End", "Held", "Next", "Outcome", "Send", "Start", "Submission"]
 

@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from shoal.kernel import owed
-from shoal.kernel.causes import exit_words
-from shoal.kernel.lease import Timing
+from shoal.kernel import Timing, exit_words, owed
 from shoal.observe.reading import RunFiles
 from shoal.observe.records import End, Start, Submission, Verdict
 from shoal.observe.slurm_states import ENDED_WORDS, LIVE_WORDS, STUCK_REASONS, JobRow, in_words, verdict_of

@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.backends.slurm.query import Snapshot, newest, sacct, squeue
-from shoal.kernel import fence, layout, lease, process, submission
-from shoal.kernel.slurm_text import ENDED_WORDS, JobRow
+from shoal.kernel import ENDED_WORDS, JobRow, fence, layout, lease, process, submission
 from shoal.model import LIVE
 from shoal.observe import writing
 from shoal.observe.listing import run_names

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.kernel.causes import exit_words
-from shoal.kernel.slurm_text import ENDED_WORDS, LIVE_WORDS, JobRow
+from shoal.kernel import ENDED_WORDS, LIVE_WORDS, JobRow, exit_words
 from shoal.observe.records import Verdict
 
 __all__ = ["ENDED_WORDS", "LIVE_WORDS", "STUCK_REASONS", "JobRow", "in_words", "verdict_of"]

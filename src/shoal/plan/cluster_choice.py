@@ -7,8 +7,7 @@ import socket
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
-from shoal.describe.cluster import LOCAL, UNNAMED, Cluster
-from shoal.describe.project import Project
+from shoal.describe import LOCAL, UNNAMED, Cluster, Project
 from shoal.errors import InputError
 
 

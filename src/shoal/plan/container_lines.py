@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from shoal.batch.quoting import shell_quote
-from shoal.job.launch.container import Container, words
+from shoal.batch import shell_quote
+from shoal.job import Container, words
 
 _VARIABLE = re.compile(r"(\$\{[A-Za-z_][A-Za-z0-9_]*\}|\$[A-Za-z_][A-Za-z0-9_]*)")
 _WIDTH = 110

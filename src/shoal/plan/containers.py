@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shoal.batch.quoting import shell_command
-from shoal.describe.cluster import Cluster
+from shoal.batch import shell_command
+from shoal.describe import Cluster
 from shoal.errors import InputError
-from shoal.job.launch.container import Container, ContainerError, build, merge, whole, words
+from shoal.job import Container, ContainerError, build, merge, whole, words
 from shoal.model import RunSpec
 
 if TYPE_CHECKING:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.kernel import layout
-from shoal.kernel.files import names_in
-from shoal.observe import records
-from shoal.observe.records import DamagedRecord
+from shoal.kernel import layout, names_in
+from shoal.observe import DamagedRecord, records
 
 
 def earlier_durations(home: str, names: Sequence[str]) -> dict[int, float]:

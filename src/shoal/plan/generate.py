@@ -9,17 +9,10 @@ from typing import TypeVar
 
 import msgspec
 
-from shoal.batch.flags import parse_flags
-from shoal.batch.quoting import refuse_line_breaks
-from shoal.describe.cluster import Cluster
-from shoal.describe.containers import over, parse_word
-from shoal.describe.launches import ARGUMENT_SETS, change_mode
-from shoal.describe.placeholders import REPLICA_PLACEHOLDERS
-from shoal.describe.project import Project
-from shoal.describe.steps import Step
+from shoal.batch import parse_flags, refuse_line_breaks
+from shoal.describe import ARGUMENT_SETS, REPLICA_PLACEHOLDERS, Cluster, Project, Step, change_mode, over, parse_word
 from shoal.errors import InputError
-from shoal.job.environment import fill, placeholders
-from shoal.job.launch.container import ContainerError, build, merge, whole
+from shoal.job import ContainerError, build, fill, merge, placeholders, whole
 from shoal.model import ContainerSettings, LaunchSettings, Request
 from shoal.names import slug
 from shoal.plan.container_lines import ContainerText, container_lines

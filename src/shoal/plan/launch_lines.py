@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from shoal.batch.quoting import shell_command, shell_quote
+from shoal.batch import shell_command, shell_quote
 from shoal.errors import InputError
-from shoal.job.launch.geometry import MODES, Geometry, compute
+from shoal.job import MODES, Geometry, compute
 from shoal.model import LaunchSettings, Request
 from shoal.plan.container_lines import ContainerText
 from shoal.plan.replica_lines import replica_lines

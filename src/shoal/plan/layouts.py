@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.job.pack.books import WHOLE
+from shoal.job import WHOLE
 from shoal.plan.pack_order import Job, length, longest_first
 from shoal.plan.simulate import Schedule, play
 

@@ -13,13 +13,9 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from shoal.describe.blocks import Block
-from shoal.describe.expressions import parse_expression
-from shoal.describe.project import Project
-from shoal.describe.runs import Sweep
-from shoal.describe.steps import check_step_name
+from shoal.describe import Block, Project, Sweep, check_step_name, parse_expression
 from shoal.errors import InputError
-from shoal.job.environment import escape
+from shoal.job import escape
 from shoal.model import Request, RunSpec
 from shoal.names import ScriptName, check_length, slug
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from shoal.describe.search import parse_words
+from shoal.describe import parse_words
 from shoal.errors import InputError
-from shoal.job.pack.books import parts
+from shoal.job import parts
 from shoal.units import parse_duration_s
 
 ENGINES = ("auto", "slots", "ray")

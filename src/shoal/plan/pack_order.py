@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.job.pack.books import WHOLE
+from shoal.job import WHOLE
 
 
 class Job(NamedTuple):

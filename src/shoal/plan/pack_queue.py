@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from shoal.describe.search import one_rule, parse_words
+from shoal.describe import one_rule, parse_words
 from shoal.errors import InputError
-from shoal.job.pack.books import WHOLE, parts
+from shoal.job import WHOLE, parts
 from shoal.model import Request, RunSpec
 from shoal.plan.pack_options import PackOptions
 from shoal.plan.pack_order import Job, expected, longest_first

@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from shoal.batch.flags import SbatchFlags, parse_flags
-from shoal.describe.cluster import Cluster
-from shoal.describe.project import Project
-from shoal.describe.run_specs import PlannedRun
+from shoal.batch import SbatchFlags, parse_flags
+from shoal.describe import Cluster, PlannedRun, Project
 from shoal.errors import InputError
-from shoal.job.pack.books import WHOLE
+from shoal.job import WHOLE
 from shoal.model import Request
 from shoal.plan.pack_options import PackOptions
 from shoal.plan.pack_queue import PackPlan, plan_pack

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from shoal.batch.quoting import shell_command, shell_quote
-from shoal.describe.placeholders import REPLICA_PLACEHOLDERS
-from shoal.job.launch.geometry import DEFAULTS, PORT_BASE, PORT_COUNT, Geometry
+from shoal.batch import shell_command, shell_quote
+from shoal.describe import REPLICA_PLACEHOLDERS
+from shoal.job import DEFAULTS, PORT_BASE, PORT_COUNT, Geometry
 from shoal.model import LaunchSettings, Request
 from shoal.plan.container_lines import ContainerText
 

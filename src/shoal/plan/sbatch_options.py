@@ -11,10 +11,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from shoal.batch.flags import SbatchFlags, option_name, parse_flags
-from shoal.describe.cluster import UNNAMED, Cluster
+from shoal.batch import SbatchFlags, option_name, parse_flags
+from shoal.describe import UNNAMED, Cluster
 from shoal.errors import InputError
-from shoal.job.launch.geometry import Geometry, GeometryError, compute, describe
+from shoal.job import Geometry, GeometryError, compute, describe
 from shoal.model import LaunchSettings, Request
 from shoal.units import format_duration, format_memory, format_slurm_time, parse_duration_s, parse_memory_mb
 

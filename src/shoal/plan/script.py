@@ -11,8 +11,8 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from shoal.batch.quoting import directive, refuse_line_breaks, shell_quote
-from shoal.describe.cluster import Cluster
+from shoal.batch import directive, refuse_line_breaks, shell_quote
+from shoal.describe import Cluster
 from shoal.errors import InputError
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)

@@ -10,8 +10,7 @@ import heapq
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shoal.job.pack.books import WHOLE, Allocator, Assignment, Demand, even_share
-from shoal.job.pack.queue import Item, Queue
+from shoal.job import WHOLE, Allocator, Assignment, Demand, Item, Queue, even_share
 from shoal.plan.pack_order import Job, length
 
 

@@ -11,14 +11,10 @@ from typing import NamedTuple
 import msgspec
 
 from shoal import __version__
-from shoal.batch.flags import parse_flags
-from shoal.batch.quoting import escape_percent, shell_quote
-from shoal.describe.cluster import Cluster
-from shoal.describe.project import Project
-from shoal.describe.run_specs import PlannedRun
+from shoal.batch import escape_percent, parse_flags, shell_quote
+from shoal.describe import Cluster, PlannedRun, Project
 from shoal.errors import InputError
-from shoal.job.launch.container import VARIABLE
-from shoal.job.launch.geometry import describe
+from shoal.job import VARIABLE, describe
 from shoal.model import Request, RunSpec
 from shoal.names import job_name
 from shoal.plan.containers import container_of, describe_container

@@ -8,7 +8,12 @@ status    what it does now
 bringup   start                             cluster   `Sandbox`: start, use, stop and clean up
 """
 
-from shoal.sandbox.cluster import Sandbox, load, names
-from shoal.sandbox.spec import Partition, SandboxSpec, parse_partitions
+from shoal.kernel import lazy_exports
 
-__all__ = ["Partition", "Sandbox", "SandboxSpec", "load", "names", "parse_partitions"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from shoal.sandbox.cluster import Sandbox, load, names
+    from shoal.sandbox.spec import Partition, SandboxSpec, check_name, parse_partitions, parse_setting
+    from shoal.sandbox.status import SandboxStatus
+else:
+    __getattr__ = lazy_exports(__name__)

@@ -6,15 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from shoal.batch.flags import parse_flags
-from shoal.describe.cluster import Cluster
-from shoal.describe.project import Project
-from shoal.describe.run_specs import PlannedRun
+from shoal.batch import parse_flags
+from shoal.describe import Cluster, PlannedRun, Project
 from shoal.job import nodes
 from shoal.kernel import layout
-from shoal.observe.run_state import RunView
-from shoal.plan.sbatch_options import resolve
-from shoal.plan.submissions import PlannedSubmission
+from shoal.observe import RunView
+from shoal.plan import PlannedSubmission, resolve
 
 
 class FailedNodes:

@@ -12,14 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from shoal.backends.slurm.submit_limits import submit_limit
-from shoal.describe.cluster import Cluster
-from shoal.describe.project import Project
+from shoal.describe import Cluster, Project
 from shoal.errors import InputError, SchedulerError
-from shoal.job import accounts, admission
-from shoal.job.admission import Need
+from shoal.job import Need, accounts, admission
 from shoal.kernel import files
 from shoal.names import slug
-from shoal.plan.submissions import PlannedSubmission
+from shoal.plan import PlannedSubmission
 from shoal.submit.transaction import Claimed
 
 _KINDS = ("jobs", "nodes", "gpus")

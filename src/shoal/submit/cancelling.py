@@ -14,18 +14,11 @@ from typing import NamedTuple
 
 from shoal.backends.slurm.query import scancel, squeue
 from shoal.errors import SchedulerError
-from shoal.job.trial import trials_of
-from shoal.kernel import lease, process
-from shoal.kernel.files import is_shared
-from shoal.kernel.records import user
-from shoal.kernel.slurm_text import ENDED_WORDS
+from shoal.job import trials_of
+from shoal.kernel import ENDED_WORDS, is_shared, lease, process, user
 from shoal.model import LIVE
 from shoal.names import new_token
-from shoal.observe import writing
-from shoal.observe.reading import Reader
-from shoal.observe.records import Start, Submission
-from shoal.observe.run_state import CANCEL_REQUESTED, RunView
-from shoal.observe.run_views import observe
+from shoal.observe import CANCEL_REQUESTED, Reader, RunView, Start, Submission, observe, writing
 
 
 class Cancelled(NamedTuple):

@@ -6,18 +6,12 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from shoal.describe.cluster import LOCAL, Cluster
-from shoal.describe.experiment_files import Grown, keep
-from shoal.describe.project import Project
+from shoal.describe import LOCAL, Cluster, Grown, Project, keep
 from shoal.errors import DiskError, InputError, InterruptError, SchedulerError, ShoalError
 from shoal.job import stages
-from shoal.kernel import owed
-from shoal.kernel.output import hang_ups_ignored
-from shoal.observe import writing
-from shoal.observe.files import as_disk_error
-from shoal.observe.run_state import RunView
-from shoal.observe.run_views import observe
-from shoal.plan.submissions import PlannedSubmission, lay_out
+from shoal.kernel import hang_ups_ignored, owed
+from shoal.observe import RunView, as_disk_error, observe, writing
+from shoal.plan import PlannedSubmission, lay_out
 from shoal.submit import standing
 from shoal.submit.budget import Gate, admit_everywhere, open_gate, park
 from shoal.submit.finishing import observe_and_finish

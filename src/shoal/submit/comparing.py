@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from shoal.batch.flags import parse_flags
-from shoal.describe.cluster import Cluster
-from shoal.describe.project import Project
-from shoal.describe.run_specs import Asked
+from shoal.batch import parse_flags
+from shoal.describe import Asked, Cluster, Project
 from shoal.errors import InputError
 from shoal.model import Request
-from shoal.plan.durations import earlier_durations
-from shoal.plan.layouts import Comparison, compare, with_lengths, with_starts
-from shoal.plan.pack_options import PackOptions
-from shoal.plan.pack_queue import plan_pack
-from shoal.plan.simulate import even_out
+from shoal.plan import (
+    Comparison,
+    PackOptions,
+    compare,
+    earlier_durations,
+    even_out,
+    plan_pack,
+    with_lengths,
+    with_starts,
+)
 from shoal.submit.starts import expected_starts
 
 

@@ -13,13 +13,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.describe.inputs import output_folders
-from shoal.describe.resuming import VARIABLE, Sources
-from shoal.describe.run_specs import Asked, PlannedRun, with_step
+from shoal.describe import VARIABLE, Asked, PlannedRun, Sources, output_folders, with_step
 from shoal.errors import RefusedError
 from shoal.kernel import checkpoints, layout, resumed
 from shoal.model import ENDED, RunSpec
-from shoal.observe.run_state import RunView
+from shoal.observe import RunView
 
 _EXAMPLE = '["--resume={resume_from}"]'
 #: More runs than this are counted, not named.

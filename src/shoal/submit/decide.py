@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from shoal.errors import InputError
 from shoal.model import LIVE, RunSpec
-from shoal.observe.run_state import RunView
+from shoal.observe import RunView
 
 
 class Decision(NamedTuple):

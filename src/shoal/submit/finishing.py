@@ -12,10 +12,8 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from shoal.kernel import fence, layout, owed, submission
-from shoal.kernel.records import Outcome
-from shoal.observe.reading import RunFiles
-from shoal.observe.run_views import Ask, Observation, observe
+from shoal.kernel import Outcome, fence, layout, owed, submission
+from shoal.observe import Ask, Observation, RunFiles, observe
 
 #: A look at many runs is not to last minutes; the next one does the rest.
 _MAX_AT_ONCE = 20
@@ -74,7 +72,7 @@ def _continue_run(home: str, files: RunFiles, now: float, environ: Mapping[str, 
 
 def _continue_queue(home: str, token: str, found: Observation, now: float, environ: Mapping[str, str]) -> Iterator[str]:
     """Settle follow-up jobs of a pack that nobody acknowledged, and send those that are still owed."""
-    from shoal.job.pack import follow  # only where something is owed: it can submit jobs
+    from shoal.job import follow  # only where something is owed: it can submit jobs
 
     folder, tried_at = layout.submission_dir(home, token), 0.0
     intent = submission.read(home, token)

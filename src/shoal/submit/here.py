@@ -11,12 +11,9 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-from shoal.describe.project import Project
-from shoal.job.launch import family
-from shoal.job.pack.node import CLAIMED
-from shoal.kernel import files, tree
-from shoal.kernel.files import refuse_foreign
-from shoal.kernel.submission import accept_here
+from shoal.describe import Project
+from shoal.job import CLAIMED, family
+from shoal.kernel import accept_here, files, refuse_foreign, tree
 from shoal.submit.transaction import Claimed
 
 

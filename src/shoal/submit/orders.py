@@ -9,32 +9,41 @@ import msgspec
 
 from shoal import secrecy
 from shoal.backends.slurm.facts import largest_array
-from shoal.describe.cluster import Cluster
-from shoal.describe.project import Project
-from shoal.describe.resuming import Sources, empty_note, unknown_note
-from shoal.describe.run_specs import Asked, PlannedRun, refuse_doubles, with_step
-from shoal.describe.stages import Held, arrange, check_graph, parents_of
-from shoal.describe.unread import (
+from shoal.describe import (
+    Asked,
+    Cluster,
+    Held,
+    PlannedRun,
+    Project,
+    Sources,
+    arrange,
     braces_in_values,
+    check_graph,
+    empty_note,
+    parents_of,
+    refuse_doubles,
     swallowed,
     texts_for_bool,
+    unknown_note,
     unread_directives,
     unread_params,
     unread_seeds,
     unread_starts,
+    with_step,
 )
 from shoal.errors import InputError
 from shoal.job import stages
 from shoal.model import ENDED, LIVE, RunSpec
-from shoal.observe.listing import run_names
-from shoal.observe.reading import Reader
-from shoal.observe.run_state import RunView
-from shoal.observe.run_views import observe
-from shoal.plan import packs
-from shoal.plan.containers import check_containers
-from shoal.plan.durations import earlier_durations
-from shoal.plan.pack_options import PackOptions
-from shoal.plan.submissions import LARGEST_ARRAY, PlannedSubmission, lay_out
+from shoal.observe import Reader, RunView, observe, run_names
+from shoal.plan import (
+    LARGEST_ARRAY,
+    PackOptions,
+    PlannedSubmission,
+    check_containers,
+    earlier_durations,
+    lay_out,
+    packs,
+)
 from shoal.submit import continuing
 from shoal.submit.avoiding import FailedNodes
 from shoal.submit.continuing import Continuation
@@ -154,8 +163,10 @@ def prepare(
     if how.snapshot and project.snapshot and submissions:
         notes += _unseen(submissions, project, environ)
     if submissions and not cluster.is_local:
-        from shoal.doctor.before import check_before  # not for a pack on this machine, which should start at once
-        from shoal.doctor.request import refuse_impossible
+        from shoal.doctor import (
+            check_before,  # not for a pack on this machine, which should start at once
+            refuse_impossible,
+        )
 
         if not how.force:
             refuse_impossible([planned.resolved for planned in submissions], environ)

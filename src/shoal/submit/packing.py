@@ -8,16 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.describe.blocks import with_flags
-from shoal.describe.cluster import Cluster
-from shoal.describe.experiment_files import Grown, read_sweeps
-from shoal.describe.project import Project
-from shoal.describe.run_specs import Asked, PlannedRun
+from shoal.describe import Asked, Cluster, Grown, PlannedRun, Project, read_sweeps, with_flags
 from shoal.errors import InputError
 from shoal.model import AS_MEANT, Request
-from shoal.plan.pack_commands import runs_of_file, sweep_of
-from shoal.plan.pack_options import PackOptions
-from shoal.plan.submissions import PlannedSubmission
+from shoal.plan import PackOptions, PlannedSubmission, runs_of_file, sweep_of
 from shoal.submit import standing
 from shoal.submit.carrying import carry_out, keep_names
 from shoal.submit.orders import How, Result, prepare

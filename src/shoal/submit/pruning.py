@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from shoal.describe.experiment_files import Grown
+from shoal.describe import Grown
 from shoal.model import LIVE
-from shoal.observe.listing import run_names
-from shoal.observe.reading import Reader
-from shoal.observe.run_state import RunView
-from shoal.observe.run_views import observe
+from shoal.observe import Reader, RunView, observe, run_names
 
 
 def removed(home: str, grown: Sequence[Grown], described: Collection[str], environ: Mapping[str, str]) -> list[RunView]:

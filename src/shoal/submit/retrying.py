@@ -8,15 +8,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.describe.project import Project
-from shoal.describe.resuming import with_step_of_now
-from shoal.describe.run_specs import Asked, PlannedRun
+from shoal.describe import Asked, PlannedRun, Project, with_step_of_now
 from shoal.errors import InputError
 from shoal.kernel import files, layout, submission
-from shoal.observe import records
-from shoal.observe.reading import Reader
-from shoal.observe.run_state import RunView
-from shoal.observe.run_views import observe
+from shoal.observe import Reader, RunView, observe, records
 from shoal.submit.standing import StandingOrder
 from shoal.units import format_memory, format_slurm_time, parse_duration_s, parse_memory_mb
 

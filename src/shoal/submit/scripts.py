@@ -7,14 +7,10 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from shoal import secrecy
-from shoal.describe.calls import Call
-from shoal.describe.cluster import Cluster
-from shoal.describe.experiment_files import SUFFIXES, Grown, Wish, read_file
-from shoal.describe.project import Project
-from shoal.describe.run_specs import Asked, describe, seeds_in
+from shoal.describe import SUFFIXES, Asked, Call, Cluster, Grown, Project, Wish, describe, read_file, seeds_in
 from shoal.errors import InputError
 from shoal.names import parse_script_path
-from shoal.plan.cluster_choice import choose_cluster
+from shoal.plan import choose_cluster
 from shoal.submit import standing
 from shoal.submit.cancelling import cancel
 from shoal.submit.carrying import carry_out, keep_names, smoke_here
@@ -180,7 +176,7 @@ def tell_secrets(environ: Mapping[str, str], cluster: Cluster, tell: Tell) -> No
     if cluster.is_local:
         return
     _, names = secrecy.split(environ)
-    from shoal.job.environment import read_secrets
+    from shoal.job import read_secrets
 
     missing = [name for name in names if name not in read_secrets(environ) and not name.startswith("SHOAL_")]
     if missing:

@@ -10,10 +10,7 @@ from collections.abc import Container, Sequence
 
 import msgspec
 
-from shoal.describe.cluster import Cluster
-from shoal.describe.project import Project
-from shoal.describe.run_specs import PlannedRun
-from shoal.describe.smoke import Smoke
+from shoal.describe import Cluster, PlannedRun, Project, Smoke
 from shoal.model import RunSpec
 from shoal.names import check_length, stem_without_seed
 from shoal.units import format_slurm_time

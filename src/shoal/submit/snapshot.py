@@ -25,9 +25,8 @@ from typing import NamedTuple
 
 from shoal import secrecy
 from shoal.errors import ShoalError
-from shoal.job.workdir import UPWARD, upward
-from shoal.kernel import layout
-from shoal.kernel.files import is_shared, make_dir, refuse_foreign, replace, to_json
+from shoal.job import UPWARD, upward
+from shoal.kernel import is_shared, layout, make_dir, refuse_foreign, replace, to_json
 
 #: An untracked file larger than this is data, and is linked like what git ignores.
 _LARGEST_UNTRACKED = 5 << 20

@@ -7,19 +7,12 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from shoal.doctor.switching import ASSUMED_EFFICIENCY, Alternative, Running, size_ratio
+from shoal.doctor import ASSUMED_EFFICIENCY, Alternative, Running, size_ratio
 from shoal.errors import InputError
-from shoal.kernel import checkpoints
+from shoal.kernel import Progress, checkpoints
 from shoal.kernel import progress as kernel_progress
-from shoal.kernel.progress import Progress
 from shoal.model import RunSpec, start_alike
-from shoal.observe.listing import run_names
-from shoal.observe.output import output_of
-from shoal.observe.pace import START_UP, pace_of, since
-from shoal.observe.reading import Reader, RunFiles
-from shoal.observe.records import Asked
-from shoal.observe.run_state import RunView
-from shoal.observe.run_views import observe
+from shoal.observe import START_UP, Asked, Reader, RunFiles, RunView, observe, output_of, pace_of, run_names, since
 from shoal.units import format_duration, plural
 
 #: Runs of an experiment that are looked at for one that did the same on other GPUs.

@@ -17,17 +17,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from shoal.describe.run_specs import Asked
+from shoal.describe import Asked
 from shoal.errors import InputError
-from shoal.kernel import files, layout, process
+from shoal.kernel import OrderRecord, files, layout, process
 from shoal.kernel import records as kernel
-from shoal.kernel.records import OrderRecord
 from shoal.names import new_token
-from shoal.observe import records
-from shoal.observe.reading import Reader
-from shoal.observe.records import Claim
-from shoal.observe.run_state import RunView
-from shoal.observe.run_views import observe
+from shoal.observe import Claim, Reader, RunView, observe, records
 from shoal.submit.orders import Result
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)

@@ -7,13 +7,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from shoal.backends.slurm.commands import run
-from shoal.batch.flags import SbatchFlags
-from shoal.describe.cluster import Cluster
-from shoal.describe.project import Project
+from shoal.batch import SbatchFlags
+from shoal.describe import Cluster, Project
 from shoal.errors import InputError, SchedulerError
 from shoal.model import Request
-from shoal.plan.layouts import ShapeCost, over_nodes
-from shoal.plan.sbatch_options import resolve
+from shoal.plan import ShapeCost, over_nodes, resolve
 from shoal.units import format_slurm_time
 
 _STARTS = re.compile(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")

@@ -17,21 +17,13 @@ import msgspec
 
 from shoal import __version__, secrecy
 from shoal.backends.slurm.facts import cluster_name
-from shoal.describe.project import Project
-from shoal.describe.run_specs import PlannedRun
-from shoal.job import admission, packages, stages
-from shoal.job.shipping import ship
-from shoal.kernel import files, process, records, submission
-from shoal.kernel.failpoints import reach
-from shoal.kernel.files import names_in
-from shoal.kernel.records import Provenance
-from shoal.kernel.slurm import clean_environ
+from shoal.describe import PlannedRun, Project
+from shoal.job import admission, packages, ship, stages
+from shoal.kernel import Provenance, clean_environ, files, names_in, process, reach, records, submission
 from shoal.model import RunSpec
 from shoal.names import new_token, slug, tracker_id
-from shoal.observe import writing
-from shoal.observe.records import Asked, Claim, Outcome, Submission
-from shoal.observe.run_state import RunView
-from shoal.plan.submissions import PlannedSubmission, log_root, name_of, own_options, script_text
+from shoal.observe import Asked, Claim, Outcome, RunView, Submission, writing
+from shoal.plan import PlannedSubmission, log_root, name_of, own_options, script_text
 from shoal.submit.snapshot import Code
 
 #: What a step may say after a run was described, for its later attempts.

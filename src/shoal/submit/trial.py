@@ -11,22 +11,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.batch.flags import parse_flags
-from shoal.describe.cluster import Cluster
-from shoal.describe.project import Project
-from shoal.describe.run_specs import Asked, PlannedRun
-from shoal.doctor.switching import Advice, Alternative, advise, batch_notes, size_ratio
+from shoal.batch import parse_flags
+from shoal.describe import Asked, Cluster, PlannedRun, Project
+from shoal.doctor import Advice, Alternative, advise, batch_notes, size_ratio
 from shoal.errors import InputError, RefusedError
-from shoal.kernel.progress import Progress
+from shoal.kernel import Progress
 from shoal.model import LIVE, Request, RunSpec
 from shoal.names import check_length
-from shoal.observe.output import words_of
-from shoal.observe.reading import Reader, RunFiles
-from shoal.observe.records import Asked as Requested
-from shoal.observe.records import Submission
-from shoal.observe.run_state import RunView
-from shoal.observe.run_views import observe
-from shoal.plan.cluster_choice import named_cluster
+from shoal.observe import Asked as Requested
+from shoal.observe import Reader, RunFiles, RunView, Submission, observe, words_of
+from shoal.plan import named_cluster
 from shoal.submit import standing
 from shoal.submit.carrying import carry_out
 from shoal.submit.orders import Order, Result, prepare

@@ -8,8 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from shoal.errors import InputError, ShoalError
-from shoal.observe.reading import Reader
-from shoal.observe.run_views import observe
+from shoal.observe import Reader, observe
 
 _SHOAL = (sys.executable, "-c", "import sys; from shoal.cli import main; sys.exit(main())")
 #: What a retry may ask for more of -> flags of `shoal retry`.

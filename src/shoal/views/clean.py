@@ -6,8 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from shoal.cleanup.backup import Moved, read_manifest
-from shoal.cleanup.leftovers import Item
+from shoal.cleanup import Item, Moved, read_manifest
 from shoal.views.render import print_json, print_table
 
 

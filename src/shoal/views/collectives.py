@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shoal.kernel.files import names_in
-from shoal.observe.run_state import RunView
+from shoal.kernel import names_in
+from shoal.observe import RunView
 from shoal.units import listed
 from shoal.views.faults import logs_of
 from shoal.views.tail import last_text

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from shoal.describe.columns import Said
+from shoal.describe import Said
 from shoal.errors import InputError
-from shoal.kernel.causes import SELF_EVIDENT, WORDS
-from shoal.observe.run_state import RunView
+from shoal.kernel import SELF_EVIDENT, WORDS
+from shoal.observe import RunView
 from shoal.units import format_duration
 from shoal.views.details import Details
 from shoal.views.reasons import explain

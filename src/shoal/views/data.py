@@ -12,13 +12,7 @@ from shoal.units import bytes_words, format_duration
 from shoal.views.render import print_json, print_table
 
 if TYPE_CHECKING:
-    from shoal.data.advising import Advice, Delivery
-    from shoal.data.benching import Bench
-    from shoal.data.checking import Verified
-    from shoal.data.estimating import Estimate
-    from shoal.data.packing import Packed
-    from shoal.data.scan import Scan
-    from shoal.data.unpacking import Unpacked
+    from shoal.data import Advice, Bench, Delivery, Estimate, Packed, Scan, Unpacked, Verified
 from collections.abc import Sequence
 from html import escape
 

@@ -6,13 +6,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.kernel import layout, resumed
-from shoal.kernel.causes import Cause
-from shoal.kernel.progress import Progress, read
-from shoal.observe import records
-from shoal.observe.output import find_output
-from shoal.observe.pace import left_s
-from shoal.observe.run_state import RunView
+from shoal.kernel import Cause, Progress, layout, read, resumed
+from shoal.observe import RunView, find_output, left_s, records
 from shoal.views import usage
 from shoal.views.faults import Fault, look, words_of
 from shoal.views.render import BAD_STATES

@@ -9,10 +9,7 @@ from typing import Any
 
 import msgspec
 
-from shoal.doctor.check import Examined, as_record
-from shoal.doctor.cluster import ClusterFacts
-from shoal.doctor.explain import Explained, table
-from shoal.doctor.finding import ORDER, Finding
+from shoal.doctor import ORDER, ClusterFacts, Examined, Explained, Finding, as_record, table
 from shoal.views.render import plain, print_json
 
 _COLOUR = {"error": "31", "warning": "33", "hint": "36"}

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from shoal.kernel import layout
-from shoal.kernel.files import names_in
-from shoal.observe.records import DamagedRecord, read_start
+from shoal.kernel import layout, names_in
+from shoal.observe import DamagedRecord, read_start
 
 
 def events(home: str, name: str) -> list[dict[str, Any]]:

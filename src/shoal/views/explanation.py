@@ -8,10 +8,7 @@ import msgspec
 
 from shoal.kernel import layout
 from shoal.model import LIVE
-from shoal.observe import records
-from shoal.observe.reading import Reader, RunFiles
-from shoal.observe.records import End, Verdict
-from shoal.observe.run_state import RunView, fold_attempt
+from shoal.observe import End, Reader, RunFiles, RunView, Verdict, fold_attempt, records
 from shoal.units import format_duration
 from shoal.views.faults import look, words_of
 

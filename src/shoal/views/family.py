@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shoal.kernel.causes import signature
+from shoal.kernel import signature
 from shoal.model import STATES
-from shoal.observe.run_state import RunView
+from shoal.observe import RunView
 
 #: Up to this many runs of a kind are shown one by one.
 FOLD_ABOVE = 8

@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from shoal.kernel import layout
-from shoal.kernel.causes import (
+from shoal.kernel import (
     KIND_OF_STATE,
     SELF_EVIDENT,
     WORDS,
@@ -16,10 +15,10 @@ from shoal.kernel.causes import (
     find_cause,
     is_consequence,
     last_line,
+    layout,
     signature,
 )
-from shoal.observe.run_state import RunView
-from shoal.observe.run_views import observe
+from shoal.observe import RunView, observe
 from shoal.units import listed, plural
 from shoal.views.log_parts import parts
 from shoal.views.logs import slurm_files

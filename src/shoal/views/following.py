@@ -6,11 +6,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from shoal.kernel import layout
-from shoal.kernel.files import names_in
+from shoal.kernel import layout, names_in
 from shoal.model import LIVE
-from shoal.observe.run_views import observe
-from shoal.submit.finishing import observe_and_finish
+from shoal.observe import observe
+from shoal.submit import observe_and_finish
 from shoal.units import listed
 from shoal.views.faults import ending
 from shoal.views.logs import Form, Source, find_parts, prefix_of, with_prefix

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 
 from shoal.model import LIVE
-from shoal.observe.run_state import RunView
+from shoal.observe import RunView
 from shoal.views.family import family_key
 
 

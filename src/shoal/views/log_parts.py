@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from shoal.kernel import layout
-from shoal.kernel.files import names_in
+from shoal.kernel import layout, names_in
 from shoal.views.tail import has_bytes
 
 _NAME = re.compile(

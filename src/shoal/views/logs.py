@@ -12,10 +12,8 @@ from collections.abc import Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 from shoal.errors import InputError
-from shoal.kernel import layout
-from shoal.kernel.files import names_in
-from shoal.observe import records
-from shoal.observe.reading import Reader
+from shoal.kernel import layout, names_in
+from shoal.observe import Reader, records
 from shoal.views.log_parts import Pick, has_label, parts, picked
 from shoal.views.render import plain, print_json
 from shoal.views.screen import Screen

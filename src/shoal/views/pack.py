@@ -11,13 +11,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from shoal.kernel.files import replace
+from shoal.kernel import replace
 from shoal.model import AS_MEANT
-from shoal.observe.run_views import observe
-from shoal.plan.pack_order import Job
-from shoal.plan.simulate import lower_bound
-from shoal.submit.orders import Result
-from shoal.submit.packing import Packed
+from shoal.observe import observe
+from shoal.plan import Job, lower_bound
+from shoal.submit import Packed, Result
 from shoal.units import plural
 from shoal.views.faults import look, words_of
 from shoal.views.png import as_png

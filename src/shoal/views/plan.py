@@ -7,14 +7,11 @@ from typing import Any
 
 import msgspec
 
-from shoal.describe.cluster import Cluster
-from shoal.describe.project import Project
-from shoal.describe.run_specs import Asked, with_step
+from shoal.describe import Asked, Cluster, Project, with_step
 from shoal.model import Request, RunSpec
-from shoal.observe.run_state import RunView
-from shoal.plan.cost import gpu_hours, makespan_s
-from shoal.plan.submissions import PlannedSubmission, script_text
-from shoal.submit.orders import Order
+from shoal.observe import RunView
+from shoal.plan import PlannedSubmission, gpu_hours, makespan_s, script_text
+from shoal.submit import Order
 from shoal.units import format_duration, hours_words, plural
 from shoal.views.render import print_json, print_table
 

@@ -16,9 +16,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from shoal.backends.slurm.query import Snapshot, by_token, squeue
-from shoal.kernel.files import make_dir, replace
-from shoal.kernel.slurm import QUERY_TIMEOUT_S
-from shoal.kernel.slurm_text import JobRow
+from shoal.kernel import QUERY_TIMEOUT_S, JobRow, make_dir, replace
 
 #: Seconds between two questions to the controller by all watchers together, and the most after failures.
 INTERVAL_S = 10.0

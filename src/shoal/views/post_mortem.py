@@ -6,11 +6,9 @@ import re
 import shlex
 from typing import NamedTuple
 
-from shoal.kernel import checkpoints
-from shoal.kernel.causes import KIND_OF_STATE, WORDS
+from shoal.kernel import KIND_OF_STATE, WORDS, checkpoints
 from shoal.model import RunSpec
-from shoal.observe.records import Asked
-from shoal.observe.run_state import RunView
+from shoal.observe import Asked, RunView
 from shoal.units import format_memory, format_slurm_time, memory_words
 from shoal.views import collectives, usage
 from shoal.views.explanation import Explanation, lasted, start_again

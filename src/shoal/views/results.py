@@ -8,17 +8,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shoal.describe.run_names import read_naming
-from shoal.job.environment import text_of
-from shoal.kernel.progress import read_metrics
+from shoal.describe import read_naming
+from shoal.job import text_of
+from shoal.kernel import read_metrics
 from shoal.model import RunSpec
 from shoal.names import stem_without_seed
-from shoal.observe.output import output_of
-from shoal.observe.reading import Reader
-from shoal.observe.results import Group, Results, RunResult, Statistic
-from shoal.observe.run_state import RunView
-from shoal.observe.run_views import observe
-from shoal.observe.writing import in_parallel
+from shoal.observe import Group, Reader, Results, RunResult, RunView, Statistic, in_parallel, observe, output_of
 from shoal.units import plural
 from shoal.views.render import plain, print_json, print_table
 from shoal.views.screen import Screen

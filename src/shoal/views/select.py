@@ -7,12 +7,11 @@ import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
-from shoal.describe.inputs import find_run
+from shoal.describe import find_run
 from shoal.errors import InputError
 from shoal.kernel import layout
 from shoal.model import ENDED, LIVE, STATES
-from shoal.observe.listing import run_names
-from shoal.observe.run_state import RunView
+from shoal.observe import RunView, run_names
 from shoal.units import plural
 
 _NUMBERS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*", re.ASCII)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal.plan.layouts import ARRAY, EACH, Comparison, ShapeCost, over_nodes
+from shoal.plan import ARRAY, EACH, Comparison, ShapeCost, over_nodes
 from shoal.units import format_duration, hours_words
 from shoal.views.render import print_json, print_table
 

@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from shoal.describe.columns import Said
-from shoal.kernel.causes import exit_words
+from shoal.describe import Said
+from shoal.kernel import exit_words
 from shoal.model import LIVE
-from shoal.observe.run_state import RunView
-from shoal.observe.run_views import Ask
-from shoal.submit.finishing import observe_and_finish
+from shoal.observe import Ask, RunView
+from shoal.submit import observe_and_finish
 from shoal.units import format_duration, parse_duration_s, plural
 from shoal.views.columns import Cell, Column, choose, fit_columns, iso
 from shoal.views.details import MOST_LOGS, Details, details_of, with_cause

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 from shoal.errors import InterruptError
 
 if TYPE_CHECKING:
-    from shoal.describe.cluster import Cluster
-    from shoal.observe.run_state import RunView
-    from shoal.submit.continuing import Continuation
-    from shoal.submit.orders import Order, Result
+    from shoal.describe import Cluster
+    from shoal.observe import RunView
+    from shoal.submit import Continuation, Order, Result
 
 #: A sweep of a thousand runs is a number, not a thousand lines.
 _MAX_LINES = 20
@@ -37,7 +36,7 @@ class SubmitPrinter:
         self._guard = contextlib.ExitStack()
 
     def __enter__(self) -> SubmitPrinter:
-        from shoal.kernel.output import unbroken
+        from shoal.kernel import unbroken
         from shoal.views.progress import Bar
 
         self._guard.enter_context(unbroken())
@@ -116,7 +115,7 @@ class SubmitPrinter:
         """On a terminal: whether a program that may start over is given its checkpoint all the same."""
         if not self.ask:
             return False
-        from shoal.submit.continuing import why_unknown
+        from shoal.submit import why_unknown
         from shoal.views.question import agreed
 
         print(f"{found[0].name} may start over: {why_unknown(found[0])}")
@@ -134,9 +133,8 @@ class SubmitPrinter:
         """Runs on this machine are through: [notify] may want to know; jobs on Slurm tell by themselves."""
         ran = {name.split("/")[0]: name for name, result in self.results.items() if result["did"] == "ran"}
         if ran:
-            from shoal.describe.locate import home_here
-            from shoal.job import notices
-            from shoal.job.environment import read_secrets
+            from shoal.describe import home_here
+            from shoal.job import notices, read_secrets
 
             for name in ran.values():
                 notices.after_end(home_here(), name, {**os.environ, **read_secrets(os.environ)})
@@ -146,8 +144,8 @@ class SubmitPrinter:
         ran = [name for name, result in self.results.items() if result["did"] == "ran"]
         bad = [name for name in ran if self.results[name]["state"] not in ("done", "cancelled")]
         if bad:
-            from shoal.describe.locate import home_here
-            from shoal.observe.run_views import observe
+            from shoal.describe import home_here
+            from shoal.observe import observe
             from shoal.views import faults
 
             views = list(observe(home_here(), bad).views.values())

@@ -7,9 +7,8 @@ from typing import Any
 
 import msgspec
 
-from shoal.observe.run_state import RunView
-from shoal.submit.orders import Result
-from shoal.submit.trial import Comparison
+from shoal.observe import RunView
+from shoal.submit import Comparison, Result
 from shoal.units import format_duration, plural
 from shoal.views.render import plain, print_json
 

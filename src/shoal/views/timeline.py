@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from shoal.kernel import layout
-from shoal.kernel.files import names_in
-from shoal.observe import records
-from shoal.observe.records import DamagedRecord
+from shoal.kernel import layout, names_in
+from shoal.observe import DamagedRecord, records
 from shoal.units import natural
 
 

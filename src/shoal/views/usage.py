@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.kernel import layout
-from shoal.kernel.files import names_in
+from shoal.kernel import layout, names_in
 
 #: GPUs that have done nothing for this long are pointed out.
 IDLE_ALARM_S = 600.0

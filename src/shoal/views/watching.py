@@ -13,12 +13,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from shoal.describe.columns import Said
+from shoal.describe import Said
 from shoal.model import AS_MEANT, ENDED, LIVE
-from shoal.observe.run_state import RunView
-from shoal.observe.run_views import observe
-from shoal.submit.finishing import observe_and_finish
-from shoal.submit.orders import Result
+from shoal.observe import RunView, observe
+from shoal.submit import Result, observe_and_finish
 from shoal.views import logs, status
 from shoal.views.columns import iso
 from shoal.views.details import progress_of

@@ -8,14 +8,10 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from shoal.job import nodes
-from shoal.job.trial import trials_of
+from shoal.job import nodes, trials_of
 from shoal.kernel import layout
 from shoal.model import ENDED, LIVE
-from shoal.observe.reading import Reader
-from shoal.observe.records import Asked
-from shoal.observe.run_state import RunView
-from shoal.observe.run_views import Observation, observe
+from shoal.observe import Asked, Observation, Reader, RunView, observe
 from shoal.units import format_duration, format_slurm_time, memory_words, plural
 from shoal.views import estimate, usage
 from shoal.views.details import details_of, restart_of

@@ -14,8 +14,7 @@ from pathlib import Path
 import msgspec
 
 from shoal.backends.slurm.commands import run
-from shoal.describe.cluster import LOCAL
-from shoal.describe.scaffold import Draft
+from shoal.describe import LOCAL, Draft
 from shoal.errors import InputError, SchedulerError
 from shoal.units import format_memory, format_slurm_time, parse_slurm_time_s
 

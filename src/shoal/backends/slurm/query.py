@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from shoal.backends.slurm.commands import checked
 from shoal.errors import SchedulerError
-from shoal.kernel import slurm
-from shoal.kernel.slurm_text import JobRow
+from shoal.kernel import JobRow, slurm
 from shoal.names import token_of_job
 
 #: (token, array index or None) -> its rows, the newest last.

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from shoal.batch.directives import is_template
-from shoal.batch.flags import known_options
-from shoal.batch.text import SLURM_MOST_BYTES
+from shoal.batch import SLURM_MOST_BYTES, is_template, known_options
 from shoal.doctor.finding import Edit, Facts, Hit, rule
 
 _PATHS = ("output", "error", "chdir", "input")

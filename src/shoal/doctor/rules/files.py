@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 
-from shoal.batch.flags import known_options, short_names
+from shoal.batch import known_options, short_names
 from shoal.doctor.finding import Facts, Hit, rule
 
 _LOUD = frozenset({"gres", "partition", "account", "qos", "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from shoal.batch.shell_commands import Command
+from shoal.batch import Command
 from shoal.doctor.finding import Edit, Facts, Hit, rule
 from shoal.doctor.rules.common import lightning, step_tasks_per_node
 from shoal.doctor.script import Script

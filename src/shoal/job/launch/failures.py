@@ -6,7 +6,7 @@ import os
 import re
 from typing import List, NamedTuple, Optional
 
-from ...kernel.causes import find_cause
+from ...kernel import find_cause
 from . import family
 
 _TAIL_BYTES = 256 * 1024

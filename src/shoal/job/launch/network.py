@@ -11,7 +11,7 @@ import socket
 import struct
 from typing import List, Mapping, Optional, Tuple
 
-from ...kernel.process import node_name
+from ...kernel import node_name
 from .geometry import PORT_BASE, PORT_COUNT
 
 _SIOCGIFADDR = 0x8915

@@ -9,7 +9,7 @@ import shutil
 import sys
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ...kernel.process import node_name
+from ...kernel import node_name
 from . import allocation, container
 from .geometry import DEFAULTS, GeometryError, compute, describe, to_record
 from .unit import write

@@ -101,7 +101,7 @@ def check(unit: Unit, env: Dict[str, str]) -> Optional[str]:
         )
     seen = visible_gpus(env)
     if unit.gpus and seen is not None and len(seen) < unit.gpus:
-        from ...kernel.process import node_name  # here: every rank starts with this module
+        from ...kernel import node_name  # here: every rank starts with this module
 
         return "rank %s on %s sees %d GPU%s (%s), and the run asked for %d on each node" % (
             env["RANK"],

@@ -75,7 +75,7 @@ class Unit(NamedTuple):
         """What the container needs and this node does not have, in words."""
         for path in self.needs:
             if not os.path.exists(path):
-                from ...kernel.process import node_name
+                from ...kernel import node_name
 
                 return "there is no %s on %s, and the container needs it" % (path, node_name())
         return None

@@ -3,8 +3,7 @@
 import os
 from typing import Any, Dict, Mapping, NamedTuple, Optional
 
-from ...kernel import fence, files, layout, lease, process, slurm
-from ...kernel.records import Allocation, End, Start
+from ...kernel import Allocation, End, Start, fence, files, layout, lease, process, slurm
 
 
 class Standing(NamedTuple):

@@ -12,8 +12,7 @@ import threading
 import time
 from typing import Callable, Dict, List, Optional
 
-from ...kernel import fence, files, guard
-from ...kernel.records import End
+from ...kernel import End, fence, files, guard
 from .. import children, notices
 from ..environment import read_secrets
 from ..executor import Executor

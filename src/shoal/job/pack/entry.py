@@ -12,8 +12,7 @@ import signal
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ...kernel import fence, files, guard, process, records
-from ...kernel.records import Allocation
+from ...kernel import Allocation, fence, files, guard, process, records
 from .. import attempt, by_hand, survival
 from ..children import ColdStarter, StarterFailed
 from ..launch import container, family

@@ -8,8 +8,7 @@ import os
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ...kernel import files, records, slurm, submission
-from ...kernel.records import Allocation, Outcome
+from ...kernel import Allocation, Outcome, files, records, slurm, submission
 from .. import nodes, stages
 
 

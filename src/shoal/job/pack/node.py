@@ -3,8 +3,7 @@
 import os
 from typing import Dict, List, Mapping, NamedTuple, Optional
 
-from ...kernel import layout
-from ...kernel.records import Allocation, Held
+from ...kernel import Allocation, Held, layout
 from . import machine
 from .books import WHOLE, Assignment
 from .sharing import Sharing

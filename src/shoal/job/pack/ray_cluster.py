@@ -18,7 +18,7 @@ import threading
 import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from ...kernel.process import node_name, own_program
+from ...kernel import node_name, own_program
 from ..children import StarterFailed
 from ..launch import allocation, family, network
 from . import machine

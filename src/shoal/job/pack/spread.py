@@ -7,9 +7,7 @@ import sys
 import time
 from typing import Callable, List, Mapping, Sequence
 
-from ...kernel import slurm
-from ...kernel.process import own_program
-from ...kernel.records import Allocation
+from ...kernel import Allocation, own_program, slurm
 from .. import preempted
 from ..launch import allocation, family
 from . import machine

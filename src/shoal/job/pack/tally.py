@@ -2,7 +2,7 @@
 
 from typing import Callable
 
-from ...kernel.records import End
+from ...kernel import End
 
 
 class Tally:

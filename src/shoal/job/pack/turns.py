@@ -7,8 +7,7 @@ import math
 import time
 from typing import Any, Callable, Mapping, NamedTuple, Optional
 
-from ...kernel.fence import INTERRUPTED
-from ...kernel.records import End, Held
+from ...kernel import INTERRUPTED, End, Held
 from .. import attempt
 from ..survival import GOES_ON
 from . import claims

@@ -15,7 +15,7 @@ import socket
 import subprocess
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ...kernel.process import own_program
+from ...kernel import own_program
 from ..children import Child, ColdStarter, Program, Starter
 
 _PYTHON = re.compile(r"(?:.*/)?python(?:\d(?:\.\d+)?)?\Z")

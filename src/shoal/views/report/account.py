@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from shoal.kernel.causes import WORDS
+from shoal.kernel import WORDS
 from shoal.views.report.history import RunHistory, Try
 
 

@@ -6,16 +6,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from shoal.job.environment import text_of
-from shoal.kernel.causes import WORDS
-from shoal.kernel.progress import read_metrics
-from shoal.kernel.records import fields_of
+from shoal.job import text_of
+from shoal.kernel import WORDS, fields_of, read_metrics
 from shoal.model import RunSpec
-from shoal.observe.output import output_of
-from shoal.observe.reading import Reader
-from shoal.observe.results import Group, Statistic, tabulate
-from shoal.observe.run_views import Ask, observe
-from shoal.observe.writing import in_parallel
+from shoal.observe import Ask, Group, Reader, Statistic, in_parallel, observe, output_of, tabulate
 from shoal.units import plural
 from shoal.views.columns import iso
 from shoal.views.details import Details, details_of, with_cause

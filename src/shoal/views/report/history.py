@@ -6,13 +6,9 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from shoal.kernel import layout
-from shoal.kernel.files import names_in
+from shoal.kernel import layout, names_in
 from shoal.model import RunSpec
-from shoal.observe import records
-from shoal.observe.reading import Reader
-from shoal.observe.records import Asked, Claim, DamagedRecord, End, Held
-from shoal.observe.run_state import RunView
+from shoal.observe import Asked, Claim, DamagedRecord, End, Held, Reader, RunView, records
 from shoal.views import usage
 from shoal.views.usage import Usage
 

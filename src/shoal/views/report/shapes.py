@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shoal.job.pack.books import WHOLE
-from shoal.plan.layouts import ShapeCost, compare
-from shoal.plan.pack_order import Job
+from shoal.job import WHOLE
+from shoal.plan import Job, ShapeCost, compare
 from shoal.units import format_duration
 from shoal.views.report.history import Try
 

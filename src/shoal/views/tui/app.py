@@ -16,7 +16,7 @@ from textual.widgets import Footer, Input, RichLog, Static
 from shoal.errors import ShoalError
 from shoal.kernel import layout
 from shoal.model import LIVE
-from shoal.observe.run_state import RunView
+from shoal.observe import RunView
 from shoal.views import actions, logs, status
 from shoal.views.details import Details
 from shoal.views.polling import SharedSlurm

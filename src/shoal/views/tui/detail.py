@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import time
 
-from shoal.kernel.progress import read_metrics, read_series
-from shoal.observe.output import find_output
-from shoal.observe.reading import Reader
-from shoal.observe.records import DamagedRecord
-from shoal.observe.run_state import RunView
+from shoal.kernel import read_metrics, read_series
+from shoal.observe import DamagedRecord, Reader, RunView, find_output
 from shoal.units import format_duration
 from shoal.views import usage
 from shoal.views.details import Details

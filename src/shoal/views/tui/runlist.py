@@ -14,7 +14,7 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from shoal.observe.run_state import RunView
+from shoal.observe import RunView
 from shoal.views.family import Family, families, tally
 from shoal.views.render import fit, fit_end, plain, state_code, state_word
 

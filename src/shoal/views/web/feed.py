@@ -16,14 +16,8 @@ from typing import Any
 import msgspec
 
 from shoal.errors import InputError
-from shoal.kernel import layout
-from shoal.kernel.causes import strip_escapes
-from shoal.kernel.files import names_in
-from shoal.kernel.progress import read_series
-from shoal.observe.output import find_output
-from shoal.observe.reading import Reader
-from shoal.observe.records import DamagedRecord
-from shoal.observe.run_views import Ask
+from shoal.kernel import layout, names_in, read_series, strip_escapes
+from shoal.observe import Ask, DamagedRecord, Reader, find_output
 from shoal.views import logs, status, usage, why
 from shoal.views.events import events
 from shoal.views.log_parts import first_telling, parts
