@@ -1,0 +1,264 @@
+"""Imports flow one way and through a package's `__init__`; jobs need the standard library only; tables are complete."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import shoal
+from shoal.cli import COMMANDS
+
+SRC = Path(shoal.__file__).parent
+SHIPPED = sorted([*(SRC / "job").rglob("*.py"), *(SRC / "kernel").rglob("*.py")])
+#: From the ground upwards: a package or module may import from those before it, never from those after it, also not
+#: inside a function.
+ORDER = (
+    "errors",
+    "kernel",
+    "job",
+    "units",
+    "model",
+    "names",
+    "secrecy",
+    "batch",
+    "backends",
+    "observe",
+    "describe",
+    "plan",
+    "doctor",
+    "submit",
+    "data",
+    "cleanup",
+    "sandbox",
+    "demo",
+    "views",
+    "api",
+    "cli",
+    "__main__",
+)
+#: What code in jobs imports inside a function, with a sentence for people who do not have it.
+OPTIONAL = {"job/pack/ray_starter.py": ("ray",), "job/checksum.py": ("isal.isal_zlib",)}
+#: Exported for users and tests, not for other packages.
+PUBLIC = {"data", "sandbox"}
+_COMMAND_NAMES = [name for group in COMMANDS.values() for name in group]
+
+
+def _modules() -> dict[str, Path]:
+    """Every module of ours by its dotted name without "shoal."; packages by their own name."""
+    paths = (path for path in SRC.rglob("*.py") if not {"project", "probe"} & set(path.relative_to(SRC).parts))
+    return {".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
+
+
+MODULES = _modules()
+PACKAGES = {
+    name for name, path in MODULES.items() if path.name == "__init__.py" and "." not in name and name != "__init__"
+}
+
+
+@cache
+def _imports(path: Path) -> list[tuple[str, str | None, bool]]:
+    """(module, name or None, whether it is imported when the file is) for everything that a file imports.
+
+    Modules of ours are named without "shoal."; relative imports are resolved.
+    """
+    tree = ast.parse(path.read_text("utf-8"))
+    late = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
+        for inner in ast.walk(node)
+    }
+    found: list[tuple[str, str | None, bool]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, None, node not in late) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            outer = path.relative_to(SRC).parts[: -node.level] if node.level else ()
+            module = ".".join([*(["shoal"] if node.level else []), *outer, *([node.module] if node.module else [])])
+            found += [(module, alias.name, node not in late) for alias in node.names]
+    return found
+
+
+def _ours(path: Path) -> list[tuple[str, str]]:
+    """(module of ours without "shoal.", name) for what a file imports from us."""
+    return [
+        (module.removeprefix("shoal").lstrip("."), name or "")
+        for module, name, _ in _imports(path)
+        if module.partition(".")[0] == "shoal"
+    ]
+
+
+def _top(module: str, name: str) -> str:
+    return (module or name).partition(".")[0]
+
+
+def test_every_package_and_module_has_its_place_in_the_order() -> None:
+    assert {name for name in MODULES if "." not in name} - {"__init__"} == set(ORDER)
+
+
+def test_imports_flow_one_way() -> None:
+    wrong = [
+        f"{name} imports {imported}"
+        for name, path in MODULES.items()
+        if name != "__init__"
+        for imported in _ours(path)
+        if _top(*imported) in ORDER[ORDER.index(name.partition(".")[0]) + 1 :]
+    ]
+    assert wrong == []
+
+
+def test_nobody_imports_past_the_init_of_another_package() -> None:
+    past = [
+        f"{name}: from shoal.{module} import {imported}"
+        for name, path in MODULES.items()
+        for module, imported in _ours(path)
+        if "." in module and _top(module, imported) in PACKAGES - {name.partition(".")[0]}
+    ]
+    assert past == [], "export it in the package's __init__"
+
+
+def _exports(package: str) -> dict[str, str]:
+    """What an `__init__` lists, and the module where that is."""
+    tree = ast.parse(MODULES[package].read_text("utf-8"))
+    blocks = [node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+    return {
+        alias.name: (node.module or "").removeprefix(f"shoal.{package}").lstrip(".")
+        for block in blocks
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGES))
+def test_what_a_package_exports_is_there_and_used(package: str) -> None:
+    exports = _exports(package)
+    loaded = import_module(f"shoal.{package}")
+    for name in exports:
+        assert getattr(loaded, name, None) is not None, f"shoal.{package} exports {name}, which does not exist"
+    shadowed = {name for name, home in exports.items() if home and f"{package}.{name}" in MODULES}
+    assert shadowed == set(), "a name that is also a module of the package means whichever was imported last"
+    used = {
+        imported
+        for name, path in MODULES.items()
+        if name.partition(".")[0] != package
+        for module, imported in _ours(path)
+        if module == package
+    }
+    assert package in PUBLIC or set(exports) - used == set(), "nobody outside of the package uses these"
+
+
+def test_no_class_name_occurs_twice() -> None:
+    seen: dict[str, list[str]] = {}
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                seen.setdefault(node.name, []).append(name)
+    assert {name: homes for name, homes in seen.items() if len(homes) > 1} == {}
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(SRC)))
+def test_what_runs_in_jobs_is_standard_library_and_python_3_8(path: Path) -> None:
+    ast.parse(path.read_text("utf-8"), feature_version=(3, 8))
+    for module, name, at_top in _imports(path):
+        if not at_top and module in OPTIONAL.get(str(path.relative_to(SRC)), ()):
+            continue
+        ours = _top(module.removeprefix("shoal").lstrip("."), name or "") in ("kernel", "job")
+        assert ours or module.split(".")[0] in sys.stdlib_module_names, f"{path.name} imports {module}"
+
+
+@pytest.mark.parametrize("name", _COMMAND_NAMES)
+def test_every_command_of_the_table_is_a_module_with_a_page_of_help(name: str) -> None:
+    module = import_module(f"shoal.cli.{name}")
+    assert module.__doc__ and f"shoal {name}" in module.__doc__, "its docstring, which is its help, shows an example"
+    parser = argparse.ArgumentParser(prog=f"shoal {name}")
+    module.configure(parser)
+    assert parser.format_help() and callable(module.run)
+
+
+def test_every_command_module_is_in_the_table() -> None:
+    modules = {
+        path.stem for path in (SRC / "cli").glob("*.py") if "def configure" in path.read_text() and path.stem[0] != "_"
+    }
+    modules |= {path.parent.name for path in (SRC / "cli").glob("*/__init__.py") if "def configure" in path.read_text()}
+    assert {name for name in modules if _is_command(name)} <= set(_COMMAND_NAMES)
+
+
+def _is_command(name: str) -> bool:
+    return hasattr(import_module(f"shoal.cli.{name}"), "run")
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = [
+        str(path.relative_to(SRC))
+        for path in SRC.rglob("*.py")
+        if path.read_text().strip() and ast.get_docstring(ast.parse(path.read_text("utf-8"))) is None
+    ]
+    assert silent == []
+
+
+def test_every_benchmark_runs_by_its_own_name() -> None:
+    """`python -m benchmarks.data.reading` printed nothing: it had a main that nobody called."""
+    silent = [
+        str(path)
+        for path in (SRC.parents[1] / "benchmarks").rglob("*.py")
+        if path.name != "__init__.py"
+        and "\ndef main(" in path.read_text("utf-8")
+        and 'if __name__ == "__main__":' not in path.read_text("utf-8")
+    ]
+    assert silent == []
+
+
+def test_nothing_runs_text_through_a_shell_or_trusts_pickles() -> None:
+    banned = {"os.system", "pickle.load", "pickle.loads", "yaml.load", "tempfile.mktemp", "eval", "os.popen"}
+    found = []
+    for path in SRC.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call):
+                if ast.unparse(node.func) in banned:
+                    found.append(f"{path.relative_to(SRC)}:{node.lineno} {ast.unparse(node.func)}")
+                if any(word.arg == "shell" and ast.unparse(word.value) != "False" for word in node.keywords):
+                    found.append(f"{path.relative_to(SRC)}:{node.lineno} shell=")
+    assert found == []
+
+
+def test_only_the_kernel_starts_programs_of_slurm() -> None:
+    """srun is not here: what starts user processes as steps needs a Popen of its own."""
+    programs = {"sbatch", "squeue", "scancel", "scontrol", "sinfo", "sacct", "sacctmgr"}
+    found = []
+    for path in SRC.rglob("*.py"):
+        tree = ast.parse(path.read_text("utf-8"))
+        starts_processes = any(module.startswith(("subprocess", "asyncio")) for module, _, _ in _imports(path))
+        if path == SRC / "kernel/slurm.py" or not starts_processes:
+            continue
+        through_kernel = {
+            id(argument)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "slurm.run"
+            for argument in node.args
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.List | ast.Tuple) and node.elts and id(node) not in through_kernel:
+                first = node.elts[0]
+                if isinstance(first, ast.Constant) and first.value in programs:
+                    found.append(f"{path.relative_to(SRC)}:{node.lineno} {first.value}")
+    assert found == []
+
+
+def test_the_public_list_exists() -> None:
+    for name in getattr(shoal, "__all__", ()):
+        assert hasattr(shoal, name), name
+    assert shoal.__version__
+
+
+def test_every_benchmark_does_something_when_it_is_run() -> None:
+    """`python -m benchmarks.data.reading` printed nothing: it defined main and did not call it."""
+    files = [path for path in (SRC.parents[1] / "benchmarks").rglob("*.py") if not path.stem.startswith("__")]
+    silent = [path.name for path in files if "\ndef main(" in path.read_text() and "__main__" not in path.read_text()]
+    assert files and silent == []
