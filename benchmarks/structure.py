@@ -6,7 +6,8 @@
 Counted in src/: modules, lines, packages, class names that occur twice, imports between packages and how many of them
 name the package itself (what its `__init__` exports) instead of a module inside it. Traced on a real Slurm, which the
 sandbox starts: one `submit` of one bash script in a project without state, the files of ours whose functions were
-called, and the calls from one package into another.
+called, and the calls from one package into another. What happens while a module is imported does not count; the modules
+beside the packages (errors, model, ...) count as one package.
 """
 
 from __future__ import annotations
@@ -36,18 +37,25 @@ import json, os, sys, threading
 import shoal
 from shoal.cli import main
 root = os.path.dirname(shoal.__file__) + os.sep
-package = lambda path: path[len(root):].split(os.sep)[0]
+def package(path):
+    first, _, rest = path[len(root):].partition(os.sep)
+    return first if rest else ""
 files, changes = set(), 0
 def called(frame, event, _):
     global changes
     path = frame.f_code.co_filename
-    if event != "call" or not path.startswith(root) or frame.f_code.co_name == "<module>":
+    if event != "call" or not path.startswith(root) or path.endswith("lazy.py"):
         return
-    files.add(path)
-    back = frame.f_back
-    while back is not None and not back.f_code.co_filename.startswith(root):
+    caller = None
+    back = frame
+    while back is not None:
+        if back.f_code.co_filename.startswith(root):
+            if back.f_code.co_name == "<module>":
+                return
+            caller = caller or (back if back is not frame else None)
         back = back.f_back
-    changes += back is not None and package(back.f_code.co_filename) != package(path)
+    files.add(path)
+    changes += caller is not None and package(caller.f_code.co_filename) != package(path)
 threading.setprofile(called)
 sys.setprofile(called)
 try:
