@@ -21,7 +21,7 @@ from shoal.describe.project import find_project
 from shoal.kernel import files
 from shoal.plan.cluster_choice import choose_cluster
 from shoal.sandbox import Sandbox, SandboxSpec
-from shoal.submit.orders import prepare
+from shoal.submit.orders import prepare_submission
 from shoal.submit.scripts import read_scripts
 
 SHOAL = Path(sys.executable).with_name("shoal")
@@ -63,7 +63,7 @@ def plan(folder: Path, page: Path) -> None:
     cluster = choose_cluster(project, "local", os.environ)
 
     def expand_and_plan() -> None:
-        order = prepare(read_scripts([page], project, os.environ).asked, project, cluster, os.environ)
+        order = prepare_submission(read_scripts([page], project, os.environ).asked, project, cluster, os.environ)
         assert len(order.submissions) == RUNS
 
     def encode() -> None:

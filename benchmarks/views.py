@@ -52,11 +52,11 @@ def main() -> None:
 
 def page(made: MadeUp) -> None:
     """What the browser waits for: everything once, then what changed."""
-    from shoal.backends.slurm.query import Snapshot
-    from shoal.views.web.feed import Feed
-    from shoal.views.web.server import Server
+    from shoal.backends.slurm.query import QueueState
+    from shoal.views.web.feed import DashboardData
+    from shoal.views.web.server import DashboardServer
 
-    server = Server(Feed(made.home, lambda environ, newer: Snapshot({})))
+    server = DashboardServer(DashboardData(made.home, lambda environ, newer: QueueState({})))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     cookie = server.guard.set_cookie(server.guard.redeem(server.guard.token) or "").split(";")[0]
     link = f"http://127.0.0.1:{server.server_address[1]}"
@@ -77,11 +77,11 @@ def page(made: MadeUp) -> None:
 
 async def keys(made: MadeUp) -> None:
     """From a key to the redrawn screen."""
-    from shoal.views.status import Filter
+    from shoal.views.status import StatusFilter
     from shoal.views.tui.app import WatchApp
     from shoal.views.tui.runlist import RunList
 
-    app = WatchApp(made.home, Filter(), everything=True, look_s=3600)
+    app = WatchApp(made.home, StatusFilter(), everything=True, look_s=3600)
     async with app.run_test(size=(120, 40)) as pilot:
         while app.report is None:
             await pilot.pause(0.1)

@@ -81,12 +81,12 @@ def page(root: Path) -> None:
     """The page with a running run's curves, as Chromium draws it."""
     from selenium import webdriver
 
-    from shoal.views.polling import SharedSlurm
-    from shoal.views.web.feed import Feed
-    from shoal.views.web.server import Server
+    from shoal.views.polling import QueueCache
+    from shoal.views.web.feed import DashboardData
+    from shoal.views.web.server import DashboardServer
 
     home = str(root / ".shoal")
-    server = Server(Feed(home, SharedSlurm(home)))
+    server = DashboardServer(DashboardData(home, QueueCache(home)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     options = webdriver.ChromeOptions()
     flags = "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking"

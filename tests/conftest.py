@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from shoal.errors import ShoalError
-from shoal.sandbox import Sandbox, SandboxSpec, names
+from shoal.sandbox import Sandbox, SandboxSpec, sandbox_names
 from waiting import wait_until
 
 MakeSandbox = Callable[..., Sandbox]
@@ -126,7 +126,7 @@ def _up(sandbox: Sandbox) -> None:
 
 
 def _remove_leftovers() -> None:
-    for name in names():
+    for name in sandbox_names():
         session = re.fullmatch(r"t(\d+)-\w+", name)
         if session and not os.path.exists(f"/proc/{session[1]}"):
             Sandbox(SandboxSpec(name=name)).down()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import shoal.data
 from project import Project
-from shoal.data.planning import Settings
+from shoal.data.planning import ShardSettings
 
 #: The command line, run by the Python of the tests.
 SHOAL = [sys.executable, "-c", "import sys; from shoal.cli import main; sys.exit(main())"]
@@ -39,7 +39,7 @@ def contents(root: Path) -> dict[bytes, bytes]:
 def make_data(folder: Path) -> Path:
     """folder/src with files, and the same as shards in folder/data."""
     make_folder(folder / "src", 200, size=5000)
-    shoal.data.pack(str(folder / "src"), str(folder / "data"), Settings(shard_mb=0.1, first_mb=0.08))
+    shoal.data.pack(str(folder / "src"), str(folder / "data"), ShardSettings(shard_mb=0.1, first_mb=0.08))
     return folder / "data"
 
 

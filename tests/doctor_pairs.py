@@ -10,31 +10,31 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from shoal.doctor.cluster import ClusterFacts, Kind, PartitionFacts, QosFacts, Reservation
+from shoal.doctor.cluster import ClusterLimits, NodeKind, PartitionLimits, QosLimits, Reservation
 
 GPU = "--gres=gpu:4\n--cpus-per-task=32\n--mem=100G\n--time=1-00:00:00\n--nodes=1"
 LIGHTNING = "import lightning as L\ntrainer = L.Trainer(devices=4, num_nodes=1, strategy='ddp')\n"
 TRAINS = "import torch\nfor batch in loader:\n    model(batch).sum().backward()\n    optimizer.step()\n"
 DDP = "import os, torch\nlocal_rank = int(os.environ['SLURM_LOCALID'])\ntorch.cuda.set_device(local_rank)\n"
 
-CLUSTER = ClusterFacts(
+CLUSTER = ClusterLimits(
     version=(22, 5),
     partitions=(
-        PartitionFacts("main", True, True, 3 * 86400, 3600, None, 4, def_mem_per_cpu_mb=250, preempts=False),
-        PartitionFacts("low", False, True, 12 * 3600, None, 2, 4, def_mem_per_cpu_mb=250, preempts=True),
-        PartitionFacts("closed", False, False, None, None, None, 4, allow_accounts=("other",)),
+        PartitionLimits("main", True, True, 3 * 86400, 3600, None, 4, def_mem_per_cpu_mb=250, preempts=False),
+        PartitionLimits("low", False, True, 12 * 3600, None, 2, 4, def_mem_per_cpu_mb=250, preempts=True),
+        PartitionLimits("closed", False, False, None, None, None, 4, allow_accounts=("other",)),
     ),
     all_kinds=(
-        Kind("main", 16, 4000, 4, ("a100",), ("ib",), 4),
-        Kind("low", 16, 4000, 4, ("a100",), (), 4),
-        Kind("closed", 64, 64000, 8, ("h100",), (), 4),
+        NodeKind("main", 16, 4000, 4, ("a100",), ("ib",), 4),
+        NodeKind("low", 16, 4000, 4, ("a100",), (), 4),
+        NodeKind("closed", 64, 64000, 8, ("h100",), (), 4),
     ),
     max_array_size=1001,
     kill_wait_s=30,
     accounts=("lab", "small"),
     default_account="lab",
     qos=("normal", "high"),
-    qos_limits=(QosFacts("normal"), QosFacts("high", 86400, 8)),
+    qos_limits=(QosLimits("normal"), QosLimits("high", 86400, 8)),
     now_s=1_000_000.0,
 )
 MAINTENANCE = CLUSTER._replace(reservations=(Reservation("update", 1_007_200.0, 1_050_000.0, True),))
@@ -46,7 +46,7 @@ class Case(NamedTuple):
     program: str | None = None
     files: Mapping[str, str] = MappingProxyType({})
     folders: tuple[str, ...] = ("logs",)
-    cluster: ClusterFacts | None = None
+    cluster: ClusterLimits | None = None
     refusal: str | None = None
     nearest: str | None = None
     raw: bytes | None = None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.kernel import layout, process
-from shoal.kernel.records import Allocation, End, Start, fields_of
+from shoal.kernel.records import Allocation, End, Start, non_default_fields
 
 NOW = 1_800_000_000.0
 HOST = socket.gethostname()
@@ -36,8 +36,11 @@ def put_attempt(
     """An attempt's file under both of its names, as lease.py writes it."""
     path = folder / f"attempt.{number}.start"
     if end is not None and not end.get("note"):
-        end = {**fields_of(END), **end}
-    parts = [{"schema": 1, **fields_of(START), "attempt": number, **start}, *([end] if end is not None else [])]
+        end = {**non_default_fields(END), **end}
+    parts = [
+        {"schema": 1, **non_default_fields(START), "attempt": number, **start},
+        *([end] if end is not None else []),
+    ]
     records = [json.dumps({"schema": 1, **record}) for record in parts]
     path.write_text("\n".join(records) + "\n")
     name = state or ("live.000000" if end is None else "end")
@@ -97,7 +100,7 @@ class MadeUp:
         })  # fmt: skip
         submission = Path(layout.submission_dir(self.home, token))
         submission.mkdir(parents=True, exist_ok=True)
-        me = process.this_process()
+        me = process.own_identity()
         self._put(submission / "submission.json", {
             "token": token, "backend": backend, "cluster": "local", "job_name": f"{experiment}.{stem}.{token}",
             "runs": [name], "t": began_at - 60, "time_limit_s": limit, **me,

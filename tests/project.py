@@ -84,7 +84,7 @@ def read_record(path: Path) -> dict[str, Any]:
     is_end = path.suffix == ".end"
     if not is_end and path.suffix != ".start":
         return json.loads(first)  # type: ignore[no-any-return]
-    return _all_fields(records.decode(json.loads(second if is_end else first), End if is_end else Start))
+    return _all_fields(records.decode_record(json.loads(second if is_end else first), End if is_end else Start))
 
 
 def _all_fields(record: Any) -> dict[str, Any]:

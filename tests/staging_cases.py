@@ -11,7 +11,7 @@ import pytest
 import shoal.data
 from data_sets import make_folder
 from shoal.data import ahead
-from shoal.data.planning import Settings
+from shoal.data.planning import ShardSettings
 from shoal.job import cache, copying
 from shoal.job.cache import find_root
 from shoal.job.staging import Stage
@@ -31,7 +31,7 @@ print(json.dumps(stage.close()))
 def make_shards(folder: Path) -> Path:
     """A data set of about 40 shards of 50 KB."""
     make_folder(folder / "src", 300, size=5000)
-    shoal.data.pack(str(folder / "src"), str(folder / "data"), Settings(shard_mb=0.05, first_mb=0.01))
+    shoal.data.pack(str(folder / "src"), str(folder / "data"), ShardSettings(shard_mb=0.05, first_mb=0.01))
     return folder / "data"
 
 
@@ -48,7 +48,7 @@ def stage_all(path: Path, environ: dict[str, str], **options: Any) -> tuple[str,
     return place, stage.close()
 
 
-def node_root(environ: dict[str, str]) -> cache.Root:
+def node_root(environ: dict[str, str]) -> cache.CacheRoot:
     root, _ = find_root(environ)
     assert root is not None
     return root
@@ -60,14 +60,14 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._allowed = threading.Semaphore(0)
         self._open = False
-        plain = copying._Part.copy
+        plain = copying._PartialFile.copy
 
         def copy(part: Any, number: int, buffer: memoryview) -> int:
             if not self._open:
                 assert self._allowed.acquire(timeout=30)
             return plain(part, number, buffer)
 
-        monkeypatch.setattr(copying._Part, "copy", copy)
+        monkeypatch.setattr(copying._PartialFile, "copy", copy)
 
     def let(self, count: int) -> None:
         self._allowed.release(count)
@@ -79,4 +79,4 @@ class Gate:
 
 def busy_threads() -> int:
     """Threads that a test may have left behind; those that read ahead stay as long as the process."""
-    return sum(thread.name != ahead.THREAD for thread in threading.enumerate())
+    return sum(thread.name != ahead.THREAD_NAME for thread in threading.enumerate())

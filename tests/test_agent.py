@@ -19,7 +19,7 @@ from project import Project, env_of
 from shoal.job import environment, shipping
 from shoal.kernel import fence, layout, lease, process, submission
 from shoal.observe import writing
-from shoal.observe.records import Claim, Outcome
+from shoal.observe.records import ClaimRecord, Outcome
 from shoal.sandbox import Sandbox
 
 RUN = "001_a/000_train_0"
@@ -32,7 +32,9 @@ def claim(tmp_path: Path) -> fence.Claim:
     run_dir = tmp_path / "runs" / RUN
     run_dir.mkdir(parents=True)
     (tmp_path / "submissions" / TOKEN).mkdir(parents=True)
-    submission.claim(str(tmp_path), RUN, 1, Claim(token=TOKEN, revision=1, output_dir="/o", log_dir="/l"))
+    submission.claim_generation(
+        str(tmp_path), RUN, 1, ClaimRecord(token=TOKEN, revision=1, output_dir="/o", log_dir="/l")
+    )
     return fence.find_claim(str(run_dir), TOKEN)
 
 
@@ -46,14 +48,14 @@ def _home(claim: fence.Claim) -> str:
 
 def _begin(claim: fence.Claim, number: int, **start: Any) -> lease.Lease:
     record = START._replace(attempt=number, generation=claim.generation, host="elsewhere", **start)
-    held = lease.create(claim.run_dir, number, record, lease.timing({}))
+    held = lease.create_lease(claim.run_dir, number, record, lease.timing({}))
     assert held is not None
     return held
 
 
 def _admit(claim: fence.Claim, **me: Any) -> None:
-    fence.settle(_home(claim), claim.token, ME._replace(**me))
-    fence.admit(claim, layout.parse_names(os.listdir(claim.run_dir)), ME._replace(**me))
+    fence.settle_outcome(_home(claim), claim.token, ME._replace(**me))
+    fence.check_admission(claim, layout.parse_names(os.listdir(claim.run_dir)), ME._replace(**me))
 
 
 SINGLE = """
@@ -127,13 +129,13 @@ return run(link, command=["true"])
 
 def test_a_submission_whose_job_has_begun_cannot_be_given_up(claim: fence.Claim) -> None:
     _admit(claim, job_id="12", array_job_id="10")
-    held = submission.settle(_home(claim), claim.token, Outcome(kind="void", reason="too late"))
+    held = submission.write_outcome(_home(claim), claim.token, Outcome(kind="void", reason="too late"))
     assert (held.kind, held.job_id) == ("accepted", "10")
 
 
 def test_a_job_whose_submission_was_given_up_does_not_begin(claim: fence.Claim) -> None:
-    submission.settle(_home(claim), claim.token, Outcome(kind="void", reason="never received"))
-    with pytest.raises(fence.Fenced, match="given up: never received"):
+    submission.write_outcome(_home(claim), claim.token, Outcome(kind="void", reason="never received"))
+    with pytest.raises(fence.FencedError, match="given up: never received"):
         _admit(claim, job_id="7")
 
 
@@ -142,50 +144,52 @@ def test_a_job_of_a_cancelled_or_finished_run_or_an_old_generation_does_not_begi
     _admit(claim, job_id="8")
     held = _begin(claim, 2, job_id="7", life=0)
     held.end(END._replace(success=False))
-    with pytest.raises(fence.Fenced, match="ended already"):
+    with pytest.raises(fence.FencedError, match="ended already"):
         _admit(claim, job_id="8")
     _admit(claim, job_id="7", life=1)  # Slurm has started that very job again
     _begin(claim, 3, job_id="7", life=1).end(END)
-    with pytest.raises(fence.Fenced, match="done already"):
+    with pytest.raises(fence.FencedError, match="done already"):
         _admit(claim, job_id="7", life=2)
     writing.request_cancel(_home(claim), RUN, 1, {})
-    with pytest.raises(fence.Fenced, match="cancelled"):
+    with pytest.raises(fence.FencedError, match="cancelled"):
         _admit(claim, job_id="7")
-    submission.claim(_home(claim), RUN, 2, Claim(token="b" * 12, revision=1, output_dir="/o", log_dir="/l"))
-    with pytest.raises(fence.Fenced, match="submitted again"):
+    submission.claim_generation(
+        _home(claim), RUN, 2, ClaimRecord(token="b" * 12, revision=1, output_dir="/o", log_dir="/l")
+    )
+    with pytest.raises(fence.FencedError, match="submitted again"):
         _admit(claim, job_id="7")
-    with pytest.raises(fence.Fenced, match="another submission"):
+    with pytest.raises(fence.FencedError, match="another submission"):
         fence.find_claim(claim.run_dir, "c" * 12)
 
 
 def test_a_running_attempt_hears_that_it_is_not_wanted(claim: fence.Claim) -> None:
     _begin(claim, 1)
-    assert fence.unwanted(claim, 1) is None
+    assert fence.why_unwanted(claim, 1) is None
     lease.ask_for_handover(claim.run_dir, 1, ME)
-    assert fence.unwanted(claim, 1) == "handover" and fence.unwanted(claim, 2) is None
+    assert fence.why_unwanted(claim, 1) == "handover" and fence.why_unwanted(claim, 2) is None
     writing.request_cancel(_home(claim), RUN, 1, {})
-    assert fence.unwanted(claim, 1) == "cancelled"
+    assert fence.why_unwanted(claim, 1) == "cancelled"
 
 
 @given(st.lists(st.text(), max_size=4))
 def test_words_without_placeholders_are_left_alone(words: list[str]) -> None:
     plain = [word.replace("{", "").replace("}", "") for word in words]
-    assert environment.complete(plain, {"seed": "1"}) == plain
-    escaped = [environment.escape(word) for word in words]
-    assert environment.complete(escaped, {"seed": "1"}) == words
+    assert environment.fill_all(plain, {"seed": "1"}) == plain
+    escaped = [environment.escape_placeholders(word) for word in words]
+    assert environment.fill_all(escaped, {"seed": "1"}) == words
 
 
 def test_a_process_is_known_by_more_than_its_number() -> None:
-    me = process.this_process()
+    me = process.own_identity()
     boot = me["started"].partition(":")[0]
-    assert process.is_alive(me) and process.is_alive({**me, "started": f"{boot}:1"}) is False
-    assert process.is_alive({**me, "started": "another boot:1"}) is None
-    assert process.is_alive({**me, "host": "elsewhere"}) is None
+    assert process.is_process_alive(me) and process.is_process_alive({**me, "started": f"{boot}:1"}) is False
+    assert process.is_process_alive({**me, "started": "another boot:1"}) is None
+    assert process.is_process_alive({**me, "host": "elsewhere"}) is None
 
 
 def test_the_agent_is_shipped_once_and_has_all_its_modules(tmp_path: Path) -> None:
-    path = shipping.ship(str(tmp_path))
-    assert path == shipping.ship(str(tmp_path)) and len(os.listdir(tmp_path / "agent")) == 1
+    path = shipping.write_agent_zip(str(tmp_path))
+    assert path == shipping.write_agent_zip(str(tmp_path)) and len(os.listdir(tmp_path / "agent")) == 1
     for python in filter(None, (sys.executable, _python38())):  # compiled for the first, source for the other
         done = subprocess.run([python, "-I", path, str(tmp_path / "submissions/x")], capture_output=True, text=True)
         assert done.returncode == 0 and "no record of this submission" in done.stdout, done.stderr
@@ -225,9 +229,9 @@ def test_the_agent_runs_a_job_under_python_3_8(tmp_path: Path, cluster: Sandbox)
 
 
 def test_a_process_of_another_user_is_not_called_dead_where_proc_hides_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = {**process.this_process(), "pid": 4194399}
+    gone = {**process.own_identity(), "pid": 4194399}
     theirs = {**gone, "uid": os.getuid() + 1}
-    assert process.is_alive(gone) is False and process.is_alive(theirs) is False
+    assert process.is_process_alive(gone) is False and process.is_process_alive(theirs) is False
     monkeypatch.setattr(os, "access", lambda path, how: path != "/proc/1/stat")
-    assert process.is_alive(gone) is False and process.is_alive(theirs) is None
-    assert process.is_alive({**process.this_process(), "uid": os.getuid() + 1}) is True
+    assert process.is_process_alive(gone) is False and process.is_process_alive(theirs) is None
+    assert process.is_process_alive({**process.own_identity(), "uid": os.getuid() + 1}) is True

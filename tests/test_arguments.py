@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from project import Project
-from shoal.job.environment import escape
+from shoal.job.environment import escape_placeholders
 from shoal.sandbox import Sandbox
 
 #: The words that broke other tools, each as it is and as a part of others.
@@ -86,7 +86,7 @@ def _project(folder: Path, lists: list[list[str]], cluster: Sandbox | None = Non
     with (project.root / "shoal.toml").open("a") as file:
         file.write(f"[steps.save]\ncommand = {command}\n")
     for index, words in enumerate(lists):
-        quoted = " ".join(shlex.quote(escape(word)) for word in words)
+        quoted = " ".join(shlex.quote(escape_placeholders(word)) for word in words)
         script = project.root / f"experiments/001_a/{index:03}_save_0.sh"
         script.parent.mkdir(exist_ok=True)
         script.write_bytes(os.fsencode(f'source "$(shoal shell)"\nsave --time=5 --mem=50 -- {quoted}\n'))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.kernel.causes import WORDS, find_cause, last_line
+from shoal.kernel.causes import KIND_TEXTS, find_cause, last_line
 
 #: What a program does -> the kind and the words of the cause. Each is run, and its own output is read.
 PROGRAMS = {
@@ -265,7 +265,7 @@ def test_the_launcher_s_exit_code_is_explained_by_its_last_sentence() -> None:
 def test_a_log_that_tells_nothing_has_a_last_line() -> None:
     lines = ["step 1", "\x1b[31mgiving up\x1b[0m", "", "   "]
     assert find_cause(lines) is None and last_line(lines) == "giving up" and last_line([]) == ""
-    assert all(WORDS.values())
+    assert all(KIND_TEXTS.values())
 
 
 STEPS = [f"step {number}/1000 loss 0.3" for number in range(20)]

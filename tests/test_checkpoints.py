@@ -23,7 +23,7 @@ def _write(folder: Path, *names: str) -> None:
 
 
 def _newest(folder: Path, pattern: str) -> str | None:
-    path = checkpoints.newest(str(folder), pattern)
+    path = checkpoints.newest_checkpoint(str(folder), pattern)
     return None if path is None else os.path.relpath(path, folder)
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from project import Project
 from shoal.cleanup import backup
-from shoal.cleanup.leftovers import Item, Left, find_leftovers
-from shoal.cleanup.near_copies import Candidate, find_twins
+from shoal.cleanup.leftovers import CleanupItem, RunDirectories, find_leftovers
+from shoal.cleanup.near_copies import ScriptCandidate, find_near_duplicates
 from shoal.errors import InputError
 from shoal.job import cache
 from shoal.observe.run_state import RunView
@@ -25,29 +25,35 @@ BODY = "source env.sh\ncd project\nexport DATA=/data\nsrun python train.py --bat
 
 
 def test_of_near_copies_the_newest_is_kept() -> None:
-    one = Candidate("a.sh", HEADER + BODY, 1.0)
-    two = Candidate("b.sh", HEADER + BODY.replace("22", "18"), 2.0)
-    other = Candidate("c.sh", "#!/bin/bash\necho something else\npython cache.py\n", 0.0)
-    (twin,) = find_twins([one, two, other])
+    one = ScriptCandidate("a.sh", HEADER + BODY, 1.0)
+    two = ScriptCandidate("b.sh", HEADER + BODY.replace("22", "18"), 2.0)
+    other = ScriptCandidate("c.sh", "#!/bin/bash\necho something else\npython cache.py\n", 0.0)
+    (twin,) = find_near_duplicates([one, two, other])
     assert (twin.path, twin.kept) == ("a.sh", "b.sh")
     assert 0.8 < twin.alike < 1
 
 
 def test_comments_and_blank_lines_do_not_make_a_difference() -> None:
     commented = HEADER + "\n# try again\n\n" + BODY
-    assert [twin.path for twin in find_twins([Candidate("a", HEADER + BODY, 1), Candidate("b", commented, 2)])] == ["a"]
+    assert [
+        twin.path
+        for twin in find_near_duplicates([ScriptCandidate("a", HEADER + BODY, 1), ScriptCandidate("b", commented, 2)])
+    ] == ["a"]
 
 
 def test_an_older_script_without_errors_stays_beside_a_newer_one_with_errors() -> None:
-    good, bad = Candidate("good.sh", HEADER + BODY, 1.0, 0), Candidate("bad.sh", HEADER + BODY + "exit 0\n", 2.0, 1)
-    assert find_twins([good, bad]) == []
-    assert [twin.path for twin in find_twins([good._replace(errors=2), bad])] == ["good.sh"]
+    good, bad = (
+        ScriptCandidate("good.sh", HEADER + BODY, 1.0, 0),
+        ScriptCandidate("bad.sh", HEADER + BODY + "exit 0\n", 2.0, 1),
+    )
+    assert find_near_duplicates([good, bad]) == []
+    assert [twin.path for twin in find_near_duplicates([good._replace(errors=2), bad])] == ["good.sh"]
 
 
 # --- leftovers
 
 
-def left(folder: Path, name: str, state: str, *outputs: str, **view: object) -> Left:
+def left(folder: Path, name: str, state: str, *outputs: str, **view: object) -> RunDirectories:
     from shoal.model import RunSpec
 
     spec = RunSpec(experiment="001_a", stem=name, order=0, step="train", step_kind="train", seed=0, command=["x"],
@@ -56,7 +62,7 @@ def left(folder: Path, name: str, state: str, *outputs: str, **view: object) -> 
     for one in folders:
         os.makedirs(one, exist_ok=True)
     shown = RunView(name=f"001_a/{name}", state=state, output_dir=folders[0], **view)  # type: ignore[arg-type]
-    return Left(shown, spec, folders, folders)
+    return RunDirectories(shown, spec, folders, folders)
 
 
 def write(path: Path, text: str = "weights") -> str:
@@ -65,7 +71,7 @@ def write(path: Path, text: str = "weights") -> str:
     return str(path)
 
 
-def found(runs: list[Left], keep: int = 2) -> list[str]:
+def found(runs: list[RunDirectories], keep: int = 2) -> list[str]:
     return [item.path for item in find_leftovers(runs, keep=keep, older_than_s=86400, now_s=time.time())]
 
 
@@ -128,16 +134,16 @@ def test_links_are_never_moved(tmp_path: Path) -> None:
 # --- the backup
 
 
-def item(path: Path) -> Item:
-    return Item(str(path), "checkpoint", "why", 1)
+def item(path: Path) -> CleanupItem:
+    return CleanupItem(str(path), "checkpoint", "why", 1)
 
 
 def test_what_moves_away_comes_back_as_it_was(tmp_path: Path) -> None:
     paths = [Path(write(tmp_path / "a" / "b" / name, name)) for name in ("1", "two words", "\u00fc")]
-    moved = backup.move_away(tmp_path, [item(path) for path in paths], "20250101_000000")
+    moved = backup.move_to_backup(tmp_path, [item(path) for path in paths], "20250101_000000")
     assert not any(path.exists() for path in paths)
-    assert backup.backups(tmp_path) == [tmp_path / "backup_20250101_000000"]
-    back = backup.undo(tmp_path, moved.folder)
+    assert backup.list_backups(tmp_path) == [tmp_path / "backup_20250101_000000"]
+    back = backup.restore_backup(tmp_path, moved.folder)
     assert back.left == []
     assert [path.read_text() for path in paths] == [path.name for path in paths]
     assert not moved.folder.exists()
@@ -145,13 +151,13 @@ def test_what_moves_away_comes_back_as_it_was(tmp_path: Path) -> None:
 
 def test_undo_overwrites_nothing_and_keeps_what_it_could_not_move(tmp_path: Path) -> None:
     path = Path(write(tmp_path / "x", "old"))
-    moved = backup.move_away(tmp_path, [item(path)], "s")
+    moved = backup.move_to_backup(tmp_path, [item(path)], "s")
     path.write_text("new")
-    back = backup.undo(tmp_path, moved.folder)
+    back = backup.restore_backup(tmp_path, moved.folder)
     assert back.left == [(str(path), "something else is there now")]
     assert path.read_text() == "new"
     path.unlink()
-    assert backup.undo(tmp_path, moved.folder).moved == [str(path)]
+    assert backup.restore_backup(tmp_path, moved.folder).moved == [str(path)]
     assert path.read_text() == "old"
 
 
@@ -167,9 +173,9 @@ def test_a_crash_between_moves_can_be_undone(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(os, "rename", dying)
     with pytest.raises(KeyboardInterrupt):
-        backup.move_away(tmp_path, [item(path) for path in paths], "s")
+        backup.move_to_backup(tmp_path, [item(path) for path in paths], "s")
     monkeypatch.setattr(os, "rename", rename)
-    backup.undo(tmp_path, tmp_path / "backup_s")
+    backup.restore_backup(tmp_path, tmp_path / "backup_s")
     assert all(path.exists() for path in paths)
     assert not (tmp_path / "backup_s").exists()
 
@@ -179,7 +185,7 @@ def test_what_lies_outside_of_the_project_is_left_alone(tmp_path: Path) -> None:
     root.mkdir()
     outside = Path(write(tmp_path / "elsewhere" / "x"))
     (root / "link").symlink_to(outside.parent)
-    moved = backup.move_away(root, [item(outside), item(root / "link" / "x")], "s")
+    moved = backup.move_to_backup(root, [item(outside), item(root / "link" / "x")], "s")
     assert len(moved.left) == 2
     assert outside.exists()
 
@@ -187,12 +193,12 @@ def test_what_lies_outside_of_the_project_is_left_alone(tmp_path: Path) -> None:
 def test_only_a_backup_of_ours_is_dropped_and_only_inside_the_project(tmp_path: Path) -> None:
     write(tmp_path / "precious" / "data")
     with pytest.raises(InputError):
-        backup.drop(tmp_path / "precious")
+        backup.delete_backup(tmp_path / "precious")
     write(tmp_path / "evil" / "manifest.json", '{"entries": [{"path": "../../etc/passwd"}]}')
     with pytest.raises(InputError):
-        backup.undo(tmp_path, tmp_path / "evil")
-    moved = backup.move_away(tmp_path, [item(Path(write(tmp_path / "x")))], "s")
-    assert backup.drop(moved.folder) == 1
+        backup.restore_backup(tmp_path, tmp_path / "evil")
+    moved = backup.move_to_backup(tmp_path, [item(Path(write(tmp_path / "x")))], "s")
+    assert backup.delete_backup(moved.folder) == 1
     assert not moved.folder.exists()
 
 
@@ -299,7 +305,7 @@ def test_staged_data_that_nobody_uses_is_set_aside_and_comes_back(tmp_path: Path
     for name in ("old", "held"):
         os.utime(root.folder("use", name), (1.0, 1.0))
     project = Project(tmp_path)
-    reader = cache.Lock(root.folder("use", "held"))
+    reader = cache.FileLock(root.folder("use", "held"))
     assert reader.take(False)
     try:
         done = project.shoal("clean", "--only", "scratch", "--json", "--apply", SHOAL_SCRATCH=str(scratch)).json
@@ -321,7 +327,7 @@ def test_a_manifest_that_names_something_else_as_staged_data_is_refused(tmp_path
     folder = tmp_path / "backup_1"
     folder.mkdir()
     (folder / "manifest.json").write_text('{"schema": 1, "entries": [], "scratch": {"/etc/objects/x": "/etc/trash/x"}}')
-    for command in (backup.drop, lambda path: backup.undo(tmp_path, path)):
+    for command in (backup.delete_backup, lambda path: backup.restore_backup(tmp_path, path)):
         with pytest.raises(InputError, match="no staged data set"):
             command(folder)
 

@@ -9,10 +9,19 @@ from pathlib import Path
 import pytest
 
 from project import Project, assert_clear_error
-from shoal.job.launch.container import Container, ContainerError, all_binds, build, chosen, merge, parse_bind, words
-from shoal.job.launch.container_needs import missing
-from shoal.job.launch.unit import Unit
-from shoal.job.launch.words import launcher
+from shoal.job.launch.container import (
+    Container,
+    ContainerError,
+    all_binds,
+    build_container,
+    container_argv,
+    merge_settings,
+    parse_bind,
+    resolve_container,
+)
+from shoal.job.launch.container_needs import missing_on_node
+from shoal.job.launch.unit import RankGroup
+from shoal.job.launch.words import launcher_argv
 
 DATA = ["/data", "/scratch:/scratch:ro"]
 
@@ -20,7 +29,7 @@ DATA = ["/data", "/scratch:/scratch:ro"]
 def typed(runtime: str, image: str = "/img/torch.sif", *, gpus: bool = True, root: bool = False, **more: object) -> str:
     """The words for a program in /proj, as one line."""
     one = Container(runtime, image, **{"binds": DATA, **more})  # type: ignore[arg-type]
-    return " ".join(words(one, ["/proj", "/proj/outputs"], "/proj", gpus, root))
+    return " ".join(container_argv(one, ["/proj", "/proj/outputs"], "/proj", gpus, root))
 
 
 @pytest.mark.parametrize("runtime", ["apptainer", "singularity"])
@@ -64,13 +73,13 @@ def test_pyxis_is_flags_of_srun() -> None:
 
 
 def test_one_container_stands_around_torchrun_and_its_ranks_are_started_by_the_images_python() -> None:
-    unit = Unit(
+    unit = RankGroup(
         mode="torchrun", nodes=["n1"], processes=2, gpus=2, argv=["python", "train.py"], cwd="/proj", log="/log/",
         id="1-1", start=["python", "-m", "torch.distributed.run"],
         wrapper=["/host/python", "-I", "-S", "/home/agent.pyz"],
         around=["apptainer", "exec", "/img/torch.sif"], inner=["python", "-I", "-S", "/home/agent.pyz"],
     )  # fmt: skip
-    assert " ".join(launcher(unit, 0, None)) == (
+    assert " ".join(launcher_argv(unit, 0, None)) == (
         "apptainer exec /img/torch.sif python -m torch.distributed.run --standalone --nproc-per-node=2 "
         "--max-restarts=0 --no-python python -I -S /home/agent.pyz rank /log/unit.json"
     )
@@ -95,34 +104,38 @@ def test_a_folder_is_bound_with_what_its_links_point_to_and_not_twice(tmp_path: 
 
 def test_a_step_over_its_cluster_adds_binds_and_keeps_options_of_the_same_runtime() -> None:
     cluster = {"runtime": "apptainer", "image": "a.sif", "binds": ["/data"], "options": ["--writable-tmpfs"]}
-    step = merge({"image": "b.sif", "binds": ["/more"]}, cluster)
-    assert build(step) == Container("apptainer", "b.sif", ["/data", "/more"], options=["--writable-tmpfs"])
-    assert build(merge({"runtime": "podman", "image": "c"}, cluster)) == Container("podman", "c", ["/data"])
-    assert build(merge({"runtime": "none"}, cluster)) is None
-    assert build(merge({"image": "b.sif"}, {"runtime": "none"} | step)) is not None
-    assert build(merge({}, {"runtime": "apptainer", "binds": ["/data"]})) is None, "without an image there is none"
+    step = merge_settings({"image": "b.sif", "binds": ["/more"]}, cluster)
+    assert build_container(step) == Container("apptainer", "b.sif", ["/data", "/more"], options=["--writable-tmpfs"])
+    assert build_container(merge_settings({"runtime": "podman", "image": "c"}, cluster)) == Container(
+        "podman", "c", ["/data"]
+    )
+    assert build_container(merge_settings({"runtime": "none"}, cluster)) is None
+    assert build_container(merge_settings({"image": "b.sif"}, {"runtime": "none"} | step)) is not None
+    assert build_container(merge_settings({}, {"runtime": "apptainer", "binds": ["/data"]})) is None, (
+        "without an image there is none"
+    )
     with pytest.raises(ContainerError, match=r"nothing says how the image b\.sif is run"):
-        build(merge({"image": "b.sif"}, {}))
+        build_container(merge_settings({"image": "b.sif"}, {}))
 
 
 def test_paths_begin_at_the_project_and_names_come_from_the_job() -> None:
     spec = {"cwd": "/snapshot", "root": "/proj", "container": {
         "runtime": "apptainer", "image": "images/a.sif", "binds": ["$SCRATCH/data:/data", "more"],
     }}  # fmt: skip
-    assert chosen(spec, {"SCRATCH": "/s"}) == Container(
+    assert resolve_container(spec, {"SCRATCH": "/s"}) == Container(
         "apptainer", "/proj/images/a.sif", ["/s/data:/data", "/proj/more"]
     )
     with pytest.raises(ContainerError, match=r"\$SCRATCH is not set in the job"):
-        chosen(spec, {})
+        resolve_container(spec, {})
 
 
 def test_a_missing_runtime_is_answered_with_its_twin_or_with_a_module(tmp_path: Path) -> None:
     one, empty = Container("apptainer", "/img/torch.sif"), {"PATH": str(tmp_path)}
-    assert 'setup = "module load apptainer"' in (missing(one, [], {**empty, "SLURM_JOB_ID": "1"}) or "")
-    assert "install it" in (missing(one, [], empty) or "")
+    assert 'setup = "module load apptainer"' in (missing_on_node(one, [], {**empty, "SLURM_JOB_ID": "1"}) or "")
+    assert "install it" in (missing_on_node(one, [], empty) or "")
     (tmp_path / "singularity").write_text("#!/bin/sh\n")
     (tmp_path / "singularity").chmod(0o755)
-    assert 'runtime = "singularity", which is there' in (missing(one, [], empty) or "")
+    assert 'runtime = "singularity", which is there' in (missing_on_node(one, [], empty) or "")
 
 
 @pytest.mark.parametrize("text", ["", ":/data", "/a:/b:/c", "/a,b", "/a:/b:wo", "/a\n"])

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 import shoal.data
 from data_sets import contents, make_folder
-from shoal.data.planning import Settings
+from shoal.data.planning import ShardSettings
 from shoal.data.staged import stage_and_run
 from shoal.errors import InputError, ShoalError
 from shoal.job import copies, copying, listing
@@ -32,7 +32,7 @@ from shoal.job.staging import Stage
 from staging_cases import Gate, make_scratch, stage_all
 
 SAMPLES = 101
-SMALL = Settings(shard_mb=0.03, first_mb=0.008)
+SMALL = ShardSettings(shard_mb=0.03, first_mb=0.008)
 #: What may have become of a data set on a node.
 NODES = ("copied", "source", "partial", "no room", "damaged", "lost", "index damaged")
 
@@ -64,7 +64,7 @@ class Cluster:
                     path.unlink()
                     if kind == "no room":
                         path.symlink_to(self.source / path.name)
-                (place.parent / copies.COMPLETE).unlink(missing_ok=True)
+                (place.parent / copies.COMPLETE_FILE).unlink(missing_ok=True)
             elif kind == "lost":
                 (victim if dice.random() < 0.5 else index).unlink()
             elif kind in ("damaged", "index damaged"):
@@ -146,7 +146,7 @@ def test_the_order_is_the_same_on_every_node_and_job(cluster: Cluster, monkeypat
         data = shoal.data.open(str(cluster.path(kind, 0, random.Random(1))), fields=("__key__",))
         orders.add(tuple(key for epoch in range(2) for (key,) in data.stream(seed=5, epoch=epoch)))
     assert len(orders) == 1
-    starts = {listing.node_order([(str(k),) for k in range(9)], listing.rotation({"SLURMD_NODENAME": n}, ""))[1]
+    starts = {listing.node_order([(str(k),) for k in range(9)], listing.node_rotation({"SLURMD_NODENAME": n}, ""))[1]
               for n in ("n1", "n2", "n3", "n4")}  # fmt: skip
     assert len(starts) > 1, "copying does begin in different places"
 
@@ -228,14 +228,14 @@ def test_damage_without_a_source_is_an_error_that_names_the_sample(cluster: Clus
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loop_over_the_loader_that_was_broken_off_begins_anew(cluster: Cluster, workers: int) -> None:
     """Lightning's sanity check takes two batches of the validation, which must not lack them afterwards."""
-    from shoal.data.for_torch import Loader
+    from shoal.data.for_torch import CheckpointableLoader
 
     data = shoal.data.open(str(cluster.source), fields=("__key__", "cls"))
 
     def names(batches: Any) -> list[str]:
         return [name for batch, _ in batches for name in batch]
 
-    loader = Loader(data, batch_size=8, workers=workers)
+    loader = CheckpointableLoader(data, batch_size=8, workers=workers)
     sanity = names(islice(loader, 2))
     limited = [names(islice(loader, 3)) for _ in range(3)]
     assert limited[0][:16] == sanity and limited == [limited[0]] * 3
@@ -243,7 +243,7 @@ def test_a_loop_over_the_loader_that_was_broken_off_begins_anew(cluster: Cluster
     assert sorted(whole) == sorted(cluster.keys) and whole[:24] == limited[0]
     assert loader.epoch == 1 and names(islice(loader, 3)) != limited[0]
     state = loader.state_dict()
-    resumed = Loader(data, batch_size=8, workers=workers)
+    resumed = CheckpointableLoader(data, batch_size=8, workers=workers)
     resumed.load_state_dict(state)
     rest = names(resumed)
     loader.set_epoch(1)
@@ -254,9 +254,9 @@ def test_a_loop_over_the_loader_that_was_broken_off_begins_anew(cluster: Cluster
 
 
 def _epoch_1(data: Any) -> Any:
-    from shoal.data.for_torch import Loader
+    from shoal.data.for_torch import CheckpointableLoader
 
-    loader = Loader(data, batch_size=8)
+    loader = CheckpointableLoader(data, batch_size=8)
     loader.set_epoch(1)
     return loader
 
@@ -265,7 +265,7 @@ def _epoch_1(data: Any) -> Any:
 def test_workers_that_persist_follow_the_epochs(cluster: Cluster, start: str) -> None:
     from torch.utils.data import DataLoader
 
-    from shoal.data.for_torch import Loader, StreamDataset
+    from shoal.data.for_torch import CheckpointableLoader, StreamDataset
 
     data = shoal.data.open(str(cluster.source), fields=("__key__", "cls"))
     expected = [[key for key, _ in data.stream(seed=4, epoch=epoch)] for epoch in range(3)]
@@ -275,7 +275,7 @@ def test_workers_that_persist_follow_the_epochs(cluster: Cluster, start: str) ->
     for epoch in (0, 1, 2, 1):
         stream.set_epoch(epoch)
         assert [name for names, _ in plain for name in names] == expected[epoch]
-    loader = Loader(data, batch_size=8, workers=2, seed=4, **options)
+    loader = CheckpointableLoader(data, batch_size=8, workers=2, seed=4, **options)
     next(iter(loader))
     for epoch in range(3):
         assert [name for names, _ in loader for name in names] == expected[epoch]
@@ -307,13 +307,13 @@ def test_webdataset_finds_every_sample_of_staged_data_by_default(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     """It used to start at the first shard, and read what was there: some thousand of 20,000 samples, exit code 0."""
-    plain = copying._Part.copy
+    plain = copying._PartialFile.copy
 
     def slow(*args: Any) -> int:
         time.sleep(0.05)  # A link on which all of it takes longer than the start of a program.
         return plain(*args)
 
-    monkeypatch.setattr(copying._Part, "copy", slow)
+    monkeypatch.setattr(copying._PartialFile, "copy", slow)
     env = {**os.environ, **make_scratch(tmp_path), "SHOAL_SCRATCH_LIMIT": limit}
     argv = [sys.executable, "-c", WEBDATASET, str(tmp_path / "found")]
     code, record = stage_and_run(str(cluster.source), argv, env, threads=1, quiet=True)
@@ -360,7 +360,7 @@ print(json.dumps([sum(len(image) for (image,) in stream), read() - before]))
 @pytest.mark.parametrize("format", ["tar", "tfrecord"])
 def test_a_rank_on_a_node_of_its_own_reads_its_part_of_the_bytes(tmp_path: Path, format: str) -> None:
     make_folder(tmp_path / "src", 400, size=20_000)
-    shoal.data.pack(str(tmp_path / "src"), str(tmp_path / "data"), Settings(format=format, shard_mb=1))
+    shoal.data.pack(str(tmp_path / "src"), str(tmp_path / "data"), ShardSettings(format=format, shard_mb=1))
     env = {name: value for name, value in os.environ.items() if name != "LOCAL_WORLD_SIZE"}
     argv = [sys.executable, "-c", READ, str(tmp_path / "data")]
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)

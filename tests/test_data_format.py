@@ -19,21 +19,21 @@ from hypothesis import strategies as st
 import shoal.data
 from data_sets import contents, make_folder
 from shoal.data import crc, manifest, tar, tfrecord
-from shoal.data.checking import info, verify
-from shoal.data.index import IndexBuilder, Member, Sample, ShardIndex, is_intact
+from shoal.data.checking import describe_dataset, verify_dataset
+from shoal.data.index import IndexBuilder, IndexedSample, SampleMember, ShardIndex, is_intact
 from shoal.data.order import Permutation
-from shoal.data.planning import Settings
-from shoal.data.unpacking import unpack
+from shoal.data.planning import ShardSettings
+from shoal.data.unpacking import extract_dataset
 from shoal.errors import InputError, ShoalError
 from shoal.job import checksum, copying
 
-SMALL = Settings(shard_mb=0.05, first_mb=0.01)
+SMALL = ShardSettings(shard_mb=0.05, first_mb=0.01)
 
 
 @given(st.lists(st.binary(max_size=200), max_size=12))
 def test_checksums_of_pieces_give_the_checksum_of_the_whole_in_both_implementations(pieces: list[bytes]) -> None:
     told = [(zlib.crc32(piece), len(piece)) for piece in pieces]
-    assert crc.combine(told) == copying.combine(told) == zlib.crc32(b"".join(pieces))
+    assert crc.combine_crcs(told) == copying.combine_crc32(told) == zlib.crc32(b"".join(pieces))
 
 
 @given(st.binary(max_size=70_000), st.integers(0, 2**32 - 1))
@@ -44,7 +44,7 @@ def test_the_fast_checksum_is_the_one_that_every_python_has(data: bytes, before:
 
 def test_without_the_package_for_it_the_checksum_is_zlib_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
-    assert checksum._fastest() is zlib.crc32
+    assert checksum._choose_crc32() is zlib.crc32
 
 
 @given(
@@ -52,7 +52,7 @@ def test_without_the_package_for_it_the_checksum_is_zlib_s(monkeypatch: pytest.M
     st.binary(max_size=2000),
 )
 def test_tar_headers_are_read_by_the_standard_library_with_any_name(name: bytes, data: bytes) -> None:
-    text = tar.header(name, len(data), 1_700_000_000) + data + tar.padding(len(data)) + tar.END
+    text = tar.tar_header(name, len(data), 1_700_000_000) + data + tar.tar_padding(len(data)) + tar.TAR_END
     with tarfile.open(fileobj=io.BytesIO(text), errors="surrogateescape") as archive:
         member = archive.getmembers()[0]
         found = archive.extractfile(member)
@@ -60,7 +60,7 @@ def test_tar_headers_are_read_by_the_standard_library_with_any_name(name: bytes,
         assert member.mtime == 1_700_000_000
         if not name.startswith(b"/"):
             assert os.fsencode(member.name).strip(b"/") == name.strip(b"/")
-    assert [(m.name, m.size) for m in tar.members(io.BytesIO(text), "x")] == [(name, len(data))]
+    assert [(m.name, m.size) for m in tar.tar_members(io.BytesIO(text), "x")] == [(name, len(data))]
 
 
 @given(
@@ -70,8 +70,8 @@ def test_tar_headers_are_read_by_the_standard_library_with_any_name(name: bytes,
     )
 )
 def test_examples_tell_where_their_values_lie(values: list[tuple[str, bytes | int]]) -> None:
-    data, offsets = tfrecord.example(values)
-    found = tfrecord.features(data)
+    data, offsets = tfrecord.encode_example(values)
+    found = tfrecord.find_features(data)
     assert [feature.offset for feature in found] == offsets
     for (name, value), feature in zip(values, found, strict=True):
         raw = data[feature.offset : feature.offset + feature.size]
@@ -82,7 +82,7 @@ def test_examples_tell_where_their_values_lie(values: list[tuple[str, bytes | in
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_example_are_refused_or_parsed_but_never_crash(data: bytes) -> None:
     try:
-        for feature in tfrecord.features(data):
+        for feature in tfrecord.find_features(data):
             assert 0 <= feature.offset <= feature.offset + feature.size <= len(data)
     except ValueError:
         pass
@@ -112,8 +112,8 @@ GOLDEN_ORDER = [9, 1, 3, 7, 8, 11, 5, 6, 10, 0, 4, 2]
 def test_an_index_gives_back_what_was_put_in(samples: list[tuple[bytes, list[str]]]) -> None:
     builder, put = IndexBuilder(), []
     for number, (key, fields) in enumerate(samples):
-        members = tuple(Member(field, number * 100 + k, k, k * 7, key + b"/") for k, field in enumerate(fields))
-        put.append(Sample(key, members, number - 3))
+        members = tuple(SampleMember(field, number * 100 + k, k, k * 7, key + b"/") for k, field in enumerate(fields))
+        put.append(IndexedSample(key, members, number - 3))
         builder.add(put[-1])
     data = builder.finish({"name": "x", "size": 1})
     index = ShardIndex(data, "x")
@@ -130,16 +130,16 @@ def test_what_was_packed_comes_back_byte_for_byte(tmp_path: Path, format: str) -
     assert packed.manifest.classes == ["class0", "class1", "class2"]
     assert len(packed.manifest.shards) > 2
     assert packed.manifest.shards[0].size < packed.manifest.shards[1].size
-    assert verify(str(tmp_path / "out")).problems == []
-    unpack(str(tmp_path / "out"), str(tmp_path / "back"))
+    assert verify_dataset(str(tmp_path / "out")).problems == []
+    extract_dataset(str(tmp_path / "out"), str(tmp_path / "back"))
     assert contents(tmp_path / "back") == contents(source)
 
 
 def test_a_squashfs_image_is_packed_verified_and_unpacked(tmp_path: Path) -> None:
     source = make_folder(tmp_path / "src")
     shoal.data.pack(str(source), str(tmp_path / "out"), SMALL._replace(format="squashfs"))
-    assert verify(str(tmp_path / "out")).problems == []
-    unpack(str(tmp_path / "out"), str(tmp_path / "back"))
+    assert verify_dataset(str(tmp_path / "out")).problems == []
+    extract_dataset(str(tmp_path / "out"), str(tmp_path / "back"))
     assert contents(tmp_path / "back") == contents(source)
     with pytest.raises(InputError, match="squashfs image"):
         shoal.data.open(str(tmp_path / "out"))
@@ -195,8 +195,8 @@ def test_we_read_and_verify_shards_of_webdataset(tmp_path: Path, monkeypatch: py
             "cls": number % 5,
             "json": json.dumps({"n": number}).encode(),
         }
-    assert verify(str(tmp_path)).problems == []
-    assert info(str(tmp_path))["samples"] == 20
+    assert verify_dataset(str(tmp_path)).problems == []
+    assert describe_dataset(str(tmp_path))["samples"] == 20
     assert len(list((tmp_path / "cache" / "shoal" / "index").iterdir())) == 1
     assert sorted(os.listdir(tmp_path)) == ["cache", "train-0000.tar"]
 
@@ -238,7 +238,7 @@ def test_an_index_is_built_again_when_a_shard_made_elsewhere_changes(
 def test_a_manifest_of_a_newer_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
     source = make_folder(tmp_path / "src", 5)
     shoal.data.pack(str(source), str(tmp_path / "out"))
-    path = tmp_path / "out" / manifest.NAME
+    path = tmp_path / "out" / manifest.MANIFEST_NAME
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": 99, "shards": "in another way"}))
     with pytest.raises(InputError, match=r"newer shoal.*version 99") as caught:
         shoal.data.open(str(tmp_path / "out"))
@@ -247,18 +247,18 @@ def test_a_manifest_of_a_newer_version_is_refused_with_what_to_do(tmp_path: Path
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', '{"version": 1, "shards": 3}'])
 def test_a_damaged_manifest_is_one_sentence(tmp_path: Path, text: str) -> None:
-    (tmp_path / manifest.NAME).write_text(text)
+    (tmp_path / manifest.MANIFEST_NAME).write_text(text)
     with pytest.raises(ShoalError, match="damaged"):
-        manifest.load(str(tmp_path))
+        manifest.load_manifest(str(tmp_path))
 
 
 def test_a_manifest_cannot_point_outside_its_folder(tmp_path: Path) -> None:
     make_folder(tmp_path / "src", 5)
     shoal.data.pack(str(tmp_path / "src"), str(tmp_path / "out"))
-    path = tmp_path / "out" / manifest.NAME
+    path = tmp_path / "out" / manifest.MANIFEST_NAME
     path.write_text(path.read_text().replace("shard-000000.tar", "../../etc/passwd"))
     with pytest.raises(ShoalError, match="not the name of a shard"):
-        manifest.load(str(tmp_path / "out"))
+        manifest.load_manifest(str(tmp_path / "out"))
 
 
 @settings(max_examples=25)
@@ -269,7 +269,7 @@ def test_any_cut_or_changed_byte_of_a_shard_is_found(
     folder = tmp_path_factory.mktemp("damage")
     make_folder(folder / "src", 12, size=400)
     format = data.draw(st.sampled_from(["tar", "tfrecord"]))
-    shoal.data.pack(str(folder / "src"), str(folder / "out"), Settings(format=format))
+    shoal.data.pack(str(folder / "src"), str(folder / "out"), ShardSettings(format=format))
     shard = next(path for path in (folder / "out").iterdir() if path.suffix == f".{format}")
     original = shard.read_bytes()
     place = data.draw(st.integers(0, len(original) - 1))
@@ -279,7 +279,7 @@ def test_any_cut_or_changed_byte_of_a_shard_is_found(
         shard.write_bytes(
             original[:place] + bytes([original[place] ^ data.draw(st.integers(1, 255))]) + original[place + 1 :]
         )
-    assert [problem.shard for problem in verify(str(folder / "out")).problems] == [shard.name]
+    assert [problem.shard for problem in verify_dataset(str(folder / "out")).problems] == [shard.name]
 
 
 def test_verify_names_the_samples_that_were_hit(tmp_path: Path) -> None:
@@ -291,23 +291,23 @@ def test_verify_names_the_samples_that_were_hit(tmp_path: Path) -> None:
     bytes_ = bytearray(shard.read_bytes())
     bytes_[member.offset] ^= 1
     shard.write_bytes(bytes_)
-    (problem,) = verify(str(tmp_path / "out")).problems
+    (problem,) = verify_dataset(str(tmp_path / "out")).problems
     assert f"{data.key(5)}.jpg altered" in problem.message
     with pytest.raises(ShoalError, match="wrong checksum"):
         data[5]
     with pytest.raises(ShoalError, match="damaged"):
-        unpack(str(tmp_path / "out"), str(tmp_path / "back"))
+        extract_dataset(str(tmp_path / "out"), str(tmp_path / "back"))
     assert not (tmp_path / "back").exists()
 
 
 def test_a_truncated_shard_made_elsewhere_is_found_by_its_structure(tmp_path: Path) -> None:
     make_folder(tmp_path / "src", 12, size=400)
     for format in ("tar", "tfrecord"):
-        shoal.data.pack(str(tmp_path / "src"), str(tmp_path / format), Settings(format=format))
+        shoal.data.pack(str(tmp_path / "src"), str(tmp_path / format), ShardSettings(format=format))
         name = f"shard-000000.{format}"
         whole = (tmp_path / format / name).read_bytes()
         (tmp_path / f"cut.{format}").write_bytes(whole[: len(whole) * 2 // 3])
-        (problem,) = verify(str(tmp_path / f"cut.{format}")).problems
+        (problem,) = verify_dataset(str(tmp_path / f"cut.{format}")).problems
         assert "cut off" in problem.message
         with pytest.raises(ShoalError, match="cut off"):
             shoal.data.open(str(tmp_path / f"cut.{format}"))[0]

@@ -17,11 +17,11 @@ import shoal.data
 from conftest import cancel_all
 from data_sets import SHOAL, contents, make_data, make_folder, with_data
 from project import Project
-from shoal.data.advising import Times, advise, measure_delivery, predict, summarize
-from shoal.data.benching import Bench, Measured, drop_cache
+from shoal.data.advising import BatchTimes, advise_loader, batch_times, measure_delivery, predict
+from shoal.data.benching import BenchResult, BenchRow, drop_cache
 from shoal.describe.data_sets import resolve_data
 from shoal.job import cache
-from shoal.job.data import Arriving
+from shoal.job.data import DataWait
 from shoal.sandbox import Sandbox
 from staging_cases import Gate
 
@@ -113,7 +113,7 @@ def test_the_data_of_a_run_is_part_of_what_it_is(tmp_path: Path) -> None:
 def test_a_training_begins_before_staging_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from shoal.data.for_torch import Loader
+    from shoal.data.for_torch import CheckpointableLoader
     from shoal.job.staging import Stage
 
     data = make_data(tmp_path)
@@ -128,7 +128,9 @@ def test_a_training_begins_before_staging_ends(tmp_path: Path, monkeypatch: pyte
     def decode(sample: tuple[str, bytes, int]) -> tuple[str, torch.Tensor, int]:
         return sample[0], torch.frombuffer(bytearray(sample[1][:64]), dtype=torch.uint8).float() / 255, sample[2]
 
-    loader = Loader(shoal.data.open(place, fields=("__key__", "jpg", "cls"), transform=decode), batch_size=4, seed=0)
+    loader = CheckpointableLoader(
+        shoal.data.open(place, fields=("__key__", "jpg", "cls"), transform=decode), batch_size=4, seed=0
+    )
     model = torch.nn.Linear(64, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     seen: Counter[str] = Counter()
@@ -236,14 +238,14 @@ def test_every_node_of_a_job_gets_the_data(tmp_path: Path, quiet_cluster: Sandbo
     project.shoal("submit", "experiments/001_a", SHOAL_SCRATCH=str(tmp_path / "scratch"))
     place = project.wait_started("001_a/000_train_0")["env"]["SHOAL_DATA_IMAGES"]
     assert contents(Path(place)) == contents(data)
-    assert cache.busy(os.path.join(os.path.dirname(place).replace("/objects/", "/use/")))
+    assert cache.is_locked(os.path.join(os.path.dirname(place).replace("/objects/", "/use/")))
     (project.root / "go").touch()
     project.wait("001_a/000_train_0", "done")
     here, there = staged(project, "001_a/000_train_0")
     assert "node" not in here and there["node"] in nodes_of(quiet_cluster)
     assert here["copied_bytes"] + there["copied_bytes"] == here["bytes"]
     assert not list(project.root.rglob("data-1"))
-    assert not cache.busy(os.path.join(os.path.dirname(place).replace("/objects/", "/use/")))
+    assert not cache.is_locked(os.path.join(os.path.dirname(place).replace("/objects/", "/use/")))
 
 
 @pytest.mark.slurm
@@ -371,10 +373,10 @@ def test_packed_runs_share_what_the_first_of_them_staged(tmp_path: Path) -> None
 
 
 def test_a_long_measurement_is_estimated_with_its_spread() -> None:
-    row = Measured("shards", 1, [3.0, 4.0, 3.5], [0.1, 0.1, 0.2], 500_000_000, {"n1": 1}, True)
+    row = BenchRow("shards", 1, [3.0, 4.0, 3.5], [0.1, 0.1, 0.2], 500_000_000, {"n1": 1}, True)
     assert row.estimate_s(1) == [6.0, 8.0, 7.0]
     assert row._replace(seconds=[2.9, 4.0]).estimate_s(1) is None
-    bench = Bench("/from", "/to", 5000, 500_000_000, [row, row._replace(seconds=[1.0], cold=None)])
+    bench = BenchResult("/from", "/to", 5000, 500_000_000, [row, row._replace(seconds=[1.0], cold=None)])
     assert bench.cold is None and bench.enough_files == 23_000
 
 
@@ -383,12 +385,12 @@ def test_advise_says_warm_or_cold_as_it_was_and_decoding_only_if_something_was_d
     data.batch(range(len(data)))
     warm = measure_delivery(data, 8, seconds=0.2)
     assert warm.in_memory == 1.0 and warm.decode_per_s is None and not warm.staged
-    times = Times(step_s=0.01, prep_s=0.001, batch=8, workers=1)
-    (line,) = [said for said in advise(times, 2, warm).sentences if "reading gives" in said]
+    times = BatchTimes(step_s=0.01, prep_s=0.001, batch=8, workers=1)
+    (line,) = [said for said in advise_loader(times, 2, warm).sentences if "reading gives" in said]
     assert line.endswith("(warm cache)") and "decoding" not in line
     cold = warm._replace(in_memory=0.0, decode_per_s=5.0)
-    assert any(said.endswith("(cold cache), with decoding 5") for said in advise(times, 2, cold).sentences)
-    half, unknown = (advise(times, 2, warm._replace(in_memory=share)).sentences[-1] for share in (0.4, None))
+    assert any(said.endswith("(cold cache), with decoding 5") for said in advise_loader(times, 2, cold).sentences)
+    half, unknown = (advise_loader(times, 2, warm._replace(in_memory=share)).sentences[-1] for share in (0.4, None))
     assert "(40% of it cached)" in half and "does not tell" in unknown
 
 
@@ -405,10 +407,12 @@ def test_advise_sees_a_cold_cache(tmp_path: Path) -> None:
 
 
 def test_advise_gives_no_advice_that_is_followed_already(tmp_path: Path) -> None:
-    slow = Times(step_s=0.001, prep_s=0.2, batch=8, workers=2, cpu_share=0.8)
-    assert not any("use " in said for said in advise(slow, 2).sentences), "there are two workers on two cores already"
-    waiting = Times(step_s=0.001, prep_s=0.2, batch=8, workers=2, cpu_share=0.1)
-    told = {data: "".join(advise(waiting._replace(data=data), 2).sentences) for data in ("", "packed", "staged")}
+    slow = BatchTimes(step_s=0.001, prep_s=0.2, batch=8, workers=2, cpu_share=0.8)
+    assert not any("use " in said for said in advise_loader(slow, 2).sentences), (
+        "there are two workers on two cores already"
+    )
+    waiting = BatchTimes(step_s=0.001, prep_s=0.2, batch=8, workers=2, cpu_share=0.1)
+    told = {data: "".join(advise_loader(waiting._replace(data=data), 2).sentences) for data in ("", "packed", "staged")}
     assert "pack into shards and stage them" in told[""]
     assert "stage the shards" in told["packed"] and "pack into" not in told["packed"]
     assert "staged already" in told["staged"] and "pack into" not in told["staged"]
@@ -448,9 +452,9 @@ def test_advise_takes_out_what_other_programs_cost_and_says_so() -> None:
         step = {"kind": "batch", "workers": 1, "size": 16, "cpu_s": 0.001, "queued_s": step_queued_s}
         return [prep, {**step, "wait_s": wait_s, "step_s": 0.08 + step_queued_s}] * 10
 
-    free, contended = summarize(records(0.0, 0.0, 0.001)), summarize(records(0.1, 0.02, 0.05))
+    free, contended = batch_times(records(0.0, 0.0, 0.001)), batch_times(records(0.1, 0.02, 0.05))
     assert free is not None and contended is not None
-    quiet, busy = advise(free, 2), advise(contended, 2)
+    quiet, busy = advise_loader(free, 2), advise_loader(contended, 2)
     assert (quiet.bound, busy.bound) == ("model", "model")
     assert busy.predicted == pytest.approx(quiet.predicted) and quiet.predicted[1] == pytest.approx(12.5)
     assert contended.contention == pytest.approx(0.12 / 0.248) and contended.cpu_share == pytest.approx(1.0)
@@ -459,7 +463,7 @@ def test_advise_takes_out_what_other_programs_cost_and_says_so() -> None:
 
 
 def test_advise_counts_the_cpu_work_of_the_model_too() -> None:
-    times = Times(step_s=0.05, prep_s=0.06, batch=8, workers=1, step_cpu_s=0.05)
+    times = BatchTimes(step_s=0.05, prep_s=0.06, batch=8, workers=1, step_cpu_s=0.05)
     assert predict(times, 8, cores=2) == pytest.approx(1 / 0.055)
     assert predict(times, 8, cores=16) == pytest.approx(20.0)
 
@@ -467,7 +471,7 @@ def test_advise_counts_the_cpu_work_of_the_model_too() -> None:
 def test_a_run_that_waits_for_its_data_is_stopped_at_once_and_not_by_a_warning() -> None:
     woken, rope = os.pipe()
     try:
-        waiting = Arriving(-1, rope)
+        waiting = DataWait(-1, rope)
         waiting.signal(signal.SIGUSR1)
         assert waiting.poll() is None
         waiting.signal(signal.SIGTERM)

@@ -17,16 +17,16 @@ from hypothesis import strategies as st
 
 import shoal.data
 from data_sets import SHOAL, contents, make_folder
-from shoal.data.checking import info, verify
-from shoal.data.estimating import estimate
-from shoal.data.packing import finished_shards, prepare
-from shoal.data.planning import Settings, make_plan
-from shoal.data.scan import Scan, SourceFile, SourceSample
-from shoal.data.unpacking import unpack
+from shoal.data.checking import describe_dataset, verify_dataset
+from shoal.data.estimating import estimate_sharding
+from shoal.data.packing import finished_shards, prepare_sharding
+from shoal.data.planning import ShardSettings, plan_shards
+from shoal.data.scan import SourceFile, SourceSample, SourceScan
+from shoal.data.unpacking import extract_dataset
 from shoal.errors import InputError, ShoalError
 from waiting import wait_until
 
-SMALL = Settings(shard_mb=0.05, first_mb=0.01)
+SMALL = ShardSettings(shard_mb=0.05, first_mb=0.01)
 
 
 def write_pixels(root: Path) -> Path:
@@ -64,7 +64,9 @@ def test_the_order_is_mixed_over_classes_and_can_be_kept(tmp_path: Path) -> None
 )
 def test_shards_hold_every_sample_once_and_are_about_equal(sizes: list[int], shard_mb: float, first_mb: float) -> None:
     samples = [SourceSample(str(k), (("x", SourceFile(str(k), size, 0)),)) for k, size in enumerate(sizes)]
-    plan = make_plan(Scan("/", samples, [], [], [], [], []), Settings(shard_mb=shard_mb, first_mb=first_mb))
+    plan = plan_shards(
+        SourceScan("/", samples, [], [], [], [], []), ShardSettings(shard_mb=shard_mb, first_mb=first_mb)
+    )
     packed = [sample.key for shard in range(plan.shards) for sample in plan.samples(shard)]
     assert sorted(packed) == sorted(sample.key for sample in samples)
     assert all(plan.samples(shard) for shard in range(plan.shards))
@@ -113,7 +115,7 @@ def test_samples_of_several_files_are_grouped_by_stem(tmp_path: Path) -> None:
         for field in ("jpg", "seg.png", "json"):
             (tmp_path / "src").mkdir(exist_ok=True)
             (tmp_path / "src" / f"{number}.{field}").write_bytes(f"{number}{field}".encode())
-    packed = shoal.data.pack(str(tmp_path / "src"), str(tmp_path / "out"), Settings(group="stem"))
+    packed = shoal.data.pack(str(tmp_path / "src"), str(tmp_path / "out"), ShardSettings(group="stem"))
     assert packed.manifest.samples == 4
     for sample in shoal.data.open(str(tmp_path / "out")):
         key = sample.pop("__key__")
@@ -122,13 +124,15 @@ def test_samples_of_several_files_are_grouped_by_stem(tmp_path: Path) -> None:
 
 def test_an_iterator_becomes_a_data_set(tmp_path: Path) -> None:
     samples = ({"__key__": f"s{k}", "txt": f"héllo {k}", "cls": k % 4, "json": {"k": [k]}} for k in range(50))
-    made = shoal.data.pack_samples(samples, str(tmp_path / "out"), Settings(shard_mb=0.02, first_mb=0.005), buffer=10)
+    made = shoal.data.pack_samples(
+        samples, str(tmp_path / "out"), ShardSettings(shard_mb=0.02, first_mb=0.005), buffer=10
+    )
     assert made.samples == 50
     assert len(made.shards) > 1
     found = {sample["__key__"]: sample for sample in shoal.data.open(str(tmp_path / "out"), check=True)}
     assert len(found) == 50
     assert found["s7"] == {"__key__": "s7", "txt": "héllo 7".encode(), "cls": 3, "json": b'{"k": [7]}'}
-    assert verify(str(tmp_path / "out")).problems == []
+    assert verify_dataset(str(tmp_path / "out")).problems == []
 
 
 def test_an_iterator_that_fails_leaves_nothing(tmp_path: Path) -> None:
@@ -166,10 +170,10 @@ def test_any_name_that_a_disk_allows_survives_the_round_trip(
     for number, name in enumerate(names):
         Path(os.fsdecode(os.path.join(os.fsencode(folder / "src"), name))).write_bytes(b"%d" % number)
     packed = shoal.data.pack(
-        str(folder / "src"), str(folder / "out"), Settings(format=format, include=("*",)), workers=1
+        str(folder / "src"), str(folder / "out"), ShardSettings(format=format, include=("*",)), workers=1
     )
     assert packed.manifest.samples == len(names)
-    unpack(str(folder / "out"), str(folder / "back"))
+    extract_dataset(str(folder / "out"), str(folder / "back"))
     assert contents(folder / "back") == contents(folder / "src")
     assert len({sample["__key__"] for sample in shoal.data.open(str(folder / "out"))}) == len(names)
 
@@ -180,13 +184,13 @@ def test_names_that_differ_only_in_what_a_key_drops_stay_samples_of_their_own(tm
     (tmp_path / "src").mkdir()
     for name in ("a.jpg", "a.png", "a.1.jpg", "a_1.jpg", "a", "new\nline.jpg", ".hidden", "x" * 200 + ".jpg"):
         (tmp_path / "src" / name).write_text(name)
-    packed = shoal.data.pack(str(tmp_path / "src"), str(tmp_path / "out"), Settings(include=("*",)))
+    packed = shoal.data.pack(str(tmp_path / "src"), str(tmp_path / "out"), ShardSettings(include=("*",)))
     assert packed.manifest.samples == 8
     shard = str(tmp_path / "out" / "shard-000000.tar")
     found = list(webdataset.WebDataset([shard], shardshuffle=False))
     assert len(found) == 8
     assert not any("\n" in sample["__key__"] for sample in found)
-    unpack(str(tmp_path / "out"), str(tmp_path / "back"))
+    extract_dataset(str(tmp_path / "out"), str(tmp_path / "back"))
     assert contents(tmp_path / "back") == contents(tmp_path / "src")
 
 
@@ -198,7 +202,7 @@ def test_empty_files_are_kept_and_empty_folders_are_told(tmp_path: Path) -> None
     assert packed.scan.notes == ["1 empty folder left out"]
     data = shoal.data.open(str(tmp_path / "out"), check=True)
     assert {s["__key__"]: s["jpg"] for s in data}["class0/nothing"] == b""
-    unpack(str(tmp_path / "out"), str(tmp_path / "back"))
+    extract_dataset(str(tmp_path / "out"), str(tmp_path / "back"))
     assert contents(tmp_path / "back") == contents(source)
     with pytest.raises(InputError, match="nothing to pack"):
         shoal.data.pack(str(source / "bare"), str(tmp_path / "none"))
@@ -227,7 +231,7 @@ def test_what_cannot_be_read_stops_the_pack_or_is_left_out_and_listed(tmp_path: 
         shoal.data.pack(str(source), str(tmp_path / "out"))
     assert "--skip-bad" in str(caught.value.hint)
     assert not (tmp_path / "out").exists()
-    packed = shoal.data.pack(str(source), str(tmp_path / "out"), Settings(skip_bad=True))
+    packed = shoal.data.pack(str(source), str(tmp_path / "out"), ShardSettings(skip_bad=True))
     assert packed.manifest.samples == 6
     assert [text.split(":")[0] for text in packed.manifest.left_out] == ["class0/bad.jpg"]
 
@@ -240,7 +244,7 @@ def test_a_file_that_changes_between_the_look_and_the_read_is_noticed(
 
     source = make_folder(tmp_path / "src", 12)
     victim = source / "class1" / "img_00004.jpg"
-    begin = packing._begin
+    begin = packing._begin_directory
 
     def meddle(*args: object) -> None:
         begin(*args)  # type: ignore[arg-type]
@@ -249,7 +253,7 @@ def test_a_file_that_changes_between_the_look_and_the_read_is_noticed(
         elif change == "grow":
             victim.write_bytes(victim.read_bytes() + b"more")
 
-    monkeypatch.setattr(packing, "_begin", meddle)
+    monkeypatch.setattr(packing, "_begin_directory", meddle)
     if change == "unreadable":  # root may read everything, so the refusal is played here
         plain = writing.read_file
 
@@ -267,7 +271,7 @@ def test_a_file_that_changes_between_the_look_and_the_read_is_noticed(
         packed = shoal.data.pack(str(source), str(tmp_path / "out"), SMALL._replace(skip_bad=True))
         assert packed.manifest.samples == 11
         assert packed.manifest.left_out == ["class1/img_00004.jpg: permission denied"]
-        assert info(str(tmp_path / "out"))["left_out"] == packed.manifest.left_out
+        assert describe_dataset(str(tmp_path / "out"))["left_out"] == packed.manifest.left_out
 
 
 def test_a_source_that_changed_since_an_unfinished_pack_is_not_mixed_into_it(tmp_path: Path) -> None:
@@ -313,7 +317,7 @@ def test_a_killed_pack_goes_on_where_it_was(tmp_path: Path) -> None:
     packed = shoal.data.pack(str(source), str(tmp_path / "out"), SMALL)
     assert packed.reused == kept > 0
     assert packed.manifest.id == shoal.data.pack(str(source), str(tmp_path / "fresh"), SMALL).manifest.id
-    assert verify(str(tmp_path / "out")).problems == []
+    assert verify_dataset(str(tmp_path / "out")).problems == []
     assert not (tmp_path / "out.packing").exists()
     assert not [name for name in os.listdir(tmp_path / "out") if ".tmp-" in name]
 
@@ -338,7 +342,7 @@ def test_a_full_disk_is_one_sentence_and_the_pack_goes_on_when_there_is_room(tmp
         subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
         done = subprocess.run([*argv, "--json"], capture_output=True, text=True, check=True)
         assert json.loads(done.stdout)["reused_shards"] > 0
-        assert verify(str(disk / "out")).problems == []
+        assert verify_dataset(str(disk / "out")).problems == []
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 
@@ -376,7 +380,7 @@ def _assert_hint_shows_disk(said: str, disk: Path) -> None:
 
 def test_a_dry_run_counts_and_writes_nothing(tmp_path: Path) -> None:
     source = make_folder(tmp_path / "src", 60)
-    told = estimate(str(source), SMALL)
+    told = estimate_sharding(str(source), SMALL)
     packed = shoal.data.pack(str(source), str(tmp_path / "out"), SMALL)
     assert (told.shards, told.samples, told.bytes) == (
         len(packed.manifest.shards),
@@ -392,7 +396,7 @@ def test_two_packs_of_one_source_at_once_make_one_data_set(tmp_path: Path) -> No
     both = [subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     errors = [pack.communicate()[1] for pack in both]
     assert [pack.returncode for pack in both] == [0, 0], errors
-    assert verify(str(tmp_path / "out")).problems == []
+    assert verify_dataset(str(tmp_path / "out")).problems == []
     assert sorted(os.listdir(tmp_path)) == ["out", "src"]
 
 
@@ -420,7 +424,7 @@ def _kill_pack_in_the_middle(source: Path, goal: Path) -> int:
     assert pack.stdout is not None
     try:
         assert pack.stdout.readline().startswith(b"three")
-        plan = prepare(str(source), SMALL)
+        plan = prepare_sharding(str(source), SMALL)
         folder = str(goal) + ".packing"
         wait_until(lambda: len(finished_shards(folder, plan)) >= 2, 20, "two shards are finished")
         children = Path(f"/proc/{pack.pid}/task/{pack.pid}/children").read_text().split()

@@ -23,12 +23,12 @@ import shoal.data
 from data_sets import make_folder
 from shoal.data import ahead
 from shoal.data.benching import drop_cache
-from shoal.data.planning import Settings
+from shoal.data.planning import ShardSettings
 from shoal.data.reading import Dataset
 from shoal.errors import InputError, ShoalError
 from waiting import wait_until
 
-SMALL = Settings(shard_mb=0.03, first_mb=0.008)
+SMALL = ShardSettings(shard_mb=0.03, first_mb=0.008)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_a_sample_is_a_dict_of_all_fields_or_a_tuple_of_some(folder: Path) -> No
 
 def test_samples_that_lack_a_field_give_none_in_tuples_and_no_entry_in_dicts(tmp_path: Path) -> None:
     samples = [{"__key__": str(k), "txt": "t"} | ({"json": {"k": k}} if k % 2 else {}) for k in range(6)]
-    shoal.data.pack_samples(samples, str(tmp_path / "out"), Settings(seed=None))
+    shoal.data.pack_samples(samples, str(tmp_path / "out"), ShardSettings(seed=None))
     assert [s[0] for s in shoal.data.open(str(tmp_path / "out"), fields=("json",))] == [
         None, b'{"k": 1}', None, b'{"k": 3}', None, b'{"k": 5}'
     ]  # fmt: skip
@@ -224,35 +224,35 @@ def test_what_is_read_soon_is_brought_to_memory_beside_the_program(tmp_path: Pat
     if not is_cold():
         pytest.skip("this file system does not forget what it has in memory")
     with path.open("rb") as file:
-        ahead.bring([(file.fileno(), part, 1 << 18) for part in range(0, 5 << 20, 1 << 18)])
+        ahead.prefetch_ranges([(file.fileno(), part, 1 << 18) for part in range(0, 5 << 20, 1 << 18)])
         wait_until(lambda: in_memory(path) > 0.9, 60, "the places are in memory")
     assert is_cold()
-    ahead.bring_files([str(tmp_path / "gone"), str(path)])
+    ahead.prefetch_files([str(tmp_path / "gone"), str(path)])
     wait_until(lambda: in_memory(path) > 0.9, 60, "the file is in memory")
 
 
 def test_the_disk_is_told_until_everything_was_in_memory_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch, places = ahead.Watch(), [(0, 0, 1)] * 64
-    monkeypatch.setattr(ahead, "is_in_memory", lambda fd, offset: True)
-    told = [watch.misses(places[watch.some()]) for _ in range(30)]
+    watch, places = ahead.CacheMonitor(), [(0, 0, 1)] * 64
+    monkeypatch.setattr(ahead, "is_cached", lambda fd, offset: True)
+    told = [watch.misses(places[watch.sample_ranges()]) for _ in range(30)]
     assert told[0] and not told[-1] and told == sorted(told, reverse=True)
-    assert len(places[watch.some()]) == 8
-    monkeypatch.setattr(ahead, "is_in_memory", lambda fd, offset: False)
-    assert watch.misses(places[watch.some()])
-    assert len(places[watch.some()]) == 1
-    monkeypatch.setattr(ahead, "is_in_memory", lambda fd, offset: None)
-    assert not watch.misses(places[watch.some()])
+    assert len(places[watch.sample_ranges()]) == 8
+    monkeypatch.setattr(ahead, "is_cached", lambda fd, offset: False)
+    assert watch.misses(places[watch.sample_ranges()])
+    assert len(places[watch.sample_ranges()]) == 1
+    monkeypatch.setattr(ahead, "is_cached", lambda fd, offset: None)
+    assert not watch.misses(places[watch.sample_ranges()])
 
 
 def test_what_is_brought_to_memory_leaves_half_of_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert 0 < ahead.room() <= total / 2
+    assert 0 < ahead.prefetch_budget() <= total / 2
     brought: list[list[str]] = []
-    monkeypatch.setattr(ahead, "bring_files", brought.append)
+    monkeypatch.setattr(ahead, "prefetch_files", brought.append)
     shards = shoal.data.open(str(folder / "out")).shards
-    shards.will_need(range(len(shards)))
-    monkeypatch.setattr(ahead, "room", lambda: 100)
-    shards.will_need(range(len(shards)))
+    shards.prefetch_shards(range(len(shards)))
+    monkeypatch.setattr(ahead, "prefetch_budget", lambda: 100)
+    shards.prefetch_shards(range(len(shards)))
     assert [len(paths) for paths in brought] == [len(shards)]
 
 
@@ -333,12 +333,12 @@ def test_a_plain_dataloader_with_a_distributed_sampler_reads_everything_once(
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_the_loader_gives_the_same_batches_for_any_number_of_workers_and_resumes(folder: Path, workers: int) -> None:
-    from shoal.data.for_torch import Loader
+    from shoal.data.for_torch import CheckpointableLoader
 
     data = shoal.data.open(str(folder / "out"), fields=("__key__", "cls"))
-    reference = [list(names) for names, _ in Loader(data, batch_size=8, seed=1)]
+    reference = [list(names) for names, _ in CheckpointableLoader(data, batch_size=8, seed=1)]
     assert sorted(name for batch in reference for name in batch) == sorted(keys(data))
-    loader = Loader(data, batch_size=8, seed=1, workers=workers)
+    loader = CheckpointableLoader(data, batch_size=8, seed=1, workers=workers)
     assert len(loader) == len(reference) == 13
     found = []
     for number, (names, _) in enumerate(loader):
@@ -346,7 +346,7 @@ def test_the_loader_gives_the_same_batches_for_any_number_of_workers_and_resumes
         if number == 4:
             state = loader.state_dict()
             break
-    resumed = Loader(data, batch_size=8, workers=2 if workers == 0 else workers - 1)
+    resumed = CheckpointableLoader(data, batch_size=8, workers=2 if workers == 0 else workers - 1)
     resumed.load_state_dict(state)
     found += [list(names) for names, _ in resumed]
     assert found == reference
@@ -356,10 +356,10 @@ def test_the_loader_gives_the_same_batches_for_any_number_of_workers_and_resumes
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_whoever_took_the_last_batch_gets_the_next_epoch(folder: Path, drop_last: bool) -> None:
-    from shoal.data.for_torch import Loader
+    from shoal.data.for_torch import CheckpointableLoader
 
     data = shoal.data.open(str(folder / "out"), fields=("__key__", "cls"))
-    loader, other = (Loader(data, batch_size=8, seed=1, drop_last=drop_last) for _ in range(2))
+    loader, other = (CheckpointableLoader(data, batch_size=8, seed=1, drop_last=drop_last) for _ in range(2))
     whole = [[list(names) for names, _ in other] for _ in range(2)]
     assert [len(batches) for batches in whole] == [len(loader)] * 2
     assert [[list(names) for names, _ in islice(loader, len(loader))] for _ in range(2)] == whole

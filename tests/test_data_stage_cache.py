@@ -19,7 +19,7 @@ import pytest
 import shoal.data
 from data_sets import contents, make_folder
 from shoal.job import cache
-from shoal.job.cache import Lock, find_root
+from shoal.job.cache import FileLock, find_root
 from shoal.job.staging import Stage
 from shoal.kernel import process
 from staging_cases import STAGE, busy_threads, make_scratch, make_shards, node_root, stage_all
@@ -50,7 +50,7 @@ def test_without_scratch_the_source_is_read_and_the_record_says_why(data: Path, 
 
 
 def test_network_storage_is_no_scratch(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "file_system", lambda path: "nfs4" if "share" in path else "ext4")
+    monkeypatch.setattr(cache, "file_system_type", lambda path: "nfs4" if "share" in path else "ext4")
     (tmp_path / "share").mkdir()
     (tmp_path / "local").mkdir()
     root, notes = find_root({"SHOAL_SCRATCH": str(tmp_path / "share"), "TMPDIR": str(tmp_path / "local")})
@@ -59,7 +59,7 @@ def test_network_storage_is_no_scratch(data: Path, tmp_path: Path, monkeypatch: 
 
 
 def test_names_in_a_scratch_path_are_filled_in_on_the_node_and_the_choice_is_told(data: Path, tmp_path: Path) -> None:
-    node = process.host()
+    node = process.host_name()
     (tmp_path / f"me/77/{node}").mkdir(parents=True)
     environ = {"USER": "me", "SLURM_JOB_ID": "77", "SCRATCH": str(tmp_path), "SHOAL_SCRATCH_LIMIT": "lots"}
     environ["SHOAL_SCRATCH"] = "$SCRATCH/${USER}/$SLURM_JOB_ID/$SLURMD_NODENAME"
@@ -205,15 +205,15 @@ def test_what_nobody_uses_makes_room_and_what_is_used_stays(tmp_path: Path, scra
     used.join()
     stage_all(sets[1], scratch)
     root = node_root(scratch)
-    size = sum(entry["bytes"] for entry in cache.contents(root)) // 2
+    size = sum(entry["bytes"] for entry in cache.list_datasets(root)) // 2
     place, record = stage_all(sets[2], {**scratch, "SHOAL_SCRATCH_LIMIT": str(int(size * 2.3))})
     assert len(record["removed"]) == 1
     assert record["how"] == "staged" and contents(Path(place)) == contents(sets[2])
     assert os.path.isdir(used.path) and contents(Path(used.path)) == contents(sets[0])
-    assert {entry["id"] for entry in cache.contents(root)} == {used.list.id, record["id"]}
-    assert not cache.remove(root, used.list.id)
+    assert {entry["id"] for entry in cache.list_datasets(root)} == {used.list.id, record["id"]}
+    assert not cache.remove_dataset(root, used.list.id)
     used.close()
-    assert cache.remove(root, used.list.id)
+    assert cache.remove_dataset(root, used.list.id)
     assert os.listdir(root.folder("trash")) == []
 
 
@@ -259,7 +259,7 @@ def test_a_lock_is_open_to_all_from_its_first_moment_and_the_umask_stays(tmp_pat
     try:
         watcher.start()
         for number in range(200):
-            lock = Lock(str(tmp_path / str(number)))
+            lock = FileLock(str(tmp_path / str(number)))
             assert os.fstat(lock.fd).st_mode & 0o777 == 0o666
             lock.close()
     finally:
@@ -273,12 +273,12 @@ def test_a_lock_goes_when_its_holder_is_killed(tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
     holder = subprocess.Popen([sys.executable, "-c", _HOLD, path], stdout=subprocess.PIPE)
     assert holder.stdout is not None and holder.stdout.readline() == b"1\n"
-    assert cache.busy(path)
+    assert cache.is_locked(path)
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
     holder.stdout.close()
-    assert not cache.busy(path)
-    lock = Lock(path)
+    assert not cache.is_locked(path)
+    lock = FileLock(path)
     assert lock.take(True)
     lock.close()
 

@@ -15,9 +15,9 @@ import pytest
 
 import shoal.data
 from data_sets import contents, make_folder
-from shoal.data.planning import Settings
+from shoal.data.planning import ShardSettings
 from shoal.job import copies, copying
-from shoal.job.copying import Copier, Item
+from shoal.job.copying import Copier, CopyItem
 from shoal.job.staging import Stage, StageError
 from staging_cases import Gate, busy_threads, make_scratch, make_shards, node_root, stage_all
 from waiting import wait_until
@@ -58,8 +58,8 @@ def test_a_killed_copier_is_replaced_at_once_and_nothing_is_fetched_twice(data: 
 def test_a_part_that_a_kill_left_is_checked_and_continued(
     tmp_path: Path, scratch: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copying, "RANGE", 1000)
-    monkeypatch.setattr(copying, "_CHUNK", 300)
+    monkeypatch.setattr(copying, "RANGE_BYTES", 1000)
+    monkeypatch.setattr(copying, "_CHUNK_BYTES", 300)
     source, goal, parts = (tmp_path / name for name in ("from", "to", "parts"))
     for folder in (source, goal, parts):
         folder.mkdir()
@@ -68,7 +68,7 @@ def test_a_part_that_a_kill_left_is_checked_and_continued(
     (parts / "big").write_bytes(text[:3000] + b"?" * 1000 + text[4000:5000])
     crcs = [zlib.crc32(text[k * 1000 : k * 1000 + 1000]) for k in range(5)]
     (parts / "big.done").write_text("".join(f"{k} {crc:08x}\n" for k, crc in enumerate(crcs)) + "7 1234")
-    items = iter([Item("big", len(text), f"{zlib.crc32(text):08x}")])
+    items = iter([CopyItem("big", len(text), f"{zlib.crc32(text):08x}")])
     copier = Copier(str(source), str(goal), str(parts), 2, lambda item: None)
     copier.run(lambda: next(items, None))
     assert (goal / "big").read_bytes() == text
@@ -135,7 +135,7 @@ def test_a_changed_data_set_is_another_data_set(tmp_path: Path, data: Path, scra
     old, _ = stage_all(data, scratch)
     before = contents(Path(old))
     (tmp_path / "src" / "class0" / "new.jpg").write_bytes(b"new")
-    shoal.data.pack(str(tmp_path / "src"), str(data), Settings(shard_mb=0.05), overwrite=True)
+    shoal.data.pack(str(tmp_path / "src"), str(data), ShardSettings(shard_mb=0.05), overwrite=True)
     new, record = stage_all(data, scratch)
     assert new != old and record["how"] == "staged"
     assert contents(Path(new)) == contents(data)
@@ -149,18 +149,18 @@ def test_files_of_a_crashed_node_are_not_trusted(data: Path, scratch: dict[str, 
     stage.join()
     stage.close()
     home = Path(stage.copy.home)
-    about = json.loads((home / copies.ABOUT).read_text())
-    complete = json.loads((home / copies.COMPLETE).read_text())
+    about = json.loads((home / copies.ABOUT_FILE).read_text())
+    complete = json.loads((home / copies.COMPLETE_FILE).read_text())
     assert complete["synced"]
     # The node went down before the data was on disk: names are there, bytes are not.
-    (home / copies.ABOUT).write_text(json.dumps({**about, "boot": "another"}))
-    (home / copies.COMPLETE).write_text(json.dumps({"boot": "another", "bytes": complete["bytes"]}))
+    (home / copies.ABOUT_FILE).write_text(json.dumps({**about, "boot": "another"}))
+    (home / copies.COMPLETE_FILE).write_text(json.dumps({"boot": "another", "bytes": complete["bytes"]}))
     victim = home / "data" / "shard-000002.tar"
     victim.write_bytes(b"\0" * victim.stat().st_size)
     place, record = stage_all(data, scratch)
     assert record["how"] == "staged" and contents(Path(place)) == contents(data)
     # It went down later: the data was on disk, and is used again.
-    (home / copies.ABOUT).write_text(json.dumps({**about, "boot": "another"}))
+    (home / copies.ABOUT_FILE).write_text(json.dumps({**about, "boot": "another"}))
     assert stage_all(data, scratch)[1]["how"] == "shared"
 
 

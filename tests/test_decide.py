@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from shoal.errors import InputError
-from shoal.model import AS_MEANT, ENDED, LIVE, RunSpec
+from shoal.model import ACTIVE_STATES, ENDED_STATES, SUCCESSFUL_STATES, RunSpec
 from shoal.observe.run_state import RunView
-from shoal.submit.decide import decide, differences
+from shoal.submit.decide import decide_start, spec_differences
 
 SPEC = RunSpec(
     experiment="001_a", stem="000_train_0", order=0, step="train", step_kind="train", seed=0,
@@ -22,43 +22,43 @@ def _view(state: str) -> RunView:
 
 
 def test_a_run_that_nobody_knows_starts() -> None:
-    assert decide(SPEC, None, _view("new"), again=False)[:2] == (True, 1)
+    assert decide_start(SPEC, None, _view("new"), again=False)[:2] == (True, 1)
 
 
-@pytest.mark.parametrize("state", sorted(LIVE))
+@pytest.mark.parametrize("state", sorted(ACTIVE_STATES))
 def test_a_live_run_is_left_alone_and_never_doubled(state: str) -> None:
-    assert not decide(SPEC, SPEC, _view(state), again=False).start
+    assert not decide_start(SPEC, SPEC, _view(state), again=False).start
     for asked, again in ((OTHER, False), (SPEC, True)):
         with pytest.raises(InputError):
-            decide(asked, SPEC, _view(state), again=again)
+            decide_start(asked, SPEC, _view(state), again=again)
 
 
 def test_a_run_that_is_done_is_left_alone_unless_asked_for_again() -> None:
-    assert not decide(SPEC, SPEC, _view("done"), again=False).start
-    assert decide(SPEC, SPEC, _view("done"), again=True)[:2] == (True, 2)
+    assert not decide_start(SPEC, SPEC, _view("done"), again=False).start
+    assert decide_start(SPEC, SPEC, _view("done"), again=True)[:2] == (True, 2)
     with pytest.raises(InputError, match=r"--lr 0\.1, now --lr 0\.2"):
-        decide(OTHER, SPEC, _view("done"), again=False)
+        decide_start(OTHER, SPEC, _view("done"), again=False)
 
 
-@pytest.mark.parametrize("state", sorted(ENDED - AS_MEANT))
+@pytest.mark.parametrize("state", sorted(ENDED_STATES - SUCCESSFUL_STATES))
 def test_a_run_that_ended_badly_starts_again_under_its_revision_or_with_new_settings_under_the_next(state: str) -> None:
-    assert decide(SPEC, SPEC, _view(state), again=False)[:2] == (True, 1)
-    assert decide(OTHER, SPEC, _view(state), again=False)[:2] == (True, 2)
+    assert decide_start(SPEC, SPEC, _view(state), again=False)[:2] == (True, 1)
+    assert decide_start(OTHER, SPEC, _view(state), again=False)[:2] == (True, 2)
 
 
 def test_a_run_that_a_search_stopped_starts_only_when_it_is_named_or_became_another() -> None:
-    assert not decide(SPEC, SPEC, _view("stopped"), again=False).start
-    assert decide(SPEC, SPEC, _view("stopped"), again=False, by_name=True)[:2] == (True, 1)
-    assert decide(SPEC, SPEC, _view("stopped"), again=True)[:2] == (True, 2)
-    assert decide(OTHER, SPEC, _view("stopped"), again=False)[:2] == (True, 2)
+    assert not decide_start(SPEC, SPEC, _view("stopped"), again=False).start
+    assert decide_start(SPEC, SPEC, _view("stopped"), again=False, by_name=True)[:2] == (True, 1)
+    assert decide_start(SPEC, SPEC, _view("stopped"), again=True)[:2] == (True, 2)
+    assert decide_start(OTHER, SPEC, _view("stopped"), again=False)[:2] == (True, 2)
 
 
 def test_two_scripts_whose_names_became_one_are_told_apart() -> None:
     with pytest.raises(InputError, match="would both be called"):
-        decide(msgspec.structs.replace(SPEC, title="001_a/000_tr ain_0"), SPEC, _view("failed"), again=False)
+        decide_start(msgspec.structs.replace(SPEC, title="001_a/000_tr ain_0"), SPEC, _view("failed"), again=False)
 
 
 def test_resources_are_no_part_of_what_a_run_is() -> None:
     moved = msgspec.structs.replace(SPEC, flags=["--partition=low"], cwd="/elsewhere")
-    assert moved.digest == SPEC.digest and differences(SPEC, moved) == []
-    assert differences(SPEC, OTHER) == ["args was --lr 0.1, now --lr 0.2", "A was 1, now not set"]
+    assert moved.digest == SPEC.digest and spec_differences(SPEC, moved) == []
+    assert spec_differences(SPEC, OTHER) == ["args was --lr 0.1, now --lr 0.2", "A was 1, now not set"]

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from shoal.batch.text import read_text
-from shoal.doctor.check import RealFiles, examine, find_files
+from shoal.doctor.check import DiskFiles, check_script, find_files
 from shoal.doctor.finding import Finding
 
 CORPUS = Path(__file__).parent / "corpus"
 EXPECTED = CORPUS / "expected.toml"
 
 
-class CorpusFiles(RealFiles):
+class CorpusFiles(DiskFiles):
     """As if the folder logs/ were there: an empty folder cannot be kept in a repository."""
 
     def folder_exists(self, path: str) -> bool | None:
@@ -33,7 +33,7 @@ def scripts() -> list[Path]:
 
 def findings_of(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
     monkeypatch.chdir(CORPUS)
-    return examine(read_text(path), path, None, {}, files=CorpusFiles(path, CORPUS)).findings
+    return check_script(read_text(path), path, None, {}, files=CorpusFiles(path, CORPUS)).findings
 
 
 def words(findings: list[Finding]) -> list[str]:

@@ -8,21 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.batch.directives import parse_words, read_directives, split_directive
+from shoal.batch.directives import parse_option_words, read_directives, split_directive
 from shoal.batch.shell_commands import parse_shell
-from shoal.batch.text import decode
-from shoal.doctor.check import examine_text
+from shoal.batch.text import decode_text
+from shoal.doctor.check import check_text
 from shoal.doctor.geometry import read_geometry
-from shoal.doctor.launches import Launch, find_launches
+from shoal.doctor.launches import ScriptLaunch, find_launches
 from shoal.doctor.python_file import read_program
-from shoal.doctor.script import Script, read_script
+from shoal.doctor.script import BatchScript, read_batch_script
 
 
-def script(text: str, path: str = "job.sh") -> Script:
-    return read_script(decode(text.encode()), path)
+def script(text: str, path: str = "job.sh") -> BatchScript:
+    return read_batch_script(decode_text(text.encode()), path)
 
 
-def launches(body: str) -> list[Launch]:
+def launches(body: str) -> list[ScriptLaunch]:
     return find_launches(parse_shell(body).commands)[0]
 
 
@@ -42,11 +42,11 @@ def launches(body: str) -> list[Launch]:
     ],
 )
 def test_the_encoding_of_a_script_is_told_apart(data: bytes, encoding: str) -> None:
-    assert decode(data).encoding == encoding
+    assert decode_text(data).encoding == encoding
 
 
 def test_lines_end_where_bash_ends_them() -> None:
-    text = decode("a\x0cb\u2028c\r\nd\n".encode())
+    text = decode_text("a\x0cb\u2028c\r\nd\n".encode())
     assert text.lines == ("a\x0cb\u2028c", "d")
     assert (text.crlf, text.first_crlf) == (1, 1)
 
@@ -131,7 +131,7 @@ def test_no_text_breaks_the_reader(text: str) -> None:
 @given(st.binary(max_size=300))
 @settings(max_examples=300)
 def test_no_bytes_break_the_doctor(data: bytes) -> None:
-    read_script(decode(data), "job.sh")
+    read_batch_script(decode_text(data), "job.sh")
 
 
 _LINES = """\
@@ -157,7 +157,7 @@ if true; then""".splitlines()
 @settings(max_examples=200)
 def test_no_mixture_of_lines_breaks_a_rule(lines: list[str]) -> None:
     text = "#!/bin/bash\n" + "\n".join(lines)
-    for finding in examine_text(text, "job.sh"):
+    for finding in check_text(text, "job.sh"):
         assert 1 <= finding.line <= text.count("\n") + 1
 
 
@@ -170,7 +170,7 @@ def test_a_directive_is_split_as_sbatch_splits_it() -> None:
 
 
 def test_every_spelling_of_an_option_has_its_long_name() -> None:
-    found, stray = parse_words(
+    found, stray = parse_option_words(
         ["-N2", "-n", "8", "--cpus-per-t=4", "--mem", "8G", "--exclusive", "-Hs", "--tasks-per-node=2"]
     )
     assert [(one.name, one.value) for one in found] == [
@@ -211,13 +211,13 @@ def test_a_heterogeneous_job_has_no_geometry() -> None:
 def test_gpus_and_tasks_are_counted_as_slurm_counts_them(
     words: str, per_node: int | None, total: int | None, tasks: int
 ) -> None:
-    options = {one.name: one for one in parse_words(words.split())[0]}
+    options = {one.name: one for one in parse_option_words(words.split())[0]}
     geometry = read_geometry(options)
     assert (geometry.gpus_per_node, geometry.gpus_total, geometry.tasks) == (per_node, total, tasks)
 
 
 def test_what_is_not_a_number_is_uncertain_and_never_guessed() -> None:
-    options = {one.name: one for one in parse_words(["--nodes=$N", "--ntasks={{n}}", "--gres=gpu:$G"])[0]}
+    options = {one.name: one for one in parse_option_words(["--nodes=$N", "--ntasks={{n}}", "--gres=gpu:$G"])[0]}
     geometry = read_geometry(options)
     assert geometry.uncertain == {"nodes", "ntasks", "gpus"}
     assert geometry.gpus_per_node is None
@@ -273,9 +273,10 @@ def test_an_experiment_of_ours_is_read_through_its_step_call() -> None:
     found = script('source "$(shoal shell)"\ntrain --mem=64 --time=24 --gres=gpu:4 -- --lr 1\n')
     assert found.kind == "experiment"
     assert (found.options["mem"].value, found.options["time"].line) == ("64", 2)
-    assert {
-        finding.code for finding in examine_text('source "$(shoal shell)"\ntrain --mem=64 --time=24\n', "x.sh")
-    } == {"D10", "D14"}
+    assert {finding.code for finding in check_text('source "$(shoal shell)"\ntrain --mem=64 --time=24\n', "x.sh")} == {
+        "D10",
+        "D14",
+    }
 
 
 # --- programs

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from doctor_pairs import PAIRS, Case, Pair
-from shoal.batch.text import decode
+from shoal.batch.text import decode_text
 from shoal.doctor import rules
 from shoal.doctor.check import find_files
-from shoal.doctor.finding import RULES, Facts, Finding, apply_rules
-from shoal.doctor.script import read_script
+from shoal.doctor.finding import RULES, CheckFacts, Finding, apply_rules
+from shoal.doctor.script import read_batch_script
 
-rules.load()
+rules.load_rules()
 
 
 class FakeFiles:
@@ -30,8 +30,8 @@ class FakeFiles:
 def findings_of(case: Case, folder: Path) -> list[Finding]:
     if case.program is not None:
         (folder / "train.py").write_text(case.program)
-    script = read_script(decode(case.data), str(folder / "job.sh"))
-    return apply_rules(Facts(script, FakeFiles(case), case.cluster, case.refusal, case.nearest, *case.inputs))
+    script = read_batch_script(decode_text(case.data), str(folder / "job.sh"))
+    return apply_rules(CheckFacts(script, FakeFiles(case), case.cluster, case.refusal, case.nearest, *case.inputs))
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=[pair.code for pair in PAIRS])
@@ -55,7 +55,7 @@ def test_every_rule_has_a_pair() -> None:
 @pytest.mark.parametrize("pair", PAIRS, ids=[pair.code for pair in PAIRS])
 def test_a_finding_is_one_sentence_with_a_place_an_effect_and_a_fix(pair: Pair, tmp_path: Path) -> None:
     for finding in findings_of(pair.bad, tmp_path):
-        lines = max(1, len(decode(pair.bad.data).lines))
+        lines = max(1, len(decode_text(pair.bad.data).lines))
         assert 1 <= finding.line <= lines
         for text in (finding.message, finding.effect, finding.fix):
             assert text and "\n" not in text and (text.endswith("...") or not text.endswith("."))

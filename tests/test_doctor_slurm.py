@@ -12,8 +12,8 @@ import pytest
 
 from conftest import MakeSandbox
 from shoal.cli import main
-from shoal.doctor.check import examine_all
-from shoal.doctor.cluster import ask_cluster
+from shoal.doctor.check import check_scripts
+from shoal.doctor.cluster import query_cluster
 from shoal.sandbox import Sandbox
 
 pytestmark = pytest.mark.slurm
@@ -127,7 +127,7 @@ def test_what_sbatch_silently_ignores_the_doctor_refuses(
 
 
 def test_the_facts_of_the_cluster_are_read_from_it(slurm: Sandbox) -> None:
-    facts = ask_cluster(slurm.env(), "nobody")
+    facts = query_cluster(slurm.env(), "nobody")
     assert facts is not None
     assert facts.version is not None
     assert facts.version >= (20, 0)
@@ -139,7 +139,7 @@ def test_the_facts_of_the_cluster_are_read_from_it(slurm: Sandbox) -> None:
 
 def test_a_silent_slurm_is_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, "--time=1:00:00")
-    examined, cluster = examine_all([path], {"PATH": "/usr/bin:/bin", "SLURM_CONF": "/nowhere/slurm.conf"})
+    examined, cluster = check_scripts([path], {"PATH": "/usr/bin:/bin", "SLURM_CONF": "/nowhere/slurm.conf"})
     assert cluster is None
     assert examined[0].findings == []
 

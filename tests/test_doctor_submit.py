@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from project import Project
-from shoal.doctor.check import examine_text
+from shoal.doctor.check import check_text
 from shoal.sandbox import Sandbox
 
 SPREAD = """
@@ -61,7 +61,7 @@ def test_our_own_batch_scripts_are_clean(tmp_path: Path, quiet_cluster: Sandbox)
     scripts = [folder / "script.sh" for folder in project.submissions()]
     assert len(scripts) == 2
     for path in scripts:
-        found = [one for one in examine_text(path.read_text(), str(path)) if one.severity != "hint"]
+        found = [one for one in check_text(path.read_text(), str(path)) if one.severity != "hint"]
         assert found == [], path.read_text()
 
 
@@ -71,7 +71,7 @@ def test_what_shoal_generates_is_clean(tmp_path: Path) -> None:
     for gpus, words in ((8, ["--use-ddp", "--nodes", "1"]), (8, ["--use-ddp", "--nodes", "4"]), (1, ["--nodes", "1"])):
         out = project.shoal("generate", "--config-file", "c.toml", "--on", "c", "--gpus-per-node", gpus, *words).out
         (project.root / "logs").mkdir(exist_ok=True)
-        found = examine_text(out, str(project.root / "job.sh"))
+        found = check_text(out, str(project.root / "job.sh"))
         # A requeue without a word about checkpoints is the program's affair, and hints are hints.
         assert [one.code for one in found if one.severity != "hint" and one.code != "R07"] == [], (found, out)
 

@@ -13,16 +13,16 @@ import pytest
 from launching import Launching
 from made_up import MadeUp, put_attempt
 from project import Project
-from shoal.backends.slurm.query import Snapshot
+from shoal.backends.slurm.query import QueueState
 from shoal.observe.run_views import observe
-from shoal.units import listed
+from shoal.units import shorten_list
 from shoal.views import collectives, status, why
-from shoal.views.details import Details
-from shoal.views.post_mortem import post_mortem
+from shoal.views.details import RunDetails
+from shoal.views.post_mortem import explain_failure
 from shoal.views.screen import Screen
-from shoal.views.status import Filter
-from shoal.views.tui.detail import text_of
-from shoal.views.web.feed import Feed, id_of
+from shoal.views.status import StatusFilter
+from shoal.views.tui.detail import tab_text
+from shoal.views.web.feed import DashboardData, run_id
 
 RUN = "001_a/000_fit_0"
 #: The program -> what every view has to show.
@@ -80,11 +80,11 @@ def test_every_view_shows_the_error(kind: str, tmp_path: Path) -> None:
     assert error in project.shoal("logs", "--errors").out
     home, view = str(project.home), observe(str(project.home), [RUN]).views[RUN]
     for tab in ("log", "errors"):
-        assert any(error in line for line in text_of(tab, home, view, Details())), f"the terminal view, {tab}"
-    feed = Feed(home, lambda environ, newer: Snapshot({}))
+        assert any(error in line for line in tab_text(tab, home, view, RunDetails())), f"the terminal view, {tab}"
+    feed = DashboardData(home, lambda environ, newer: QueueState({}))
     assert error in feed.runs()["runs"][0]["cause"], "the page's table"
-    assert any(error in line for line in feed.why(id_of(RUN))["log_lines"]), "the page's errors"
-    assert error in feed.log(id_of(RUN), "out", None, -65536)["text"], "the page's log"
+    assert any(error in line for line in feed.why(run_id(RUN))["log_lines"]), "the page's errors"
+    assert error in feed.log(run_id(RUN), "out", None, -65536)["text"], "the page's log"
 
 
 def test_the_last_lines_are_shown_although_the_cause_is_further_up(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ STALLS = {
 def test_an_nccl_time_out_says_which_rank_and_whether_it_is_the_network(case: str, tmp_path: Path) -> None:
     logs, sentences, command = STALLS[case]
     _, home, view = with_ranks(tmp_path, logs)
-    told = post_mortem(home, view, None, None)
+    told = explain_failure(home, view, None, None)
     assert told.kind == "nccl_timeout" and told.headline.startswith("NCCL time-out")
     for sentence in sentences:
         assert any(sentence in line for line in told.evidence), told.evidence
@@ -244,7 +244,7 @@ def test_an_nccl_time_out_says_which_rank_and_whether_it_is_the_network(case: st
 def test_a_rank_that_died_is_the_cause_and_not_the_others_that_waited_for_it(tmp_path: Path) -> None:
     error = b'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\nIndexError: too far\n'
     _, home, view = with_ranks(tmp_path, {0: watchdog(0), 1: watchdog(1), 2: error})
-    told = post_mortem(home, view, None, None)
+    told = explain_failure(home, view, None, None)
     assert (told.kind, told.headline) == ("python", "Python error: IndexError: too far")
     assert told.log_path is not None and told.log_path.endswith("rank-2.out")
 
@@ -280,7 +280,7 @@ def test_attempts_before_the_last_one_are_explained(tmp_path: Path) -> None:
     put_attempt(folder, 2, {**start, "job_id": "12"}, {**bad, "attempt": 2, "stopped_by": "lost"})
     put_attempt(folder, 3, {**start, "job_id": "13", "failed_nodes": ["n7"]}, {**bad, "attempt": 3, "job_id": "13"})
     (output / "attempt-3.out").write_bytes(b"step 1\nValueError: the sample is empty\n")
-    told = why.gather(made.home, RUN, os.environ).evidence
+    told = why.explain_run(made.home, RUN, os.environ).evidence
     found = [line for line in told if line.startswith("attempt ")]
     assert "Slurm stopped it (SIGTERM) and put its job into the queue again: preempted or requeued" in found[-3], told
     assert "lost with node n7, which failed" in found[-2]
@@ -288,13 +288,15 @@ def test_attempts_before_the_last_one_are_explained(tmp_path: Path) -> None:
 
 
 def test_lists_that_are_cut_say_how_many_are_left(tmp_path: Path) -> None:
-    assert listed(["a", "b", "c", "d"], 2) == "a, b and 2 more" and listed(["a", "b"], 2) == "a, b"
+    assert shorten_list(["a", "b", "c", "d"], 2) == "a, b and 2 more" and shorten_list(["a", "b"], 2) == "a, b"
     made = MadeUp(tmp_path / "project")
     for number in range(30):
         words = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta"][number % 6]
         made.run(f"001_many/000_train_{number}", "failed", err=f"ValueError: {words}\n".encode())
-    lines = status.lines_of(
-        report := status.gather(made.home, Filter()), report.views, Screen(tty=True, width=100, colour=False)
+    lines = status.status_lines(
+        report := status.gather_status(made.home, StatusFilter()),
+        report.views,
+        Screen(tty=True, width=100, colour=False),
     )
     assert any("and 2 more causes of 10 runs; --tasks shows them" in line for line in lines), lines
     shutil.rmtree(made.root)

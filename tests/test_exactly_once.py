@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from project import Project
-from shoal.kernel.failpoints import POINTS
+from shoal.kernel.failpoints import FAILPOINTS
 from shoal.sandbox import Sandbox
 
 RUN = "001_a/000_train_0"
 TASKS = [f"001_a/000_train_{seed}" for seed in range(4)]
 #: What happens on this machine: the answer of sbatch has no part in it.
-LOCAL_POINTS = [point for point in POINTS if point not in ("after-sbatch", "before-outcome", "before-report")]
+LOCAL_POINTS = [point for point in FAILPOINTS if point not in ("after-sbatch", "before-outcome", "before-report")]
 
 
 @pytest.mark.slurm
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", FAILPOINTS)
 def test_a_job_runs_once_although_its_submission_was_killed(point: str, tmp_path: Path, cluster: Sandbox) -> None:
     project = Project(tmp_path, cluster)
     script = project.script("001_a/000_train_0.sh", "train --time=5 --mem=50")
@@ -27,7 +27,7 @@ def test_a_job_runs_once_although_its_submission_was_killed(point: str, tmp_path
 
 
 @pytest.mark.slurm
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", FAILPOINTS)
 def test_every_task_of_an_array_runs_once_although_its_submission_was_killed(
     point: str, tmp_path: Path, cluster: Sandbox
 ) -> None:

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from shoal.kernel import files
 from shoal.observe import records
 from shoal.observe.files import as_disk_error
-from shoal.observe.records import Claim, DamagedRecord
+from shoal.observe.records import ClaimRecord, DamagedRecord
 
 
 @pytest.fixture
 def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on NFS, where every file has a name from the start."""
-    monkeypatch.setattr(files, "_named_only", {tmp_path.stat().st_dev})
+    monkeypatch.setattr(files, "_devices_without_tmpfile", {tmp_path.stat().st_dev})
 
 
 @pytest.fixture(params=["without a name first", "with a temporary name"])
@@ -124,7 +124,7 @@ def test_a_file_system_without_unnamed_files_gets_temporary_names(
             raise OSError(code, "refused")
         return real(path, flags, *rest, **named)
 
-    monkeypatch.setattr(files, "_named_only", set())
+    monkeypatch.setattr(files, "_devices_without_tmpfile", set())
     monkeypatch.setattr(os, "open", refuse)
     assert files.create_exclusive(str(tmp_path / "a"), b"1") and files.create_exclusive(str(tmp_path / "b"), b"2")
     assert sorted(os.listdir(tmp_path)) == ["a", "b"] and len(asked) == (2 if code == errno.ENOENT else 1)
@@ -169,12 +169,12 @@ def test_a_file_that_others_could_have_changed_is_not_read_for_execution(tmp_pat
     tmp_path.chmod(0o2770)
     path = tmp_path / "script"
     files.create_exclusive(str(path), b"x", executable=True)
-    assert files.read_own(str(path)) == b"x"
+    assert files.read_trusted(str(path)) == b"x"
     path.chmod(0o660)
     with pytest.raises(PermissionError, match="other users can change it"):
-        files.read_own(str(path))
+        files.read_trusted(str(path))
     tmp_path.chmod(0o700)
-    assert files.read_own(str(path)) == b"x"
+    assert files.read_trusted(str(path)) == b"x"
 
 
 def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,22 +194,22 @@ def test_a_damaged_record_is_named(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "submit.1.claim"
     path.write_bytes(data)
     with pytest.raises(DamagedRecord, match=r"submit\.1\.claim"):
-        records.read(str(path), Claim)
+        records.read_checked(str(path), ClaimRecord)
 
 
 def test_a_record_of_a_newer_shoal_is_not_guessed_at(tmp_path: Path) -> None:
     record = {"schema": 2, "token": "t", "revision": 1, "output_dir": "o", "log_dir": "l"}
     (tmp_path / "claim").write_text(json.dumps(record))
     with pytest.raises(DamagedRecord, match="newer shoal"):
-        records.read(str(tmp_path / "claim"), Claim)
+        records.read_checked(str(tmp_path / "claim"), ClaimRecord)
 
 
 def test_unknown_fields_of_a_record_are_passed_over(tmp_path: Path) -> None:
-    claim = Claim(token="t", revision=1, output_dir="o", log_dir="l")
-    record = {**json.loads(records.encode(claim)), "colour": "blue"}
+    claim = ClaimRecord(token="t", revision=1, output_dir="o", log_dir="l")
+    record = {**json.loads(records.encode_file(claim)), "colour": "blue"}
     (tmp_path / "claim").write_text(json.dumps(record))
-    assert records.read(str(tmp_path / "claim"), Claim) == claim
-    assert records.read(str(tmp_path / "nothing"), Claim) is None
+    assert records.read_checked(str(tmp_path / "claim"), ClaimRecord) == claim
+    assert records.read_checked(str(tmp_path / "nothing"), ClaimRecord) is None
 
 
 COLD = """\

@@ -178,7 +178,7 @@ def test_the_table_of_options_agrees_with_the_installed_sbatch(tmp_path: Path) -
     env = {"SLURM_CONF": str(conf), "PATH": "/usr/bin:/bin", "LC_ALL": "C"}
     # All options in one call each way: getopt names every one that it does not like.
     for takes, word in ((0, "--{}=zz"), (2, "--{}")):
-        for name in (name for name, kind in flags_module._TAKES.items() if kind == takes):
+        for name in (name for name, kind in flags_module._ARITY.items() if kind == takes):
             done = subprocess.run(
                 ["sbatch", word.format(name)], env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL
             )

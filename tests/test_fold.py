@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from made_up import put_attempt
-from shoal.backends.slurm.query import Snapshot
+from shoal.backends.slurm.query import QueueState
 from shoal.kernel import files
-from shoal.kernel.slurm_text import ENDED_WORDS, LIVE_WORDS, JobRow, parse_sacct, parse_squeue
-from shoal.model import ENDED, LIVE, STATES
+from shoal.kernel.slurm_text import SLURM_ACTIVE_STATES, SLURM_ENDED_STATES, JobRow, parse_sacct, parse_squeue
+from shoal.model import ACTIVE_STATES, ENDED_STATES, RUN_STATES
 from shoal.names import job_name
-from shoal.observe.reading import Reader
-from shoal.observe.run_state import Evidence, RunView, fold, fold_attempt
+from shoal.observe.reading import RunReader
+from shoal.observe.run_state import Evidence, RunView, derive_attempt_state, derive_state
 
 NAME = "001_a/000_x_0"
 TOKEN = "abcdefghijkm"
@@ -66,7 +66,7 @@ def _view(paths: list[str], row: JobRow | None = None, asked: bool = True) -> Ru
     try:
         (home / "runs" / NAME).mkdir(parents=True)
         _write(home, {path: RECORDS[path] for path in paths})
-        return fold(Reader(str(home)).run(NAME), Evidence(asked, NOW, row))
+        return derive_state(RunReader(str(home)).run(NAME), Evidence(asked, NOW, row))
     finally:
         shutil.rmtree(home)
 
@@ -75,7 +75,7 @@ _ROWS = st.one_of(
     st.none(),
     st.builds(
         lambda word: JobRow("9", word, job_name("001_a", "000_x_0", TOKEN)),
-        st.sampled_from([*ENDED_WORDS, *LIVE_WORDS, "NEW_WORD_OF_SLURM"]),
+        st.sampled_from([*SLURM_ENDED_STATES, *SLURM_ACTIVE_STATES, "NEW_WORD_OF_SLURM"]),
     ),
 )
 
@@ -114,33 +114,33 @@ def test_an_earlier_attempt_that_ended_well_counts_although_a_later_one_failed()
 @settings(max_examples=150)
 @given(st.sets(st.sampled_from(sorted(RECORDS))), _ROWS, st.booleans())
 def test_any_evidence_gives_a_known_state(some: set[str], row: JobRow | None, asked: bool) -> None:
-    assert _view(sorted(some), row, asked).state in STATES
+    assert _view(sorted(some), row, asked).state in RUN_STATES
 
 
-@pytest.mark.parametrize("word", [*LIVE_WORDS, "NEW_WORD_OF_SLURM"])
+@pytest.mark.parametrize("word", [*SLURM_ACTIVE_STATES, "NEW_WORD_OF_SLURM"])
 def test_a_job_that_is_in_slurms_hands_or_has_a_new_word_has_not_ended(word: str) -> None:
     begun = [path for path in RECORDS if TOKEN in path or ".1." in path]
     begun = [path for path in begun if not path.endswith((".end", "verdict1"))]
     row = JobRow("1", word, job_name("001_a", "000_x_0", TOKEN))
     assert _view(begun, row).state == "running", "its lease is live"
     view = _view([path for path in begun if "attempt" not in path], row)
-    assert view.state in LIVE, view
-    if word not in LIVE_WORDS:
+    assert view.state in ACTIVE_STATES, view
+    if word not in SLURM_ACTIVE_STATES:
         assert view.state == "unknown" and word in str(view.cause)
 
 
-@pytest.mark.parametrize("word", ENDED_WORDS)
+@pytest.mark.parametrize("word", SLURM_ENDED_STATES)
 def test_slurms_last_word_ends_a_job_whose_run_never_began_and_no_other(word: str) -> None:
     begun = [path for path in RECORDS if (TOKEN in path or ".1." in path) and not path.endswith((".end", "verdict1"))]
     row = JobRow("1", word, job_name("001_a", "000_x_0", TOKEN))
     assert _view(begun, row).state == "running", "a live lease counts more than what Slurm says"
     state = _view([path for path in begun if "attempt" not in path], row).state
-    assert state in ENDED and state != "done", "without an end record nothing is done"
+    assert state in ENDED_STATES and state != "done", "without an end record nothing is done"
 
 
 def test_every_state_is_live_or_ended_or_new() -> None:
-    assert set(STATES) == LIVE | ENDED | {"new"} and not LIVE & ENDED
-    assert set(LIVE_WORDS.values()) <= LIVE and set(ENDED_WORDS.values()) <= ENDED
+    assert set(RUN_STATES) == ACTIVE_STATES | ENDED_STATES | {"new"} and not ACTIVE_STATES & ENDED_STATES
+    assert set(SLURM_ACTIVE_STATES.values()) <= ACTIVE_STATES and set(SLURM_ENDED_STATES.values()) <= ENDED_STATES
 
 
 @given(st.text())
@@ -161,7 +161,7 @@ def test_captured_lines_of_squeue_and_sacct_are_read() -> None:
     rows = parse_sacct(text)
     assert [row.word for row in rows] == ["REQUEUED", "FAILED", "CANCELLED"]
     assert rows[1].oom_step and rows[1].exit_code == 3 and rows[2].by == "1000" and rows[2].label == "9_2"
-    newest = Snapshot({(TOKEN, None): rows[:2]}).row(TOKEN, 0, 1)
+    newest = QueueState({(TOKEN, None): rows[:2]}).row(TOKEN, 0, 1)
     assert newest is not None and newest.word == "FAILED"
 
 
@@ -183,11 +183,11 @@ def test_a_job_that_slurm_could_not_start_again_was_not_cancelled(
     if word is not None:
         found[f"runs/{NAME}/submit.1.verdict1"] = {"word": word}
     _write(tmp_path, found)
-    files_of = Reader(str(tmp_path)).run(NAME)
-    view = fold(files_of, Evidence(True, NOW))
+    files_of = RunReader(str(tmp_path)).run(NAME)
+    view = derive_state(files_of, Evidence(True, NOW))
     assert (view.state, view.cause) == (state, cause)
     assert files_of.end is not None
-    assert fold_attempt(files_of, files_of.end, None).node == "n1", "the node has Slurm's name"
+    assert derive_attempt_state(files_of, files_of.end, None).node == "n1", "the node has Slurm's name"
 
 
 @pytest.mark.parametrize(("renewals", "state"), [(179, "timeout"), (182, "timeout"), (175, "lost"), (3, "lost")])
@@ -202,7 +202,7 @@ def test_an_attempt_that_was_lost_was_at_its_time_limit_if_its_last_renewal_was(
     try:
         found = {path: {**RECORDS[path], **changed.get(path, {})} for path in paths}
         _write(home, found, lost=f"lost.{renewals:06}")
-        view = fold(Reader(str(home)).run(NAME), Evidence(True, NOW))
+        view = derive_state(RunReader(str(home)).run(NAME), Evidence(True, NOW))
     finally:
         shutil.rmtree(home)
     assert view.state == state

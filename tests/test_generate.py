@@ -15,7 +15,7 @@ from shoal.cli import main
 from shoal.describe.cluster import Cluster
 from shoal.describe.project import Project, bare_project, find_project
 from shoal.errors import InputError
-from shoal.plan.generate import Wish, generate_script
+from shoal.plan.generate import GenerateOptions, generate_script
 from shoal.sandbox import Sandbox
 from waiting import wait_until
 
@@ -53,7 +53,7 @@ def bare() -> Project:
 
 
 def script(project: Project | None = None, cluster: Cluster | None = None, **wish: object) -> str:
-    return generate_script(Wish(**wish), project or bare(), cluster or Cluster(name="slurm")).script  # type: ignore[arg-type]
+    return generate_script(GenerateOptions(**wish), project or bare(), cluster or Cluster(name="slurm")).script  # type: ignore[arg-type]
 
 
 def directives(text: str) -> list[str]:

@@ -55,13 +55,13 @@ class Running:
         return path.stat().st_size if path.exists() else 0
 
     def state(self, pid: int) -> str:
-        return tree.below(self.guard).get(pid, "")
+        return tree.descendants(self.guard).get(pid, "")
 
     def stand_still(self) -> bool:
         return all(self.state(pid) == "T" for pid in self.pids)
 
     def gone(self) -> bool:
-        return all(process.started(pid) is None for pid in self.pids)
+        return all(process.process_start_time(pid) is None for pid in self.pids)
 
     def names(self) -> list[str]:
         return sorted(path.name for path in (self.project.home / "runs" / RUN).glob("attempt.1.*"))
@@ -69,7 +69,7 @@ class Running:
     def end(self) -> None:
         for pid in (self.guard, self.agent, *self.pids):
             for number in (signal.SIGCONT, signal.SIGKILL):
-                tree.send(pid, number)
+                tree.send_signal(pid, number)
         self.command.communicate(timeout=60)
 
 
@@ -98,7 +98,7 @@ def test_a_program_whose_lease_was_closed_meanwhile_is_killed_when_its_agent_wak
     os.kill(running.agent, signal.SIGSTOP)
     wait_until(running.stand_still, 30, "program and orphan are stopped")
     (live,) = (name for name in running.names() if ".live." in name)
-    assert lease.close(str(running.project.home / "runs" / RUN), 1, int(live[-6:]))
+    assert lease.close_lease(str(running.project.home / "runs" / RUN), 1, int(live[-6:]))
     os.kill(running.agent, signal.SIGCONT)
     wait_until(running.gone, 30, "nothing of it is left")
     _, err = running.command.communicate(timeout=60)
@@ -127,7 +127,9 @@ def test_when_both_are_killed_what_is_left_counts_as_running_and_can_be_cancelle
         os.kill(pid, signal.SIGKILL)
     running.command.communicate(timeout=60)
     # The program dies with its agent; what has left its tree is found by the mark in its environment.
-    assert process.started(running.pids[1]) is not None and running.project.status()[RUN]["state"] == "running"
+    assert (
+        process.process_start_time(running.pids[1]) is not None and running.project.status()[RUN]["state"] == "running"
+    )
     running.project.shoal("cancel", RUN)
     wait_until(running.gone, 30, "nothing of it is left")
 
@@ -151,9 +153,9 @@ def test_everything_below_a_process_is_stopped_though_it_forks_all_the_time() ->
             return tree.with_descendants([child.pid])
 
         wait_until(lambda: len(look()) > 1, 10, "it forks")
-        tree.stop_all(look, 9.0)
+        tree.stop_processes(look, 9.0)
         assert look()[child.pid] == "T" and set(look().values()) <= {"T", "Z"}
     finally:
         for number in (signal.SIGCONT, signal.SIGKILL):
-            tree.send(child.pid, number)
+            tree.send_signal(child.pid, number)
         child.wait()

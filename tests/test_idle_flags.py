@@ -10,7 +10,7 @@ import pytest
 
 from project import Project, assert_clear_error
 from shoal.cli import COMMANDS
-from shoal.cli.parser import Parser
+from shoal.cli.parser import CommandParser
 
 SWEEP = 'step = "train"\n[sweep]\nlr = [0.1, 0.2]\n[request]\ntime = "5m"\n'
 PAGE, SCRIPT = "experiments/001_a/000_train.toml", "experiments/002_b/000_train_0.sh"
@@ -101,7 +101,7 @@ def test_a_flag_with_effect_is_not_refused(project: Project, words: tuple[str, .
 
 def parsed(name: str, *words: str) -> argparse.Namespace:
     module = import_module(f"shoal.cli.{name}")
-    parser = Parser(f"shoal {name}", module.__doc__)
+    parser = CommandParser(f"shoal {name}", module.__doc__)
     module.configure(parser)
     return parser.parse_args(list(words))  # type: ignore[no-any-return]
 
@@ -118,7 +118,7 @@ def test_a_flag_that_is_given_with_its_default_is_known_as_given() -> None:
 def test_every_flag_is_read_somewhere(name: str) -> None:
     """A flag whose value nothing in the package reads cannot have an effect."""
     module = import_module(f"shoal.cli.{name}")
-    parser = Parser(f"shoal {name}")
+    parser = CommandParser(f"shoal {name}")
     module.configure(parser)
     parsers, source = (
         [parser],

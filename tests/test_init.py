@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.backends.slurm.facts import Facts, Partition, cluster_name, draft_profile
+from shoal.backends.slurm.facts import ClusterSummary, PartitionSummary, cluster_name, draft_profile
 from shoal.cli import main
 from shoal.describe.project import Project, find_project
 from shoal.describe.scaffold import Draft, toml_text
@@ -86,14 +86,14 @@ def test_a_folder_that_is_not_there_or_not_writable_is_a_clean_error(
     assert main(["init", "file"]) == 2
 
 
-def part(name: str, **more: object) -> Partition:
+def part(name: str, **more: object) -> PartitionSummary:
     common: dict[str, object] = {"is_default": False, "max_time_s": 3600}
     node: dict[str, object] = {"cpus_per_node": 8, "memory_per_node_mb": 4096}
-    return Partition(name=name, **{**common, **node, **more})  # type: ignore[arg-type]
+    return PartitionSummary(name=name, **{**common, **node, **more})  # type: ignore[arg-type]
 
 
 def test_partitions_are_sorted_by_gpu_type_and_spelled_types_are_aliased(tmp_path: Path) -> None:
-    facts = Facts(
+    facts = ClusterSummary(
         cluster="big",
         partitions=(
             part("cpu", is_default=True),
@@ -114,12 +114,12 @@ def test_partitions_are_sorted_by_gpu_type_and_spelled_types_are_aliased(tmp_pat
 
 def test_numbers_that_differ_between_partitions_are_left_to_the_user() -> None:
     small, large = part("a", gpus_per_node=4, max_time_s=None), part("b", gpus_per_node=8, cpus_per_node=16)
-    facts = Facts(partitions=(small, large))
+    facts = ClusterSummary(partitions=(small, large))
     draft = draft_profile(facts, "login1")
     assert draft is not None
     assert (draft.gpus_per_node, draft.cpus_per_node, draft.max_time) == (None, None, None)
     assert (draft.name, draft.match) == ("mycluster", {"host": "login1"})
-    assert draft_profile(Facts(), "login1") is None
+    assert draft_profile(ClusterSummary(), "login1") is None
 
 
 def test_odd_names_from_slurm_still_give_a_file_that_loads(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_what_the_job_was_asked_for_does_not_mix_into_a_step() -> None:
 
 def test_programs_are_asked_without_options_in_disguise_and_in_english(programs: Programs) -> None:
     programs.write("squeue", "env")
-    done = slurm.run(["squeue"], 10, {**programs.environ, **OPTIONS, **KEPT})
+    done = slurm.run_command(["squeue"], 10, {**programs.environ, **OPTIONS, **KEPT})
     seen = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
     assert seen["LC_ALL"] == "C" and seen["SLURM_CONF"] == "/c" and not OPTIONS.keys() & seen.keys()
 
@@ -77,7 +77,7 @@ def test_the_environment_that_sbatch_gets_is_the_jobs(programs: Programs) -> Non
     programs.write("sbatch", f"env > {programs.folder}/seen; cat > {programs.folder}/script; echo '12;here'")
     answer = slurm.sbatch(["--mem=1"], "#!/bin/sh\n", {**programs.environ, **OPTIONS, **KEPT, "SHOAL_RUN": "r"})
     seen = dict(line.partition("=")[::2] for line in (programs.folder / "seen").read_text().splitlines())
-    assert answer == slurm.Answer("accepted", "12", "")
+    assert answer == slurm.SbatchAnswer("accepted", "12", "")
     assert seen["LC_ALL"] == "de_DE.UTF-8" and not (OPTIONS.keys() | {"SHOAL_RUN"}) & seen.keys()
     assert (programs.folder / "script").read_text() == "#!/bin/sh\n"
     assert programs.calls == ["sbatch --parsable --mem=1"]
@@ -87,16 +87,19 @@ def test_the_environment_that_sbatch_gets_is_the_jobs(programs: Programs) -> Non
 
 
 def test_what_happens_to_a_program_is_an_outcome_and_never_an_exception() -> None:
-    missing = slurm.run(["no-such-program"], 1, os.environ)
-    assert (missing.ok, missing.failure) == (False, slurm.MISSING) and "cannot run no-such-program" in missing.stderr
-    late = slurm.run(["sleep", "20"], 0.2, os.environ)
+    missing = slurm.run_command(["no-such-program"], 1, os.environ)
+    assert (missing.ok, missing.failure) == (
+        False,
+        slurm.PROGRAM_MISSING,
+    ) and "cannot run no-such-program" in missing.stderr
+    late = slurm.run_command(["sleep", "20"], 0.2, os.environ)
     assert late.failure == slurm.TIMED_OUT and late.stderr == "sleep did not answer within 0.2 s"
-    assert slurm.run(["echo", "a\0b"], 1, os.environ).failure == slurm.UNUSABLE
-    assert slurm.run(["echo", "x" * 10_000_000], 1, os.environ).failure == slurm.UNUSABLE
+    assert slurm.run_command(["echo", "a\0b"], 1, os.environ).failure == slurm.BAD_ARGUMENTS
+    assert slurm.run_command(["echo", "x" * 10_000_000], 1, os.environ).failure == slurm.BAD_ARGUMENTS
 
 
 def test_bytes_that_are_not_text_do_not_break_the_answer() -> None:
-    assert slurm.run(["printf", r"a\377b"], 10, os.environ).stdout == "a\ufffdb"
+    assert slurm.run_command(["printf", r"a\377b"], 10, os.environ).stdout == "a\ufffdb"
 
 
 def test_sbatch_that_cannot_be_started_has_sent_nothing_and_silence_proves_nothing(
@@ -106,7 +109,7 @@ def test_sbatch_that_cannot_be_started_has_sent_nothing_and_silence_proves_nothi
     assert slurm.sbatch(["a\0b"], b"", programs.environ).kind == "unreached"
     monkeypatch.setattr(slurm, "SBATCH_TIMEOUT_S", 0.2)
     programs.write("sbatch", "exec sleep 20")
-    assert slurm.sbatch([], b"", programs.environ) == slurm.Answer(
+    assert slurm.sbatch([], b"", programs.environ) == slurm.SbatchAnswer(
         "unclear", None, "sbatch did not answer within 0.2 s"
     )
 
@@ -121,7 +124,7 @@ def test_a_question_is_asked_again_when_the_controller_cannot_be_reached(program
     programs.write(
         argv[0], f"[ $(wc -l < {programs.folder}/calls) -ge 3 ] && echo yes && exit\necho '{DOWN}' >&2; exit 1"
     )
-    done = slurm.run(argv, 60, programs.environ)
+    done = slurm.run_command(argv, 60, programs.environ)
     assert done.ok and done.stdout == "yes\n" and len(programs.calls) == 3
 
 
@@ -138,7 +141,7 @@ def test_a_question_is_asked_again_when_the_controller_cannot_be_reached(program
 )
 def test_what_changes_something_is_never_repeated(programs: Programs, argv: list[str]) -> None:
     programs.write(argv[0], f"echo '{DOWN}' >&2; exit 1")
-    assert not slurm.run(argv, 10, programs.environ).ok and len(programs.calls) == 1
+    assert not slurm.run_command(argv, 10, programs.environ).ok and len(programs.calls) == 1
 
 
 def test_sbatch_is_never_repeated(programs: Programs) -> None:
@@ -155,16 +158,16 @@ def test_an_answer_is_not_asked_for_again_even_if_it_is_no(programs: Programs) -
 def test_a_machine_with_slurms_programs_and_no_cluster_is_asked_once(programs: Programs) -> None:
     said = "error: fetch_config: DNS SRV lookup failed\nfatal: Could not establish a configuration source"
     programs.write("scontrol", f"echo '{said}' >&2; exit 1")
-    assert not slurm.run(["scontrol", "show", "config"], 10, programs.environ).ok and len(programs.calls) == 1
+    assert not slurm.run_command(["scontrol", "show", "config"], 10, programs.environ).ok and len(programs.calls) == 1
 
 
 def test_a_question_is_given_up_in_bounded_time(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "RETRY_WITHIN_S", 0.2)
     programs.write("squeue", f"echo '{DOWN}' >&2; exit 1")
-    assert slurm.squeue(programs.environ) == slurm.Queue([], DOWN)
+    assert slurm.squeue(programs.environ) == slurm.SqueueResult([], DOWN)
     assert 1 < len(programs.calls) < 30
     programs.write("sinfo", f"sleep 0.3; echo '{DOWN}' >&2; exit 1")
-    assert not slurm.run(["sinfo"], 10, programs.environ).ok
+    assert not slurm.run_command(["sinfo"], 10, programs.environ).ok
     assert programs.calls.count("sinfo ") == 1, "a program that has waited for the controller itself has tried enough"
 
 
@@ -216,7 +219,7 @@ def test_a_job_that_has_ended_already_needs_no_cancelling(programs: Programs) ->
     ],
 )  # fmt: skip
 def test_only_words_that_prove_it_count_as_not_submitted(code: int, out: str, err: str, kind: str) -> None:
-    answer = slurm.classify(code, out, err)
+    answer = slurm.classify_sbatch(code, out, err)
     assert answer.kind == kind and (answer.job_id == "12") == (kind == "accepted")
 
 
@@ -234,5 +237,5 @@ def test_times_that_slurm_does_not_know_are_none() -> None:
 
 
 def test_a_word_is_live_or_ended_and_never_both() -> None:
-    assert not slurm_text.LIVE_WORDS.keys() & slurm_text.ENDED_WORDS.keys()
+    assert not slurm_text.SLURM_ACTIVE_STATES.keys() & slurm_text.SLURM_ENDED_STATES.keys()
     assert not slurm_text.JobRow("1", "SOMETHING_NEW", "x").has_ended

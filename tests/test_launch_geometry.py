@@ -13,15 +13,23 @@ from project import Project, assert_clear_error
 from shoal.batch.flags import parse_flags
 from shoal.describe.cluster import UNNAMED, Cluster
 from shoal.errors import InputError
-from shoal.job.launch.geometry import DEFAULTS, MODES, GeometryError, compute, describe, fold, slices
-from shoal.job.launch.policy import Board, limits
+from shoal.job.launch.geometry import (
+    LAUNCH_DEFAULTS,
+    LAUNCH_MODES,
+    GeometryError,
+    compute_geometry,
+    describe_geometry,
+    fold_to_one_node,
+    slice_gpus,
+)
+from shoal.job.launch.policy import ReplicaStates, replica_limits
 from shoal.model import LaunchSettings, Request
-from shoal.plan.sbatch_options import Resolved, resolve
+from shoal.plan.sbatch_options import ResolvedRequest, resolve_request
 
 
-def resolved(launch: str, *flags: str, settings: LaunchSettings | None = None, **request: Any) -> Resolved:
+def resolved(launch: str, *flags: str, settings: LaunchSettings | None = None, **request: Any) -> ResolvedRequest:
     cluster = Cluster(name=UNNAMED)
-    return resolve(Request(**request), parse_flags(flags), cluster, {}, launch=launch, settings=settings)
+    return resolve_request(Request(**request), parse_flags(flags), cluster, {}, launch=launch, settings=settings)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +49,7 @@ def test_replicas_get_a_task_each_and_outlive_a_node() -> None:
 
 
 def test_replicas_over_several_nodes() -> None:
-    found = compute("replicas", {"nodes_per_replica": 2}, 4, 8, None)
+    found = compute_geometry("replicas", {"nodes_per_replica": 2}, 4, 8, None)
     assert (found.replicas, found.tasks, found.replica_processes, found.min_replicas) == (2, 1, 8, 2)
 
 
@@ -83,13 +91,13 @@ def test_what_does_not_fit_is_told_with_what_would(
     mode: str, settings: dict[str, int], nodes: int, gpus: int, cpus: int | None, words: str
 ) -> None:
     with pytest.raises(GeometryError) as error:
-        compute(mode, settings, nodes, gpus, cpus)
+        compute_geometry(mode, settings, nodes, gpus, cpus)
     assert words in error.value.message
     assert error.value.hint
 
 
 @given(
-    mode=st.sampled_from([mode for mode in MODES if mode != "process"]),
+    mode=st.sampled_from([mode for mode in LAUNCH_MODES if mode != "process"]),
     nodes=st.integers(1, 8),
     gpus=st.integers(0, 8),
     replicas_per_node=st.none() | st.integers(1, 8),
@@ -100,12 +108,12 @@ def test_every_gpu_has_a_rank_and_every_rank_a_place(
 ) -> None:
     settings = {"replicas_per_node": replicas_per_node, "nodes_per_replica": nodes_per_replica}
     try:
-        found = compute(mode, settings if mode == "replicas" else {}, nodes, gpus, None)
+        found = compute_geometry(mode, settings if mode == "replicas" else {}, nodes, gpus, None)
     except GeometryError:
         return
     assert found.world == nodes * max(1, gpus) or (mode == "replicas" and gpus == 0)
-    assert describe(found)
-    folded = fold(found)
+    assert describe_geometry(found)
+    folded = fold_to_one_node(found)
     assert (folded.nodes, folded.world, folded.replicas) == (1, found.world, found.replicas)
     if found.replicas:
         assert found.replicas // 2 < found.min_replicas <= found.replicas
@@ -114,7 +122,7 @@ def test_every_gpu_has_a_rank_and_every_rank_a_place(
 
 
 def test_gpus_are_cut_into_neighbouring_slices() -> None:
-    assert slices(["0", "1", "2", "3"], 2) == [["0", "1"], ["2", "3"]]
+    assert slice_gpus(["0", "1", "2", "3"], 2) == [["0", "1"], ["2", "3"]]
 
 
 # --- settings in shoal.toml -------------------------------------------------------------------------------------------
@@ -178,8 +186,8 @@ def test_launch_settings_are_part_of_what_a_run_is(tmp_path: Any) -> None:
 # --- what becomes of replicas -----------------------------------------------------------------------------------------
 
 
-def board(replicas: int = 3, least: int = 2, **changed: Any) -> Board:
-    made = Board(limits({**DEFAULTS, **changed}, replicas, least))
+def board(replicas: int = 3, least: int = 2, **changed: Any) -> ReplicaStates:
+    made = ReplicaStates(replica_limits({**LAUNCH_DEFAULTS, **changed}, replicas, least))
     for number in made.to_start(0.0):
         made.started(number, 0.0)
     return made
@@ -187,7 +195,7 @@ def board(replicas: int = 3, least: int = 2, **changed: Any) -> Board:
 
 def test_a_dead_replica_is_started_again_while_the_others_go_on() -> None:
     one = board()
-    assert one.ended(1, 137, 10.0) == DEFAULTS["backoff_s"]
+    assert one.ended(1, 137, 10.0) == LAUNCH_DEFAULTS["backoff_s"]
     assert one.verdict() is None
     assert one.to_start(10.0) == []
     assert one.to_start(11.0) == [1]
@@ -243,9 +251,9 @@ def test_who_stands_still_while_others_move_hangs() -> None:
     one.moved(2, 0.0)
     one.moved(0, 100.0)
     one.moved(1, 100.0)
-    assert one.hanging(50.0) == []
-    assert one.hanging(101.0) == [2]
-    assert one.hanging(500.0) == [], "when all stand still nobody can tell which one is to blame"
+    assert one.hanging_replicas(50.0) == []
+    assert one.hanging_replicas(101.0) == [2]
+    assert one.hanging_replicas(500.0) == [], "when all stand still nobody can tell which one is to blame"
 
 
 def test_a_replica_that_has_not_said_a_word_may_still_be_starting() -> None:
@@ -254,11 +262,11 @@ def test_a_replica_that_has_not_said_a_word_may_still_be_starting() -> None:
     for now in (100.0, 200.0, 300.0):
         one.moved(0, now)
         one.moved(1, now)
-        assert one.hanging(now + 1.0) == ([] if now < 300.0 else [2])
+        assert one.hanging_replicas(now + 1.0) == ([] if now < 300.0 else [2])
     one.ended(2, 137, 301.0)
     one.started(2, 302.0)
     one.moved(0, 400.0)
-    assert one.hanging(401.0) == [1], "a new try starts anew"
+    assert one.hanging_replicas(401.0) == [1], "a new try starts anew"
 
 
 def test_replicas_that_leave_after_the_first_have_time_for_it() -> None:
@@ -266,16 +274,16 @@ def test_replicas_that_leave_after_the_first_have_time_for_it() -> None:
     for number in range(3):
         one.moved(number, 10.0)
     one.ended(0, 0, 11.0)
-    assert one.hanging(100.0) == []
-    assert one.hanging(131.0) == [1, 2]
+    assert one.hanging_replicas(100.0) == []
+    assert one.hanging_replicas(131.0) == [1, 2]
 
 
 def test_a_straggler_without_a_quorum_is_not_waited_for() -> None:
     one = board()
     one.ended(0, 0, 10.0)
     one.ended(1, 0, 10.0)
-    assert one.hanging(100.0) == []
-    assert one.hanging(200.0) == [2]
+    assert one.hanging_replicas(100.0) == []
+    assert one.hanging_replicas(200.0) == [2]
 
 
 def test_a_replica_that_came_back_too_late_is_waited_for_only_briefly() -> None:
@@ -284,5 +292,5 @@ def test_a_replica_that_came_back_too_late_is_waited_for_only_briefly() -> None:
     one.started(2, 6.0)
     one.ended(0, 0, 10.0)
     one.ended(1, 0, 10.0)
-    assert one.hanging(30.0) == []
-    assert one.hanging(40.0) == [2]
+    assert one.hanging_replicas(30.0) == []
+    assert one.hanging_replicas(40.0) == [2]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from launching import Launching
 from project import assert_clear_error, end_process
-from shoal.views.log_parts import Pick, parts, picked
+from shoal.views.log_parts import RankSelection, rank_logs, select_ranks
 from waiting import wait_until
 
 #: Replica 1 fails when the other has spoken, which lives until the run is ended because of that.
@@ -74,7 +74,7 @@ def test_every_name_that_a_launch_gives_is_read_back(tmp_path: Path) -> None:
              "replica-0.try-1.unit.json", "rank-2.restart-1.out", "rank-2.out", "rank-2.alone")  # fmt: skip
     for name in names:
         (folder / name).touch()
-    found = {part.label: [Path(path).name for path in part.tries] for part in parts(str(tmp_path), 2)}
+    found = {part.label: [Path(path).name for path in part.tries] for part in rank_logs(str(tmp_path), 2)}
     assert found == {
         "rank 0": ["attempt-2.out"],
         "rank 2": ["rank-2.out", "rank-2.restart-1.out"],
@@ -87,6 +87,9 @@ def test_every_name_that_a_launch_gives_is_read_back(tmp_path: Path) -> None:
         "replica 0 rank 1": ["replica-0.try-1.rank-1.out"],
         "replica 3 rank 1": ["replica-3.try-1.rank-1.restart-1.out"],
     }
-    everything = parts(str(tmp_path), 2)
-    assert [part.label for part in picked(everything, Pick(replica=0, rank="all"))] == ["replica 0", "replica 0 rank 1"]
-    assert [part.label for part in picked(everything, Pick(rank=2))] == ["rank 2"]
+    everything = rank_logs(str(tmp_path), 2)
+    assert [part.label for part in select_ranks(everything, RankSelection(replica=0, rank="all"))] == [
+        "replica 0",
+        "replica 0 rank 1",
+    ]
+    assert [part.label for part in select_ranks(everything, RankSelection(rank=2))] == ["rank 2"]

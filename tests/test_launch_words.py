@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from shoal.job.launch import failures, network, rank, words
-from shoal.job.launch.unit import Unit
+from shoal.job.launch.unit import RankGroup
 
 
-def unit(**changed: object) -> Unit:
+def unit(**changed: object) -> RankGroup:
     values: dict[str, object] = {
         "mode": "torchrun",
         "nodes": ["n1"],
@@ -25,31 +25,31 @@ def unit(**changed: object) -> Unit:
         "start": ["torchrun"],
         "wrapper": ["python3", "agent.pyz"],
     }
-    return Unit(**{**values, **changed})  # type: ignore[arg-type]
+    return RankGroup(**{**values, **changed})  # type: ignore[arg-type]
 
 
 RANK = ["python3", "agent.pyz", "rank", "/logs/unit.json"]
 
 
 def test_torchrun_on_one_node_needs_no_port() -> None:
-    assert words.launcher(unit(), 0, None) == [
+    assert words.launcher_argv(unit(), 0, None) == [
         "torchrun", "--standalone", "--nproc-per-node=2", "--max-restarts=0", "--no-python", *RANK,
     ]  # fmt: skip
 
 
 def test_torchrun_on_two_nodes_says_who_serves_the_rendezvous() -> None:
     two = unit(nodes=["n1", "n2"], address="10.0.0.1", port=20012, max_restarts=3)
-    assert words.launcher(two, 1, "10.0.0.2") == [
+    assert words.launcher_argv(two, 1, "10.0.0.2") == [
         "torchrun", "--nnodes=2", "--rdzv-id=12-1", "--rdzv-backend=c10d", "--rdzv-endpoint=10.0.0.1:20012",
         "--rdzv-conf=is_host=0", "--local-addr=10.0.0.2", "--nproc-per-node=2", "--max-restarts=3", "--no-python",
         *RANK,
     ]  # fmt: skip
-    assert "--rdzv-conf=is_host=1" in words.launcher(two, 0, "10.0.0.1")
+    assert "--rdzv-conf=is_host=1" in words.launcher_argv(two, 0, "10.0.0.1")
 
 
 def test_accelerate_is_told_its_machine() -> None:
     two = unit(mode="accelerate", nodes=["n1", "n2"], address="10.0.0.1", port=20012, start=["accelerate", "launch"])
-    assert words.launcher(two, 1, None) == [
+    assert words.launcher_argv(two, 1, None) == [
         "accelerate", "launch", "--num_machines=2", "--num_processes=4", "--machine_rank=1", "--max_restarts=0",
         "--mixed_precision=no", "--dynamo_backend=no", "--main_process_ip=10.0.0.1", "--main_process_port=20012",
         "--multi_gpu", "--no_python", *RANK,
@@ -58,12 +58,12 @@ def test_accelerate_is_told_its_machine() -> None:
 
 def test_the_user_s_accelerate_options_win() -> None:
     one = unit(mode="accelerate", start=["accelerate", "launch"], options=["--mixed_precision=bf16"])
-    assert [word for word in words.launcher(one, 0, None) if "mixed" in word] == ["--mixed_precision=bf16"]
+    assert [word for word in words.launcher_argv(one, 0, None) if "mixed" in word] == ["--mixed_precision=bf16"]
 
 
 def test_deepspeed_needs_no_ssh() -> None:
     two = unit(mode="deepspeed", nodes=["n1", "n2"], address="10.0.0.1", port=20012, start=["deepspeed"])
-    assert words.launcher(two, 1, None) == [
+    assert words.launcher_argv(two, 1, None) == [
         "deepspeed", "--hostfile=/logs/hosts", "--no_ssh", "--node_rank=1", "--master_addr=10.0.0.1",
         "--master_port=20012", "--no_python", "--no_local_rank", *RANK,
     ]  # fmt: skip
@@ -71,12 +71,12 @@ def test_deepspeed_needs_no_ssh() -> None:
 
 
 def test_a_step_says_all_of_its_geometry() -> None:
-    assert words.srun(2, 4, 8, name="shoal") == [
+    assert words.srun_argv(2, 4, 8, name="shoal") == [
         "srun", "--kill-on-bad-exit=1", "--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--job-name=shoal",
         "--input=none", "--cpus-per-task=8",
     ]  # fmt: skip
-    assert words.share_of_node(2, 1000) == ["--exact", "--gres=gpu:2", "--mem=1000M"]
-    assert words.share_of_node(0, None) == ["--exact", "--gres=none"]
+    assert words.step_share(2, 1000) == ["--exact", "--gres=gpu:2", "--mem=1000M"]
+    assert words.step_share(0, None) == ["--exact", "--gres=none"]
 
 
 @pytest.mark.parametrize(
@@ -88,12 +88,12 @@ def test_a_step_says_all_of_its_geometry() -> None:
     ],
 )
 def test_torchrun_comes_from_the_environment_of_the_command(command: list[str], start: list[str]) -> None:
-    assert words.start_of("torchrun", command) == start
+    assert words.launcher_program("torchrun", command) == start
 
 
 def test_the_lighthouse_listens_on_a_port_of_its_own() -> None:
     settings = {"quorum_tick_ms": 100, "join_timeout_ms": 60000, "heartbeat_timeout_ms": 5000}
-    assert words.lighthouse(["torchft_lighthouse"], settings, 3, "[::]") == [
+    assert words.lighthouse_argv(["torchft_lighthouse"], settings, 3, "[::]") == [
         "torchft_lighthouse", "--min_replicas=3", "--bind=[::]:0", "--quorum_tick_ms=100", "--join_timeout_ms=60000",
         "--heartbeat_timeout_ms=5000",
     ]  # fmt: skip
@@ -107,24 +107,24 @@ def environment(**changed: str) -> dict[str, str]:
 
 
 def test_a_rank_that_fits_begins() -> None:
-    assert rank.check(unit(), environment(CUDA_VISIBLE_DEVICES="0,1")) is None
-    assert rank.check(unit(), environment()) is None, "nothing is known about GPUs"
+    assert rank.check_rank(unit(), environment(CUDA_VISIBLE_DEVICES="0,1")) is None
+    assert rank.check_rank(unit(), environment()) is None, "nothing is known about GPUs"
 
 
 def test_one_gpu_out_of_two_is_refused() -> None:
-    problem = rank.check(unit(), environment(CUDA_VISIBLE_DEVICES="0"))
+    problem = rank.check_rank(unit(), environment(CUDA_VISIBLE_DEVICES="0"))
     assert problem is not None
     assert "sees 1 GPU (0), and the run asked for 2" in problem
 
 
 def test_fewer_ranks_than_asked_for_are_refused() -> None:
-    assert "1 ranks were started" in (rank.check(unit(), environment(WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")) or "")
+    assert "1 ranks were started" in (rank.check_rank(unit(), environment(WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")) or "")
 
 
 def test_a_task_of_srun_has_its_place_by_slurm_s_numbers() -> None:
     slurm = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_NTASKS": "4"}
     one = unit(mode="srun", slurm=True, nodes=["n1", "n2"], address="10.0.0.1", port=20012)
-    found = rank.variables(one, {**slurm, "OMP_NUM_THREADS": "5"})
+    found = rank.rank_variables(one, {**slurm, "OMP_NUM_THREADS": "5"})
     assert {name: found[name] for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE")} == {
         "RANK": "3", "LOCAL_RANK": "1", "NODE_RANK": "1", "WORLD_SIZE": "4",
     }  # fmt: skip
@@ -151,7 +151,7 @@ def cause(second: str, host: str, rank: int, code: int) -> str:
 
 def test_the_first_failure_of_several_nodes_is_the_cause() -> None:
     text = cause("24", "n1", 0, 1) + SUMMARY.format(second="23", host="n2", rank=3, code=7)
-    assert failures.first_failure(text) == failures.Failure("2026-11-15_10:12:23", "n2", 3, 7)
+    assert failures.first_failure(text) == failures.RankFailure("2026-11-15_10:12:23", "n2", 3, 7)
 
 
 def test_a_rank_that_was_told_to_end_is_not_the_cause() -> None:
@@ -161,8 +161,8 @@ def test_a_rank_that_was_told_to_end_is_not_the_cause() -> None:
 
 
 def test_no_summary_means_the_launcher_s_own_code(tmp_path: object) -> None:
-    assert failures.true_code(1, "/nowhere", 0) == 1
-    assert failures.true_code(-9, "/nowhere", 0) == 137
+    assert failures.first_exit_code(1, "/nowhere", 0) == 1
+    assert failures.first_exit_code(-9, "/nowhere", 0) == 137
 
 
 # --- ports and interfaces ---------------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def test_an_address_is_never_one_that_only_this_host_can_reach() -> None:
 
 def test_the_address_is_the_one_that_leads_to_the_peer() -> None:
     own = []
-    for name in network.interfaces():
+    for name in network.interface_names():
         try:
             own.append(network.interface_address(name))
         except network.NoSuchInterface:  # it has no IPv4 address
@@ -245,7 +245,7 @@ def test_torch_reads_an_ipv6_rendezvous_as_it_is_written() -> None:
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
     two = unit(nodes=["n1", "n2"], address="fd00::1", port=20012)
-    word = next(word for word in words.launcher(two, 1, "fd00::2") if word.startswith("--rdzv-endpoint="))
+    word = next(word for word in words.launcher_argv(two, 1, "fd00::2") if word.startswith("--rdzv-endpoint="))
     assert parse_rendezvous_endpoint(word.partition("=")[2], default_port=-1) == ("fd00::1", 20012)
 
 
@@ -263,4 +263,4 @@ def test_a_task_that_srun_ended_because_of_another_does_not_lend_its_code(tmp_pa
     cancelled = "slurmstepd-n3: error: *** STEP 9.0 ON n3 CANCELLED AT 2026-11-15T18:13:13 ***\n" + first + last
     for text, code, true in ((SRUN_SAID, 143, 7), (cancelled, 143, 143), (first, 7, 7), (last, 143, 143)):
         (tmp_path / "err").write_text(text)
-        assert failures.true_code(code, str(tmp_path / "err"), 0) == true
+        assert failures.first_exit_code(code, str(tmp_path / "err"), 0) == true

@@ -11,14 +11,14 @@ import pytest
 from disks import fill, small_disk
 from made_up import END, START
 from shoal.kernel import layout, lease
-from shoal.kernel.records import encode
+from shoal.kernel.records import encode_record
 from shoal.observe import records
 
 TIMES = lease.timing({})
 
 
 def begin(folder: Path, number: int = 1) -> lease.Lease:
-    held = lease.create(str(folder), number, START._replace(attempt=number), TIMES)
+    held = lease.create_lease(str(folder), number, START._replace(attempt=number), TIMES)
     assert held is not None
     return held
 
@@ -27,8 +27,8 @@ def names(folder: Path) -> list[str]:
     return sorted(os.listdir(folder))
 
 
-def read(folder: Path, number: int = 1) -> lease.Attempt:
-    found = lease.read(str(folder), layout.parse_names(os.listdir(folder)), number)
+def read(folder: Path, number: int = 1) -> lease.AttemptRecord:
+    found = lease.read_attempt(str(folder), layout.parse_names(os.listdir(folder)), number)
     assert found is not None
     return found
 
@@ -48,7 +48,7 @@ def test_a_lease_is_renewed_and_ended_by_changing_its_name(tmp_path: Path) -> No
 
 def test_of_many_who_begin_an_attempt_one_does(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        held = list(pool.map(lambda number: lease.create(str(tmp_path), 1, START, TIMES), range(16)))
+        held = list(pool.map(lambda number: lease.create_lease(str(tmp_path), 1, START, TIMES), range(16)))
     assert sum(one is not None for one in held) == 1
     assert names(tmp_path) == ["attempt.1.live.000000", "attempt.1.start"]
 
@@ -56,15 +56,15 @@ def test_of_many_who_begin_an_attempt_one_does(tmp_path: Path) -> None:
 def test_a_number_that_was_used_is_not_used_again_though_a_listing_missed_it(tmp_path: Path) -> None:
     held = begin(tmp_path)
     held.renew()
-    assert lease.create(str(tmp_path), 1, START, TIMES) is None
+    assert lease.create_lease(str(tmp_path), 1, START, TIMES) is None
     assert names(tmp_path) == ["attempt.1.live.000001", "attempt.1.start"], "nothing of the second is left"
 
 
 def test_a_closed_lease_is_neither_renewed_nor_ended(tmp_path: Path) -> None:
     held = begin(tmp_path)
     held.renew()
-    assert not lease.close(str(tmp_path), 1, 0), "whoever saw an old name closes nothing"
-    assert lease.close(str(tmp_path), 1, 1) and not lease.close(str(tmp_path), 1, 1)
+    assert not lease.close_lease(str(tmp_path), 1, 0), "whoever saw an old name closes nothing"
+    assert lease.close_lease(str(tmp_path), 1, 1) and not lease.close_lease(str(tmp_path), 1, 1)
     assert held.renew() == "lost" and not held.end(END)
     found = read(tmp_path)
     assert (found.state, found.end and found.end.stopped_by) == ("lost", "lost")
@@ -89,7 +89,7 @@ def test_a_folder_that_was_removed_ends_the_lease(tmp_path: Path) -> None:
 def test_last_words_are_kept_for_whoever_closes_the_lease(tmp_path: Path) -> None:
     held = begin(tmp_path)
     held.note({"stopping": "SIGTERM"})
-    lease.close(str(tmp_path), 1, 0)
+    lease.close_lease(str(tmp_path), 1, 0)
     assert (read(tmp_path).last_words or {}).get("stopping") == "SIGTERM"
 
 
@@ -112,7 +112,7 @@ def test_a_full_disk_stops_neither_renewals_nor_the_end(tmp_path: Path) -> None:
         assert held.end(END._replace(problem="x" * 2000))
         assert read(folder).end == END._replace(problem="x" * 2000)
         with pytest.raises(OSError, match="No space left"):
-            lease.create(str(folder), 2, START._replace(resume_from="x" * 9000), TIMES)
+            lease.create_lease(str(folder), 2, START._replace(resume_from="x" * 9000), TIMES)
         assert names(folder) == ["attempt.1.end", "attempt.1.start"], "an attempt that found no room has not begun"
 
 
@@ -121,7 +121,7 @@ def test_a_damaged_attempt_is_told_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "attempt.1.start").write_text("{")
     with pytest.raises(ValueError, match=r"attempt\.1\.start is damaged"):
         read(tmp_path)
-    (tmp_path / "attempt.1.start").write_bytes(encode(START))
+    (tmp_path / "attempt.1.start").write_bytes(encode_record(START))
     with pytest.raises(ValueError, match="the record of its end is not there"):
         read(tmp_path)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from project import Project, assert_clear_error, end_process, env_of
-from shoal.views.events import events
+from shoal.views.events import run_events
 
 PRETRAIN = "001_example/000_pretrain1_0"
 POSTTRAIN = "001_example/010_posttrain1_0"
@@ -303,5 +303,5 @@ def test_the_events_of_a_run_tell_when_its_attempt_began_and_ended(project: Proj
         process.communicate(timeout=60)
     finally:
         end_process(process)
-    found = {event["what"]: event["t"] for event in events(str(project.home), "001_a/000_train_0")}
+    found = {event["what"]: event["t"] for event in run_events(str(project.home), "001_a/000_train_0")}
     assert found["submitted"] <= found["attempt 1 started"] <= seen <= found["attempt 1 ended"]

@@ -33,11 +33,11 @@ def test_the_path_gives_experiment_order_step_and_seed(path: str, expected: tupl
 @given(_REAL)
 def test_a_slug_is_safe_whatever_it_is_made_of(real: str) -> None:
     try:
-        slug = names.slug(real)
+        slug = names.make_slug(real)
     except InputError:
         return
     assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", slug)
-    assert names.slug(slug) == slug
+    assert names.make_slug(slug) == slug
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", real):
         assert slug == real
 
@@ -45,7 +45,7 @@ def test_a_slug_is_safe_whatever_it_is_made_of(real: str) -> None:
 @given(_REAL, _REAL)
 def test_two_names_that_had_to_be_changed_stay_two(first: str, second: str) -> None:
     try:
-        slugs = names.slug(first), names.slug(second)
+        slugs = names.make_slug(first), names.make_slug(second)
     except InputError:
         return
     assume(first != second and slugs[0] != first and slugs[1] != second)

@@ -16,7 +16,7 @@ from made_up import END, START
 from shoal.kernel import fence, layout, lease, node_lease, process, tree
 from waiting import wait_until
 
-TIMES = lease.timing({lease.VARIABLE: "3"})
+TIMES = lease.timing({lease.LEASE_VARIABLE: "3"})
 MAIN = "import sys; from shoal.job.launch.node_guards import main; sys.exit(main(sys.argv[1:]))"
 #: A process of the attempt that has a child without its environment.
 PROGRAM = """
@@ -30,9 +30,9 @@ child.wait()
 def begin(folder: Path, number: int = 1, nodes: int = 1) -> lease.Lease:
     folder.mkdir(exist_ok=True)
     start = START._replace(attempt=number, mark=f"mark of {folder}", beat_s=TIMES.beat_s, host="elsewhere")
-    held = lease.create(str(folder), number, start, TIMES)
+    held = lease.create_lease(str(folder), number, start, TIMES)
     assert held is not None
-    node_lease.create(held, nodes)
+    node_lease.create_node_leases(held, nodes)
     return held
 
 
@@ -51,7 +51,7 @@ class Node:
             stdout=subprocess.PIPE,
             env={**os.environ, "SLURM_NODEID": "0"},
         )
-        env = {**os.environ, process.MARK: mark}
+        env = {**os.environ, process.LEASE_MARK_VARIABLE: mark}
         self.program = subprocess.Popen([sys.executable, "-c", PROGRAM], env=env, stdout=subprocess.PIPE, text=True)
         assert self.program.stdout is not None and self.guard.stdout is not None
         self.pids = [self.program.pid, int(self.program.stdout.readline())]
@@ -75,11 +75,11 @@ class Node:
         return all(states.get(pid, "") in ("S", "R", "D") for pid in self.pids)
 
     def is_gone(self) -> bool:
-        return all(process.started(pid) is None for pid in self.pids)
+        return all(process.process_start_time(pid) is None for pid in self.pids)
 
     def end(self) -> None:
         for pid in [*tree.with_descendants([self.guard.pid]), *self.pids]:
-            tree.send(pid, signal.SIGKILL)
+            tree.send_signal(pid, signal.SIGKILL)
         for one in (self.guard, self.program):
             one.wait()
             for stream in (one.stdin, one.stdout):
@@ -135,17 +135,17 @@ def test_an_attempt_is_not_over_while_a_further_node_may_run_it(names: list[str]
 
 def test_an_attempt_is_closed_only_when_none_of_its_leases_was_renewed(held: lease.Lease) -> None:
     folder, start = Path(held.run_dir), held.start
-    watch, further = fence.Watch(), node_lease.NodeLease(held.run_dir, 1, 1, "m", TIMES)
+    watch, further = fence.LeaseWatch(), node_lease.NodeLease(held.run_dir, 1, 1, "m", TIMES)
 
     def close() -> bool:
         names = names_in(folder)
-        silent = watch.is_silent(1, names.signs_of_life(1), start)
-        return fence.close(held.run_dir, names, 1, start, silent)
+        silent = watch.is_silent(1, names.lease_names(1), start)
+        return fence.close_attempt(held.run_dir, names, 1, start, silent)
 
-    begun = lease.now()
-    while lease.now() < begun + 1.2 * TIMES.take_s:
+    begun = lease.boot_time_s()
+    while lease.boot_time_s() < begun + 1.2 * TIMES.take_s:
         assert further.renew() in ("held", "unknown") and not close()
-        if lease.now() < begun + 0.5 * TIMES.take_s:
+        if lease.boot_time_s() < begun + 0.5 * TIMES.take_s:
             held.renew()
     wait_until(close, 10, "all of them are silent")
     assert not names_in(folder).may_run(1) and held.renew() == "lost" and further.renew() == "over"
@@ -154,7 +154,7 @@ def test_an_attempt_is_closed_only_when_none_of_its_leases_was_renewed(held: lea
 def test_whoever_saw_an_old_name_of_a_node_closes_nothing(held: lease.Lease) -> None:
     further, old = node_lease.NodeLease(held.run_dir, 1, 1, "m", TIMES), names_in(Path(held.run_dir))
     assert further.renew() == "held"
-    assert not node_lease.close_all(held.run_dir, 1, old) and names_in(Path(held.run_dir)).nodes == {1: {1: 1}}
+    assert not node_lease.close_node_leases(held.run_dir, 1, old) and names_in(Path(held.run_dir)).nodes == {1: {1: 1}}
 
 
 def test_a_node_is_renewed_while_the_first_one_is_and_let_go_when_the_agent_says_so(
@@ -171,8 +171,8 @@ def test_processes_of_a_node_are_stopped_while_the_first_one_is_silent_and_go_on
     held: lease.Lease, node: Node
 ) -> None:
     wait_until(node.is_stopped, 30, "program and child are stopped")
-    watch = fence.Watch()
-    is_silent = lambda: watch.is_silent(1, names_in(node.folder).signs_of_life(1), held.start)  # noqa: E731
+    watch = fence.LeaseWatch()
+    is_silent = lambda: watch.is_silent(1, names_in(node.folder).lease_names(1), held.start)  # noqa: E731
     wait_until(lambda: is_silent() and node.is_stopped(), 10, "it is silent too: somebody may close the attempt")
     renew_until(held, node.is_running)
 
@@ -182,7 +182,7 @@ def test_processes_of_a_node_are_killed_when_the_attempt_is_over(held: lease.Lea
     assert node.guard.stdin is not None
     node.guard.stdin.close()  # as when srun is killed: only the files tell
     if how == "lost":
-        assert lease.close(held.run_dir, 1, 0)
+        assert lease.close_lease(held.run_dir, 1, 0)
     else:
         assert held.end(END)
     wait_until(node.is_gone, 30, "program and child are killed")
@@ -191,7 +191,7 @@ def test_processes_of_a_node_are_killed_when_the_attempt_is_over(held: lease.Lea
 
 @pytest.mark.parametrize("who", ["guard", "renewer"])
 def test_processes_of_a_node_are_killed_when_its_guard_is(held: lease.Lease, node: Node, who: str) -> None:
-    (renewer,) = tree.below(node.guard.pid)
+    (renewer,) = tree.descendants(node.guard.pid)
     os.kill(node.guard.pid if who == "guard" else renewer, signal.SIGKILL)
     wait_until(node.is_gone, 30, "program and child are killed")
     wait_until(lambda: not names_in(node.folder).nodes, 30, "its names are gone")
@@ -210,8 +210,8 @@ def test_a_node_goes_on_with_another_attempt_when_the_agent_says_so(
 
 
 def test_a_guard_that_finds_no_lease_of_its_node_touches_nothing(held: lease.Lease) -> None:
-    node_lease.close_all(held.run_dir, 1, names_in(Path(held.run_dir)))
-    bystander = subprocess.Popen(["sleep", "600"], env={**os.environ, process.MARK: held.mark})
+    node_lease.close_node_leases(held.run_dir, 1, names_in(Path(held.run_dir)))
+    bystander = subprocess.Popen(["sleep", "600"], env={**os.environ, process.LEASE_MARK_VARIABLE: held.mark})
     try:
         held.end(END)
         words = [sys.executable, "-c", MAIN, held.run_dir, "1", held.mark, str(TIMES.beat_s)]

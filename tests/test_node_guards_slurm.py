@@ -93,13 +93,13 @@ def kill_slurmd(cluster: Sandbox, node: str, home: Path) -> Callable[[], None]:
 def freeze(cluster: Sandbox, node: str, home: Path) -> Callable[[], None]:
     """All of it, as when a machine hangs."""
     cluster.freeze(node)
-    steps = process.steps_of(cluster.layout.log(node))
+    steps = process.slurmstepd_processes(cluster.layout.log(node))
     for step in steps:
-        process.send(step, signal.SIGSTOP)
+        process.send_signal(step, signal.SIGSTOP)
 
     def thaw() -> None:
         for step in steps:
-            process.send(step, signal.SIGCONT)
+            process.send_signal(step, signal.SIGCONT)
 
     return thaw
 
@@ -107,7 +107,7 @@ def freeze(cluster: Sandbox, node: str, home: Path) -> Callable[[], None]:
 def take_files_away(cluster: Sandbox, node: str, home: Path) -> Callable[[], None]:
     """Slurm and the file server are away for this node alone: renewals fail there."""
     cluster.kill(node)
-    mounts = os.open(f"/proc/{process.steps_of(cluster.layout.log(node))[0].pid}/ns/mnt", os.O_RDONLY)
+    mounts = os.open(f"/proc/{process.slurmstepd_processes(cluster.layout.log(node))[0].pid}/ns/mnt", os.O_RDONLY)
 
     def mount(*words: str) -> None:
         argv = ["nsenter", f"--mount=/proc/self/fd/{mounts}", "--", *words, str(home / "runs")]
@@ -159,14 +159,14 @@ def test_ranks_of_a_further_node_stop_when_agent_and_guard_of_the_first_are_kill
     wait_until(lambda: _uptime_s() - marks()[-1] > 3, 60, "the rank on the other node stands still")
     # HOLD after the guard there saw the last renewal, which is at most one beat after it; SHOAL_LEASE_S is 9.
     assert marks()[-1] - killed_at < 6 + 2 * 2.2 + 1
-    run_dir, watch = str(project.home / "runs" / RUN), fence.Watch()
-    found = lease.read(run_dir, layout.parse_names(names(project)), 1)
+    run_dir, watch = str(project.home / "runs" / RUN), fence.LeaseWatch()
+    found = lease.read_attempt(run_dir, layout.parse_names(names(project)), 1)
     start = found and found.start
     assert project.status()[RUN]["state"] == "running" and _of_ledger(cluster, second.host, ledger)
 
     def closed() -> bool:
         found = layout.parse_names(names(project))
-        return fence.close(run_dir, found, 1, start, watch.is_silent(1, found.signs_of_life(1), start))
+        return fence.close_attempt(run_dir, found, 1, start, watch.is_silent(1, found.lease_names(1), start))
 
     wait_until(closed, 30, "another job closes the attempt")
     wait_until(lambda: not _of_ledger(cluster, second.host, ledger), 30, "then the rank is killed")
@@ -192,7 +192,7 @@ def test_a_guard_of_a_further_node_that_is_killed_with_its_step_is_started_again
 def _of_ledger(cluster: Sandbox, node: str, ledger: Ledger) -> list[int]:
     """Processes of the user's program on a node, in the pids of this machine."""
     found = []
-    for step in process.steps_of(cluster.layout.log(node)):
+    for step in process.slurmstepd_processes(cluster.layout.log(node)):
         try:
             if ledger.program.encode() in Path(f"/proc/{step.pid}/cmdline").read_bytes():
                 found.append(step.pid)

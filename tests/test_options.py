@@ -11,7 +11,7 @@ from shoal.describe.cluster import Cluster
 from shoal.describe.project import find_project
 from shoal.errors import InputError
 from shoal.model import Request
-from shoal.plan.sbatch_options import Resolved, resolve
+from shoal.plan.sbatch_options import ResolvedRequest, resolve_request
 
 TOML = """
 [clusters.galvani]
@@ -52,12 +52,12 @@ def profiles(tmp_path: Path) -> dict[str, Cluster]:
 
 def answer(
     profiles: dict[str, Cluster], name: str, flags: str = "", request: Request | None = None, whole: bool = False
-) -> Resolved:
+) -> ResolvedRequest:
     cluster = profiles[name] if name in profiles else Cluster(name=name)
-    return resolve(request or Request(), parse_flags(flags.split()), cluster, profiles, whole_nodes=whole)
+    return resolve_request(request or Request(), parse_flags(flags.split()), cluster, profiles, whole_nodes=whole)
 
 
-def options(resolved: Resolved) -> dict[str, str | None]:
+def options(resolved: ResolvedRequest) -> dict[str, str | None]:
     return dict(resolved.options)
 
 
@@ -204,6 +204,6 @@ def test_what_the_cluster_cannot_serve_is_refused_with_the_nearest(
 
 def test_whole_nodes_are_taken_where_nobody_says_how_many_gpus_share_them(profiles: dict[str, Cluster]) -> None:
     (cluster,) = [Cluster(name="x", cpus_per_node=96, memory_per_node="500G")]
-    found = resolve(Request(gpus=8), parse_flags([]), cluster, profiles, whole_nodes=True)
+    found = resolve_request(Request(gpus=8), parse_flags([]), cluster, profiles, whole_nodes=True)
     assert (found.request.cpus, found.request.memory) == (96, "500G")
-    assert resolve(Request(gpus=8), parse_flags([]), cluster, profiles).request.cpus is None
+    assert resolve_request(Request(gpus=8), parse_flags([]), cluster, profiles).request.cpus is None

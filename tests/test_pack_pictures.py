@@ -11,35 +11,35 @@ import pytest
 from PIL import Image, ImageColor
 
 from project import Project, assert_clear_error, project_here
-from shoal.observe.records import Asked, Held
-from shoal.views.png import as_png
-from shoal.views.report.history import Try
-from shoal.views.report.shapes import shapes
-from shoal.views.timeline import Bar, Timeline
-from shoal.views.timeline_drawing import LEFT, TOP, WIDTH, as_svg, axis_step, colour_of, mark_words
+from shoal.observe.records import AssignedResources, RequestedResources
+from shoal.views.png import timeline_png
+from shoal.views.report.history import AttemptHistory
+from shoal.views.report.shapes import layout_breakdown
+from shoal.views.timeline import Timeline, TimelineBar
+from shoal.views.timeline_drawing import LEFT_MARGIN, TOP_MARGIN, WIDTH, axis_step, bar_colour, tick_label, timeline_svg
 
 #: Two lanes of 100 s: the first is busy for 60 s with a run that failed, the second all the time.
-BARS = [Bar("n:0", "e/r_a", 1, 0.0, 60.0, "failed"), Bar("n:1", "e/r_b", 1, 0.0, 100.0, "done")]
+BARS = [TimelineBar("n:0", "e/r_a", 1, 0.0, 60.0, "failed"), TimelineBar("n:1", "e/r_b", 1, 0.0, 100.0, "done")]
 TIMELINE = Timeline(BARS, 0.0, 100.0)
 
 
 def test_a_png_has_a_bar_where_something_ran_and_hatching_where_nothing_did() -> None:
-    image = Image.open(io.BytesIO(as_png(TIMELINE, "two lanes"))).convert("RGB")
+    image = Image.open(io.BytesIO(timeline_png(TIMELINE, "two lanes"))).convert("RGB")
 
     def colour_at(lane: int, seconds: float) -> object:
-        return image.getpixel((round((LEFT + seconds * WIDTH / 100) * 2), (TOP + 26 * lane + 17) * 2))
+        return image.getpixel((round((LEFT_MARGIN + seconds * WIDTH / 100) * 2), (TOP_MARGIN + 26 * lane + 17) * 2))
 
-    assert colour_at(0, 50) == ImageColor.getrgb(colour_of(BARS[0], 0))
-    assert colour_at(1, 90) == ImageColor.getrgb(colour_of(BARS[1], 0))
+    assert colour_at(0, 50) == ImageColor.getrgb(bar_colour(BARS[0], 0))
+    assert colour_at(1, 90) == ImageColor.getrgb(bar_colour(BARS[1], 0))
     hatched = {colour_at(0, seconds / 10) for seconds in range(700, 950)}
     assert hatched <= {ImageColor.getrgb("#f1efe9"), ImageColor.getrgb("#cfc9bb")}
-    assert "20.0% idle" in as_svg(TIMELINE, "two lanes")
+    assert "20.0% idle" in timeline_svg(TIMELINE, "two lanes")
 
 
 @pytest.mark.parametrize(("length", "marks"), [(5.1, "0 s, 0.5 s"), (90, "0 s, 10 s"), (3000, "0 min, 5 min")])
 def test_the_axis_has_round_numbers_in_one_unit(length: float, marks: str) -> None:
     step = axis_step(Timeline([], 0.0, length))
-    assert f"{mark_words(0, step)}, {mark_words(1, step)}" == marks
+    assert f"{tick_label(0, step)}, {tick_label(1, step)}" == marks
     assert length / step <= 12
 
 
@@ -80,15 +80,15 @@ def test_what_was_held_is_counted_for_each_job_of_a_pack_by_itself() -> None:
     compared once.
     """
 
-    def packed(run: str, job: str, slot: int, begin: float, end: float) -> Try:
-        held = Held(slot=slot, gpus=[str(slot)], share=1.0, cpus=0, engine=job)
-        asked = Asked(nodes=1, gpus=1)
-        return Try(run, 1, "n1", None, begin, end, "done", True, asked, None, None, held=held, job=job)
+    def packed(run: str, job: str, slot: int, begin: float, end: float) -> AttemptHistory:
+        held = AssignedResources(slot=slot, gpus=[str(slot)], share=1.0, cpus=0, engine=job)
+        asked = RequestedResources(nodes=1, gpus=1)
+        return AttemptHistory(run, 1, "n1", None, begin, end, "done", True, asked, None, None, held=held, job=job)
 
     day = 86_400.0
     tries = [packed("a", "1", 0, 0, 10), packed("b", "1", 1, 0, 6), packed("a", "2", 0, day, day + 10)]
-    ran, each, *_ = shapes(tries)
+    ran, each, *_ = layout_breakdown(tries)
     assert (ran.entries, ran.gpus, each.entries) == (2, 2, 2)
     assert (ran.used * 3600, ran.idle * 3600) == pytest.approx((26, 4))
     pilots = [packed("a", "1_0", 0, 0, 10), packed("b", "1_1", 0, 1, 7)]  # Slurm calls the GPU of each of them 0
-    assert (shapes(pilots)[0].gpus, shapes(pilots)[0].idle) == (2, 0)
+    assert (layout_breakdown(pilots)[0].gpus, layout_breakdown(pilots)[0].idle) == (2, 0)

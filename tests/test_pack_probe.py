@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from project import Project, assert_clear_error, project_here, read_record
 from shoal.job.pack.books import Demand
-from shoal.job.pack.probe import estimate
-from shoal.job.pack.queue import Item, Queue
+from shoal.job.pack.probe import estimate_duration_s
+from shoal.job.pack.queue import QueuedRun, RunQueue
 from waiting import wait_until
 
 #: Takes `length` steps of 0.1 s and tells of each; from its second attempt on it is quick about it.
@@ -34,14 +34,14 @@ def test_start_up_is_paid_once_and_not_in_proportion(start_s: float, step_s: flo
     elapsed = start_s + seen * step_s
     whole = start_s + steps * step_s
     if seen > 1:
-        assert estimate(first, (elapsed, seen / steps)) == pytest.approx(whole)
-    assert estimate(None, None) is None
+        assert estimate_duration_s(first, (elapsed, seen / steps)) == pytest.approx(whole)
+    assert estimate_duration_s(None, None) is None
 
 
 def test_what_was_learnt_decides_who_is_next() -> None:
-    queue = Queue([Item("unknown", 9, Demand())])
+    queue = RunQueue([QueuedRun("unknown", 9, Demand())])
     for place, expect in enumerate((5.0, 50.0, 0.0, 20.0)):
-        queue.put_by_length(Item(f"e{expect:g}", place, Demand(), expect_s=expect))
+        queue.put_by_length(QueuedRun(f"e{expect:g}", place, Demand(), expect_s=expect))
     assert [item.name for item in queue.waiting] == ["unknown", "e50", "e20", "e5", "e0"]
 
 

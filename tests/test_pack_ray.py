@@ -28,10 +28,10 @@ from made_up import ME
 from project import Project, assert_clear_error, processes_with, project_here, read_record
 from shoal.job.children import StarterFailed
 from shoal.job.pack import ray_cluster
-from shoal.job.pack.machine import Gpus, memory_mb
-from shoal.job.pack.node import Node
-from shoal.job.pack.ray_cluster import Cluster, ray_environment, sizes
-from shoal.job.pack.short_folder import ShortFolder
+from shoal.job.pack.machine import VisibleGpus, memory_mb
+from shoal.job.pack.node import EngineNode
+from shoal.job.pack.ray_cluster import RayCluster, ray_environment, resource_flags
+from shoal.job.pack.short_folder import ShortTempDir
 from shoal.sandbox import Sandbox
 from waiting import wait_until
 
@@ -75,10 +75,12 @@ def _wait_for_none(project: Project) -> None:
 
 
 def test_sizes_and_surroundings_are_the_allocations_and_not_the_machines() -> None:
-    assert sizes(4, 2, 2048)[:2] == ["--num-cpus=4", "--num-gpus=2"]
-    assert f"--memory={2048 << 20}" in sizes(4, 2, 2048) and f"--object-store-memory={100 << 20}" in sizes(4, 2, 2048)
-    assert f"--object-store-memory={80 << 20}" in sizes(4, 2, 512), "Ray takes no less than 75 MB"
-    assert not any("--memory" in word for word in sizes(4, 2, None))
+    assert resource_flags(4, 2, 2048)[:2] == ["--num-cpus=4", "--num-gpus=2"]
+    assert f"--memory={2048 << 20}" in resource_flags(
+        4, 2, 2048
+    ) and f"--object-store-memory={100 << 20}" in resource_flags(4, 2, 2048)
+    assert f"--object-store-memory={80 << 20}" in resource_flags(4, 2, 512), "Ray takes no less than 75 MB"
+    assert not any("--memory" in word for word in resource_flags(4, 2, None))
     env = ray_environment({"RAY_ADDRESS": "somebody:6379", "HOME": "/h", "PYTHONPATH": "/p"}, "/t")
     assert "RAY_ADDRESS" not in env and env["RAY_AUTH_MODE"] == "token" and env["RAY_AUTH_TOKEN_PATH"] == "/t"
     assert env["RAY_worker_niceness"] == "0" and env["PYTHONPATH"].endswith(":/p")
@@ -240,18 +242,18 @@ def test_without_ray_it_says_so_in_one_sentence(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(StarterFailed, match=r"pip install 'shoal\[ray\]'"):
-        Cluster(_node(tmp_path / "program", {}), 1)
+        RayCluster(_node(tmp_path / "program", {}), 1)
     monkeypatch.undo()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(StarterFailed, match=r"pip install 'shoal\[ray\]'"):
-        Cluster(_node(tmp_path / "module", {}), 1)
+        RayCluster(_node(tmp_path / "module", {}), 1)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name == "ray" else None)
     with pytest.raises(StarterFailed, match=r"pip install 'ray\[default\]'"):
-        Cluster(_node(tmp_path / "page", {}), 1, dashboard=True)
+        RayCluster(_node(tmp_path / "page", {}), 1, dashboard=True)
 
 
-def _node(home: Path, environ: dict[str, str]) -> Node:
-    node = Node(str(home), "token", ME, Gpus(), [0], environ, None)
+def _node(home: Path, environ: dict[str, str]) -> EngineNode:
+    node = EngineNode(str(home), "token", ME, VisibleGpus(), [0], environ, None)
     Path(node.folder).mkdir(parents=True)
     return node
 
@@ -355,7 +357,7 @@ def test_a_taken_port_means_the_next_one(tmp_path: Path, monkeypatch: pytest.Mon
         first, free_port = iter([taken.getsockname()[1]]), ray_cluster.free_port
         # A busy machine may need more than the second: Ray takes its time, or somebody else takes the port.
         monkeypatch.setattr(ray_cluster, "free_port", lambda: next(first, None) or free_port())
-        cluster = Cluster(_node(tmp_path / "home", project.env), 1)
+        cluster = RayCluster(_node(tmp_path / "home", project.env), 1)
         try:
             assert not cluster.address.endswith(f":{taken.getsockname()[1]}")
             assert next(first, None) is None, "the taken one was tried"
@@ -484,4 +486,4 @@ def test_a_lost_node_of_ray_loses_its_runs_which_go_on_elsewhere(
     wait_until(lambda: not project.slurm("squeue", "-h", "-t", "PD,R,CG").strip(), 60, "the job has ended")
     assert sum(end["success"] for end in _ends(project)) == 6
     _wait_for_none(project)
-    ShortFolder().close()  # as the next Ray here would: it removes what the killed one left
+    ShortTempDir().close()  # as the next Ray here would: it removes what the killed one left

@@ -14,16 +14,16 @@ from made_up import ME, START
 from shoal.describe.project import bare_project
 from shoal.errors import InputError
 from shoal.job import nodes
-from shoal.job.pack.books import WHOLE, Allocator, Demand, even_share, parts
-from shoal.job.pack.machine import Gpus, gpu_environment, gpus_here, thread_environment
-from shoal.job.pack.queue import Item, Queue, read_queue
+from shoal.job.pack.books import GPU_PARTS, Allocator, Demand, count_gpu_parts, even_share
+from shoal.job.pack.machine import VisibleGpus, gpu_environment, thread_environment, visible_gpus_of_node
+from shoal.job.pack.queue import QueuedRun, RunQueue, read_queue
 from shoal.model import Request
-from shoal.plan.pack_commands import runs_of_file, step_of
+from shoal.plan.pack_commands import command_step, read_command_file
 from shoal.plan.pack_options import PackOptions
-from shoal.plan.pack_order import Job, expected, longest_first
-from shoal.plan.simulate import even_out, lower_bound, play
+from shoal.plan.pack_order import PackJob, expect_durations, longest_first
+from shoal.plan.simulate import fill_gpu_shares, min_makespan_s, simulate
 
-shares = st.sampled_from([0, 1, 250_000, 333_333, 500_000, WHOLE, 2 * WHOLE])
+shares = st.sampled_from([0, 1, 250_000, 333_333, 500_000, GPU_PARTS, 2 * GPU_PARTS])
 
 
 @given(
@@ -53,11 +53,11 @@ def test_nothing_is_ever_lent_twice(
             lent_cpus = [cpu for one in held for cpu in one.cpus]
             assert len(set(lent_cpus)) == len(lent_cpus)
             for gpu in range(gpus):
-                assert sum(one.share for one in held if gpu in one.gpus) <= WHOLE
+                assert sum(one.share for one in held if gpu in one.gpus) <= GPU_PARTS
     for one in books.held:
         books.give(one)
     for _ in range(nodes):
-        everything = books.take(Demand(gpus * WHOLE, cpus, slots))
+        everything = books.take(Demand(gpus * GPU_PARTS, cpus, slots))
         assert everything is not None and len(everything.gpus) == gpus
     assert books.is_full
 
@@ -69,7 +69,7 @@ def test_runs_go_to_the_emptiest_node() -> None:
 
 def test_a_holding_is_given_back_once() -> None:
     books = Allocator(2, 1, range(2))
-    holding = books.take(Demand(WHOLE, 1))
+    holding = books.take(Demand(GPU_PARTS, 1))
     assert holding is not None
     books.give(holding)
     with pytest.raises(ValueError, match="not lent"):
@@ -79,25 +79,31 @@ def test_a_holding_is_given_back_once() -> None:
 def test_shares_spread_over_gpus_unless_whole_ones_are_wanted() -> None:
     spread, kept = Allocator(8, 2, ()), Allocator(8, 2, (), keep_whole=True)
     for books in (spread, kept):
-        assert books.take(Demand(WHOLE // 4)) is not None
-    assert spread.take(Demand(WHOLE // 4)).gpus == (1,)  # type: ignore[union-attr]
-    assert kept.take(Demand(WHOLE // 4)).gpus == (0,)  # type: ignore[union-attr]
-    assert kept.take(Demand(WHOLE)).gpus == (1,)  # type: ignore[union-attr]
+        assert books.take(Demand(GPU_PARTS // 4)) is not None
+    assert spread.take(Demand(GPU_PARTS // 4)).gpus == (1,)  # type: ignore[union-attr]
+    assert kept.take(Demand(GPU_PARTS // 4)).gpus == (0,)  # type: ignore[union-attr]
+    assert kept.take(Demand(GPU_PARTS)).gpus == (1,)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, float("nan"), 0.0001, 5000])
 def test_impossible_numbers_of_gpus_are_refused(wrong: float) -> None:
     with pytest.raises(ValueError):
-        parts(wrong)
+        count_gpu_parts(wrong)
 
 
 def test_a_third_of_a_gpu_fits_three_times() -> None:
     books = Allocator(9, 1, ())
-    assert sum(books.take(Demand(parts(1 / 3))) is not None for _ in range(4)) == 3
+    assert sum(books.take(Demand(count_gpu_parts(1 / 3))) is not None for _ in range(4)) == 3
 
 
 def test_gpus_are_divided_among_slots_when_nothing_was_said() -> None:
-    assert [even_share(slots, 4) for slots in (1, 2, 4, 8, 5)] == [4 * WHOLE, 2 * WHOLE, WHOLE, WHOLE // 2, WHOLE // 2]
+    assert [even_share(slots, 4) for slots in (1, 2, 4, 8, 5)] == [
+        4 * GPU_PARTS,
+        2 * GPU_PARTS,
+        GPU_PARTS,
+        GPU_PARTS // 2,
+        GPU_PARTS // 2,
+    ]
     assert even_share(4, 0) == 0
 
 
@@ -106,9 +112,9 @@ durations = st.lists(st.floats(0.01, 100), min_size=1, max_size=60)
 
 @given(durations, st.integers(1, 8), st.booleans())
 def test_every_schedule_keeps_the_list_scheduling_bound(lengths: list[float], slots: int, sort: bool) -> None:
-    jobs = [Job(at, expect_s=length) for at, length in enumerate(lengths)]
-    played = play(longest_first(jobs) if sort else jobs, slots=slots)
-    bound = lower_bound(jobs, slots=slots)
+    jobs = [PackJob(at, expect_s=length) for at, length in enumerate(lengths)]
+    played = simulate(longest_first(jobs) if sort else jobs, slots=slots)
+    bound = min_makespan_s(jobs, slots=slots)
     assert sorted(one.job.place for one in played.placed) == list(range(len(jobs)))
     assert bound * (1 - 1e-9) <= played.makespan <= bound * (2 - 1 / slots) + 1e-6
     assert played.busy == pytest.approx(sum(lengths))
@@ -118,23 +124,29 @@ def test_every_schedule_keeps_the_list_scheduling_bound(lengths: list[float], sl
 
 
 def test_the_seeds_example_longest_first_ends_within_3_percent_of_the_bound() -> None:
-    jobs = [Job(k, expect_s=0.085 * k) for k in range(1, 21)]
-    bound = lower_bound(jobs, slots=4)
-    assert play(jobs, slots=4).makespan / bound == pytest.approx(1.143, abs=0.001)
-    assert play(longest_first(jobs), slots=4).makespan / bound == pytest.approx(1.029, abs=0.001)
+    jobs = [PackJob(k, expect_s=0.085 * k) for k in range(1, 21)]
+    bound = min_makespan_s(jobs, slots=4)
+    assert simulate(jobs, slots=4).makespan / bound == pytest.approx(1.143, abs=0.001)
+    assert simulate(longest_first(jobs), slots=4).makespan / bound == pytest.approx(1.029, abs=0.001)
 
 
 def test_wide_runs_start_first_and_narrow_ones_fill_the_gaps() -> None:
-    jobs = [Job(0, WHOLE, expect_s=10), Job(1, 4 * WHOLE, expect_s=1), Job(2, WHOLE, expect_s=5)]
-    played = play(longest_first(jobs), slots=4, gpus=4)
+    jobs = [
+        PackJob(0, GPU_PARTS, expect_s=10),
+        PackJob(1, 4 * GPU_PARTS, expect_s=1),
+        PackJob(2, GPU_PARTS, expect_s=5),
+    ]
+    played = simulate(longest_first(jobs), slots=4, gpus=4)
     assert [one.job.place for one in played.placed] == [1, 0, 2]
     assert played.makespan == 11
 
 
 def test_a_run_that_is_overtaken_again_and_again_is_waited_for() -> None:
     books = Allocator(4, 2, ())
-    queue = Queue([Item("wide", 0, Demand(2 * WHOLE)), *(Item(f"n{k}", k, Demand(WHOLE)) for k in range(1, 40))])
-    first = books.take(Demand(WHOLE))
+    queue = RunQueue(
+        [QueuedRun("wide", 0, Demand(2 * GPU_PARTS)), *(QueuedRun(f"n{k}", k, Demand(GPU_PARTS)) for k in range(1, 40))]
+    )
+    first = books.take(Demand(GPU_PARTS))
     assert first is not None
     started = []
     while (choice := queue.next(books, None)) is not None and choice.item.name != "wide":
@@ -147,13 +159,15 @@ def test_a_run_that_is_overtaken_again_and_again_is_waited_for() -> None:
 
 def test_slots_that_are_closed_leave_their_gpus_to_the_others_and_what_needs_more_slots_holds_nobody_up() -> None:
     books = Allocator(2, 2, (), nodes=2)
-    held = books.take(Demand(2 * WHOLE))
+    held = books.take(Demand(2 * GPU_PARTS))
     assert held is not None and held.slot == 0
     for slot in (0, 2):
         books.close(slot)
     books.give(held)
-    assert books.never(Demand(2 * WHOLE)) is None and books.never(Demand(slots=2)) is not None
-    queue = Queue([Item("wide", 0, Demand(slots=2)), *(Item(f"thin{n}", n, Demand(WHOLE)) for n in range(1, 20))])
+    assert books.never(Demand(2 * GPU_PARTS)) is None and books.never(Demand(slots=2)) is not None
+    queue = RunQueue(
+        [QueuedRun("wide", 0, Demand(slots=2)), *(QueuedRun(f"thin{n}", n, Demand(GPU_PARTS)) for n in range(1, 20))]
+    )
     for _ in range(19):
         choice = queue.next(books, None)
         assert choice is not None and choice.holding.slot in (1, 3)
@@ -166,58 +180,65 @@ def test_slots_that_are_closed_leave_their_gpus_to_the_others_and_what_needs_mor
 
 def test_a_run_starts_only_if_it_fits_into_the_time_left() -> None:
     books = Allocator(2, 0, ())
-    queue = Queue(
-        [Item("long", 0, Demand(), expect_s=100), Item("short", 1, Demand(), expect_s=5), Item("new", 2, Demand())]
+    queue = RunQueue(
+        [
+            QueuedRun("long", 0, Demand(), expect_s=100),
+            QueuedRun("short", 1, Demand(), expect_s=5),
+            QueuedRun("new", 2, Demand()),
+        ]
     )
     assert queue.next(books, 50.0).item.name == "short"  # type: ignore[union-attr]
     assert queue.next(books, 50.0).item.name == "new"  # type: ignore[union-attr]
     assert queue.is_stuck(books, 50.0) and not queue.is_stuck(books, None)
-    assert not queue.fits(Item("new", 3, Demand()), 0.0)
+    assert not queue.fits(QueuedRun("new", 3, Demand()), 0.0)
 
 
 def test_costs_become_seconds_as_soon_as_one_run_has_finished() -> None:
-    queue = Queue([Item("a", 0, Demand(), cost=10)])
+    queue = RunQueue([QueuedRun("a", 0, Demand(), cost=10)])
     assert queue.expected_s(queue.waiting[0]) is None
-    queue.learn(Item("b", 1, Demand(), cost=2), duration_s=6)
+    queue.learn(QueuedRun("b", 1, Demand(), cost=2), duration_s=6)
     assert queue.expected_s(queue.waiting[0]) == pytest.approx(30)
 
 
 def test_expectations_come_from_earlier_attempts_and_costs() -> None:
-    jobs = [Job(0, cost=1), Job(1, cost=2), Job(2, cost=4)]
-    assert expected(jobs, {})[1] == "their cost, in no unit"
-    found, source = expected(jobs, {1: 10.0})
+    jobs = [PackJob(0, cost=1), PackJob(1, cost=2), PackJob(2, cost=4)]
+    assert expect_durations(jobs, {})[1] == "their cost, in no unit"
+    found, source = expect_durations(jobs, {1: 10.0})
     assert [job.expect_s for job in found] == [5, 10, 20]
     assert source == "1 earlier attempts and their cost"
-    assert [job.expect_s for job in expected([Job(0), Job(1)], {0: 3.0})[0]] == [3, 3]
+    assert [job.expect_s for job in expect_durations([PackJob(0), PackJob(1)], {0: 3.0})[0]] == [3, 3]
 
 
 def test_jobs_that_leave_their_share_open_get_the_engines() -> None:
-    assert [job.gpu_parts for job in even_out([Job(0, -1), Job(1, WHOLE)], 8, 4)] == [WHOLE // 2, WHOLE]
+    assert [job.gpu_parts for job in fill_gpu_shares([PackJob(0, -1), PackJob(1, GPU_PARTS)], 8, 4)] == [
+        GPU_PARTS // 2,
+        GPU_PARTS,
+    ]
 
 
 @pytest.mark.parametrize(
     ("environ", "found"),
     [
-        ({"CUDA_VISIBLE_DEVICES": "0,2"}, Gpus("CUDA_VISIBLE_DEVICES", ["0", "2"])),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-5f,MIG-1a"}, Gpus("CUDA_VISIBLE_DEVICES", ["GPU-5f", "MIG-1a"])),
-        ({"CUDA_VISIBLE_DEVICES": "0,-1,2"}, Gpus("CUDA_VISIBLE_DEVICES", ["0"])),
-        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, Gpus("CUDA_VISIBLE_DEVICES", [])),
-        ({"CUDA_VISIBLE_DEVICES": ""}, Gpus("CUDA_VISIBLE_DEVICES", [])),
-        ({"ROCR_VISIBLE_DEVICES": "1,3"}, Gpus("ROCR_VISIBLE_DEVICES", ["1", "3"])),
-        ({"HIP_VISIBLE_DEVICES": "1"}, Gpus("HIP_VISIBLE_DEVICES", ["1"])),
-        ({"SLURM_JOB_ID": "7"}, Gpus()),
+        ({"CUDA_VISIBLE_DEVICES": "0,2"}, VisibleGpus("CUDA_VISIBLE_DEVICES", ["0", "2"])),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-5f,MIG-1a"}, VisibleGpus("CUDA_VISIBLE_DEVICES", ["GPU-5f", "MIG-1a"])),
+        ({"CUDA_VISIBLE_DEVICES": "0,-1,2"}, VisibleGpus("CUDA_VISIBLE_DEVICES", ["0"])),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, VisibleGpus("CUDA_VISIBLE_DEVICES", [])),
+        ({"CUDA_VISIBLE_DEVICES": ""}, VisibleGpus("CUDA_VISIBLE_DEVICES", [])),
+        ({"ROCR_VISIBLE_DEVICES": "1,3"}, VisibleGpus("ROCR_VISIBLE_DEVICES", ["1", "3"])),
+        ({"HIP_VISIBLE_DEVICES": "1"}, VisibleGpus("HIP_VISIBLE_DEVICES", ["1"])),
+        ({"SLURM_JOB_ID": "7"}, VisibleGpus()),
     ],
 )
-def test_gpus_are_those_that_we_were_given(environ: dict[str, str], found: Gpus) -> None:
-    seen = gpus_here(environ)
+def test_gpus_are_those_that_we_were_given(environ: dict[str, str], found: VisibleGpus) -> None:
+    seen = visible_gpus_of_node(environ)
     assert (seen.variable, list(seen.ids)) == (found.variable, list(found.ids))
 
 
 def test_a_run_sees_its_gpus_by_the_names_they_came_with() -> None:
-    nvidia = Gpus("CUDA_VISIBLE_DEVICES", ["GPU-a", "GPU-b", "GPU-c"])
+    nvidia = VisibleGpus("CUDA_VISIBLE_DEVICES", ["GPU-a", "GPU-b", "GPU-c"])
     assert gpu_environment(nvidia, (0, 2)) == {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-c"}
     assert gpu_environment(nvidia, ()) == {"CUDA_VISIBLE_DEVICES": ""}
-    amd = Gpus("ROCR_VISIBLE_DEVICES", ["2", "3"])
+    amd = VisibleGpus("ROCR_VISIBLE_DEVICES", ["2", "3"])
     assert gpu_environment(amd, (1,)) == {"ROCR_VISIBLE_DEVICES": "3", "HIP_VISIBLE_DEVICES": "0"}
 
 
@@ -239,7 +260,7 @@ def test_options_that_cannot_be_served_name_their_flag() -> None:
         (PackOptions(retries=-1), "--retries"),
     ):
         with pytest.raises(InputError) as error:
-            options.checked()
+            options.validate()
         assert error.value.place == word
 
 
@@ -247,15 +268,15 @@ def test_a_file_of_commands_is_runs_named_after_what_they_do(tmp_path: Path) -> 
     file = tmp_path / "jobs.txt"
     file.write_text("# comment\npython train.py --depth 4\n\necho {a} | wc -c\n")
     project = bare_project(tmp_path, {"HOME": str(tmp_path)})
-    first, second = runs_of_file(file, project, None, Request())
+    first, second = read_command_file(file, project, None, Request())
     assert first.command == ["python", "train.py", "--depth", "4"]
     assert first.experiment == "pack_jobs" and first.stem.startswith("python-train.py-depth-4-")
     assert second.command == ["bash", "-c", "echo {{a}} | wc -c"]
     file.write_text("# moved\n\n\npython train.py --depth 4\n")
-    assert runs_of_file(file, project, None, Request())[0].name == first.name
+    assert read_command_file(file, project, None, Request())[0].name == first.name
     file.write_text("true\ntrue\n")
     with pytest.raises(InputError, match="the same command as line 1"):
-        runs_of_file(file, project, None, Request())
+        read_command_file(file, project, None, Request())
 
 
 @pytest.mark.parametrize(
@@ -269,7 +290,7 @@ def test_a_file_of_commands_is_runs_named_after_what_they_do(tmp_path: Path) -> 
     ],
 )
 def test_a_command_is_called_after_its_script(command: list[str], word: str) -> None:
-    assert step_of(command) == word
+    assert command_step(command) == word
 
 
 @pytest.mark.parametrize(
@@ -288,4 +309,4 @@ def test_an_engine_was_lost_with_its_node_if_slurm_says_so_or_its_job_came_back(
     lost: dict[str, Any], sinfo: str, failed: list[str]
 ) -> None:
     me = ME._replace(job_id="7", life=1)
-    assert nodes.lost_with(START._replace(**lost), me, lambda argv: (bool(sinfo), sinfo)) == failed
+    assert nodes.nodes_lost_with(START._replace(**lost), me, lambda argv: (bool(sinfo), sinfo)) == failed

@@ -12,9 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from project import Project, assert_clear_error, project_here
-from shoal.describe.search import parse_words
+from shoal.describe.search import parse_early_stop_flag
 from shoal.errors import InputError
-from shoal.job.pack.search import Board, Report, Reports, Rule, Search, is_stopped, rank
+from shoal.job.pack.search import (
+    EarlyStopping,
+    HalvingRule,
+    RungBoard,
+    RungReader,
+    RungResult,
+    is_stopped_at,
+    rank_of_value,
+)
 from shoal.sandbox import Sandbox
 from waiting import wait_until
 
@@ -53,7 +61,7 @@ cpus = 1
 memory = "50M"
 """
 VALUES = st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=40)
-RULES = st.builds(Rule, st.just("loss"), st.sampled_from(["min", "max"]), st.just(1.0), st.integers(2, 5))
+RULES = st.builds(HalvingRule, st.just("loss"), st.sampled_from(["min", "max"]), st.just(1.0), st.integers(2, 5))
 
 
 @pytest.fixture
@@ -72,37 +80,37 @@ def page(project: Project, runs: int, request: str = "") -> Path:
 
 
 @given(RULES, VALUES)
-def test_the_best_so_far_is_never_stopped_and_too_few_stop_nobody(rule: Rule, values: list[float]) -> None:
+def test_the_best_so_far_is_never_stopped_and_too_few_stop_nobody(rule: HalvingRule, values: list[float]) -> None:
     for count in range(1, len(values) + 1):
         seen = values[:count]
-        best = min(seen, key=rule.better)
-        assert not is_stopped(rule, rank(rule, best, seen), count)
+        best = min(seen, key=rule.sort_value)
+        assert not is_stopped_at(rule, rank_of_value(rule, best, seen), count)
         if count < rule.eta:
-            assert not any(is_stopped(rule, rank(rule, one, seen), count) for one in seen)
+            assert not any(is_stopped_at(rule, rank_of_value(rule, one, seen), count) for one in seen)
 
 
 @given(RULES, VALUES)
-def test_whoever_goes_on_was_in_the_best_part_of_what_was_there(rule: Rule, values: list[float]) -> None:
+def test_whoever_goes_on_was_in_the_best_part_of_what_was_there(rule: HalvingRule, values: list[float]) -> None:
     for count in range(rule.eta, len(values) + 1):
         seen, mine = values[:count], values[count - 1]
-        better = sum(1 for other in seen if rule.better(other) < rule.better(mine))
-        assert is_stopped(rule, rank(rule, mine, seen), count) == (better >= math.ceil(count / rule.eta))
+        better = sum(1 for other in seen if rule.sort_value(other) < rule.sort_value(mine))
+        assert is_stopped_at(rule, rank_of_value(rule, mine, seen), count) == (better >= math.ceil(count / rule.eta))
 
 
 @given(VALUES)
 def test_a_loss_of_nan_is_the_worst_of_all(values: list[float]) -> None:
-    rule = Rule("loss")
-    worst = max((one for one in values if not math.isnan(one)), key=rule.better, default=0.0)
-    assert rank(rule, math.nan, [*values, math.nan]) >= rank(rule, worst, values)
+    rule = HalvingRule("loss")
+    worst = max((one for one in values if not math.isnan(one)), key=rule.sort_value, default=0.0)
+    assert rank_of_value(rule, math.nan, [*values, math.nan]) >= rank_of_value(rule, worst, values)
 
 
 @settings(max_examples=25)
 @given(st.permutations(range(1, 10)), st.integers(1, 4))
 def test_several_engines_decide_as_one(tmp_path_factory: pytest.TempPathFactory, order: list[int], n: int) -> None:
     """The same reports in the same order, through files: whoever reads them, the decisions are the same."""
-    rule = Rule("loss", first=1.0)
+    rule = HalvingRule("loss", first=1.0)
     one, several = (str(tmp_path_factory.mktemp("home")) for _ in range(2))
-    alone, engines = Search(rule, one, "e"), [Search(rule, several, f"e{k}") for k in range(n)]
+    alone, engines = EarlyStopping(rule, one, "e"), [EarlyStopping(rule, several, f"e{k}") for k in range(n)]
     for place, quality in enumerate(order):
         name = f"001_a/r{quality}"
         told = []
@@ -118,12 +126,12 @@ def test_several_engines_decide_as_one(tmp_path_factory: pytest.TempPathFactory,
 
 def test_rungs_are_reached_as_the_file_grows_each_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    reports = Reports(Rule("val.loss", first=2, eta=2, last=16, resource="epoch"), str(path))
+    reports = RungReader(HalvingRule("val.loss", first=2, eta=2, last=16, resource="epoch"), str(path))
     assert reports.new() == []
     path.write_text(
         '{"epoch": 1, "val": {"loss": 9}}\nnot json\n{"epoch": 2, "lr": 1}\n{"epoch": 3, "val.loss": 8}\n{"ep'
     )
-    assert reports.new() == [Report(2, 8, 3, "epoch")]
+    assert reports.new() == [RungResult(2, 8, 3, "epoch")]
     with path.open("a") as file:
         file.write('och": 9, "val": {"loss": 7}}\n{"epoch": 99, "val": {"loss": 6}}\n')
     assert [(one.rung, one.value) for one in reports.new()] == [(4, 7), (8, 7)]
@@ -133,21 +141,21 @@ def test_rungs_are_reached_as_the_file_grows_each_once(tmp_path: Path) -> None:
 
 def test_a_value_that_was_not_measured_stops_nobody_and_an_endless_count_does_not_hang(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    reports = Reports(Rule("loss", first=1, eta=2), str(path))
+    reports = RungReader(HalvingRule("loss", first=1, eta=2), str(path))
     path.write_text('{"step": 1, "loss": null}\n{"step": Infinity, "epoch": 1, "loss": 3}\n{"step": 2, "loss": NaN}\n')
     assert [(one.rung, math.isnan(one.value)) for one in reports.new()] == [(1, False), (2, True)]
 
 
 def test_a_run_that_was_started_over_is_not_compared_with_its_old_self(tmp_path: Path) -> None:
-    board = Board(str(tmp_path), "e1", Rule("loss"))
+    board = RungBoard(str(tmp_path), "e1", HalvingRule("loss"))
     folder = tmp_path / "runs" / "001_a" / "r"
     folder.mkdir(parents=True)
     (folder / "spec.1.json").touch()
-    board.note("001_a/r", 1, Report(1, 0.5, 1, "step"))
-    assert Board(str(tmp_path), "e2", Rule("loss")).values("001_a/other", 1) == {"001_a/r": 0.5}
+    board.note("001_a/r", 1, RungResult(1, 0.5, 1, "step"))
+    assert RungBoard(str(tmp_path), "e2", HalvingRule("loss")).values("001_a/other", 1) == {"001_a/r": 0.5}
     (folder / "spec.2.json").touch()
-    assert Board(str(tmp_path), "e3", Rule("loss")).values("001_a/other", 1) == {}
-    assert Board(str(tmp_path), "e2", Rule("accuracy")).values("001_a/other", 1) == {}
+    assert RungBoard(str(tmp_path), "e3", HalvingRule("loss")).values("001_a/other", 1) == {}
+    assert RungBoard(str(tmp_path), "e2", HalvingRule("accuracy")).values("001_a/other", 1) == {}
 
 
 # -- asking for it ----------------------------------------------------------------------------------------------------
@@ -167,8 +175,8 @@ def test_a_run_that_was_started_over_is_not_compared_with_its_old_self(tmp_path:
 )
 def test_a_mistaken_search_is_one_sentence(words: str, said: str) -> None:
     with pytest.raises(InputError, match=said) as caught:
-        parse_words(words)
-    assert caught.value.place == "--search" and parse_words((caught.value.hint or "").partition(" ")[2])
+        parse_early_stop_flag(words)
+    assert caught.value.place == "--search" and parse_early_stop_flag((caught.value.hint or "").partition(" ")[2])
 
 
 def test_what_is_wrong_with_a_search_is_told_before_anything_starts(project: Project) -> None:

@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from project import Project, assert_clear_error
-from shoal.job.pack.books import WHOLE
-from shoal.plan.layouts import compare, with_lengths, with_starts
-from shoal.plan.pack_order import Job
+from shoal.job.pack.books import GPU_PARTS
+from shoal.plan.layouts import assume_durations, compare_layouts, with_start_times
+from shoal.plan.pack_order import PackJob
 from shoal.sandbox import Sandbox
-from shoal.views.shapes import flags_of
+from shoal.views.shapes import layout_flags
 from waiting import wait_until
 
-SEED = [Job(k, WHOLE, expect_s=0.85 * k) for k in range(1, 21)]
+SEED = [PackJob(k, GPU_PARTS, expect_s=0.85 * k) for k in range(1, 21)]
 
 
 def test_the_seeds_comparison_with_wall_time_and_gpu_time_apart() -> None:
-    found = {shape.name: shape for shape in compare(SEED, []).shapes}
+    found = {shape.name: shape for shape in compare_layouts(SEED, []).shapes}
     used = sum(0.85 * k for k in range(1, 21)) / 3600
     for shape in found.values():
         assert shape.used == pytest.approx(used)
@@ -35,47 +35,51 @@ def test_the_seeds_comparison_with_wall_time_and_gpu_time_apart() -> None:
 
 
 def test_what_an_allocation_pays_at_its_start_speaks_for_packs() -> None:
-    without, paid = compare(SEED, []), compare(SEED, [], startup_s=480)
+    without, paid = compare_layouts(SEED, []), compare_layouts(SEED, [], startup_s=480)
     assert without.cheapest in ("array", "job each", "pack of 1") or "pilots" in without.cheapest
     assert paid.cheapest == "pack of 1"
     assert any("480 s to start up" in text for text in paid.assumptions)
 
 
 def test_a_queue_that_starts_late_loses_against_one_that_starts_now() -> None:
-    found = compare(SEED, [])
+    found = compare_layouts(SEED, [])
     starts = {shape.name: (0.0 if "pilots" in shape.name else 3600.0) for shape in found.shapes}
-    assert "pilots" in with_starts(found, starts).fastest
+    assert "pilots" in with_start_times(found, starts).fastest
 
 
 def test_on_a_full_cluster_pilots_are_recommended_because_nothing_starts_together() -> None:
-    found = compare(SEED, [])
-    full = with_starts(found, {shape.name: 7200.0 if "pack" in shape.name else 1800.0 for shape in found.shapes})
+    found = compare_layouts(SEED, [])
+    full = with_start_times(found, {shape.name: 7200.0 if "pack" in shape.name else 1800.0 for shape in found.shapes})
     assert full.full and full.fastest == "16 pilots" and any("is full" in text for text in full.assumptions)
-    free = with_starts(found, {shape.name: 0.0 for shape in found.shapes})
+    free = with_start_times(found, {shape.name: 0.0 for shape in found.shapes})
     assert not free.full and free.fastest in ("job each", "array")
 
 
 @pytest.mark.parametrize(
     ("jobs", "said"),
     [
-        ([Job(0, cost=1, limit_s=60), Job(1, cost=4, limit_s=60)], "in proportion to cost"),
-        ([Job(0, limit_s=60), Job(1, limit_s=30)], "its whole time limit"),
-        ([Job(0, cost=1), Job(1, cost=2)], "units of cost"),
-        ([Job(0, expect_s=1), Job(1, expect_s=2)], "durations from earlier"),
+        ([PackJob(0, cost=1, limit_s=60), PackJob(1, cost=4, limit_s=60)], "in proportion to cost"),
+        ([PackJob(0, limit_s=60), PackJob(1, limit_s=30)], "its whole time limit"),
+        ([PackJob(0, cost=1), PackJob(1, cost=2)], "units of cost"),
+        ([PackJob(0, expect_s=1), PackJob(1, expect_s=2)], "durations from earlier"),
     ],
 )
-def test_it_says_what_it_assumes(jobs: list[Job], said: str) -> None:
-    known, assumptions = with_lengths(jobs, "earlier attempts")
+def test_it_says_what_it_assumes(jobs: list[PackJob], said: str) -> None:
+    known, assumptions = assume_durations(jobs, "earlier attempts")
     assert all(job.expect_s is not None for job in known) and said in assumptions[0]
 
 
 @given(
-    st.lists(st.tuples(st.floats(1, 1000), st.sampled_from([WHOLE // 4, WHOLE, 2 * WHOLE])), min_size=1, max_size=40)
+    st.lists(
+        st.tuples(st.floats(1, 1000), st.sampled_from([GPU_PARTS // 4, GPU_PARTS, 2 * GPU_PARTS])),
+        min_size=1,
+        max_size=40,
+    )
 )
 def test_hours_add_up_in_every_shape(given_jobs: list[tuple[float, int]]) -> None:
-    jobs = [Job(at, parts, expect_s=length) for at, (length, parts) in enumerate(given_jobs)]
-    found = compare(jobs, [])
-    work = sum(length * parts / WHOLE for length, parts in given_jobs) / 3600
+    jobs = [PackJob(at, parts, expect_s=length) for at, (length, parts) in enumerate(given_jobs)]
+    found = compare_layouts(jobs, [])
+    work = sum(length * parts / GPU_PARTS for length, parts in given_jobs) / 3600
     for shape in found.shapes:
         assert shape.used == pytest.approx(work)
         assert shape.idle >= -1e-9
@@ -109,9 +113,10 @@ def test_runs_that_ask_for_cpus_memory_and_time_are_laid_out_and_compared(tmp_pa
 
 
 def test_each_shape_says_what_asks_for_it_also_over_several_nodes() -> None:
-    shapes = {shape.name: shape for shape in compare(SEED, []).shapes}
+    shapes = {shape.name: shape for shape in compare_layouts(SEED, []).shapes}
     said = {
-        name: flags_of(shapes[name], 8, False) for name in ("job each", "array", "8 pilots", "pack of 4", "pack of 16")
+        name: layout_flags(shapes[name], 8, False)
+        for name in ("job each", "array", "8 pilots", "pack of 4", "pack of 16")
     }
     assert said == {
         "job each": "--shape job",
@@ -120,8 +125,8 @@ def test_each_shape_says_what_asks_for_it_also_over_several_nodes() -> None:
         "pack of 4": "--shape pack --gpus 4",
         "pack of 16": "--shape pack --nodes 2 --gpus 8",
     }
-    assert flags_of(shapes["pack of 16"], None, False) == "--shape pack --gpus 16"
-    assert flags_of(shapes["pack of 4"], None, True) == "--shape pack --slots 4"
+    assert layout_flags(shapes["pack of 16"], None, False) == "--shape pack --gpus 16"
+    assert layout_flags(shapes["pack of 4"], None, True) == "--shape pack --slots 4"
 
 
 @pytest.mark.parametrize("words", [("--gpus", 4), ("--shape", "array", "--time", "2h"), ("--shape", "job", "--bind")])

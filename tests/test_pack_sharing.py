@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from project import Project
-from shoal.job.environment import escape
-from shoal.job.pack.books import WHOLE, Assignment
-from shoal.job.pack.machine import Gpus, gpu_environment, gpus_here
-from shoal.job.pack.sharing import Sharing, memory_environment, share_gpus
+from shoal.job.environment import escape_placeholders
+from shoal.job.pack.books import GPU_PARTS, Assignment
+from shoal.job.pack.machine import VisibleGpus, gpu_environment, visible_gpus_of_node
+from shoal.job.pack.sharing import GpuSharing, memory_environment, set_up_gpu_sharing
 from waiting import wait_until
 
 #: Speaks as nvidia-cuda-mps-control does: -f is the daemon, without it commands come on standard input.
@@ -84,7 +84,7 @@ class Shown(NamedTuple):
 
 def shown(project: Project, *words: object) -> Shown:
     """Runs that print their environment, two on each GPU."""
-    command = [sys.executable, "-S", "-c", escape(SHOW), "{k}"]
+    command = [sys.executable, "-S", "-c", escape_placeholders(SHOW), "{k}"]
     done = project.shoal("pack", "--slots", 4, "--gpus-per-run", 0.5, *words, "--set", "k=1:4:1", "--", *command)
     assert "4 done" in done.out
     return Shown([json.loads(text) for text in printed(project)], done.err)
@@ -104,14 +104,14 @@ def is_alive(pid: int) -> bool:
 
 def test_a_share_of_the_memory_leaves_room_for_what_a_process_takes_beside_its_tensors() -> None:
     gib = 1 << 30
-    env = memory_environment(WHOLE // 4, 80 * gib, {})
+    env = memory_environment(GPU_PARTS // 4, 80 * gib, {})
     assert 0.24 < float(env["SHOAL_GPU_MEMORY_FRACTION"]) < 0.25
     assert int(env["SHOAL_GPU_MEMORY_BYTES"]) < 20 * gib
     assert env["XLA_PYTHON_CLIENT_MEM_FRACTION"] == env["SHOAL_GPU_MEMORY_FRACTION"]
-    blind = memory_environment(WHOLE // 4, None, {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.1"})
+    blind = memory_environment(GPU_PARTS // 4, None, {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.1"})
     assert float(blind["SHOAL_GPU_MEMORY_FRACTION"]) == pytest.approx(0.225)
     assert "XLA_PYTHON_CLIENT_MEM_FRACTION" not in blind, "what somebody has set stays"
-    assert Sharing().environment(Assignment(0, (0, 1), WHOLE), {}) == {}, "whole GPUs are not shared"
+    assert GpuSharing().environment(Assignment(0, (0, 1), GPU_PARTS), {}) == {}, "whole GPUs are not shared"
 
 
 @pytest.mark.parametrize("engine", ["slots", "ray"])
@@ -160,13 +160,13 @@ def test_mps_dies_with_an_engine_that_is_killed(project: Project) -> None:
 @pytest.mark.parametrize(
     ("gpus", "environ"),
     [
-        (Gpus("ROCR_VISIBLE_DEVICES", ("0", "1")), {}),
-        (Gpus("CUDA_VISIBLE_DEVICES", ("GPU-a",)), {"CUDA_MPS_PIPE_DIRECTORY": "/somebody"}),
+        (VisibleGpus("ROCR_VISIBLE_DEVICES", ("0", "1")), {}),
+        (VisibleGpus("CUDA_VISIBLE_DEVICES", ("GPU-a",)), {"CUDA_MPS_PIPE_DIRECTORY": "/somebody"}),
     ],
 )
-def test_amd_has_no_mps_and_a_daemon_that_is_there_is_left_alone(gpus: Gpus, environ: dict[str, str]) -> None:
+def test_amd_has_no_mps_and_a_daemon_that_is_there_is_left_alone(gpus: VisibleGpus, environ: dict[str, str]) -> None:
     said: list[str] = []
-    found = share_gpus(gpus, environ, mps=True, prefix=(), logs="/nowhere", say=said.append)
+    found = set_up_gpu_sharing(gpus, environ, mps=True, prefix=(), logs="/nowhere", say=said.append)
     assert found.mps is None and not said
 
 
@@ -193,7 +193,7 @@ def test_mig_instances_are_shared_without_mps(project: Project) -> None:
 def test_a_run_sees_its_own_gpus_by_the_names_they_came_with(
     environ: dict[str, str], chosen: tuple[int, ...], seen: dict[str, str]
 ) -> None:
-    assert gpu_environment(gpus_here(environ), chosen) == seen
+    assert gpu_environment(visible_gpus_of_node(environ), chosen) == seen
 
 
 def test_a_warm_torch_hears_of_its_share_when_it_first_touches_cuda(project: Project) -> None:

@@ -15,9 +15,9 @@ import pytest
 from made_up import END
 from project import Done, Project, project_here
 from shoal.job import cache, listing
-from shoal.job.pack.claims import Standing
-from shoal.job.pack.queue import Settings
-from shoal.job.pack.turns import Again, again
+from shoal.job.pack.claims import QueuedRunStatus
+from shoal.job.pack.queue import PackSettings
+from shoal.job.pack.turns import PackRetry, plan_retry
 from test_data_jobs import make_data, with_data
 from waiting import wait_until
 
@@ -110,18 +110,20 @@ def test_a_run_is_warned_in_the_way_that_its_step_chose(tmp_path: Path, tell: st
 
 
 def test_what_is_tried_again_is_decided_by_cause() -> None:
-    def after(cause: str, times: int, stopped_by: str | None = None, **policy: object) -> Again | None:
+    def after(cause: str, times: int, stopped_by: str | None = None, **policy: object) -> PackRetry | None:
         end = END._replace(success=False, cause=cause, stopped_by=stopped_by)
-        return again(Standing("ended", end=end, tried=times, causes={cause: times}), Settings(), policy, slots=4)
+        return plan_retry(
+            QueuedRunStatus("ended", end=end, tried=times, causes={cause: times}), PackSettings(), policy, slots=4
+        )
 
     assert after("failed", 1) is None
-    assert after("failed", 1, retry={"failed": 1}) == Again()
+    assert after("failed", 1, retry={"failed": 1}) == PackRetry()
     assert after("failed", 2, retry={"failed": 1}) is None
-    assert after("failed", 3, retry={"failed": 9}, backoff_s=60) == Again(240)
-    assert after("oom", 1, retry={"oom": 2}, memory=2.0) == Again(slots=2), "an empty slot is twice the memory"
-    assert after("oom", 2, retry={"oom": 2}, memory=2.0) == Again(slots=4)
+    assert after("failed", 3, retry={"failed": 9}, backoff_s=60) == PackRetry(240)
+    assert after("oom", 1, retry={"oom": 2}, memory=2.0) == PackRetry(slots=2), "an empty slot is twice the memory"
+    assert after("oom", 2, retry={"oom": 2}, memory=2.0) == PackRetry(slots=4)
     assert after("oom", 3, retry={"oom": 9}, memory=2.0) is None, "it had the whole node"
-    assert after("SIGTERM", 1, "SIGTERM") == Again()
+    assert after("SIGTERM", 1, "SIGTERM") == PackRetry()
     assert after("cancelled", 1, "cancelled", retry={"cancelled": 3}) is None
 
 
@@ -143,7 +145,7 @@ def test_stages_share_a_pack_and_a_child_starts_when_its_parent_is_done(project:
     assert {run["state"] for run in project.status().values()} == {"done"}
 
 
-def held_data(folder: Path, project: Project) -> cache.Lock:
+def held_data(folder: Path, project: Project) -> cache.FileLock:
     """Data that does not arrive for as long as this lock, which belongs to another job's copy of it, is held."""
     data = make_data(folder)
     with_data(project, 'data = { images = { path = "../data", wait = "all" } }')
@@ -151,7 +153,7 @@ def held_data(folder: Path, project: Project) -> cache.Lock:
     project.env["SHOAL_SCRATCH"] = str(folder / "scratch")
     root, _ = cache.find_root(project.env, None)
     assert root is not None
-    lock = cache.Lock(root.folder("locks", listing.read_source(str(data)).id))
+    lock = cache.FileLock(root.folder("locks", listing.read_source(str(data)).id))
     assert lock.take(True)
     return lock
 

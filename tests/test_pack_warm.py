@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from project import Project, project_here
-from shoal.job.environment import escape
-from shoal.job.pack.warm import program_of
+from shoal.job.environment import escape_placeholders
+from shoal.job.pack.warm import parse_python_command
 from waiting import wait_until
 
 SHOW = """\
@@ -64,7 +64,7 @@ def test_a_warm_run_finds_what_a_cold_one_finds(project: Project, words: list[st
 
 
 def test_code_on_the_command_line_can_be_warm(project: Project) -> None:
-    warm = shown(project, sys.executable, "-c", escape(SHOW), "x")
+    warm = shown(project, sys.executable, "-c", escape_placeholders(SHOW), "x")
     assert warm["argv"] == ["-c", "x"] and warm["preloaded"] and warm["file"] is None
 
 
@@ -136,7 +136,7 @@ def test_the_parent_killed_means_its_runs_end_and_the_rest_start_cold(project: P
 
 
 def test_only_plain_python_commands_can_be_warm() -> None:
-    assert program_of(["python", "a.py", "1"]) == ("file", "a.py", ["1"])
-    assert program_of(["/x/python3.11", "-u", "-m", "a.b", "-v"]) == ("m", "a.b", ["-v"])
-    assert program_of(["python", "-O", "a.py"]) is None
-    assert program_of(["bash", "a.sh"]) is None and program_of(["python"]) is None
+    assert parse_python_command(["python", "a.py", "1"]) == ("file", "a.py", ["1"])
+    assert parse_python_command(["/x/python3.11", "-u", "-m", "a.b", "-v"]) == ("m", "a.b", ["-v"])
+    assert parse_python_command(["python", "-O", "a.py"]) is None
+    assert parse_python_command(["bash", "a.sh"]) is None and parse_python_command(["python"]) is None

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from project import Project, assert_clear_error
-from shoal.job.environment import escape, fill, fill_known, placeholders
+from shoal.job.environment import escape_placeholders, fill_known_placeholders, fill_placeholders, placeholder_names
 
 VALUES = {"lr": "0.1", "out": "{lr}"}
 #: Words with braces that are no placeholders: JSON, the shell's, awk's, find's.
@@ -47,7 +47,7 @@ PLAIN = [
     ],
 )
 def test_a_word_is_filled(word: str, filled: str) -> None:
-    assert fill(word, VALUES) == filled
+    assert fill_placeholders(word, VALUES) == filled
 
 
 _WORDS = st.lists(st.sampled_from(["{", "}", "{{", "}}", "$", "lr", "x", "out", '"', ":", " ", "a.b", "=", "$$"])).map(
@@ -57,13 +57,15 @@ _WORDS = st.lists(st.sampled_from(["{", "}", "{{", "}}", "$", "lr", "x", "out", 
 
 @given(st.one_of(_WORDS, st.text()))
 def test_an_escaped_word_is_filled_to_itself_and_wants_nothing(text: str) -> None:
-    assert fill(escape(text), VALUES) == text
-    assert placeholders([escape(text)]) == []
+    assert fill_placeholders(escape_placeholders(text), VALUES) == text
+    assert placeholder_names([escape_placeholders(text)]) == []
 
 
 @given(_WORDS)
 def test_filling_in_two_steps_is_filling_once(word: str) -> None:
-    assert fill(fill_known(word, {"out": VALUES["out"]}), VALUES) == fill(word, VALUES)
+    assert fill_placeholders(fill_known_placeholders(word, {"out": VALUES["out"]}), VALUES) == fill_placeholders(
+        word, VALUES
+    )
 
 
 TOML = """

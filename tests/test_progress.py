@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.kernel.progress import Output, Progress, parse, read, read_metrics, read_series
+from shoal.kernel.progress import Progress, RunOutput, parse_progress, read_metrics, read_progress, read_series
 
 #: The first lines that nanoGPT prints: the file of settings as it is, and then what the command line changes.
 NANOGPT = """\
@@ -67,16 +67,16 @@ Test: [  10/78]  Time: 0.514 (0.514)  Loss:   4.901 ( 4.901)  Acc@1:   10.781 ( 
 """
 
 
-def output(tmp_path: Path, log: str = "", **known: object) -> Output:
+def output(tmp_path: Path, log: str = "", **known: object) -> RunOutput:
     path = tmp_path / "attempt-1.out"
     path.write_bytes(log.encode())
     folder = tmp_path / "out"
     folder.mkdir(exist_ok=True)
-    return Output(str(folder), [str(path)], **known)  # type: ignore[arg-type]
+    return RunOutput(str(folder), [str(path)], **known)  # type: ignore[arg-type]
 
 
 def progress(tmp_path: Path, log: str, **known: object) -> Progress:
-    found = read(output(tmp_path, log, **known))
+    found = read_progress(output(tmp_path, log, **known))
     assert found is not None
     return found
 
@@ -140,7 +140,7 @@ def test_progress_is_found_in_what_real_programs_print(
     ],
 )
 def test_settings_and_other_counts_are_no_progress(line: str) -> None:
-    assert parse(line) is None
+    assert parse_progress(line) is None
 
 
 def test_a_bar_of_one_epoch_is_not_the_progress_of_the_run(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_hugging_face_files_tell_progress_and_metrics(tmp_path: Path) -> None:
         state = {"global_step": number, "max_steps": 30, "epoch": number / 10, "log_history": rows}
         (folder / "trainer_state.json").write_text(json.dumps(state))
         os.utime(folder / "trainer_state.json", (1e9 + number, 1e9 + number))
-    found = read(where._replace(logs=[]))
+    found = read_progress(where._replace(logs=[]))
     assert found is not None and (found.words, found.source) == ("step 20/30 (66%)", "trainer_state.json")
     results = {"epoch": 3.0, "eval_loss": 2.0, "perplexity": 7.4, "train_runtime": 12.5}
     (Path(where.folder) / "model" / "all_results.json").write_text(json.dumps(results))
@@ -201,7 +201,7 @@ def test_timms_summary_has_a_row_for_each_finished_epoch(tmp_path: Path) -> None
     folder.mkdir(parents=True)
     header = "epoch,train_loss,eval_loss,eval_top1,eval_top5,lr\n"
     (folder / "summary.csv").write_text(header + "0,6.9,6.8,0.5,1.5,1e-05\n1,6.1,6.0,4.5,9.5,0.001\n2,5.0,")
-    found = read(where)
+    found = read_progress(where)
     assert found is not None and found.words == "epoch 2/4 (50%)"
     assert read_metrics(where) == {"train_loss": 6.1, "eval_loss": 6.0, "eval_top1": 4.5, "eval_top5": 9.5, "lr": 0.001}
 
@@ -230,9 +230,9 @@ def test_lightnings_own_bars_and_files_are_read(tmp_path: Path) -> None:
     words = [sys.executable, str(program)]
     with Path(where.logs[0]).open("wb") as log:
         subprocess.run(words, cwd=where.folder, stdout=log, stderr=log, timeout=120, check=True)
-    found = read(where)
+    found = read_progress(where)
     assert found is not None and found.source == "log" and 0.6 <= (found.fraction or 0) <= 0.65
-    without_log = read(where._replace(logs=[]))
+    without_log = read_progress(where._replace(logs=[]))
     assert without_log is not None and (without_log.fraction, without_log.source) == (0.5, "metrics.csv")
     assert set(read_metrics(where)) == {"train/loss", "val/loss"}
     series = read_series(where)
@@ -254,7 +254,7 @@ def test_printed_values_count_where_a_step_names_them(tmp_path: Path) -> None:
 def test_metrics_jsonl_tells_progress_where_nothing_else_does(tmp_path: Path) -> None:
     where = output(tmp_path, "loading\n", steps=200.0)
     (Path(where.folder) / "metrics.jsonl").write_text('{"step": 10, "loss": 2}\n{"step": 50, "loss": 1}\n{"step": 6')
-    found = read(where)
+    found = read_progress(where)
     assert found is not None and (found.words, found.source) == ("step 50/200 (25%)", "metrics.jsonl")
     assert read_metrics(where) == {"loss": 1.0}
 
@@ -291,5 +291,5 @@ def test_the_end_of_a_long_log_is_enough_and_a_line_cut_in_half_does_not_count(t
 
 @given(st.text(max_size=400))
 def test_no_text_breaks_the_reader(text: str) -> None:
-    parse(text)
-    parse(text, epochs=3.0, plain=True, first_epoch=0)
+    parse_progress(text)
+    parse_progress(text, epochs=3.0, plain=True, first_epoch=0)

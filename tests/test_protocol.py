@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from made_up import END, START
-from shoal.backends.slurm.query import Snapshot
+from shoal.backends.slurm.query import QueueState
 from shoal.kernel import fence, layout, lease
 from shoal.kernel import submission as transaction
 from shoal.kernel.records import Allocation
 from shoal.kernel.slurm_text import JobRow
-from shoal.model import LIVE, RunSpec
+from shoal.model import ACTIVE_STATES, RunSpec
 from shoal.names import job_name, new_token
 from shoal.observe import writing
-from shoal.observe.records import Claim, Outcome, Send, Submission
+from shoal.observe.records import ClaimRecord, Outcome, SendRecord, Submission
 from shoal.observe.run_state import RunView
 from shoal.observe.run_views import observe
 
@@ -43,14 +43,14 @@ class Agent:
     def __init__(self, job: Job, claim: fence.Claim) -> None:
         self.job, self.claim = job, claim
         me = Allocation(**DEAD, job_id=str(job.number), life=job.life)
-        self.turn = fence.Turn(claim, me)
+        self.turn = fence.AttemptWait(claim, me)
         self.held: lease.Lease | None = None
         self.is_frozen = False
 
     @property
     def runs(self) -> bool:
         """Whether its program runs: a guard stops it when the lease was not renewed in time."""
-        return self.held is not None and lease.now() < self.held.held_until
+        return self.held is not None and lease.boot_time_s() < self.held.held_until
 
 
 class Job:
@@ -75,15 +75,15 @@ class Protocol(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="shoal-protocol-"))
         (self.folder / "slurm.conf").write_text("ClusterName=model\n")
         self.environ = {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": str(self.folder)}
-        self.home = writing.open_home(self.folder / "home", None)
+        self.home = writing.open_state_dir(self.folder / "home", None)
         self.now, self.next_id = 1_000_000.0, 1
-        self.real_clock, lease.now = lease.now, lambda: self.now
+        self.real_clock, lease.boot_time_s = lease.boot_time_s, lambda: self.now
         self.jobs: list[Job] = []
         self.agents: list[Agent] = []
         self.on_their_way: list[str] = []
         self.asleep: list[str] = []
         self.good_ends = 0
-        writing.record_spec(self.home, SPEC)
+        writing.write_spec(self.home, SPEC)
 
     def teardown(self) -> None:
         if not hasattr(self, "folder"):
@@ -91,7 +91,7 @@ class Protocol(RuleBasedStateMachine):
         try:
             self._let_it_end()
         finally:
-            lease.now = self.real_clock
+            lease.boot_time_s = self.real_clock
             shutil.rmtree(self.folder)
 
     # --- commands ---
@@ -99,23 +99,23 @@ class Protocol(RuleBasedStateMachine):
     @rule(crash=st.sampled_from(CRASHES), answer=st.sampled_from(ANSWERS))
     def submit(self, crash: str, answer: str) -> None:
         view = self._look()
-        if view.state in LIVE or view.state == "done":
+        if view.state in ACTIVE_STATES or view.state == "done":
             return
         token = new_token()
         submission = Submission(
             token=token, backend="slurm", cluster="model", slurm_cluster="model", job_name="x", runs=[SPEC.name],
             t=self.now, **DEAD,
         )  # fmt: skip
-        transaction.open_intent(self.home, submission, b"")
+        transaction.write_intent(self.home, submission, b"")
         if crash == "after-submission":
             return
         output = str(self.folder / f"out{view.claims}")
-        claim = Claim(token=token, revision=1, output_dir=output, log_dir=output, t=self.now)
-        assert transaction.claim(self.home, SPEC.name, view.claims + 1, claim)
+        claim = ClaimRecord(token=token, revision=1, output_dir=output, log_dir=output, t=self.now)
+        assert transaction.claim_generation(self.home, SPEC.name, view.claims + 1, claim)
         if crash in ("after-claims", "stopped"):
             self.asleep += [token] if crash == "stopped" else []
             return
-        transaction.mark_sending(self.home, token, Send(self.now, "host", 1))
+        transaction.mark_sending(self.home, token, SendRecord(self.now, "host", 1))
         if crash == "after-sending":
             return
         if answer in ("accepted", "created, answer lost"):
@@ -125,9 +125,9 @@ class Protocol(RuleBasedStateMachine):
         if crash == "after-sbatch":
             return
         if answer == "accepted":
-            transaction.settle(self.home, token, Outcome(kind="accepted", job_id=str(self.next_id - 1)))
+            transaction.write_outcome(self.home, token, Outcome(kind="accepted", job_id=str(self.next_id - 1)))
         elif answer == "unreached":
-            transaction.settle(self.home, token, Outcome(kind="void", reason="connect failure"))
+            transaction.write_outcome(self.home, token, Outcome(kind="void", reason="connect failure"))
 
     @rule()
     def look(self) -> None:
@@ -191,9 +191,9 @@ class Protocol(RuleBasedStateMachine):
     def wake_a_stopped_command(self) -> None:
         """It sends what it had claimed, although others may have given it up meanwhile."""
         token = self.asleep.pop()
-        transaction.mark_sending(self.home, token, Send(self.now, "host", 1))
+        transaction.mark_sending(self.home, token, SendRecord(self.now, "host", 1))
         self._create(token)
-        transaction.settle(self.home, token, Outcome(kind="accepted", job_id=str(self.next_id - 1)))
+        transaction.write_outcome(self.home, token, Outcome(kind="accepted", job_id=str(self.next_id - 1)))
 
     @rule(data=st.data())
     @precondition(lambda self: any(job.word in ("COMPLETED", "FAILED") for job in self.jobs))
@@ -233,7 +233,7 @@ class Protocol(RuleBasedStateMachine):
         rows: dict[tuple[str, int | None], list[JobRow]] = {}
         for job in self.jobs:
             rows.setdefault((job.token, None), []).append(job.row)
-        snapshot = Snapshot(rows, t=self.now)
+        snapshot = QueueState(rows, t=self.now)
         view = observe(
             self.home, [SPEC.name], environ=self.environ, clock=lambda: self.now, ask=lambda *_: snapshot
         ).views[SPEC.name]
@@ -251,8 +251,8 @@ class Protocol(RuleBasedStateMachine):
         run_dir = layout.run_dir(self.home, SPEC.name)
         try:
             claim = fence.find_claim(run_dir, job.token)
-            fence.settle(self.home, job.token, Allocation(**DEAD, job_id=str(job.number)))
-        except fence.Fenced:
+            fence.settle_outcome(self.home, job.token, Allocation(**DEAD, job_id=str(job.number)))
+        except fence.FencedError:
             job.word = "COMPLETED"
             return
         job.word, job.agent = "RUNNING", Agent(job, claim)
@@ -263,7 +263,7 @@ class Protocol(RuleBasedStateMachine):
         """Begin, if nobody else has the run."""
         try:
             names = agent.turn.look()
-        except fence.Fenced:
+        except fence.FencedError:
             self._leave(agent, "COMPLETED")
             return
         if names is None:
@@ -272,7 +272,7 @@ class Protocol(RuleBasedStateMachine):
             **DEAD, t=self.now, job_id=str(agent.job.number), life=agent.job.life, attempt=names.attempt + 1,
             generation=agent.claim.generation, token=agent.claim.token, beat_s=TIMES.beat_s,
         )  # fmt: skip
-        agent.held = lease.create(agent.claim.run_dir, names.attempt + 1, start, TIMES)
+        agent.held = lease.create_lease(agent.claim.run_dir, names.attempt + 1, start, TIMES)
 
     def _beat(self, agent: Agent) -> None:
         if agent.held is None:
@@ -281,7 +281,7 @@ class Protocol(RuleBasedStateMachine):
         if agent.held.renew() == "lost":
             self._leave(agent, "FAILED")
             return
-        why = fence.unwanted(agent.claim, agent.held.number)
+        why = fence.why_unwanted(agent.claim, agent.held.number)
         if why is not None:
             self._end(agent, "bad", why)
 
@@ -293,7 +293,7 @@ class Protocol(RuleBasedStateMachine):
     def _end(self, agent: Agent, how: str, stopped_by: str | None = None) -> None:
         assert agent.held is not None
         if how == "killed":  # the guard sees it
-            lease.close(agent.claim.run_dir, agent.held.number, agent.held.renewals)
+            lease.close_lease(agent.claim.run_dir, agent.held.number, agent.held.renewals)
         elif how != "power cut":
             end = END._replace(
                 attempt=agent.held.number, generation=agent.claim.generation, token=agent.claim.token,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shoal.batch.quoting import directive, escape_percent, shell_command, shell_quote
+from shoal.batch.quoting import escape_percent, sbatch_line, shell_command, shell_quote
 from shoal.errors import InputError
 from shoal.sandbox import Sandbox
 
@@ -56,16 +56,16 @@ def test_the_first_word_is_a_program_whatever_it_looks_like(name: str, tmp_path:
 @pytest.mark.parametrize("value", ["a\nb", "a\rb", "a\0b", "x\n#SBATCH --exclusive"])
 def test_a_directive_of_several_lines_is_refused(value: str) -> None:
     with pytest.raises(InputError, match="line breaks"):
-        directive("comment", value)
+        sbatch_line("comment", value)
     with pytest.raises(InputError):
-        directive("x\n--y", None)
+        sbatch_line("x\n--y", None)
 
 
 def test_a_plain_value_stays_readable_and_others_are_quoted() -> None:
-    assert directive("time", "3-00:00:00") == "#SBATCH --time=3-00:00:00"
-    assert directive("requeue") == "#SBATCH --requeue"
-    assert directive("comment", 'a "b" #c\\') == '#SBATCH --comment="a \\"b\\" \\#c\\\\"'
-    assert directive("comment", "") == '#SBATCH --comment=""'
+    assert sbatch_line("time", "3-00:00:00") == "#SBATCH --time=3-00:00:00"
+    assert sbatch_line("requeue") == "#SBATCH --requeue"
+    assert sbatch_line("comment", 'a "b" #c\\') == '#SBATCH --comment="a \\"b\\" \\#c\\\\"'
+    assert sbatch_line("comment", "") == '#SBATCH --comment=""'
 
 
 def test_a_path_is_taken_literally_by_slurm_or_refused() -> None:
@@ -84,7 +84,7 @@ def read_back(values: list[str], folder: Path) -> list[str]:
     conf = folder / "slurm.conf"
     conf.write_text("ClusterName=x\nSlurmctldHost=localhost\nSlurmctldPort=1\nNodeName=n1\nPartitionName=p Nodes=n1\n"
                     "MessageTimeout=1\nAuthType=auth/none\n")  # fmt: skip
-    lines = [directive(name, value) for name, value in zip(SHOWN, values, strict=False)]
+    lines = [sbatch_line(name, value) for name, value in zip(SHOWN, values, strict=False)]
     script = folder / "job.sh"
     script.write_text("#!/bin/bash\n" + "\n".join(lines) + "\ntrue\n")
     done = subprocess.run(["sbatch", "-vv", "--test-only", str(script)], capture_output=True, timeout=60,
@@ -112,8 +112,8 @@ def test_directives_reach_the_job_unchanged(quiet_cluster: Sandbox, tmp_path: Pa
     comment, folder = "a \"b\" #c \\ 'd' $HOME %j", tmp_path / "50%j #d"
     folder.mkdir()
     script = tmp_path / "job.sh"
-    output = directive("output", escape_percent(str(folder / "o.txt")))
-    script.write_text(f"#!/bin/bash\n{directive('comment', comment)}\n{output}\necho here\n")
+    output = sbatch_line("output", escape_percent(str(folder / "o.txt")))
+    script.write_text(f"#!/bin/bash\n{sbatch_line('comment', comment)}\n{output}\necho here\n")
     job = quiet_cluster.run("sbatch", "--parsable", "--wait", str(script)).stdout.strip()
     assert (folder / "o.txt").read_text() == "here\n"
     assert f"Comment={comment} " in quiet_cluster.run("scontrol", "-o", "show", "job", job).stdout

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from project import Project
 from shoal.errors import InputError
-from shoal.kernel.progress import Output, read_metrics
-from shoal.kernel.progress.trackers import fields, tensorboard_numbers, wandb_numbers
+from shoal.kernel.progress import RunOutput, read_metrics
+from shoal.kernel.progress.trackers import protobuf_fields, tensorboard_numbers, wandb_numbers
 from shoal.model import RunSpec
-from shoal.observe.results import RunResult, statistic, tabulate
-from shoal.views.results import show
+from shoal.observe.results import RunMetrics, statistic, tabulate
+from shoal.views.results import show_results
 
 
 def varint(number: int) -> bytes:
@@ -69,7 +69,7 @@ def wandb_file(*logged: dict[str, object]) -> bytes:
 
 def test_the_last_value_of_metrics_jsonl_wins_and_a_half_written_line_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"loss": 2, "eval": {"acc": 0.5}}\nnot json\n{"loss": 1.5}\n{"loss": 0.')
-    assert read_metrics(Output(str(tmp_path))) == {"loss": 1.5, "eval.acc": 0.5}
+    assert read_metrics(RunOutput(str(tmp_path))) == {"loss": 1.5, "eval.acc": 0.5}
 
 
 def test_numbers_come_from_every_source_and_those_written_on_purpose_win(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_numbers_come_from_every_source_and_those_written_on_purpose_win(tmp_pat
     run.mkdir(parents=True)
     (run / "run-abc.wandb").write_bytes(wandb_file({"loss": 9, "_step": 0, "w": "text"}, {"loss": 8, "only": 4}))
     (tmp_path / "metrics.json").write_text('{"loss": 1, "ok": true, "name": "x", "list": [1]}')
-    assert read_metrics(Output(str(tmp_path))) == {"loss": 1.0, "ok": 1.0, "tb/only": 1.0, "only": 4.0}
+    assert read_metrics(RunOutput(str(tmp_path))) == {"loss": 1.0, "ok": 1.0, "tb/only": 1.0, "only": 4.0}
 
 
 def test_records_over_block_borders_and_broken_ends_are_read_as_far_as_they_are_whole() -> None:
@@ -94,7 +94,7 @@ def test_records_over_block_borders_and_broken_ends_are_read_as_far_as_they_are_
 
 @given(st.binary(max_size=300))
 def test_no_bytes_break_the_readers(data: bytes) -> None:
-    list(fields(data))
+    list(protobuf_fields(data))
     dict(wandb_numbers(b":W&B\xe1\xbe\x00" + data))
     dict(tensorboard_numbers(data))
 
@@ -107,11 +107,11 @@ def test_a_real_offline_run_of_wandb_is_read(tmp_path: Path) -> None:
         "run.finish()"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, timeout=120)
-    assert read_metrics(Output(str(tmp_path))) == {"loss": 0.2, "eval/acc": 0.4}
+    assert read_metrics(RunOutput(str(tmp_path))) == {"loss": 0.2, "eval/acc": 0.4}
 
 
-def result(lr: float, seed: int, state: str = "done", **numbers: float) -> RunResult:
-    return RunResult(f"e/000_train_lr{lr}_{seed}", "train", seed, {"lr": lr, "n": lr * 2}, ["n"], state, numbers)
+def result(lr: float, seed: int, state: str = "done", **numbers: float) -> RunMetrics:
+    return RunMetrics(f"e/000_train_lr{lr}_{seed}", "train", seed, {"lr": lr, "n": lr * 2}, ["n"], state, numbers)
 
 
 def test_groups_over_seeds_have_mean_deviation_count_and_name_the_missing() -> None:
@@ -166,7 +166,7 @@ def test_a_metric_that_is_a_parameter_is_shown_once_unless_it_is_asked_for() -> 
 
 def test_a_parameter_may_be_averaged_over_like_a_seed() -> None:
     runs = [
-        RunResult(f"e/eval_ckpt{ckpt}_route{route}", "eval", None, {"ckpt": ckpt, "route": route}, [], state, numbers)
+        RunMetrics(f"e/eval_ckpt{ckpt}_route{route}", "eval", None, {"ckpt": ckpt, "route": route}, [], state, numbers)
         for ckpt, route, state, numbers in [
             ("a", 1, "done", {"score": 1.0}),
             ("a", 2, "done", {"score": 0.0}),
@@ -184,10 +184,10 @@ def test_a_parameter_may_be_averaged_over_like_a_seed() -> None:
         tabulate(runs, over=["town"])
 
 
-def route(script: str, seed: int, number: int, value: float | None, state: str = "done") -> RunResult:
+def route(script: str, seed: int, number: int, value: float | None, state: str = "done") -> RunMetrics:
     name = f"e/{script}_route{number}_{seed}"
     numbers = {} if value is None else {"score": value, "time_s": seed + number / 10}
-    return RunResult(name, "eval", seed, {"route": number}, [], state, numbers, script=f"e/{script}")
+    return RunMetrics(name, "eval", seed, {"route": number}, [], state, numbers, script=f"e/{script}")
 
 
 def test_over_a_parameter_the_runs_of_a_seed_are_averaged_first() -> None:
@@ -209,7 +209,7 @@ def test_a_seed_that_lacks_a_route_is_noted_in_every_format(capsys: pytest.Captu
     assert tabulate(runs, over=["route"], missing_value=0).notes == []
     assert tabulate([*runs[:5], *runs[6:]], over=["route"]).notes == table.notes, "also if it was never submitted"
     for kind in ("text", "csv", "markdown", "latex"):
-        show(table, kind)
+        show_results(table, kind)
         shown = capsys.readouterr()
         assert "note: e/000_eval: seed 1 has 2 of 3 values of route" in shown.err, kind
         assert ("% note: e/000_eval: seed 1 has 2 of 3" in shown.out) == (kind == "latex")
@@ -240,9 +240,9 @@ def test_missing_runs_count_as_zero_where_that_is_asked_for_and_waiting_ones_do_
     assert group.metrics["score"].values == {"0": 10.0, "1": 20.0}
 
 
-def numbered(order: int, seed: int, work: str = "lr 1", **numbers: float) -> RunResult:
+def numbered(order: int, seed: int, work: str = "lr 1", **numbers: float) -> RunMetrics:
     name = f"e/{order:03}_x_{seed}"
-    return RunResult(name, "x", seed, {}, [], "done", numbers, script=name[:-2], order=order, work=work)
+    return RunMetrics(name, "x", seed, {}, [], "done", numbers, script=name[:-2], order=order, work=work)
 
 
 def test_a_number_that_grows_with_the_seed_is_one_row() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from project import Project, assert_clear_error
-from shoal.describe.sources import file_that_reads
-from shoal.job.environment import argv_of
+from shoal.describe.sources import find_reader
+from shoal.job.environment import run_argv
 from shoal.kernel import resumed
 from terminal import run_in_terminal
 
@@ -168,8 +168,8 @@ def test_an_argument_that_is_empty_without_a_checkpoint_is_told(tmp_path: Path) 
 
 def test_words_of_a_resume_stand_behind_all_others() -> None:
     spec = {"command": ["train", "{seed}"], "args": ["more"], "resume_args": ["ckpt_path={resume_from}"]}
-    assert argv_of(spec, {"seed": "3", "resume_from": ""}) == ["train", "3", "more"]
-    assert argv_of(spec, {"seed": "3", "resume_from": "/a"}) == ["train", "3", "more", "ckpt_path=/a"]
+    assert run_argv(spec, {"seed": "3", "resume_from": ""}) == ["train", "3", "more"]
+    assert run_argv(spec, {"seed": "3", "resume_from": "/a"}) == ["train", "3", "more", "ckpt_path=/a"]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_what_a_program_reads_is_seen_in_its_files(
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert file_that_reads("X_Y", tmp_path, command) == found
+    assert find_reader("X_Y", tmp_path, command) == found
 
 
 def test_a_program_that_only_names_the_variable_gets_a_copy_until_it_was_seen_to_continue(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_the_first_progress_tells_whether_an_attempt_continued(
 ) -> None:
     (tmp_path / "attempt-1.out").write_text(first)
     (tmp_path / "attempt-2.out").write_text(second)
-    began = resumed.beginning(str(tmp_path), 2, f"/x/{checkpoint}")
+    began = resumed.check_resume(str(tmp_path), 2, f"/x/{checkpoint}")
     assert (None if began is None else began.continued) == continued
 
 

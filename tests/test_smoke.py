@@ -11,7 +11,7 @@ import pytest
 from project import Project, assert_clear_error
 from shoal.job import smoke
 from shoal.sandbox import Sandbox
-from shoal.submit.smoke import shortened
+from shoal.submit.smoke import smoke_arguments
 from waiting import wait_until
 
 #: steps=N says how many steps it does, at=F prints them in that form, fail=K breaks at step K, hang=K stops moving.
@@ -49,7 +49,7 @@ def project_with(folder: Path, cluster: Sandbox | None = None, toml: str = "") -
 
 def test_key_value_arguments_take_the_place_of_their_key_and_others_follow() -> None:
     args = ["--lr", "0.1", "trainer.max_steps=1000", "--steps=50"]
-    assert shortened(args, ["trainer.max_steps=3", "--steps=2", "--fast"]) == [
+    assert smoke_arguments(args, ["trainer.max_steps=3", "--steps=2", "--fast"]) == [
         "--lr", "0.1", "trainer.max_steps=3", "--steps=2", "--fast",
     ]  # fmt: skip
 
@@ -222,10 +222,10 @@ def test_the_progress_of_an_earlier_attempt_does_not_count(tmp_path: Path) -> No
         stop = staticmethod(stops.append)
 
     (tmp_path / "progress").write_text("30/100\n")
-    look = smoke.watcher({"smoke": {"steps": 3, "time_s": 600}}, str(tmp_path), [])
+    look = smoke.smoke_watcher({"smoke": {"steps": 3, "time_s": 600}}, str(tmp_path), [])
     assert look is not None
     look(Listener)  # type: ignore[arg-type]
     assert stops == []
     (tmp_path / "progress").write_text("4/100\n")
     look(Listener)  # type: ignore[arg-type]
-    assert stops == [smoke.PASSED]
+    assert stops == [smoke.SMOKE_PASSED]

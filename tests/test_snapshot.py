@@ -17,8 +17,8 @@ from conftest import cancel_all
 from project import Project
 from shoal.job import packages
 from shoal.sandbox import Sandbox
-from shoal.submit.snapshot import SnapshotError, take
-from shoal.submit.unseen import unseen
+from shoal.submit.snapshot import SnapshotError, take_snapshot
+from shoal.submit.unseen import find_missing_files
 from waiting import wait_until
 
 
@@ -56,7 +56,7 @@ def test_changes_and_new_files_are_kept_and_ignored_ones_are_linked(repository: 
     (repository / "big.bin").write_bytes(b"x" * (6 << 20))
     (repository / "pkg" / "a.py").unlink()
     before = git(repository, "status", "--porcelain")
-    code = take(repository, home_of(repository), os.environ)
+    code = take_snapshot(repository, home_of(repository), os.environ)
     assert code is not None and code.changed and code.commit == git(repository, "rev-parse", "HEAD")
     kept = Path(code.root)
     assert (kept / "train.py").read_text() == "two\n" and (kept / "new.py").read_text() == "new\n"
@@ -79,34 +79,34 @@ def test_a_change_in_the_second_of_the_commit_is_seen(repository: Path) -> None:
     program.write_text("two\n")  # as long as before
     os.utime(program, then)
     os.utime(repository / ".git" / "index", then)
-    code = take(repository, home_of(repository), os.environ)
+    code = take_snapshot(repository, home_of(repository), os.environ)
     assert code is not None and code.changed and (Path(code.root) / "train.py").read_text() == "two\n"
 
 
 def test_the_same_code_is_kept_once_and_other_code_beside_it(repository: Path) -> None:
     home = home_of(repository)
-    first = take(repository, home, os.environ)
+    first = take_snapshot(repository, home, os.environ)
     assert first is not None and not first.changed
-    assert take(repository, home, os.environ) == first
+    assert take_snapshot(repository, home, os.environ) == first
     (repository / "train.py").write_text("two\n")
-    second = take(repository, home, os.environ)
+    second = take_snapshot(repository, home, os.environ)
     assert second is not None and second.root != first.root
     assert Path(first.root, "train.py").read_text() == "one\n"
     assert json.loads(Path(first.root).with_suffix(".json").read_text())["branch"] == "main"
 
 
 def test_a_project_inside_a_repository_starts_in_its_own_folder(repository: Path) -> None:
-    code = take(repository / "pkg", home_of(repository), os.environ)
+    code = take_snapshot(repository / "pkg", home_of(repository), os.environ)
     assert code is not None and (Path(code.root) / "a.py").is_file() and Path(code.root).name == "pkg"
 
 
 def test_without_git_and_without_a_commit(tmp_path: Path, repository: Path) -> None:
-    assert take(repository, home_of(repository), {"PATH": "/nonexistent"}) is None
+    assert take_snapshot(repository, home_of(repository), {"PATH": "/nonexistent"}) is None
     bare = tmp_path / "fresh"
     bare.mkdir()
     (bare / "a.py").write_text("a\n")
     git(bare, "init", "-q")
-    code = take(bare, home_of(bare), os.environ)
+    code = take_snapshot(bare, home_of(bare), os.environ)
     assert code is not None and code.commit is None and (Path(code.root) / "a.py").is_file()
 
 
@@ -120,7 +120,7 @@ def test_state_and_outputs_of_other_projects_in_the_repository_are_left_out(repo
     (repository / ".gitignore").write_text("data/\n*.so\n")
     git(repository, "add", "-f", "b/.shoal", "b/outputs")  # somebody's mistake
     git(repository, "commit", "-qm", "state in git")
-    code = take(repository / "a", repository / "a/.shoal", os.environ)
+    code = take_snapshot(repository / "a", repository / "a/.shoal", os.environ)
     assert code is not None
     top = Path(code.root).parent
     assert (top / "a/train.py").is_file() and (top / "c/outputs/code.py").is_file()
@@ -130,7 +130,7 @@ def test_state_and_outputs_of_other_projects_in_the_repository_are_left_out(repo
     difference = top.with_suffix(".diff").read_text()
     assert "a/train.py" in difference and "c/outputs/code.py" in difference
     assert not any(name in difference for name in ("b/outputs/y", "a/outputs", "runs/1", "snapshots/1"))
-    again = take(repository / "a", repository / "a/.shoal", os.environ)
+    again = take_snapshot(repository / "a", repository / "a/.shoal", os.environ)
     assert again is not None and again.tree == code.tree, "a snapshot does not change the next one"
 
 
@@ -151,7 +151,7 @@ def test_the_difference_is_git_s_own_whatever_the_user_has_set_up(repository: Pa
                        ("color.ui", "always"), ("diff.noprefix", "true")):  # fmt: skip
         git(repository, "config", key, value)
     (repository / "train.py").write_text("two\n")
-    code = take(repository, home_of(repository), os.environ)
+    code = take_snapshot(repository, home_of(repository), os.environ)
     assert code is not None and code.changed
     difference = Path(code.root).with_suffix(".diff").read_text()
     assert "-one\n+two\n" in difference and "diff --git a/train.py b/train.py" in difference
@@ -167,17 +167,17 @@ def test_a_repository_of_another_user_is_told_and_not_taken_for_none(repository:
     for path in (repository, *repository.rglob("*")):
         os.lchown(path, 65534, 65534)
     with pytest.raises(SnapshotError, match="because another user owns it") as told:
-        take(repository, home_of(repository), environ)
+        take_snapshot(repository, home_of(repository), environ)
     assert told.value.hint and f"safe.directory {repository}" in told.value.hint
     subprocess.run(told.value.hint.partition("#")[0], shell=True, env=environ, check=True)
-    assert take(repository, home_of(repository), environ) is not None
+    assert take_snapshot(repository, home_of(repository), environ) is not None
 
 
 def test_untracked_files_with_secrets_are_linked_and_not_copied(repository: Path) -> None:
     for name in (".env", ".env.example", "id_rsa", "pkg/.env.local"):
         (repository / name).write_text("KEY=very-secret-value\n")
     (repository / "train.py").write_text("connect('postgres://me:hunter2hunter2@db/x')\napi_key = 'abcdefgh12345'\n")
-    code = take(repository, home_of(repository), os.environ)
+    code = take_snapshot(repository, home_of(repository), os.environ)
     assert code is not None and sorted(code.secrets) == [".env", "id_rsa", "pkg/.env.local"]
     kept = Path(code.root)
     for name in code.secrets:
@@ -199,7 +199,7 @@ def test_local_changes_of_files_that_git_does_not_look_at_are_kept(repository: P
     for name in ("absent.yaml", "deleted.yaml"):
         (repository / name).unlink()
     flags = git(repository, "ls-files", "-v")
-    code = take(repository, home_of(repository), os.environ)
+    code = take_snapshot(repository, home_of(repository), os.environ)
     assert code is not None and code.changed
     kept = Path(code.root)
     assert (kept / "assumed.yaml").read_text() == (kept / "skipped.yaml").read_text() == "lr=local\n"
@@ -211,7 +211,7 @@ def test_a_sparse_checkout_is_kept_as_it_is(repository: Path) -> None:
     git(repository, "sparse-checkout", "set", "--no-cone", "/train.py", "/.gitignore")
     (repository / "pkg").mkdir(exist_ok=True)
     (repository / "pkg" / "a.py").write_text("a, by hand\n")
-    code = take(repository, home_of(repository), os.environ)
+    code = take_snapshot(repository, home_of(repository), os.environ)
     assert code is not None
     assert (Path(code.root) / "pkg/a.py").read_text() == "a, by hand\n"
     assert not (Path(code.root) / "pkg/b.py").exists()
@@ -235,7 +235,7 @@ def with_modules(repository: Path) -> Path:
 
 def test_submodules_and_clones_inside_are_kept_with_their_changes(with_modules: Path) -> None:
     home, lib = home_of(with_modules), with_modules / "lib/other"
-    first = take(with_modules, home, os.environ)
+    first = take_snapshot(with_modules, home, os.environ)
     assert first is not None
     (lib / "build").mkdir()
     (lib / "build/fast.so").write_text("compiled\n")
@@ -244,10 +244,10 @@ def test_submodules_and_clones_inside_are_kept_with_their_changes(with_modules: 
     (lib / "model.py").write_text("two\n")
     (with_modules / "clone/new.py").write_text("new\n")
     before = git(with_modules, "status", "--porcelain")
-    second = take(with_modules, home, os.environ)
+    second = take_snapshot(with_modules, home, os.environ)
     assert second is not None and second.tree != first.tree and second.changed
     (lib / "model.py").write_text("three\n")
-    third = take(with_modules, home, os.environ)
+    third = take_snapshot(with_modules, home, os.environ)
     assert third is not None and third.tree not in (first.tree, second.tree)
     texts = [(Path(code.root) / "lib/other/model.py").read_text() for code in (first, second, third)]
     assert texts == ["one\n", "two\n", "three\n"]
@@ -261,7 +261,7 @@ def test_submodules_and_clones_inside_are_kept_with_their_changes(with_modules: 
 
 def test_a_submodule_that_is_not_there_is_an_empty_folder(with_modules: Path) -> None:
     git(with_modules, "submodule", "--quiet", "deinit", "-f", "lib/other")
-    code = take(with_modules, home_of(with_modules), os.environ)
+    code = take_snapshot(with_modules, home_of(with_modules), os.environ)
     assert code is not None and not any((Path(code.root) / "lib/other").iterdir())
 
 
@@ -272,7 +272,7 @@ def test_ignored_outputs_are_not_linked_wherever_they_are(repository: Path) -> N
         (repository / name).parent.mkdir(parents=True, exist_ok=True)
         (repository / name).write_text("x\n")
     (repository / "log/__init__.py").write_text("")
-    code = take(repository, home_of(repository), os.environ)
+    code = take_snapshot(repository, home_of(repository), os.environ)
     assert code is not None
     kept = Path(code.root)
     assert (kept / "checkpoints/.gitkeep").is_file() and not os.path.lexists(kept / "checkpoints/foo")
@@ -285,7 +285,7 @@ def test_a_path_to_link_is_linked_also_if_git_tracks_files_in_it(repository: Pat
     (repository / "checkpoints/.gitkeep").write_text("")
     (repository / "checkpoints/last.bin").write_text("x\n")
     git(repository, "add", "checkpoints/.gitkeep")
-    code = take(repository, home_of(repository), os.environ, ["checkpoints", "pkg/a.py"])
+    code = take_snapshot(repository, home_of(repository), os.environ, ["checkpoints", "pkg/a.py"])
     assert code is not None
     kept = Path(code.root)
     assert (kept / "checkpoints").is_symlink() and (kept / "checkpoints/last.bin").read_text() == "x\n"
@@ -303,10 +303,10 @@ def test_what_runs_will_not_see_is_found_by_name(repository: Path) -> None:
         "open('results/teacher.json'); open(f'out/{name}'); os.path.join('save', x)\n"
         "open('results/new.json', 'w'); os.path.join('outputs', x); open('./names.log')\n"
     )
-    found = unseen(repository, os.environ, [], ["python", "train.py", "--best=runs/best.txt"])
+    found = find_missing_files(repository, os.environ, [], ["python", "train.py", "--best=runs/best.txt"])
     assert sorted(found) == ["names.log", "out", "results/teacher.json", "runs/best.txt", "w.pt"]
-    assert unseen(repository, os.environ, ["w.pt", "results", "out", "names.log"], []) == []
-    assert unseen(repository, os.environ, ["w.pt", "results", "names.log"], ["--dir=out"]) == ["out"]
+    assert find_missing_files(repository, os.environ, ["w.pt", "results", "out", "names.log"], []) == []
+    assert find_missing_files(repository, os.environ, ["w.pt", "results", "names.log"], ["--dir=out"]) == ["out"]
 
 
 @pytest.fixture
@@ -321,7 +321,7 @@ def plain(tmp_path: Path) -> Path:
 
 def test_a_project_outside_of_git_is_copied_and_what_is_not_code_is_linked(plain: Path) -> None:
     home = home_of(plain)
-    code = take(plain, home, os.environ)
+    code = take_snapshot(plain, home, os.environ)
     assert code is not None and code.commit is None and not code.changed
     kept = Path(code.root)
     for name in ("train.py", "pkg", "pkg/a.py", "pkg/data/load.py"):
@@ -331,23 +331,23 @@ def test_a_project_outside_of_git_is_copied_and_what_is_not_code_is_linked(plain
     for name in ("results", "w.pth"):  # each run has its own
         assert not os.path.lexists(kept / name)
     assert not (kept / ".shoal").exists() and not (plain / ".git").exists()
-    assert take(plain, home, os.environ) == code
+    assert take_snapshot(plain, home, os.environ) == code
     (plain / "train.py").write_text("two\n")
-    assert take(plain, home, os.environ) != code and (kept / "train.py").read_text() == "train.py\n"
+    assert take_snapshot(plain, home, os.environ) != code and (kept / "train.py").read_text() == "train.py\n"
     (plain / ".shoalignore").write_text("/pkg/a.py\n!/results/\n")
-    other = take(plain, home, os.environ)
+    other = take_snapshot(plain, home, os.environ)
     assert (
         other is not None and Path(other.root, "pkg/a.py").is_symlink() and not Path(other.root, "results").is_symlink()
     )
 
 
 def test_more_files_than_anybody_writes_are_refused_by_name(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.submit.snapshot._MOST_FILES", 10)
+    monkeypatch.setattr("shoal.submit.snapshot._MAX_FILES", 10)
     for number in range(12):
         (plain / "routes").mkdir(exist_ok=True)
         (plain / "routes" / f"{number}.xml").touch()
     with pytest.raises(SnapshotError, match="most of them in routes") as told:
-        take(plain, home_of(plain), os.environ)
+        take_snapshot(plain, home_of(plain), os.environ)
     assert told.value.hint and "echo '/routes' >> " in told.value.hint and ".shoalignore" in told.value.hint
 
 
@@ -402,9 +402,9 @@ def test_the_python_of_a_command_is_found_without_starting_it(tmp_path: Path) ->
         (tmp_path / "env/bin" / name).chmod(0o755)
     around = {"PATH": f"{tmp_path}/env/bin:{os.environ['PATH']}"}
     for command in (["python", "x.py"], ["torchrun", "x.py"], ["run.sh"], ["env/bin/python"], ["no-such-program"]):
-        found = packages.keep(str(tmp_path / "home"), command, around, str(tmp_path))
+        found = packages.record_packages(str(tmp_path / "home"), command, around, str(tmp_path))
         assert found is not None and found["python"] == f"{tmp_path}/env/bin/python" and found["version"] == "3.9"
         kept = json.loads(Path(found["packages"]).read_text())["packages"]
         assert kept == ["My_Pkg==0.3", "torch==2.1.0+cu121"]
-    assert packages.python_of([sys.executable], {"PATH": ""}, "/") == sys.executable
-    assert packages.keep(str(tmp_path / "home"), ["true"], {"PATH": "/nowhere"}, "/") is None
+    assert packages.interpreter_of([sys.executable], {"PATH": ""}, "/") == sys.executable
+    assert packages.record_packages(str(tmp_path / "home"), ["true"], {"PATH": "/nowhere"}, "/") is None

@@ -11,7 +11,7 @@ import pytest
 
 from conftest import cancel_all
 from project import Project
-from shoal.backends.slurm.submit_limits import parse_association, parse_qos, parse_tree
+from shoal.backends.slurm.submit_limits import parse_account_tree, parse_association, parse_qos
 from shoal.job import accounts, admission
 from shoal.sandbox import Sandbox
 from waiting import wait_until
@@ -164,8 +164,8 @@ def test_the_limit_is_the_smallest_of_association_accounts_above_and_qos() -> No
     assert parse_association(text, "root") == ("root", "", [])
     assert parse_association("nonsense\n", None) is None
     tree = "root|||700\nlab||root|50\nsub||lab|\nlab|me|lab|3\nodd||odd|9\n"
-    assert parse_tree(tree, "sub") == [50, 700]
-    assert parse_tree(tree, "odd") == [9] and parse_tree(tree, "none") == []
+    assert parse_account_tree(tree, "sub") == [50, 700]
+    assert parse_account_tree(tree, "odd") == [9] and parse_account_tree(tree, "none") == []
     assert parse_qos("normal|||\ntight|4|6|9\n") == [4, 6, 9]
 
 
@@ -196,9 +196,9 @@ QOS=tight(3)
 
 @pytest.mark.parametrize(("limit", "left"), [("N", 6), ("9", 5), ("4", 0)])
 def test_room_is_what_the_controller_says_each_limit_leaves_to_us(limit: str, left: int) -> None:
-    assert accounts.parse_room(SHOWN.replace("LIMIT", limit), "me", 7, "lab", ["tight"]) == left
-    assert accounts.parse_room(SHOWN.replace("LIMIT", limit), "me", 7, "lab", ["normal"]) == 6
-    assert accounts.parse_room("nonsense\n\nQOS=x\n", "me", 7, "lab", ["x"]) is None
+    assert accounts.parse_slurm_room(SHOWN.replace("LIMIT", limit), "me", 7, "lab", ["tight"]) == left
+    assert accounts.parse_slurm_room(SHOWN.replace("LIMIT", limit), "me", 7, "lab", ["normal"]) == 6
+    assert accounts.parse_slurm_room("nonsense\n\nQOS=x\n", "me", 7, "lab", ["x"]) is None
 
 
 def test_nothing_is_let_in_when_squeue_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,15 +211,15 @@ def test_nothing_is_let_in_when_squeue_does_not_answer(tmp_path: Path, monkeypat
 
 def test_turns_are_taken_one_after_another_and_a_dead_holder_loses_its(tmp_path: Path) -> None:
     home = str(tmp_path)
-    first = admission.take_turn(home, "q", 0.0)
+    first = admission.take_lock(home, "q", 0.0)
     assert first == 1
-    assert admission.take_turn(home, "q", 0.0) is None
-    admission.end_turn(home, "q", first)
-    second = admission.take_turn(home, "q", 0.0)
+    assert admission.take_lock(home, "q", 0.0) is None
+    admission.release_lock(home, "q", first)
+    second = admission.take_lock(home, "q", 0.0)
     assert second == 2
     holder = Path(admission.queue_dir(home, "q"), "turn.2")
     holder.write_text(holder.read_text().replace(f'"pid": {os.getpid()}', '"pid": 4194399'))
-    assert admission.take_turn(home, "q", 0.0) == 3
+    assert admission.take_lock(home, "q", 0.0) == 3
 
 
 def test_room_is_what_every_limit_leaves() -> None:

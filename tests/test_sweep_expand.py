@@ -6,20 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.describe.blocks import Block, parse_block, with_flags
+from shoal.describe.blocks import SweepBlock, parse_sweep, with_flags
 from shoal.describe.document import Document
-from shoal.describe.expand import Point, count, expand
+from shoal.describe.expand import SweepPoint, count_points, expand_points
 from shoal.describe.expressions import EvaluationError, parse_expression
-from shoal.describe.values import MOST_RUNS, parse_seeds, parse_words
+from shoal.describe.values import MAX_RUNS, parse_seeds, parse_values
 from shoal.errors import InputError
 
 
-def block(text: str) -> Block:
-    return parse_block(Document("000_train.toml", text))
+def block(text: str) -> SweepBlock:
+    return parse_sweep(Document("000_train.toml", text))
 
 
-def points(text: str) -> list[Point]:
-    return expand(block(text))
+def points(text: str) -> list[SweepPoint]:
+    return expand_points(block(text))
 
 
 def params(text: str) -> list[dict[str, object]]:
@@ -51,7 +51,7 @@ def refusal(text: str) -> str:
     ],
 )
 def test_words_become_values_and_ranges_include_their_end(words: str, values: list[object]) -> None:
-    found = parse_words(words)
+    found = parse_values(words)
     assert found == values
     assert [type(one) for one in found] == [type(one) for one in values]
 
@@ -59,24 +59,24 @@ def test_words_become_values_and_ranges_include_their_end(words: str, values: li
 @pytest.mark.parametrize("words", ["4:80:0", "4:80:-4", "1:8:x1", "0:8:x2", "8:1:x2", "1:-5"])
 def test_a_range_that_never_ends_is_refused(words: str) -> None:
     with pytest.raises(InputError, match="never ends"):
-        parse_words(words)
+        parse_values(words)
 
 
 @pytest.mark.parametrize("words", ["0:1e12", "0:1:1e-12", "0:999999999999999999999999", "1:1e300", "0-99999999"])
 def test_a_range_of_too_many_values_is_refused_before_it_is_built(words: str) -> None:
     with pytest.raises(InputError, match="are the limit"):
-        parse_seeds(words) if "-" in words and ":" not in words else parse_words(words)
+        parse_seeds(words) if "-" in words and ":" not in words else parse_values(words)
 
 
 @given(st.integers(-50, 50), st.integers(0, 200), st.integers(1, 9))
 def test_a_range_of_whole_numbers_is_pythons_with_its_end_included(first: int, length: int, step: int) -> None:
-    assert parse_words(f"{first}:{first + length}:{step}") == list(range(first, first + length + 1, step))
+    assert parse_values(f"{first}:{first + length}:{step}") == list(range(first, first + length + 1, step))
 
 
 @given(st.text(max_size=30))
 def test_any_text_is_values_or_a_clear_refusal(text: str) -> None:
     try:
-        assert parse_words(text)
+        assert parse_values(text)
     except InputError as error:
         assert error.message
 
@@ -198,10 +198,10 @@ def test_a_computed_request_must_make_sense() -> None:
 def test_ten_million_combinations_are_refused_without_being_built() -> None:
     text = "".join(f'{name} = "1:100"\n' for name in "abcd")
     described = block(f"[sweep]\n{text}")
-    assert count(described) == 10**8
+    assert count_points(described) == 10**8
     with pytest.raises(InputError, match=r"100,000,000 runs .* are the limit"):
-        expand(described)
-    assert MOST_RUNS < 10**7
+        expand_points(described)
+    assert MAX_RUNS < 10**7
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_flags_replace_what_the_file_says() -> None:
     described = with_flags(
         block('seeds = "0"\n[params]\nwd = 1\n[sweep]\nlr = [0.1]'), ["lr=0.2,0.3", "wd=2"], (), "0-1"
     )
-    assert [(one.params, one.seed) for one in expand(described)] == [
+    assert [(one.params, one.seed) for one in expand_points(described)] == [
         ({"lr": lr, "wd": 2}, seed) for lr in (0.2, 0.3) for seed in (0, 1)
     ]
     with pytest.raises(InputError, match="cannot be set alone"):

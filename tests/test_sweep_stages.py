@@ -12,7 +12,7 @@ import pytest
 from conftest import cancel_all
 from project import Project
 from shoal.describe.run_specs import PlannedRun
-from shoal.describe.stages import arrange, check_graph
+from shoal.describe.stages import check_dependencies, order_runs
 from shoal.errors import InputError
 from shoal.kernel.slurm_text import replace_job
 from shoal.model import RunSpec
@@ -48,7 +48,7 @@ def spec(name: str, *parents: str) -> RunSpec:
 
 def test_parents_come_first_and_a_bad_one_holds_its_own_branch_alone() -> None:
     runs = [spec("c", "b"), spec("b", "a"), spec("a"), spec("z", "old"), spec("y", "bad"), spec("x", "y")]
-    placed, held = arrange([PlannedRun(one) for one in runs], {"e/old": "done", "e/bad": "failed"})
+    placed, held = order_runs([PlannedRun(one) for one in runs], {"e/old": "done", "e/bad": "failed"})
     assert [run.spec.stem for run in placed] == ["a", "b", "c", "z"]
     assert [run.needs for run in placed] == [(), ("e/a",), ("e/b",), ()]
     assert {one.run.spec.stem: one.reason for one in held} == {
@@ -59,16 +59,16 @@ def test_parents_come_first_and_a_bad_one_holds_its_own_branch_alone() -> None:
 
 def test_a_circle_and_an_unknown_parent_are_refused_by_name() -> None:
     with pytest.raises(InputError, match="circle: e/a -> e/b -> e/c -> e/a"):
-        check_graph([spec("a", "b"), spec("b", "c"), spec("c", "a"), spec("d")], [])
+        check_dependencies([spec("a", "b"), spec("b", "c"), spec("c", "a"), spec("d")], [])
     with pytest.raises(InputError, match="e/a builds on e/bb, which does not exist; did you mean b"):
-        check_graph([spec("a", "bb"), spec("b")], [])
-    check_graph([spec("a", "old"), spec("b", "a"), spec("c", "a", "b")], ["e/old"])
+        check_dependencies([spec("a", "bb"), spec("b")], [])
+    check_dependencies([spec("a", "old"), spec("b", "a"), spec("c", "a", "b")], ["e/old"])
 
 
 def test_a_chain_of_ten_thousand_stages_is_no_trouble() -> None:
     runs = [spec(f"r{index}", *([f"r{index + 1}"] if index < 9999 else [])) for index in range(10_000)]
-    check_graph(runs, [])
-    placed, held = arrange([PlannedRun(one) for one in runs], {})
+    check_dependencies(runs, [])
+    placed, held = order_runs([PlannedRun(one) for one in runs], {})
     assert not held and placed[0].spec.stem == "r9999"
 
 

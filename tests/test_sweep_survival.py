@@ -16,7 +16,7 @@ from shoal.describe.document import Document
 from shoal.describe.survival import parse_survival
 from shoal.errors import InputError
 from shoal.job import nodes
-from shoal.job.survival import backoff_s, changes, grow
+from shoal.job.survival import backoff_s, change_options, grow_memory
 from shoal.sandbox import Sandbox
 from waiting import wait_until
 
@@ -212,9 +212,9 @@ def test_a_retry_waits_longer_each_time_and_the_follow_up_of_a_time_limit_does_n
     policy = {"backoff_s": 60, "retry": {"failed": 9}}
     assert [backoff_s(policy, "failed", before) for before in (0, 3, 30)] == [60, 480, 3600]
     assert backoff_s(policy, "limit", 3) == backoff_s(policy, "continue", 3) == 0
-    assert changes(["--mem=1G"], "failed", policy) == ([], "")
-    assert changes(["--time=5", "--mem=1G"], "oom", {"memory": 2.0}) == (["--mem=2048M"], "")
-    assert changes(["--mem=1G"], "oom", {})[0] is None
+    assert change_options(["--mem=1G"], "failed", policy) == ([], "")
+    assert change_options(["--time=5", "--mem=1G"], "oom", {"memory": 2.0}) == (["--mem=2048M"], "")
+    assert change_options(["--mem=1G"], "oom", {})[0] is None
 
 
 @pytest.mark.slurm
@@ -237,10 +237,10 @@ def test_retry_starts_what_failed_with_more_memory_and_leaves_the_rest(tmp_path:
 
 
 def test_memory_grows_by_a_factor() -> None:
-    assert [grow(word, 1.5) for word in ("--mem=50M", "--mem=2G", "--mem=100", "--time=5")] == [
+    assert [grow_memory(word, 1.5) for word in ("--mem=50M", "--mem=2G", "--mem=100", "--time=5")] == [
         "--mem=75M", "--mem=3072M", "--mem=150M", "--time=5",
     ]  # fmt: skip
-    assert grow("--mem=50M", 0) == "--mem=50M"
+    assert grow_memory("--mem=50M", 0) == "--mem=50M"
 
 
 @pytest.mark.parametrize(
@@ -276,13 +276,13 @@ def test_failed_nodes_join_those_that_the_user_excludes_unless_no_place_is_left(
         return not any("n5" in word for word in argv), "no such nodes"
 
     options = ["--mem=50M", "--exclude=n[1-3]", "--array=0-9", "--dependency=afterok:3"]
-    changed, words = nodes.avoid(options, ["n4"], ask)
+    changed, words = nodes.exclude_nodes(options, ["n4"], ask)
     assert changed == ["--mem=50M", "--array=0-9", "--dependency=afterok:3", "--exclude=n[1-3],n4"]
     assert words == "avoids n4, which failed"
     assert asked == [["sbatch", "--test-only", "--mem=50M", "--exclude=n[1-3],n4", "--wrap=true"]]
-    assert nodes.avoid(changed, ["n4"], ask) == (changed, "")
-    assert nodes.avoid(options, ["n5", "n4"], ask)[0] == changed
-    same, words = nodes.avoid(options, ["n4", "n5"], ask)
+    assert nodes.exclude_nodes(changed, ["n4"], ask) == (changed, "")
+    assert nodes.exclude_nodes(options, ["n5", "n4"], ask)[0] == changed
+    same, words = nodes.exclude_nodes(options, ["n4", "n5"], ask)
     assert same == options and "cannot avoid n4, n5" in words and "no such nodes" in words
 
 
@@ -311,9 +311,9 @@ def test_a_node_failed_if_slurm_says_so_or_an_attempt_ended_without_a_word(
         put_attempt(tmp_path, 1, start, {"success": False})
     else:
         put_attempt(tmp_path, 1, start, {**last_words, "note": True} if last_words else None, "lost.000003")
-    assert nodes.failed_before(str(tmp_path), 1, ask) == failed
-    assert nodes.failed_before(str(tmp_path), 2, ask) == []
+    assert nodes.failed_before_requeue(str(tmp_path), 1, ask) == failed
+    assert nodes.failed_before_requeue(str(tmp_path), 2, ask) == []
     put_attempt(tmp_path, 2, {"generation": 1, "failed_nodes": failed})
     write("submit.1.verdict2", word="NODE_FAIL", node="n9")
     write("submit.2.verdict3", word="FAILED", node="n8")
-    assert nodes.failed(str(tmp_path), ask) == [*failed, "n9"]
+    assert nodes.failed_nodes(str(tmp_path), ask) == [*failed, "n9"]

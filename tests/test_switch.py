@@ -19,7 +19,7 @@ from project import Done, Project, assert_clear_error, end_process
 from published import complaints
 from shoal.doctor.switching import Alternative, Running, advise, batch_notes
 from shoal.kernel import progress
-from shoal.kernel.progress import totals
+from shoal.kernel.progress import totals_of_command
 from shoal.sandbox import Sandbox
 from waiting import wait_until
 
@@ -141,8 +141,8 @@ def test_the_batch_and_the_learning_rate_are_mentioned() -> None:
     notes = batch_notes(["python", "run.py", "dataloader.params.batch_size=22", "--lr", "0.001"], 8)
     assert "8 times as large (22 becomes 176)" in notes[0] and "0.008" in notes[1]
     assert batch_notes(["python"], 1) == []
-    assert totals(["python", "x.py", "--max-steps", "500", "trainer.max_epochs=40"]) == (500, 40)
-    assert totals(["x.py", "--steps_per_epoch=9", "--eval-steps", "3", "--warmup-epochs=2"]) == (None, None)
+    assert totals_of_command(["python", "x.py", "--max-steps", "500", "trainer.max_epochs=40"]) == (500, 40)
+    assert totals_of_command(["x.py", "--steps_per_epoch=9", "--eval-steps", "3", "--warmup-epochs=2"]) == (None, None)
 
 
 # ---- progress
@@ -165,7 +165,7 @@ def test_the_batch_and_the_learning_rate_are_mentioned() -> None:
     ],
 )
 def test_progress_is_read_from_lines_of_logs(line: str, step: float | None, fraction: float | None) -> None:
-    found = progress.parse(line, epochs=40)
+    found = progress.parse_progress(line, epochs=40)
     if step is None:
         assert found is None
     else:
@@ -176,18 +176,18 @@ def test_progress_is_read_from_lines_of_logs(line: str, step: float | None, frac
 
 def test_the_progress_file_comes_before_the_log_and_the_log_before_events(tmp_path: Path) -> None:
     log = tmp_path / "attempt-1.out"
-    assert progress.read(progress.Output(str(tmp_path), [str(log)])) is None
+    assert progress.read_progress(progress.RunOutput(str(tmp_path), [str(log)])) is None
     event = b"\x09" + struct.pack("<d", 1e9) + b"\x10\xd8\x36" + b"\x00" * 40  # step 7000
     (tmp_path / "tb").mkdir()
     frame = struct.pack("<Q", len(event)) + b"crc_" + event + b"crc_"
     (tmp_path / "tb" / "events.out.tfevents.1.host").write_bytes(frame + frame + frame[:9])
-    seen = progress.read(progress.Output(str(tmp_path), [str(log)], steps=10000))
+    seen = progress.read_progress(progress.RunOutput(str(tmp_path), [str(log)], steps=10000))
     assert seen is not None and (seen.step, seen.fraction, seen.source) == (7000, 0.7, "TensorBoard")
     log.write_bytes(b"noise\rstep 5/10\r\0step 6/10\nsaved\n")
-    seen = progress.read(progress.Output(str(tmp_path), [str(log)]))
+    seen = progress.read_progress(progress.RunOutput(str(tmp_path), [str(log)]))
     assert seen is not None and (seen.step, seen.source) == (6, "log")
     (tmp_path / "progress").write_text('1/10\n{"step": 7, "total": 10, "loss": 0.1}\n')
-    seen = progress.read(progress.Output(str(tmp_path), [str(log)]))
+    seen = progress.read_progress(progress.RunOutput(str(tmp_path), [str(log)]))
     assert seen is not None and (seen.fraction, seen.source) == (0.7, "progress file")
 
 

@@ -23,13 +23,13 @@ from ledger import Ledger, keeping_ledger, shoal_processes
 from made_up import END, START
 from project import ENDED, SHOAL, end_process, project_here
 from shoal.kernel import layout, lease, submission, tree
-from shoal.observe.records import Claim, Outcome
+from shoal.observe.records import ClaimRecord, Outcome
 from waiting import wait_until
 
 RUN = "001_a/000_train_0"
 TOKEN = "abcdefghijkm"
 LEASE_S = 3.0
-TIMES = lease.timing({lease.VARIABLE: str(LEASE_S)})
+TIMES = lease.timing({lease.LEASE_VARIABLE: str(LEASE_S)})
 #: The ages of caches: as 30 s are to a lease of 90 s, and older than the lease.
 FRESH, OLD = LEASE_S / 3, LEASE_S * 1.5
 
@@ -121,7 +121,7 @@ def test_a_renewal_is_not_believed_because_an_old_listing_shows_it(tmp_path: Pat
         assert ask("os.rename(held.path, held.path[:-1] + '1')") is None
         assert ask("names().renewals[1, 'live']") == 1
         held_until = ask("held.held_until")
-        assert lease.close(run_dir, 1, 1)
+        assert lease.close_lease(run_dir, 1, 1)
         assert ask("held.renew()") == "unknown" and ask("held.held_until") == held_until
 
 
@@ -132,7 +132,7 @@ def test_a_run_that_is_done_is_known_as_done_though_it_was_looked_at_in_the_mome
     with _interpreter(tmp_path, run_dir) as ask:
         early = "layout.parse_names(['attempt.1.live.000000'])"  # The second name of its file is not there yet.
         assert ask(f"lease.read(run_dir, {early}, 1)") is None
-        held = lease.create(run_dir, 1, START, TIMES)
+        held = lease.create_lease(run_dir, 1, START, TIMES)
         assert held is not None and held.end(END)
         assert ask("lease.finished(run_dir, names(), 1)") == 1
 
@@ -149,7 +149,7 @@ def test_a_submission_that_was_given_up_is_not_accepted_though_it_was_looked_for
     where = f"{str(tmp_path)!r}, token"
     with _interpreter(tmp_path, run_dir) as ask:
         assert ask(f"submission.outcome_of({where})") is None
-        submission.settle(str(tmp_path), TOKEN, Outcome("void", reason="given up"))
+        submission.write_outcome(str(tmp_path), TOKEN, Outcome("void", reason="given up"))
         assert ask(f"submission.settle({where}, records.Outcome('accepted')).kind") == "void"
 
 
@@ -258,9 +258,9 @@ class Pair:
     def end(self) -> None:
         for pid in (pid for pid, _ in shoal_processes(self.project)):
             for number in (signal.SIGCONT, signal.SIGKILL):
-                tree.send(pid, number)
+                tree.send_signal(pid, number)
         for process in self.started:
-            tree.send(process.pid, signal.SIGCONT)
+            tree.send_signal(process.pid, signal.SIGCONT)
             end_process(process)
         self.ledger.end_all()
 
@@ -279,10 +279,10 @@ def test_a_run_of_a_frozen_node_goes_on_elsewhere_and_does_not_overlap_when_it_t
     with two_nodes(tmp_path, 4.5, 1.5) as (pair, alpha, beta):
         first = pair.submit(alpha)
         frozen_program = pair.ledger.wait_begun(RUN)
-        everything = [first.pid, *tree.below(first.pid)]
+        everything = [first.pid, *tree.descendants(first.pid)]
         for pid in everything:
             os.kill(pid, signal.SIGSTOP)
-        frozen_at = lease.now()
+        frozen_at = lease.boot_time_s()
         second = pair.start_job_again(beta)
         begun = pair.ledger.wait_begun(RUN, 2)
         assert begun.host == "beta" and begun.marks[0] >= frozen_at + 4.5, "nothing of the first could still run"
@@ -324,11 +324,11 @@ def test_another_node_never_says_that_a_running_run_is_over_and_never_repeats_on
         pair.ledger.wait_begun(RUN)
         pair.shoal(beta, "submit", pair.script)
         wait_until(lambda: pair.state(beta) == "running", 30, "the other node sees that it runs")
-        until = lease.now() + TIMES.take_s + 1
+        until = lease.boot_time_s() + TIMES.take_s + 1
 
         def watched() -> bool:
             assert pair.state(beta) == "running"
-            return lease.now() > until
+            return lease.boot_time_s() > until
 
         wait_until(watched, 30, "the other node has watched for longer than a lease")
         pair.ledger.release()
@@ -353,7 +353,9 @@ def _claimed(folder: Path) -> str:
     run_dir = folder / "runs" / RUN
     run_dir.mkdir(parents=True)
     (folder / "submissions" / TOKEN).mkdir(parents=True)
-    submission.claim(str(folder), RUN, 1, Claim(token=TOKEN, revision=1, output_dir="/o", log_dir="/l"))
+    submission.claim_generation(
+        str(folder), RUN, 1, ClaimRecord(token=TOKEN, revision=1, output_dir="/o", log_dir="/l")
+    )
     return str(run_dir)
 
 

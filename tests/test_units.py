@@ -10,7 +10,7 @@ from shoal.errors import InputError
 from shoal.units import (
     format_memory,
     format_slurm_time,
-    natural,
+    natural_sort_key,
     parse_duration_s,
     parse_memory_mb,
     parse_slurm_time_s,
@@ -93,4 +93,4 @@ def test_any_text_is_a_value_or_an_input_error(text: str) -> None:
     ],
 )
 def test_numbers_in_names_are_ordered_as_numbers(ordered: list[str]) -> None:
-    assert sorted(set(ordered), key=natural) == ordered
+    assert sorted(set(ordered), key=natural_sort_key) == ordered

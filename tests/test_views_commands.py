@@ -24,20 +24,20 @@ from made_up import NOW, MadeUp, picture
 from shoal.describe.columns import Said
 from shoal.errors import InputError
 from shoal.kernel.causes import strip_escapes
-from shoal.model import STATES
+from shoal.model import RUN_STATES
 from shoal.observe.results import tabulate
 from shoal.observe.run_state import RunView
 from shoal.views import faults, forecast, logs, results, status, why
 from shoal.views import select as selecting
-from shoal.views.columns import BY_NAME, choose
-from shoal.views.family import Family, families
-from shoal.views.question import agreed
+from shoal.views.columns import COLUMNS_BY_NAME, choose_columns
+from shoal.views.family import RunGroup, group_runs
+from shoal.views.question import confirm
 from shoal.views.render import cell_width, state_word
 from shoal.views.report import gather as reporting
 from shoal.views.report import page, tables, text
-from shoal.views.screen import Screen, screen_of
-from shoal.views.status import Filter
-from shoal.views.watching import Manner, watch
+from shoal.views.screen import Screen, detect_screen
+from shoal.views.status import StatusFilter
+from shoal.views.watching import WatchOptions, watch_runs
 from terminal import run_in_terminal
 from test_results import event_file
 from waiting import wait_until
@@ -61,7 +61,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeUp:
 @pytest.fixture
 def pictured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeUp:
     """The same on a host whose name is always as long."""
-    monkeypatch.setattr("shoal.kernel.process.host", lambda: "gpu07")
+    monkeypatch.setattr("shoal.kernel.process.host_name", lambda: "gpu07")
     monkeypatch.setattr("made_up.HOST", "gpu07")
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
@@ -88,9 +88,9 @@ def printed(work: Callable[[], object]) -> str:
     return out.getvalue()
 
 
-def report_of(made: MadeUp, wanted: Filter | None = None) -> status.Report:
+def report_of(made: MadeUp, wanted: StatusFilter | None = None) -> status.StatusReport:
     """Ages of logs depend on the file system's clock, and are left out."""
-    found = status.gather(made.home, wanted, clock=lambda: NOW)
+    found = status.gather_status(made.home, wanted, clock=lambda: NOW)
     return found._replace(details={name: one._replace(log_age_s=None) for name, one in found.details.items()})
 
 
@@ -102,73 +102,79 @@ def report_of(made: MadeUp, wanted: Filter | None = None) -> status.Report:
     ],
 )
 def test_status_looks_like_its_picture(pictured: MadeUp, name: str, options: dict[str, Any]) -> None:
-    assert_golden(name, printed(lambda: status.show(report_of(pictured), **options)), pictured)
+    assert_golden(name, printed(lambda: status.show_status(report_of(pictured), **options)), pictured)
 
 
 def test_many_runs_of_a_kind_are_one_line_with_a_tally_and_their_failures_once(pictured: MadeUp) -> None:
     pictured.many(120)
-    wanted = Filter(["001_many"])
-    shown = printed(lambda: status.show(report_of(pictured, wanted), screen=NARROW, everything=True))
+    wanted = StatusFilter(["001_many"])
+    shown = printed(lambda: status.show_status(report_of(pictured, wanted), screen=NARROW, everything=True))
     assert_golden("status_folded.txt", shown, pictured)
     assert len(shown.splitlines()) < 12
-    unfolded = printed(lambda: status.show(report_of(pictured, wanted), screen=NARROW, everything=True, tasks=True))
+    unfolded = printed(
+        lambda: status.show_status(report_of(pictured, wanted), screen=NARROW, everything=True, tasks=True)
+    )
     assert unfolded.count("000_train_lr") >= 120
 
 
 def test_why_and_report_in_other_forms_look_like_their_pictures(pictured: MadeUp) -> None:
-    told = why.gather(pictured.home, "001_lr/000_train_5", {}, clock=lambda: NOW)
-    assert_golden("why_oom.txt", printed(lambda: why.show(told, NARROW)), pictured)
-    found = reporting.gather(pictured.home, ["001_lr"], clock=lambda: NOW)
-    assert_golden("report.md", tables.markdown(found), pictured)
-    assert_golden("report.csv", tables.as_csv(found), pictured)
+    told = why.explain_run(pictured.home, "001_lr/000_train_5", {}, clock=lambda: NOW)
+    assert_golden("why_oom.txt", printed(lambda: why.show_explanation(told, NARROW)), pictured)
+    found = reporting.gather_report(pictured.home, ["001_lr"], clock=lambda: NOW)
+    assert_golden("report.md", tables.report_markdown(found), pictured)
+    assert_golden("report.csv", tables.report_csv(found), pictured)
 
 
 def _why(made: MadeUp, screen: Screen, **how: bool) -> None:
-    why.show(why.gather(made.home, "001_lr/000_train_3", {}, clock=lambda: NOW), screen, now=NOW, **how)
+    why.show_explanation(
+        why.explain_run(made.home, "001_lr/000_train_3", {}, clock=lambda: NOW), screen, now=NOW, **how
+    )
 
 
 def _why_running(made: MadeUp, screen: Screen, **how: bool) -> None:
     for log in (made.root / "outputs/001_lr/000_train_6").glob("attempt-1.*"):
         os.utime(log, (NOW - 40, NOW - 40))
-    why.show(why.gather(made.home, "001_lr/000_train_6", {}, clock=lambda: NOW), screen, now=NOW, **how)
+    why.show_explanation(
+        why.explain_run(made.home, "001_lr/000_train_6", {}, clock=lambda: NOW), screen, now=NOW, **how
+    )
 
 
 def _errors(made: MadeUp, screen: Screen, **how: bool) -> None:
-    faults.show(faults.gather(made.home, selecting.select_runs(made.home, [])), screen, **how)
+    faults.show_errors(faults.group_errors(made.home, selecting.select_runs(made.home, [])), screen, **how)
 
 
 def _status(made: MadeUp, screen: Screen, **how: bool) -> None:
-    status.show(report_of(made), screen=screen, **how)
+    status.show_status(report_of(made), screen=screen, **how)
 
 
 def _report(made: MadeUp, screen: Screen, *, as_json: bool, quiet: bool) -> None:
-    found = reporting.gather(made.home, ["001_lr"], clock=lambda: NOW)
-    text.show(found, screen, as_json=as_json, quiet=quiet)
+    found = reporting.gather_report(made.home, ["001_lr"], clock=lambda: NOW)
+    text.show_report(found, screen, as_json=as_json, quiet=quiet)
 
 
 def _results(made: MadeUp, screen: Screen, *, as_json: bool, quiet: bool) -> None:
-    runs, defaults, _ = results.gather(made.home, ["001_lr"], {}, partial=False)
-    results.show(tabulate(runs, defaults=defaults), "json" if as_json else "names" if quiet else "text", screen)
+    runs, defaults, _ = results.gather_results(made.home, ["001_lr"], {}, partial=False)
+    results.show_results(tabulate(runs, defaults=defaults), "json" if as_json else "names" if quiet else "text", screen)
 
 
 def _logs(made: MadeUp, screen: Screen, *, as_json: bool, quiet: bool) -> None:
     """Two runs, one of which has not started; a bar, an escape sequence, bytes that are no text."""
     made.run("001_lr/000_train_6", "running", out=b"10%\r99%\rstep 1\n\x1b[31mred\x1b[0m\x1b]0;x\x07 \xff\n")
     names = ["001_lr/000_train_6"] if quiet else ["001_lr/000_train_6", "002_new/000_train_0"]
-    sources = [logs.find(made.home, name) for name in names]
+    sources = [logs.find_logs(made.home, name) for name in names]
     if as_json:
-        logs.show_json(sources, 10)
+        logs.show_logs_json(sources, 10)
         return
     out = io.BytesIO()
     with contextlib.redirect_stderr(sys.stdout):
-        logs.show(sources, logs.form_for(screen, lines=10), out)
+        logs.show_logs(sources, logs.format_for(screen, lines=10), out)
     print(out.getvalue().decode("utf-8", "backslashreplace"), end="")
 
 
 def _watch(made: MadeUp, screen: Screen, *, as_json: bool, quiet: bool) -> None:
     """Of runs that are over: each told once, then the end."""
-    wanted = Filter(["001_lr/000_train_3", "001_lr/000_train_5", "001_lr/000_train_0"])
-    code = watch(made.home, wanted, Manner(as_json, quiet, exit_status=True), screen, clock=lambda: NOW)
+    wanted = StatusFilter(["001_lr/000_train_3", "001_lr/000_train_5", "001_lr/000_train_0"])
+    code = watch_runs(made.home, wanted, WatchOptions(as_json, quiet, exit_status=True), screen, clock=lambda: NOW)
     assert code == 4
 
 
@@ -222,7 +228,7 @@ def _shape(value: Any) -> Any:
 
 def test_the_report_counts_hours_by_hand(made: MadeUp) -> None:
     """Two GPUs each; minutes: 30 + 31 + 32 and 3 x 30 done, 2 x 1 and 10 lost, 20 running, 30 cancelled."""
-    found = reporting.document(reporting.gather(made.home, ["001_lr"], clock=lambda: NOW))
+    found = reporting.report_document(reporting.gather_report(made.home, ["001_lr"], clock=lambda: NOW))
     minutes = 30 + 31 + 32 + 3 * 30 + 2 * 1 + 10 + 20 + 30
     assert found["gpu_hours"]["held"] == pytest.approx(2 * minutes / 60, abs=1e-3)
     assert found["gpu_hours"]["lost"] == pytest.approx(2 * (2 + 10 + 30) / 60, abs=1e-3)
@@ -247,14 +253,16 @@ def test_the_report_counts_hours_by_hand(made: MadeUp) -> None:
 def test_report_and_results_group_the_same_runs_and_leave_out_tries(made: MadeUp) -> None:
     spec = Path(made.home) / "runs/001_lr/001_train_2/spec.1.json"
     spec.write_text(json.dumps({**json.loads(spec.read_text()), "smoke": {"steps": 1}}))
-    runs, _, notes = results.gather(made.home, ["001_lr"], {}, partial=False)
+    runs, _, notes = results.gather_results(made.home, ["001_lr"], {}, partial=False)
     assert notes == ["1 smoke or trial run left out"]
     groups = {
         group.name: (one.mean, one.size)
         for group in tabulate(runs).groups
         if (one := group.metrics.get("accuracy")) is not None
     }
-    rows = {f"001_lr/{row.label}": row.metrics["accuracy"] for row in reporting.gather(made.home, ["001_lr"]).rows}
+    rows = {
+        f"001_lr/{row.label}": row.metrics["accuracy"] for row in reporting.gather_report(made.home, ["001_lr"]).rows
+    }
     assert {name: (one.mean, one.size) for name, one in rows.items()} == groups
     assert {name: one.size for name, one in rows.items()} == {"001_lr/000_train": 3, "001_lr/001_train": 2}
 
@@ -263,7 +271,7 @@ def test_a_report_reads_what_trackers_wrote_and_a_diverged_run_is_no_number(made
     for seed, loss in ((0, 0.5), (1, float("nan"))):
         output = made.run(f"004_tb/000_train_{seed}", "done", gpus=0)
         (output / "events.out.tfevents.1.host").write_bytes(event_file(("loss", 3.0), ("loss", loss)))
-    found = reporting.document(reporting.gather(made.home, ["004_tb"], clock=lambda: NOW))
+    found = reporting.report_document(reporting.gather_report(made.home, ["004_tb"], clock=lambda: NOW))
     assert [run["metrics"]["loss"] for run in found["runs"]] == [0.5, None]
     assert found["results"][0]["metrics"]["loss"] == {"mean": None, "spread": None, "runs": 2}
     json.dumps(found, allow_nan=False)
@@ -271,27 +279,27 @@ def test_a_report_reads_what_trackers_wrote_and_a_diverged_run_is_no_number(made
 
 def test_the_page_of_a_report_needs_no_network_and_escapes_what_others_wrote(made: MadeUp) -> None:
     made.run("001_lr/000_train_9", "failed", err=b"ValueError: <script>alert(1)</script> & co\n")
-    html = page.page(reporting.gather(made.home, ["001_lr"], clock=lambda: NOW))
+    html = page.report_page(reporting.gather_report(made.home, ["001_lr"], clock=lambda: NOW))
     assert "<script" not in html and "&lt;script&gt;alert(1)" in html
     assert not re.search(r"""(src|href|url)\s*[=(]\s*['"]?\s*(https?:)?//""", html)
     assert "default-src 'none'" in html and html.count("<rect") > 20
-    markdown = tables.markdown(reporting.gather(made.home, ["001_lr"], clock=lambda: NOW))
+    markdown = tables.report_markdown(reporting.gather_report(made.home, ["001_lr"], clock=lambda: NOW))
     assert "<script>" not in markdown
     made.run("001_lr/000_train_10", "done", params={"formula": "=cmd()"})
-    assert "'=cmd()" in tables.as_csv(reporting.gather(made.home, ["001_lr"], clock=lambda: NOW))
+    assert "'=cmd()" in tables.report_csv(reporting.gather_report(made.home, ["001_lr"], clock=lambda: NOW))
 
 
 def test_every_state_can_be_told_without_colour_and_no_two_look_the_same() -> None:
-    words = [state_word(state) for state in STATES]
+    words = [state_word(state) for state in RUN_STATES]
     assert len(set(words)) == len(words) and all(word[0].isalpha() for word in words)
 
 
 def test_table_columns_are_keys_of_the_json(made: MadeUp) -> None:
-    record = status.document(report_of(made))["runs"][0]
-    assert {column.key for column in BY_NAME.values()} <= set(record)
-    assert [column.name for column in choose([Said("+gpus,-node,-output", "--columns")])][-1] == "gpus"
+    record = status.status_document(report_of(made))["runs"][0]
+    assert {column.key for column in COLUMNS_BY_NAME.values()} <= set(record)
+    assert [column.name for column in choose_columns([Said("+gpus,-node,-output", "--columns")])][-1] == "gpus"
     with pytest.raises(InputError, match="no column 'colour'"):
-        choose([Said("+colour", "--columns")])
+        choose_columns([Said("+colour", "--columns")])
 
 
 def test_columns_are_kept_in_the_projects_and_in_the_persons_settings(made: MadeUp, tmp_path: Path) -> None:
@@ -331,18 +339,18 @@ def test_runs_are_selected_by_the_words_people_use(made: MadeUp) -> None:
 
 
 def test_counts_are_those_of_what_is_listed_and_the_rest_is_named(made: MadeUp) -> None:
-    found = report_of(made, Filter(states="failed", name="000_*"))
+    found = report_of(made, StatusFilter(states="failed", name="000_*"))
     assert [view.name for view in found.views] == ["001_lr/000_train_3", "001_lr/000_train_4"]
     assert found.counts == {"failed": 2} and found.left_out == 10
-    head = status.headline(found, screen_of())
+    head = status.headline(found, detect_screen())
     assert "2 of 12 runs" in head and "GPUs busy" not in head
-    shown = "\n".join(status.lines_of(found, found.views, screen_of()))
+    shown = "\n".join(status.status_lines(found, found.views, detect_screen()))
     assert "10 runs left out by --state failed --name '000_*'" in shown
-    assert found.unselected == [] and report_of(made, Filter(["001_lr/0-2"])).unselected == [
+    assert found.unselected == [] and report_of(made, StatusFilter(["001_lr/0-2"])).unselected == [
         "8 of 11 runs of 001_lr not selected"
     ]
-    assert len(report_of(made, Filter(last=3)).views) == 3
-    since = report_of(made, Filter(since="21m")).views
+    assert len(report_of(made, StatusFilter(last=3)).views) == 3
+    since = report_of(made, StatusFilter(since="21m")).views
     assert {view.name for view in since} == {"001_lr/000_train_6"}
 
 
@@ -362,8 +370,8 @@ def test_the_expected_end_follows_progress_and_the_waves_of_what_waits() -> None
 
 def test_folding_keeps_every_run_exactly_once() -> None:
     views = [_view(f"1_a/{order:03}_t_{seed}", "done") for order in range(3) for seed in range(order * 8)]
-    rows = families(views)
-    flat = [view for row in rows for view in (row.views if isinstance(row, Family) else [row])]
+    rows = group_runs(views)
+    flat = [view for row in rows for view in (row.views if isinstance(row, RunGroup) else [row])]
     assert sorted(view.name for view in flat) == sorted(view.name for view in views)
 
 
@@ -476,8 +484,8 @@ def test_only_a_clear_yes_is_one(
     said: str, environ: dict[str, str], yes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(said + "\n"))
-    assert agreed("really?", environ) is yes
-    assert not agreed("really?", environ), "Ctrl-D is no"
+    assert confirm("really?", environ) is yes
+    assert not confirm("really?", environ), "Ctrl-D is no"
 
 
 def test_a_log_of_ten_gigabytes_costs_no_more_than_its_end(made: MadeUp) -> None:

@@ -137,11 +137,11 @@ def test_a_notice_whose_teller_was_killed_is_told_again_once(tmp_path: Path) -> 
     project.shoal("submit", "experiments/001_tell", code=None)
     assert len(told(log)) == 1
     [done] = (project.home / "notices").glob("*.told")
-    notices.tell_again(str(project.home), project.env, now=time.time() + 700)
+    notices.resend_unsent(str(project.home), project.env, now=time.time() + 700)
     assert len(told(log)) == 1
     done.unlink()
-    notices.tell_again(str(project.home), project.env)
+    notices.resend_unsent(str(project.home), project.env)
     assert len(told(log)) == 1, "its teller may still be at it"
     for _ in range(2):
-        notices.tell_again(str(project.home), project.env, now=time.time() + 700)
+        notices.resend_unsent(str(project.home), project.env, now=time.time() + 700)
     assert len(told(log)) == 2 and told(log)[0] == told(log)[1]

@@ -14,13 +14,13 @@ import pytest
 
 from browsing import ENTER, ESCAPE, Album, Browser, chromium
 from made_up import MadeUp, picture, usage
-from shoal.backends.slurm.query import Snapshot
+from shoal.backends.slurm.query import QueueState
 from shoal.views import web
-from shoal.views.report.gather import gather
+from shoal.views.report.gather import gather_report
 from shoal.views.report.page import STYLE
-from shoal.views.report.page import page as report_page
-from shoal.views.web.feed import Feed
-from shoal.views.web.server import Server
+from shoal.views.report.page import report_page as report_page
+from shoal.views.web.feed import DashboardData
+from shoal.views.web.server import DashboardServer
 
 LONG = "004_a_rather_long_name_of_an_experiment_that_somebody_chose_on_a_friday"
 
@@ -46,8 +46,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> MadeUp:
 
 
 @pytest.fixture(scope="module")
-def server(made: MadeUp) -> Iterator[Server]:
-    server = Server(Feed(made.home, lambda environ, newer: Snapshot({})))
+def server(made: MadeUp) -> Iterator[DashboardServer]:
+    server = DashboardServer(DashboardData(made.home, lambda environ, newer: QueueState({})))
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
     yield server
     server.shutdown()
@@ -74,7 +74,7 @@ def pane(words: str) -> str:
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["bright", "dark"])
-def test_the_page_is_drawn_whole_in_all_its_states(server: Server, album: Album, dark: bool) -> None:
+def test_the_page_is_drawn_whole_in_all_its_states(server: DashboardServer, album: Album, dark: bool) -> None:
     browser, kind = album.browser, "dark" if dark else "bright"
     with browser.window(1280, 800, dark=dark):
         browser.open(server.link)
@@ -102,7 +102,7 @@ def test_the_page_is_drawn_whole_in_all_its_states(server: Server, album: Album,
     assert browser.complaints() == []
 
 
-def test_the_page_fits_a_narrow_window(server: Server, album: Album) -> None:
+def test_the_page_fits_a_narrow_window(server: DashboardServer, album: Album) -> None:
     browser = album.browser
     with browser.window(400, 700):
         browser.open(server.link)
@@ -122,7 +122,7 @@ def test_the_report_is_drawn_whole_on_screens_of_both_kinds(
     made: MadeUp, album: Album, tmp_path: Path, dark: bool
 ) -> None:
     file = tmp_path / "report.html"
-    file.write_text(report_page(gather(made.home, [])))
+    file.write_text(report_page(gather_report(made.home, [])))
     for width in (1280, 400):
         with album.browser.window(width, 900, dark=dark):
             album.browser.open(file.as_uri())
@@ -132,7 +132,7 @@ def test_the_report_is_drawn_whole_on_screens_of_both_kinds(
 
 def test_the_report_fits_on_paper_and_is_bright_there(made: MadeUp, album: Album, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
-    file.write_text(report_page(gather(made.home, ["001_lr"])))
+    file.write_text(report_page(gather_report(made.home, ["001_lr"])))
     with album.browser.window(794, 1123, dark=True, media="print"):  # A4 at 96 dots per inch
         album.browser.open(file.as_uri())
         album.take("paper")
@@ -141,7 +141,7 @@ def test_the_report_fits_on_paper_and_is_bright_there(made: MadeUp, album: Album
     assert paper.startswith(b"%PDF") and 1 <= len(re.findall(rb"/Type\s*/Page\b", paper)) <= 3
 
 
-def test_choosing_dark_here_darkens_the_report_too(server: Server, album: Album) -> None:
+def test_choosing_dark_here_darkens_the_report_too(server: DashboardServer, album: Album) -> None:
     browser = album.browser
     with browser.window(1280, 800):
         browser.open(server.link)

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from project import Project
-from shoal.backends.slurm.query import Snapshot
+from shoal.backends.slurm.query import QueueState
 from shoal.kernel.slurm_text import JobRow
 from shoal.sandbox import Sandbox
-from shoal.views.polling import SharedSlurm, interval_from
+from shoal.views.polling import QueueCache, poll_interval
 from waiting import wait_until
 
 TOKEN = "abcdefghjkmn"
@@ -33,12 +33,12 @@ class Slurm:
         self.now = 1000.0
         self.problem: str | None = None
 
-    def query(self, environ: Mapping[str, str]) -> Snapshot:
+    def query(self, environ: Mapping[str, str]) -> QueueState:
         self.asked += 1
-        return Snapshot({}, self.problem) if self.problem else Snapshot({(TOKEN, None): [ROW]}, t=self.now)
+        return QueueState({}, self.problem) if self.problem else QueueState({(TOKEN, None): [ROW]}, t=self.now)
 
-    def watcher(self, home: Path) -> SharedSlurm:
-        return SharedSlurm(str(home), 10.0, query=self.query, clock=lambda: self.now, sleep=lambda s: None)
+    def watcher(self, home: Path) -> QueueCache:
+        return QueueCache(str(home), 10.0, query=self.query, clock=lambda: self.now, sleep=lambda s: None)
 
 
 def test_ten_watchers_ask_once_per_interval(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_an_answer_that_takes_its_time_is_waited_for(tmp_path: Path) -> None:
             mark.unlink()
             slurm.watcher(tmp_path)({}, 0.0)  # has the answer
 
-    waiter = SharedSlurm(str(tmp_path), 10.0, query=slurm.query, clock=lambda: slurm.now, sleep=nap)
+    waiter = QueueCache(str(tmp_path), 10.0, query=slurm.query, clock=lambda: slurm.now, sleep=nap)
     assert waiter({}, 0.0).row(TOKEN, 0, 1) == ROW
     assert naps == 100 and slurm.asked == 1, "after ten seconds it had not asked for itself"
 
@@ -131,12 +131,12 @@ def test_where_nothing_can_be_written_each_asks_for_itself_at_the_same_interval(
 def test_threads_that_come_at_the_same_moment_share_one_question(tmp_path: Path) -> None:
     asked, gate = [], threading.Barrier(8)
 
-    def query(environ: Mapping[str, str]) -> Snapshot:
+    def query(environ: Mapping[str, str]) -> QueueState:
         asked.append(1)
-        return Snapshot({}, t=time.time())
+        return QueueState({}, t=time.time())
 
     def look() -> None:
-        watcher = SharedSlurm(str(tmp_path), 10.0, query=query)
+        watcher = QueueCache(str(tmp_path), 10.0, query=query)
         gate.wait()
         watcher({}, 0.0)
 
@@ -149,7 +149,7 @@ def test_threads_that_come_at_the_same_moment_share_one_question(tmp_path: Path)
 
 
 def test_the_interval_is_never_shorter_than_a_second() -> None:
-    assert [interval_from({"SHOAL_POLL_S": text}) for text in ("0.01", "30", "often", "")] == [1.0, 30.0, 10.0, 10.0]
+    assert [poll_interval({"SHOAL_POLL_S": text}) for text in ("0.01", "30", "often", "")] == [1.0, 30.0, 10.0, 10.0]
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from made_up import MadeUp, picture
 from project import Project
 from published import SCHEMAS, complaints
 from shoal.cli import COMMANDS
-from shoal.cli.completing import SCRIPTS, candidates
-from shoal.model import STATES
+from shoal.cli.completing import SHELL_SCRIPTS, candidates
+from shoal.model import RUN_STATES
 from waiting import wait_until
 
 SHOAL = Path(sys.executable).with_name("shoal")
@@ -134,7 +134,7 @@ def test_schemas_are_schemas_and_know_every_state() -> None:
     for path in SCHEMAS.glob("*.json"):
         jsonschema.Draft202012Validator.check_schema(json.loads(path.read_text()))
     run = json.loads((SCHEMAS / "run.json").read_text())
-    assert set(run["properties"]["state"]["enum"]) == set(STATES)
+    assert set(run["properties"]["state"]["enum"]) == set(RUN_STATES)
 
 
 def test_every_published_key_of_a_run_is_there_and_no_other(made: MadeUp) -> None:
@@ -180,7 +180,7 @@ def test_bash_completes(made: MadeUp, shells: dict[str, str]) -> None:
     words = "COMP_WORDS=(shoal why 001_lr/000_train_3); COMP_CWORD=2"
     line = f'eval "$(shoal completion bash)"; {words}; _shoal; echo "${{COMPREPLY[@]}}"'
     assert in_shell(["bash", "-c", line], made, shells).split() == ["001_lr/000_train_3"]
-    assert set(SCRIPTS) == {"bash", "zsh", "fish"}
+    assert set(SHELL_SCRIPTS) == {"bash", "zsh", "fish"}
     assert "which shell" in subprocess.run([SHOAL, "completion"], capture_output=True, text=True, timeout=60).stderr
 
 
@@ -190,7 +190,7 @@ def test_fish_completes(made: MadeUp, shells: dict[str, str]) -> None:
     assert found[0].split("\t")[0] == "status" and {"001_lr/000_train_3", "001_lr/000_train_7"} <= set(found)
     folder = made.root.parent / ".config/fish/completions"
     folder.mkdir(parents=True)
-    (folder / "shoal.fish").write_text(SCRIPTS["fish"])
+    (folder / "shoal.fish").write_text(SHELL_SCRIPTS["fish"])
     found = in_shell(["fish", "-c", 'complete -C "shoal status --state fail"'], made, shells).splitlines()
     assert found == ["failed"]
 
@@ -204,7 +204,7 @@ def test_zsh_completes_what_is_typed(made: MadeUp, shells: dict[str, str], way: 
     if way == "evaluated":
         begin += '; eval "$(shoal completion zsh)"'
     else:
-        (home / ".zfunc/_shoal").write_text(SCRIPTS["zsh"])
+        (home / ".zfunc/_shoal").write_text(SHELL_SCRIPTS["zsh"])
     (home / ".zshrc").write_text(f"PS1='ready> '; {begin}; compdef _shoal shoal-is\n")
     pid, terminal = pty.fork()
     if pid == 0:

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.kernel import progress
-from shoal.kernel.causes import find_cause, signature, strip_escapes
+from shoal.kernel.causes import error_signature, find_cause, strip_escapes
 from shoal.views import estimate
-from shoal.views.progress import Bar
-from shoal.views.reasons import REASONS, explain
-from shoal.views.render import cell_width, fit, fit_end, plain, wrapped
-from shoal.views.screen import Screen, screen_of
-from shoal.views.tail import Collapser, collapse, last_text, read_slice, seek_last_lines
-from shoal.views.terminal_text import Sieve, harmless
-from shoal.views.watching import Manner, _Redrawer
+from shoal.views.progress import ProgressLine
+from shoal.views.reasons import REASONS, explain_reason
+from shoal.views.render import cell_width, fit_cell, fit_cell_end, safe_line, wrap_line
+from shoal.views.screen import Screen, detect_screen
+from shoal.views.tail import CarriageReturnFilter, collapse_carriage_returns, last_text, read_slice, seek_last_lines
+from shoal.views.terminal_text import ControlSequenceFilter, strip_control_sequences
+from shoal.views.watching import WatchOptions, _TableRedrawer
 
 
 @given(st.binary(max_size=400), st.integers(0, 12))
@@ -60,27 +60,27 @@ def test_an_error_longer_than_all_that_is_read_is_told_by_its_first_words(tmp_pa
 
 @given(st.lists(st.text("ab\r\n", max_size=8).map(str.encode), max_size=8))
 def test_a_progress_bar_in_pieces_collapses_as_it_does_in_one(parts: list[bytes]) -> None:
-    bars = Collapser()
+    bars = CarriageReturnFilter()
     in_pieces = b"".join(bars.feed(part) for part in parts) + bars.flush()
-    assert in_pieces == collapse(b"".join(parts))
+    assert in_pieces == collapse_carriage_returns(b"".join(parts))
 
 
 def test_of_a_progress_bar_only_the_last_state_is_left() -> None:
-    assert collapse(b"a\n 10%\r 50%\r100%\nb\r\n") == b"a\n100%\nb\n"
-    bars = Collapser()
+    assert collapse_carriage_returns(b"a\n 10%\r 50%\r100%\nb\r\n") == b"a\n100%\nb\n"
+    bars = CarriageReturnFilter()
     assert bars.feed(b" 10%\r 5") + bars.feed(b"0%\r100%") + bars.feed(b"\nnext") + bars.flush() == b"100%\nnext"
 
 
 @given(st.text(max_size=200), st.booleans())
 def test_nothing_in_a_log_can_act_on_a_terminal(text: str, colour: bool) -> None:
-    clean = harmless(text + "\x1b]0;title\x07\x1b[2J\x1b[31mred\x1b[0m", colour)
+    clean = strip_control_sequences(text + "\x1b]0;title\x07\x1b[2J\x1b[31mred\x1b[0m", colour)
     rest = clean.replace("\x1b[31m", "").replace("\x1b[0m", "")
     assert "\x1b" not in (rest if colour and "\x1b" not in text else strip_escapes(clean))
     assert not any(ord(letter) < 32 and letter not in "\n\r\t" for letter in strip_escapes(rest))
 
 
 def test_a_sequence_cut_in_two_by_a_block_is_still_taken_out() -> None:
-    sieve = Sieve()
+    sieve = ControlSequenceFilter()
     parts = [b"one \x1b", b"[2", b"Jtwo \x1b[3", b"1mred\x1b[0m ", b"\xe2\x82", b"\xac"]
     assert b"".join(sieve.feed(part) for part in parts) + sieve.flush() == "one two \x1b[31mred\x1b[0m €".encode()
 
@@ -127,30 +127,30 @@ def test_a_log_without_an_error_has_no_cause() -> None:
 @given(st.lists(st.text(max_size=60), max_size=20))
 def test_any_text_is_read_without_an_error_and_quoted_harmlessly(lines: list[str]) -> None:
     cause = find_cause(lines)
-    assert cause is None or (plain(cause.line) == cause.line and len(cause.line) <= 200)
+    assert cause is None or (safe_line(cause.line) == cause.line and len(cause.line) <= 200)
 
 
 def test_equal_errors_have_equal_signatures_whatever_their_numbers_and_paths() -> None:
-    a = signature("CUDA out of memory. Tried to allocate 20.00 MiB at 0x7f31 in /home/a/b.py line 3")
-    b = signature("CUDA out of memory. Tried to allocate 512.50 MiB at 0x1 in /scratch/c/d.py line 14")
-    assert a == b != signature("KeyError: 'lr'")
+    a = error_signature("CUDA out of memory. Tried to allocate 20.00 MiB at 0x7f31 in /home/a/b.py line 3")
+    b = error_signature("CUDA out of memory. Tried to allocate 512.50 MiB at 0x1 in /scratch/c/d.py line 14")
+    assert a == b != error_signature("KeyError: 'lr'")
 
 
 def test_every_reason_word_has_a_sentence_and_unknown_ones_are_quoted() -> None:
     assert all(reason.sentence and not reason.sentence.endswith(".") for reason in REASONS.values())
-    assert explain("Priority").smaller and not explain("JobHeldUser").moves
-    assert "limit of GPUs" in explain("QOSMaxGRESPerUser").sentence
+    assert explain_reason("Priority").smaller and not explain_reason("JobHeldUser").moves
+    assert "limit of GPUs" in explain_reason("QOSMaxGRESPerUser").sentence
     assert (
-        "budget of CPU-minutes" in explain("AssocGrpCPUMinutesLimit").sentence
-        and not explain("AssocGrpCPUMinutesLimit").moves
+        "budget of CPU-minutes" in explain_reason("AssocGrpCPUMinutesLimit").sentence
+        and not explain_reason("AssocGrpCPUMinutesLimit").moves
     )
-    assert "jobs at once" in explain("QOSMaxJobsPerUserLimit").sentence
-    assert explain("SomethingNew2031").sentence == "Slurm says SomethingNew2031"
-    assert "not looked" in explain(None).sentence
+    assert "jobs at once" in explain_reason("QOSMaxJobsPerUserLimit").sentence
+    assert explain_reason("SomethingNew2031").sentence == "Slurm says SomethingNew2031"
+    assert "not looked" in explain_reason(None).sentence
 
 
 def test_smaller_requests_speak_the_dialect_of_the_script() -> None:
-    waiting = estimate.Waiting("Resources", "gpu", 1, None, None, 7200, "1", "8", "1G", "", "")
+    waiting = estimate.PendingJob("Resources", "gpu", 1, None, None, 7200, "1", "8", "1G", "", "")
     assert estimate.smaller_requests(waiting, "#SBATCH --gres=gpu:a100:4\n") == [
         ("half the time limit (01:00:00)", "--time=01:00:00"),
         ("2 instead of 4 GPUs", "--gres=gpu:a100:2"),
@@ -176,17 +176,19 @@ def test_progress_is_understood_in_the_forms_people_write(
     line: str, text: str, fraction: float | None, tmp_path: Path
 ) -> None:
     (tmp_path / "progress").write_text(line + "\n")
-    found = progress.read(progress.Output(str(tmp_path)))
+    found = progress.read_progress(progress.RunOutput(str(tmp_path)))
     assert found is not None and (found.words, found.fraction) == (text, fraction)
 
 
 def test_wide_letters_take_two_columns_and_nothing_is_cut_in_half() -> None:
     assert cell_width("日本") == 4 and cell_width("e\u0301") == 1
-    assert fit("日本語", 5) == "日本…" and fit("abc", 5) == "abc  "
+    assert fit_cell("日本語", 5) == "日本…" and fit_cell("abc", 5) == "abc  "
     assert (
-        fit_end("001_a/000_train_12", 8) == "…rain_12" and fit_end("日本語", 5) == "…本語" and fit_end("ab", 3) == "ab "
+        fit_cell_end("001_a/000_train_12", 8) == "…rain_12"
+        and fit_cell_end("日本語", 5) == "…本語"
+        and fit_cell_end("ab", 3) == "ab "
     )
-    assert plain("a\x1b[2Jb\u202ec\0") == "a [2Jb c "
+    assert safe_line("a\x1b[2Jb\u202ec\0") == "a [2Jb c "
 
 
 class Terminal(io.StringIO):
@@ -199,25 +201,25 @@ class Terminal(io.StringIO):
 @given(st.text(alphabet=" aB漢\u0301", max_size=300), st.integers(20, 60))
 def test_a_long_line_is_broken_without_losing_a_word(line: str, width: int) -> None:
     screen = Screen(tty=True, width=width)
-    lines = wrapped(line, screen)
+    lines = wrap_line(line, screen)
     assert " ".join(lines).split() == line.split()
     longest = max((cell_width(word) for word in line.split()), default=0)
     if longest <= width - 4:
         assert max(map(cell_width, lines)) <= width
-    assert wrapped(line, screen._replace(tty=False)) == [line]
+    assert wrap_line(line, screen._replace(tty=False)) == [line]
 
 
 def test_painted_words_take_no_more_room_than_others() -> None:
     screen = Screen(tty=True, width=30, colour=True)
     line = f"12 runs   {screen.paint('1 failed', '31')}  {screen.paint('2 done', '32')}   3 GPUs busy"
-    assert wrapped(line, screen) == [line[: line.index("   3")], "    3 GPUs busy"]
+    assert wrap_line(line, screen) == [line[: line.index("   3")], "    3 GPUs busy"]
 
 
 def test_a_bar_is_drawn_over_itself_and_gone_at_the_end_and_only_where_it_is_wanted() -> None:
     def drawn(terminal: io.StringIO | None = None, off: bool = False, **environ: str) -> str:
         stream, now = Terminal() if terminal is None else terminal, [0.0]
         env = {"TERM": "xterm", "COLUMNS": "80", **environ}
-        with Bar("packing", off=off, stream=stream, environ=env, clock=lambda: now[0]) as bar:
+        with ProgressLine("packing", off=off, stream=stream, environ=env, clock=lambda: now[0]) as bar:
             for done in range(100):
                 now[0] += 1
                 bar(done, 200)
@@ -234,19 +236,19 @@ def test_a_bar_is_drawn_over_itself_and_gone_at_the_end_and_only_where_it_is_wan
 
 def test_the_screen_obeys_the_usual_variables() -> None:
     out = io.StringIO()
-    assert not screen_of(out, {}).tty and not screen_of(out, {}).colour
-    assert screen_of(out, {"COLUMNS": "80"}, force=True)[:3] == (True, 80, True)
-    assert not screen_of(out, {"NO_COLOR": "1", "FORCE_COLOR": "1"}, force=True).colour
-    assert screen_of(out, {"FORCE_COLOR": "1"}).colour
-    assert not screen_of(out, {"TERM": "dumb"}, force=True).colour
-    assert screen_of(out, {"ACCESSIBLE": "1"}).accessible
+    assert not detect_screen(out, {}).tty and not detect_screen(out, {}).colour
+    assert detect_screen(out, {"COLUMNS": "80"}, force=True)[:3] == (True, 80, True)
+    assert not detect_screen(out, {"NO_COLOR": "1", "FORCE_COLOR": "1"}, force=True).colour
+    assert detect_screen(out, {"FORCE_COLOR": "1"}).colour
+    assert not detect_screen(out, {"TERM": "dumb"}, force=True).colour
+    assert detect_screen(out, {"ACCESSIBLE": "1"}).accessible
 
 
 def test_a_redraw_goes_up_by_the_rows_that_long_lines_took(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "20")
-    drawer = _Redrawer(Screen(tty=True, width=20), Manner())
+    drawer = _TableRedrawer(Screen(tty=True, width=20), WatchOptions())
     drawer._draw(["x" * 45, "y", ""])
     drawer._draw(["z"])
     assert capsys.readouterr().out.endswith("\n\x1b[5A\r\x1b[Jz\n"), "three rows, one, and an empty one"
@@ -254,6 +256,9 @@ def test_a_redraw_goes_up_by_the_rows_that_long_lines_took(
 
 def test_jobs_before_a_pending_one_are_counted_by_task() -> None:
     queue = "100|7|N/A\n50|8|0\n50|8|1\n50|8|2\n50|9|N/A\n10|5|N/A\n\n"
-    assert estimate.count_ahead(queue, "8_2", 50) == (3, 2)
-    assert estimate.count_ahead(queue, "8_0", 50) == (1, 0)
-    assert estimate.count_ahead(queue, "9", 50) == (4, 0) and estimate.count_ahead(queue, "7", 100) == (0, 0)
+    assert estimate.count_jobs_before(queue, "8_2", 50) == (3, 2)
+    assert estimate.count_jobs_before(queue, "8_0", 50) == (1, 0)
+    assert estimate.count_jobs_before(queue, "9", 50) == (4, 0) and estimate.count_jobs_before(queue, "7", 100) == (
+        0,
+        0,
+    )

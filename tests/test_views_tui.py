@@ -16,17 +16,17 @@ from textual.widgets import Input, RichLog, Static
 from made_up import MadeUp, picture
 from shoal.observe.run_state import RunView
 from shoal.views import actions
-from shoal.views.status import Filter
-from shoal.views.tui.app import Ask, Help, WatchApp
-from shoal.views.tui.detail import sparkline, text_of
-from shoal.views.tui.runlist import RunList, lay_out
+from shoal.views.status import StatusFilter
+from shoal.views.tui.app import ConfirmDialog, HelpDialog, WatchApp
+from shoal.views.tui.detail import sparkline, tab_text
+from shoal.views.tui.runlist import RunList, list_lines
 
 Story = Callable[[WatchApp, Any], Awaitable[None]]
 
 
 def drive(home: str, story: Story, *, size: tuple[int, int] = (80, 24), everything: bool = True) -> None:
     async def play() -> None:
-        app = WatchApp(home, Filter(), everything=everything, look_s=3600)
+        app = WatchApp(home, StatusFilter(), everything=everything, look_s=3600)
         async with app.run_test(size=size) as pilot:
             await until(pilot, lambda: app.report is not None)
             await story(app, pilot)
@@ -125,47 +125,47 @@ def test_done_runs_are_hidden_until_asked_for(made: MadeUp) -> None:
 
 def test_cancel_asks_names_the_run_and_only_a_yes_cancels(made: MadeUp, monkeypatch: pytest.MonkeyPatch) -> None:
     acted: list[list[str]] = []
-    monkeypatch.setattr(actions, "cancel", lambda home, names: acted.append(list(names)) or "cancelled")
+    monkeypatch.setattr(actions, "cancel_active", lambda home, names: acted.append(list(names)) or "cancelled")
 
     async def story(app: WatchApp, pilot: Any) -> None:
         await pilot.press("slash", *"state:running", "enter", "c")
-        await until(pilot, lambda: isinstance(app.screen, Ask))
+        await until(pilot, lambda: isinstance(app.screen, ConfirmDialog))
         assert "cancel 001_lr/000_train_6?" in str(app.screen.query_one("#question", Static).render())
         await pilot.press("n")
         await pilot.press("c")
-        await until(pilot, lambda: isinstance(app.screen, Ask))
+        await until(pilot, lambda: isinstance(app.screen, ConfirmDialog))
         await pilot.press("enter")
         assert acted == []
         await pilot.press("c")
-        await until(pilot, lambda: isinstance(app.screen, Ask))
+        await until(pilot, lambda: isinstance(app.screen, ConfirmDialog))
         await pilot.press("y")
         await until(pilot, lambda: acted == [["001_lr/000_train_6"]])
         await pilot.press("r")  # a running run cannot be retried, and that is said
-        assert not isinstance(app.screen, Ask)
+        assert not isinstance(app.screen, ConfirmDialog)
         await pilot.press("question_mark")
-        await until(pilot, lambda: isinstance(app.screen, Help))
+        await until(pilot, lambda: isinstance(app.screen, HelpDialog))
 
     drive(made.home, story)
 
 
 def test_a_retry_may_ask_for_more_memory_or_time(made: MadeUp, monkeypatch: pytest.MonkeyPatch) -> None:
     acted: list[tuple[list[str], str | None]] = []
-    monkeypatch.setattr(actions, "retry", lambda home, names, more: acted.append((list(names), more)) or "started")
+    monkeypatch.setattr(actions, "retry_runs", lambda home, names, more: acted.append((list(names), more)) or "started")
 
     async def story(app: WatchApp, pilot: Any) -> None:
         await pilot.press("slash", *"state:oom", "enter")
         for key in "nmty":
             await pilot.press("r")
-            await until(pilot, lambda: isinstance(app.screen, Ask))
+            await until(pilot, lambda: isinstance(app.screen, ConfirmDialog))
             assert "m  with twice the memory" in str(app.screen.query_one("#question", Static).render())
             await pilot.press(key)
-            await until(pilot, lambda: not isinstance(app.screen, Ask))
+            await until(pilot, lambda: not isinstance(app.screen, ConfirmDialog))
         await until(pilot, lambda: len(acted) == 3)
         assert sorted(more or "-" for _, more in acted) == ["-", "memory", "time"]
         await pilot.press("escape", "slash", *"state:running", "enter", "c")
-        await until(pilot, lambda: isinstance(app.screen, Ask))
+        await until(pilot, lambda: isinstance(app.screen, ConfirmDialog))
         await pilot.press("m")
-        assert isinstance(app.screen, Ask), "more memory is no answer to this question"
+        assert isinstance(app.screen, ConfirmDialog), "more memory is no answer to this question"
         await pilot.press("n")
 
     drive(made.home, story)
@@ -223,6 +223,6 @@ def test_five_thousand_runs_draw_no_more_lines_than_the_screen_has(tmp_path: Pat
 
 
 def test_lines_and_little_bars_are_pure(made: MadeUp) -> None:
-    assert lay_out([], frozenset()) == []
+    assert list_lines([], frozenset()) == []
     assert sparkline([1, 2, 3], 8) == "▁▄█" and sparkline([], 8) == "" and sparkline([2, 2], 8) == "▁▁"
-    assert text_of is not None
+    assert tab_text is not None

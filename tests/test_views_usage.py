@@ -22,15 +22,15 @@ from made_up import usage as made_up_usage
 from project import Project, read_record
 from shoal.job import nvml, processes, usage
 from shoal.kernel import process, slurm
-from shoal.kernel.records import Held, Start
-from shoal.observe.records import Asked
+from shoal.kernel.records import AssignedResources, Start
+from shoal.observe.records import RequestedResources
 from shoal.sandbox import Sandbox
 from shoal.views import status, why
 from shoal.views import usage as reading
-from shoal.views.report.history import Try
-from shoal.views.report.timeline import lanes
+from shoal.views.report.history import AttemptHistory
+from shoal.views.report.timeline import attempt_lanes
 from shoal.views.screen import Screen
-from shoal.views.tui.detail import text_of
+from shoal.views.tui.detail import tab_text
 from waiting import wait_until
 
 #: Burns a processor, and on a further node also holds 150 MB, until the file `go` is there.
@@ -124,27 +124,27 @@ def test_without_nvml_it_says_no_data_and_why(tmp_path: Path, monkeypatch: pytes
 def test_a_record_stays_small_and_idle_time_begins_anew_after_work(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    record = usage.Record(10.0, alone=False)
+    record = usage.UsageRecord(10.0, alone=False)
     gpu = {"name": "x", "used_mb": 1.0, "total_mb": 2.0}
     for second in range(5000):
         now[0] += 10
         busy = 50.0 if second == 4000 else 0.0
-        record.add(processes.Use(second * 5.0, 100.0), [{**gpu, "percent": busy}, {**gpu, "percent": 0.0}])
+        record.add(processes.ResourceUse(second * 5.0, 100.0), [{**gpu, "percent": busy}, {**gpu, "percent": 0.0}])
     found = record.as_json()
     assert len(found["points"]) <= 240 and found["points"][-1][0] == pytest.approx(50000, rel=0.01)
     assert found["gpu_idle_for_s"] == pytest.approx(9990) and found["gpus"][0]["idle_s"] == pytest.approx(49990)
     assert found["gpus"][1]["idle_s"] == pytest.approx(50000) and found["cpu_s"] == 4999 * 5.0
-    record.add(processes.Use(0.0, 1.0), [None, None])
+    record.add(processes.ResourceUse(0.0, 1.0), [None, None])
     assert record.as_json()["gpu_idle_for_s"] == 0, "what cannot be read is not called idle"
 
 
 def test_a_sampler_of_many_runs_writes_each_and_only_those_it_saw(tmp_path: Path) -> None:
-    sampler, over = usage.Sampler({"SHOAL_SAMPLE_S": "0.05"}), threading.Event()
+    sampler, over = usage.UsageSampler({"SHOAL_SAMPLE_S": "0.05"}), threading.Event()
     thread = threading.Thread(target=sampler.run, args=(over,))
     paths = [str(tmp_path / "runs" / "e" / str(n) / "attempt.1.use") for n in range(3)]
     for path in paths[:2]:
         os.makedirs(os.path.dirname(path))
-        sampler.add(path, {}, lambda: processes.use_of(os.getpid(), {}))
+        sampler.add(path, {}, lambda: processes.process_use(os.getpid(), {}))
     thread.start()
     wait_until(lambda: all(map(os.path.exists, paths[:2])), 20, "both are written")
     os.makedirs(os.path.dirname(paths[2]))
@@ -152,14 +152,14 @@ def test_a_sampler_of_many_runs_writes_each_and_only_those_it_saw(tmp_path: Path
     sampler.end(paths[0])
     over.set()
     thread.join(20)
-    quick = usage.Sampler({})
-    quick.add(paths[2], {}, lambda: processes.use_of(os.getpid(), {}))
+    quick = usage.UsageSampler({})
+    quick.add(paths[2], {}, lambda: processes.process_use(os.getpid(), {}))
     quick.end(paths[2])
     quick.run(over)
     assert not os.path.exists(paths[2]), "a run that ended before a sample was taken leaves no file"
     found = [json.loads(Path(path).read_text()) for path in paths[:2]]
     assert all(one["peak_memory_mb"] > 5 and one["points"] for one in found)
-    assert not usage.Sampler({"SHOAL_SAMPLE_S": "0"})._subjects
+    assert not usage.UsageSampler({"SHOAL_SAMPLE_S": "0"})._subjects
 
 
 def two_nodes(made: MadeUp, name: str, idle_for_s: float) -> None:
@@ -175,22 +175,22 @@ def two_nodes(made: MadeUp, name: str, idle_for_s: float) -> None:
 def test_views_add_the_nodes_of_a_run_up_and_point_out_the_idle_one(tmp_path: Path) -> None:
     made = MadeUp(tmp_path / "project")
     two_nodes(made, "001_two/000_train_0", 1500.0)
-    found = reading.read(made.home, "001_two/000_train_0", 1)
+    found = reading.read_usage(made.home, "001_two/000_train_0", 1)
     assert found is not None and [node.host for node in found.nodes] == ["gpu01", "gpu02"]
     assert (found.peak_memory_mb, found.gpu_percent, found.cpu_s) == (20000.0, 35.0, 7200.0)
     assert found.mean_cpus == pytest.approx(2.0), "per node, as CPUs are asked for"
-    report = status.gather(made.home, clock=lambda: NOW)
+    report = status.gather_status(made.home, clock=lambda: NOW)
     screen = Screen(tty=True, width=100)
-    shown = "\n".join(status.lines_of(report, report.views, screen))
+    shown = "\n".join(status.status_lines(report, report.views, screen))
     assert "1 run with idle GPUs" in shown and "GPUs idle for 25m   3/9 (33%)" in shown
-    assert status.document(report)["runs"][0]["gpu_idle_s"] == 1500.0
-    told = why.gather(made.home, "001_two/000_train_0", {}, clock=lambda: NOW)
+    assert status.status_document(report)["runs"][0]["gpu_idle_s"] == 1500.0
+    told = why.explain_run(made.home, "001_two/000_train_0", {}, clock=lambda: NOW)
     assert told.headline == "it runs, but its GPUs have done nothing for 25m"
     assert "on gpu02: 2.0 CPUs busy, 19.5 GB of memory, 2 GPUs at 0%" in told.evidence
     two_nodes(made, "001_two/000_train_1", 0.0)
-    told = why.gather(made.home, "001_two/000_train_1", {}, clock=lambda: NOW)
+    told = why.explain_run(made.home, "001_two/000_train_1", {}, clock=lambda: NOW)
     assert told.headline == "it runs, but 2 of its 4 GPUs have done nothing so far"
-    lines = text_of("metrics", made.home, report.views[0], report.details["001_two/000_train_0"])
+    lines = tab_text("metrics", made.home, report.views[0], report.details["001_two/000_train_0"])
     assert any(line.startswith("GPU      idle for 25m") for line in lines) and any("gpu01" in line for line in lines)
 
 
@@ -258,12 +258,17 @@ def test_a_node_has_slurms_name_in_every_lane_and_record() -> None:
     """Whether a run was sampled or too short for that, and also in a pack, whose job has several nodes."""
     start = Start(1, 1, 1, "t", "n1.cluster.example", 1, None, 0.0, "/o", "/l", node="n1", nodes="n[1-2]")
     assert start.place == "n[1-2]" and start._replace(nodes=None).place == "n1"
-    assert start._replace(held=Held(host="n2")).place == "n2" and start._replace(held=Held()).place == "n1"
-    assert process.node_name({"SLURMD_NODENAME": "n1"}) == "n1" and process.node_name({}) == process.host()
-    assert slurm.this_job({"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1"})["node"] == "n1"
+    assert (
+        start._replace(held=AssignedResources(host="n2")).place == "n2"
+        and start._replace(held=AssignedResources()).place == "n1"
+    )
+    assert process.node_name({"SLURMD_NODENAME": "n1"}) == "n1" and process.node_name({}) == process.host_name()
+    assert slurm.current_job({"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1"})["node"] == "n1"
 
-    def attempt(number: int, node: str | None) -> Try:
-        use = reading.Usage([reading.NodeUse(every_s=1, duration_s=1, host=node)]) if node else None
-        return Try(f"e/r{number}", 1, "n1", None, number, number + 1, "done", True, Asked(gpus=1), None, use)
+    def attempt(number: int, node: str | None) -> AttemptHistory:
+        use = reading.AttemptUsage([reading.NodeUsage(every_s=1, duration_s=1, host=node)]) if node else None
+        return AttemptHistory(
+            f"e/r{number}", 1, "n1", None, number, number + 1, "done", True, RequestedResources(gpus=1), None, use
+        )
 
-    assert {lane.name: len(lane.bars) for lane in lanes([attempt(0, "n1"), attempt(1, None)])} == {"n1:0": 2}
+    assert {lane.name: len(lane.bars) for lane in attempt_lanes([attempt(0, "n1"), attempt(1, None)])} == {"n1:0": 2}

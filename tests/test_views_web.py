@@ -20,11 +20,11 @@ import pytest
 
 from browsing import END, ENTER, ESCAPE, Browser, chromium
 from made_up import MadeUp, picture
-from shoal.backends.slurm.query import Snapshot
+from shoal.backends.slurm.query import QueueState
 from shoal.views.web import guard
-from shoal.views.web.feed import Feed, id_of
-from shoal.views.web.server import Server
-from shoal.views.web.serving import open_privately
+from shoal.views.web.feed import DashboardData, run_id
+from shoal.views.web.server import DashboardServer
+from shoal.views.web.serving import open_browser
 from test_results import event_file, wandb_file
 from waiting import wait_until
 
@@ -34,14 +34,14 @@ def made(tmp_path: Path) -> MadeUp:
     return picture(tmp_path / "project")
 
 
-def start(made: MadeUp, **options: Any) -> Server:
-    server = Server(Feed(made.home, lambda environ, newer: Snapshot({})), **options)
+def start(made: MadeUp, **options: Any) -> DashboardServer:
+    server = DashboardServer(DashboardData(made.home, lambda environ, newer: QueueState({})), **options)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
     return server
 
 
 @pytest.fixture
-def server(made: MadeUp) -> Iterator[Server]:
+def server(made: MadeUp) -> Iterator[DashboardServer]:
     server = start(made)
     yield server
     server.shutdown()
@@ -49,7 +49,9 @@ def server(made: MadeUp) -> Iterator[Server]:
 
 
 class Answer:
-    def __init__(self, server: Server, method: str, path: str, headers: dict[str, str], body: bytes | None) -> None:
+    def __init__(
+        self, server: DashboardServer, method: str, path: str, headers: dict[str, str], body: bytes | None
+    ) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=20)
         connection.request(method, path, body, headers)
         answer = connection.getresponse()
@@ -61,20 +63,20 @@ class Answer:
         return json.loads(self.body)  # type: ignore[no-any-return]
 
 
-def ask(server: Server, path: str, *, cookie: str | None = None, method: str = "GET", body: bytes | None = None,
-        **headers: str) -> Answer:  # fmt: skip
+def ask(server: DashboardServer, path: str, *, cookie: str | None = None, method: str = "GET",
+        body: bytes | None = None, **headers: str) -> Answer:  # fmt: skip
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return Answer(server, method, path, {**({"Cookie": cookie} if cookie else {}), **named}, body)
 
 
-def log_in(server: Server) -> str:
+def log_in(server: DashboardServer) -> str:
     """The cookie that the one-time link gives."""
     answer = ask(server, f"/?token={server.guard.token}")
     assert answer.code == 303
     return answer.headers["Set-Cookie"].split(";")[0]
 
 
-def test_without_the_cookie_nothing_is_shown_not_even_the_page(server: Server) -> None:
+def test_without_the_cookie_nothing_is_shown_not_even_the_page(server: DashboardServer) -> None:
     for path in ("/", "/app.js", "/api/runs", "/report", "/api/log?run=x", "/nothing", "/?token=wrong", "/?token="):
         answer = ask(server, path)
         assert answer.code == 403 and b"001_lr" not in answer.body, path
@@ -82,7 +84,9 @@ def test_without_the_cookie_nothing_is_shown_not_even_the_page(server: Server) -
     assert ask(server, "/", cookie="a=b; ;;=; \x01").code == 403
 
 
-def test_the_link_works_once_and_gives_a_cookie_that_scripts_and_other_sites_cannot_use(server: Server) -> None:
+def test_the_link_works_once_and_gives_a_cookie_that_scripts_and_other_sites_cannot_use(
+    server: DashboardServer,
+) -> None:
     link = f"/?token={server.guard.token}"
     answer = ask(server, link)
     assert answer.code == 303 and answer.headers["Location"] == "/"
@@ -97,23 +101,23 @@ def test_the_link_works_once_and_gives_a_cookie_that_scripts_and_other_sites_can
     assert "Access-Control-Allow-Origin" not in page.headers and "Python" not in str(page.headers)
 
 
-def test_it_listens_on_loopback_only(server: Server) -> None:
+def test_it_listens_on_loopback_only(server: DashboardServer) -> None:
     assert server.server_address[0] == "127.0.0.1"
 
 
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil:1", "", "10.0.0.1:80"]
 )
-def test_a_foreign_host_is_refused_even_with_the_cookie(server: Server, host: str) -> None:
+def test_a_foreign_host_is_refused_even_with_the_cookie(server: DashboardServer, host: str) -> None:
     assert ask(server, "/api/runs", cookie=log_in(server), Host=host).code == 403
 
 
 def test_the_host_rule_knows_our_own_names() -> None:
     assert all(
-        guard.host_is_ours({"Host": host}) for host in ("127.0.0.1:8000", "localhost:1", "LOCALHOST:22", "[::1]:9")
+        guard.is_local_host({"Host": host}) for host in ("127.0.0.1:8000", "localhost:1", "LOCALHOST:22", "[::1]:9")
     )
     assert not any(
-        guard.host_is_ours({"Host": host}) for host in ("[::2]:9", "localhost:x", "a@localhost:1", "127.1:80")
+        guard.is_local_host({"Host": host}) for host in ("[::2]:9", "localhost:x", "a@localhost:1", "127.1:80")
     )
 
 
@@ -123,7 +127,7 @@ def test_another_site_can_neither_read_nor_act_through_this_browser(made: MadeUp
     try:
         cookie, host = log_in(server), f"127.0.0.1:{server.server_address[1]}"
         assert ask(server, "/api/runs", cookie=cookie, Sec_Fetch_Site="cross-site").code == 403
-        body = json.dumps({"runs": [id_of("001_lr/000_train_6")]}).encode()
+        body = json.dumps({"runs": [run_id("001_lr/000_train_6")]}).encode()
         base: dict[str, Any] = {"cookie": cookie, "method": "POST", "body": body, "Content_Type": "application/json"}
         for origin in ("http://evil.example", "null", "http://127.0.0.1:1", f"https://{host}"):
             assert ask(server, "/api/cancel", Origin=origin, **base).code == 403, origin
@@ -143,7 +147,7 @@ def test_another_site_can_neither_read_nor_act_through_this_browser(made: MadeUp
         server.server_close()
 
 
-def test_a_page_that_may_only_look_cannot_act(server: Server) -> None:
+def test_a_page_that_may_only_look_cannot_act(server: DashboardServer) -> None:
     host = f"http://127.0.0.1:{server.server_address[1]}"
     answer = ask(server, "/api/cancel", cookie=log_in(server), method="POST", body=b'{"runs": ["x"]}', Origin=host,
                  Content_Type="application/json")  # fmt: skip
@@ -159,15 +163,15 @@ def test_a_page_that_may_only_look_cannot_act(server: Server) -> None:
         "/report?experiment=../..", "/api/log", "/server.py", "/api/../app.js",
     ],
 )  # fmt: skip
-def test_no_url_reaches_a_file(server: Server, path: str) -> None:
+def test_no_url_reaches_a_file(server: DashboardServer, path: str) -> None:
     answer = ask(server, path, cookie=log_in(server))
     assert answer.code == 404 and b"root:" not in answer.body
 
 
-def test_a_log_comes_in_slices_as_harmless_text(made: MadeUp, server: Server) -> None:
+def test_a_log_comes_in_slices_as_harmless_text(made: MadeUp, server: DashboardServer) -> None:
     evil = b"10%\r99%\rend \x1b]0;x\x07\x1b[31m<script>alert(1)</script>\xff\0\n"
     made.run("003_evil/000_train_0", "done", out=b"x" * 99 + b"\n" + evil)
-    cookie, run = log_in(server), id_of("003_evil/000_train_0")
+    cookie, run = log_in(server), run_id("003_evil/000_train_0")
     found = ask(server, f"/api/log?run={run}&stream=out&offset=100", cookie=cookie).json
     assert found["text"] == "end <script>alert(1)</script>\ufffd\n" and found["next"] == found["size"]
     assert ask(server, f"/api/log?run={run}&stream=../x", cookie=cookie).code == 404
@@ -180,12 +184,12 @@ def test_a_log_comes_in_slices_as_harmless_text(made: MadeUp, server: Server) ->
     assert answer.code == 200 and len(answer.body) < 3 << 20
 
 
-def test_the_log_of_a_rank_or_replica_can_be_asked_for(made: MadeUp, server: Server) -> None:
+def test_the_log_of_a_rank_or_replica_can_be_asked_for(made: MadeUp, server: DashboardServer) -> None:
     launch = made.run("001_lr/000_train_8", "running") / "attempt-1.launch"
     launch.mkdir()
     for name in ("replica-0.try-1.out", "replica-0.try-2.out", "replica-1.try-1.out", "replica-1.try-1.rank-1.out"):
         (launch / name).write_text(f"{name} speaks\n")
-    cookie, run = log_in(server), id_of("001_lr/000_train_8")
+    cookie, run = log_in(server), run_id("001_lr/000_train_8")
     found = ask(server, f"/api/log?run={run}", cookie=cookie).json
     assert found["parts"] == ["rank 0", "replica 0", "replica 1", "replica 1 rank 1"]
     assert found["part"] == "replica 0" and found["text"] == "replica-0.try-2.out speaks\n" and found["tries"] == 2
@@ -197,7 +201,7 @@ def test_the_log_of_a_rank_or_replica_can_be_asked_for(made: MadeUp, server: Ser
         assert ask(server, f"/api/log?run={run}&part={part}", cookie=cookie).code == 404
 
 
-def test_only_what_changed_is_sent_again(made: MadeUp, server: Server) -> None:
+def test_only_what_changed_is_sent_again(made: MadeUp, server: DashboardServer) -> None:
     cookie = log_in(server)
     first = ask(server, "/api/runs", cookie=cookie).json
     assert first["complete"] and len(first["runs"]) == 12 and first["counts"]["failed"] == 2 and first["actions"] == []
@@ -212,7 +216,7 @@ def test_only_what_changed_is_sent_again(made: MadeUp, server: Server) -> None:
     assert ask(server, "/api/runs?since=abc", cookie=cookie).code == 200
 
 
-def test_a_run_its_metrics_and_reasons_can_be_asked_for(made: MadeUp, server: Server) -> None:
+def test_a_run_its_metrics_and_reasons_can_be_asked_for(made: MadeUp, server: DashboardServer) -> None:
     output = made.run("001_lr/000_train_8", "failed", err=b"KeyError: 'x'\n")
     lines = [
         "{broken",
@@ -220,7 +224,7 @@ def test_a_run_its_metrics_and_reasons_can_be_asked_for(made: MadeUp, server: Se
         *(json.dumps({"step": n, "loss": 1 / (n + 1), "bad": float("inf")}) for n in range(2000)),
     ]
     (output / "metrics.jsonl").write_text("\n".join(lines))
-    cookie, run = log_in(server), id_of("001_lr/000_train_8")
+    cookie, run = log_in(server), run_id("001_lr/000_train_8")
     series = ask(server, f"/api/metrics?run={run}", cookie=cookie).json["series"]
     assert set(series) == {"loss"} and len(series["loss"]) <= 601 and series["loss"][-1][0] == 1999
     assert "KeyError: 'x'" in ask(server, f"/api/why?run={run}", cookie=cookie).json["headline"]
@@ -237,7 +241,7 @@ def test_a_run_its_metrics_and_reasons_can_be_asked_for(made: MadeUp, server: Se
     assert report.code == 200 and "sandbox" in report.headers["Content-Security-Policy"] and b"<svg" in report.body
 
 
-def test_slow_and_silent_clients_do_not_keep_others_waiting(server: Server) -> None:
+def test_slow_and_silent_clients_do_not_keep_others_waiting(server: DashboardServer) -> None:
     cookie = log_in(server)
     slow = [socket.create_connection(server.server_address[:2], timeout=20) for _ in range(20)]
     try:
@@ -268,7 +272,7 @@ def _is_closed(one: socket.socket) -> bool:
         return True
 
 
-def test_too_large_requests_are_refused(server: Server) -> None:
+def test_too_large_requests_are_refused(server: DashboardServer) -> None:
     cookie = log_in(server)
     assert ask(server, "/" + "a" * 70000, cookie=cookie).code == 414
     host = f"http://127.0.0.1:{server.server_address[1]}"
@@ -278,7 +282,7 @@ def test_too_large_requests_are_refused(server: Server) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0 or shutil.which("setpriv") is None, reason="needs root to become another user")
-def test_a_second_user_of_the_machine_sees_nothing(made: MadeUp, server: Server) -> None:
+def test_a_second_user_of_the_machine_sees_nothing(made: MadeUp, server: DashboardServer) -> None:
     port = server.server_address[1]
     code = f"import urllib.request as u; print(u.urlopen('http://127.0.0.1:{port}/api/runs').status)"
     words = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "/usr/bin/python3", "-c", code]
@@ -290,7 +294,7 @@ def test_the_link_is_in_no_command_that_others_can_see(tmp_path: Path, monkeypat
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     with TemporaryDirectory(dir=tmp_path) as folder:
-        open_privately("http://127.0.0.1:1/?token=secret", folder)
+        open_browser("http://127.0.0.1:1/?token=secret", folder)
         assert "secret" not in opened[0] and Path(folder).stat().st_mode & 0o077 == 0
         assert "url=http://127.0.0.1:1/?token=secret" in Path(opened[0].removeprefix("file://")).read_text()
 
@@ -305,7 +309,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 def test_the_page_shows_runs_follows_a_log_and_is_driven_by_keys(
-    made: MadeUp, server: Server, browser: Browser
+    made: MadeUp, server: DashboardServer, browser: Browser
 ) -> None:
     hostile = b"<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\n"
     out = made.run("001_lr/000_train_6", "running", out=hostile, progress="82/200", began=-1200) / "attempt-1.out"

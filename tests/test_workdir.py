@@ -19,9 +19,9 @@ from project import Project, end_process
 from shoal.job import workdir
 from shoal.job.workdir import WorkDir
 from shoal.kernel import checkpoints, layout
-from shoal.kernel.progress import Output, read_metrics, tables
+from shoal.kernel.progress import RunOutput, read_metrics, tables
 from shoal.sandbox import Sandbox
-from shoal.submit.snapshot import take
+from shoal.submit.snapshot import take_snapshot
 from waiting import wait_until
 
 #: Writes as training code does: below the directory it is started in, and below the one its own file is in.
@@ -77,7 +77,7 @@ def make(folder: Path, cluster: Sandbox | None, *reads: str, more: str = "", pro
 
 def place_of(project: Project, name: str) -> Path:
     """Where a run's relative paths led."""
-    [_, place] = layout.written_by(project.status()[name]["output_dir"])
+    [_, place] = layout.written_dirs(project.status()[name]["output_dir"])
     return Path(place)
 
 
@@ -207,7 +207,7 @@ def test_a_run_that_writes_to_files_of_the_code_has_its_own(tmp_path: Path) -> N
 
 def make_place(project: Project, output: Path, words: tuple[str, ...] = ()) -> WorkDir:
     (project.root / ".shoal").mkdir(exist_ok=True)
-    code = take(project.root, project.root / ".shoal", os.environ)
+    code = take_snapshot(project.root, project.root / ".shoal", os.environ)
     assert code is not None
     return WorkDir(str(output), code.root, str(project.root), words)
 
@@ -232,11 +232,11 @@ def test_code_that_was_copied_in_half_is_replaced_and_what_the_program_wrote_is_
             raise KilledError
 
     with monkeypatch.context() as patched, pytest.raises(KilledError):
-        patched.setattr(workdir, "_copy", copy_half)
+        patched.setattr(workdir, "_copy_file", copy_half)
         place.fill()
     assert (cwd / "big.csv").read_text() == "x,y"
     assert os.path.lexists(tmp_path / "out/work/.filling")
-    assert checkpoints.newest(str(tmp_path / "out"), "*.csv") is None, "half of the code is no checkpoint"
+    assert checkpoints.newest_checkpoint(str(tmp_path / "out"), "*.csv") is None, "half of the code is no checkpoint"
     assert place.fill() is None
     assert (cwd / "big.csv").stat().st_size == 400_000 and (cwd / "train.py").read_text() == PROGRAM
     assert (cwd / "config/base.yaml").read_text() == "of the run"
@@ -278,28 +278,28 @@ def test_files_of_the_code_are_not_the_checkpoints_and_numbers_of_a_run(tmp_path
         wait_until(lambda: "begun" in project.shoal("logs", NAMES[0], code=None).out, 60, "it runs")
         running = project.status()[NAMES[0]]
         output = Path(running["output_dir"])
-        assert not running["progress"] and not read_metrics(Output(str(output)))
-        assert checkpoints.newest(str(output), "**/*.bin") is None
+        assert not running["progress"] and not read_metrics(RunOutput(str(output)))
+        assert checkpoints.newest_checkpoint(str(output), "**/*.bin") is None
         for start in project.records(NAMES[0], "attempt.*.start"):
             os.kill(int(start["pid"]), signal.SIGKILL)
         wait_until(lambda: process.poll() is not None, 60, "the command has ended")
     finally:
         end_process(process)
     project.wait(NAMES[0])
-    [_, place] = map(Path, layout.written_by(str(output)))
+    [_, place] = map(Path, layout.written_dirs(str(output)))
     assert (place / "init.bin").exists(), "the code of the killed attempt is still there"
-    assert checkpoints.newest(str(output), "**/*.bin") is None
-    assert not tables.find_files(str(output)).metrics_csv and not read_metrics(Output(str(output)))
+    assert checkpoints.newest_checkpoint(str(output), "**/*.bin") is None
+    assert not tables.find_metric_files(str(output)).metrics_csv and not read_metrics(RunOutput(str(output)))
     own = place / "ckpt/model_1.bin"
     own.parent.mkdir()
     own.write_text("of the run")
     (place / "last.bin").symlink_to("ckpt/model_1.bin")
-    found = {Path(path).resolve() for path in checkpoints.newest_first(str(output), "**/*.bin")}
+    found = {Path(path).resolve() for path in checkpoints.list_newest_first(str(output), "**/*.bin")}
     assert found == {own.resolve()}
     (place / "init.bin").write_text("trained on")
-    assert checkpoints.newest(str(output), "init*.bin") == str(place / "init.bin")
+    assert checkpoints.newest_checkpoint(str(output), "init*.bin") == str(place / "init.bin")
     shutil.rmtree(project.home / "snapshots")
-    assert checkpoints.newest(str(output), "second.bin") is None, "nobody knows any more whose it is"
+    assert checkpoints.newest_checkpoint(str(output), "second.bin") is None, "nobody knows any more whose it is"
 
 
 def test_folders_of_the_code_are_checkpoints_only_with_something_of_the_run(tmp_path: Path) -> None:
@@ -307,12 +307,12 @@ def test_folders_of_the_code_are_checkpoints_only_with_something_of_the_run(tmp_
     project.write("checkpoint-1/config.json", "{}")
     place = make_place(project, tmp_path / "out")
     assert place.fill() is None
-    assert checkpoints.newest(str(tmp_path / "out"), "checkpoint-*") is None
+    assert checkpoints.newest_checkpoint(str(tmp_path / "out"), "checkpoint-*") is None
     (Path(place.cwd) / "checkpoint-1/model.bin").write_text("weights")
-    assert checkpoints.newest(str(tmp_path / "out"), "checkpoint-*") == f"{place.cwd}/checkpoint-1"
+    assert checkpoints.newest_checkpoint(str(tmp_path / "out"), "checkpoint-*") == f"{place.cwd}/checkpoint-1"
     (Path(place.cwd) / "checkpoint-2").mkdir()
     (Path(place.cwd) / "checkpoint-2/model.bin").write_text("weights")
-    assert checkpoints.newest(str(tmp_path / "out"), "checkpoint-*") == f"{place.cwd}/checkpoint-2"
+    assert checkpoints.newest_checkpoint(str(tmp_path / "out"), "checkpoint-*") == f"{place.cwd}/checkpoint-2"
 
 
 def test_nothing_is_written_or_removed_through_a_link_that_the_program_made(tmp_path: Path) -> None:
@@ -383,11 +383,11 @@ def test_the_next_attempt_finds_what_the_killed_one_wrote_and_the_code_of_now(tm
     finally:
         end_process(process)
     output = Path(project.wait(NAMES[0])["output_dir"])
-    [_, place] = map(Path, layout.written_by(str(output)))
+    [_, place] = map(Path, layout.written_dirs(str(output)))
     assert (place / "train.py").exists(), "its code is still there, because nobody could take it away"
     project.write("train.py", PROGRAM)
     project.write("helper.py", "VALUE = 2\n")
-    found = checkpoints.newest(str(output), "ckpt/*.pt")
+    found = checkpoints.newest_checkpoint(str(output), "ckpt/*.pt")
     assert found == str(place / "ckpt/last.pt")
     project.shoal("resume", NAMES[0], "--on", "local", "--yes")
     assert printed(project, NAMES[0]) == {"lr": "0.1", "before": True, "helper": 2}

@@ -1,4 +1,4 @@
-"""`advise` against the truth: what it predicts from one short run with one worker, and what then happens."""
+"""`advise_loader` against the truth: what it predicts from one short run with one worker, and what then happens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.data.measure import heading, load, row
-from shoal.data.advising import advise, watch_script
+from shoal.data.advising import advise_loader, measure_script
 
 #: A loader whose items cost CPU time or waiting, and a model that is a sleep; prints its steps per second at the end.
 _TRAINING = """
@@ -51,7 +51,7 @@ def main() -> None:
         script.write_text(_TRAINING)
         for cpu_s, wait_s, step_s in _CASES:
             argv = [sys.executable, str(script), str(cpu_s), str(wait_s), str(step_s)]
-            advice = advise(watch_script([*argv, "1"], 25), cores)
+            advice = advise_loader(measure_script([*argv, "1"], 25), cores)
             counts = [0, 1, 2] if cpu_s else [0, 1, 2, 4]
             truth = {count: _steps([*first, *argv, str(count)]) for count in counts}
             bound = "loader" if 16 * (cpu_s + wait_s) > 1.1 * step_s else "model"

@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.data.measure import FILES, Took, folder, heading, load, row, run, source, took, warm
-from shoal.data import pack
-from shoal.data.planning import Settings
+from shoal.data import shard_dataset
+from shoal.data.planning import ShardSettings
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def _tar(files: Path, goal: Path) -> Took:
 
 def _pack(files: Path, goal: Path, format: str, workers: int) -> Took:
     run(["rm", "-rf", goal])
-    return took(lambda: pack(str(files), str(goal), Settings(format=format), workers=workers))
+    return took(lambda: shard_dataset(str(files), str(goal), ShardSettings(format=format), workers=workers))
 
 
 if __name__ == "__main__":

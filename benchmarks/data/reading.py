@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.data.measure import FILES, HOME, RIVALS, note, source, table, warm
-from shoal.data import pack
+from shoal.data import shard_dataset
 from shoal.data.benching import drop_cache
-from shoal.data.planning import Settings
+from shoal.data.planning import ShardSettings
 
 TRIES = 5
 #: No further round is begun after so many seconds; rivals in fully random order are read this far, and once.
@@ -26,7 +26,7 @@ def shards() -> Path:
     """Our shards of the source, of 64 MB like the rivals'."""
     goal = HOME / f"shards-{FILES}"
     if not goal.exists():
-        pack(str(source()), str(goal), Settings(shard_mb=64))
+        shard_dataset(str(source()), str(goal), ShardSettings(shard_mb=64))
     return goal
 
 

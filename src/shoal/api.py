@@ -18,23 +18,23 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from shoal.describe import COLLECT, Added, Given, append_added, named, parse_block, sweeps_of
+from shoal.describe import COLLECT_VARIABLE, BlockRecord, Given, append_block, group_sweeps, parse_sweep, run_file_name
 from shoal.errors import InputError, ShoalError
 from shoal.model import Request, RunSpec
 
 if TYPE_CHECKING:
-    from shoal.submit import Result
+    from shoal.submit import SubmitResult
 
 
 class Experiment:
     """Runs under one experiment's name. Nothing happens before `submit`, and submitting twice submits nothing twice."""
 
     def __init__(self, name: str) -> None:
-        if COLLECT in os.environ:
-            sys.excepthook = _pass_on
-        named(name, "x")
+        if COLLECT_VARIABLE in os.environ:
+            sys.excepthook = _report_input_error
+        run_file_name(name, "x")
         self.name = name
-        self._added: list[Added] = []
+        self._added: list[BlockRecord] = []
 
     def add(
         self,
@@ -63,9 +63,9 @@ class Experiment:
             "launch": launch,
             **more,
         }
-        values = {key: _plain(value) for key, value in given.items() if value is not None}
-        place = f"{_shown(caller.f_code.co_filename)}:{caller.f_lineno}"
-        parse_block(Given(place, values))
+        values = {key: _plain_value(value) for key, value in given.items() if value is not None}
+        place = f"{_display_path(caller.f_code.co_filename)}:{caller.f_lineno}"
+        parse_sweep(Given(place, values))
         self._added.append({"experiment": self.name, "place": place, "values": values})
 
     def runs(self, start: str | Path = ".") -> list[RunSpec]:
@@ -73,9 +73,9 @@ class Experiment:
         from shoal.describe import find_project, read_sweeps
 
         project = find_project(Path(start), os.environ)
-        return [one.run.spec for one in read_sweeps(sweeps_of(self._added), project).asked]
+        return [one.run.spec for one in read_sweeps(group_sweeps(self._added), project).asked]
 
-    def submit(self, *, on: str | None = None, quiet: bool = False, smoke: bool = False) -> list[Result]:
+    def submit(self, *, on: str | None = None, quiet: bool = False, smoke: bool = False) -> list[SubmitResult]:
         """Submit what is missing and return what became of each run; under `shoal submit FILE` it only describes.
 
         On this machine (`on="local"`) the runs are executed here, one after another. With `smoke`, a few steps must
@@ -83,32 +83,32 @@ class Experiment:
         """
         if not self._added:
             raise InputError(f"nothing was added to {self.name}", hint='exp.add("train", params={"lr": 0.1})')
-        if COLLECT in os.environ:
-            append_added(os.environ[COLLECT], self._added)
+        if COLLECT_VARIABLE in os.environ:
+            append_block(os.environ[COLLECT_VARIABLE], self._added)
             return []
         from shoal.describe import find_project, read_sweeps
         from shoal.plan import choose_cluster
-        from shoal.submit import How, submit_asked, tell_secrets
+        from shoal.submit import SubmitOptions, report_secrets, submit_runs
         from shoal.views import SubmitPrinter
 
         project = find_project(Path(self._added[0]["place"].rpartition(":")[0]).absolute().parent, os.environ)
         cluster = choose_cluster(project, on, os.environ, inside_job="SLURM_JOB_ID" in os.environ)
-        asked, grown = read_sweeps(sweeps_of(self._added), project)
+        asked, grown = read_sweeps(group_sweeps(self._added), project)
         with SubmitPrinter(quiet=quiet) as say:
-            tell_secrets(os.environ, cluster, say)
-            how = How(smoke="there" if smoke else None)
-            return submit_asked(asked, project, cluster, os.environ, tell=say, follow=not quiet, how=how, grown=grown)
+            report_secrets(os.environ, cluster, say)
+            how = SubmitOptions(smoke="there" if smoke else None)
+            return submit_runs(asked, project, cluster, os.environ, tell=say, follow=not quiet, how=how, grown=grown)
 
 
-def _pass_on(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _report_input_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Under `shoal submit FILE` a mistake in the description is told by that command, without a traceback."""
     if isinstance(error, ShoalError):
-        append_added(os.environ[COLLECT], [{"error": error.message, "hint": error.hint}])
+        append_block(os.environ[COLLECT_VARIABLE], [{"error": error.message, "hint": error.hint}])
     else:
         sys.__excepthook__(kind, error, trace)
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     """What the other doors write: tables with text keys, lists, and a request as a table."""
     if isinstance(value, Request):
         found_request: dict[str, Any] = msgspec.to_builtins(value)
@@ -121,16 +121,16 @@ def _plain(value: Any) -> Any:
             *outer, last = key if isinstance(key, tuple) else (key,)
             for part in outer:
                 at = at.setdefault(str(part), {})
-            at[str(last)] = _plain(inner)
+            at[str(last)] = _plain_value(inner)
         return found
     if isinstance(value, str | bytes):
         return value
     if isinstance(value, Sequence):
-        return [_plain(inner) for inner in value]
+        return [_plain_value(inner) for inner in value]
     # NumPy's numbers and the like: their own value is what is meant.
     return value.item() if hasattr(value, "item") and not isinstance(value, int | float) else value
 
 
-def _shown(path: str) -> str:
+def _display_path(path: str) -> str:
     shown = os.path.relpath(path)
     return path if shown.startswith("..") else shown

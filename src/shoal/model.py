@@ -231,7 +231,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return start, seeded if self.seed is not None else start
 
 
-def start_alike(starts: Sequence[tuple[str, str]]) -> bool:
+def have_same_start(starts: Sequence[tuple[str, str]]) -> bool:
     """Whether runs start from the same, or each from what belongs to its seed."""
     return len({raw for raw, _ in starts}) <= 1 or len({seeded for _, seeded in starts}) <= 1
 
@@ -249,8 +249,8 @@ def without_seed(words: Sequence[str]) -> list[str]:
 
 
 #: Live states: the run may still do something by itself. The others of STATES have ended, except new.
-LIVE = frozenset({"queued", "unknown", "pending", "running", "stuck"})
-ENDED = frozenset({"done", "failed", "oom", "timeout", "preempted", "node_fail", "cancelled", "stopped", "lost"})
+ACTIVE_STATES = frozenset({"queued", "unknown", "pending", "running", "stuck"})
+ENDED_STATES = frozenset({"done", "failed", "oom", "timeout", "preempted", "node_fail", "cancelled", "stopped", "lost"})
 #: Ended as it was meant to; a search stops those that lose.
-AS_MEANT = frozenset({"done", "stopped"})
-STATES = ("new", *sorted(LIVE), *sorted(ENDED))
+SUCCESSFUL_STATES = frozenset({"done", "stopped"})
+RUN_STATES = ("new", *sorted(ACTIVE_STATES), *sorted(ENDED_STATES))

@@ -24,12 +24,12 @@ from shoal.kernel import TOKEN_LENGTH, TOKEN_LETTERS
 MAX_COMPONENT = 80
 MAX_NAME = 110
 
-_SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 _STEM = re.compile(r"(?P<order>\d+)_(?P<step>.+?)(?:_(?P<seed>\d+))?", re.ASCII)
 _EXPERIMENT = re.compile(r"\d+_.+", re.ASCII)
 _JOB_TOKEN = re.compile(rf"\.([{TOKEN_LETTERS}]{{{TOKEN_LENGTH}}})(?:-\d+)?\Z", re.ASCII)
 
-_LAYOUT_HINT = "name it like experiments/001_example/000_pretrain_0.sh: number, name; number, step, seed"
+_NAMING_HINT = "name it like experiments/001_example/000_pretrain_0.sh: number, name; number, step, seed"
 
 
 class ScriptName(NamedTuple):
@@ -55,14 +55,14 @@ def parse_script_path(path: Path, root: Path) -> ScriptName:
             hint=f"mkdir -p {root / 'experiments' / '001_example'}  # and move the script there",
         ) from None
     if len(parts) != 2:
-        raise InputError(f"{path} must be in a folder of its experiment", hint=_LAYOUT_HINT)
+        raise InputError(f"{path} must be in a folder of its experiment", hint=_NAMING_HINT)
     folder, stem = parts[0], Path(parts[1]).stem
     for word in (folder, stem):
         refuse_unprintable(word)
     match = _STEM.fullmatch(stem)
     if match is None or not _EXPERIMENT.fullmatch(folder):
-        raise InputError(f"{path} does not say experiment, step and seed", hint=_LAYOUT_HINT)
-    safe_experiment, safe_stem = slug(folder), slug(stem)
+        raise InputError(f"{path} does not say experiment, step and seed", hint=_NAMING_HINT)
+    safe_experiment, safe_stem = make_slug(folder), make_slug(stem)
     check_length(safe_experiment, safe_stem)
     title = None if (safe_experiment, safe_stem) == (folder, stem) else f"{folder}/{stem}"
     seed = match["seed"]
@@ -90,10 +90,10 @@ def stem_without_seed(stem: str) -> str:
     return stem if match is None or match["seed"] is None else stem[: match.end("step")]
 
 
-def slug(real: str) -> str:
+def make_slug(real: str) -> str:
     """A name that Slurm, file systems and trackers leave alone; equal to `real` where that is possible."""
     refuse_unprintable(real)
-    if _SAFE.fullmatch(real):
+    if _SAFE_NAME.fullmatch(real):
         return real
     plain = unicodedata.normalize("NFKD", real).encode("ascii", "ignore").decode()
     kept = re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("-._") or "x"
@@ -105,9 +105,9 @@ def refuse_unprintable(word: str) -> None:
     if not word or word in (".", ".."):
         raise InputError(f"{word!r} is not a name")
     if word.startswith("-"):
-        raise InputError(f"the name {word!r} begins with a dash, which programs take for an option", hint=_LAYOUT_HINT)
+        raise InputError(f"the name {word!r} begins with a dash, which programs take for an option", hint=_NAMING_HINT)
     if any(unicodedata.category(letter) in ("Cc", "Cs", "Cn") for letter in word):
-        raise InputError(f"the name {word!r} has characters that cannot be printed", hint=_LAYOUT_HINT)
+        raise InputError(f"the name {word!r} has characters that cannot be printed", hint=_NAMING_HINT)
 
 
 def check_length(experiment: str, stem: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import unquote
 
 from shoal.errors import InputError
-from shoal.kernel import OF_THE_USER, regex
+from shoal.kernel import USER_VARIABLES, regex
 from shoal.model import RunSpec
 
 _SECRET_NAME = regex(
@@ -20,7 +20,7 @@ _SECRET_NAME = regex(
     re.IGNORECASE,
 )
 #: Names that only look secret.
-_HARMLESS = regex(
+_HARMLESS_NAME = regex(
     r"^(SSH_AUTH_SOCK|.*TOKENIZERS?.*|.*MAX_TOKENS?.*|.*NUM_TOKENS?.*|.*TOKENS?_PER.*|.*KEYMAP.*"
     r"|DESKTOP_SESSION|KDE_FULL_SESSION|.*_(?:FILE|DIR|PATH)|.*_ASKPASS)$"
 )
@@ -31,8 +31,8 @@ _SECRET_FLAG = regex(
     r"|^TOKEN$",
     re.IGNORECASE,
 )
-_ADDRESS = regex(r"(\b[a-z][a-z0-9+.-]*://)([^\s/:@'\"]*):(?![${*<])([^\s/@'\"]+)@", re.IGNORECASE)
-_SHAPES = regex(
+_URL_CREDENTIALS = regex(r"(\b[a-z][a-z0-9+.-]*://)([^\s/:@'\"]*):(?![${*<])([^\s/@'\"]+)@", re.IGNORECASE)
+_SECRET_VALUE = regex(
     r"https://hooks\.slack\.com/[\w/.-]{10,}|https://(?:\w+\.)?discord(?:app)?\.com/api/webhooks/[\w/.-]{10,}"
     r"|https://[\w.-]+\.webhook\.office\.com/[\w/@.-]{10,}"
     r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{15,}|\bhf_[A-Za-z0-9]{20,}|\bsk-(?=[\w-]*\d)[\w-]{20,}"
@@ -40,16 +40,16 @@ _SHAPES = regex(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
     r"|(?i:\bauthorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic|token)\s+)(?![$<{*])[^\s\"'<>]{3,}"
 )
-_CONNECTION = regex(r"\b(password|pwd|accountkey|sharedaccesskey)\s*=\s*([^;\s]{4,})\s*(?=;|$)", re.IGNORECASE)
+_CONNECTION_STRING = regex(r"\b(password|pwd|accountkey|sharedaccesskey)\s*=\s*([^;\s]{4,})\s*(?=;|$)", re.IGNORECASE)
 #: In other people's text: api_key = "...", --password X, "token": "...".
-_ASSIGNED = regex(
+_ASSIGNMENT = regex(
     r"((?:api|access|private)[_-]?key|(?:client[_-]?)?secret(?:[_-]?key)?|passwo?r?d|passphrase"
     r"|(?:api|auth|access|bearer)[_-]?token|authorization:\s*\w+)"
     r"([\"']?\s*[:=]\s*[\"']?|\s+)([^\s\"',;{}$\\]{8,})",
     re.IGNORECASE,
 )
 #: In an argument that is a mapping: {api_key: abc}, {"password": "abc"}. Not a call or a look-up in a program.
-_MAPPED = regex(
+_MAPPING_ENTRY = regex(
     r"[{,]\s*[\"']?([\w.-]*(?:api[_-]?key|access[_-]?key|private[_-]?key|secret(?:[_-]?key)?|passwo?r?d|passphrase"
     r"|(?:api|auth|access|bearer)[_-]?token))[\"']?\s*:\s*[\"']?(?![\w.]+[\[(])([^\s\"',;{}$\\]+)",
     re.IGNORECASE,
@@ -64,18 +64,20 @@ _SECRET_FILE = regex(
     re.IGNORECASE,
 )
 _EXAMPLE_FILE = regex(r"example|sample|template|dist$", re.IGNORECASE)
-_LEAST_LENGTH = 8
-_HIDDEN = "***"
+_MIN_LENGTH = 8
+_REDACTED = "***"
 
 
 def is_secret(name: str, value: str = "") -> bool:
     """Whether a variable's name, or the shape of its value, says that the value is for nobody else."""
-    return (bool(_SECRET_NAME.search(name)) and not _HARMLESS.match(name)) or has_secret(value)
+    return (bool(_SECRET_NAME.search(name)) and not _HARMLESS_NAME.match(name)) or has_secret(value)
 
 
 def has_secret(text: str) -> bool:
     """Whether a text holds a secret that can be told by its shape alone."""
-    return bool(_ADDRESS.search(text) or _SHAPES.search(text) or (";" in text and _CONNECTION.search(text)))
+    return bool(
+        _URL_CREDENTIALS.search(text) or _SECRET_VALUE.search(text) or (";" in text and _CONNECTION_STRING.search(text))
+    )
 
 
 def is_secret_file(name: str) -> bool:
@@ -86,18 +88,18 @@ def is_secret_file(name: str) -> bool:
 def redact(text: str, secrets: Mapping[str, str]) -> str:
     """A text without these secrets (value -> name), and without those that can be told by their shape or by the word
     before them."""
-    return _ASSIGNED.sub(lambda match: f"{match[1]}{match[2]}{_HIDDEN}", redact_page(text, secrets))
+    return _ASSIGNMENT.sub(lambda match: f"{match[1]}{match[2]}{_REDACTED}", redact_page(text, secrets))
 
 
 def redact_page(text: str, secrets: Mapping[str, str]) -> str:
     """The same for HTML, without looking at words: they may stand before a tag."""
     for value, name in sorted(secrets.items(), key=lambda item: -len(item[0])):
-        text = text.replace(value, f"{_HIDDEN}{name}{_HIDDEN}")
-    text = _ADDRESS.sub(rf"\1\2:{_HIDDEN}@", text)
-    return _SHAPES.sub(_HIDDEN, text)
+        text = text.replace(value, f"{_REDACTED}{name}{_REDACTED}")
+    text = _URL_CREDENTIALS.sub(rf"\1\2:{_REDACTED}@", text)
+    return _SECRET_VALUE.sub(_REDACTED, text)
 
 
-def split(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+def split_environment(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """The environment that may travel, and the names of what stays here."""
     kept = {name: value for name, value in environ.items() if not is_secret(name, value)}
     return kept, sorted(name for name, value in environ.items() if name not in kept and value)
@@ -108,8 +110,8 @@ def secret_values(environ: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for name, value in environ.items():
         if is_secret(name, value):
-            inside = [unquote(password) for _, _, password in _ADDRESS.findall(value)]
-            found.update({word: name for word in (value, *inside) if len(word) >= _LEAST_LENGTH})
+            inside = [unquote(password) for _, _, password in _URL_CREDENTIALS.findall(value)]
+            found.update({word: name for word in (value, *inside) if len(word) >= _MIN_LENGTH})
     return found
 
 
@@ -124,18 +126,18 @@ def refuse_leaks(spec: RunSpec, secrets: Mapping[str, str]) -> None:
             if value in text:
                 raise InputError(
                     f"{place} of {spec.name} contains the value of {name}, which would be written to disk",
-                    hint=f"let the program read ${name} itself; {where_to_put(name)}",
+                    hint=f"let the program read ${name} itself; {secrets_file_hint(name)}",
                 )
         if has_secret(text):
-            _refuse(f"{place} of {spec.name} has a password or a token in it")
+            _refuse_leak(f"{place} of {spec.name} has a password or a token in it")
     for flag in _secret_flags(words):
-        _refuse(f"{flag} of {spec.name} looks secret")
+        _refuse_leak(f"{flag} of {spec.name} looks secret")
 
 
-def _refuse(what: str) -> None:
+def _refuse_leak(what: str) -> None:
     raise InputError(
         f"{what}, and would be written to disk",
-        hint=f"let the program read it from a variable; {where_to_put('MY_SECRET')}",
+        hint=f"let the program read it from a variable; {secrets_file_hint('MY_SECRET')}",
     )
 
 
@@ -147,20 +149,20 @@ def _secret_flags(words: Sequence[str]) -> Iterator[str]:
             value = words[at + 1] if word.startswith("-") and at + 1 < len(words) else ""
         plain = name.lstrip("-+").rpartition(".")[2].replace("-", "_")
         # --token may also be one of a tokenizer; behind a name that says it, a short value is secret too.
-        least = _LEAST_LENGTH if plain.lower() == "token" else 1
+        least = _MIN_LENGTH if plain.lower() == "token" else 1
         is_value = len(value) >= least and not _PLAIN_VALUE.match(value) and (equals or not value.startswith("-"))
         if is_value and _SECRET_FLAG.search(plain) and " " not in name:
             yield name
-        yield from (match[1] for match in _MAPPED.finditer(word) if not _PLAIN_VALUE.match(match[2]))
+        yield from (match[1] for match in _MAPPING_ENTRY.finditer(word) if not _PLAIN_VALUE.match(match[2]))
 
 
-def where_to_put(name: str) -> str:
+def secrets_file_hint(name: str) -> str:
     """A command that puts a variable where jobs, and nobody else, can read it."""
     folder = '"${XDG_CONFIG_HOME:-$HOME/.config}/shoal"'
     return f'(umask 077; mkdir -p {folder}; echo "{name}=${name}" >> {folder}/secrets.env)'
 
 
-def for_job(environ: Mapping[str, str]) -> dict[str, str]:
+def job_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """What a job inherits: no secrets, and of shoal's own variables only what both sides must agree on."""
-    own = {name: value for name, value in environ.items() if not name.startswith("SHOAL_") or name in OF_THE_USER}
-    return split(own)[0]
+    own = {name: value for name, value in environ.items() if not name.startswith("SHOAL_") or name in USER_VARIABLES}
+    return split_environment(own)[0]

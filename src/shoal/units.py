@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from shoal.errors import InputError
 
 _DURATION_UNITS_S = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-_WORDS = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.ASCII)
+_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.ASCII)
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):(\d{1,2}):(\d{1,2})", re.ASCII)
 _DAYS_HOURS = re.compile(r"(\d+)-(\d+)(?::(\d{1,2}))?", re.ASCII)
 _SLURM_MINUTES = re.compile(r"(\d+)(?::(\d{1,2}))?", re.ASCII)
@@ -31,7 +31,7 @@ def parse_duration_s(text: str, *, place: str | None = None) -> int:
         return _clock_s(text, *clock.groups(), place=place)
     if (days := _DAYS_HOURS.fullmatch(word)) is not None:
         return _clock_s(text, days[1], days[2], days[3] or "0", "0", place=place)
-    words = _WORDS.fullmatch(word.replace(" ", ""))
+    words = _DURATION.fullmatch(word.replace(" ", ""))
     if words is None or not any(words.groups()):
         raise InputError(f"{text!r} is not a duration", hint=_TIME_HINT, place=place)
     return _positive(
@@ -90,17 +90,17 @@ def format_memory(size_mb: int) -> str:
     return f"{size_mb // 1024}G" if size_mb % 1024 == 0 else f"{size_mb}M"
 
 
-def memory_words(size_mb: float) -> str:
+def format_memory_short(size_mb: float) -> str:
     """For people: 512 MB, 61.8 GB."""
     return f"{size_mb:.0f} MB" if size_mb < 1024 else f"{size_mb / 1024:.1f} GB"
 
 
-def bytes_words(size: float) -> str:
+def format_bytes(size: float) -> str:
     """The same for files, in powers of ten as disks have them."""
     return f"{size / 1e9:,.2f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
 
 
-def hours_words(hours: float) -> str:
+def format_hours(hours: float) -> str:
     """Three digits that say something, never an exponent; rounding errors are nothing."""
     return f"{hours:,.0f}" if hours >= 100 else f"{round(hours, 4):.3g}"
 
@@ -119,13 +119,13 @@ def _positive(text: str, seconds: int, place: str | None) -> int:
     return seconds
 
 
-def natural(text: object) -> tuple[list[str | float], str]:
+def natural_sort_key(text: object) -> tuple[list[str | float], str]:
     """Sort key for names: depth4 before depth12, lr0.05 before lr0.1, 1e-05 before 0.001."""
     words = _NUMBER.split(str(text))
     return [float(word) if at % 2 else word for at, word in enumerate(words)], str(text)
 
 
-def listed(words: Iterable[str], most: int, link: str = ", ") -> str:
+def shorten_list(words: Iterable[str], most: int, link: str = ", ") -> str:
     """The first words of a list, and how many are left: "a, b, c and 4 more"."""
     every = list(words)
     left = len(every) - most

@@ -97,16 +97,16 @@ def _power_cut(world: World, _: Launcher, fault: Fault) -> Undo:
     node = _node(world, fault)
     with contextlib.suppress(ShoalError):  # its slurmd may be dead already
         world.sandbox.kill(node)
-    steps = process.steps_of(world.sandbox.layout.log(node))
+    steps = process.slurmstepd_processes(world.sandbox.layout.log(node))
     for step in steps:
-        process.send(step, signal.SIGKILL)
+        process.send_signal(step, signal.SIGKILL)
     world.hit(fault.kind, [step.pid for step in steps])
     return lambda: world.sandbox.start_daemon(node)
 
 
 def _node(world: World, fault: Fault) -> str:
     """A node on which something runs, by its processes: the controller may not be there to ask."""
-    nodes = [node for node in world.sandbox.nodes if process.steps_of(world.sandbox.layout.log(node))]
+    nodes = [node for node in world.sandbox.nodes if process.slurmstepd_processes(world.sandbox.layout.log(node))]
     if not nodes:
         raise NoVictimError
     return nodes[fault.pick % len(nodes)]
@@ -188,7 +188,7 @@ def _parents() -> dict[int, int]:
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError, IndexError):
             found[int(name)] = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
-    return {pid: parent for pid, parent in found.items() if process.find(pid) is not None}
+    return {pid: parent for pid, parent in found.items() if process.find_process(pid) is not None}
 
 
 #: These note their victims themselves.

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from disks import empty
 from ledger import Ledger
 from shoal.errors import ShoalError
-from shoal.sandbox import Sandbox, SandboxSpec, names, process
+from shoal.sandbox import Sandbox, SandboxSpec, process, sandbox_names
 from waiting import wait_until
 
 SETTINGS = (("MessageTimeout", "2"), ("TCPTimeout", "1"), ("SlurmdTimeout", "6"), ("MinJobAge", "20"))
@@ -44,15 +44,15 @@ def pids_with(word: str) -> list[int]:
 
 def end_processes(folder: Path) -> None:
     """What was started on this machine without Slurm: it has the folder in its command line."""
-    left = [found for pid in pids_with(f"{folder}/") if (found := process.find(pid)) is not None]
+    left = [found for pid in pids_with(f"{folder}/") if (found := process.find_process(pid)) is not None]
     for found in left:
-        process.send(found, signal.SIGKILL)
+        process.send_signal(found, signal.SIGKILL)
     process.wait_gone(left, 10)
 
 
 def remove_leftovers() -> None:
     """Sandboxes and mounts of a harness that was killed; their names have its pid."""
-    for name in names():
+    for name in sandbox_names():
         session = re.fullmatch(r"t(\d+)-c\d+", name)
         if session and not os.path.exists(f"/proc/{session[1]}"):
             Sandbox(SandboxSpec(name=name)).down()
@@ -84,7 +84,7 @@ class World:
         self.clock = folder / "clock"
         self.clock_library = folder / "clock.so"
         self.saves: list[Path] = []
-        self.frozen: list[process.Process] = []
+        self.frozen: list[process.SandboxProcess] = []
         self.commands: list[subprocess.Popen[Any]] = []
         self.injected: Counter[str] = Counter()
         self.hits: list[Hit] = []
@@ -143,15 +143,15 @@ class World:
         self.hits.append(Hit(kind, uptime(), uptime() + hold_s, frozenset(pids)))
 
     def freeze(self, pids: list[int]) -> Callable[[], None]:
-        frozen = [found for pid in pids if (found := process.find(pid)) is not None]
+        frozen = [found for pid in pids if (found := process.find_process(pid)) is not None]
         self.frozen += frozen
         for found in frozen:
-            process.send(found, signal.SIGSTOP)
+            process.send_signal(found, signal.SIGSTOP)
         return lambda: self.thaw(frozen)
 
-    def thaw(self, frozen: list[process.Process]) -> None:
+    def thaw(self, frozen: list[process.SandboxProcess]) -> None:
         for found in frozen:
-            process.send(found, signal.SIGCONT)
+            process.send_signal(found, signal.SIGCONT)
 
     def thaw_all(self) -> None:
         self.thaw(self.frozen)

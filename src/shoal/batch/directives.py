@@ -17,7 +17,7 @@ _MAGIC = "#SBATCH"
 #: Spellings that sbatch takes and its help does not show, and those that old scripts still have.
 _ALIASES = {"tasks-per-node": "ntasks-per-node", "cluster": "clusters"}
 #: `# sbatch -N 2 job.sh`, in small letters and with a blank, is a comment on how to submit, and not meant for sbatch.
-_MISSPELT = re.compile(r"(?:(?P<blank>\s+)#SBATCH|#{2,}\s*SBATCH|#\s+SBATCH|#sbatch|#Sbatch)\b\s*:?\s*(?=-)")
+_NEAR_DIRECTIVE = re.compile(r"(?:(?P<blank>\s+)#SBATCH|#{2,}\s*SBATCH|#\s+SBATCH|#sbatch|#Sbatch)\b\s*:?\s*(?=-)")
 _TEMPLATE = re.compile(r"\{\{.*?\}\}|\{%|(?:^|=)<[A-Za-z_][\w -]*>|@@\w+@@|%\(\w+\)s|\{[a-z_]\w*\}")
 _HETJOB = re.compile(r"#SBATCH\s+(?:hetjob|packjob)\b")
 
@@ -27,7 +27,7 @@ def is_template(text: str) -> bool:
     return bool(_TEMPLATE.search(text))
 
 
-class Option(NamedTuple):
+class SbatchOption(NamedTuple):
     """One option of a directive: its long name, value (None when it has none), line, and how it was written."""
 
     name: str
@@ -44,16 +44,16 @@ class Option(NamedTuple):
         return "$" not in (self.value or "") and "`" not in (self.value or "") and not self.is_template
 
 
-class Ignored(NamedTuple):
+class IgnoredDirective(NamedTuple):
     """A line that looks like a directive and is none; `why` is "late", "indented", "disabled" or "misspelt"."""
 
     line: int
     text: str
     why: str
-    options: tuple[Option, ...] = ()
+    options: tuple[SbatchOption, ...] = ()
 
 
-class Stray(NamedTuple):
+class StrayWord(NamedTuple):
     """A word in a directive that belongs to no option."""
 
     line: int
@@ -61,25 +61,25 @@ class Stray(NamedTuple):
     text: str
 
 
-class Directives(NamedTuple):
-    options: tuple[Option, ...]
-    ignored: tuple[Ignored, ...]
-    strays: tuple[Stray, ...]
+class ScriptDirectives(NamedTuple):
+    options: tuple[SbatchOption, ...]
+    ignored: tuple[IgnoredDirective, ...]
+    strays: tuple[StrayWord, ...]
     lines: tuple[int, ...]
     first_command: int | None
     is_het: bool
 
-    def last(self) -> dict[str, Option]:
+    def last(self) -> dict[str, SbatchOption]:
         """As in sbatch, the later one counts."""
         return {option.name: option for option in self.options}
 
 
-def read_directives(lines: Sequence[str], heredocs: Sequence[Heredoc]) -> Directives:
+def read_directives(lines: Sequence[str], heredocs: Sequence[Heredoc]) -> ScriptDirectives:
     """All directives and near-directives of a script; text inside here-documents belongs to other scripts."""
     inside = [(one.line, one.last_line) for one in heredocs]
-    options: list[Option] = []
-    ignored: list[Ignored] = []
-    strays: list[Stray] = []
+    options: list[SbatchOption] = []
+    ignored: list[IgnoredDirective] = []
+    strays: list[StrayWord] = []
     read: list[int] = []
     first_command: int | None = None
     is_het = False
@@ -88,25 +88,25 @@ def read_directives(lines: Sequence[str], heredocs: Sequence[Heredoc]) -> Direct
             if any(first <= number < last for first, last in inside):
                 continue
             is_het = is_het or bool(_HETJOB.match(line))
-            found, stray = parse_words(split_directive(line[len(_MAGIC) :]), number)
+            found, stray = parse_option_words(split_directive(line[len(_MAGIC) :]), number)
             if first_command is not None:
-                ignored.append(Ignored(number, line, "late", tuple(found)))
+                ignored.append(IgnoredDirective(number, line, "late", tuple(found)))
             elif not is_het:
                 options += found
-                strays += [Stray(number, word, line) for word in stray]
+                strays += [StrayWord(number, word, line) for word in stray]
                 read.append(number)
             continue
-        match = _MISSPELT.match(line) if "batch" in line.lower() else None
+        match = _NEAR_DIRECTIVE.match(line) if "batch" in line.lower() else None
         if match is not None and not any(first <= number < last for first, last in inside):
-            why = _why(line, match)
-            found, _ = parse_words(split_directive(line[match.end() :]), number)
-            ignored.append(Ignored(number, line, why, tuple(found)))
+            why = _ignored_reason(line, match)
+            found, _ = parse_option_words(split_directive(line[match.end() :]), number)
+            ignored.append(IgnoredDirective(number, line, why, tuple(found)))
         elif first_command is None and line.strip() and not line.lstrip().startswith("#"):
             first_command = number
-    return Directives(tuple(options), tuple(ignored), tuple(strays), tuple(read), first_command, is_het)
+    return ScriptDirectives(tuple(options), tuple(ignored), tuple(strays), tuple(read), first_command, is_het)
 
 
-def _why(line: str, match: re.Match[str]) -> str:
+def _ignored_reason(line: str, match: re.Match[str]) -> str:
     if match["blank"]:
         return "indented"
     return "misspelt" if "SBATCH" not in line else "disabled"
@@ -143,9 +143,9 @@ def split_directive(text: str) -> list[str]:
     return words
 
 
-def parse_words(words: Sequence[str], line: int = 0) -> tuple[list[Option], list[str]]:
+def parse_option_words(words: Sequence[str], line: int = 0) -> tuple[list[SbatchOption], list[str]]:
     """Options in every spelling of sbatch, and the words that belong to none."""
-    found: list[Option] = []
+    found: list[SbatchOption] = []
     stray: list[str] = []
     takes = known_options()
     rest = list(words)
@@ -155,20 +155,20 @@ def parse_words(words: Sequence[str], line: int = 0) -> tuple[list[Option], list
             written, equals, value = word[2:].partition("=")
             name = _ALIASES.get(written) or long_name(written)
             if equals:
-                found.append(Option(name, value, line, word))
+                found.append(SbatchOption(name, value, line, word))
             elif takes.get(name) == 2 or (name not in takes and rest and not rest[0].startswith("-")):
-                found.append(Option(name, rest.pop(0) if rest else None, line, word))
+                found.append(SbatchOption(name, rest.pop(0) if rest else None, line, word))
             else:
-                found.append(Option(name, None, line, word))
+                found.append(SbatchOption(name, None, line, word))
         elif word.startswith("-") and len(word) > 1 and word != "--":
-            found += _short(word, rest, line, stray)
+            found += _short_option(word, rest, line, stray)
         else:
             stray.append(word)
     return found, stray
 
 
-def _short(word: str, rest: list[str], line: int, stray: list[str]) -> list[Option]:
-    found: list[Option] = []
+def _short_option(word: str, rest: list[str], line: int, stray: list[str]) -> list[SbatchOption]:
+    found: list[SbatchOption] = []
     takes, names = known_options(), short_names()
     for position, letter in enumerate(word[1:], start=2):
         name = names.get(letter)
@@ -177,6 +177,6 @@ def _short(word: str, rest: list[str], line: int, stray: list[str]) -> list[Opti
             break
         if takes[name] == 2:
             value = word[position:].removeprefix("=") or (rest.pop(0) if rest else None)
-            return [*found, Option(name, value, line, word[: position - 1] if position > 2 else word[:2])]
-        found.append(Option(name, None, line, word))
+            return [*found, SbatchOption(name, value, line, word[: position - 1] if position > 2 else word[:2])]
+        found.append(SbatchOption(name, None, line, word))
     return found

@@ -36,7 +36,7 @@ sockets-per-node switches thread-spec threads-per-core time time-min tmp tres-bi
 wckey wrap
 """
 #: no value: 0, optional: 1, value: 2
-_TAKES = {name: takes for takes, names in enumerate((_NO_VALUE, _OPTIONAL_VALUE, _VALUE)) for name in names.split()}
+_ARITY = {name: takes for takes, names in enumerate((_NO_VALUE, _OPTIONAL_VALUE, _VALUE)) for name in names.split()}
 _SHORT = {
     "A": "account", "B": "extra-node-info", "C": "constraint", "D": "chdir", "F": "nodefile", "G": "gpus", "H": "hold",
     "J": "job-name", "L": "licenses", "M": "clusters", "N": "nodes", "O": "overcommit", "Q": "quiet", "S": "core-spec",
@@ -46,7 +46,7 @@ _SHORT = {
 }  # fmt: skip
 
 #: What shoal decides itself, why, and what to do instead.
-OWNED = {
+RESERVED_OPTIONS = {
     "job-name": ("the job is named after the run", "rename the script"),
     "output": ("each attempt has its own log", "shoal logs RUN"),
     "error": ("each attempt has its own log", "shoal logs RUN"),
@@ -68,7 +68,7 @@ OWNED = {
 _MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu")
 DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 _COUNT = re.compile(r"\d{1,6}", re.ASCII)
-_UNKNOWN = re.compile(r"[A-Za-z][A-Za-z0-9_-]*", re.ASCII)
+_OPTION_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*", re.ASCII)
 _TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 
 
@@ -85,8 +85,8 @@ class SbatchFlags(msgspec.Struct, frozen=True, kw_only=True):
 
     def over(self, base: SbatchFlags) -> SbatchFlags:
         """These flags on top of others, as if they came later on one command line."""
-        names = {name for flag in self.other for name in _instead_of(option_name(flag))}
-        names |= _instead_of("mem") if self.request.memory is not None else set()
+        names = {name for flag in self.other for name in _replaced_options(option_name(flag))}
+        names |= _replaced_options("mem") if self.request.memory is not None else set()
         kept = tuple(flag for flag in base.other if option_name(flag) not in names)
         own = {
             name: value
@@ -98,7 +98,7 @@ class SbatchFlags(msgspec.Struct, frozen=True, kw_only=True):
 
 def known_options() -> dict[str, int]:
     """Long name of every sbatch option -> 0 if it takes no value, 1 if it may, 2 if it does."""
-    return _TAKES
+    return _ARITY
 
 
 def short_names() -> dict[str, str]:
@@ -116,7 +116,7 @@ def option_name(flag: str) -> str:
     return flag.removeprefix("--").partition("=")[0]
 
 
-def _instead_of(name: str) -> set[str]:
+def _replaced_options(name: str) -> set[str]:
     """The options whose place a later one takes: its own, and those that Slurm does not allow beside it."""
     return set(_MEMORY) if name in _MEMORY else {name}
 
@@ -127,63 +127,63 @@ def parse_flags(words: Sequence[str], *, nodes: int | None = None) -> SbatchFlag
     InputError for a flag that shoal owns, a value that Slurm would not take, and a word that belongs to no flag.
     """
     last: dict[str, str | None] = {}
-    for name, value in _pairs(words):
-        for other in _instead_of(name):
+    for name, value in _option_pairs(words):
+        for other in _replaced_options(name):
             last.pop(other, None)  # as in sbatch, the later one counts
         last[name] = value
-    return _absorb(last, nodes)
+    return _to_request(last, nodes)
 
 
-def _pairs(words: Sequence[str]) -> list[tuple[str, str | None]]:
+def _option_pairs(words: Sequence[str]) -> list[tuple[str, str | None]]:
     """(long name, value) of each flag, in order."""
     found: list[tuple[str, str | None]] = []
     rest = list(words)
     while rest:
         word = rest.pop(0)
         if word.startswith("--") and len(word) > 2:
-            new = [_long(word, rest)]
+            new = [_long_option(word, rest)]
         elif word.startswith("-") and len(word) > 1 and word != "--":
-            new = _short(word, rest)
+            new = _short_options(word, rest)
         else:
-            raise _stray(word)
+            raise _stray_word_error(word)
         for name, value in new:
-            if name in OWNED:
-                why, instead = OWNED[name]
+            if name in RESERVED_OPTIONS:
+                why, instead = RESERVED_OPTIONS[name]
                 raise InputError(f"--{name} belongs to shoal: {why}", hint=instead, place=word)
             refuse_line_breaks(value or "", f"--{name}")
         found += new
     return found
 
 
-def _long(word: str, rest: list[str]) -> tuple[str, str | None]:
+def _long_option(word: str, rest: list[str]) -> tuple[str, str | None]:
     written, equals, value = word[2:].partition("=")
     name = _full_name(written)
-    takes = _TAKES.get(name)
-    if takes is None and not _UNKNOWN.fullmatch(name):
+    takes = _ARITY.get(name)
+    if takes is None and not _OPTION_NAME.fullmatch(name):
         raise InputError(f"{word!r} is not an sbatch flag")
     if equals:
         if takes == 0:
             raise InputError(f"--{name} takes no value", place=word)
         return name, value
     if takes == 2 or (takes is None and rest and not rest[0].startswith("-")):
-        return name, _next(name, word, rest)
+        return name, _next_value(name, word, rest)
     return name, None
 
 
-def _short(word: str, rest: list[str]) -> list[tuple[str, str | None]]:
+def _short_options(word: str, rest: list[str]) -> list[tuple[str, str | None]]:
     """-c 32, -c32, or several letters of which only the last may take a value."""
     found: list[tuple[str, str | None]] = []
     for position, letter in enumerate(word[1:], start=2):
         name = _SHORT.get(letter)
         if name is None:
             raise InputError(f"sbatch has no flag -{letter}", place=word)
-        if _TAKES[name] == 2:
-            return [*found, (name, word[position:] or _next(name, word, rest))]
+        if _ARITY[name] == 2:
+            return [*found, (name, word[position:] or _next_value(name, word, rest))]
         found.append((name, None))
     return found
 
 
-def _next(name: str, word: str, rest: list[str]) -> str:
+def _next_value(name: str, word: str, rest: list[str]) -> str:
     if not rest:
         raise InputError(f"--{name} needs a value", place=word)
     return rest.pop(0)
@@ -191,13 +191,13 @@ def _next(name: str, word: str, rest: list[str]) -> str:
 
 def _full_name(written: str) -> str:
     """A known name, or the only known name that begins like this; anything else is left as it is."""
-    if written in _TAKES:
+    if written in _ARITY:
         return written
-    near = [name for name in _TAKES if name.startswith(written)]
+    near = [name for name in _ARITY if name.startswith(written)]
     return near[0] if len(near) == 1 and written else written
 
 
-def _stray(word: str) -> InputError:
+def _stray_word_error(word: str) -> InputError:
     if word[:1] in DASHES and word:
         return InputError(f"{word!r} begins with a dash that is not the one on the keyboard", hint="retype it with --")
     if word == ":":
@@ -207,7 +207,7 @@ def _stray(word: str) -> InputError:
     )
 
 
-def _absorb(last: dict[str, str | None], nodes: int | None) -> SbatchFlags:
+def _to_request(last: dict[str, str | None], nodes: int | None) -> SbatchFlags:
     """Move what a Request can say out of the flags."""
     portable: dict[str, int | str] = {}
     plain: dict[str, str] = {}
@@ -223,14 +223,14 @@ def _absorb(last: dict[str, str | None], nodes: int | None) -> SbatchFlags:
             plain[name] = value
         elif name in ("requeue", "no-requeue"):
             requeue = name == "requeue"
-        elif value is None or (left := _portable(name, value, nodes, portable)) == value:
+        elif value is None or (left := _take_portable(name, value, nodes, portable)) == value:
             other.append(f"--{name}" if value is None else f"--{name}={value}")
         elif left:
             other.append(f"--{name}={left}")
     return SbatchFlags(request=Request(**portable), requeue=requeue, other=tuple(other), **plain)  # type: ignore[arg-type]
 
 
-def _portable(name: str, value: str, nodes: int | None, portable: dict[str, int | str]) -> str:
+def _take_portable(name: str, value: str, nodes: int | None, portable: dict[str, int | str]) -> str:
     """Take what is portable in one flag; return what is left of its value, all of it when nothing was taken."""
     if name == "nodes" and not re.fullmatch(r"\d+[kK]?-\d+[kK]?|\d+[kK]|[\d,:-]+", value, re.ASCII):
         raise InputError(f"{value!r} is not a number of nodes", place=f"--{name}")

@@ -15,7 +15,7 @@ from shoal.errors import InputError
 
 _OPTION = re.compile(r"[a-z][a-z0-9-]*", re.ASCII)
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+", re.ASCII)
-_SPECIAL = re.compile(r'[\\"#]')
+_ESCAPED_CHARACTERS = re.compile(r'[\\"#]')
 #: Words that bash reads as grammar when they come first in a command.
 _KEYWORDS = frozenset({"if", "then", "else", "elif", "fi", "case", "esac", "for", "select", "while", "until", "do",
                        "done", "in", "function", "time", "coproc"})  # fmt: skip
@@ -37,7 +37,7 @@ def shell_command(words: Sequence[str]) -> str:
     return " ".join([quoted, *rest])
 
 
-def directive(name: str, value: str | None = None) -> str:
+def sbatch_line(name: str, value: str | None = None) -> str:
     """One #SBATCH line that sbatch reads back as exactly this option; a value of several lines is refused."""
     if not _OPTION.fullmatch(name):
         raise InputError(f"{name!r} is not the name of an sbatch option")
@@ -46,7 +46,7 @@ def directive(name: str, value: str | None = None) -> str:
     refuse_line_breaks(value, f"--{name}")
     if _PLAIN.fullmatch(value):
         return f"#SBATCH --{name}={value}"
-    escaped = _SPECIAL.sub(r"\\\g<0>", value)
+    escaped = _ESCAPED_CHARACTERS.sub(r"\\\g<0>", value)
     return f'#SBATCH --{name}="{escaped}"'
 
 

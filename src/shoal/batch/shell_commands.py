@@ -9,16 +9,16 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from shoal.batch.shell_words import Heredoc, Problem, Token, Word, tokenize
+from shoal.batch.shell_words import Heredoc, ShellToken, ShellWord, SyntaxProblem, tokenize
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[[^]]*\])?\+?=", re.ASCII)
 _OPENERS = {"if": "if", "while": "loop", "until": "loop", "{": "group"}
 _CLOSERS = frozenset({"fi", "done", "esac", "}"})
-_GOES_ON = frozenset({"then", "else", "elif", "do"})
-_DEEPEST = 6
+_CONTINUATION_WORDS = frozenset({"then", "else", "elif", "do"})
+_MAX_DEPTH = 6
 
 
-class Assignment(NamedTuple):
+class ShellAssignment(NamedTuple):
     name: str
     value: str
     raw: str
@@ -31,12 +31,12 @@ class Redirect(NamedTuple):
     heredoc: Heredoc | None = None
 
 
-class Command(NamedTuple):
+class ShellCommand(NamedTuple):
     """`after` is the operator behind it (newline, ;, &, &&, ||, | or nothing); `within` names what it stands in."""
 
-    words: tuple[Word, ...]
+    words: tuple[ShellWord, ...]
     line: int
-    assigns: tuple[Assignment, ...] = ()
+    assigns: tuple[ShellAssignment, ...] = ()
     redirects: tuple[Redirect, ...] = ()
     before: str = ""
     after: str = ""
@@ -63,21 +63,21 @@ class Command(NamedTuple):
         return self.line if last is None else last.line + last.raw.count("\n")
 
 
-class Parsed(NamedTuple):
-    commands: tuple[Command, ...]
+class ParsedScript(NamedTuple):
+    commands: tuple[ShellCommand, ...]
     heredocs: tuple[Heredoc, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[SyntaxProblem, ...]
     functions: frozenset[str]
 
 
-def parse_shell(text: str, first_line: int = 1, depth: int = 0) -> Parsed:
+def parse_shell(text: str, first_line: int = 1, depth: int = 0) -> ParsedScript:
     """Read shell text; never fails."""
     tokens, problems = tokenize(text, first_line)
-    reader = _Reader(tokens)
+    reader = _CommandReader(tokens)
     reader.read()
-    commands: list[Command] = []
+    commands: list[ShellCommand] = []
     for command, hidden in zip(reader.commands, reader.hidden, strict=True):
-        if depth < _DEEPEST:
+        if depth < _MAX_DEPTH:
             for word in (*command.words, *hidden):
                 for source, line in word.inside:
                     inner = parse_shell(source, line, depth + 1)
@@ -87,16 +87,16 @@ def parse_shell(text: str, first_line: int = 1, depth: int = 0) -> Parsed:
                     ]
         commands.append(command)
     heredocs = tuple(token.heredoc for token in tokens if token.heredoc is not None)
-    return Parsed(tuple(commands), heredocs, tuple(problems), frozenset(reader.functions))
+    return ParsedScript(tuple(commands), heredocs, tuple(problems), frozenset(reader.functions))
 
 
-class _Reader:
-    def __init__(self, tokens: list[Token]) -> None:
+class _CommandReader:
+    def __init__(self, tokens: list[ShellToken]) -> None:
         self.tokens = tokens
         self.at = 0
-        self.commands: list[Command] = []
+        self.commands: list[ShellCommand] = []
         #: Words with substitutions that are no longer among a command's own: assignments, targets of redirects.
-        self.hidden: list[list[Word]] = []
+        self.hidden: list[list[ShellWord]] = []
         self.functions: set[str] = set()
         self.stack: list[tuple[str, int]] = []
         self.condition = 0
@@ -119,7 +119,7 @@ class _Reader:
     def _separate(self, operator: str) -> None:
         self.before = operator
 
-    def _operator(self, token: Token) -> None:
+    def _operator(self, token: ShellToken) -> None:
         if token.value == "(":
             self.stack.append(("subshell", len(self.commands)))
         elif token.value == ")":
@@ -142,12 +142,12 @@ class _Reader:
                 old = self.commands[index]
                 self.commands[index] = old._replace(background=True) if operator == "&" else old._replace(piped=True)
 
-    def _keyword(self, word: Word) -> bool:
+    def _keyword(self, word: ShellWord) -> bool:
         raw = word.raw
         if raw in _OPENERS:
             self.stack.append((_OPENERS[raw], len(self.commands)))
             self.condition = len(self.stack) if raw != "{" else self.condition
-        elif raw in _GOES_ON:
+        elif raw in _CONTINUATION_WORDS:
             self.condition = len(self.stack) if raw == "elif" else 0
         elif raw in _CLOSERS:
             self._close()
@@ -218,10 +218,10 @@ class _Reader:
                 return
 
     def _simple(self) -> None:
-        words: list[Word] = []
-        assigns: list[Assignment] = []
+        words: list[ShellWord] = []
+        assigns: list[ShellAssignment] = []
         redirects: list[Redirect] = []
-        hidden: list[Word] = []
+        hidden: list[ShellWord] = []
         line = self.tokens[self.at].line
         test = self._next_word() == "[["
         while self.at < len(self.tokens):
@@ -237,7 +237,7 @@ class _Reader:
                         test = False
                 else:
                     value = token.word.text.partition("=")[2]
-                    assigns.append(Assignment(match[1], value, token.word.raw, token.line))
+                    assigns.append(ShellAssignment(match[1], value, token.word.raw, token.line))
                     hidden.append(token.word)
             elif not test or token.kind == "newline":
                 break
@@ -245,7 +245,7 @@ class _Reader:
         after = self.tokens[self.at].value if self.at < len(self.tokens) else ""
         names = [what for what, _ in self.stack]
         inside = [name.removeprefix("function ") for name in names if name.startswith("function ")]
-        command = Command(
+        command = ShellCommand(
             words=tuple(words),
             line=line,
             assigns=tuple(assigns),

@@ -1,7 +1,7 @@
 """A shell script as words, operators and here-documents, with line numbers.
 
 It reads what bash reads, without running anything: quotes, continuations, comments, substitutions, arrays. It never
-fails; a quote or here-document that does not end is a `Problem`, and the rest of the text belongs to it, as in bash.
+fails; a quote or here-document that does not end is a `SyntaxProblem`, and has the rest of the text, as in bash.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DOLLAR_SINGLE = re.compile(r"((?:[^'\\]|\\.)*)'", re.DOTALL)
 _DOUBLE = re.compile(r'[^"\\$`]+')
 
 
-class Word(NamedTuple):
+class ShellWord(NamedTuple):
     """`text` without quotes, expansions as written; `raw` as written; `inside`: (source, line) of substitutions."""
 
     text: str
@@ -37,36 +37,36 @@ class Heredoc(NamedTuple):
     last_line: int
 
 
-class Token(NamedTuple):
+class ShellToken(NamedTuple):
     """`kind`: word, operator, redirect or newline; a redirect carries its target or its here-document."""
 
     kind: str
     value: str
     line: int
-    word: Word | None = None
+    word: ShellWord | None = None
     heredoc: Heredoc | None = None
 
 
-class Problem(NamedTuple):
+class SyntaxProblem(NamedTuple):
     line: int
     sentence: str
 
 
-def tokenize(text: str, first_line: int = 1) -> tuple[list[Token], list[Problem]]:
+def tokenize(text: str, first_line: int = 1) -> tuple[list[ShellToken], list[SyntaxProblem]]:
     """All tokens of a script in order, and what could not be read to its end."""
-    scanner = _Scanner(text, first_line)
+    scanner = _ShellScanner(text, first_line)
     scanner.scan()
     return scanner.tokens, scanner.problems
 
 
-class _Scanner:
+class _ShellScanner:
     def __init__(self, text: str, first_line: int) -> None:
         self.text = text
         self.at = 0
         self.line = first_line
-        self.tokens: list[Token] = []
-        self.problems: list[Problem] = []
-        self.waiting: list[tuple[int, Word, bool]] = []
+        self.tokens: list[ShellToken] = []
+        self.problems: list[SyntaxProblem] = []
+        self.waiting: list[tuple[int, ShellWord, bool]] = []
 
     def scan(self) -> None:
         text, end = self.text, len(self.text)
@@ -76,7 +76,7 @@ class _Scanner:
                 continue
             letter = text[self.at]
             if letter == "\n":
-                self.tokens.append(Token("newline", "\n", self.line))
+                self.tokens.append(ShellToken("newline", "\n", self.line))
                 self._move(self.at + 1)
                 if self.waiting:
                     self._heredocs()
@@ -88,11 +88,11 @@ class _Scanner:
             elif (redirect := _REDIRECT.match(text, self.at)) is not None:
                 self._redirect(redirect)
             elif (operator := _OPERATOR.match(text, self.at)) is not None:
-                self.tokens.append(Token("operator", operator[0], self.line))
+                self.tokens.append(ShellToken("operator", operator[0], self.line))
                 self._move(operator.end())
             else:
                 line = self.line
-                self.tokens.append(Token("word", "", line, self._word()))
+                self.tokens.append(ShellToken("word", "", line, self._word()))
         if self.waiting:
             self._heredocs()
 
@@ -102,7 +102,7 @@ class _Scanner:
 
     def _arithmetic(self, stop: int) -> None:
         raw = self.text[self.at : stop]
-        self.tokens.append(Token("word", "", self.line, Word(raw, raw, self.line)))
+        self.tokens.append(ShellToken("word", "", self.line, ShellWord(raw, raw, self.line)))
         self._move(stop)
 
     def _redirect(self, match: re.Match[str]) -> None:
@@ -111,10 +111,10 @@ class _Scanner:
         if (blank := _BLANK.match(self.text, self.at)) is not None:
             self._move(blank.end())
         ends = self.at >= len(self.text) or self.text[self.at] == "\n"
-        word = Word("", "", line) if ends else self._word()
+        word = ShellWord("", "", line) if ends else self._word()
         if operator in ("<<", "<<-") and word.raw:
             self.waiting.append((len(self.tokens), word, operator == "<<-"))
-        self.tokens.append(Token("redirect", match[1] + operator, line, word))
+        self.tokens.append(ShellToken("redirect", match[1] + operator, line, word))
 
     def _heredocs(self) -> None:
         for index, word, tabs in self.waiting:
@@ -122,7 +122,9 @@ class _Scanner:
             while True:
                 if self.at >= len(self.text):
                     self.problems.append(
-                        Problem(self.tokens[index].line, f"the here-document {word.text} begins here and never ends")
+                        SyntaxProblem(
+                            self.tokens[index].line, f"the here-document {word.text} begins here and never ends"
+                        )
                     )
                     break
                 stop = self.text.find("\n", self.at)
@@ -137,7 +139,7 @@ class _Scanner:
             self.tokens[index] = self.tokens[index]._replace(heredoc=heredoc)
         self.waiting.clear()
 
-    def _word(self) -> Word:
+    def _word(self) -> ShellWord:
         text, start, line = self.text, self.at, self.line
         parts: list[str] = []
         inside: list[tuple[str, int]] = []
@@ -169,7 +171,7 @@ class _Scanner:
         if self.at == start:  # a character that begins nothing; never stand still
             parts.append(text[self.at : self.at + 1])
             self._move(self.at + 1)
-        return Word("".join(parts), text[start : self.at], line, tuple(inside))
+        return ShellWord("".join(parts), text[start : self.at], line, tuple(inside))
 
     def _array(self, inside: list[tuple[str, int]]) -> str:
         line = self.line
@@ -179,7 +181,7 @@ class _Scanner:
         return found
 
     def _unclosed(self, line: int, what: str) -> None:
-        self.problems.append(Problem(line, f"{what} is opened here and never closed"))
+        self.problems.append(SyntaxProblem(line, f"{what} is opened here and never closed"))
 
     def _single(self) -> str:
         line, stop = self.line, self.text.find("'", self.at + 1)

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 #: Slurm's default max_script_size; a longer script is refused by the controller.
-SLURM_MOST_BYTES = 4 * 1024 * 1024
+SLURM_MAX_BYTES = 4 * 1024 * 1024
 #: Beyond this the text is generated, and reading it would take longer than people wait; directives stand at the top.
-MOST_BYTES = 512 * 1024
+MAX_BYTES = 512 * 1024
 
 _BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 
 
-class Text(NamedTuple):
+class ScriptText(NamedTuple):
     """`encoding` is utf-8, utf-8-sig, utf-16, latin-1 or binary; lines of a binary file are not given."""
 
     lines: tuple[str, ...]
@@ -32,21 +32,21 @@ class Text(NamedTuple):
         return "\n".join(self.lines)
 
 
-def read_text(path: Path) -> Text:
+def read_text(path: Path) -> ScriptText:
     """The text of a file; OSError when it cannot be read, never anything else."""
     with path.open("rb") as file:
-        data = file.read(MOST_BYTES)
-        size = len(data) if len(data) < MOST_BYTES else path.stat().st_size
-    return decode(data, size)
+        data = file.read(MAX_BYTES)
+        size = len(data) if len(data) < MAX_BYTES else path.stat().st_size
+    return decode_text(data, size)
 
 
-def decode(data: bytes, size: int | None = None) -> Text:
+def decode_text(data: bytes, size: int | None = None) -> ScriptText:
     """Describe bytes; `size` is the whole file's when `data` is its beginning."""
     size = len(data) if size is None else size
     cut = size > len(data)
-    encoding = next((name for bom, name in _BOMS if data.startswith(bom)), None) or _guess(data)
+    encoding = next((name for bom, name in _BOMS if data.startswith(bom)), None) or _guess_encoding(data)
     if encoding == "binary":
-        return Text((), encoding, size, cut, has_nul=b"\0" in data)
+        return ScriptText((), encoding, size, cut, has_nul=b"\0" in data)
     text = data.decode(encoding, "replace")
     if cut:
         text = text[: text.rfind("\n") + 1]
@@ -55,10 +55,12 @@ def decode(data: bytes, size: int | None = None) -> Text:
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     if lines and not lines[-1]:
         lines.pop()
-    return Text(tuple(lines), encoding, size, cut, len(ends_crlf), ends_crlf[0] if ends_crlf else 0, b"\0" in data)
+    return ScriptText(
+        tuple(lines), encoding, size, cut, len(ends_crlf), ends_crlf[0] if ends_crlf else 0, b"\0" in data
+    )
 
 
-def _guess(data: bytes) -> str:
+def _guess_encoding(data: bytes) -> str:
     head = data[:4096]
     nuls = head.count(b"\0")
     if nuls:

@@ -5,9 +5,9 @@ from shoal.kernel import lazy_exports
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from shoal.cleanup import backup
-    from shoal.cleanup.backup import Moved, backups, read_manifest
-    from shoal.cleanup.leftovers import KINDS, Item, find_leftovers, read_left
-    from shoal.cleanup.near_copies import find_near_copies
-    from shoal.cleanup.stale import half_written, stale_snapshots, unused_scratch
+    from shoal.cleanup.backup import BackupResult, list_backups, read_manifest
+    from shoal.cleanup.leftovers import ITEM_KINDS, CleanupItem, find_leftovers, read_run_directories
+    from shoal.cleanup.near_copies import list_near_duplicates
+    from shoal.cleanup.stale import stale_snapshots, temporary_files, unused_staged_data
 else:
     __getattr__ = lazy_exports(__name__)

@@ -15,15 +15,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.cleanup.leftovers import Item
-from shoal.cleanup.stale import set_aside
+from shoal.cleanup.leftovers import CleanupItem
+from shoal.cleanup.stale import move_staged_data
 from shoal.errors import InputError
 
 _MANIFEST = "manifest.json"
 _SCHEMA = 1
 
 
-class Moved(NamedTuple):
+class BackupResult(NamedTuple):
     """What became of a backup or of its undoing: its folder, what moved, and (path, why) of what did not."""
 
     folder: Path
@@ -31,11 +31,11 @@ class Moved(NamedTuple):
     left: list[tuple[str, str]]
 
 
-def move_away(root: Path, items: Sequence[Item], stamp: str) -> Moved:
+def move_to_backup(root: Path, items: Sequence[CleanupItem], stamp: str) -> BackupResult:
     """Move items into a new backup folder below the root; what lies on scratch is set aside there, because a copy to
     another disk would be no backup. What cannot be moved stays where it is and is told."""
-    scratch = {item.path: _aside(item.path, stamp) for item in items if item.kind == "scratch"}
-    inside = [item for item in items if item.path not in scratch and _below(item.path, root)]
+    scratch = {item.path: _trash_path(item.path, stamp) for item in items if item.kind == "scratch"}
+    inside = [item for item in items if item.path not in scratch and _is_below(item.path, root)]
     known = {*scratch, *(item.path for item in inside)}
     left = [(item.path, "it is not below the project's folder") for item in items if item.path not in known]
     folder = _new_folder(root, stamp)
@@ -44,7 +44,7 @@ def move_away(root: Path, items: Sequence[Item], stamp: str) -> Moved:
     moved: list[str] = []
     for path, goal in scratch.items():
         try:
-            why = None if set_aside(path, goal) else "somebody uses it now"
+            why = None if move_staged_data(path, goal) else "somebody uses it now"
         except OSError as error:
             why = error.strerror or str(error)
         left += [] if why is None else [(path, why)]
@@ -58,15 +58,15 @@ def move_away(root: Path, items: Sequence[Item], stamp: str) -> Moved:
             left.append((item.path, error.strerror or str(error)))
         else:
             moved.append(item.path)
-    return Moved(folder, moved, left)
+    return BackupResult(folder, moved, left)
 
 
-def undo(root: Path, folder: Path) -> Moved:
+def restore_backup(root: Path, folder: Path) -> BackupResult:
     """Move everything of a backup back to where it was; what is in the way stays, and so does the thing itself."""
     moved: list[str] = []
     left: list[tuple[str, str]] = []
     inside = [(folder / "files" / path, root / path) for path in read_manifest(folder)]
-    for source, target in [*inside, *((Path(goal), Path(path)) for path, goal in _scratch_of(folder).items())]:
+    for source, target in [*inside, *((Path(goal), Path(path)) for path, goal in _scratch_entries(folder).items())]:
         if not os.path.lexists(source):
             continue
         if os.path.lexists(target):
@@ -81,12 +81,12 @@ def undo(root: Path, folder: Path) -> Moved:
             moved.append(str(target))
     if not left:
         _remove_empty(folder)
-    return Moved(folder, moved, left)
+    return BackupResult(folder, moved, left)
 
 
-def drop(folder: Path) -> int:
+def delete_backup(folder: Path) -> int:
     """Delete a backup for good; returns how many things it held. Only a folder with our manifest is deleted."""
-    entries, aside = read_manifest(folder), _scratch_of(folder).values()
+    entries, aside = read_manifest(folder), _scratch_entries(folder).values()
     held = sum(1 for path in entries if os.path.lexists(folder / "files" / path))
     held += sum(1 for path in aside if os.path.lexists(path))
     for path in aside:
@@ -95,7 +95,7 @@ def drop(folder: Path) -> int:
     return held
 
 
-def backups(root: Path) -> list[Path]:
+def list_backups(root: Path) -> list[Path]:
     """The backups of a project, newest first."""
     return sorted((path for path in root.glob("backup_*") if (path / _MANIFEST).is_file()), reverse=True)
 
@@ -113,13 +113,13 @@ def read_manifest(folder: Path) -> list[str]:
     return paths
 
 
-def _aside(path: str, stamp: str) -> str:
+def _trash_path(path: str, stamp: str) -> str:
     """Where a data set of the cache waits: in its trash, which is emptied when a job needs the room."""
     root, name = os.path.dirname(os.path.dirname(path)), os.path.basename(path)
     return os.path.join(root, "trash", f"{name}-{stamp}")
 
 
-def _scratch_of(folder: Path) -> dict[str, str]:
+def _scratch_entries(folder: Path) -> dict[str, str]:
     """Staged data sets of a backup: where they were -> where they wait. Paths of any other shape are not ours."""
     found = json.loads((folder / _MANIFEST).read_text()).get("scratch") or {}
     for path, goal in found.items():
@@ -130,7 +130,7 @@ def _scratch_of(folder: Path) -> dict[str, str]:
     return dict(found)
 
 
-def _below(path: str, root: Path) -> bool:
+def _is_below(path: str, root: Path) -> bool:
     """Whether a path lies below the root, by its name and by where its folder really is."""
     real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
     return real.startswith(os.path.realpath(root) + os.sep) and os.path.abspath(path).startswith(f"{root}{os.sep}")

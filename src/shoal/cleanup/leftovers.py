@@ -11,16 +11,16 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.kernel import checkpoints, layout, names_in
+from shoal.kernel import checkpoints, layout, list_names
 from shoal.model import RunSpec
-from shoal.observe import Claim, DamagedRecord, Reader, RunView, records
+from shoal.observe import ClaimRecord, DamagedRecord, RunReader, RunView, records
 
 #: Preempted and lost runs may come back without asking, so they are not in this list.
-SURELY_ENDED = frozenset({"done", "failed", "oom", "timeout", "node_fail", "cancelled", "stopped"})
-KINDS = ("script", "attempt", "checkpoint", "log", "snapshot", "scratch", "temporary")
+ENDED_STATES = frozenset({"done", "failed", "oom", "timeout", "node_fail", "cancelled", "stopped"})
+ITEM_KINDS = ("script", "attempt", "checkpoint", "log", "snapshot", "scratch", "temporary")
 
 
-class Item(NamedTuple):
+class CleanupItem(NamedTuple):
     """Something that can go, why, and how large it is."""
 
     path: str
@@ -29,7 +29,7 @@ class Item(NamedTuple):
     size: int
 
 
-class Left(NamedTuple):
+class RunDirectories(NamedTuple):
     """One run with its output and log folders, the newest first."""
 
     view: RunView
@@ -38,60 +38,60 @@ class Left(NamedTuple):
     logs: tuple[str, ...]
 
 
-def read_left(home: str, views: Mapping[str, RunView]) -> list[Left]:
+def read_run_directories(home: str, views: Mapping[str, RunView]) -> list[RunDirectories]:
     """The folders of all runs, from their claims; a run with a damaged claim is left out and so never touched."""
-    reader = Reader(home)
+    reader = RunReader(home)
     found = []
     for name, view in views.items():
         folder = layout.run_dir(home, name)
         outputs: dict[str, None] = {}
         logs: dict[str, None] = {}
         try:
-            for generation in reversed(layout.parse_names(names_in(folder)).submits.get("claim", [])):
-                claim = records.read(os.path.join(folder, layout.submit_file(generation, "claim")), Claim)
+            for generation in reversed(layout.parse_names(list_names(folder)).submits.get("claim", [])):
+                claim = records.read_checked(os.path.join(folder, layout.submit_file(generation, "claim")), ClaimRecord)
                 if claim is not None:
                     outputs[claim.output_dir] = None
                     logs[claim.log_dir] = None
-            found.append(Left(view, reader.spec(name), tuple(outputs), tuple(logs)))
+            found.append(RunDirectories(view, reader.spec(name), tuple(outputs), tuple(logs)))
         except (DamagedRecord, OSError):
             continue
     return found
 
 
 def find_leftovers(
-    runs: Sequence[Left], *, keep: int, older_than_s: float, now_s: float, kinds: Iterable[str] = KINDS
-) -> list[Item]:
+    runs: Sequence[RunDirectories], *, keep: int, older_than_s: float, now_s: float, kinds: Iterable[str] = ITEM_KINDS
+) -> list[CleanupItem]:
     """Everything that can go, by run. `keep` checkpoints of each run stay; logs younger than `older_than_s` stay."""
     wanted = set(kinds)
     protected = _protected(runs)
-    found: dict[str, Item] = {}
+    found: dict[str, CleanupItem] = {}
     for run in runs:
-        if run.view.state not in SURELY_ENDED:
+        if run.view.state not in ENDED_STATES:
             continue
-        dead = list(_attempts(run)) if "attempt" in wanted else []
-        kept = list(_checkpoints(run, keep, [item.path for item in dead])) if "checkpoint" in wanted else []
-        old = list(_logs(run, older_than_s, now_s)) if "log" in wanted else []
+        dead = list(_old_attempts(run)) if "attempt" in wanted else []
+        kept = list(_old_checkpoints(run, keep, [item.path for item in dead])) if "checkpoint" in wanted else []
+        old = list(_old_logs(run, older_than_s, now_s)) if "log" in wanted else []
         for item in (*dead, *kept, *old):
             inside_other = any(_inside(item.path, other) for other in found if other != item.path)
-            if item.path not in found and not inside_other and not _touches(item.path, protected):
+            if item.path not in found and not inside_other and not _overlaps(item.path, protected):
                 found[item.path] = item
     return list(found.values())
 
 
-def _protected(runs: Sequence[Left]) -> set[str]:
+def _protected(runs: Sequence[RunDirectories]) -> set[str]:
     """Paths that a live run uses, and every checkpoint that any run was started from."""
     found: set[str] = set()
     for run in runs:
         if run.spec is not None and run.spec.start_from:
             found.add(os.path.normpath(run.spec.start_from))
-        if run.view.state not in SURELY_ENDED:
+        if run.view.state not in ENDED_STATES:
             found |= {os.path.normpath(path) for path in (*run.outputs, *run.logs)}
             if run.view.resume_from:
                 found.add(os.path.normpath(run.view.resume_from))
     return found
 
 
-def _touches(path: str, protected: Iterable[str]) -> bool:
+def _overlaps(path: str, protected: Iterable[str]) -> bool:
     path = os.path.normpath(path)
     return any(_inside(path, other) or _inside(other, path) for other in protected)
 
@@ -100,37 +100,39 @@ def _inside(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def _pattern(run: Left) -> str | None:
+def _pattern(run: RunDirectories) -> str | None:
     return run.spec.checkpoint if run.spec is not None else None
 
 
-def _attempts(run: Left) -> Iterator[Item]:
+def _old_attempts(run: RunDirectories) -> Iterator[CleanupItem]:
     """Output folders of earlier tries: all of them once the run is done, else those without a checkpoint."""
     current = run.view.output_dir or (run.outputs[0] if run.outputs else None)
     for folder in run.outputs:
         if folder == current or not os.path.isdir(folder) or os.path.islink(folder):
             continue
         pattern = _pattern(run)
-        empty = pattern is None or checkpoints.newest(folder, pattern) is None
+        empty = pattern is None or checkpoints.newest_checkpoint(folder, pattern) is None
         if run.view.state == "done" or (empty and pattern is not None):
             why = "which is done" if run.view.state == "done" else "without a checkpoint"
-            yield Item(folder, "attempt", f"an earlier try of {run.view.name}, {why}", size_of(folder))
+            yield CleanupItem(folder, "attempt", f"an earlier try of {run.view.name}, {why}", disk_size(folder))
 
 
-def _checkpoints(run: Left, keep: int, gone: Sequence[str]) -> Iterator[Item]:
+def _old_checkpoints(run: RunDirectories, keep: int, gone: Sequence[str]) -> Iterator[CleanupItem]:
     pattern = _pattern(run)
     if pattern is None:
         return
     found: list[str] = []
     for folder in run.outputs:  # newest first
         if folder not in gone and os.path.isdir(folder):
-            found += [path for path in checkpoints.newest_first(folder, pattern) if not os.path.islink(path)]
-    found.sort(key=lambda path: not checkpoints.is_whole(path))
+            found += [path for path in checkpoints.list_newest_first(folder, pattern) if not os.path.islink(path)]
+    found.sort(key=lambda path: not checkpoints.is_complete(path))
     for path in found[max(1, keep) :]:
-        yield Item(path, "checkpoint", f"not among the {max(1, keep)} newest of {run.view.name}", size_of(path))
+        yield CleanupItem(
+            path, "checkpoint", f"not among the {max(1, keep)} newest of {run.view.name}", disk_size(path)
+        )
 
 
-def _logs(run: Left, older_than_s: float, now_s: float) -> Iterator[Item]:
+def _old_logs(run: RunDirectories, older_than_s: float, now_s: float) -> Iterator[CleanupItem]:
     """Logs of attempts before the last one, once they are old."""
     for folder in run.logs:
         logs = sorted(glob.glob(os.path.join(glob.escape(folder), "attempt-*.*")))
@@ -143,10 +145,12 @@ def _logs(run: Left, older_than_s: float, now_s: float) -> Iterator[Item]:
             if os.path.realpath(path) in linked:
                 continue
             if now_s - os.path.getmtime(path) >= older_than_s:
-                yield Item(path, "log", f"attempt {number} of {run.view.attempt} of {run.view.name}", size_of(path))
+                yield CleanupItem(
+                    path, "log", f"attempt {number} of {run.view.attempt} of {run.view.name}", disk_size(path)
+                )
 
 
-def size_of(path: str) -> int:
+def disk_size(path: str) -> int:
     """Bytes of a file, or of all files below a folder; links are not followed."""
     if not os.path.isdir(path) or os.path.islink(path):
         try:

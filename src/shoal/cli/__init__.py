@@ -42,7 +42,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "doctor": "check batch scripts before they cost a place in the queue",
         "switch": "keep a running job, or switch to more GPUs: advice with numbers, and the switch itself",
         "clean": "find what can go, move it to a backup, and back",
-        "clusters": "cluster profiles: list, show, detect, test",
+        "clusters": "cluster profiles: list, show, detect, test_profile",
     },
     "data": {
         "data": "few big files next to the GPU: pack, verify, info, unpack, stage, bench, advise",
@@ -52,20 +52,20 @@ COMMANDS: dict[str, dict[str, str]] = {
 
 #: Commands that change something and then tell of it. `submit`, `resume`, `retry` and `run` see to it themselves: they
 #: tell while they do it, and `run` follows the runs afterwards, which ends when nobody listens.
-CHANGING = frozenset({"cancel", "clean", "clusters", "data", "generate", "init", "pack", "switch"})
+PROJECT_COMMANDS = frozenset({"cancel", "clean", "clusters", "data", "generate", "init", "pack", "switch"})
 #: Commands that begin, end or move something unless --dry-run is among their words.
-ACTING = frozenset({"cancel", "clean", "demo", "init", "pack", "resume", "retry", "run", "sandbox", "submit", "switch"})
+SUBMITTING_COMMANDS = frozenset(
+    {"cancel", "clean", "demo", "init", "pack", "resume", "retry", "run", "sandbox", "submit", "switch"}
+)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command line and return its exit code; never lets a traceback out unless --debug is given."""
     words = sys.argv[1:] if argv is None else argv
     debug = "--debug" in words or bool(os.environ.get("SHOAL_DEBUG"))
-    words = (
-        [word for word in words if word != "--debug"] if "--" not in words else _drop_before_dashes(words, "--debug")
-    )
+    words = [word for word in words if word != "--debug"] if "--" not in words else _take_own_flag(words, "--debug")
     if not words or words[0] in ("-h", "--help", "help"):
-        sys.stdout.write(_overview())
+        sys.stdout.write(_help_text())
         return 0
     if words[0] == "--version":
         from shoal import __version__
@@ -86,10 +86,10 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        from shoal.kernel import unbroken
+        from shoal.kernel import failsafe_output
 
-        with unbroken():
-            return _report(error, as_json="--json" in words)
+        with failsafe_output():
+            return _print_error(error, as_json="--json" in words)
 
 
 def _dispatch(words: list[str]) -> int:
@@ -97,26 +97,26 @@ def _dispatch(words: list[str]) -> int:
     if not any(name in group for group in COMMANDS.values()):
         from shoal.errors import InputError
 
-        raise InputError(f"there is no command {name!r}{_near(name)}", hint="shoal --help")
-    if name in ACTING and os.environ.get("SHOAL_COLLECT") and "--dry-run" not in words:
-        from shoal.describe import refuse_while_read
+        raise InputError(f"there is no command {name!r}{_nearest_command(name)}", hint="shoal --help")
+    if name in SUBMITTING_COMMANDS and os.environ.get("SHOAL_COLLECT") and "--dry-run" not in words:
+        from shoal.describe import refuse_while_collecting
 
-        refuse_while_read(f"shoal {name}", os.environ)
-    from shoal.cli.parser import Parser
+        refuse_while_collecting(f"shoal {name}", os.environ)
+    from shoal.cli.parser import CommandParser
 
     module = import_module(f"shoal.cli.{name}")
-    parser = Parser(f"shoal {name}", module.__doc__)
+    parser = CommandParser(f"shoal {name}", module.__doc__)
     module.configure(parser)
     args = parser.parse_args(words[1:])
-    if name not in CHANGING:
+    if name not in PROJECT_COMMANDS:
         return module.run(args) or 0
-    from shoal.kernel import unbroken
+    from shoal.kernel import failsafe_output
 
-    with unbroken():  # what was begun is carried out, whether or not anybody reads about it
+    with failsafe_output():  # what was begun is carried out, whether or not anybody reads about it
         return module.run(args) or 0
 
 
-def _overview() -> str:
+def _help_text() -> str:
     lines = ["usage: shoal COMMAND ...", "", "Many ML training experiments, on Slurm clusters or on this machine.", ""]
     for group, commands in COMMANDS.items():
         lines.append(f"{group}:")
@@ -125,7 +125,7 @@ def _overview() -> str:
     return "\n".join(lines)
 
 
-def _report(error: Exception, *, as_json: bool) -> int:
+def _print_error(error: Exception, *, as_json: bool) -> int:
     from shoal.errors import ShoalError
     from shoal.observe import as_disk_error
 
@@ -146,14 +146,14 @@ def _report(error: Exception, *, as_json: bool) -> int:
     return error.exit_code
 
 
-def _near(name: str) -> str:
+def _nearest_command(name: str) -> str:
     from difflib import get_close_matches
 
     near = get_close_matches(name, [command for group in COMMANDS.values() for command in group], n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def _drop_before_dashes(words: list[str], flag: str) -> list[str]:
+def _take_own_flag(words: list[str], flag: str) -> list[str]:
     """Remove a flag of ours, but never one that stands after `--` and so belongs to the user's program."""
     end = words.index("--")
     return [word for word in words[:end] if word != flag] + words[end:]

@@ -16,7 +16,7 @@ from shoal.describe import home_here
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from shoal.observe import RunView
-    from shoal.submit import Cancelled
+    from shoal.submit import CancelResult
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -28,33 +28,33 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.submit import admit_everywhere, cancelling
+    from shoal.submit import admit_waiting, cancelling
     from shoal.views import select_runs
 
     home = home_here()
-    views = cancelling.live_among(home, select_runs(home, args.which))
-    if args.dry_run or not views or (len(views) > 1 and not args.yes and not _agreed(views)):
-        cancelled = cancelling.Cancelled([], {})
+    views = cancelling.active_runs(home, select_runs(home, args.which))
+    if args.dry_run or not views or (len(views) > 1 and not args.yes and not _confirm_cancel(views)):
+        cancelled = cancelling.CancelResult([], {})
     else:
-        cancelled = cancelling.cancel(home, views, os.environ, args.request)
-        admit_everywhere(home)
-    _show(args, views, cancelled)
+        cancelled = cancelling.cancel_runs(home, views, os.environ, args.request)
+        admit_waiting(home)
+    _show_cancelled(args, views, cancelled)
     return 0
 
 
-def _agreed(views: list[RunView]) -> bool:
+def _confirm_cancel(views: list[RunView]) -> bool:
     from shoal.errors import InputError
-    from shoal.views import agreed, tally
+    from shoal.views import confirm, count_states
 
-    counts = " and ".join(f"{count:,} {state}" for state, count in tally(views).items())
+    counts = " and ".join(f"{count:,} {state}" for state, count in count_states(views).items())
     experiments = sorted({view.experiment for view in views})
     where = experiments[0] if len(experiments) == 1 else f"{len(experiments)} experiments"
     if not sys.stdin.isatty():
         raise InputError(f"this would cancel {counts} runs of {where}", hint="add --yes to cancel them all")
-    return agreed(f"cancel {counts} runs of {where}?")
+    return confirm(f"cancel {counts} runs of {where}?")
 
 
-def _show(args: argparse.Namespace, views: list[RunView], cancelled: Cancelled) -> None:
+def _show_cancelled(args: argparse.Namespace, views: list[RunView], cancelled: CancelResult) -> None:
     from shoal.views import print_json
 
     if args.json:
@@ -75,7 +75,7 @@ def _show(args: argparse.Namespace, views: list[RunView], cancelled: Cancelled) 
         return
     for view in views:
         word = "cancelled" if view.name in cancelled.names else "would cancel" if args.dry_run else "left alone"
-        print(view.name if args.quiet else f"{word} {view.name} ({view.state}{_job(view.job_id)})")
+        print(view.name if args.quiet else f"{word} {view.name} ({view.state}{_job_text(view.job_id)})")
     if cancelled.end_themselves and not args.quiet:
         users = ", ".join(sorted(set(cancelled.end_themselves.values())))
         count = len(cancelled.end_themselves)
@@ -84,5 +84,5 @@ def _show(args: argparse.Namespace, views: list[RunView], cancelled: Cancelled) 
         print("nothing to cancel: none of these runs is queued or running")
 
 
-def _job(job_id: str | None) -> str:
+def _job_text(job_id: str | None) -> str:
     return f", job {job_id}" if job_id else ""

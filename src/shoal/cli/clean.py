@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli.options import add_output, project_here, refuse_idle
+from shoal.cli.options import add_output, current_project, refuse_unused_flags
 
 if TYPE_CHECKING:
-    from shoal.cleanup import Item
+    from shoal.cleanup import CleanupItem
     from shoal.describe import Project
 
 
@@ -48,61 +48,63 @@ def run(args: argparse.Namespace) -> int:
 
     backups = [flag for flag in ("--list", "--drop", "--undo") if flag in args.given]
     finding = ("--keep", "--older-than", "--only", "--apply")
-    refuse_idle(args, bool(backups), f"with {' '.join(backups[:1])}", *finding, *backups[1:])
+    refuse_unused_flags(args, bool(backups), f"with {' '.join(backups[:1])}", *finding, *backups[1:])
     if args.folder and (backups or "script" not in (args.only or ["script"])):
         raise InputError(f"{args.folder[0]} has no effect: scripts are not looked at", hint=f"remove {args.folder[0]}")
-    refuse_idle(args, "checkpoint" not in (args.only or ["checkpoint"]), "without --only checkpoint", "--keep")
-    project = project_here()
+    refuse_unused_flags(args, "checkpoint" not in (args.only or ["checkpoint"]), "without --only checkpoint", "--keep")
+    project = current_project()
     root = Path(project.root)
     if args.list:
-        view.show_backups(backup.backups(root), as_json=args.json)
+        view.show_backups(backup.list_backups(root), as_json=args.json)
     elif args.drop is not None:
-        view.show_dropped(args.drop, backup.drop(root / args.drop), as_json=args.json)
+        view.show_deleted(args.drop, backup.delete_backup(root / args.drop), as_json=args.json)
     elif args.undo is not None:
-        view.show_moved(backup.undo(root, _backup(root, args.undo)), root, "moved back", as_json=args.json)
+        view.show_backup(backup.restore_backup(root, _backup(root, args.undo)), root, "moved back", as_json=args.json)
     else:
         items = _find(args, project)
         stamp = time.strftime("%Y%m%d_%H%M%S")
-        moved = backup.move_away(root, items, stamp) if args.apply and items else None
+        moved = backup.move_to_backup(root, items, stamp) if args.apply and items else None
         view.show_items(items, root, moved, as_json=args.json, quiet=args.quiet)
     return 0
 
 
-def _find(args: argparse.Namespace, project: Project) -> list[Item]:
+def _find(args: argparse.Namespace, project: Project) -> list[CleanupItem]:
     from shoal.cleanup import (
-        KINDS,
+        ITEM_KINDS,
         find_leftovers,
-        find_near_copies,
-        half_written,
-        read_left,
+        list_near_duplicates,
+        read_run_directories,
         stale_snapshots,
-        unused_scratch,
+        temporary_files,
+        unused_staged_data,
     )
     from shoal.observe import observe
     from shoal.units import parse_duration_s
 
-    kinds = args.only or KINDS
+    kinds = args.only or ITEM_KINDS
     older_than_s = parse_duration_s(args.older_than, place="--older-than")
     home, now_s = str(project.home), time.time()
     views = observe(home, environ=os.environ).views
-    found = find_leftovers(read_left(home, views), keep=args.keep, older_than_s=older_than_s, now_s=now_s, kinds=kinds)
+    found = find_leftovers(
+        read_run_directories(home, views), keep=args.keep, older_than_s=older_than_s, now_s=now_s, kinds=kinds
+    )
     if "snapshot" in kinds:
         found += stale_snapshots(home, views, older_than_s=older_than_s, now_s=now_s)
     if "temporary" in kinds:
-        found += half_written(home, now_s=now_s)
+        found += temporary_files(home, now_s=now_s)
     if "scratch" in kinds:
         bases = [os.environ.get("SHOAL_SCRATCH"), *(cluster.scratch for cluster in project.clusters.values())]
-        found += unused_scratch(bases, older_than_s=older_than_s, now_s=now_s)
-    return found + (find_near_copies(args.folder, Path(project.root)) if "script" in kinds else [])
+        found += unused_staged_data(bases, older_than_s=older_than_s, now_s=now_s)
+    return found + (list_near_duplicates(args.folder, Path(project.root)) if "script" in kinds else [])
 
 
 def _backup(root: Path, name: str) -> Path:
-    from shoal.cleanup import backups
+    from shoal.cleanup import list_backups
     from shoal.errors import InputError
 
     if name:
         return root / name
-    known = backups(root)
+    known = list_backups(root)
     if not known:
         raise InputError("there is no backup to undo", hint="shoal clean --list")
     return known[0]

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     from shoal.describe import project_or_bare
 
     project = project_or_bare(Path.cwd(), os.environ)
-    actions = {"list": listing, "show": show, "detect": detect, "test": test}
+    actions = {"list": list_profiles, "show": show_profile, "detect": detect_profile, "test": test_profile}
     document, rows, notes = actions[args.action](project, args.name)
     if args.json:
         print(json.dumps({"schema": 1, **document}))
@@ -41,11 +41,11 @@ def run(args: argparse.Namespace) -> int:
     return 1 if document.get("ok") is False else 0
 
 
-Rows = Sequence[tuple[str, ...]]
-Answer = tuple[dict[str, Any], Rows, list[str]]
+TableRows = Sequence[tuple[str, ...]]
+CommandOutput = tuple[dict[str, Any], TableRows, list[str]]
 
 
-def listing(project: Project, name: str | None) -> Answer:
+def list_profiles(project: Project, name: str | None) -> CommandOutput:
     """All profiles, and which one is chosen here."""
     from shoal.describe import LOCAL, UNNAMED
     from shoal.plan import choose_cluster, named_cluster
@@ -77,7 +77,7 @@ def _summary(cluster: Cluster, chosen: Cluster) -> dict[str, Any]:
     }
 
 
-def show(project: Project, name: str | None) -> Answer:
+def show_profile(project: Project, name: str | None) -> CommandOutput:
     """Every value of a profile with its origin, those that nobody wrote included."""
     from shoal.plan import choose_cluster, named_cluster
 
@@ -89,7 +89,7 @@ def show(project: Project, name: str | None) -> Answer:
 
         values["cluster_name"] = {"value": cluster_name(os.environ), "origin": "detected"}
     rows = [("KEY", "VALUE", "FROM")]
-    rows += [(key, _shown(one["value"]), one["origin"]) for key, one in values.items()]
+    rows += [(key, _format_value(one["value"]), one["origin"]) for key, one in values.items()]
     return {"name": cluster.name, "values": values}, rows, []
 
 
@@ -117,7 +117,7 @@ def _values(cluster: Cluster) -> dict[str, dict[str, Any]]:
     return found
 
 
-def detect(project: Project, name: str | None) -> Answer:
+def detect_profile(project: Project, name: str | None) -> CommandOutput:
     """What this machine says, and the profile that follows from it."""
     import getpass
     import shutil
@@ -125,7 +125,7 @@ def detect(project: Project, name: str | None) -> Answer:
 
     from msgspec import to_builtins
 
-    from shoal.backends.slurm.facts import Facts, gather
+    from shoal.backends.slurm.facts import ClusterSummary, query_summary
     from shoal.errors import InputError
     from shoal.plan import choose_cluster
     from shoal.units import format_memory
@@ -133,7 +133,11 @@ def detect(project: Project, name: str | None) -> Answer:
     if name is not None:
         raise InputError(f"{name} has no effect: detect looks at this machine", hint=f"shoal clusters show {name}")
     chosen = choose_cluster(project, None, os.environ)
-    facts = gather(os.environ, getpass.getuser()) if shutil.which("sinfo") else Facts(silent=("sinfo: not on PATH",))
+    facts = (
+        query_summary(os.environ, getpass.getuser())
+        if shutil.which("sinfo")
+        else ClusterSummary(silent=("sinfo: not on PATH",))
+    )
     rows = [("profile", chosen.name), ("host", socket.gethostname()), ("cluster", facts.cluster or "unknown")]
     for one in facts.partitions:
         gpus = f", {one.gpus_per_node} GPUs {' '.join(one.gpu_types)}".rstrip() if one.gpus_per_node else ""
@@ -145,7 +149,7 @@ def detect(project: Project, name: str | None) -> Answer:
     return document, rows, [f"no answer from {reason}" for reason in facts.silent]
 
 
-def test(project: Project, name: str | None) -> Answer:
+def test_profile(project: Project, name: str | None) -> CommandOutput:
     """Ask Slurm whether it would take the profile's words: once plainly, once for each GPU type."""
     from shoal.errors import InputError
     from shoal.plan import choose_cluster, named_cluster
@@ -154,37 +158,40 @@ def test(project: Project, name: str | None) -> Answer:
     cluster = chosen if name is None else named_cluster(project, name, "clusters test")
     if cluster.is_local:
         raise InputError("this machine has no scheduler to ask", hint="shoal clusters list")
-    results = [_try(project, cluster, kind) for kind in (None, *(key for key in cluster.partition if key != "default"))]
+    results = [
+        _test_request(project, cluster, kind)
+        for kind in (None, *(key for key in cluster.partition if key != "default"))
+    ]
     rows = [("ASKED", "RESULT", "SLURM SAYS")]
     rows += [(" ".join(one["options"]), "ok" if one["ok"] else "refused", one["answer"]) for one in results]
     notes = [f"the Slurm on this machine matches profile {chosen.name}"] if chosen.name != cluster.name else []
     return {"name": cluster.name, "ok": all(one["ok"] for one in results), "tests": results}, rows, notes
 
 
-def _try(project: Project, cluster: Cluster, gpu_type: str | None) -> dict[str, Any]:
-    from shoal.backends.slurm.commands import run as run_program
+def _test_request(project: Project, cluster: Cluster, gpu_type: str | None) -> dict[str, Any]:
+    from shoal.backends.slurm.commands import run_slurm as run_program
     from shoal.batch import SbatchFlags
     from shoal.errors import SchedulerError
-    from shoal.kernel import is_no_answer
+    from shoal.kernel import is_controller_silent
     from shoal.model import Request
-    from shoal.plan import resolve
+    from shoal.plan import resolve_request
 
     request = Request(nodes=1, gpus=1 if gpu_type else None, gpu_type=gpu_type, time="1m")
-    options = resolve(request, SbatchFlags(), cluster, project.clusters).argv()
+    options = resolve_request(request, SbatchFlags(), cluster, project.clusters).argv()
     answer = run_program(["sbatch", "--test-only", *options], 30.0, stdin="#!/bin/bash\ntrue\n")
     said = " ".join(answer.stderr.split()).removeprefix("sbatch: ").removeprefix("error: ")
-    if answer.returncode != 0 and is_no_answer(said):
+    if answer.returncode != 0 and is_controller_silent(said):
         raise SchedulerError(f"Slurm does not answer: {said}", hint="scontrol ping")
     return {"options": options, "ok": answer.returncode == 0, "answer": said}
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None:
         return "-"
     return "; ".join(value) if isinstance(value, tuple | list) else str(value)
 
 
-def _table(rows: Rows) -> str:
+def _table(rows: TableRows) -> str:
     """Aligned on a terminal, tab-separated and complete elsewhere."""
     if not sys.stdout.isatty():
         return "".join("\t".join(row) + "\n" for row in rows)

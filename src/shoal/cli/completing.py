@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 #: Commands whose words are runs or experiments, and those whose words are files.
-_OF_RUNS = frozenset({"status", "why", "watch", "logs", "report", "cancel", "resume", "retry", "switch"})
-_MOST = 2000
+_RUN_COMMANDS = frozenset({"status", "why", "watch", "logs", "report", "cancel", "resume", "retry", "switch"})
+_MAX_RUNS = 2000
 
-SCRIPTS = {
+SHELL_SCRIPTS = {
     "bash": """_shoal() {
     local IFS=$'\\n'
     COMPREPLY=($(shoal completion --complete "$COMP_CWORD" -- "${COMP_WORDS[@]}" 2>/dev/null))
@@ -46,30 +46,30 @@ def candidates(words: Sequence[str], at: int, home: str | None) -> list[str]:
         return []
     before = words[at - 1]
     if before in ("--state", "--columns"):
-        return _listed(current, before)
+        return _list_items(current, before)
     if current.startswith("-"):
-        return [flag for flag in _flags(command) if flag.startswith(current)]
-    if command in _OF_RUNS and home is not None:
-        return _runs(home, current)
+        return [flag for flag in _command_flags(command) if flag.startswith(current)]
+    if command in _RUN_COMMANDS and home is not None:
+        return _run_names(home, current)
     return []
 
 
-def _listed(current: str, flag: str) -> list[str]:
+def _list_items(current: str, flag: str) -> list[str]:
     """One more name of a comma-separated list."""
     if flag == "--state":
-        from shoal.model import STATES
+        from shoal.model import RUN_STATES
 
-        names: Sequence[str] = (*STATES, "live", "ended", "bad")
+        names: Sequence[str] = (*RUN_STATES, "live", "ended", "bad")
     else:
-        from shoal.views import BY_NAME
+        from shoal.views import COLUMNS_BY_NAME
 
-        names = list(BY_NAME)
+        names = list(COLUMNS_BY_NAME)
     done, comma, part = current.rpartition(",")
     sign = part[:1] if part[:1] in ("+", "-") and flag == "--columns" else ""
     return [f"{done}{comma}{sign}{name}" for name in names if name.startswith(part.removeprefix(sign))]
 
 
-def _flags(command: str) -> list[str]:
+def _command_flags(command: str) -> list[str]:
     import argparse
     from importlib import import_module
 
@@ -80,16 +80,16 @@ def _flags(command: str) -> list[str]:
     return sorted(flag for flag in found if flag.startswith("--"))
 
 
-def _runs(home: str, current: str) -> list[str]:
+def _run_names(home: str, current: str) -> list[str]:
     from shoal.observe import run_names
 
     names = run_names(home)
     experiments = list(dict.fromkeys(name.split("/")[0] for name in names))
     if "/" in current:
-        return [name for name in names if name.startswith(current)][:_MOST]
+        return [name for name in names if name.startswith(current)][:_MAX_RUNS]
     fit = [name for name in (*experiments, "last") if name.startswith(current)]
     # A stem alone is what people type, where it means one run.
     stems = [name.split("/")[1] for name in names if name.split("/")[1].startswith(current)] if current else []
     if len(fit) == 1 and fit[0] != "last":
         fit += [name for name in names if name.startswith(f"{fit[0]}/")]
-    return list(dict.fromkeys([*fit, *stems]))[:_MOST]
+    return list(dict.fromkeys([*fit, *stems]))[:_MAX_RUNS]

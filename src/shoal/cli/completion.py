@@ -17,13 +17,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.cli.completing import SCRIPTS, candidates
+    from shoal.cli.completing import SHELL_SCRIPTS, candidates
     from shoal.errors import InputError, ShoalError
 
     if args.complete is None:
-        if len(args.words) != 1 or args.words[0] not in SCRIPTS:
+        if len(args.words) != 1 or args.words[0] not in SHELL_SCRIPTS:
             raise InputError("which shell: bash, zsh or fish?", hint='eval "$(shoal completion bash)"')
-        print(SCRIPTS[args.words[0]], end="")
+        print(SHELL_SCRIPTS[args.words[0]], end="")
         return 0
     from shoal.describe import home_here
 

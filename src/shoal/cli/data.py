@@ -16,16 +16,16 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.options import add_output, refuse_idle
-from shoal.cli.parser import Parser
+from shoal.cli.options import add_output, refuse_unused_flags
+from shoal.cli.parser import CommandParser
 
 if TYPE_CHECKING:
-    from shoal.views import Bar
+    from shoal.views import ProgressLine
 
 _ACTIONS = "pack|verify|info|unpack|stage|bench|advise"
 
 
-class _UpToDashes(Parser):
+class _SplitAtDashes(CommandParser):
     """What stands behind `--` is the user's command, whatever it looks like; argparse itself mixes it with ours."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -37,7 +37,7 @@ class _UpToDashes(Parser):
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", required=True, metavar=_ACTIONS, parser_class=_UpToDashes)
+    actions = parser.add_subparsers(dest="action", required=True, metavar=_ACTIONS, parser_class=_SplitAtDashes)
     for name, text, set_up in (
         ("pack", "turn a folder or list of files into shards", _configure_pack),
         ("verify", "compare every shard with its checksum", _configure_verify),
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int | None:
     from shoal.data import needs
     from shoal.errors import InputError
 
-    _refuse_idle(args)
+    _refuse_unused_flags(args)
     needs.numpy()
     if args.command and args.action not in ("stage", "bench", "advise"):
         raise InputError(f"shoal data {args.action} runs no command", hint="remove what stands after --", place="--")
@@ -66,17 +66,19 @@ def run(args: argparse.Namespace) -> int | None:
     return action(args)
 
 
-def _refuse_idle(args: argparse.Namespace) -> None:
+def _refuse_unused_flags(args: argparse.Namespace) -> None:
     if args.action == "pack":
-        refuse_idle(args, args.no_shuffle, "with --no-shuffle", "--seed")
-        refuse_idle(args, os.path.isdir(args.source), "on a folder; it is for lists", "--path-column")
-        refuse_idle(args, os.path.isfile(args.source), "on a list, whose lines are the samples", "--group")
+        refuse_unused_flags(args, args.no_shuffle, "with --no-shuffle", "--seed")
+        refuse_unused_flags(args, os.path.isdir(args.source), "on a folder; it is for lists", "--path-column")
+        refuse_unused_flags(args, os.path.isfile(args.source), "on a list, whose lines are the samples", "--group")
         order = ("--shard-size", "--first-shard", "--seed", "--no-shuffle", "--skip-bad")
-        refuse_idle(args, args.format == "squashfs", "with --format squashfs, which is one image of the folder", *order)
+        refuse_unused_flags(
+            args, args.format == "squashfs", "with --format squashfs, which is one image of the folder", *order
+        )
     elif args.action == "advise":
-        refuse_idle(args, bool(args.command), "with a command, which is measured", "--step-time", "--workers")
-        refuse_idle(args, not args.command, "without a command", "--batches")
-        refuse_idle(args, args.path is None, "without a data set", "--field", "--decode", "--link", "--batch")
+        refuse_unused_flags(args, bool(args.command), "with a command, which is measured", "--step-time", "--workers")
+        refuse_unused_flags(args, not args.command, "without a command", "--batches")
+        refuse_unused_flags(args, args.path is None, "without a data set", "--field", "--decode", "--link", "--batch")
 
 
 def _configure_path(parser: argparse.ArgumentParser) -> None:
@@ -168,10 +170,10 @@ def _configure_advise(parser: argparse.ArgumentParser) -> None:
 
 
 def _pack(args: argparse.Namespace) -> None:
-    from shoal.data import Settings, pack
+    from shoal.data import ShardSettings, shard_dataset
     from shoal.views import data as views
 
-    settings = Settings(
+    settings = ShardSettings(
         format=args.format,
         shard_mb=args.shard_size,
         first_mb=args.first_shard,
@@ -185,11 +187,11 @@ def _pack(args: argparse.Namespace) -> None:
         exclude=tuple(args.exclude),
     )
     if args.dry_run:
-        from shoal.data import estimate
+        from shoal.data import estimate_sharding
 
-        return views.print_estimate(estimate(args.source, settings, workers=args.workers), args)
-    with _bar("packing", args) as progress:
-        packed = pack(
+        return views.print_estimate(estimate_sharding(args.source, settings, workers=args.workers), args)
+    with _progress_line("packing", args) as progress:
+        packed = shard_dataset(
             args.source,
             args.goal,
             settings,
@@ -198,32 +200,32 @@ def _pack(args: argparse.Namespace) -> None:
             name=args.name,
             progress=progress,
         )
-    return views.print_packed(packed, args)
+    return views.print_sharded(packed, args)
 
 
 def _verify(args: argparse.Namespace) -> None:
-    from shoal.data import verify
+    from shoal.data import verify_dataset
     from shoal.views import data as views
 
-    with _bar("verifying", args) as progress:
-        verified = verify(args.path, quick=args.quick, progress=progress)
+    with _progress_line("verifying", args) as progress:
+        verified = verify_dataset(args.path, quick=args.quick, progress=progress)
     views.print_verified(verified, args)
 
 
 def _info(args: argparse.Namespace) -> None:
-    from shoal.data import info
+    from shoal.data import describe_dataset
     from shoal.views import data as views
 
-    views.print_info(info(args.path), args)
+    views.print_info(describe_dataset(args.path), args)
 
 
 def _unpack(args: argparse.Namespace) -> None:
-    from shoal.data import unpack
+    from shoal.data import extract_dataset
     from shoal.views import data as views
 
-    with _bar("unpacking", args) as progress:
-        unpacked = unpack(args.path, args.goal, progress=progress)
-    views.print_unpacked(unpacked, args)
+    with _progress_line("unpacking", args) as progress:
+        unpacked = extract_dataset(args.path, args.goal, progress=progress)
+    views.print_extracted(unpacked, args)
 
 
 def _stage(args: argparse.Namespace) -> int:
@@ -236,16 +238,16 @@ def _stage(args: argparse.Namespace) -> int:
     code, record = stage_and_run(
         args.path, args.command, environ, wait=args.wait, threads=args.threads, quiet=args.quiet
     )
-    views.print_staged(record, args, ran=bool(args.command))
+    views.print_staging(record, args, ran=bool(args.command))
     return code
 
 
 def _bench(args: argparse.Namespace) -> None:
-    from shoal.data import bench, launcher
+    from shoal.data import run_bench, slurm_launcher
     from shoal.views import data as views
 
     scratch = args.scratch or os.environ.get("SHOAL_SCRATCH") or os.environ.get("TMPDIR") or "/tmp"  # noqa: S108
-    result = bench(
+    result = run_bench(
         os.path.abspath(args.storage),
         os.path.abspath(scratch),
         count=args.files,
@@ -253,7 +255,7 @@ def _bench(args: argparse.Namespace) -> None:
         readers=views.parse_counts(args.readers),
         methods=args.methods.split(","),
         repeats=args.repeats,
-        launch=launcher(args.command, os.environ) if args.slurm else None,
+        launch=slurm_launcher(args.command, os.environ) if args.slurm else None,
         tell=lambda text: None if args.quiet else print(text, file=sys.stderr),
     )
     views.print_bench(result, args)
@@ -271,25 +273,25 @@ def _advise(args: argparse.Namespace) -> None:
         decode = load_function(args.decode) if args.decode else None
         delivery = advising.measure_delivery(open_dataset(args.path, fields=args.field, transform=decode), args.batch)
     if args.command:
-        times = advising.watch_script(args.command, args.batches)
+        times = advising.measure_script(args.command, args.batches)
     elif args.step_time is not None and delivery is not None:
         prep_s = args.batch / delivery.prep_per_s
-        times = advising.Times(args.step_time, prep_s, args.batch, args.workers, None, delivery.cpu_share)
+        times = advising.BatchTimes(args.step_time, prep_s, args.batch, args.workers, None, delivery.cpu_share)
         times = times._replace(contention=delivery.contention, data="staged" if delivery.staged else "packed")
     else:
         raise InputError(
             "nothing says how fast the model is",
             hint="shoal data advise -- python train.py   # or PATH --step-time 0.1",
         )
-    views.print_advice(advising.advise(times, args.cores or _cores(), delivery, args.link), delivery, args)
+    views.print_advice(advising.advise_loader(times, args.cores or _cores(), delivery, args.link), delivery, args)
 
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _bar(what: str, args: argparse.Namespace) -> Bar:
-    from shoal.units import bytes_words
-    from shoal.views import Bar
+def _progress_line(what: str, args: argparse.Namespace) -> ProgressLine:
+    from shoal.units import format_bytes
+    from shoal.views import ProgressLine
 
-    return Bar(what, bytes_words, off=args.quiet)
+    return ProgressLine(what, format_bytes, off=args.quiet)

@@ -20,10 +20,10 @@ def run(args: argparse.Namespace) -> None:
     import sys
     import tempfile
 
-    from shoal.demo import copy_project, play
+    from shoal.demo import copy_project, run_demo
 
     target = args.dir.absolute() if args.dir else Path(tempfile.mkdtemp(prefix="shoal-demo-"))
     copy_project(target)
-    play(target, print)
+    run_demo(target, print)
     shoal = "shoal" if shutil.which("shoal") else os.path.abspath(sys.argv[0])
     print(f"\nLook around:\n  cd {target}\n  {shoal} logs 011_posttrain1_1\n  {shoal} report 001_example")

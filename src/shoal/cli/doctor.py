@@ -16,7 +16,7 @@ import getpass
 import os
 from pathlib import Path
 
-from shoal.cli.options import add_output, refuse_idle
+from shoal.cli.options import add_output, refuse_unused_flags
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -38,54 +38,54 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.doctor import Inputs, examine_all, explain_facts, find_files, write_fixed
+    from shoal.doctor import TrainingInputs, check_scripts, explain_facts, find_files, write_fixed
     from shoal.views import doctor as view
 
     about = ("--framework", "--nodes", "--gpus", "--cpus")
-    refuse_idle(args, bool(args.file), "with a file, which says it itself", *about)
-    refuse_idle(args, not args.explain, "without --explain", *about)
-    refuse_idle(args, not args.file, "without a file", "--fix", "--strict", "--no-cluster")
-    inputs = Inputs(args.batch_size, args.lr, args.workers)
+    refuse_unused_flags(args, bool(args.file), "with a file, which says it itself", *about)
+    refuse_unused_flags(args, not args.explain, "without --explain", *about)
+    refuse_unused_flags(args, not args.file, "without a file", "--fix", "--strict", "--no-cluster")
+    inputs = TrainingInputs(args.batch_size, args.lr, args.workers)
     if not args.file:
-        return _by_construction(args, inputs)
+        return _construct_launch(args, inputs)
     ask = not args.no_cluster
-    examined, cluster = examine_all(
-        find_files(args.file), os.environ, user=getpass.getuser(), ask=ask, inputs=inputs, steps=_steps()
+    examined, cluster = check_scripts(
+        find_files(args.file), os.environ, user=getpass.getuser(), ask=ask, inputs=inputs, steps=_project_steps()
     )
     explained = (
         [(one.script.path, found) for one in examined for found in explain_facts(one.facts)] if args.explain else []
     )
     fixed = [found for one in examined if (found := write_fixed(one)) is not None] if args.fix else []
     if args.json:
-        view.show_document(view.document(examined, cluster, explained, fixed))
+        view.show_document(view.findings_document(examined, cluster, explained, fixed))
     else:
-        view.show_explained(explained)
+        view.show_geometry(explained)
         view.show_findings(examined, quiet=args.quiet, fixed=fixed)
     bad = ("error", "warning") if args.strict else ("error",)
     return 3 if any(finding.severity in bad for one in examined for finding in one.findings) else 0
 
 
-def _by_construction(args: argparse.Namespace, inputs: object) -> int:
-    from shoal.doctor import Inputs, construct, examine_nothing
+def _construct_launch(args: argparse.Namespace, inputs: object) -> int:
+    from shoal.doctor import TrainingInputs, construct_launch, facts_without_script
     from shoal.errors import InputError
     from shoal.views import doctor as view
 
-    if not args.explain or args.framework is None or args.gpus is None or not isinstance(inputs, Inputs):
+    if not args.explain or args.framework is None or args.gpus is None or not isinstance(inputs, TrainingInputs):
         raise InputError("name a script or a folder", hint="shoal doctor train.sh")
-    found = construct(args.framework, args.nodes, args.gpus, examine_nothing(inputs), args.cpus)
+    found = construct_launch(args.framework, args.nodes, args.gpus, facts_without_script(inputs), args.cpus)
     if args.json:
-        view.show_document(view.document([], None, [("", found)]))
+        view.show_document(view.findings_document([], None, [("", found)]))
     else:
-        view.show_explained([(args.framework, found)])
+        view.show_geometry([(args.framework, found)])
     return 0
 
 
-def _steps() -> frozenset[str]:
+def _project_steps() -> frozenset[str]:
     """The step functions of the project that we stand in, if any; its mistakes are not the doctor's business here."""
-    from shoal.cli.options import project_here
+    from shoal.cli.options import current_project
     from shoal.errors import ShoalError
 
     try:
-        return frozenset(project_here().steps)
+        return frozenset(current_project().steps)
     except ShoalError:
         return frozenset()

@@ -16,11 +16,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli.options import refuse_idle
+from shoal.cli.options import refuse_unused_flags
 
 if TYPE_CHECKING:
     from shoal.describe import Cluster, Project
-    from shoal.plan import Generated
+    from shoal.plan import GeneratedScript
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -61,13 +61,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from shoal.describe import project_or_bare
-    from shoal.plan import Wish, generate_script
+    from shoal.plan import GenerateOptions, generate_script
 
-    refuse_idle(args, args.output_file is None, "without --output-file", "--force")
+    refuse_unused_flags(args, args.output_file is None, "without --output-file", "--force")
     project = project_or_bare(Path.cwd(), os.environ)
     cluster = _cluster(project, args.on)
     replicas = {"replicas_per_node": args.num_ft_replicas_per_node}
-    wish = Wish(**{name: getattr(args, name) for name in Wish.__struct_fields__ if name not in replicas}, **replicas)
+    wish = GenerateOptions(
+        **{name: getattr(args, name) for name in GenerateOptions.__struct_fields__ if name not in replicas}, **replicas
+    )
     generated = generate_script(wish, project, cluster)
     check_shell(generated.script, cluster)
     written = None if args.output_file is None else write_script(args.output_file, generated.script, args.force)
@@ -90,7 +92,7 @@ def _cluster(project: Project, on: str | None) -> Cluster:
 def check_shell(script: str, cluster: Cluster) -> None:
     """Only the profile's own setup lines can be wrong shell; say so before the job does."""
     from shoal.backends.slurm.commands import ProgramMissingError
-    from shoal.backends.slurm.commands import run as run_program
+    from shoal.backends.slurm.commands import run_slurm as run_program
     from shoal.errors import InputError
 
     try:
@@ -120,7 +122,7 @@ def write_script(path: Path, script: str, force: bool) -> str:
     return "written"
 
 
-def _render(generated: Generated, args: argparse.Namespace, written: str | None) -> None:
+def _render(generated: GeneratedScript, args: argparse.Namespace, written: str | None) -> None:
     notes = list(generated.notes)
     missing = [folder for folder in generated.log_folders if "%" not in folder and not Path(folder).is_dir()]
     if missing:
@@ -137,7 +139,7 @@ def _render(generated: Generated, args: argparse.Namespace, written: str | None)
 
 
 def _document(
-    generated: Generated, args: argparse.Namespace, written: str | None, notes: list[str]
+    generated: GeneratedScript, args: argparse.Namespace, written: str | None, notes: list[str]
 ) -> dict[str, object]:
     from msgspec import to_builtins
 

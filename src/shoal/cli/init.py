@@ -35,42 +35,42 @@ def run(args: argparse.Namespace) -> None:
     if os.path.lexists(root / TOML_NAME) and not args.dry_run:
         if not args.shared:
             raise InputError(f"{root / TOML_NAME} exists and is left as it is", hint="shoal init --dry-run")
-        _share(root)
+        _write_shared(root)
         if not args.quiet:
             print(json.dumps({"schema": 1, "root": str(root), "shared": True}) if args.json else _shared_text(root))
         return
-    text, silent = draft(shared=args.shared)
+    text, silent = draft_settings(shared=args.shared)
     files = plan_files(root, text)
     if not args.dry_run:
         write_files(files)
         if args.shared:
-            _share(root)
+            _write_shared(root)
     _render(args, root, text, files, silent)
 
 
-def _share(root: Path) -> None:
+def _write_shared(root: Path) -> None:
     from shoal.describe import home_of
-    from shoal.observe import share
+    from shoal.observe import share_project
 
-    share(root, Path(home_of(root, os.environ)))
+    share_project(root, Path(home_of(root, os.environ)))
 
 
 def _shared_text(root: Path) -> str:
     return f"shared {root} with the group {root.group()}"
 
 
-def draft(*, shared: bool = False) -> tuple[str, tuple[str, ...]]:
+def draft_settings(*, shared: bool = False) -> tuple[str, tuple[str, ...]]:
     """The text of shoal.toml for this machine, and which programs had no answer."""
     import getpass
     import shutil
     import socket
 
-    from shoal.backends.slurm.facts import draft_profile, gather
+    from shoal.backends.slurm.facts import draft_profile, query_summary
     from shoal.describe import toml_text
 
     if shutil.which("sinfo") is None:
         return toml_text(None, shared=shared), ("Slurm's programs are not on PATH",)
-    facts = gather(os.environ, getpass.getuser())
+    facts = query_summary(os.environ, getpass.getuser())
     return toml_text(draft_profile(facts, socket.gethostname()), shared=shared), facts.silent
 
 

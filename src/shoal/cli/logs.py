@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from shoal.cli.options import refuse_idle
+from shoal.cli.options import refuse_unused_flags
 from shoal.describe import home_here
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", nargs="*", help="a run, several, an experiment, or a pattern")
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the runs end")
     parser.add_argument("-n", "--lines", type=int, default=200, help="how many of the last lines (default 200; 0: all)")
-    parser.add_argument("--rank", type=_number, metavar="N", help="this rank instead of rank 0, or all")
-    parser.add_argument("--replica", type=_number, metavar="N", help="this replica instead of all of them")
+    parser.add_argument("--rank", type=_rank_number, metavar="N", help="this rank instead of rank 0, or all")
+    parser.add_argument("--replica", type=_rank_number, metavar="N", help="this replica instead of all of them")
     parser.add_argument("--attempt", type=int, help="this attempt instead of the newest")
     parser.add_argument("--all", action="store_true", help="every attempt, oldest first")
     parser.add_argument("--errors", action="store_true", help="errors of failed runs, equal ones together")
@@ -39,55 +39,55 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from shoal.errors import InputError
-    from shoal.views import faults, logs, screen_of, select_runs
+    from shoal.views import detect_screen, faults, logs, select_runs
 
-    _refuse_idle(args)
+    _refuse_unused_flags(args)
     home = home_here()
     if args.errors:
-        return faults.show(
-            faults.gather(home, select_runs(home, args.run)), screen_of(), as_json=args.json, quiet=args.quiet
+        return faults.show_errors(
+            faults.group_errors(home, select_runs(home, args.run)), detect_screen(), as_json=args.json, quiet=args.quiet
         )
     if not args.run:
         raise InputError("which run?", hint="shoal logs RUN   # or shoal logs --errors for all that failed")
     sources = [source for name in select_runs(home, args.run) for source in _sources(home, name, args)]
     if args.json:
-        return logs.show_json(sources, args.lines)
+        return logs.show_logs_json(sources, args.lines)
     paths = [path for source in sources for path in source.paths]
     if args.path:
         print("\n".join(paths))
         return 0
     if args.pager and paths:
-        return logs.page(paths)
-    form = logs.form_for(screen_of(), lines=args.lines, raw=args.raw)
+        return logs.open_pager(paths)
+    form = logs.format_for(detect_screen(), lines=args.lines, raw=args.raw)
     if args.follow:
-        from shoal.views import follow
+        from shoal.views import follow_output
 
-        return follow(home, sources, form)
-    return logs.show(sources, form)
-
-
-def _sources(home: str, run: str, args: argparse.Namespace) -> list[logs.Source]:
-    from shoal.views import Pick, logs
-
-    pick = Pick(args.replica, args.rank)
-    if args.slurm or (args.all and pick == Pick()):
-        return [logs.find(home, run, slurm=args.slurm, every=args.all)]
-    return logs.find_parts(home, run, pick, attempt=args.attempt, every=args.all, strict=not args.follow)
+        return follow_output(home, sources, form)
+    return logs.show_logs(sources, form)
 
 
-def _refuse_idle(args: argparse.Namespace) -> None:
+def _sources(home: str, run: str, args: argparse.Namespace) -> list[logs.LogSource]:
+    from shoal.views import RankSelection, logs
+
+    pick = RankSelection(args.replica, args.rank)
+    if args.slurm or (args.all and pick == RankSelection()):
+        return [logs.find_logs(home, run, slurm=args.slurm, every=args.all)]
+    return logs.find_rank_logs(home, run, pick, attempt=args.attempt, every=args.all, strict=not args.follow)
+
+
+def _refuse_unused_flags(args: argparse.Namespace) -> None:
     which = ("--rank", "--replica", "--attempt", "--err", "--both")
     form = ("--follow", "--raw", "--pager", "--lines")
-    refuse_idle(args, args.errors, "with --errors", *which, *form, "--all", "--slurm", "--path")
-    refuse_idle(args, not args.errors, "without --errors", "--quiet")
-    refuse_idle(args, args.slurm, "with --slurm", *which, "--all")
-    refuse_idle(args, args.all, "with --all", "--attempt")
-    refuse_idle(args, args.json, "with --json", *form[:3], "--path")
-    refuse_idle(args, args.path, "with --path", *form)
-    refuse_idle(args, args.pager, "with --pager", "--follow", "--raw", "--lines")
+    refuse_unused_flags(args, args.errors, "with --errors", *which, *form, "--all", "--slurm", "--path")
+    refuse_unused_flags(args, not args.errors, "without --errors", "--quiet")
+    refuse_unused_flags(args, args.slurm, "with --slurm", *which, "--all")
+    refuse_unused_flags(args, args.all, "with --all", "--attempt")
+    refuse_unused_flags(args, args.json, "with --json", *form[:3], "--path")
+    refuse_unused_flags(args, args.path, "with --path", *form)
+    refuse_unused_flags(args, args.pager, "with --pager", "--follow", "--raw", "--lines")
 
 
-def _number(text: str) -> int | str:
+def _rank_number(text: str) -> int | str:
     if text != "all" and not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor all")
     return text if text == "all" else int(text)

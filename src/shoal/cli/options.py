@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 
-from shoal.cli.pack_flags import add_pack, pack_of, refuse_pack_flags
+from shoal.cli.pack_flags import add_pack_flags, pack_options, refuse_pack_flags
 
 TYPE_CHECKING = False  # typing itself takes longer to import than everything else here
 if TYPE_CHECKING:
-    from shoal.describe import Cluster, Project, Wish
-    from shoal.submit import How
+    from shoal.describe import Cluster, Project, SweepOptions
+    from shoal.submit import SubmitOptions
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +18,7 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-q", "--quiet", action="store_true", help="print names or nothing")
 
 
-def add_where(parser: argparse.ArgumentParser) -> None:
+def add_profile_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--on", metavar="CLUSTER", help="a cluster profile, or local for this machine")
 
 
@@ -42,14 +42,14 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--zip", action="append", default=[], metavar="A,B", help="let set parameters walk together")
 
 
-def wish_of(args: argparse.Namespace) -> Wish:
-    from shoal.describe import Wish
+def sweep_options(args: argparse.Namespace) -> SweepOptions:
+    from shoal.describe import SweepOptions
 
-    refuse_idle(args, not args.set, "without --set", "--zip")
-    return Wish(args.seeds, args.set, args.zip)
+    refuse_unused_flags(args, not args.set, "without --set", "--zip")
+    return SweepOptions(args.seeds, args.set, args.zip)
 
 
-def add_how(parser: argparse.ArgumentParser) -> None:
+def add_submit_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shape",
         choices=("auto", "job", "array", "pack", "pilots"),
@@ -64,7 +64,9 @@ def add_how(parser: argparse.ArgumentParser) -> None:
     either.add_argument(
         "--fresh", action="store_false", dest="resume", help="Start failed runs over in a new output directory"
     )
-    parser.add_argument("--at-once", type=_count, metavar="K", help="let at most K of these runs be under way together")
+    parser.add_argument(
+        "--at-once", type=_positive_integer, metavar="K", help="let at most K of these runs be under way together"
+    )
     parser.add_argument("--no-snapshot", action="store_true", help="let jobs run the code as it is when they start")
     parser.add_argument("--force", action="store_true", help="submit even what the doctor refuses")
     smoke = parser.add_mutually_exclusive_group()
@@ -74,23 +76,27 @@ def add_how(parser: argparse.ArgumentParser) -> None:
     smoke.add_argument(
         "--smoke-here", action="store_const", const="here", dest="smoke", help="the same, on this machine and now"
     )
-    add_pack(parser)
+    add_pack_flags(parser)
 
 
-def how_of(args: argparse.Namespace) -> How:
+def submit_options(args: argparse.Namespace) -> SubmitOptions:
     from shoal.errors import InputError
-    from shoal.submit import How
+    from shoal.submit import SubmitOptions
 
     packed = args.shape in ("pack", "pilots") or args.pilots is not None
-    pack = pack_of(args) if packed else None
+    pack = pack_options(args) if packed else None
     if not packed:
         refuse_pack_flags(args)
-    refuse_idle(args, packed, "on a pack; its slots say how many run at a time (--slots)", "--at-once")
-    refuse_idle(args, args.shape == "job", "on single jobs; an array limits its tasks (--shape array)", "--at-once")
-    refuse_idle(args, args.pilots is not None and args.shape not in ("auto", "pilots"), "with --pilots", "--shape")
+    refuse_unused_flags(args, packed, "on a pack; its slots say how many run at a time (--slots)", "--at-once")
+    refuse_unused_flags(
+        args, args.shape == "job", "on single jobs; an array limits its tasks (--shape array)", "--at-once"
+    )
+    refuse_unused_flags(
+        args, args.pilots is not None and args.shape not in ("auto", "pilots"), "with --pilots", "--shape"
+    )
     if args.again and args.resume:
         raise InputError("--resume cannot be used with --again", hint="remove --again to continue from a checkpoint")
-    return How(
+    return SubmitOptions(
         args.shape,
         args.again,
         args.at_once,
@@ -103,13 +109,13 @@ def how_of(args: argparse.Namespace) -> How:
     )
 
 
-def _count(text: str) -> int:
+def _positive_integer(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 0 < int(text) < 10**6:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of runs")
     return int(text)
 
 
-def project_here() -> Project:
+def current_project() -> Project:
     from pathlib import Path
 
     from shoal.describe import find_project
@@ -117,7 +123,7 @@ def project_here() -> Project:
     return find_project(Path.cwd(), os.environ)
 
 
-def refuse_idle(args: argparse.Namespace, idle: bool, because: str, *flags: str) -> None:
+def refuse_unused_flags(args: argparse.Namespace, idle: bool, because: str, *flags: str) -> None:
     """Refuse flags that would do nothing where they are given. `because` goes on after "has no effect".
 
     Not refused: `--json` and `-q`, and flags about what `--dry-run` leaves undone, because it is added to a whole
@@ -130,7 +136,7 @@ def refuse_idle(args: argparse.Namespace, idle: bool, because: str, *flags: str)
             raise InputError(f"{flag} has no effect {because}", hint=f"remove {flag}")
 
 
-def cluster_for(project: Project, on: str | None) -> Cluster:
+def chosen_cluster(project: Project, on: str | None) -> Cluster:
     from shoal.plan import choose_cluster
 
     return choose_cluster(project, on, os.environ, inside_job="SLURM_JOB_ID" in os.environ)

@@ -17,13 +17,13 @@ import os
 import sys
 from pathlib import Path
 
-from shoal.cli.options import add_output, add_request, add_sweep, add_where, cluster_for, refuse_idle
-from shoal.cli.pack_flags import add_pack, pack_of
+from shoal.cli.options import add_output, add_profile_flag, add_request, add_sweep, chosen_cluster, refuse_unused_flags
+from shoal.cli.pack_flags import add_pack_flags, pack_options
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="FILE | -- COMMAND", help="a file of commands, or one with {names}")
-    add_where(parser)
+    add_profile_flag(parser)
     add_sweep(parser)
     parser.add_argument("--cost", metavar="EXPR", help="relative duration, such as depth or depth*width")
     parser.add_argument("--name", metavar="NAME", help="what the runs belong to (default: pack_ and the script's name)")
@@ -32,47 +32,47 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table there as well")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the timeline there as well")
     parser.add_argument("--png", type=Path, metavar="FILE", help="the same as a PNG (pip install 'shoal[png]')")
-    add_pack(parser)
+    add_pack_flags(parser)
     add_request(parser)
     add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from shoal.describe import project_or_bare
-    from shoal.submit import pack_commands
+    from shoal.submit import submit_pack
 
     if args.png:
-        from shoal.views import need_pillow
+        from shoal.views import require_pillow
 
-        need_pillow()
+        require_pillow()
     project = project_or_bare(Path.cwd(), os.environ)
-    cluster = cluster_for(project, args.on or (None if args.gpus or args.pilots or args.nodes else "local"))
+    cluster = chosen_cluster(project, args.on or (None if args.gpus or args.pilots or args.nodes else "local"))
     where = "on a pack that is submitted; when it is done: shoal report EXPERIMENT"
-    refuse_idle(args, not cluster.is_local, where, "--csv", "--svg", "--png")
-    packed = pack_commands(
+    refuse_unused_flags(args, not cluster.is_local, where, "--csv", "--svg", "--png")
+    packed = submit_pack(
         args.words,
         project,
         cluster,
         os.environ,
         sweep=(args.set, args.zip, args.seeds),
-        options=pack_of(args),
+        options=pack_options(args),
         cost=args.cost,
         name=args.name,
         again=args.again,
         dry_run=args.dry_run,
         follow=not args.quiet and not args.json,
-        note=_silent if args.quiet or args.json else _note,
+        note=_ignore_note if args.quiet or args.json else _print_note,
         request_id=args.request,
     )
     from shoal.views import pack  # only now: the first run was not to wait for it
 
-    pack.show(packed, as_json=args.json, quiet=args.quiet, csv=args.csv, svg=args.svg, png=args.png)
+    pack.show_pack(packed, as_json=args.json, quiet=args.quiet, csv=args.csv, svg=args.svg, png=args.png)
     return packed.exit_code
 
 
-def _note(text: str) -> None:
+def _print_note(text: str) -> None:
     sys.stderr.write(f"note: {text}\n")
 
 
-def _silent(text: str) -> None:
+def _ignore_note(text: str) -> None:
     """With --json and -q nothing but the answer is printed."""

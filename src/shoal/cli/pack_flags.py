@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from shoal.plan import PackOptions
 
 
-def add_pack(parser: argparse.ArgumentParser) -> None:
+def add_pack_flags(parser: argparse.ArgumentParser) -> None:
     """What may be said about a queue inside an allocation; most of it follows from the allocation by itself."""
     group = parser.add_argument_group("a queue inside an allocation (--shape pack, --shape pilots)")
     group.add_argument("--slots", type=int, metavar="N", help="so many runs at a time")
@@ -41,9 +41,9 @@ def add_pack(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--preload", metavar="torch,...", help="import these once and fork Python runs from there")
 
 
-def pack_flags() -> list[str]:
+def pack_flag_names() -> list[str]:
     bare = argparse.ArgumentParser(add_help=False)
-    add_pack(bare)
+    add_pack_flags(bare)
     return [flag for action in bare._actions for flag in action.option_strings]
 
 
@@ -51,7 +51,7 @@ def refuse_pack_flags(args: argparse.Namespace) -> None:
     """Without a pack its flags would mean nothing, and people would take `--gpus 4` for the GPUs of each run."""
     from shoal.errors import InputError
 
-    for flag in pack_flags():
+    for flag in pack_flag_names():
         if flag in getattr(args, "given", ()):
             value = getattr(args, flag[2:].replace("-", "_"))
             words = flag if value is True else f"{flag} {value}"
@@ -61,7 +61,7 @@ def refuse_pack_flags(args: argparse.Namespace) -> None:
             )
 
 
-def pack_of(args: argparse.Namespace) -> PackOptions:
+def pack_options(args: argparse.Namespace) -> PackOptions:
     from shoal.plan import PackOptions
     from shoal.units import parse_duration_s
 
@@ -90,4 +90,4 @@ def pack_of(args: argparse.Namespace) -> PackOptions:
         mps=not args.no_mps,
         dashboard=args.dashboard,
         search=args.search,
-    ).checked()
+    ).validate()

@@ -6,7 +6,7 @@ import argparse
 from typing import Any, NoReturn
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     def __init__(self, prog: str, description: str | None = None, **more: Any) -> None:
         # A width of our own: to find the terminal's, argparse would import shutil and what that needs.
         def formatter(prog: str) -> argparse.HelpFormatter:
@@ -41,9 +41,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         from shoal.errors import InputError
 
-        raise InputError(f"{self.prog}: {message}{self._near(message)}", hint=f"{self.prog} --help")
+        raise InputError(f"{self.prog}: {message}{self._nearest_flag(message)}", hint=f"{self.prog} --help")
 
-    def _near(self, message: str) -> str:
+    def _nearest_flag(self, message: str) -> str:
         """For a flag that is misspelt: the one that was meant."""
         from difflib import get_close_matches
 

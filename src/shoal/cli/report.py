@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import argparse
 
-from shoal.cli.options import add_output, refuse_idle
+from shoal.cli.options import add_output, refuse_unused_flags
 from shoal.describe import home_here
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from shoal.views import Report
+    from shoal.views import CostReport
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -31,24 +31,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.views import gather
+    from shoal.views import gather_report
 
-    refuse_idle(args, args.json, "with --json", "--html", "--md", "--svg", "--png", "--csv")
-    report = gather(home_here(), args.which)
+    refuse_unused_flags(args, args.json, "with --json", "--html", "--md", "--svg", "--png", "--csv")
+    report = gather_report(home_here(), args.which)
     if args.html:
-        from shoal.views import page
+        from shoal.views import report_page
 
-        _write(args.html, page(report), quiet=args.quiet)
+        _write(args.html, report_page(report), quiet=args.quiet)
     elif args.svg or args.png:
         _draw(report, args.svg, args.png, quiet=args.quiet)
     elif args.md or args.csv:
         from shoal.views import tables
 
-        print(tables.markdown(report) if args.md else tables.as_csv(report), end="")
+        print(tables.report_markdown(report) if args.md else tables.report_csv(report), end="")
     else:
-        from shoal.views import screen_of, text
+        from shoal.views import detect_screen, text
 
-        text.show(report, screen_of(), as_json=args.json, quiet=args.quiet)
+        text.show_report(report, detect_screen(), as_json=args.json, quiet=args.quiet)
     return 0
 
 
@@ -72,14 +72,14 @@ def _write(path: str, text: str, *, quiet: bool) -> None:
         print(f"wrote {path}")
 
 
-def _draw(report: Report, svg: str | None, png: str | None, *, quiet: bool) -> None:
+def _draw(report: CostReport, svg: str | None, png: str | None, *, quiet: bool) -> None:
     from shoal.kernel import replace
-    from shoal.views import as_png, as_svg, as_timeline
+    from shoal.views import lanes_timeline, timeline_png, timeline_svg
 
-    timeline = as_timeline(report.lanes)
+    timeline = lanes_timeline(report.lanes)
     if svg:
-        _write(svg, as_svg(timeline, report.title), quiet=quiet)
+        _write(svg, timeline_svg(timeline, report.title), quiet=quiet)
     elif png:
-        replace(png, as_png(timeline, report.title))
+        replace(png, timeline_png(timeline, report.title))
         if not quiet:
             print(f"wrote {png}")

@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from shoal.cli.options import refuse_idle
+from shoal.cli.options import refuse_unused_flags
 from shoal.describe import home_here
 
 
@@ -44,12 +44,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    refuse_idle(args, args.json or args.quiet, "with --json or -q", "--format")
-    refuse_idle(args, args.sort is None, "without --sort", "--descending")
+    refuse_unused_flags(args, args.json or args.quiet, "with --json or -q", "--format")
+    refuse_unused_flags(args, args.sort is None, "without --sort", "--descending")
     from shoal.observe import tabulate
     from shoal.views import results
 
-    runs, defaults, notes = results.gather(home_here(), args.which, os.environ, partial=args.partial)
+    runs, defaults, notes = results.gather_results(home_here(), args.which, os.environ, partial=args.partial)
     table = tabulate(
         runs,
         metrics=args.metric,
@@ -61,4 +61,4 @@ def run(args: argparse.Namespace) -> None:
         missing_value=args.missing,
     )
     table = table._replace(notes=[*notes, *table.notes])
-    results.show(table, "json" if args.json else "names" if args.quiet else args.format)
+    results.show_results(table, "json" if args.json else "names" if args.quiet else args.format)

@@ -13,13 +13,13 @@ from __future__ import annotations
 import argparse
 import os
 
-from shoal.cli.options import add_output, add_request, add_where, cluster_for, project_here
+from shoal.cli.options import add_output, add_profile_flag, add_request, chosen_cluster, current_project
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN_OR_DIR")
     parser.add_argument("flags", nargs="*", metavar="-- SBATCH_FLAGS", help="asked for on top of what it had")
-    add_where(parser)
+    add_profile_flag(parser)
     parser.add_argument(
         "--yes",
         action="store_true",
@@ -31,24 +31,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.cli.submit import exit_code, teller
-    from shoal.describe import resume
-    from shoal.submit import How, standing, submit_asked
+    from shoal.cli.submit import exit_code, result_printer
+    from shoal.describe import resumed_run
+    from shoal.submit import SubmitOptions, standing, submit_runs
 
-    project = project_here()
-    say = teller(args, ask=not args.yes)
-    asked = resume(args.run, project, args.flags)
+    project = current_project()
+    say = result_printer(args, ask=not args.yes)
+    asked = resumed_run(args.run, project, args.flags)
     home, name = str(project.home), asked.run.spec.name
-    given = standing.find(home, "resume", [name], (args.on, args.flags), args.request, os.environ)
+    given = standing.find_order(home, "resume", [name], (args.on, args.flags), args.request, os.environ)
     with say:
-        results = submit_asked(
+        results = submit_runs(
             [asked],
             project,
-            cluster_for(project, args.on),
+            chosen_cluster(project, args.on),
             os.environ,
             tell=say,
             follow=not args.quiet,
-            how=How(sure=args.yes),
+            how=SubmitOptions(sure=args.yes),
             dry_run=args.dry_run,
             given=None if args.dry_run else given,
         )

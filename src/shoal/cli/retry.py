@@ -13,7 +13,14 @@ from __future__ import annotations
 import argparse
 import os
 
-from shoal.cli.options import add_output, add_request, add_where, cluster_for, project_here, refuse_idle
+from shoal.cli.options import (
+    add_output,
+    add_profile_flag,
+    add_request,
+    chosen_cluster,
+    current_project,
+    refuse_unused_flags,
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -29,41 +36,43 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--fresh", action="store_true", help="from the beginning, in a new folder")
     parser.add_argument("--dry-run", action="store_true", help="show what would be started, and stop")
-    add_where(parser)
+    add_profile_flag(parser)
     add_request(parser)
     add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.cli.submit import exit_code, teller
-    from shoal.submit import retrying, standing, submit_asked
-    from shoal.views import parse_states, select_runs, unselected
+    from shoal.cli.submit import exit_code, result_printer
+    from shoal.submit import retrying, standing, submit_runs
+    from shoal.views import parse_states, select_runs, unselected_sentence
 
-    project = project_here()
+    project = current_project()
     home = str(project.home)
     causes = [word.strip() for word in (args.cause or "").split(",") if word.strip()]
     names = select_runs(home, args.which)
-    change = retrying.Change(args.mem, args.time, args.exclude_nodes, args.fresh)
+    change = retrying.RetryChange(args.mem, args.time, args.exclude_nodes, args.fresh)
     meaning = (change, args.state, args.cause, args.on)
     given = None
     if not args.dry_run:
-        given = standing.find(home, "retry", names, meaning, args.request, os.environ)
-    with teller(args) as say:
+        given = standing.find_order(home, "retry", names, meaning, args.request, os.environ)
+    with result_printer(args) as say:
         if given is not None and given.record is not None:
-            views = retrying.left_of(home, given, os.environ)
+            views = retrying.unstarted_runs(home, given, os.environ)
         else:
-            views = [view for view, _ in retrying.find(home, names, parse_states(args.state), causes, os.environ)]
-            left_out = retrying.left_out(home, names, views, os.environ)
-            for note in [*unselected(home, names), *([left_out] if left_out else [])]:
+            views = [
+                view for view, _ in retrying.find_failed(home, names, parse_states(args.state), causes, os.environ)
+            ]
+            left_out = retrying.skipped_sentence(home, names, views, os.environ)
+            for note in [*unselected_sentence(home, names), *([left_out] if left_out else [])]:
                 say.note(note)
             if not views:
                 say.note("no run of these ended badly")
                 return 0
-        cluster = cluster_for(project, args.on)
-        refuse_idle(args, cluster.is_local, "on this machine", "--exclude-nodes", "--mem")
-        asked = retrying.again(project, views, change)
+        cluster = chosen_cluster(project, args.on)
+        refuse_unused_flags(args, cluster.is_local, "on this machine", "--exclude-nodes", "--mem")
+        asked = retrying.retried_runs(project, views, change)
         return exit_code(
-            submit_asked(
+            submit_runs(
                 asked,
                 project,
                 cluster,

@@ -22,9 +22,9 @@ def run(args: argparse.Namespace) -> int:
 
     if args.dry_run:
         return submit.run(args)
-    with submit.teller(args, next_steps=False, ask=not args.yes) as say:
+    with submit.result_printer(args, next_steps=False, ask=not args.yes) as say:
         results = submit.submit_files(args, say)
-        say.order_is_whole()
+        say.submission_is_complete()
         if any(result.did == "ran" for result in results):
             return submit.exit_code(results)
         return follow_to_end(home_here(), results, say, os.environ)

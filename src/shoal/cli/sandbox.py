@@ -15,8 +15,17 @@ import signal
 import sys
 import time
 
-from shoal.cli.options import refuse_idle
-from shoal.sandbox import Sandbox, SandboxSpec, SandboxStatus, check_name, load, names, parse_partitions, parse_setting
+from shoal.cli.options import refuse_unused_flags
+from shoal.sandbox import (
+    Sandbox,
+    SandboxSpec,
+    SandboxStatus,
+    check_sandbox_name,
+    load_sandbox,
+    parse_partitions,
+    parse_setting,
+    sandbox_names,
+)
 from shoal.units import parse_memory_mb
 
 _DEFAULT = SandboxSpec()
@@ -81,9 +90,9 @@ def _up(args: argparse.Namespace) -> int:
 
 
 def _down(args: argparse.Namespace) -> int:
-    check_name(args.name)
-    refuse_idle(args, args.all, "with --all", "--name")
-    wanted = names() if args.all else [args.name]
+    check_sandbox_name(args.name)
+    refuse_unused_flags(args, args.all, "with --all", "--name")
+    wanted = sandbox_names() if args.all else [args.name]
     stopped = [name for name in wanted if Sandbox(SandboxSpec(name=name)).down()]
     if args.json:
         _print_json(stopped=stopped)
@@ -94,9 +103,9 @@ def _down(args: argparse.Namespace) -> int:
 
 def _status(args: argparse.Namespace) -> int:
     if args.name is not None:
-        check_name(args.name)
-    wanted = names() if args.name is None else [args.name]
-    found = [sandbox.status() for name in wanted if (sandbox := load(name)) is not None]
+        check_sandbox_name(args.name)
+    wanted = sandbox_names() if args.name is None else [args.name]
+    found = [sandbox.status() for name in wanted if (sandbox := load_sandbox(name)) is not None]
     if args.json:
         import msgspec
 

@@ -25,10 +25,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int | None:
     if args.define is not None:
-        _define(Path(args.define))
+        _print_definitions(Path(args.define))
         return None
     if args.call is not None:
-        return _call(args.call, args.script, args.words[1:], args.modifier)
+        return _record_call(args.call, args.script, args.words[1:], args.modifier)
     if args.words:
         from shoal.errors import InputError
 
@@ -37,20 +37,20 @@ def run(args: argparse.Namespace) -> int | None:
     return None
 
 
-def _define(script: Path) -> None:
-    from shoal.describe import definitions, find_project
+def _print_definitions(script: Path) -> None:
+    from shoal.describe import find_project, function_definitions
 
-    print(definitions(script, find_project(script.absolute().parent, os.environ), os.environ))
+    print(function_definitions(script, find_project(script.absolute().parent, os.environ), os.environ))
 
 
-def _call(function: str, script: str, words: list[str], modifier: list[str]) -> int:
-    from shoal.describe import BASE, COLLECT, Call, append_call, settings
+def _record_call(function: str, script: str, words: list[str], modifier: list[str]) -> int:
+    from shoal.describe import BASE_VARIABLE, COLLECT_VARIABLE, StepCall, append_call, exported_settings
 
-    env, secret = settings(os.environ, os.environ.get(BASE, ""))
+    env, secret = exported_settings(os.environ, os.environ.get(BASE_VARIABLE, ""))
     seed = os.environ.get("SHOAL_SEED", "")
-    call = Call(function, words, os.path.abspath(script), int(seed) if seed.isdigit() else None, env, modifier)
-    if os.environ.get(COLLECT):
-        append_call(os.environ[COLLECT], call)
+    call = StepCall(function, words, os.path.abspath(script), int(seed) if seed.isdigit() else None, env, modifier)
+    if os.environ.get(COLLECT_VARIABLE):
+        append_call(os.environ[COLLECT_VARIABLE], call)
         return 0
     from shoal.cli.submit import submit_calls
 

@@ -13,13 +13,13 @@ import argparse
 import os
 import sys
 
-from shoal.cli.options import add_output, refuse_idle
+from shoal.cli.options import add_output, refuse_unused_flags
 from shoal.describe import home_here
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from shoal.describe import Said
-    from shoal.views import Filter
+    from shoal.views import StatusFilter
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -50,50 +50,50 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from shoal.observe import run_names
 
-    refuse_unseen(args)
+    refuse_table_flags(args)
     home = home_here()
     if not run_names(home) and not args.which and not args.json and not args.watch:
         print("no runs yet")
         return 0
     if args.watch:
-        from shoal.cli.watch import watch
+        from shoal.cli.watch import watch_runs
 
-        return watch(args, home)
+        return watch_runs(args, home)
     from shoal.observe import CANCEL_REQUESTED
-    from shoal.views import screen_of, status
+    from shoal.views import detect_screen, status
 
     if os.path.isdir(os.path.join(home, "queue")):
-        from shoal.submit import admit_everywhere  # imported only here: it needs half of shoal
+        from shoal.submit import admit_waiting  # imported only here: it needs half of shoal
 
-        for name in (name for queue in admit_everywhere(home) for name in queue.admitted):
+        for name in (name for queue in admit_waiting(home) for name in queue.admitted):
             sys.stderr.write(f"note: submitted {name}, which waited for room under the budget\n")
-    report = status.gather(home, filter_of(args))
+    report = status.gather_status(home, status_filter(args))
     if any(view.cause == CANCEL_REQUESTED for view in report.views):
-        from shoal.submit import end_cancelled
+        from shoal.submit import cancel_own_jobs
 
-        end_cancelled(home, report.views, os.environ)
+        cancel_own_jobs(home, report.views, os.environ)
     everything = args.all or bool(args.state or args.last)
-    status.show(
+    status.show_status(
         report,
         as_json=args.json,
         quiet=args.quiet,
         everything=everything,
         tasks=args.tasks,
-        columns=columns_of(args),
-        screen=screen_of(force=args.tty),
+        columns=chosen_columns(args),
+        screen=detect_screen(force=args.tty),
     )
-    from shoal.model import AS_MEANT, ENDED
+    from shoal.model import ENDED_STATES, SUCCESSFUL_STATES
 
-    bad = any(view.state in ENDED - AS_MEANT for view in report.views)
+    bad = any(view.state in ENDED_STATES - SUCCESSFUL_STATES for view in report.views)
     return 4 if args.exit_status and bad else 0
 
 
-def refuse_unseen(args: argparse.Namespace) -> None:
+def refuse_table_flags(args: argparse.Namespace) -> None:
     """Flags about a table, where there is none."""
-    refuse_idle(args, args.json or args.quiet, "with --json or -q", "--columns", "--plain", "--tty")
+    refuse_unused_flags(args, args.json or args.quiet, "with --json or -q", "--columns", "--plain", "--tty")
 
 
-def columns_of(args: argparse.Namespace) -> list[Said]:
+def chosen_columns(args: argparse.Namespace) -> list[Said]:
     """What the settings say about columns, and then the command line."""
     from shoal.describe import Said, find_root, saved_columns
 
@@ -101,7 +101,7 @@ def columns_of(args: argparse.Namespace) -> list[Said]:
     return [*said, Said(args.columns, "--columns")] if args.columns else said
 
 
-def filter_of(args: argparse.Namespace) -> Filter:
-    from shoal.views import Filter
+def status_filter(args: argparse.Namespace) -> StatusFilter:
+    from shoal.views import StatusFilter
 
-    return Filter(args.which, args.state, args.name, args.since, args.last)
+    return StatusFilter(args.which, args.state, args.name, args.since, args.last)

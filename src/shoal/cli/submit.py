@@ -22,28 +22,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.cli.options import (
-    add_how,
     add_output,
+    add_profile_flag,
     add_request,
+    add_submit_flags,
     add_sweep,
-    add_where,
-    cluster_for,
-    how_of,
-    project_here,
-    wish_of,
+    chosen_cluster,
+    current_project,
+    submit_options,
+    sweep_options,
 )
 
 if TYPE_CHECKING:
-    from shoal.describe import Call
-    from shoal.submit import Result
+    from shoal.describe import StepCall
+    from shoal.submit import SubmitResult
     from shoal.views import SubmitPrinter
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="+", type=Path, help="an experiment (.sh, .toml, .py), or a folder of them")
-    add_where(parser)
+    add_profile_flag(parser)
     add_sweep(parser)
-    add_how(parser)
+    add_submit_flags(parser)
     parser.add_argument(
         "--budget",
         metavar="jobs=20,gpus=32",
@@ -60,22 +60,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.dry_run:
-        from shoal.cli.plan import show_plan
+        from shoal.cli.plan import run_plan
 
-        return show_plan(args)
-    with teller(args, ask=not args.yes) as say:
+        return run_plan(args)
+    with result_printer(args, ask=not args.yes) as say:
         return exit_code(submit_files(args, say))
 
 
-def submit_files(args: argparse.Namespace, say: SubmitPrinter) -> list[Result]:
+def submit_files(args: argparse.Namespace, say: SubmitPrinter) -> list[SubmitResult]:
     """What `submit` and `run` do with their files."""
-    from shoal.observe import open_home
+    from shoal.observe import open_state_dir
     from shoal.submit import set_limits, submit_scripts
 
-    project = project_here()
-    cluster = cluster_for(project, args.on)
+    project = current_project()
+    cluster = chosen_cluster(project, args.on)
     if args.budget:
-        set_limits(open_home(project.home, project.shared_by), cluster, args.budget)
+        set_limits(open_state_dir(project.home, project.shared_by), cluster, args.budget)
     return submit_scripts(
         args.file,
         project,
@@ -83,29 +83,29 @@ def submit_files(args: argparse.Namespace, say: SubmitPrinter) -> list[Result]:
         os.environ,
         tell=say,
         follow=not args.quiet,
-        wish=wish_of(args),
-        how=how_of(args),
+        wish=sweep_options(args),
+        how=submit_options(args),
         prune=args.prune,
         on=args.on,
         request_id=args.request,
     )
 
 
-def submit_calls(calls: Sequence[Call], *, secret: Sequence[str] = ()) -> int:
+def submit_calls(calls: Sequence[StepCall], *, secret: Sequence[str] = ()) -> int:
     """One call of a step function in a script that a person runs with bash."""
     from shoal.describe import find_project
-    from shoal.submit import submit_described
+    from shoal.submit import submit_call
 
     project = find_project(Path(calls[0].script).parent, os.environ)
-    with teller(argparse.Namespace(json=False, quiet=False)) as say:
-        results = submit_described(calls, project, os.environ, secret=secret, tell=say)
+    with result_printer(argparse.Namespace(json=False, quiet=False)) as say:
+        results = submit_call(calls, project, os.environ, secret=secret, tell=say)
     return exit_code(results)
 
 
-def exit_code(results: Sequence[Result]) -> int:
+def exit_code(results: Sequence[SubmitResult]) -> int:
     """A single run on this machine lends its exit code; several are 0, or 4 if one failed, or 130 if interrupted. A run
     that is held because of its parent counts as failed."""
-    from shoal.model import AS_MEANT
+    from shoal.model import SUCCESSFUL_STATES
 
     ran = [result for result in results if result.did == "ran"]
     if any(result.state == "cancelled" for result in ran):
@@ -114,10 +114,10 @@ def exit_code(results: Sequence[Result]) -> int:
         return 4
     if len(ran) == 1:
         return ran[0].exit_code or (0 if ran[0].state == "done" else 4)
-    return 4 if any(result.state not in AS_MEANT for result in ran) else 0
+    return 4 if any(result.state not in SUCCESSFUL_STATES for result in ran) else 0
 
 
-def teller(args: argparse.Namespace, *, next_steps: bool = True, ask: bool = False) -> SubmitPrinter:
+def result_printer(args: argparse.Namespace, *, next_steps: bool = True, ask: bool = False) -> SubmitPrinter:
     from shoal.views import SubmitPrinter
 
     ask = ask and not args.json and not args.quiet and sys.stdin.isatty() and sys.stdout.isatty()

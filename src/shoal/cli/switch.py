@@ -15,7 +15,7 @@ import argparse
 import os
 import time
 
-from shoal.cli.options import add_output, add_request, project_here, refuse_idle
+from shoal.cli.options import add_output, add_request, current_project, refuse_unused_flags
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
     from shoal.submit import Wish, apply, compare
     from shoal.views import switch
 
-    refuse_idle(args, not args.apply, "without --apply", "--after-step", "--request")
-    project, now = project_here(), time.time()
+    refuse_unused_flags(args, not args.apply, "without --apply", "--after-step", "--request")
+    project, now = current_project(), time.time()
     name = find_run(str(project.home), args.run)
     wish = Wish(args.gpus, args.nodes, args.time, args.flags, args.efficiency, args.progress, args.after_step)
     found = compare(name, wish, project, os.environ, now)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 
-from shoal.cli.options import refuse_idle
+from shoal.cli.options import refuse_unused_flags
 from shoal.describe import home_here
 
 
@@ -27,11 +27,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.views import save_copy, serve
+    from shoal.views import export_dashboard, serve_dashboard
 
-    refuse_idle(args, args.export is not None, "with --export", "--port", "--allow-actions", "--open")
+    refuse_unused_flags(args, args.export is not None, "with --export", "--port", "--allow-actions", "--open")
     if args.export is not None:
-        return save_copy(home_here(), args.export, as_json=args.json, quiet=args.quiet)
-    return serve(
+        return export_dashboard(home_here(), args.export, as_json=args.json, quiet=args.quiet)
+    return serve_dashboard(
         home_here(), args.port, allow_actions=args.allow_actions, browser=args.open, as_json=args.json, quiet=args.quiet
     )

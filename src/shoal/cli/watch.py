@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 
-from shoal.cli.status import add_filters, columns_of, filter_of, refuse_unseen
+from shoal.cli.status import add_filters, chosen_columns, refuse_table_flags, status_filter
 from shoal.describe import home_here
 
 
@@ -25,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    refuse_unseen(args)
+    refuse_table_flags(args)
     home = home_here()
     # Who asks for an exit code or a bell waits for the end; the full-screen view has none, and columns of its own.
     plain = args.simple or args.exit_status or args.notify or args.json or args.quiet or args.tty is not None
@@ -33,24 +33,24 @@ def run(args: argparse.Namespace) -> int:
     if not plain and _full_screen_works():
         from shoal.views import run_app
 
-        return run_app(home, filter_of(args), everything=args.all)
-    return watch(args, home)
+        return run_app(home, status_filter(args), everything=args.all)
+    return watch_runs(args, home)
 
 
-def watch(args: argparse.Namespace, home: str) -> int:
+def watch_runs(args: argparse.Namespace, home: str) -> int:
     """Also `shoal status -w`."""
-    from shoal.views import Manner, screen_of, watch
+    from shoal.views import WatchOptions, detect_screen, watch_runs
 
-    manner = Manner(
+    manner = WatchOptions(
         args.json,
         args.quiet,
         args.all or bool(args.state or args.last),
         args.tasks,
-        columns_of(args),
+        chosen_columns(args),
         args.exit_status,
         getattr(args, "notify", False),
     )
-    return watch(home, filter_of(args), manner, screen_of(force=args.tty))
+    return watch_runs(home, status_filter(args), manner, detect_screen(force=args.tty))
 
 
 def _full_screen_works() -> bool:
@@ -59,8 +59,8 @@ def _full_screen_works() -> bool:
     import os
     import sys
 
-    from shoal.views import can_redraw, screen_of
+    from shoal.views import can_redraw, detect_screen
 
-    if not sys.stdin.isatty() or not can_redraw(screen_of(), os.environ):
+    if not sys.stdin.isatty() or not can_redraw(detect_screen(), os.environ):
         return False
     return importlib.util.find_spec("textual") is not None

@@ -20,9 +20,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from shoal.describe import find_run
-    from shoal.views import screen_of, why
+    from shoal.views import detect_screen, why
 
     home = home_here()
-    return why.show(
-        why.gather(home, find_run(home, args.run), os.environ), screen_of(), as_json=args.json, quiet=args.quiet
+    return why.show_explanation(
+        why.explain_run(home, find_run(home, args.run), os.environ),
+        detect_screen(),
+        as_json=args.json,
+        quiet=args.quiet,
     )

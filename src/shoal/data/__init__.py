@@ -15,17 +15,17 @@ from shoal.kernel import lazy_exports
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from shoal.data import advising, needs
-    from shoal.data.advising import Advice, Delivery
-    from shoal.data.bench_slurm import launcher
-    from shoal.data.benching import Bench, bench
-    from shoal.data.checking import Verified, info, verify
-    from shoal.data.estimating import Estimate, estimate
-    from shoal.data.iterating import pack_samples
-    from shoal.data.packing import Packed, pack
-    from shoal.data.planning import Settings
+    from shoal.data.advising import LoaderAdvice, ReadThroughput
+    from shoal.data.bench_slurm import slurm_launcher
+    from shoal.data.benching import BenchResult, run_bench
+    from shoal.data.checking import VerifyResult, describe_dataset, verify_dataset
+    from shoal.data.estimating import ShardingEstimate, estimate_sharding
+    from shoal.data.iterating import shard_samples
+    from shoal.data.packing import ShardingResult, shard_dataset
+    from shoal.data.planning import ShardSettings
     from shoal.data.reading import Dataset, open
-    from shoal.data.scan import Scan
+    from shoal.data.scan import SourceScan
     from shoal.data.staged import load_function, stage_and_run
-    from shoal.data.unpacking import Unpacked, unpack
+    from shoal.data.unpacking import ExtractResult, extract_dataset
 else:
     __getattr__ = lazy_exports(__name__)

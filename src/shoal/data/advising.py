@@ -27,15 +27,15 @@ from shoal.data.reading import Dataset
 from shoal.errors import InputError, ShoalError
 
 #: Batches at the beginning that tell of start-up rather than of the training.
-_WARM_UP = 3
-_LOADER_BOUND = 0.10
+_WARM_UP_BATCHES = 3
+_MIN_LOADER_STALL = 0.10
 #: Of so many samples one is looked for in memory before it is read.
-_LOOKED = 16
+_CACHE_PROBE_INTERVAL = 16
 #: From this share of contention on, figures are told to be those of free cores.
-_CONTENDED = 0.10
+_MIN_CONTENTION = 0.10
 
 
-class Times(NamedTuple):
+class BatchTimes(NamedTuple):
     """Seconds per batch, on free cores. `cpu_share` is how much of prep is CPU work; the rest waits for storage.
 
     `step_cpu_s` is the CPU work of a step. `contention` is the share of its time that the training was ready to run and
@@ -54,7 +54,7 @@ class Times(NamedTuple):
     data: str = ""
 
 
-class Delivery(NamedTuple):
+class ReadThroughput(NamedTuple):
     """Samples per second that one process gets from the data set: bytes alone, and with the user's decoding.
 
     `decode_per_s` is None where nothing was decoded. `in_memory` is the share of the samples that was in the system's
@@ -74,10 +74,10 @@ class Delivery(NamedTuple):
         return self.read_per_s if self.decode_per_s is None else self.decode_per_s
 
 
-class Advice(NamedTuple):
+class LoaderAdvice(NamedTuple):
     """`bound`: loader or model. `predicted` maps workers to steps per second."""
 
-    times: Times
+    times: BatchTimes
     bound: str
     stall: float
     workers: int
@@ -85,7 +85,7 @@ class Advice(NamedTuple):
     sentences: list[str]
 
 
-def predict(times: Times, workers: int, cores: int) -> float:
+def predict(times: BatchTimes, workers: int, cores: int) -> float:
     """Steps per second with so many workers on so many cores."""
     if workers == 0:
         return 1.0 / (times.step_s + times.prep_s)
@@ -94,30 +94,32 @@ def predict(times: Times, workers: int, cores: int) -> float:
     return 1.0 / max(times.step_s, times.prep_s / workers, cpu_s / max(1, cores))
 
 
-def advise(times: Times, cores: int, delivery: Delivery | None = None, link_mb_per_s: float | None = None) -> Advice:
+def advise_loader(
+    times: BatchTimes, cores: int, delivery: ReadThroughput | None = None, link_mb_per_s: float | None = None
+) -> LoaderAdvice:
     """The verdict and what to change, with numbers."""
     if times.step_s < 0 or times.prep_s <= 0:
         raise InputError("a step cannot take less than no time")
     now = predict(times, times.workers, cores)
     # What was waited for a processor is no fault of the loader: then only the formula tells who would wait for whom.
-    waited = times.wait_s if times.contention <= _CONTENDED else None
+    waited = times.wait_s if times.contention <= _MIN_CONTENTION else None
     stall = max(0.0, 1 - now * times.step_s if waited is None else waited / (waited + times.step_s))
-    bound = "loader" if stall > _LOADER_BOUND else "model"
+    bound = "loader" if stall > _MIN_LOADER_STALL else "model"
     needed = max(1, math.ceil(times.prep_s / (0.95 * times.step_s))) if times.step_s else cores
     counts = sorted({0, 1, 2, 4, 8, times.workers, min(needed, 64)})
     predicted = {count: predict(times, count, cores) for count in counts if count <= max(cores, times.workers, 1)}
     if times.cpu_share < 0.5:
         predicted.update({count: predict(times, count, cores) for count in counts})
-    return Advice(
+    return LoaderAdvice(
         times, bound, stall, needed, predicted, _sentences(times, bound, needed, cores, delivery, link_mb_per_s)
     )
 
 
 def _sentences(
-    times: Times, bound: str, needed: int, cores: int, delivery: Delivery | None, link_mb_per_s: float | None
+    times: BatchTimes, bound: str, needed: int, cores: int, delivery: ReadThroughput | None, link_mb_per_s: float | None
 ) -> list[str]:
     said = []
-    if times.contention > _CONTENDED:
+    if times.contention > _MIN_CONTENTION:
         said.append(
             f"the cores are contended: {times.contention:.0%} of the time was spent waiting for one of {cores} "
             f"(load {os.getloadavg()[0]:.1f}); the figures are for free cores, and now it is slower"
@@ -142,11 +144,11 @@ def _sentences(
             )
     if times.cpu_share < 0.5:
         waiting = f"{1 - times.cpu_share:.0%} of making a batch is waiting, most likely for storage"
-        said.append(f"{waiting}: {_FASTER[times.data]}")
+        said.append(f"{waiting}: {_FORMAT_ADVICE[times.data]}")
     if delivery is not None:
         decoded = "" if delivery.decode_per_s is None else f", with decoding {delivery.decode_per_s:,.0f}"
         said.append(
-            f"reading gives {delivery.read_per_s:,.0f} samples/s per process ({_cache_words(delivery)}){decoded}"
+            f"reading gives {delivery.read_per_s:,.0f} samples/s per process ({_cache_sentence(delivery)}){decoded}"
         )
         if link_mb_per_s is not None and delivery.mb_per_sample:
             limit, wish = link_mb_per_s / delivery.mb_per_sample, times.batch / max(times.step_s, 1e-9)
@@ -156,14 +158,14 @@ def _sentences(
 
 
 #: What would make the storage faster, by what the loader reads already.
-_FASTER = {
+_FORMAT_ADVICE = {
     "": "pack into shards and stage them",
     "packed": "stage the shards (shoal data stage)",
     "staged": "the shards are staged already, so the node's disk is the limit; more workers wait at once",
 }
 
 
-def _cache_words(delivery: Delivery) -> str:
+def _cache_sentence(delivery: ReadThroughput) -> str:
     if delivery.in_memory is None:
         return "the system does not tell whether it was cached"
     if 0.05 < delivery.in_memory < 0.95:
@@ -171,7 +173,7 @@ def _cache_words(delivery: Delivery) -> str:
     return "warm cache" if delivery.in_memory > 0.5 else "cold cache"
 
 
-def measure_delivery(data: Dataset, batch: int, seconds: float = 2.0) -> Delivery:
+def measure_delivery(data: Dataset, batch: int, seconds: float = 2.0) -> ReadThroughput:
     """How fast one process gets samples in a random order, without and, if there is one, with the transform."""
     import random
 
@@ -185,14 +187,14 @@ def measure_delivery(data: Dataset, batch: int, seconds: float = 2.0) -> Deliver
     seen: list[bool | None] = []
 
     def get(chosen: Sequence[int]) -> list[Any]:
-        seen.extend(data.table.in_memory(chosen[: max(1, len(chosen) // _LOOKED)]))
+        seen.extend(data.table.in_memory(chosen[: max(1, len(chosen) // _CACHE_PROBE_INTERVAL)]))
         return plain.batch(chosen)
 
-    read = made = _rate(get, numbers, batch, seconds)
+    read = made = _measure_rate(get, numbers, batch, seconds)
     if data.transform is not None:
-        made = _rate(data.batch, numbers[len(numbers) // 2 :] + numbers[: len(numbers) // 2], batch, seconds)
+        made = _measure_rate(data.batch, numbers[len(numbers) // 2 :] + numbers[: len(numbers) // 2], batch, seconds)
     size = data.manifest.bytes / max(1, data.manifest.samples) / 1e6
-    return Delivery(
+    return ReadThroughput(
         read.per_s,
         None if data.transform is None else made.per_s,
         size,
@@ -203,7 +205,7 @@ def measure_delivery(data: Dataset, batch: int, seconds: float = 2.0) -> Deliver
     )
 
 
-class _Rate(NamedTuple):
+class _SampleRate(NamedTuple):
     """Samples per second on free cores, the share of CPU work in that, and how contended the cores were."""
 
     per_s: float
@@ -211,20 +213,22 @@ class _Rate(NamedTuple):
     contention: float
 
 
-def _rate(get: Callable[[Sequence[int]], list[Any]], numbers: list[int], batch: int, seconds: float) -> _Rate:
+def _measure_rate(
+    get: Callable[[Sequence[int]], list[Any]], numbers: list[int], batch: int, seconds: float
+) -> _SampleRate:
     """Read batches for so long."""
     get(numbers[:batch])
-    began, cpu, queued, count, place = time.perf_counter(), time.process_time(), _queued_s(), 0, 0
+    began, cpu, queued, count, place = time.perf_counter(), time.process_time(), _cpu_wait_s(), 0, 0
     while time.perf_counter() - began < seconds:
         chosen = numbers[place : place + batch]
         count += len(get(chosen))
         place = place + batch if place + batch < len(numbers) else 0
-    wall, waited = time.perf_counter() - began, _queued_s() - queued
+    wall, waited = time.perf_counter() - began, _cpu_wait_s() - queued
     free = max(wall - waited, 1e-6)
-    return _Rate(count / free, min(1.0, (time.process_time() - cpu) / free), waited / wall)
+    return _SampleRate(count / free, min(1.0, (time.process_time() - cpu) / free), waited / wall)
 
 
-def _queued_s() -> float:
+def _cpu_wait_s() -> float:
     """Seconds in which this thread was ready to run and no processor was free; 0 where the kernel does not tell."""
     try:
         with open("/proc/thread-self/schedstat") as file:
@@ -233,7 +237,7 @@ def _queued_s() -> float:
         return 0.0
 
 
-def watch_script(argv: Sequence[str], batches: int = 40, patience_s: float = 600.0) -> Times:
+def measure_script(argv: Sequence[str], batches: int = 40, patience_s: float = 600.0) -> BatchTimes:
     """Run a training for some batches and take its times; the run is then ended, so let it write nowhere precious."""
     probe = os.path.join(os.path.dirname(os.path.abspath(__file__)), "probe")
     with tempfile.TemporaryDirectory(prefix="shoal-probe-") as folder:
@@ -248,8 +252,10 @@ def watch_script(argv: Sequence[str], batches: int = 40, patience_s: float = 600
             raise InputError(f"there is no program {argv[0]}", hint="shoal data advise -- python train.py") from None
         except subprocess.TimeoutExpired:
             code = None
-        records = [json.loads(line) for name in os.listdir(folder) for line in _lines(os.path.join(folder, name))]
-    times = summarize(records)
+        records = [
+            json.loads(line) for name in os.listdir(folder) for line in _read_records(os.path.join(folder, name))
+        ]
+    times = batch_times(records)
     if times is None:
         why = f"it ended with exit code {code}" if code else "it made too few batches with a torch DataLoader"
         raise ShoalError(
@@ -258,10 +264,10 @@ def watch_script(argv: Sequence[str], batches: int = 40, patience_s: float = 600
     return times
 
 
-def summarize(records: list[dict[str, Any]]) -> Times | None:
+def batch_times(records: list[dict[str, Any]]) -> BatchTimes | None:
     """Times from what the probe wrote; None if there is too little."""
-    batches = [record for record in records if record["kind"] == "batch"][_WARM_UP:]
-    preps = [record for record in records if record["kind"] == "prep"][_WARM_UP:]
+    batches = [record for record in records if record["kind"] == "batch"][_WARM_UP_BATCHES:]
+    preps = [record for record in records if record["kind"] == "prep"][_WARM_UP_BATCHES:]
     steps = [record for record in batches if record["step_s"] is not None]
     if len(steps) < 3 or not preps:
         return None
@@ -269,7 +275,7 @@ def summarize(records: list[dict[str, Any]]) -> Times | None:
     step_s, step_queued_s = mean(one["step_s"] for one in steps), mean(one["queued_s"] for one in steps)
     prep_s, prep_queued_s = mean(one["s"] for one in preps), mean(one["queued_s"] for one in preps)
     free_prep_s = max(prep_s - prep_queued_s, 1e-6)
-    return Times(
+    return BatchTimes(
         step_s=max(step_s - step_queued_s, 0.0),
         prep_s=free_prep_s,
         batch=int(batches[0]["size"] or 1),
@@ -282,6 +288,6 @@ def summarize(records: list[dict[str, Any]]) -> Times | None:
     )
 
 
-def _lines(path: str) -> list[str]:
+def _read_records(path: str) -> list[str]:
     with open(path) as file:
         return [line for line in file if line.endswith("\n")]

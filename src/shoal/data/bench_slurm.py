@@ -11,7 +11,7 @@ from shoal.errors import SchedulerError
 from shoal.kernel import slurm
 
 
-def launcher(flags: Sequence[str], environ: Mapping[str, str]) -> Callable[[str, int], Callable[[], None]]:
+def slurm_launcher(flags: Sequence[str], environ: Mapping[str, str]) -> Callable[[str, int], Callable[[], None]]:
     """How `bench` starts its readers on Slurm; `flags` are sbatch's, such as --partition=..."""
 
     def launch(room: str, number: int) -> Callable[[], None]:

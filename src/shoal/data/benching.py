@@ -21,9 +21,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from shoal.data.disk import call, failed, writing
-from shoal.data.packing import pack
-from shoal.data.planning import Settings
+from shoal.data.disk import disk_errors_at, run_writer, writer_error
+from shoal.data.packing import shard_dataset
+from shoal.data.planning import ShardSettings
 from shoal.errors import InputError, ShoalError
 from shoal.kernel import files
 
@@ -32,14 +32,14 @@ METHODS = {
     "tar": "copy one tar, then extract it",
     "shards": "stage shards (shoal data stage)",
 }
-_WAIT_S = 0.02
+_POLL_S = 0.02
 
 
 #: A shorter measurement is mostly start-up and chance; nothing is estimated from it.
-ENOUGH_S = 3.0
+MIN_RUNTIME_S = 3.0
 
 
-class Measured(NamedTuple):
+class BenchRow(NamedTuple):
     """One method with so many readers at once: the slowest decides, as in a training that waits for all.
 
     `seconds` and `first_s` have one value for each repeat. `nodes` says how many readers ran where, `cold` whether they
@@ -64,22 +64,22 @@ class Measured(NamedTuple):
 
     def estimate_s(self, gigabytes: float) -> list[float] | None:
         """The times of all repeats, for a data set of so many GB with files of this size; None: too short to say."""
-        if min(self.seconds) < ENOUGH_S:
+        if min(self.seconds) < MIN_RUNTIME_S:
             return None
         return [seconds * gigabytes * 1e9 / self.bytes for seconds in self.seconds]
 
 
-class Bench(NamedTuple):
+class BenchResult(NamedTuple):
     storage: str
     scratch: str
     files: int
     bytes: int
-    rows: list[Measured]
+    rows: list[BenchRow]
 
     @property
     def cold(self) -> bool | None:
         """Whether all measurements began cold."""
-        return _all_of([row.cold for row in self.rows])
+        return _merge_records([row.cold for row in self.rows])
 
     @property
     def nodes(self) -> dict[str, int]:
@@ -93,12 +93,12 @@ class Bench(NamedTuple):
     def enough_files(self) -> int | None:
         """How many files make every measurement long enough for an estimate; None if these do."""
         shortest = min(min(row.seconds) for row in self.rows)
-        if shortest >= ENOUGH_S:
+        if shortest >= MIN_RUNTIME_S:
             return None
-        return math.ceil(1.5 * self.files * ENOUGH_S / shortest / 1000) * 1000
+        return math.ceil(1.5 * self.files * MIN_RUNTIME_S / shortest / 1000) * 1000
 
 
-def bench(
+def run_bench(
     storage: str,
     scratch: str,
     *,
@@ -110,7 +110,7 @@ def bench(
     launch: Callable[[str, int], Callable[[], None]] | None = None,
     tell: Callable[[str], None] = lambda text: None,
     patience_s: float = 600.0,
-) -> Bench:
+) -> BenchResult:
     """Measure every method with every number of readers. Leaves nothing behind on the storage or the scratch."""
     for folder in (storage, scratch):
         if not os.path.isdir(folder):
@@ -131,10 +131,10 @@ def bench(
                 again = f", {repeats} times" if repeats > 1 else ""
                 tell(f"{METHODS[method]}: {number} at once{again}")
                 plan = {"home": home, "scratch": scratch, "method": method}
-                rows.append(_measure(plan, number, repeats, launch or _here, patience_s))
+                rows.append(_measure(plan, number, repeats, launch or _start_local_readers, patience_s))
     finally:
         shutil.rmtree(home, ignore_errors=True)
-    return Bench(storage, scratch, count, total, rows)
+    return BenchResult(storage, scratch, count, total, rows)
 
 
 def _make_data(home: str, count: int, kilobytes: int) -> int:
@@ -143,11 +143,11 @@ def _make_data(home: str, count: int, kilobytes: int) -> int:
         folder = os.path.join(source, f"class{number % 10}")
         os.makedirs(folder, exist_ok=True)
         size = int(kilobytes * 1000 * dice.uniform(0.4, 1.6))
-        with writing(home), open(os.path.join(folder, f"{number:06d}.bin"), "wb") as file:
+        with disk_errors_at(home), open(os.path.join(folder, f"{number:06d}.bin"), "wb") as file:
             file.write(dice.randbytes(size))
         total += size
-    call(["tar", "cf", os.path.join(home, "data.tar"), "-C", home, "folder"], os.path.dirname(home))
-    pack(source, os.path.join(home, "shards"), Settings(shard_mb=max(8.0, total / 8e6)))
+    run_writer(["tar", "cf", os.path.join(home, "data.tar"), "-C", home, "folder"], os.path.dirname(home))
+    shard_dataset(source, os.path.join(home, "shards"), ShardSettings(shard_mb=max(8.0, total / 8e6)))
     return total
 
 
@@ -157,24 +157,24 @@ def _measure(
     repeats: int,
     launch: Callable[[str, int], Callable[[], None]],
     patience_s: float,
-) -> Measured:
+) -> BenchRow:
     repeated = []
     for repeat in range(repeats):
         room = os.path.join(plan["home"], f"run-{plan['method']}-{number}-{repeat}")
         repeated.append(_run_readers(room, plan, number, launch, patience_s))
     every = [result for results in repeated for result in results]
-    return Measured(
+    return BenchRow(
         plan["method"],
         number,
         [max(float(result["seconds"]) for result in results) for results in repeated],
         [max(float(result["first_s"]) for result in results) for results in repeated],
         int(every[0]["bytes"]),
         dict(Counter(str(result["node"]) for result in repeated[-1])),
-        _all_of([result["cold"] for result in every]),
+        _merge_records([result["cold"] for result in every]),
     )
 
 
-def _all_of(told: Sequence[bool | None]) -> bool | None:
+def _merge_records(told: Sequence[bool | None]) -> bool | None:
     return False if False in told else None if None in told else True
 
 
@@ -190,9 +190,9 @@ def _run_readers(
     files.replace(os.path.join(room, "plan.json"), files.to_json(plan))
     end = launch(room, number)
     try:
-        _wait(lambda: _count(room, "ready-") >= number, patience_s, "the workers did not all start")
+        _wait_for(lambda: _count_files(room, "ready-") >= number, patience_s, "the workers did not all start")
         files.replace(os.path.join(room, "go.json"), files.to_json({"at": time.time() + 0.2}))
-        _wait(lambda: _count(room, "result-") >= number, patience_s, "the workers did not all finish")
+        _wait_for(lambda: _count_files(room, "result-") >= number, patience_s, "the workers did not all finish")
     finally:
         end()
     results = [
@@ -200,23 +200,23 @@ def _run_readers(
     ]
     for result in results:
         if "error" in result:
-            raise failed(f"{METHODS[plan['method']]} failed: {result['error']}", plan["scratch"])
+            raise writer_error(f"{METHODS[plan['method']]} failed: {result['error']}", plan["scratch"])
     return results
 
 
-def work(room: str, me: str) -> None:
+def run_reader(room: str, me: str) -> None:
     """One reader: say ready, wait for the start, copy, write down how long it took."""
     plan = files.read_json(os.path.join(room, "plan.json")) or {}
     mine = os.path.join(str(plan["scratch"]), f"shoal-bench-{os.path.basename(plan['home'])}-{me}")
-    cold = _is_dropped(str(plan["home"]))  # Here: every node has a memory of its own.
+    cold = _drop_and_check(str(plan["home"]))  # Here: every node has a memory of its own.
     files.replace(os.path.join(room, f"ready-{me}"), b"{}\n")
     while (go := files.read_json(os.path.join(room, "go.json"))) is None:
-        time.sleep(_WAIT_S)
+        time.sleep(_POLL_S)
     time.sleep(max(0.0, float(go["at"]) - time.time()))
     began = time.monotonic()
     try:
         os.makedirs(mine)
-        size, first_s = _copy(plan, mine, began)
+        size, first_s = _copy_with_method(plan, mine, began)
         result: dict[str, Any] = {"seconds": time.monotonic() - began, "first_s": first_s, "bytes": size}
         result.update(node=os.environ.get("SLURMD_NODENAME") or socket.gethostname(), cold=cold)
     except (OSError, ShoalError) as error:
@@ -226,16 +226,16 @@ def work(room: str, me: str) -> None:
     files.replace(os.path.join(room, f"result-{me}"), files.to_json(result))
 
 
-def _copy(plan: dict[str, Any], mine: str, began: float) -> tuple[int, float]:
+def _copy_with_method(plan: dict[str, Any], mine: str, began: float) -> tuple[int, float]:
     """Do it; returns (bytes of the files, seconds until the first sample could be used)."""
     home, method = str(plan["home"]), plan["method"]
     folder = os.path.join(home, "folder")
     if method == "folder":
-        call(["cp", "-r", folder, mine], mine)
+        run_writer(["cp", "-r", folder, mine], mine)
         return _folder_bytes(os.path.join(mine, "folder")), 0.0
     if method == "tar":
-        call(["cp", os.path.join(home, "data.tar"), mine], mine)
-        call(["tar", "xf", os.path.join(mine, "data.tar"), "-C", mine], mine)
+        run_writer(["cp", os.path.join(home, "data.tar"), mine], mine)
+        run_writer(["tar", "xf", os.path.join(mine, "data.tar"), "-C", mine], mine)
         return _folder_bytes(os.path.join(mine, "folder")), time.monotonic() - began
     from shoal.job import Stage
 
@@ -251,7 +251,7 @@ def _copy(plan: dict[str, Any], mine: str, began: float) -> tuple[int, float]:
     return size, first_s
 
 
-def _here(room: str, number: int) -> Callable[[], None]:
+def _start_local_readers(room: str, number: int) -> Callable[[], None]:
     argv = [sys.executable, "-m", "shoal.data.benching", room]
     workers = [subprocess.Popen([*argv, str(k)], stdin=subprocess.DEVNULL) for k in range(number)]
 
@@ -281,7 +281,7 @@ def drop_cache(folder: str) -> None:
                 os.close(fd)
 
 
-def _is_dropped(home: str) -> bool | None:
+def _drop_and_check(home: str) -> bool | None:
     """Ask the kernel of this node to forget the files, and say whether it did; None: it does not tell."""
     path = os.path.join(home, "data.tar")
     drop_cache(home)
@@ -303,17 +303,17 @@ def _folder_bytes(folder: str) -> int:
     return sum(os.path.getsize(os.path.join(where, name)) for where, _, names in os.walk(folder) for name in names)
 
 
-def _count(room: str, prefix: str) -> int:
+def _count_files(room: str, prefix: str) -> int:
     return sum(name.startswith(prefix) and ".tmp-" not in name for name in os.listdir(room))
 
 
-def _wait(condition: Callable[[], bool], patience_s: float, what: str) -> None:
+def _wait_for(condition: Callable[[], bool], patience_s: float, what: str) -> None:
     end = time.monotonic() + patience_s
     while not condition():
         if time.monotonic() > end:
             raise ShoalError(f"{what} within {patience_s:g} s")
-        time.sleep(_WAIT_S)
+        time.sleep(_POLL_S)
 
 
 if __name__ == "__main__":
-    work(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else os.environ["SLURM_ARRAY_TASK_ID"])
+    run_reader(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else os.environ["SLURM_ARRAY_TASK_ID"])

@@ -9,60 +9,60 @@ from typing import Any, NamedTuple
 
 from shoal.data import foreign, needs, tar, tfrecord
 from shoal.data import manifest as manifests
-from shoal.data.index import SUFFIX, is_intact, open_index
+from shoal.data.index import INDEX_SUFFIX, is_intact, open_index
 from shoal.data.manifest import Manifest, Shard
-from shoal.data.squash import checksum_of
+from shoal.data.squash import file_checksum
 from shoal.errors import InputError, ShoalError
 from shoal.job import crc32
-from shoal.units import listed
+from shoal.units import shorten_list
 
 
-class Problem(NamedTuple):
+class ShardProblem(NamedTuple):
     shard: str
     message: str
 
 
-class Verified(NamedTuple):
+class VerifyResult(NamedTuple):
     """What a check found; `how` says how deep it went: checksums, structure, or sizes."""
 
     path: str
     shards: int
     bytes: int
     how: str
-    problems: list[Problem]
+    problems: list[ShardProblem]
 
 
-def locate(path: str) -> tuple[str, Manifest]:
+def find_dataset(path: str) -> tuple[str, Manifest]:
     """(folder, manifest) of whatever a person points at."""
-    if (place := manifests.find(path)) is not None:
-        return os.path.dirname(place) or ".", manifests.load(place)
+    if (place := manifests.find_manifest(path)) is not None:
+        return os.path.dirname(place) or ".", manifests.load_manifest(place)
     if not os.path.exists(path) and not any(letter in path for letter in "*?["):
         raise InputError(f"there is no {path}", hint=f"ls {os.path.dirname(path) or '.'}")
-    return foreign.describe(path)
+    return foreign.describe_external(path)
 
 
-def verify(
+def verify_dataset(
     path: str, *, quick: bool = False, progress: Callable[[int, int], None] = lambda done, total: None
-) -> Verified:
+) -> VerifyResult:
     """Compare every shard with its manifest; shards without one are read through. Damage is reported, not raised."""
-    folder, manifest = locate(path)
+    folder, manifest = find_dataset(path)
     made_here = bool(manifest.id)
     total, done = sum(shard.size for shard in manifest.shards), 0
-    problems: list[Problem] = []
+    problems: list[ShardProblem] = []
 
-    def look(shard: Shard) -> list[Problem]:
+    def look(shard: Shard) -> list[ShardProblem]:
         place = os.path.join(folder, shard.name)
         try:
             size = os.path.getsize(place)
             if size != shard.size:
-                return [Problem(shard.name, f"has {size} bytes and should have {shard.size}")]
+                return [ShardProblem(shard.name, f"has {size} bytes and should have {shard.size}")]
             if quick:
                 return []
-            return _compare(folder, shard) if made_here else _structure(place)
+            return _compare_shard(folder, shard) if made_here else _check_structure(place)
         except FileNotFoundError:
-            return [Problem(shard.name, "is missing")]
+            return [ShardProblem(shard.name, "is missing")]
         except OSError as error:
-            return [Problem(shard.name, f"cannot be read: {(error.strerror or str(error)).lower()}")]
+            return [ShardProblem(shard.name, f"cannot be read: {(error.strerror or str(error)).lower()}")]
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for shard, found in zip(manifest.shards, pool.map(look, manifest.shards), strict=True):
@@ -70,31 +70,31 @@ def verify(
             done += shard.size
             progress(done, total)
     how = "sizes" if quick else "checksums" if made_here else "structure"
-    return Verified(path, len(manifest.shards), total, how, problems)
+    return VerifyResult(path, len(manifest.shards), total, how, problems)
 
 
-def _compare(folder: str, shard: Shard) -> list[Problem]:
-    found: list[Problem] = []
+def _compare_shard(folder: str, shard: Shard) -> list[ShardProblem]:
+    found: list[ShardProblem] = []
     path = os.path.join(folder, shard.name)
     if shard.index_size:
         try:
-            with open(path + SUFFIX, "rb") as file:
+            with open(path + INDEX_SUFFIX, "rb") as file:
                 data = file.read()
             if f"{crc32(data):08x}" != shard.index_crc32 or not is_intact(data):
-                found.append(Problem(shard.name + SUFFIX, "does not have the checksum of the manifest"))
+                found.append(ShardProblem(shard.name + INDEX_SUFFIX, "does not have the checksum of the manifest"))
         except FileNotFoundError:
-            found.append(Problem(shard.name + SUFFIX, "is missing"))
-    if checksum_of(path)[1] != shard.crc32:
-        where = "" if found else _where(path)
-        found.append(Problem(shard.name, f"does not have the checksum of the manifest{where}"))
+            found.append(ShardProblem(shard.name + INDEX_SUFFIX, "is missing"))
+    if file_checksum(path)[1] != shard.crc32:
+        where = "" if found else _damaged_samples(path)
+        found.append(ShardProblem(shard.name, f"does not have the checksum of the manifest{where}"))
     return found
 
 
-def _where(path: str) -> str:
+def _damaged_samples(path: str) -> str:
     """Which samples are hit, from the checksums in the index."""
-    if not os.path.exists(path + SUFFIX):
+    if not os.path.exists(path + INDEX_SUFFIX):
         return ""
-    index = open_index(path + SUFFIX)
+    index = open_index(path + INDEX_SUFFIX)
     hit: list[str] = []
     with open(path, "rb") as file:
         for number in range(len(index)):
@@ -105,26 +105,26 @@ def _where(path: str) -> str:
                     hit.append(f"{sample.key.decode('utf-8', 'backslashreplace')}.{member.field}")
     if not hit:
         return ": all samples are intact, the bytes between them are not"
-    return f": {listed(hit, 3)} altered"
+    return f": {shorten_list(hit, 3)} altered"
 
 
-def _structure(path: str) -> list[Problem]:
+def _check_structure(path: str) -> list[ShardProblem]:
     try:
         with open(path, "rb") as file:
             if foreign.format_of(path) == "tar":
-                for _ in tar.members(file, path):
+                for _ in tar.tar_members(file, path):
                     pass
             else:
-                for _ in tfrecord.records(file, path, needs.crc32c()):
+                for _ in tfrecord.read_records(file, path, needs.crc32c()):
                     pass
     except ShoalError as error:
-        return [Problem(os.path.basename(path), error.message.replace(path + " ", ""))]
+        return [ShardProblem(os.path.basename(path), error.message.replace(path + " ", ""))]
     return []
 
 
-def info(path: str) -> dict[str, Any]:
+def describe_dataset(path: str) -> dict[str, Any]:
     """What is in a data set, as one document."""
-    folder, manifest = locate(path)
+    folder, manifest = find_dataset(path)
     samples, size, fields = manifest.samples, manifest.bytes, list(manifest.fields)
     if not manifest.id:
         indexes = [foreign.index_for(os.path.join(folder, shard.name)) for shard in manifest.shards]

@@ -16,7 +16,7 @@ from shoal.data import needs
 _POLYNOMIAL = 0xEDB88320
 
 
-def combine(pieces: Sequence[tuple[int, int]]) -> int:
+def combine_crcs(pieces: Sequence[tuple[int, int]]) -> int:
     """CRC-32 of the concatenation of pieces given as (crc, length)."""
     np = needs.numpy()
     if not pieces:
@@ -26,21 +26,21 @@ def combine(pieces: Sequence[tuple[int, int]]) -> int:
     behind = int(lengths.sum()) - np.cumsum(lengths)
     for bit in range(int(behind[0]).bit_length()):
         odd = np.flatnonzero(behind >> bit & 1)
-        crcs[odd] = _times(crcs[odd], _table(bit))
+        crcs[odd] = _multiply(crcs[odd], _byte_products(bit))
     return int(np.bitwise_xor.reduce(crcs))
 
 
-def _times(values: Any, table: Any) -> Any:
+def _multiply(values: Any, table: Any) -> Any:
     """Each value times the factor of a table: the product is the sum of the products of its four bytes."""
     return table[0][values & 255] ^ table[1][values >> 8 & 255] ^ table[2][values >> 16 & 255] ^ table[3][values >> 24]
 
 
 @cache
-def _table(bit: int) -> Any:
+def _byte_products(bit: int) -> Any:
     """Products of every byte, in each of the four places, with x^(8 * 2^bit) modulo the polynomial."""
     np = needs.numpy()
     table = np.zeros((4, 256), dtype=np.uint32)
-    product = _factor(bit)
+    product = _shift_factor(bit)
     for place in range(31, -1, -1):  # In CRC-32's notation the highest bit is x^0, and shifting down multiplies by x.
         byte, power = divmod(place, 8)
         table[byte, 1 << power] = product
@@ -51,9 +51,9 @@ def _table(bit: int) -> Any:
 
 
 @cache
-def _factor(bit: int) -> int:
+def _shift_factor(bit: int) -> int:
     """x^(8 * 2^bit): the square of the one before, beginning with x^8."""
     if bit == 0:
         return 1 << 23
-    before = _factor(bit - 1)
-    return int(_times(needs.numpy().array([before], dtype="uint32"), _table(bit - 1))[0])
+    before = _shift_factor(bit - 1)
+    return int(_multiply(needs.numpy().array([before], dtype="uint32"), _byte_products(bit - 1))[0])

@@ -32,7 +32,7 @@ def dataset(
     The first iteration is `epoch`, each complete one is followed by the next. Shards that are still being staged are
     waited for. With several ranks it is split already, so TensorFlow's own sharding is off.
     """
-    tf = needs.need("tensorflow", "shoal.data.for_tensorflow", "pip install tensorflow")
+    tf = needs.require("tensorflow", "shoal.data.for_tensorflow", "pip install tensorflow")
     if data.fields is None:
         raise InputError("tf.data needs to know the fields", hint='shoal.data.open(path, fields=("jpg", "cls"))')
     options: dict[str, Any] = {"seed": seed, "remainder": remainder, "window": window}
@@ -52,14 +52,16 @@ def dataset(
                 columns = zip(*samples, strict=True)
                 yield tuple(_column(column, data.fields, place) for place, column in enumerate(columns))
             else:
-                yield from (tuple(map(_single, sample)) for sample in samples)
+                yield from (tuple(map(_unwrap_single, sample)) for sample in samples)
 
     def spec(value: Any) -> Any:
         array = needs.numpy().asarray(value)
         type_ = tf.string if array.dtype.kind in "SUO" else tf.as_dtype(array.dtype)
         return tf.TensorSpec((None,) if flat else (None,) * array.ndim, type_)
 
-    found = tf.data.Dataset.from_generator(blocks, output_signature=tuple(spec(_single(value)) for value in values))
+    found = tf.data.Dataset.from_generator(
+        blocks, output_signature=tuple(spec(_unwrap_single(value)) for value in values)
+    )
     if flat:
         found = found.unbatch()
     found = found.apply(tf.data.experimental.assert_cardinality(len(stream)))
@@ -71,10 +73,10 @@ def dataset(
 
 
 def _is_scalar(value: Any) -> bool:
-    return isinstance(_single(value), (bytes, str, int, float, memoryview))
+    return isinstance(_unwrap_single(value), (bytes, str, int, float, memoryview))
 
 
-def _single(value: Any) -> Any:
+def _unwrap_single(value: Any) -> Any:
     """A TFRecord of others holds lists; one of one number is that number."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
@@ -82,7 +84,7 @@ def _single(value: Any) -> Any:
 def _column(values: tuple[Any, ...], fields: Any, place: int) -> Any:
     """One field of many samples as an array."""
     np = needs.numpy()
-    plain = [bytes(value) if isinstance(value, memoryview) else _single(value) for value in values]
+    plain = [bytes(value) if isinstance(value, memoryview) else _unwrap_single(value) for value in values]
     if None in plain:
         field = fields[place] if place < len(fields) else place
         raise InputError(f"a sample has no field {field!r}", hint="name alternatives: fields=('jpg;jpeg;png', 'cls')")

@@ -1,7 +1,7 @@
 """PyTorch: map-style and iterable data sets, and a loader whose position can be saved with the model.
 
     data = shoal.data.open(path, fields=("jpg", "cls"), transform=decode)
-    loader = shoal.data.for_torch.Loader(data, batch_size=256, workers=8, seed=0)
+    loader = shoal.data.for_torch.CheckpointableLoader(data, batch_size=256, workers=8, seed=0)
     for epoch in range(loader.epoch, 90):
         for images, labels in loader: ...
     torch.save({"loader": loader.state_dict(), ...})
@@ -18,11 +18,11 @@ from typing import Any
 
 from shoal.data import needs
 from shoal.data.reading import Dataset
-from shoal.data.streaming import Stream, place_among_ranks
+from shoal.data.streaming import SampleStream, resolve_rank
 from shoal.errors import InputError
 
-torch: Any = needs.need("torch", "shoal.data.for_torch", "pip install torch")
-torch_data: Any = needs.need("torch.utils.data", "shoal.data.for_torch", "pip install torch")
+torch: Any = needs.require("torch", "shoal.data.for_torch", "pip install torch")
+torch_data: Any = needs.require("torch.utils.data", "shoal.data.for_torch", "pip install torch")
 
 
 class MapDataset(torch_data.Dataset):  # type: ignore[misc]
@@ -48,7 +48,7 @@ class StreamDataset(torch_data.IterableDataset):  # type: ignore[misc]
     workers that persist, because where to begin is in memory that they share.
     """
 
-    def __init__(self, stream: Stream, batch_size: int) -> None:
+    def __init__(self, stream: SampleStream, batch_size: int) -> None:
         self.stream = stream
         self.batch_size = batch_size
         self._begin = torch.tensor([stream.epoch, stream.position, stream.rank, stream.world]).share_memory_()
@@ -61,9 +61,9 @@ class StreamDataset(torch_data.IterableDataset):  # type: ignore[misc]
 
     def set_epoch(self, epoch: int) -> None:
         self.stream.epoch, self.stream.position = epoch, 0
-        self.begin_here()
+        self.start_position()
 
-    def begin_here(self) -> None:
+    def start_position(self) -> None:
         """Let the next iteration, here or in workers, begin where the stream is now."""
         stream = self.stream
         self._begin.copy_(torch.tensor([stream.epoch, stream.position, stream.rank, stream.world]))
@@ -78,7 +78,7 @@ class StreamDataset(torch_data.IterableDataset):  # type: ignore[misc]
             yield from block.samples
 
 
-class Loader:
+class CheckpointableLoader:
     """Batches of one rank, epoch after epoch, with a position that can be saved and restored anywhere in an epoch.
 
     A loop that was broken off is begun anew by the next one, with the same samples (so a validation over a few batches
@@ -122,7 +122,7 @@ class Loader:
 
     def __len__(self) -> int:
         """Batches in a whole epoch."""
-        self._find_place()
+        self._restore_position()
         return self._batches(len(self.stream))
 
     def _batches(self, samples: int) -> int:
@@ -131,7 +131,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of the epoch, or those from a loaded state on; then the next epoch is next."""
-        self._find_place()
+        self._restore_position()
         # Lightning counts the batches and never asks for one more.
         self.stream.begin(over=not self._batches(self.stream.left()))
         start, loader = self.stream.position, self._started_loader()
@@ -145,12 +145,12 @@ class Loader:
         if self._loader is None:
             data = StreamDataset(self.stream, self.batch_size)
             self._loader = torch_data.DataLoader(data, batch_size=self.batch_size, **self._options)
-        self._loader.dataset.begin_here()
+        self._loader.dataset.start_position()
         return self._loader
 
-    def _find_place(self) -> None:
+    def _restore_position(self) -> None:
         if not self._told:
-            self.stream.rank, self.stream.world = _place()
+            self.stream.rank, self.stream.world = _rank_and_world()
 
     def state_dict(self) -> dict[str, Any]:
         return self.stream.state_dict()
@@ -160,9 +160,9 @@ class Loader:
         self._loader = None  # Workers that persist have the old seed and window.
 
 
-def _place() -> tuple[int, int]:
+def _rank_and_world() -> tuple[int, int]:
     """The process group's word, if there is one, else the launcher's."""
-    distributed = needs.need("torch.distributed", "shoal.data.for_torch", "pip install torch")
+    distributed = needs.require("torch.distributed", "shoal.data.for_torch", "pip install torch")
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
-    return place_among_ranks(None, None)
+    return resolve_rank(None, None)

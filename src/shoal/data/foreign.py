@@ -15,24 +15,34 @@ from typing import BinaryIO
 
 from shoal.data import manifest as manifests
 from shoal.data import needs, tar, tfrecord
-from shoal.data.index import INT64, NO_LABEL, SUFFIX, IndexBuilder, Member, Sample, ShardIndex, open_index, write_index
+from shoal.data.index import (
+    INDEX_SUFFIX,
+    INT64,
+    NO_LABEL,
+    IndexBuilder,
+    IndexedSample,
+    SampleMember,
+    ShardIndex,
+    open_index,
+    write_index,
+)
 from shoal.data.manifest import Manifest, Shard
 from shoal.errors import InputError, ShoalError
 
-_TAR, _TFRECORD = (".tar",), (".tfrecord", ".tfrecords", ".tfrec")
+_TAR_SUFFIXES, _TFRECORD_SUFFIXES = (".tar",), (".tfrecord", ".tfrecords", ".tfrec")
 
 
 def format_of(path: str) -> str | None:
     """tar or tfrecord by the name ("train.tfrecord-00000-of-00010" too); None for anything else."""
     name = os.path.basename(path).lower()
-    if name.endswith((SUFFIX, ".idx", "_index")):
+    if name.endswith((INDEX_SUFFIX, ".idx", "_index")):
         return None
-    if name.endswith(_TAR):
+    if name.endswith(_TAR_SUFFIXES):
         return "tar"
-    return "tfrecord" if any(ending in name for ending in _TFRECORD) else None
+    return "tfrecord" if any(ending in name for ending in _TFRECORD_SUFFIXES) else None
 
 
-def describe(path: str) -> tuple[str, Manifest]:
+def describe_external(path: str) -> tuple[str, Manifest]:
     """A folder, shard or pattern of shards without a manifest, as (folder, manifest); counts are not known yet."""
     if os.path.isdir(path):
         names = [os.path.join(path, name) for name in sorted(os.listdir(path))]
@@ -42,7 +52,8 @@ def describe(path: str) -> tuple[str, Manifest]:
     formats = {str(format_of(name)) for name in shards}
     if not shards:
         raise InputError(
-            f"there is no data set in {path}: no {manifests.NAME} and no shard", hint="shoal data pack FOLDER GOAL"
+            f"there is no data set in {path}: no {manifests.MANIFEST_NAME} and no shard",
+            hint="shoal data pack FOLDER GOAL",
         )
     folders = {os.path.dirname(name) for name in shards}
     if len(formats) > 1 or len(folders) > 1:
@@ -50,7 +61,7 @@ def describe(path: str) -> tuple[str, Manifest]:
     listed = [Shard(name=os.path.basename(name), size=os.path.getsize(name)) for name in shards]
     name = os.path.basename(path.rstrip("/")) or path
     made = Manifest(
-        version=manifests.VERSION, name=name, id="", format=formats.pop(), samples=0, bytes=0, shards=listed
+        version=manifests.MANIFEST_VERSION, name=name, id="", format=formats.pop(), samples=0, bytes=0, shards=listed
     )
     return folders.pop() or ".", made
 
@@ -59,14 +70,14 @@ def index_for(path: str) -> ShardIndex:
     """The index of a shard: the one beside it, the one in the cache, or a new one. ShoalError: the shard is damaged."""
     told = os.stat(path)
     kept = cached_path(path)
-    for place in (path + SUFFIX, kept):
+    for place in (path + INDEX_SUFFIX, kept):
         try:
             index = open_index(place)
         except (FileNotFoundError, ShoalError):
             continue
         if index.shard.get("size") == told.st_size:
             return index
-    data = build(path)
+    data = build_index(path)
     try:
         os.makedirs(os.path.dirname(kept), exist_ok=True)
         write_index(kept, data)
@@ -80,10 +91,10 @@ def cached_path(path: str) -> str:
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     text = f"{os.path.realpath(path)}\0{told.st_size}\0{told.st_mtime_ns}"
     name = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]
-    return os.path.join(base, "shoal", "index", name + SUFFIX)
+    return os.path.join(base, "shoal", "index", name + INDEX_SUFFIX)
 
 
-def build(path: str) -> bytes:
+def build_index(path: str) -> bytes:
     """An index from the shard alone. Checksums of members are not in it: nobody computed them when it was made."""
     builder = IndexBuilder()
     with open(path, "rb") as file:
@@ -97,42 +108,42 @@ def build(path: str) -> bytes:
 
 def _index_tar(file: BinaryIO, path: str, builder: IndexBuilder) -> None:
     key: bytes | None = None
-    members: list[Member] = []
+    members: list[SampleMember] = []
 
     def close() -> None:
         if key is not None:
-            builder.add(Sample(key, tuple(members), _label(members, lambda m: _bytes_at(file, m))))
+            builder.add(IndexedSample(key, tuple(members), _label_of(members, lambda m: _bytes_at(file, m))))
 
-    for member in list(tar.members(file, path)):
+    for member in list(tar.tar_members(file, path)):
         base = member.name.rpartition(b"/")[2]
         if base.startswith(b"__") and base.endswith(b"__"):
             continue  # WebDataset's own notes are no samples.
-        this, field = tar.sample_name(member.name)
+        this, field = tar.split_member_name(member.name)
         if this != key or any(known.field == field for known in members):
             close()
             key, members = this, []
-        members.append(Member(field or "bin", member.offset, member.size, 0, member.name))
+        members.append(SampleMember(field or "bin", member.offset, member.size, 0, member.name))
     close()
 
 
 def _index_tfrecord(file: BinaryIO, path: str, builder: IndexBuilder) -> None:
-    for number, (offset, data) in enumerate(tfrecord.records(file, path, needs.crc32c())):
+    for number, (offset, data) in enumerate(tfrecord.read_records(file, path, needs.crc32c())):
         key = b"%09d" % number
         try:
-            found = tfrecord.features(data)
+            found = tfrecord.find_features(data)
         except ValueError:
-            builder.add(Sample(key, (Member("record", offset, len(data), 0),)))
+            builder.add(IndexedSample(key, (SampleMember("record", offset, len(data), 0),)))
             continue
         members = []
         for feature in found:
-            if feature.name == tfrecord.KEY:
+            if feature.name == tfrecord.KEY_FEATURE:
                 key = data[feature.offset : feature.offset + feature.size]
                 continue
-            members.append(Member(feature.name, offset + feature.offset, feature.size, 0, b"", feature.kind))
-        builder.add(Sample(key, tuple(members), _label(members, partial(_cut, data, offset))))
+            members.append(SampleMember(feature.name, offset + feature.offset, feature.size, 0, b"", feature.kind))
+        builder.add(IndexedSample(key, tuple(members), _label_of(members, partial(_member_bytes, data, offset))))
 
 
-def _label(members: list[Member], read: Callable[[Member], bytes]) -> int:
+def _label_of(members: list[SampleMember], read: Callable[[SampleMember], bytes]) -> int:
     """The class number that a `cls` member holds, so that reading it later costs nothing."""
     for member in members:
         if member.field == "cls" and member.size <= 20:
@@ -147,10 +158,10 @@ def _label(members: list[Member], read: Callable[[Member], bytes]) -> int:
     return NO_LABEL
 
 
-def _cut(data: bytes, start: int, member: Member) -> bytes:
+def _member_bytes(data: bytes, start: int, member: SampleMember) -> bytes:
     return data[member.offset - start : member.offset - start + member.size]
 
 
-def _bytes_at(file: BinaryIO, member: Member) -> bytes:
+def _bytes_at(file: BinaryIO, member: SampleMember) -> bytes:
     file.seek(member.offset)
     return file.read(member.size)

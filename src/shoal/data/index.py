@@ -19,9 +19,9 @@ from shoal.errors import ShoalError
 from shoal.job import crc32
 from shoal.kernel import files
 
-SUFFIX = ".index"
-_MAGIC = b"SHOALIX1"
-_COLUMNS = (
+INDEX_SUFFIX = ".index"
+_INDEX_MAGIC = b"SHOALIX1"
+_INDEX_COLUMNS = (
     ("first", "<u4"),
     ("offset", "<u8"),
     ("size", "<u8"),
@@ -37,7 +37,7 @@ RAW, INT64, FLOAT, BYTES_LIST = "raw", "int64", "float", "bytes_list"
 NO_LABEL = -(1 << 63)
 
 
-class Member(NamedTuple):
+class SampleMember(NamedTuple):
     """One field of a sample: its bytes are shard[offset : offset + size]; `path` is the file it came from, if any."""
 
     field: str
@@ -48,9 +48,9 @@ class Member(NamedTuple):
     kind: str = RAW
 
 
-class Sample(NamedTuple):
+class IndexedSample(NamedTuple):
     key: bytes
-    members: tuple[Member, ...]
+    members: tuple[SampleMember, ...]
     label: int = NO_LABEL
 
 
@@ -60,7 +60,7 @@ class ShardIndex:
     def __init__(self, data: Any, place: str) -> None:
         np = needs.numpy()
         view = memoryview(data)
-        if len(view) < 20 or bytes(view[:8]) != _MAGIC:
+        if len(view) < 20 or bytes(view[:8]) != _INDEX_MAGIC:
             raise ShoalError(f"{place} is not an index of shoal", hint=f"rm {place}   # it is built again when needed")
         if not is_intact(view):
             raise ShoalError(f"{place} is damaged", hint=f"rm {place}   # it is built again when needed")
@@ -84,15 +84,15 @@ class ShardIndex:
         return len(self.columns["label"])
 
     def key(self, number: int) -> bytes:
-        return _cut(self.keys, self.columns["key_end"], number)
+        return _blob_part(self.keys, self.columns["key_end"], number)
 
     def path(self, member: int) -> bytes:
-        return _cut(self.paths, self.columns["path_end"], member)
+        return _blob_part(self.paths, self.columns["path_end"], member)
 
-    def sample(self, number: int) -> Sample:
+    def sample(self, number: int) -> IndexedSample:
         column = self.columns
         members = tuple(
-            Member(
+            SampleMember(
                 self.fields[column["field"][m]],
                 int(column["offset"][m]),
                 int(column["size"][m]),
@@ -102,14 +102,14 @@ class ShardIndex:
             )
             for m in range(int(column["first"][number]), int(column["first"][number + 1]))
         )
-        return Sample(self.key(number), members, int(column["label"][number]))
+        return IndexedSample(self.key(number), members, int(column["label"][number]))
 
 
 class IndexBuilder:
     """Collects the samples of a shard in the order in which they lie there."""
 
     def __init__(self) -> None:
-        self._columns: dict[str, list[int]] = {name: [] for name, _ in _COLUMNS}
+        self._columns: dict[str, list[int]] = {name: [] for name, _ in _INDEX_COLUMNS}
         self._fields: dict[tuple[str, str], int] = {}
         self._keys = bytearray()
         self._paths = bytearray()
@@ -117,7 +117,7 @@ class IndexBuilder:
     def __len__(self) -> int:
         return len(self._columns["label"])
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: IndexedSample) -> None:
         first, offsets, sizes, crcs, fields, labels, key_ends, path_ends = self._columns.values()
         key, members, label = sample
         first.append(len(offsets))
@@ -136,7 +136,7 @@ class IndexBuilder:
         """The index as bytes; `shard` says which file it describes (name, size, crc32, format)."""
         np = needs.numpy()
         self._columns["first"].append(len(self._columns["offset"]))
-        arrays = {name: np.array(self._columns[name], dtype=dtype) for name, dtype in _COLUMNS}
+        arrays = {name: np.array(self._columns[name], dtype=dtype) for name, dtype in _INDEX_COLUMNS}
         names = sorted(self._fields, key=lambda pair: self._fields[pair])
         header: dict[str, Any] = {
             "version": 1,
@@ -159,7 +159,7 @@ class IndexBuilder:
             at += len(parts[-1])
         text = json.dumps(header).encode()
         body_at = 16 + room + (-(16 + room)) % 8
-        body = _MAGIC + struct.pack("<Q", len(text)) + text.ljust(body_at - 16, b" ") + b"".join(parts)
+        body = _INDEX_MAGIC + struct.pack("<Q", len(text)) + text.ljust(body_at - 16, b" ") + b"".join(parts)
         return body + struct.pack("<I", crc32(body))
 
 
@@ -178,10 +178,10 @@ def write_index(path: str, data: bytes) -> None:
 
 def is_intact(index_bytes: bytes | memoryview) -> bool:
     """Whether the bytes of an index are the ones that were written."""
-    if len(index_bytes) < 20 or bytes(index_bytes[:8]) != _MAGIC:
+    if len(index_bytes) < 20 or bytes(index_bytes[:8]) != _INDEX_MAGIC:
         return False
     return crc32(index_bytes[:-4]) == int.from_bytes(index_bytes[-4:], "little")
 
 
-def _cut(blob: memoryview, ends: Sequence[int], number: int) -> bytes:
+def _blob_part(blob: memoryview, ends: Sequence[int], number: int) -> bytes:
     return bytes(blob[int(ends[number - 1]) if number else 0 : int(ends[number])])

@@ -14,9 +14,9 @@ from shoal import __version__
 from shoal.data import manifest as manifests
 from shoal.data.manifest import Manifest, Shard
 from shoal.data.packing import shard_name
-from shoal.data.planning import Settings
-from shoal.data.scan import safe
-from shoal.data.shards import FORMATS, ShardWriter, Value, writer
+from shoal.data.planning import ShardSettings
+from shoal.data.scan import escape_name
+from shoal.data.shards import FORMATS, FieldValue, ShardWriter, open_writer
 from shoal.data.table import KEY
 from shoal.errors import InputError
 from shoal.kernel import files
@@ -24,10 +24,10 @@ from shoal.kernel import files
 _MB = 1_000_000
 
 
-def pack_samples(
+def shard_samples(
     samples: Iterable[Mapping[str, Any]],
     goal: str,
-    settings: Settings = Settings(),  # noqa: B008 (immutable)
+    settings: ShardSettings = ShardSettings(),  # noqa: B008 (immutable)
     *,
     name: str | None = None,
     buffer: int = 10_000,
@@ -45,19 +45,19 @@ def pack_samples(
     folder = f"{goal.rstrip('/')}.packing-{os.getpid()}"
     os.makedirs(folder)
     try:
-        state = _Writing(folder, settings)
-        for sample in samples if settings.seed is None else _mixed(samples, buffer, settings.seed):
+        state = _SampleShardWriter(folder, settings)
+        for sample in samples if settings.seed is None else _shuffle_buffer(samples, buffer, settings.seed):
             state.add(sample)
         result = state.finish(name or os.path.basename(goal.rstrip("/")))
-        files.replace(os.path.join(folder, manifests.NAME), manifests.encode(result))
+        files.replace(os.path.join(folder, manifests.MANIFEST_NAME), manifests.encode_manifest(result))
         os.rename(folder, goal)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return result
 
 
-class _Writing:
-    def __init__(self, folder: str, settings: Settings) -> None:
+class _SampleShardWriter:
+    def __init__(self, folder: str, settings: ShardSettings) -> None:
         self._folder = folder
         self._settings = settings
         self._open: ShardWriter | None = None
@@ -68,14 +68,14 @@ class _Writing:
         self._count = 0
 
     def add(self, sample: Mapping[str, Any]) -> None:
-        key = safe(str(sample[KEY])) if KEY in sample else f"{self._count:09d}"
+        key = escape_name(str(sample[KEY])) if KEY in sample else f"{self._count:09d}"
         if key in self._keys:
             raise InputError(f"two samples have the key {key!r}", hint=f"give each a {KEY} of its own, or none")
         base = key.rpartition("/")[2]
         if "." in base or not base:
             raise InputError(f"{key!r} cannot be a key: in tar shards the field begins at the first dot")
         self._keys.add(key)
-        values = [Value(field, _bytes(field, value)) for field, value in sample.items() if field != KEY]
+        values = [FieldValue(field, _field_bytes(field, value)) for field, value in sample.items() if field != KEY]
         if not values:
             raise InputError(f"sample {key!r} has no field")
         label = sample.get("cls")
@@ -83,7 +83,7 @@ class _Writing:
         if number is not None:
             values = [value for value in values if value.field != "cls"]
         if self._open is None:
-            self._open = writer(
+            self._open = open_writer(
                 self._settings.format, self._folder, shard_name(len(self._shards), self._settings.format)
             )
         self._open.add(key, values, number, 0)
@@ -106,9 +106,9 @@ class _Writing:
             raise InputError("there is nothing to pack: the iterator gave no sample")
         fields = list(self._fields)
         return Manifest(
-            version=manifests.VERSION,
+            version=manifests.MANIFEST_VERSION,
             name=name,
-            id=manifests.identify(self._shards, fields, []),
+            id=manifests.dataset_id(self._shards, fields, []),
             format=self._settings.format,
             samples=self._count,
             bytes=self._bytes,
@@ -124,7 +124,7 @@ class _Writing:
         )
 
 
-def _bytes(field: str, value: Any) -> bytes:
+def _field_bytes(field: str, value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
     if isinstance(value, (bytearray, memoryview)):
@@ -140,7 +140,7 @@ def _bytes(field: str, value: Any) -> bytes:
     )
 
 
-def _mixed(samples: Iterable[Mapping[str, Any]], size: int, seed: int) -> Iterator[Mapping[str, Any]]:
+def _shuffle_buffer(samples: Iterable[Mapping[str, Any]], size: int, seed: int) -> Iterator[Mapping[str, Any]]:
     """Each sample leaves the buffer at a random time."""
     dice = random.Random(seed)  # noqa: S311 (an order, not a secret)
     waiting: list[Mapping[str, Any]] = []

@@ -11,8 +11,8 @@ import msgspec
 
 from shoal.errors import InputError, ShoalError
 
-NAME = "manifest.json"
-VERSION = 1
+MANIFEST_NAME = "manifest.json"
+MANIFEST_VERSION = 1
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -49,35 +49,37 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return sum(shard.size + shard.index_size for shard in self.shards)
 
 
-def identify(shards: list[Shard], fields: list[str], classes: list[str]) -> str:
+def dataset_id(shards: list[Shard], fields: list[str], classes: list[str]) -> str:
     """The identity of the content: the same shards give the same id wherever and whenever they were made."""
     parts = [[shard.name, shard.size, shard.crc32, shard.samples] for shard in shards]
     return hashlib.sha256(json.dumps([parts, fields, classes]).encode()).hexdigest()[:24]
 
 
-def encode(manifest: Manifest) -> bytes:
+def encode_manifest(manifest: Manifest) -> bytes:
     return json.dumps(msgspec.to_builtins(manifest), indent=1).encode() + b"\n"
 
 
-def find(path: str) -> str | None:
+def find_manifest(path: str) -> str | None:
     """The path of the manifest that a person means by a folder or by the manifest itself; None if there is none."""
     if os.path.isdir(path):
-        path = os.path.join(path, NAME)
-    return path if os.path.basename(path) == NAME and os.path.isfile(path) else None
+        path = os.path.join(path, MANIFEST_NAME)
+    return path if os.path.basename(path) == MANIFEST_NAME and os.path.isfile(path) else None
 
 
-def load(path: str) -> Manifest:
+def load_manifest(path: str) -> Manifest:
     """Read the manifest of a data set given by its folder or by the manifest's path."""
-    place = find(path)
+    place = find_manifest(path)
     if place is None:
-        raise InputError(f"there is no data set in {path}: it has no {NAME}", hint=f"shoal data pack FOLDER {path}")
+        raise InputError(
+            f"there is no data set in {path}: it has no {MANIFEST_NAME}", hint=f"shoal data pack FOLDER {path}"
+        )
     try:
         with open(place, "rb") as file:
             document = json.loads(file.read())
         version = document["version"]
-        if version > VERSION:
+        if version > MANIFEST_VERSION:
             raise InputError(
-                f"{place} was written by a newer shoal (manifest version {version}, this one reads {VERSION})",
+                f"{place} was written by a newer shoal (manifest version {version}, this one reads {MANIFEST_VERSION})",
                 hint="pip install --upgrade shoal",
             )
         manifest = msgspec.convert(document, Manifest)

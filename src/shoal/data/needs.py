@@ -10,7 +10,7 @@ from typing import Any
 from shoal.errors import InputError
 
 
-def need(module: str, why: str, install: str = "pip install 'shoal[data]'") -> Any:
+def require(module: str, why: str, install: str = "pip install 'shoal[data]'") -> Any:
     """The module, or one sentence that says what is missing and how to get it."""
     try:
         return import_module(module)
@@ -20,7 +20,7 @@ def need(module: str, why: str, install: str = "pip install 'shoal[data]'") -> A
 
 @cache  # Asked for in hot loops.
 def numpy() -> Any:
-    return need("numpy", "shoal data")
+    return require("numpy", "shoal data")
 
 
 def crc32c() -> Callable[[bytes], int]:

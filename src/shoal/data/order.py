@@ -11,8 +11,8 @@ from typing import Any
 
 from shoal.data import needs
 
-_ROUNDS = 6
-_MASK = (1 << 64) - 1
+_FEISTEL_ROUNDS = 6
+_MASK_64 = (1 << 64) - 1
 
 
 class Permutation:
@@ -23,22 +23,22 @@ class Permutation:
         self._half = max(1, ((max(length, 2) - 1).bit_length() + 1) // 2)
         key = 0x9E3779B97F4A7C15
         keys = []
-        for word in (*words, *range(_ROUNDS)):
-            key = _scramble(key ^ _scramble(word & _MASK))
+        for word in (*words, *range(_FEISTEL_ROUNDS)):
+            key = _splitmix64(key ^ _splitmix64(word & _MASK_64))
             keys.append(key)
-        self._keys = keys[-_ROUNDS:]
+        self._keys = keys[-_FEISTEL_ROUNDS:]
 
     def at(self, positions: Any) -> Any:
         np = needs.numpy()
-        values = self._once(np.asarray(positions, dtype=np.uint64))
+        values = self._permute_once(np.asarray(positions, dtype=np.uint64))
         outside = np.flatnonzero(values >= self.length)
         while len(outside):
-            moved = self._once(values[outside])
+            moved = self._permute_once(values[outside])
             values[outside] = moved
             outside = outside[moved >= self.length]
         return values.astype(np.int64)
 
-    def _once(self, values: Any) -> Any:
+    def _permute_once(self, values: Any) -> Any:
         np = needs.numpy()
         half, mask = np.uint64(self._half), np.uint64((1 << self._half) - 1)
         left, right = values >> half, values & mask
@@ -49,9 +49,9 @@ class Permutation:
         return (left << half) | right
 
 
-def _scramble(word: int) -> int:
+def _splitmix64(word: int) -> int:
     """One step of splitmix64: neighbouring seeds give unrelated keys."""
-    word = (word + 0x9E3779B97F4A7C15) & _MASK
-    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK
+    word = (word + 0x9E3779B97F4A7C15) & _MASK_64
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK_64
     return word ^ (word >> 31)

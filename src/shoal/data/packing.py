@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 from shoal import __version__
 from shoal.data import manifest as manifests
 from shoal.data import squash
-from shoal.data.choosing import Filter
-from shoal.data.index import SUFFIX, open_index
+from shoal.data.choosing import NameFilter
+from shoal.data.index import INDEX_SUFFIX, open_index
 from shoal.data.manifest import Manifest, Shard
-from shoal.data.planning import Plan, Settings, make_plan
-from shoal.data.scan import Scan, scan
+from shoal.data.planning import ShardPlan, ShardSettings, plan_shards
+from shoal.data.scan import SourceScan, scan_source
 from shoal.data.shards import FORMATS
 from shoal.data.writing import write_shards
 from shoal.errors import InputError, ShoalError
@@ -34,80 +34,82 @@ from shoal.kernel import files
 Progress = Callable[[int, int], None]
 
 
-class Packed(NamedTuple):
+class ShardingResult(NamedTuple):
     """What a pack did. `reused` shards were there already, from a pack that did not end."""
 
     path: str
     manifest: Manifest
     reused: int
     seconds: float
-    scan: Scan
+    scan: SourceScan
     existed: bool = False
 
 
-def prepare(source: str, settings: Settings) -> Plan:
+def prepare_sharding(source: str, settings: ShardSettings) -> ShardPlan:
     """Look at the source and decide everything; refuses what cannot be packed unless told to leave it out."""
     if settings.format == "squashfs":
-        settings = _whole_folder(settings)
-    found = scan(
+        settings = _check_image_settings(settings)
+    found = scan_source(
         source,
         group=settings.group,
         label=settings.label,
         path_column=settings.path_column,
         split=settings.split,
-        names=Filter(settings.include, settings.exclude),
+        names=NameFilter(settings.include, settings.exclude),
     )
     if found.bad and not settings.skip_bad:
         more = f" (and {len(found.bad) - 1} more)" if len(found.bad) > 1 else ""
         raise InputError(f"cannot pack {found.bad[0]}{more}", hint="--skip-bad leaves such files out and lists them")
     if not found.samples:
         raise InputError(f"there is nothing to pack in {source}: {found.bad[0]}")
-    return make_plan(found, settings)
+    return plan_shards(found, settings)
 
 
-def _whole_folder(settings: Settings) -> Settings:
+def _check_image_settings(settings: ShardSettings) -> ShardSettings:
     """An image holds the folder as it is: what chooses files or classes has no effect, and is refused."""
-    plain = Settings()
+    plain = ShardSettings()
     for name in ("group", "label", "split", "include", "exclude"):
         if getattr(settings, name) != getattr(plain, name):
             raise InputError(f"--{name} has no effect with --format squashfs", hint="--format tar")
     return settings._replace(label="none", include=("*",))
 
 
-def pack(
+def shard_dataset(
     source: str,
     goal: str,
-    settings: Settings = Settings(),  # noqa: B008 (immutable)
+    settings: ShardSettings = ShardSettings(),  # noqa: B008 (immutable)
     *,
     workers: int | None = None,
     overwrite: bool = False,
     name: str | None = None,
     progress: Progress = lambda done, total: None,
-) -> Packed:
+) -> ShardingResult:
     """Pack `source` into the new folder `goal`. After an error or a kill `goal` is as it was before."""
     began = time.monotonic()
     goal = goal.rstrip("/") or goal
     _refuse_nested(source, goal)
     if settings.format not in FORMATS:
         raise InputError(f"there is no format {settings.format!r}", hint=f"--format {'|'.join(FORMATS)}")
-    with _no_garbage():
-        plan = prepare(source, settings)
-    if (there := _already(goal, plan, overwrite)) is not None:
-        return Packed(goal, there, 0, time.monotonic() - began, plan.scan, True)
+    with _gc_disabled():
+        plan = prepare_sharding(source, settings)
+    if (there := _existing_dataset(goal, plan, overwrite)) is not None:
+        return ShardingResult(goal, there, 0, time.monotonic() - began, plan.scan, True)
     try:
-        result, reused = _write(plan, source, goal, name or os.path.basename(goal), workers, overwrite, progress)
+        result, reused = _write_dataset(
+            plan, source, goal, name or os.path.basename(goal), workers, overwrite, progress
+        )
     except OSError as error:
         # Another command packed the same and was faster: its data set has the name.
         lost = error.errno in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST)
-        if not lost or (there := _already(goal, plan, overwrite)) is None:
+        if not lost or (there := _existing_dataset(goal, plan, overwrite)) is None:
             raise
         shutil.rmtree(goal + ".packing", ignore_errors=True)
-        return Packed(goal, there, 0, time.monotonic() - began, plan.scan, True)
-    return Packed(goal, result, reused, time.monotonic() - began, plan.scan)
+        return ShardingResult(goal, there, 0, time.monotonic() - began, plan.scan, True)
+    return ShardingResult(goal, result, reused, time.monotonic() - began, plan.scan)
 
 
 @contextmanager
-def _no_garbage() -> Iterator[None]:
+def _gc_disabled() -> Iterator[None]:
     """Python looks for circles among all objects again and again while their number grows: half the time of a scan."""
     before = gc.isenabled()
     gc.disable()
@@ -118,14 +120,14 @@ def _no_garbage() -> Iterator[None]:
             gc.enable()
 
 
-def _write(
-    plan: Plan, source: str, goal: str, name: str, workers: int | None, overwrite: bool, progress: Progress
+def _write_dataset(
+    plan: ShardPlan, source: str, goal: str, name: str, workers: int | None, overwrite: bool, progress: Progress
 ) -> tuple[Manifest, int]:
     """Write what lacks into the folder beside the goal, then give it the goal's name: (manifest, shards reused)."""
     folder, left_out, reused = goal + ".packing", list(plan.scan.bad), 0
-    _begin(folder, plan, source)
+    _begin_directory(folder, plan, source)
     if plan.settings.format == "squashfs":
-        shards = [squash.make(source, folder, workers)]
+        shards = [squash.make_squashfs(source, folder, workers)]
     else:
         done = finished_shards(folder, plan)
         reused = len(done)
@@ -140,7 +142,7 @@ def shard_name(number: int, format: str) -> str:
     return f"shard-{number:06d}{FORMATS[format]}"
 
 
-def finished_shards(folder: str, plan: Plan) -> dict[int, Shard]:
+def finished_shards(folder: str, plan: ShardPlan) -> dict[int, Shard]:
     """Shards that an earlier pack finished: the index is written last, and names the size of what it belongs to."""
     done = {}
     for number in range(plan.shards):
@@ -156,8 +158,8 @@ def finished_shards(folder: str, plan: Plan) -> dict[int, Shard]:
 
 def read_shard(path: str) -> Shard:
     """What a shard's index says about it."""
-    index = open_index(path + SUFFIX)
-    with open(path + SUFFIX, "rb") as file:
+    index = open_index(path + INDEX_SUFFIX)
+    with open(path + INDEX_SUFFIX, "rb") as file:
         data = file.read()
     return Shard(
         name=index.shard["name"],
@@ -175,11 +177,11 @@ def _refuse_nested(source: str, goal: str) -> None:
         raise InputError(f"{goal} lies inside {source}, and would be packed into itself")
 
 
-def _already(goal: str, plan: Plan, overwrite: bool) -> Manifest | None:
+def _existing_dataset(goal: str, plan: ShardPlan, overwrite: bool) -> Manifest | None:
     """The data set at the goal if it is exactly the one asked for; anything else there is refused or replaced."""
-    if manifests.find(goal) is not None:
+    if manifests.find_manifest(goal) is not None:
         try:
-            there = manifests.load(goal)
+            there = manifests.load_manifest(goal)
         except ShoalError:
             if overwrite:
                 return None
@@ -196,7 +198,7 @@ def _already(goal: str, plan: Plan, overwrite: bool) -> Manifest | None:
     return None
 
 
-def _begin(folder: str, plan: Plan, source: str) -> None:
+def _begin_directory(folder: str, plan: ShardPlan, source: str) -> None:
     os.makedirs(folder, exist_ok=True)
     note = os.path.join(folder, "plan.json")
     record = files.to_json({"digest": plan.digest, "source": os.path.abspath(source)})
@@ -214,7 +216,7 @@ def _begin(folder: str, plan: Plan, source: str) -> None:
         )
 
 
-def _manifest(plan: Plan, source: str, name: str, shards: Sequence[Shard], left_out: list[str]) -> Manifest:
+def _manifest(plan: ShardPlan, source: str, name: str, shards: Sequence[Shard], left_out: list[str]) -> Manifest:
     fields = sorted({field for sample in plan.scan.samples for field, _ in sample.files})
     if plan.settings.format != "squashfs":
         fields += ["cls"] if any(sample.label is not None for sample in plan.scan.samples) else []
@@ -238,9 +240,9 @@ def _manifest(plan: Plan, source: str, name: str, shards: Sequence[Shard], left_
     fields = list(dict.fromkeys(fields))
     classes = plan.scan.classes
     return Manifest(
-        version=manifests.VERSION,
+        version=manifests.MANIFEST_VERSION,
         name=name,
-        id=manifests.identify(list(shards), fields, classes),
+        id=manifests.dataset_id(list(shards), fields, classes),
         format=plan.settings.format,
         samples=samples,
         bytes=plan.bytes,
@@ -256,14 +258,14 @@ def _manifest(plan: Plan, source: str, name: str, shards: Sequence[Shard], left_
 
 def _publish(folder: str, goal: str, result: Manifest, overwrite: bool) -> None:
     """Give the finished folder its name, and free it of what killed or simultaneous packs left in it."""
-    files.replace(os.path.join(folder, manifests.NAME), manifests.encode(result))
+    files.replace(os.path.join(folder, manifests.MANIFEST_NAME), manifests.encode_manifest(result))
     old = None
-    if overwrite and manifests.find(goal) is not None:
+    if overwrite and manifests.find_manifest(goal) is not None:
         old = f"{goal}.old-{os.getpid()}"
         os.rename(goal, old)
     os.rename(folder, goal)
-    wanted = {shard.name for shard in result.shards} | {shard.name + SUFFIX for shard in result.shards}
-    for left in set(os.listdir(goal)) - wanted - {manifests.NAME}:
+    wanted = {shard.name for shard in result.shards} | {shard.name + INDEX_SUFFIX for shard in result.shards}
+    for left in set(os.listdir(goal)) - wanted - {manifests.MANIFEST_NAME}:
         os.unlink(os.path.join(goal, left))
     if old is not None:
         shutil.rmtree(old, ignore_errors=True)

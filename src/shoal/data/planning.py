@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from shoal.data import needs
 from shoal.data.order import Permutation
-from shoal.data.scan import Scan, SourceSample
+from shoal.data.scan import SourceSample, SourceScan
 from shoal.errors import InputError
 
 DEFAULT_SHARD_MB = 128
@@ -21,7 +21,7 @@ DEFAULT_FIRST_MB = 8
 _MB = 1_000_000
 
 
-class Settings(NamedTuple):
+class ShardSettings(NamedTuple):
     format: str = "tar"
     shard_mb: float = DEFAULT_SHARD_MB
     first_mb: float = DEFAULT_FIRST_MB
@@ -41,11 +41,11 @@ class Settings(NamedTuple):
             raise InputError("the first shard cannot be smaller than nothing", place="--first-shard")
 
 
-class Plan(NamedTuple):
+class ShardPlan(NamedTuple):
     """Shard k holds the samples order[bounds[k]] ... order[bounds[k + 1] - 1] of the scan."""
 
-    scan: Scan
-    settings: Settings
+    scan: SourceScan
+    settings: ShardSettings
     order: Sequence[int]
     bounds: list[int]
     digest: str
@@ -62,7 +62,7 @@ class Plan(NamedTuple):
         return [self.scan.samples[i] for i in self.order[self.bounds[shard] : self.bounds[shard + 1]]]
 
 
-def make_plan(found: Scan, settings: Settings) -> Plan:
+def plan_shards(found: SourceScan, settings: ShardSettings) -> ShardPlan:
     settings.check()
     np = needs.numpy()
     count = len(found.samples)
@@ -72,10 +72,10 @@ def make_plan(found: Scan, settings: Settings) -> Plan:
     else:
         order = Permutation(count, settings.seed).at(np.arange(count)).tolist()
     sizes = [found.samples[i].size + 1024 * (1 + len(found.samples[i].files)) for i in order]
-    return Plan(found, settings, order, _cut(sizes, settings), _digest(found, settings))
+    return ShardPlan(found, settings, order, _shard_bounds(sizes, settings), _plan_digest(found, settings))
 
 
-def _cut(sizes: list[int], settings: Settings) -> list[int]:
+def _shard_bounds(sizes: list[int], settings: ShardSettings) -> list[int]:
     """Where shards begin: a small first one, so that a training can start on it, then equal ones."""
     if not sizes:
         return [0]
@@ -102,7 +102,7 @@ def _cut(sizes: list[int], settings: Settings) -> list[int]:
     return [*bounds, len(sizes)]
 
 
-def _digest(found: Scan, settings: Settings) -> str:
+def _plan_digest(found: SourceScan, settings: ShardSettings) -> str:
     state = hashlib.sha256(repr((os.path.abspath(found.root), settings._replace(skip_bad=False))).encode())
     for sample in found.samples:
         state.update(repr(sample).encode("utf-8", "surrogateescape"))

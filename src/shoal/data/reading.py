@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.manifest import Manifest
 from shoal.data.shardset import ShardSet, find_shards
-from shoal.data.table import KEY, Table
+from shoal.data.table import KEY, SampleTable
 
 if TYPE_CHECKING:
-    from shoal.data.streaming import Stream
+    from shoal.data.streaming import SampleStream
 
 
 class Dataset:
@@ -62,8 +62,8 @@ class Dataset:
         return [len(self.shards.index(number)) for number in range(len(self.shards))]
 
     @cached_property
-    def table(self) -> Table:
-        return Table(self.shards, range(len(self.shards)))
+    def table(self) -> SampleTable:
+        return SampleTable(self.shards, range(len(self.shards)))
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "table"}
@@ -89,11 +89,11 @@ class Dataset:
         self.will_read(self.table, numbers, now=True)
         return self.samples(self.table, numbers)
 
-    def will_read(self, table: Table, numbers: Sequence[int], now: bool = False) -> None:
+    def will_read(self, table: SampleTable, numbers: Sequence[int], now: bool = False) -> None:
         """These samples are read soon, or now: the disk may begin."""
         table.will_read(numbers, table.fields if self.fields is None else self.fields, now)
 
-    def samples(self, table: Table, numbers: Sequence[int]) -> list[Any]:
+    def samples(self, table: SampleTable, numbers: Sequence[int]) -> list[Any]:
         fields = self.fields if self.fields is not None else (*table.fields, KEY)
         columns = table.columns(numbers, fields)
         found: list[Any]
@@ -109,11 +109,11 @@ class Dataset:
     def key(self, number: int) -> str:
         return self.table.key(number).decode("utf-8", "surrogateescape")
 
-    def stream(self, **options: Any) -> Stream:
-        """Samples one after the other, shuffled, split and resumable: see `shoal.data.streaming.Stream`."""
-        from shoal.data.streaming import Stream
+    def stream(self, **options: Any) -> SampleStream:
+        """Samples one after the other, shuffled, split and resumable: see `shoal.data.streaming.SampleStream`."""
+        from shoal.data.streaming import SampleStream
 
-        return Stream(self, **options)
+        return SampleStream(self, **options)
 
 
 def open(
@@ -132,5 +132,5 @@ def open(
     are read. Opening reads the manifest only.
     """
     shards = find_shards(path)
-    shards.mapped, shards.checked = views, check
+    shards.mapped, shards.validate = views, check
     return Dataset(shards, fields=fields, transform=transform)

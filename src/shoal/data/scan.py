@@ -16,17 +16,17 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from shoal.data.choosing import ALL_SPLITS, LABELS, Filter, Skipped, choose
+from shoal.data.choosing import ALL_SPLITS, LABELS, NameFilter, SkippedFiles, select_files
 from shoal.errors import InputError
 
 #: Threads that ask for sizes: on network storage a stat is a round trip, and a million of them one by one take hours.
 #: On a local disk it is microseconds, and threads only stand in each other's way.
 _STAT_THREADS, _SLOW_STAT_S = 16, 100e-6
-_TRIED = 256
+_TIMED_STATS = 256
 _PATH_COLUMNS = ("path", "file", "filename", "file_name", "image")
 _LABEL_COLUMNS = ("label", "class", "cls")
 _SPLIT_COLUMNS = ("split", "subset", "partition")
-_LISTS = (".csv", ".tsv", ".jsonl", ".txt", ".list")
+_LIST_SUFFIXES = (".csv", ".tsv", ".jsonl", ".txt", ".list")
 
 
 class SourceFile(NamedTuple):
@@ -48,7 +48,7 @@ class SourceSample(NamedTuple):
         return sum([file.size for _, file in self.files])
 
 
-class Scan(NamedTuple):
+class SourceScan(NamedTuple):
     """What there is. `bad` cannot be packed, `skipped` is not meant to be; `guessed` is what nobody said."""
 
     root: str
@@ -56,7 +56,7 @@ class Scan(NamedTuple):
     classes: list[str]
     notes: list[str]
     bad: list[str]
-    skipped: list[Skipped]
+    skipped: list[SkippedFiles]
     guessed: list[str]
 
     def class_counts(self) -> dict[str, int]:
@@ -73,24 +73,24 @@ class Scan(NamedTuple):
         return dict(counts.most_common())
 
 
-def scan(
+def scan_source(
     source: str,
     *,
     group: str = "file",
     label: str = "auto",
     path_column: str | None = None,
     split: str | None = None,
-    names: Filter = Filter(),  # noqa: B008 (immutable)
-) -> Scan:
+    names: NameFilter = NameFilter(),  # noqa: B008 (immutable)
+) -> SourceScan:
     """Look at a source without reading its files. `bad` names what cannot be packed, each with the reason."""
     if label not in LABELS:
         raise InputError(f"unknown --label {label!r}", hint=f"--label {'|'.join(LABELS)}")
     if os.path.isdir(source):
         found = _scan_folder(source, group, label, split, names)
-    elif os.path.isfile(source) and source.lower().endswith(_LISTS):
+    elif os.path.isfile(source) and source.lower().endswith(_LIST_SUFFIXES):
         found = _scan_list(source, label, path_column, split, names)
     elif os.path.exists(source):
-        raise InputError(f"{source} is neither a folder nor a list", hint=f"a list ends in {', '.join(_LISTS)}")
+        raise InputError(f"{source} is neither a folder nor a list", hint=f"a list ends in {', '.join(_LIST_SUFFIXES)}")
     else:
         raise InputError(f"there is no {source}", hint="ls " + (os.path.dirname(source) or "."))
     if not found.samples and not found.bad:
@@ -99,7 +99,7 @@ def scan(
     return found
 
 
-def safe(text: str) -> str:
+def escape_name(text: str) -> str:
     """A name for tar, shells and terminals: control characters, "%" and bytes that are not UTF-8 become %XX."""
     if text.isascii() and text.isprintable() and "%" not in text:
         return text
@@ -112,19 +112,21 @@ def safe(text: str) -> str:
     return "".join(parts)
 
 
-def _scan_folder(root: str, group: str, label: str, split: str | None, names: Filter) -> Scan:
+def _scan_folder(root: str, group: str, label: str, split: str | None, names: NameFilter) -> SourceScan:
     bad: list[str] = []
     notes: list[str] = []
     if group not in ("file", "stem"):
         raise InputError(f"samples are grouped by file or by stem, not by {group!r}", place="--group")
-    chosen = choose(root, list(_walk(root, bad, notes)), label=label, split=split, group=group, names=names)
+    chosen = select_files(root, list(_walk(root, bad, notes)), label=label, split=split, group=group, names=names)
     label_of = dict(zip(chosen.paths, chosen.labels, strict=True))
     files = sorted(_with_sizes(chosen.root, chosen.paths, bad))
-    grouped = _by_file(files) if group == "file" else _by_stem(files)
+    grouped = _group_by_file(files) if group == "file" else _group_by_stem(files)
     samples = [SourceSample(key, members, label_of[members[0][1].path]) for key, members in grouped]
-    skipped = [one._replace(examples=[safe(path) for path in one.examples]) for one in chosen.skipped]
-    classes = [safe(name) for name in chosen.classes]
-    return Scan(chosen.root, samples, classes, notes, bad, skipped, [safe(text) for text in chosen.guessed])
+    skipped = [one._replace(examples=[escape_name(path) for path in one.examples]) for one in chosen.skipped]
+    classes = [escape_name(name) for name in chosen.classes]
+    return SourceScan(
+        chosen.root, samples, classes, notes, bad, skipped, [escape_name(text) for text in chosen.guessed]
+    )
 
 
 def _walk(root: str, bad: list[str], notes: list[str]) -> Iterator[str]:
@@ -137,12 +139,12 @@ def _walk(root: str, bad: list[str], notes: list[str]) -> Iterator[str]:
             told = os.stat(os.path.join(root, folder) if folder else root)
             here = (told.st_dev, told.st_ino)
             if here in above:
-                notes.append(f"{safe(folder)} is a link to a folder above it and was not followed")
+                notes.append(f"{escape_name(folder)} is a link to a folder above it and was not followed")
                 continue
             with os.scandir(os.path.join(root, folder) if folder else root) as entries:
                 listed = list(entries)
         except OSError as error:
-            bad.append(f"{safe(folder) or root}: {_reason(error)}")
+            bad.append(f"{escape_name(folder) or root}: {_error_reason(error)}")
             continue
         empty += not listed
         for entry in listed:
@@ -150,7 +152,7 @@ def _walk(root: str, bad: list[str], notes: list[str]) -> Iterator[str]:
             try:
                 is_folder = entry.is_dir()
             except OSError as error:
-                bad.append(f"{safe(path)}: {_reason(error)}")
+                bad.append(f"{escape_name(path)}: {_error_reason(error)}")
                 continue
             if is_folder:
                 todo.append((path, (*above, here)))
@@ -165,18 +167,18 @@ def _with_sizes(root: str, paths: Iterable[str], bad: list[str]) -> list[SourceF
         try:
             told = os.stat(os.path.join(root, path))
         except OSError as error:
-            return f"{safe(path)}: {_reason(error)}"
+            return f"{escape_name(path)}: {_error_reason(error)}"
         if not stat.S_ISREG(told.st_mode):
-            return f"{safe(path)}: not a file but a {_KIND.get(stat.S_IFMT(told.st_mode), 'device')}"
+            return f"{escape_name(path)}: not a file but a {_FILE_TYPES.get(stat.S_IFMT(told.st_mode), 'device')}"
         return SourceFile(path, told.st_size, told.st_mtime_ns)
 
     listed = list(paths)
     began = time.perf_counter()
-    answers = [look(path) for path in listed[:_TRIED]]
+    answers = [look(path) for path in listed[:_TIMED_STATS]]
     if time.perf_counter() - began < _SLOW_STAT_S * len(answers):
-        answers += map(look, listed[_TRIED:])
+        answers += map(look, listed[_TIMED_STATS:])
     else:
-        chunks = [listed[i : i + 128] for i in range(_TRIED, len(listed), 128)]
+        chunks = [listed[i : i + 128] for i in range(_TIMED_STATS, len(listed), 128)]
         with ThreadPoolExecutor(_STAT_THREADS) as pool:
             for some in pool.map(lambda chunk: [look(path) for path in chunk], chunks):
                 answers += some
@@ -184,44 +186,44 @@ def _with_sizes(root: str, paths: Iterable[str], bad: list[str]) -> list[SourceF
     return [answer for answer in answers if not isinstance(answer, str)]
 
 
-_KIND = {stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket", stat.S_IFDIR: "folder"}
+_FILE_TYPES = {stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket", stat.S_IFDIR: "folder"}
 
 
-def _reason(error: OSError) -> str:
+def _error_reason(error: OSError) -> str:
     return "too many links in a circle" if error.errno == 40 else (error.strerror or "unreadable").lower()
 
 
-def _by_file(files: Iterable[SourceFile]) -> Iterator[tuple[str, tuple[tuple[str, SourceFile], ...]]]:
+def _group_by_file(files: Iterable[SourceFile]) -> Iterator[tuple[str, tuple[tuple[str, SourceFile], ...]]]:
     taken: set[str] = set()
     for file in files:
         stem, extension = os.path.splitext(file.path)
-        folder, slash, base = safe(stem).rpartition("/")
-        key = _unique(folder + slash + base.replace(".", "_"), taken)
-        yield key, ((_field(extension[1:]), file),)
+        folder, slash, base = escape_name(stem).rpartition("/")
+        key = _unique_key(folder + slash + base.replace(".", "_"), taken)
+        yield key, ((_field_name(extension[1:]), file),)
 
 
-def _by_stem(files: Iterable[SourceFile]) -> list[tuple[str, tuple[tuple[str, SourceFile], ...]]]:
+def _group_by_stem(files: Iterable[SourceFile]) -> list[tuple[str, tuple[tuple[str, SourceFile], ...]]]:
     groups: dict[str, dict[str, SourceFile]] = {}
     for file in files:
-        folder, slash, base = safe(file.path).rpartition("/")
+        folder, slash, base = escape_name(file.path).rpartition("/")
         stem, _, extension = base.lstrip(".").partition(".")
         members = groups.setdefault(folder + slash + (stem or "_"), {})
-        field = _field(extension)
+        field = _field_name(extension)
         if field in members:
             raise InputError(
-                f"{safe(members[field].path)} and {safe(file.path)} would be one field of one sample",
+                f"{escape_name(members[field].path)} and {escape_name(file.path)} would be one field of one sample",
                 hint="--group file   # makes each file a sample of its own",
             )
         members[field] = file
     return [(key, tuple(members.items())) for key, members in groups.items()]
 
 
-def _field(extension: str) -> str:
-    plain = safe(extension).lower()
+def _field_name(extension: str) -> str:
+    plain = escape_name(extension).lower()
     return plain if plain and not plain.startswith(".") else "bin"
 
 
-def _unique(key: str, taken: set[str]) -> str:
+def _unique_key(key: str, taken: set[str]) -> str:
     """WebDataset joins neighbours with one key into one sample, so no two samples may share theirs."""
     candidate, number = key, 2
     while candidate in taken:
@@ -230,9 +232,9 @@ def _unique(key: str, taken: set[str]) -> str:
     return candidate
 
 
-def _scan_list(path: str, label: str, path_column: str | None, split: str | None, names: Filter) -> Scan:
+def _scan_list(path: str, label: str, path_column: str | None, split: str | None, names: NameFilter) -> SourceScan:
     root = os.path.dirname(os.path.abspath(path))
-    rows = list(_rows(path))
+    rows = list(_read_rows(path))
     if not rows:
         raise InputError(f"{path} lists nothing")
     column = path_column or next((name for name in _PATH_COLUMNS if name in rows[0]), None)
@@ -248,9 +250,9 @@ def _scan_list(path: str, label: str, path_column: str | None, split: str | None
         raise InputError(f"the classes of a list are in a column of it, not in folders: --label {label}")
     classes, numbers = _label_numbers([row.get(key_label) for row in rows]) if key_label else ([], [None] * len(rows))
     every = list(zip(rows, numbers, strict=True))
-    taken_rows = [(row, number) for row, number in every if names.why_not(row[column]) is None or not any(names)]
+    taken_rows = [(row, number) for row, number in every if names.reject_reason(row[column]) is None or not any(names)]
     skipped = {"left out by --include or --exclude": len(every) - len(taken_rows)}
-    taken_rows = _of_split(path, taken_rows, split, skipped)
+    taken_rows = _rows_of_split(path, taken_rows, split, skipped)
     bad: list[str] = []
     known = {file.path: file for file in _with_sizes(root, dict.fromkeys(row[column] for row, _ in taken_rows), bad)}
     taken: set[str] = set()
@@ -258,9 +260,9 @@ def _scan_list(path: str, label: str, path_column: str | None, split: str | None
     for row, number in taken_rows:
         file = known.get(row[column])
         if file is not None:
-            key, members = next(_by_file([file._replace(path=os.path.normpath(file.path).lstrip("./"))]))
+            key, members = next(_group_by_file([file._replace(path=os.path.normpath(file.path).lstrip("./"))]))
             rest = {name: value for name, value in row.items() if name not in (column, key_label)}
-            samples.append(SourceSample(_unique(key, taken), ((members[0][0], file),), number, rest or None))
+            samples.append(SourceSample(_unique_key(key, taken), ((members[0][0], file),), number, rest or None))
     doubles = len(taken_rows) - len({row[column] for row, _ in taken_rows})
     notes = [f"{doubles} rows name a file that another row names too; each is a sample"] if doubles else []
     without = sum(number is None for _, number in taken_rows)
@@ -268,11 +270,11 @@ def _scan_list(path: str, label: str, path_column: str | None, split: str | None
         notes.append(f"{without:,} rows have no value for {key_label!r}; these samples have no class")
     guessed = [f"files are in column {column!r}"] if path_column is None and len(rows[0]) > 1 else []
     guessed += [f"classes are in column {key_label!r}"] if key_label else []
-    told = [Skipped(why, count, []) for why, count in skipped.items() if count]
-    return Scan(root, samples, classes, notes, bad, told, guessed)
+    told = [SkippedFiles(why, count, []) for why, count in skipped.items() if count]
+    return SourceScan(root, samples, classes, notes, bad, told, guessed)
 
 
-def _of_split(
+def _rows_of_split(
     path: str, rows: list[tuple[dict[str, Any], int | None]], split: str | None, skipped: dict[str, int]
 ) -> list[tuple[dict[str, Any], int | None]]:
     """The rows of a split. Several splits are data sets of their own, and are not mixed unless asked to."""
@@ -294,7 +296,7 @@ def _of_split(
     return kept
 
 
-def _rows(path: str) -> Iterator[dict[str, Any]]:
+def _read_rows(path: str) -> Iterator[dict[str, Any]]:
     ending = os.path.splitext(path)[1].lower()
     try:
         with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
@@ -320,4 +322,4 @@ def _label_numbers(values: list[Any]) -> tuple[list[str], list[int | None]]:
     except (TypeError, ValueError):
         words = sorted({str(value) for value in values if value not in (None, "")})
         place = {word: index for index, word in enumerate(words)}
-        return [safe(word) for word in words], [place.get(str(value)) for value in values]
+        return [escape_name(word) for word in words], [place.get(str(value)) for value in values]

@@ -22,21 +22,21 @@ from typing import Any
 
 from shoal.data import ahead, foreign
 from shoal.data import manifest as manifests
-from shoal.data.index import SUFFIX, ShardIndex, open_index
+from shoal.data.index import INDEX_SUFFIX, ShardIndex, open_index
 from shoal.data.manifest import Manifest
 from shoal.errors import InputError, ShoalError
 from shoal.job import cache, copies, crc32
 from shoal.kernel import files
 
-_WAIT_S = 0.005
+_POLL_S = 0.005
 #: How long nobody may hold the copier's lock before the source is read instead: a job that dies hands over at once.
-_HAND_OVER_S = 0.5
+_LOCK_TIMEOUT_S = 0.5
 #: Who has read so much of a data set from the disk reads on.
-_MUCH = 0.02
+_SEQUENTIAL_SHARE = 0.02
 #: What goes with a shard set to another process: paths, not open files and maps.
-_TRAVELS = ("folder", "manifest", "staged", "source", "mapped", "checked")
+_PICKLED_FIELDS = ("folder", "manifest", "staged", "source", "mapped", "checked")
 #: Just below the largest piece that changes how much freed memory glibc keeps.
-_KEPT = 31 << 20
+_MALLOC_THRESHOLD = 31 << 20
 
 
 class ShardSet:
@@ -56,7 +56,7 @@ class ShardSet:
         checked: bool = True,
     ) -> None:
         self.mapped = mapped
-        self.checked = checked
+        self.validate = checked
         self.folder = folder
         self.manifest = manifest
         self.staged = staged
@@ -65,7 +65,7 @@ class ShardSet:
         self._maps: dict[int, memoryview] = {}
         self._local = threading.local()
         self._most_files = max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
-        self.watch = ahead.Watch()
+        self.watch = ahead.CacheMonitor()
         self._missed = 0
         self._damaged: set[str] = set()
         self._abandoned = False
@@ -76,7 +76,7 @@ class ShardSet:
 
     def __getstate__(self) -> dict[str, object]:
         """For workers that are spawned: paths travel, open files and maps do not."""
-        return {key: getattr(self, key) for key in _TRAVELS}
+        return {key: getattr(self, key) for key in _PICKLED_FIELDS}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -98,18 +98,18 @@ class ShardSet:
         told = self.manifest.shards[shard]
         damage: ShoalError | None = None
         for folder in (self.folder, self.source):
-            path = os.path.join(folder or "", told.name + SUFFIX)
+            path = os.path.join(folder or "", told.name + INDEX_SUFFIX)
             try:
                 index = open_index(path) if folder is not None else None
             except FileNotFoundError:
                 continue
             except ShoalError as error:
                 index, damage = None, error
-            if index is not None and self.checked and told.index_crc32 not in ("", f"{crc32(index.data):08x}"):
+            if index is not None and self.validate and told.index_crc32 not in ("", f"{crc32(index.data):08x}"):
                 index, damage = None, ShoalError(f"{path} is damaged: it has a wrong checksum")
             if index is not None:
                 if damage is not None:
-                    self._note_damage(told.name + SUFFIX, str(damage))
+                    self._note_damage(told.name + INDEX_SUFFIX, str(damage))
                 return index
         if damage is not None:
             raise ShoalError(damage.message, hint=f"shoal data verify {self.folder}")
@@ -128,14 +128,16 @@ class ShardSet:
             raise ShoalError(f"{path} is missing", hint=f"shoal data verify {self.folder}")
         return self._wait_for(shard, path)
 
-    def ask_for(self, numbers: Sequence[int]) -> None:
+    def request(self, numbers: Sequence[int]) -> None:
         """These shards are needed next, in this order: where they are being staged, they come before the others."""
         for number in numbers if self.staged is not None else ():
             if not self.is_here(number):
                 name = self.manifest.shards[number].name
                 try:
                     os.close(
-                        os.open(os.path.join(str(self.staged), copies.WANTS, name), os.O_WRONLY | os.O_CREAT, 0o644)
+                        os.open(
+                            os.path.join(str(self.staged), copies.REQUESTS_DIR, name), os.O_WRONLY | os.O_CREAT, 0o644
+                        )
                     )
                 except OSError:
                     return  # A wish only: without it the shard comes in its turn.
@@ -143,27 +145,27 @@ class ShardSet:
     def _wait_for(self, shard: int, path: str) -> str:
         home, free_since = str(self.staged), None
         lock = os.path.join(os.path.dirname(os.path.dirname(home)), "locks", os.path.basename(home))
-        self.ask_for([shard])
+        self.request([shard])
         while not os.path.exists(path):
-            if os.path.exists(os.path.join(home, copies.PROBLEM)):
-                with open(os.path.join(home, copies.PROBLEM), encoding="utf-8") as file:
+            if os.path.exists(os.path.join(home, copies.PROBLEM_FILE)):
+                with open(os.path.join(home, copies.PROBLEM_FILE), encoding="utf-8") as file:
                     raise ShoalError(file.read(), hint=f"shoal data verify {self.source}")
-            if cache.busy(lock):
+            if cache.is_locked(lock):
                 free_since, self._abandoned = None, False
             elif free_since is None:
                 free_since = time.monotonic()
-            if free_since is not None and (self._abandoned or time.monotonic() - free_since > _HAND_OVER_S):
+            if free_since is not None and (self._abandoned or time.monotonic() - free_since > _LOCK_TIMEOUT_S):
                 self._abandoned = True
                 return os.path.join(str(self.source), self.manifest.shards[shard].name)
-            time.sleep(_WAIT_S)
+            time.sleep(_POLL_S)
         return path
 
     def open(self, shard: int) -> int:
         """A descriptor of the shard, of this thread's; at most a quarter of what the process may open."""
         try:
-            table: _Files = self._local.files
+            table: _FileDescriptors = self._local.files
         except AttributeError:
-            table = self._local.files = _Files()
+            table = self._local.files = _FileDescriptors()
         fd = table.get(shard)
         if fd is None:
             if len(table) >= self._most_files:
@@ -226,7 +228,7 @@ class ShardSet:
         self._damaged.add(name)
         warnings.warn(f"{damage}; what it should hold is read from {self.source}", RuntimeWarning, stacklevel=2)
         try:
-            os.close(os.open(os.path.join(str(self.staged), copies.DAMAGED, name), os.O_WRONLY | os.O_CREAT, 0o644))
+            os.close(os.open(os.path.join(str(self.staged), copies.DAMAGED_DIR, name), os.O_WRONLY | os.O_CREAT, 0o644))
         except OSError:
             pass  # The next job compares sizes only, and the next reader finds what this one found.
 
@@ -235,34 +237,34 @@ class ShardSet:
 
         Who reads much in an order that nobody knows beforehand gets everything brought, if there is room for it.
         """
-        some = self.watch.some()
+        some = self.watch.sample_ranges()
         if not self.watch.misses(self._places(shards[some], offsets[some], sizes[some])):
             return
         # Who touches a mapped page before the kernel was told waits for more than that page.
-        ahead.bring(self._places(shards, offsets, sizes), wait=now and self.mapped)
+        ahead.prefetch_ranges(self._places(shards, offsets, sizes), wait=now and self.mapped)
         if now:
             before, self._missed = self._missed, self._missed + sum(sizes)
-            limit = _MUCH * sum(shard.size for shard in self.manifest.shards)
+            limit = _SEQUENTIAL_SHARE * sum(shard.size for shard in self.manifest.shards)
             if before < limit <= self._missed:
-                self.will_need(range(len(self)))
+                self.prefetch_shards(range(len(self)))
 
     def in_memory(self, shards: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> list[bool | None]:
-        return [ahead.is_in_memory(fd, at + size // 2) for fd, at, size in self._places(shards, offsets, sizes)]
+        return [ahead.is_cached(fd, at + size // 2) for fd, at, size in self._places(shards, offsets, sizes)]
 
-    def _places(self, shards: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> ahead.Places:
+    def _places(self, shards: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> ahead.FileRanges:
         """These ranges, without those of shards that are still being staged."""
         known = getattr(self._local, "files", {})
         fds = {shard: self.open(shard) for shard in set(shards) if shard in known or self.is_here(shard)}
         return [(fds[s], at, size) for s, at, size in zip(shards, offsets, sizes, strict=True) if s in fds]
 
-    def will_need(self, numbers: Sequence[int]) -> None:
+    def prefetch_shards(self, numbers: Sequence[int]) -> None:
         """All of these shards are read soon: have those that are here brought to memory, if there is room."""
         shards = [self.manifest.shards[number] for number in numbers]
-        if sum(shard.size for shard in shards) <= ahead.room():
-            ahead.bring_files([os.path.join(self.folder, shard.name) for shard in shards])
+        if sum(shard.size for shard in shards) <= ahead.prefetch_budget():
+            ahead.prefetch_files([os.path.join(self.folder, shard.name) for shard in shards])
 
 
-class _Files(OrderedDict[int, int]):
+class _FileDescriptors(OrderedDict[int, int]):
     """Descriptors by shard, closed with the thread or the data set that they belong to."""
 
     def __del__(self) -> None:
@@ -277,22 +279,24 @@ def _keep_freed_memory() -> None:
     the reading itself. Once a large piece was freed, it keeps twice that size (mallopt(3)). This one comes from calloc
     and is never touched.
     """
-    bytes(_KEPT)
+    bytes(_MALLOC_THRESHOLD)
 
 
 def find_shards(path: str) -> ShardSet:
     """The shards of a data set, of a staged one, or of a folder, file or pattern of shards made elsewhere."""
     if not os.path.exists(path) and (source := _source_of(path)) is not None:
         path = source
-    if os.path.basename(path) == manifests.NAME:
+    if os.path.basename(path) == manifests.MANIFEST_NAME:
         path = os.path.dirname(path) or "."
     home = os.path.dirname(os.path.abspath(path))
     about = (
-        files.read_json(os.path.join(home, copies.ABOUT)) if os.path.basename(os.path.abspath(path)) == "data" else None
+        files.read_json(os.path.join(home, copies.ABOUT_FILE))
+        if os.path.basename(os.path.abspath(path)) == "data"
+        else None
     )
     staged, source = (home, str(about["source"])) if about and "source" in about else (None, None)
-    if manifests.find(path) is not None:
-        manifest = manifests.load(path)
+    if manifests.find_manifest(path) is not None:
+        manifest = manifests.load_manifest(path)
         if manifest.format == "squashfs":
             image = os.path.join(path, manifest.shards[0].name)
             raise InputError(
@@ -301,7 +305,7 @@ def find_shards(path: str) -> ShardSet:
         return ShardSet(path, manifest, staged, source)
     if not os.path.exists(path) and not any(letter in path for letter in "*?["):
         raise InputError(f"there is no {path}", hint=f"ls {os.path.dirname(path) or '.'}")
-    folder, manifest = foreign.describe(path)
+    folder, manifest = foreign.describe_external(path)
     return ShardSet(folder, manifest)
 
 

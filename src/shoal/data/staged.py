@@ -16,7 +16,7 @@ from shoal.errors import InputError, ShoalError
 from shoal.job import Stage, StageError
 
 
-def variable(name: str) -> str:
+def dataset_variable(name: str) -> str:
     """SHOAL_DATA_<NAME> for a data set's name."""
     return "SHOAL_DATA_" + re.sub(r"\W", "_", name, flags=re.ASCII).upper()
 
@@ -40,7 +40,9 @@ def stage_and_run(
     try:
         stage.begin()
         place = stage.wait()
-        code = _run(command, {**environ, "SHOAL_DATA": place, variable(name): place, **_sources(place, stage)})
+        code = _run_command(
+            command, {**environ, "SHOAL_DATA": place, dataset_variable(name): place, **_dataset_sources(place, stage)}
+        )
         if not command:
             stage.join()
     except StageError as error:
@@ -50,11 +52,11 @@ def stage_and_run(
     return code, record
 
 
-def _sources(place: str, stage: Stage) -> dict[str, str]:
+def _dataset_sources(place: str, stage: Stage) -> dict[str, str]:
     return {"SHOAL_DATA_SOURCES": json.dumps({place: stage.source})}
 
 
-def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
+def _run_command(command: Sequence[str], environ: Mapping[str, str]) -> int:
     if not command:
         return 0
     try:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.data import needs
 from shoal.data.order import Permutation
-from shoal.data.table import Table
+from shoal.data.table import SampleTable
 from shoal.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 DEFAULT_WINDOW = 4
 #: Shards that somebody else wrote may be sorted by class, so more of them are mixed.
 DEFAULT_WINDOW_UNSHUFFLED = 16
-_BLOCK = 64
+_BLOCK_SAMPLES = 64
 #: How many places of the order are computed at once.
-_COMPUTED = 4096
+_ORDER_CHUNK = 4096
 #: How many samples the disk is told about before they are read.
-_AHEAD = 128
+_PREFETCH_SAMPLES = 128
 #: Whole windows are brought to memory if the ranks of this node read this share of them; else single samples.
-_MUCH = 0.5
+_MIN_WINDOW_SHARE = 0.5
 #: How many windows are brought to memory before they are read.
-_WINDOWS_AHEAD = 2
+_PREFETCH_WINDOWS = 2
 
 
-class Window(NamedTuple):
+class ShuffleWindow(NamedTuple):
     """Shards that are mixed, and the place of their samples in the epoch: start ... end - 1."""
 
     shards: tuple[int, ...]
@@ -48,7 +48,7 @@ class Window(NamedTuple):
     end: int
 
 
-class Stream:
+class SampleStream:
     """An iterable over one rank's share of an epoch. Iterating again goes on with the next epoch.
 
     An iteration that was broken off is begun anew by the next one, unless a state was loaded in between.
@@ -74,7 +74,7 @@ class Stream:
         self.data = data
         self.seed = seed
         self.epoch = epoch
-        self.rank, self.world = place_among_ranks(rank, world)
+        self.rank, self.world = resolve_rank(rank, world)
         self.remainder = remainder
         self.window = window
         self.position = 0
@@ -138,7 +138,7 @@ class Stream:
         self.seed, self.window = state["seed"], state["window"]
         self._loaded = True
 
-    def windows(self) -> list[Window]:
+    def windows(self) -> list[ShuffleWindow]:
         """The epoch's windows in order."""
         np = needs.numpy()
         count, counts = len(self.data.shards), self.data.counts
@@ -156,11 +156,11 @@ class Stream:
             shards = tuple(order[first : first + size])
             end = start + sum(counts[shard] for shard in shards)
             if end > start:
-                found.append(Window(shards, start, end))
+                found.append(ShuffleWindow(shards, start, end))
             start = end
         return found
 
-    def blocks(self, worker: int = 0, workers: int = 1, block: int = _BLOCK) -> Iterator[Block]:
+    def blocks(self, worker: int = 0, workers: int = 1, block: int = _BLOCK_SAMPLES) -> Iterator[SampleBlock]:
         """This rank's samples in blocks, each read at once; a worker takes every `workers`-th of them.
 
         With the block as large as a batch, batches come in the same order whatever the number of workers.
@@ -169,10 +169,10 @@ class Stream:
         firsts = range(worker * block, len(mine), workers * block)
         # The order is that of the epoch now: whoever calls for the next one meanwhile does not mix the two.
         located = self._located([mine[first : first + block] for first in firsts], windows, self.seed, self.epoch)
-        waiting: deque[_Located] = deque()
-        opened, table = -1, Table(self.data.shards, ())
+        waiting: deque[_PlannedBlock] = deque()
+        opened, table = -1, SampleTable(self.data.shards, ())
         while True:
-            for coming in islice(located, 1 + max(1, _AHEAD // block) - len(waiting)):
+            for coming in islice(located, 1 + max(1, _PREFETCH_SAMPLES // block) - len(waiting)):
                 waiting.append(coming)
                 self._will_read([coming], opened, table)
             if not waiting:
@@ -181,40 +181,44 @@ class Stream:
             for which, places in waiting[0].pieces:
                 if which != opened:
                     self._will_open(windows, opened, which)
-                    opened, table = which, Table(self.data.shards, windows[which].shards)
+                    opened, table = which, SampleTable(self.data.shards, windows[which].shards)
                     self._will_read(waiting, opened, table)
                 samples += self.data.samples(table, places)
-            yield Block(samples, waiting.popleft().positions)
+            yield SampleBlock(samples, waiting.popleft().positions)
 
-    def _will_open(self, windows: list[Window], opened: int, which: int) -> None:
+    def _will_open(self, windows: list[ShuffleWindow], opened: int, which: int) -> None:
         """Wait for a window's shards, so that their indexes are here too and not read over a busy link; and have it
         and the next ones brought here and to memory."""
-        self.data.shards.ask_for([s for window in windows[which : which + 1 + _WINDOWS_AHEAD] for s in window.shards])
+        self.data.shards.request(
+            [s for window in windows[which : which + 1 + _PREFETCH_WINDOWS] for s in window.shards]
+        )
         for shard in windows[which].shards:
             self.data.shards.path(shard)
-        if self._share_here() < _MUCH:
+        if self._share_here() < _MIN_WINDOW_SHARE:
             return  # The rest is other nodes' and would be read for nothing.
-        asked = 0 if opened < 0 else opened + 1 + _WINDOWS_AHEAD
-        for window in windows[max(which, asked) : which + 1 + _WINDOWS_AHEAD]:
-            self.data.shards.will_need(window.shards)
+        asked = 0 if opened < 0 else opened + 1 + _PREFETCH_WINDOWS
+        for window in windows[max(which, asked) : which + 1 + _PREFETCH_WINDOWS]:
+            self.data.shards.prefetch_shards(window.shards)
 
     def _share_here(self) -> float:
         """How much of the data the ranks on this node read together."""
         return min(1.0, int(os.environ.get("LOCAL_WORLD_SIZE") or 1) / self.world)
 
-    def _will_read(self, blocks: Iterable[_Located], opened: int, table: Table) -> None:
+    def _will_read(self, blocks: Iterable[_PlannedBlock], opened: int, table: SampleTable) -> None:
         """The disk is told what lies in the opened window."""
         for block in blocks:
             for which, places in block.pieces:
                 if which == opened:
                     self.data.will_read(table, places)
 
-    def _located(self, blocks: list[range], windows: list[Window], seed: int | None, epoch: int) -> Iterator[_Located]:
+    def _located(
+        self, blocks: list[range], windows: list[ShuffleWindow], seed: int | None, epoch: int
+    ) -> Iterator[_PlannedBlock]:
         """For each block of positions where its samples are. Some thousand at a time, because the order is computed
         with numpy, where few numbers cost as much as many."""
         np = needs.numpy()
         starts, ends = (np.array([getattr(window, name) for window in windows]) for name in ("start", "end"))
-        together = max(1, _COMPUTED // len(blocks[0])) if blocks else 1
+        together = max(1, _ORDER_CHUNK // len(blocks[0])) if blocks else 1
         for first in range(0, len(blocks), together):
             some = blocks[first : first + together]
             positions = np.concatenate([np.arange(b.start, b.stop, b.step) for b in some]) % ends[-1]
@@ -228,7 +232,7 @@ class Stream:
             for block in some:
                 end = begin + len(block)
                 cuts = [begin, *(np.flatnonzero(np.diff(which[begin:end])) + begin + 1).tolist(), end]
-                yield _Located(block, [(int(which[a]), places[a:b]) for a, b in pairwise(cuts)])
+                yield _PlannedBlock(block, [(int(which[a]), places[a:b]) for a, b in pairwise(cuts)])
                 begin = end
 
     def _total(self) -> int:
@@ -243,19 +247,19 @@ class Stream:
         return range(first, self._total(), self.world)
 
 
-class Block(NamedTuple):
+class SampleBlock(NamedTuple):
     samples: list[Any]
     positions: range
 
 
-class _Located(NamedTuple):
+class _PlannedBlock(NamedTuple):
     """A block that is not read yet: pieces of (window, places in it)."""
 
     positions: range
     pieces: list[tuple[int, Any]]
 
 
-def place_among_ranks(rank: int | None, world: int | None) -> tuple[int, int]:
+def resolve_rank(rank: int | None, world: int | None) -> tuple[int, int]:
     """(rank, world) as given, else as the launcher says. Half an answer is refused: ranks would read the same."""
     if rank is None and world is None:
         told = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")

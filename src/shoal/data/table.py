@@ -12,14 +12,14 @@ from shoal.errors import InputError
 from shoal.job import crc32
 
 KEY = "__key__"
-_DECODE: dict[str, Callable[[bytes], Any]] = {
+_DECODERS: dict[str, Callable[[bytes], Any]] = {
     INT64: tfrecord.int64_list,
     FLOAT: tfrecord.float_list,
     BYTES_LIST: tfrecord.bytes_list,
 }
 
 
-class Table:
+class SampleTable:
     """The samples of the given shards, in that order. `fields` of the table are all that occur in them."""
 
     def __init__(self, shards: ShardSet, numbers: Sequence[int]) -> None:
@@ -118,12 +118,12 @@ class Table:
             return self._with_gaps(wanted, field, rows)
         shards, offsets, sizes = self._places(wanted, rows)
         found: list[Any] = self.shards.read(shards, offsets, sizes)
-        if self.shards.checked:
+        if self.shards.validate:
             self._check(found, wanted, rows, shards, offsets)
         kinds = {self.kinds[name] for name in self.alternatives(field)}
         if len(kinds) > 1:
             raise InputError(f"the fields {field!r} hold different kinds of values: {', '.join(sorted(kinds))}")
-        decode = _DECODE.get(kinds.pop())
+        decode = _DECODERS.get(kinds.pop())
         return [decode(bytes(data)) for data in found] if decode is not None else found
 
     def _with_gaps(self, wanted: Any, field: str, rows: Any) -> list[Any]:

@@ -13,14 +13,14 @@ from typing import BinaryIO, NamedTuple
 from shoal.data.index import BYTES_LIST, FLOAT, INT64, RAW
 from shoal.errors import ShoalError
 
-HEAD = 12
-FOOT = 4
+HEADER_SIZE = 12
+FOOTER_SIZE = 4
 #: The feature that carries a sample's key; readers of others see it as an ordinary bytes feature.
-KEY = "__key__"
-_KINDS = {1: RAW, 2: FLOAT, 3: INT64}
+KEY_FEATURE = "__key__"
+_LIST_KINDS = {1: RAW, 2: FLOAT, 3: INT64}
 
 
-class Feature(NamedTuple):
+class ExampleFeature(NamedTuple):
     """A value of an Example and where it lies, counted from the start of the Example."""
 
     name: str
@@ -29,32 +29,32 @@ class Feature(NamedTuple):
     size: int
 
 
-def masked(crc: int) -> int:
+def masked_crc(crc: int) -> int:
     """TFRecord stores checksums turned and shifted, so that a record may itself hold records."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def head(length: int, crc32c: Callable[[bytes], int]) -> bytes:
+def record_header(length: int, crc32c: Callable[[bytes], int]) -> bytes:
     text = struct.pack("<Q", length)
-    return text + struct.pack("<I", masked(crc32c(text)))
+    return text + struct.pack("<I", masked_crc(crc32c(text)))
 
 
-def example(values: Sequence[tuple[str, bytes | int]]) -> tuple[bytes, list[int]]:
+def encode_example(values: Sequence[tuple[str, bytes | int]]) -> tuple[bytes, list[int]]:
     """An Example of bytes and integers, and the offset of each value in it."""
     entries: list[tuple[bytes, bytes, bytes]] = []
     for name, value in values:
         if isinstance(value, int):
-            data = varint(value)
-            inner, kind = b"\x0a" + varint(len(data)), b"\x1a"
+            data = encode_varint(value)
+            inner, kind = b"\x0a" + encode_varint(len(data)), b"\x1a"
         else:
             data = value
-            inner, kind = b"\x0a" + varint(len(data)), b"\x0a"
-        one = kind + varint(len(inner) + len(data)) + inner
+            inner, kind = b"\x0a" + encode_varint(len(data)), b"\x0a"
+        one = kind + encode_varint(len(inner) + len(data)) + inner
         text = name.encode("utf-8", "surrogateescape")
-        entry = b"\x0a" + varint(len(text)) + text + b"\x12" + varint(len(one) + len(data)) + one
-        entries.append((b"\x0a" + varint(len(entry) + len(data)), entry, data))
+        entry = b"\x0a" + encode_varint(len(text)) + text + b"\x12" + encode_varint(len(one) + len(data)) + one
+        entries.append((b"\x0a" + encode_varint(len(entry) + len(data)), entry, data))
     total = sum(len(a) + len(b) + len(c) for a, b, c in entries)
-    parts = [b"\x0a" + varint(total)]
+    parts = [b"\x0a" + encode_varint(total)]
     at, offsets = len(parts[0]), []
     for before, entry, data in entries:
         offsets.append(at + len(before) + len(entry))
@@ -63,40 +63,40 @@ def example(values: Sequence[tuple[str, bytes | int]]) -> tuple[bytes, list[int]
     return b"".join(parts), offsets
 
 
-def features(data: bytes) -> list[Feature]:
+def find_features(data: bytes) -> list[ExampleFeature]:
     """Where the values of an Example lie; ValueError if these bytes are no Example."""
-    found: list[Feature] = []
-    for number, start, end in _fields(data, 0, len(data)):
+    found: list[ExampleFeature] = []
+    for number, start, end in _message_fields(data, 0, len(data)):
         if number != 1:
             raise ValueError("not an Example")
-        for entry, entry_start, entry_end in _fields(data, start, end):
+        for entry, entry_start, entry_end in _message_fields(data, start, end):
             if entry != 1:
                 raise ValueError("not an Example")
-            found.append(_entry(data, entry_start, entry_end))
+            found.append(_feature_entry(data, entry_start, entry_end))
     if not found:
         raise ValueError("not an Example")
     return found
 
 
-def records(file: BinaryIO, place: str, crc32c: Callable[[bytes], int] | None) -> Iterator[tuple[int, bytes]]:
+def read_records(file: BinaryIO, place: str, crc32c: Callable[[bytes], int] | None) -> Iterator[tuple[int, bytes]]:
     """(offset of the data, data) of each record; checksums are compared if the function for them is given."""
     at = 0
     while True:
-        start = file.read(HEAD)
+        start = file.read(HEADER_SIZE)
         if not start:
             return
-        if len(start) < HEAD:
+        if len(start) < HEADER_SIZE:
             raise ShoalError(f"{place} is cut off at byte {at}, inside the head of a record")
         length, crc = struct.unpack("<QI", start)
-        if crc32c is not None and masked(crc32c(start[:8])) != crc:
+        if crc32c is not None and masked_crc(crc32c(start[:8])) != crc:
             raise ShoalError(f"{place} is damaged at byte {at}: the length of a record has a wrong checksum")
-        data, foot = file.read(length), file.read(FOOT)
-        if len(data) < length or len(foot) < FOOT:
+        data, foot = file.read(length), file.read(FOOTER_SIZE)
+        if len(data) < length or len(foot) < FOOTER_SIZE:
             raise ShoalError(f"{place} is cut off at byte {at}, inside a record of {length} bytes")
-        if crc32c is not None and masked(crc32c(data)) != struct.unpack("<I", foot)[0]:
+        if crc32c is not None and masked_crc(crc32c(data)) != struct.unpack("<I", foot)[0]:
             raise ShoalError(f"{place} is damaged at byte {at}: a record has a wrong checksum")
-        yield at + HEAD, data
-        at += HEAD + length + FOOT
+        yield at + HEADER_SIZE, data
+        at += HEADER_SIZE + length + FOOTER_SIZE
 
 
 def int64_list(data: bytes) -> list[int]:
@@ -114,33 +114,33 @@ def float_list(data: bytes) -> list[float]:
 
 def bytes_list(data: bytes) -> list[bytes]:
     """The values of a bytes list with more than one."""
-    return [data[start:end] for _, start, end in _fields(data, 0, len(data))]
+    return [data[start:end] for _, start, end in _message_fields(data, 0, len(data))]
 
 
-def _entry(data: bytes, start: int, end: int) -> Feature:
+def _feature_entry(data: bytes, start: int, end: int) -> ExampleFeature:
     name, kind, where = "", RAW, (start, start)
-    for number, from_, to in _fields(data, start, end):
+    for number, from_, to in _message_fields(data, start, end):
         if number == 1:
             name = data[from_:to].decode("utf-8", "surrogateescape")
         elif number == 2:
-            for which, low, high in _fields(data, from_, to):
-                kind, where = _values(data, which, low, high)
-    return Feature(name, kind, where[0], where[1] - where[0])
+            for which, low, high in _message_fields(data, from_, to):
+                kind, where = _feature_values(data, which, low, high)
+    return ExampleFeature(name, kind, where[0], where[1] - where[0])
 
 
-def _values(data: bytes, which: int, low: int, high: int) -> tuple[str, tuple[int, int]]:
-    if which not in _KINDS:
+def _feature_values(data: bytes, which: int, low: int, high: int) -> tuple[str, tuple[int, int]]:
+    if which not in _LIST_KINDS:
         raise ValueError("not an Example")
-    inside = list(_fields(data, low, high))
+    inside = list(_message_fields(data, low, high))
     if len(inside) == 1:
-        return _KINDS[which], (inside[0][1], inside[0][2])
-    if _KINDS[which] != RAW and inside:
+        return _LIST_KINDS[which], (inside[0][1], inside[0][2])
+    if _LIST_KINDS[which] != RAW and inside:
         # Numbers that an old writer did not pack: rare, and refused rather than read wrongly.
         raise ValueError("numbers that are not packed")
-    return (BYTES_LIST if _KINDS[which] == RAW else _KINDS[which]), (low, high)
+    return (BYTES_LIST if _LIST_KINDS[which] == RAW else _LIST_KINDS[which]), (low, high)
 
 
-def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+def _message_fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
     """(field number, start, end) of each length-delimited field of a message."""
     while at < end:
         tag, at = _read_varint(data, at)
@@ -153,7 +153,7 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
         at += length
 
 
-def varint(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
     """A number as protocol buffers write it; negative ones as their 64-bit complement."""
     value &= 0xFFFFFFFFFFFFFFFF
     out = bytearray()

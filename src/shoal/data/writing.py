@@ -20,23 +20,23 @@ from itertools import islice
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from shoal.data.index import SUFFIX, open_index
+from shoal.data.index import INDEX_SUFFIX, open_index
 from shoal.data.manifest import Shard
-from shoal.data.planning import Plan
-from shoal.data.scan import SourceFile, SourceSample, safe
-from shoal.data.shards import Value, writer
+from shoal.data.planning import ShardPlan
+from shoal.data.scan import SourceFile, SourceSample, escape_name
+from shoal.data.shards import FieldValue, open_writer
 from shoal.errors import InputError, ShoalError
 
 _READ_AHEAD_THREADS = 8
 #: So many files are read before deciding whether threads are worth their while.
-_TRIED = 16
+_TIMED_READS = 16
 #: A file that takes longer than this to open and read is worth a thread.
-_SLOW_S = 0.001
+_SLOW_READ_S = 0.001
 _PR_SET_PDEATHSIG = 1
 
 
 def write_shards(
-    plan: Plan,
+    plan: ShardPlan,
     folder: str,
     done: dict[int, Shard],
     workers: int | None,
@@ -60,27 +60,27 @@ def write_shards(
             ready += sizes[number]
             progress(ready, total)
     shards = [results[number] for number in range(plan.shards)]
-    return shards, _left_out(folder, shards)
+    return shards, _read_left_out(folder, shards)
 
 
-def write_one(plan: Plan, folder: str, number: int) -> Shard:
+def write_one(plan: ShardPlan, folder: str, number: int) -> Shard:
     """One shard, from its files. A file that is not what the scan saw stops it, or is left out if so wished."""
     from shoal.data.packing import shard_name
 
     bad: list[str] = []
-    with writer(plan.settings.format, folder, shard_name(number, plan.settings.format)) as shard:
-        for sample, contents in _contents(plan.scan.root, plan.samples(number)):
+    with open_writer(plan.settings.format, folder, shard_name(number, plan.settings.format)) as shard:
+        for sample, contents in _sample_contents(plan.scan.root, plan.samples(number)):
             if isinstance(contents, str):
                 if not plan.settings.skip_bad:
                     raise InputError(f"cannot pack {contents}", hint="--skip-bad leaves such files out and lists them")
                 bad.append(contents)
                 continue
             values = [
-                Value(field, data, os.fsencode(file.path))
+                FieldValue(field, data, os.fsencode(file.path))
                 for (field, file), data in zip(sample.files, contents, strict=True)
             ]
             if sample.row is not None and all(value.field != "json" for value in values):
-                values.append(Value("json", json.dumps(sample.row).encode()))
+                values.append(FieldValue("json", json.dumps(sample.row).encode()))
             shard.add(sample.key, values, sample.label, sample.files[0][1].mtime_ns // 1_000_000_000)
         return shard.finish({"left_out": bad} if bad else None)
 
@@ -100,7 +100,7 @@ def read_file(root: str, file: SourceFile) -> bytes:
     return data
 
 
-def _contents(root: str, samples: list[SourceSample]) -> Iterator[tuple[SourceSample, list[bytes] | str]]:
+def _sample_contents(root: str, samples: list[SourceSample]) -> Iterator[tuple[SourceSample, list[bytes] | str]]:
     """Each sample with its files' bytes, or with what is wrong with one of them."""
 
     def read(sample: SourceSample) -> list[bytes] | str:
@@ -111,21 +111,21 @@ def _contents(root: str, samples: list[SourceSample]) -> Iterator[tuple[SourceSa
                 contents.append(read_file(root, file))
             return contents
         except FileNotFoundError:
-            return f"{safe(file.path)}: it vanished"
+            return f"{escape_name(file.path)}: it vanished"
         except OSError as error:
-            return f"{safe(file.path)}: {(error.strerror or 'unreadable').lower()}"
+            return f"{escape_name(file.path)}: {(error.strerror or 'unreadable').lower()}"
         except ShoalError as error:
-            return f"{safe(file.path)}: {error.message}"
+            return f"{escape_name(file.path)}: {error.message}"
 
     rest = iter(samples)
     took_s = []
-    for sample in islice(rest, _TRIED):
+    for sample in islice(rest, _TIMED_READS):
         began = time.perf_counter()
         contents = read(sample)
         took_s.append(time.perf_counter() - began)
         yield sample, contents
     # The median: on a busy machine some reads wait for the processor, which threads would not help.
-    if took_s and sorted(took_s)[len(took_s) // 2] > _SLOW_S:
+    if took_s and sorted(took_s)[len(took_s) // 2] > _SLOW_READ_S:
         yield from _read_ahead(read, rest)
     else:
         yield from ((sample, read(sample)) for sample in rest)
@@ -149,13 +149,13 @@ def _read_ahead(
             yield one, future.result()
 
 
-def _in_processes(plan: Plan, folder: str, todo: deque[int], count: int) -> Iterator[tuple[int, Shard]]:
+def _in_processes(plan: ShardPlan, folder: str, todo: deque[int], count: int) -> Iterator[tuple[int, Shard]]:
     context = multiprocessing.get_context("fork")
     pipes: dict[Any, Any] = {}
     try:
         for _ in range(count):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(plan, folder, theirs, os.getpid()), daemon=True)
+            process = context.Process(target=_worker, args=(plan, folder, theirs, os.getpid()), daemon=True)
             process.start()
             theirs.close()
             pipes[ours] = process
@@ -184,7 +184,7 @@ def _in_processes(plan: Plan, folder: str, todo: deque[int], count: int) -> Iter
             process.join()
 
 
-def _work(plan: Plan, folder: str, pipe: Connection, parent: int) -> None:
+def _worker(plan: ShardPlan, folder: str, pipe: Connection, parent: int) -> None:
     """In a child: shard after shard until told to stop, or until the parent is gone."""
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -201,8 +201,8 @@ def _work(plan: Plan, folder: str, pipe: Connection, parent: int) -> None:
             return
 
 
-def _left_out(folder: str, shards: list[Shard]) -> list[str]:
+def _read_left_out(folder: str, shards: list[Shard]) -> list[str]:
     found: list[str] = []
     for shard in shards:
-        found += open_index(os.path.join(folder, shard.name + SUFFIX)).shard.get("left_out", [])
+        found += open_index(os.path.join(folder, shard.name + INDEX_SUFFIX)).shard.get("left_out", [])
     return found

@@ -14,7 +14,7 @@ from shoal.errors import InputError, ShoalError
 
 _EXPERIMENT = "experiments/001_example"
 #: What is told, what is typed, and the exit code that it must have.
-STORY: tuple[tuple[str, tuple[str, ...], dict[str, str], int], ...] = (
+DEMO_STEPS: tuple[tuple[str, tuple[str, ...], dict[str, str], int], ...] = (
     (
         "A pre-training that dies half-way: its state, cause and log are kept.",
         ("bash", f"{_EXPERIMENT}/000_pretrain1_0.sh"),
@@ -42,21 +42,21 @@ def copy_project(target: Path) -> None:
     shutil.copytree(Path(__file__).with_name("project"), target, dirs_exist_ok=True, ignore=ignored)
 
 
-def play(target: Path, say: Callable[[str], None]) -> None:
+def run_demo(target: Path, say: Callable[[str], None]) -> None:
     """Run the story in `target` on this machine; a step that does not go as told is an error."""
     # One list of what a person would type; the programs' own output appears as it does for them.
     program = os.path.abspath(sys.argv[0])
     base = {name: value for name, value in os.environ.items() if not name.startswith(("SHOAL_", "SLURM_"))}
     env = {**base, "SHOAL_ON": "local", "PATH": f"{os.path.dirname(program)}{os.pathsep}{base.get('PATH', os.defpath)}"}
-    for text, words, extra, expected in STORY:
+    for text, words, extra, expected in DEMO_STEPS:
         if text:
             say(f"\n# {text.replace(chr(10), chr(10) + '# ')}")
         say(f"$ {shlex.join(words)}")
-        code = _run(words, target, {**env, **extra})
+        code = _run_demo_step(words, target, {**env, **extra})
         if code != expected:
             raise ShoalError(f"{shlex.join(words)} ended with {code}, not {expected}", hint=f"ls {target}")
 
 
-def _run(words: Sequence[str], folder: Path, env: dict[str, str]) -> int:
+def _run_demo_step(words: Sequence[str], folder: Path, env: dict[str, str]) -> int:
     sys.stdout.flush()
     return subprocess.run(words, cwd=folder, env=env, stderr=subprocess.STDOUT, check=False).returncode

@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from shoal.describe.axes import Axis, Params, check_name, constants, one_or_more, parse_axes, zipped
+from shoal.describe.axes import Axis, Params, check_parameter_name, parse_axes, parse_constants, tables_under, zip_axis
 from shoal.describe.containers import parse_container
 from shoal.describe.document import Document, Key, Table
 from shoal.describe.expressions import Expression, parse_expression
 from shoal.describe.launches import parse_launch
-from shoal.describe.search import SEARCH_KEYS, SearchRule, parse_search
+from shoal.describe.search import EARLY_STOPPING_KEYS, EarlyStoppingRule, parse_early_stopping
 from shoal.describe.steps import parse_request
-from shoal.describe.values import Scalar, check_scalar, parse_seeds, parse_words
+from shoal.describe.values import Scalar, check_scalar, parse_seeds, parse_values
 from shoal.errors import InputError
 from shoal.model import ContainerSettings, LaunchSettings, Request
 
-KEYS = (
+SWEEP_KEYS = (
     "step", "name", "command", "args", "env", "launch", "container", "seeds", "cost", "params", "sweep", "zip",
     "points", "samples", "defaults", "exclude", "tables", "derived", "require", "request", "requests", "search",
     "start_from", "after",
@@ -27,7 +27,7 @@ KEYS = (
 REQUEST_KEYS = ("nodes", "gpus", "gpu_type", "cpus", "memory", "time")
 
 
-class Rule(NamedTuple):
+class SweepRule(NamedTuple):
     """A condition on points: an expression, or values that have to match."""
 
     expression: Expression | None
@@ -44,7 +44,7 @@ class RequestRule(NamedTuple):
     place: str
 
 
-class Block(NamedTuple):
+class SweepBlock(NamedTuple):
     """One description. `params` hold for every point; `derived` follow from the others and never name a run."""
 
     place: str
@@ -59,48 +59,50 @@ class Block(NamedTuple):
     params: Mapping[str, Scalar] = {}
     axes: tuple[Axis, ...] = ()
     defaults: Mapping[str, Scalar] = {}
-    exclude: tuple[Rule, ...] = ()
+    exclude: tuple[SweepRule, ...] = ()
     derived: Mapping[str, Expression | Scalar] = {}
-    require: tuple[Rule, ...] = ()
+    require: tuple[SweepRule, ...] = ()
     requests: tuple[RequestRule, ...] = ()
     cost: Expression | None = None
-    search: SearchRule | None = None
+    search: EarlyStoppingRule | None = None
     start_from: str | None = None
     after: tuple[str, ...] = ()
 
 
-def parse_block(document: Document) -> Block:
+def parse_sweep(document: Document) -> SweepBlock:
     """The block that a document describes; every mistake is an InputError with its place."""
-    top = document.table(KEYS)
+    top = document.table(SWEEP_KEYS)
     tables = {name: inner.values for name, inner in top.tables("tables").items()}
     tables = {name: _with_text_keys(top, (name,), values) for name, values in tables.items()}
-    block = Block(
+    block = SweepBlock(
         place=document.shown,
         step=top.text("step"),
         name=top.text("name"),
-        command=_words(top, "command"),
-        args=_words(top, "args") or (),
+        command=_parse_words(top, "command"),
+        args=_parse_words(top, "args") or (),
         env=top.environment("env"),
-        launch=_launch(top),
+        launch=_parse_launch(top),
         container=parse_container(top),
-        seeds=_seeds(top),
-        params=dict(constants(top.table("params"))),
+        seeds=_parse_seeds(top),
+        params=dict(parse_constants(top.table("params"))),
         axes=parse_axes(top),
-        defaults=dict(constants(top.table("defaults"))),
-        exclude=_rules(top, "exclude", tables),
-        derived=_derived(top, tables),
-        require=_rules(top, "require", tables),
-        requests=_requests(top, tables),
+        defaults=dict(parse_constants(top.table("defaults"))),
+        exclude=_parse_rules(top, "exclude", tables),
+        derived=_parse_derived(top, tables),
+        require=_parse_rules(top, "require", tables),
+        requests=_parse_requests(top, tables),
         cost=parse_expression(cost, tables, place=top.place("cost")) if (cost := top.text("cost")) else None,
-        search=parse_search(top.table("search", SEARCH_KEYS)) if "search" in top else None,
+        search=parse_early_stopping(top.table("search", EARLY_STOPPING_KEYS)) if "search" in top else None,
         start_from=top.text("start_from"),
-        after=_after(top),
+        after=_parse_after(top),
     )
-    _refuse_doubles(block, top)
+    _refuse_duplicate_parameters(block, top)
     return block
 
 
-def with_flags(block: Block, sets: Sequence[str], zips: Sequence[str] = (), seeds: str | None = None) -> Block:
+def with_flags(
+    block: SweepBlock, sets: Sequence[str], zips: Sequence[str] = (), seeds: str | None = None
+) -> SweepBlock:
     """The block under --set, --zip and --seeds: a parameter that is set replaces what the file says about it."""
     named: dict[str, Axis] = {}
     for word in sets:
@@ -108,10 +110,10 @@ def with_flags(block: Block, sets: Sequence[str], zips: Sequence[str] = (), seed
         name = name.strip()
         if not equals:
             raise InputError(f"{word!r} sets nothing", hint="--set lr=0.1,0.01", place="--set")
-        check_name(name, place="--set")
+        check_parameter_name(name, place="--set")
         if name in named:
             raise InputError(f"{name} is set twice", place="--set")
-        named[name] = tuple({name: value} for value in parse_words(text, place=f"--set {name}"))
+        named[name] = tuple({name: value} for value in parse_values(text, place=f"--set {name}"))
     axes = [axis for axis in block.axes if not (len(axis[0]) == 1 and next(iter(axis[0])) in named)]
     for axis in axes:
         for name in axis[0]:
@@ -124,7 +126,7 @@ def with_flags(block: Block, sets: Sequence[str], zips: Sequence[str] = (), seed
         missing = [name for name in names if name not in named]
         if missing or len(names) < 2:
             raise InputError(f"--zip {group} needs two or more parameters that --set gives", place="--zip")
-        axes.append(zipped({name: named.pop(name) for name in names}, "--zip"))
+        axes.append(zip_axis({name: named.pop(name) for name in names}, "--zip"))
     return block._replace(
         params={
             name: value
@@ -137,19 +139,19 @@ def with_flags(block: Block, sets: Sequence[str], zips: Sequence[str] = (), seed
     )
 
 
-def _words(top: Table, key: str) -> tuple[str, ...] | None:
+def _parse_words(top: Table, key: str) -> tuple[str, ...] | None:
     words = top.words(key) or ()
     if key in top and (not words or not words[0]):
         raise top.error((key,), f"{key} is empty")
     return words if key in top else None
 
 
-def _after(top: Table) -> tuple[str, ...]:
+def _parse_after(top: Table) -> tuple[str, ...]:
     one = isinstance(top.values.get("after"), str)
     return (top.text("after") or "",) if one else top.strings("after") or ()
 
 
-def _launch(top: Table) -> tuple[str, LaunchSettings | None] | None:
+def _parse_launch(top: Table) -> tuple[str, LaunchSettings | None] | None:
     """Mode and settings; a mode alone keeps the settings that the step has for it, so they stay open here."""
     if "launch" not in top:
         return None
@@ -157,12 +159,12 @@ def _launch(top: Table) -> tuple[str, LaunchSettings | None] | None:
     return mode, settings if isinstance(top.values["launch"], dict) else None
 
 
-def _seeds(top: Table) -> tuple[int, ...] | None:
+def _parse_seeds(top: Table) -> tuple[int, ...] | None:
     seeds = parse_seeds(top.values.get("seeds"), place=top.place("seeds"))
     return None if seeds is None else tuple(seeds)
 
 
-def _rules(top: Table, key: str, tables: Mapping[str, Any]) -> tuple[Rule, ...]:
+def _parse_rules(top: Table, key: str, tables: Mapping[str, Any]) -> tuple[SweepRule, ...]:
     given = top.values.get(key, [])
     found = []
     for index, one in enumerate(
@@ -170,34 +172,34 @@ def _rules(top: Table, key: str, tables: Mapping[str, Any]) -> tuple[Rule, ...]:
     ):
         place = top.place(key, index)
         if isinstance(one, str):
-            found.append(Rule(parse_expression(one, tables, place=place), {}, place))
+            found.append(SweepRule(parse_expression(one, tables, place=place), {}, place))
         elif isinstance(one, dict) and one and key == "exclude":
-            found.append(Rule(None, dict(constants(Table(top.document, (key, index), one))), place))
+            found.append(SweepRule(None, dict(parse_constants(Table(top.document, (key, index), one))), place))
         else:
             raise InputError(f"{key} is a list of conditions", hint=f'{key} = ["depth * width <= 4096"]', place=place)
     return tuple(found)
 
 
-def _derived(top: Table, tables: Mapping[str, Any]) -> dict[str, Expression | Scalar]:
+def _parse_derived(top: Table, tables: Mapping[str, Any]) -> dict[str, Expression | Scalar]:
     found: dict[str, Expression | Scalar] = {}
-    for name, value, place in _leaves_of_derived(top.table("derived")):
-        check_name(name, place=place, private=True)
+    for name, value, place in _derived_leaves(top.table("derived")):
+        check_parameter_name(name, place=place, private=True)
         is_text = isinstance(value, str)
         found[name] = parse_expression(value, tables, place=place) if is_text else check_scalar(value, place=place)
     return found
 
 
-def _leaves_of_derived(table: Table, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+def _derived_leaves(table: Table, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
     for name, value in table.values.items():
         if isinstance(value, dict):
-            yield from _leaves_of_derived(Table(table.document, (*table.key, name), value), f"{prefix}{name}.")
+            yield from _derived_leaves(Table(table.document, (*table.key, name), value), f"{prefix}{name}.")
         else:
             yield prefix + name, value, table.place(name)
 
 
-def _requests(top: Table, tables: Mapping[str, Any]) -> tuple[RequestRule, ...]:
+def _parse_requests(top: Table, tables: Mapping[str, Any]) -> tuple[RequestRule, ...]:
     found = [_request_rule(top.table("request", REQUEST_KEYS), None, tables)] if "request" in top else []
-    for table in one_or_more(top, "requests"):
+    for table in tables_under(top, "requests"):
         checked = Table(table.document, table.key, table.values, ("when", *REQUEST_KEYS))
         when = checked.text("when")
         if when is None:
@@ -232,7 +234,7 @@ def _with_text_keys(top: Table, key: Key, values: Mapping[Any, Any]) -> dict[str
     return found
 
 
-def _refuse_doubles(block: Block, top: Table) -> None:
+def _refuse_duplicate_parameters(block: SweepBlock, top: Table) -> None:
     """A parameter has one home: params, one axis, or derived."""
     homes: dict[str, str] = dict.fromkeys(block.params, "params")
     for axis in block.axes:

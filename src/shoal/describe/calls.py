@@ -1,8 +1,9 @@
 """What an experiment script asks for: run it with its step functions set to collect, and read how they were called.
 
 The script is ordinary bash; only the functions from `source "$(shoal shell)"` are ours. What it exports between that
-line and the call is the experiment's configuration (`settings`), and becomes part of the run. A script that does not
-source them is a batch script and is never executed here; one that does may not act on a cluster while it is read.
+line and the call is the experiment's configuration (`exported_settings`), and becomes part of the run. A script that
+does not source them is a batch script and is never executed here; one that does may not act on a cluster while it is
+read.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ from typing import Any, NamedTuple
 from shoal.errors import InputError
 from shoal.secrecy import is_secret
 
-COLLECT = "SHOAL_COLLECT"
-BASE = "SHOAL_SHELL_BASE"
+COLLECT_VARIABLE = "SHOAL_COLLECT"
+BASE_VARIABLE = "SHOAL_SHELL_BASE"
 #: Functions that say what the next step starts from or continues, unless shoal.toml declares a step of that name.
 MODIFIERS = ("posttrain", "resume")
 #: The shell's own bookkeeping, and variables that say where a command runs rather than what it does.
-_NOT_SETTINGS = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "BASHOPTS", "SHELLOPTS", "LINES", "COLUMNS", "PATH"})
+_IGNORED_VARIABLES = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "BASHOPTS", "SHELLOPTS", "LINES", "COLUMNS", "PATH"})
 #: Numbers that stand in for the seed where a script's text proves that it passes its seed on as it is.
-_STAND_INS = (740113, 920371)
+_PLACEHOLDER_SEEDS = (740113, 920371)
 #: A program of such a name, found before the real one. It says so where the calls are written down.
-_CAUGHT = """#!/bin/sh
+_BLOCKED_PROGRAM = """#!/bin/sh
 echo '{{"caught": "{name}"}}' >> "${{SHOAL_COLLECT:-/dev/null}}"
 exit 1
 """
 #: How long processes that outlive their script are waited for: `train &` without `wait`.
-_WAIT_S = 10.0
-_MOST_AT_ONCE = 8
+_CHILD_TIMEOUT_S = 10.0
+_MAX_PARALLEL_SCRIPTS = 8
 
 
-class Call(NamedTuple):
+class StepCall(NamedTuple):
     """One call of a step function: `train --time=1:00:00 -- --lr 0.1` in a script, with the settings around it.
     `modifier` is what stood before it: posttrain and a checkpoint, or resume and a run."""
 
@@ -59,7 +60,7 @@ def fingerprint(environ: Mapping[str, str]) -> str:
     return base64.b64encode(zlib.compress(json.dumps(hashes).encode())).decode()
 
 
-def settings(environ: Mapping[str, str], base: str) -> tuple[dict[str, str], list[str]]:
+def exported_settings(environ: Mapping[str, str], base: str) -> tuple[dict[str, str], list[str]]:
     """What was exported since the fingerprint was taken, and the names of secrets among it, which are not kept."""
     try:
         hashes = json.loads(zlib.decompress(base64.b64decode(base)))
@@ -69,22 +70,22 @@ def settings(environ: Mapping[str, str], base: str) -> tuple[dict[str, str], lis
         name: value
         for name, value in environ.items()
         if hashes.get(name) != _hash(value)
-        and name not in _NOT_SETTINGS
+        and name not in _IGNORED_VARIABLES
         and not name.startswith(("SHOAL_", "SLURM_", "BASH_FUNC_"))
     }
     kept = {name: value for name, value in changed.items() if not is_secret(name, value)}
     return kept, sorted(set(changed) - set(kept))
 
 
-def collect(
+def collect_calls(
     script: Path, environ: Mapping[str, str], seeds: Sequence[int] | None = None, steps: Collection[str] = ()
-) -> list[Call]:
+) -> list[StepCall]:
     """The calls of a script, once for each seed, in the order of the script and then of the seeds.
 
     The script is run for each seed. Only where its text proves that the seed is nothing but a word of its step calls
     (`steps` are their names), it is run twice however many seeds there are, with numbers that stand in for them.
     """
-    from shoal.describe.script_text import acting_words, passes_seed_on, read_script, sources_functions
+    from shoal.describe.script_text import only_passes_seed, read_script, scheduler_calls, sources_functions
 
     files = read_script(script, environ)
     if not sources_functions(files):
@@ -92,43 +93,43 @@ def collect(
             f"{script} does not source shoal's functions, so it is a batch script and was not executed",
             hint=f'sbatch {shlex.quote(str(script))}   # or let it begin with: source "$(shoal shell)"',
         )
-    for name, path in acting_words(files).items():
-        raise _acting(path, [name], "acts on a cluster, so the script was not executed")
+    for name, path in scheduler_calls(files).items():
+        raise _scheduler_error(path, [name], "acts on a cluster, so the script was not executed")
     if seeds is None:
-        return _run(script, environ, None)
+        return _run_script(script, environ, None)
     from concurrent.futures import ThreadPoolExecutor  # here: what comes from no script starts sooner without it
 
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_AT_ONCE)) as pool:
-        if len(seeds) > len(_STAND_INS) and passes_seed_on(files, {*steps, *MODIFIERS}):
-            first, second = pool.map(lambda seed: _run(script, environ, seed), _STAND_INS)
-            if [_with_seed(call, _STAND_INS[0], _STAND_INS[1]) for call in first] == second:
-                return [_with_seed(call, _STAND_INS[0], seed) for seed in seeds for call in first]
-        return [call for calls in pool.map(lambda seed: _run(script, environ, seed), seeds) for call in calls]
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, _MAX_PARALLEL_SCRIPTS)) as pool:
+        if len(seeds) > len(_PLACEHOLDER_SEEDS) and only_passes_seed(files, {*steps, *MODIFIERS}):
+            first, second = pool.map(lambda seed: _run_script(script, environ, seed), _PLACEHOLDER_SEEDS)
+            if [_with_seed(call, _PLACEHOLDER_SEEDS[0], _PLACEHOLDER_SEEDS[1]) for call in first] == second:
+                return [_with_seed(call, _PLACEHOLDER_SEEDS[0], seed) for seed in seeds for call in first]
+        return [call for calls in pool.map(lambda seed: _run_script(script, environ, seed), seeds) for call in calls]
 
 
-def _acting(script: Path, names: Sequence[str], what: str) -> InputError:
+def _scheduler_error(script: Path, names: Sequence[str], what: str) -> InputError:
     return InputError(
         f"{script} calls {', '.join(names)}, which {what}",
         hint=f"grep -nE '{'|'.join(names)}' {shlex.quote(str(script))}   # shoal submits, not the script",
     )
 
 
-def refuse_while_read(what: str, environ: Mapping[str, str]) -> None:
+def refuse_while_collecting(what: str, environ: Mapping[str, str]) -> None:
     """Called by commands of shoal that act: within a script that is only read, they are refused, and so is it."""
-    if not environ.get(COLLECT):
+    if not environ.get(COLLECT_VARIABLE):
         return
-    with contextlib.suppress(OSError), Path(environ[COLLECT]).open("a") as file:
+    with contextlib.suppress(OSError), Path(environ[COLLECT_VARIABLE]).open("a") as file:
         file.write(json.dumps({"caught": what}) + "\n")
     raise InputError(f"{what} is not executed while a script is read", hint=f"remove {what} from the script")
 
 
-def refuse_caught(script: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+def refuse_blocked(script: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     """Refuse a file that tried to act on a cluster while it was read."""
     if names := list(dict.fromkeys(str(line["caught"]) for line in lines if "caught" in line)):
-        raise _acting(script, names, "is not executed while it is read")
+        raise _scheduler_error(script, names, "is not executed while it is read")
 
 
-def append_call(path: str, call: Call) -> None:
+def append_call(path: str, call: StepCall) -> None:
     """Called by the step function of a collecting script: one line for one call."""
     try:
         with Path(path).open("a") as file:
@@ -140,33 +141,35 @@ def append_call(path: str, call: Call) -> None:
         ) from None
 
 
-def _run(script: Path, environ: Mapping[str, str], seed: int | None) -> list[Call]:
+def _run_script(script: Path, environ: Mapping[str, str], seed: int | None) -> list[StepCall]:
     import tempfile
 
-    from shoal.describe.script_text import ACTING
+    from shoal.describe.script_text import SCHEDULER_COMMANDS
 
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         path, programs = os.path.join(folder, "calls"), Path(folder, "bin")
         programs.mkdir()
-        for name in ACTING:
-            (programs / name).write_text(_CAUGHT.format(name=name))
+        for name in SCHEDULER_COMMANDS:
+            (programs / name).write_text(_BLOCKED_PROGRAM.format(name=name))
             (programs / name).chmod(0o755)
         own = os.path.dirname(os.path.abspath(sys.argv[0]))
         env = {
             **environ,
-            COLLECT: path,
+            COLLECT_VARIABLE: path,
             "PATH": os.pathsep.join([str(programs), own, environ.get("PATH", os.defpath)]),
             "SHOAL_SEED": "" if seed is None else str(seed),
         }
         code, is_over = _run_bash(script, env)
         lines = [json.loads(line) for line in Path(path).read_text().splitlines()] if os.path.exists(path) else []
-    refuse_caught(script, lines)
-    look = f"{COLLECT}=/dev/null {'' if seed is None else f'SHOAL_SEED={seed} '}bash -x {shlex.quote(str(script))}"
+    refuse_blocked(script, lines)
+    settings = f"{COLLECT_VARIABLE}=/dev/null {'' if seed is None else f'SHOAL_SEED={seed} '}"
+    look = f"{settings}bash -x {shlex.quote(str(script))}"
     if code != 0:
         raise InputError(f"{script} ended with exit code {code}", hint=f"{look}   # shows the failing line")
     if not is_over:
         raise InputError(
-            f"{script} ended, but a process that it started still runs after {_WAIT_S:.0f} s and could call a step",
+            f"{script} ended, but a process that it started still runs after {_CHILD_TIMEOUT_S:.0f} s "
+            "and could call a step",
             hint=f"{look}   # shows what it starts; end the script with `wait`, or keep the process out of it",
         )
     if not lines:
@@ -174,7 +177,7 @@ def _run(script: Path, environ: Mapping[str, str], seed: int | None) -> list[Cal
             f"{script} calls no step",
             hint='a script sources the functions and calls one: source "$(shoal shell)"; train --time=1:00:00',
         )
-    return [Call(**line) for line in lines]
+    return [StepCall(**line) for line in lines]
 
 
 def _run_bash(script: Path, env: Mapping[str, str]) -> tuple[int, bool]:
@@ -195,10 +198,10 @@ def _run_bash(script: Path, env: Mapping[str, str]) -> tuple[int, bool]:
             )
         finally:
             os.close(writer)
-        return done.returncode, bool(select.select([held], [], [], _WAIT_S)[0])
+        return done.returncode, bool(select.select([held], [], [], _CHILD_TIMEOUT_S)[0])
 
 
-def _with_seed(call: Call, old: int, new: int) -> Call:
+def _with_seed(call: StepCall, old: int, new: int) -> StepCall:
     def swap(text: str) -> str:
         return text.replace(str(old), str(new))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal.describe.document import Table
 from shoal.errors import InputError
-from shoal.job import GPUS, NONE, RUNTIMES, ContainerError, merge, parse_bind
+from shoal.job import GPU_VENDORS, NO_CONTAINER, RUNTIMES, ContainerError, merge_settings, parse_bind
 from shoal.model import ContainerSettings
 
 KEYS = ("runtime", "image", "binds", "gpu", "options", "workdir")
@@ -34,10 +34,10 @@ def parse_container(outer: Table) -> ContainerSettings:
     if image is not None:
         _check_image(image, table.place("image"))
     return ContainerSettings(
-        runtime=table.text("runtime", (*RUNTIMES, NONE)),
+        runtime=table.text("runtime", (*RUNTIMES, NO_CONTAINER)),
         image=image,
         binds=list(table.strings("binds") or ()),
-        gpu=table.text("gpu", GPUS),
+        gpu=table.text("gpu", GPU_VENDORS),
         options=list(table.strings("options") or ()),
         workdir=table.text("workdir"),
     )
@@ -45,8 +45,8 @@ def parse_container(outer: Table) -> ContainerSettings:
 
 def parse_word(word: str, place: str) -> ContainerSettings:
     """One word for a container: an image, RUNTIME:IMAGE, or "none"."""
-    if word == NONE:
-        return ContainerSettings(runtime=NONE)
+    if word == NO_CONTAINER:
+        return ContainerSettings(runtime=NO_CONTAINER)
     runtime, colon, image = word.partition(":")
     if not colon or runtime not in RUNTIMES:
         runtime, image = "", word
@@ -56,7 +56,7 @@ def parse_word(word: str, place: str) -> ContainerSettings:
 
 def over(upper: ContainerSettings, lower: ContainerSettings) -> ContainerSettings:
     """What an experiment or a flag says over its step; `none` is said at once for all of it."""
-    return ContainerSettings(**merge(upper.record(), lower.record())) if upper else lower
+    return ContainerSettings(**merge_settings(upper.record(), lower.record())) if upper else lower
 
 
 def _check_image(image: str, place: str) -> None:

@@ -8,30 +8,32 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.batch import OWNED, parse_flags
+from shoal.batch import RESERVED_OPTIONS, parse_flags
 from shoal.errors import InputError
 
 #: Where shoal has its own way and nothing is lost by it; told, because old scripts have them in nearly every header.
-_TOLD = ("job-name", "output", "error", "open-mode", "parsable", "quiet", "verbose")
+_IGNORED_DIRECTIVES = ("job-name", "output", "error", "open-mode", "parsable", "quiet", "verbose")
 
 
-class Requested(NamedTuple):
+class ScriptRequest(NamedTuple):
     """sbatch flags, as a call of a step takes them, and remarks on lines that are not among them."""
 
     flags: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
 
 
-def requested_in(script: str) -> Requested:
+def script_request(script: str) -> ScriptRequest:
     """What the directives of a script ask for. InputError for what cannot be taken over, with its line."""
     from shoal.batch import read_text
 
     text = read_text(Path(script))
-    return _read(text.lines, os.path.relpath(script)) if "sbatch" in text.body.lower() else Requested()
+    return (
+        _read_directive_flags(text.lines, os.path.relpath(script)) if "sbatch" in text.body.lower() else ScriptRequest()
+    )
 
 
 @lru_cache(maxsize=8)  # a script is described once for each seed
-def _read(lines: tuple[str, ...], shown: str) -> Requested:
+def _read_directive_flags(lines: tuple[str, ...], shown: str) -> ScriptRequest:
     from shoal.batch import parse_shell, read_directives
 
     parsed = parse_shell("\n".join(lines))
@@ -64,8 +66,12 @@ def _read(lines: tuple[str, ...], shown: str) -> Requested:
         )
     for option in found.options:
         flag = f"--{option.name}" if option.value is None else f"--{option.name}={option.value}"
-        if option.name in _TOLD or flag == "--export=ALL":
-            why = OWNED[option.name][0] if option.name in OWNED else "it only changes what sbatch prints"
+        if option.name in _IGNORED_DIRECTIVES or flag == "--export=ALL":
+            why = (
+                RESERVED_OPTIONS[option.name][0]
+                if option.name in RESERVED_OPTIONS
+                else "it only changes what sbatch prints"
+            )
             remarks.append(f"{shown}:{option.line}: #SBATCH {flag} is not used: {why}")
             continue
         try:
@@ -74,4 +80,4 @@ def _read(lines: tuple[str, ...], shown: str) -> Requested:
             message = error.message.removeprefix(f"{error.place}: ")
             raise InputError(f"#SBATCH {flag}: {message}", hint=error.hint, place=f"{shown}:{option.line}") from None
         flags.append(flag)
-    return Requested(tuple(flags), tuple(remarks))
+    return ScriptRequest(tuple(flags), tuple(remarks))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import InputError
-from shoal.secrecy import is_secret, where_to_put
+from shoal.secrecy import is_secret, secrets_file_hint
 
 Key = tuple[str | int, ...]
 
@@ -191,7 +191,7 @@ class Table:
                 raise inner.error(
                     (variable,),
                     f"{variable} looks like a secret, and what stands here is written into scripts",
-                    hint=where_to_put(variable),
+                    hint=secrets_file_hint(variable),
                 )
             if isinstance(value, bool) or not isinstance(value, str | int | float):
                 raise inner.error((variable,), f"{variable} must be a string or a number, not {_kind(value)}")

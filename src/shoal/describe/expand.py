@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from shoal.describe.axes import Params
-from shoal.describe.blocks import REQUEST_KEYS, Block, RequestRule, Rule
+from shoal.describe.blocks import REQUEST_KEYS, RequestRule, SweepBlock, SweepRule
 from shoal.describe.expressions import EvaluationError, Expression
-from shoal.describe.values import MOST_RUNS, Scalar, check_scalar, text_of
+from shoal.describe.values import MAX_RUNS, Scalar, check_scalar, format_value
 from shoal.errors import InputError
 from shoal.model import Request
 
 
-class Point(NamedTuple):
+class SweepPoint(NamedTuple):
     """One run of a block. `params` are those that may name it; `derived` follow from them; `seed` may be absent."""
 
     params: Params
@@ -35,36 +35,36 @@ class Point(NamedTuple):
     def told(self) -> str:
         """The point for messages: depth = 4, lr = 0.1, seed = 0."""
         shown = {**self.params, **({} if self.seed is None else {"seed": self.seed})}
-        return ", ".join(f"{name} = {text_of(value)}" for name, value in shown.items()) or "the only point"
+        return ", ".join(f"{name} = {format_value(value)}" for name, value in shown.items()) or "the only point"
 
 
-def count(block: Block) -> int:
+def count_points(block: SweepBlock) -> int:
     """How many points the block has before exclusions; computed, not built."""
     return math.prod(len(axis) for axis in block.axes) * (1 if block.seeds is None else len(block.seeds))
 
 
-def expand(block: Block) -> list[Point]:
+def expand_points(block: SweepBlock) -> list[SweepPoint]:
     """All points of a block, each checked against every rule; an InputError names the first that breaks one."""
-    total = count(block)
-    if total > MOST_RUNS:
+    total = count_points(block)
+    if total > MAX_RUNS:
         sizes = " x ".join(str(len(axis)) for axis in block.axes) + (
             f" x {len(block.seeds)} seeds" if block.seeds else ""
         )
         raise InputError(
-            f"this describes {total:,} runs ({sizes}); {MOST_RUNS:,} are the limit",
+            f"this describes {total:,} runs ({sizes}); {MAX_RUNS:,} are the limit",
             hint="fewer values, zip instead of a grid, or samples = 100 of random draws",
             place=block.place,
         )
-    order = _order(block)
+    order = _derivation_order(block)
     _check_names(block)
     requests: dict[tuple[object, ...], Request] = {}
-    points = [_point(block, params, seed, order, requests) for params, seed in _combinations(block)]
+    points = [_make_point(block, params, seed, order, requests) for params, seed in _combinations(block)]
     if not points:
         raise InputError("every combination is excluded: no run is left", place=block.place)
     return points
 
 
-def _combinations(block: Block) -> Iterator[tuple[Params, int | None]]:
+def _combinations(block: SweepBlock) -> Iterator[tuple[Params, int | None]]:
     """Later axes turn faster and seeds fastest. Exclusions that need a derived value wait until it is known."""
     early = [rule for rule in block.exclude if not (rule.expression and rule.expression.names & set(block.derived))]
     seeds: tuple[int | None, ...] = (None,) if block.seeds is None else block.seeds
@@ -73,35 +73,37 @@ def _combinations(block: Block) -> Iterator[tuple[Params, int | None]]:
         for cell in row:
             params.update(cell)
         for seed in seeds:
-            if not any(_applies(rule, _with_seed(params, seed)) for rule in early):
+            if not any(_rule_applies(rule, _with_seed(params, seed)) for rule in early):
                 yield params, seed
 
 
-def _point(
-    block: Block, params: Params, seed: int | None, order: list[str], requests: dict[tuple[object, ...], Request]
-) -> Point:
+def _make_point(
+    block: SweepBlock, params: Params, seed: int | None, order: list[str], requests: dict[tuple[object, ...], Request]
+) -> SweepPoint:
     values = _with_seed(params, seed)
     derived: Params = {}
     for name in order:
         formula = block.derived[name]
-        values[name] = derived[name] = _value(name, formula, values) if isinstance(formula, Expression) else formula
+        values[name] = derived[name] = (
+            _derived_value(name, formula, values) if isinstance(formula, Expression) else formula
+        )
     for rule in block.require:
-        if not _applies(rule, values):
+        if not _rule_applies(rule, values):
             assert rule.expression is not None  # noqa: S101 (requirements are expressions)
             raise InputError(
-                f"the run with {_told(params, seed)} breaks the rule {rule.expression.source!r} "
+                f"the run with {_describe_point(params, seed)} breaks the rule {rule.expression.source!r} "
                 f"({rule.expression.reads(values)})",
                 hint="change the values, or leave such points out with exclude = [...]",
                 place=rule.place,
             )
     cost = None
     if block.cost is not None:
-        cost = _number("cost", block.cost, values)
+        cost = _derived_number("cost", block.cost, values)
     kept = {name: value for name, value in derived.items() if not name.startswith("_")}
-    return Point(params, kept, seed, _request(block, values, requests), cost, block.place)
+    return SweepPoint(params, kept, seed, _request(block, values, requests), cost, block.place)
 
 
-def _order(block: Block) -> list[str]:
+def _derivation_order(block: SweepBlock) -> list[str]:
     """Derived values so that each comes after those it reads; a circle is an error that shows it."""
     done: dict[str, None] = {}
     path: list[str] = []
@@ -126,7 +128,7 @@ def _order(block: Block) -> list[str]:
     return list(done)
 
 
-def _check_names(block: Block) -> None:
+def _check_names(block: SweepBlock) -> None:
     """Every name that an expression reads must be a parameter of some point."""
     known = {*block.params, *block.derived, "seed", *(name for axis in block.axes for row in axis for name in row)}
     rules = [rule.expression for rule in (*block.exclude, *block.require) if rule.expression is not None]
@@ -149,54 +151,54 @@ def _check_names(block: Block) -> None:
                 raise InputError(f"exclude speaks of {name}, which is no parameter", place=rule.place)
 
 
-def _applies(rule: Rule, values: Mapping[str, Scalar]) -> bool:
+def _rule_applies(rule: SweepRule, values: Mapping[str, Scalar]) -> bool:
     if rule.expression is None:
         return all(name in values and values[name] == value for name, value in rule.match.items())
     try:
-        return rule.expression.holds(values)
+        return rule.expression.is_true(values)
     except EvaluationError as error:
-        raise _unable(rule.expression, error, values) from None
+        raise _evaluation_error(rule.expression, error, values) from None
 
 
-def _value(name: str, formula: Expression, values: Mapping[str, Scalar]) -> Scalar:
+def _derived_value(name: str, formula: Expression, values: Mapping[str, Scalar]) -> Scalar:
     try:
         return check_scalar(formula.value(values), place=formula.place)
     except EvaluationError as error:
         raise InputError(
-            f"{name} = {formula.source} {error}, for {_told_values(values)}", place=formula.place
+            f"{name} = {formula.source} {error}, for {_describe_values(values)}", place=formula.place
         ) from None
 
 
-def _number(name: str, formula: Expression, values: Mapping[str, Scalar]) -> float:
-    value = _value(name, formula, values)
+def _derived_number(name: str, formula: Expression, values: Mapping[str, Scalar]) -> float:
+    value = _derived_value(name, formula, values)
     if isinstance(value, str) or value < 0:
         raise InputError(
-            f"{name} is {value!r}, for {_told_values(values)}: it must be a number from 0", place=formula.place
+            f"{name} is {value!r}, for {_describe_values(values)}: it must be a number from 0", place=formula.place
         )
     return float(value)
 
 
-def _request(block: Block, values: Mapping[str, Scalar], known: dict[tuple[object, ...], Request]) -> Request:
+def _request(block: SweepBlock, values: Mapping[str, Scalar], known: dict[tuple[object, ...], Request]) -> Request:
     """The request of one point: later rules win over earlier ones, key by key. Equal ones are made once."""
     holding = []
     for rule in block.requests:
         if rule.when is not None:
             try:
-                if not rule.when.holds(values):
+                if not rule.when.is_true(values):
                     continue
             except EvaluationError as error:
-                raise _unable(rule.when, error, values) from None
-        holding.append((rule, {name: _value(name, formula, values) for name, formula in rule.computed.items()}))
+                raise _evaluation_error(rule.when, error, values) from None
+        holding.append((rule, {name: _derived_value(name, formula, values) for name, formula in rule.computed.items()}))
     key = tuple((id(rule), *computed.values()) for rule, computed in holding)
     if key not in known:
         request = Request()
         for rule, computed in holding:
-            request = _computed(rule, computed, values).over(rule.fixed.over(request))
+            request = _computed_request(rule, computed, values).over(rule.fixed.over(request))
         known[key] = request
     return known[key]
 
 
-def _computed(rule: RequestRule, computed: Params, values: Mapping[str, Scalar]) -> Request:
+def _computed_request(rule: RequestRule, computed: Params, values: Mapping[str, Scalar]) -> Request:
     found: dict[str, int | float | str] = {}
     for name, value in computed.items():
         wants_number = name in ("nodes", "gpus", "cpus")
@@ -209,27 +211,29 @@ def _computed(rule: RequestRule, computed: Params, values: Mapping[str, Scalar])
         if not fits or isinstance(value, float):
             kind = "a whole number" if wants_number else 'a word with its unit, such as "2h" or "64G"'
             raise InputError(
-                f"the request's {name} is {value!r}, for {_told_values(values)}: it must be {kind}",
+                f"the request's {name} is {value!r}, for {_describe_values(values)}: it must be {kind}",
                 place=rule.computed[name].place,
             )
         found[name] = value
     try:
         return Request(**{name: found[name] for name in REQUEST_KEYS if name in found})  # type: ignore[arg-type]
     except InputError as error:
-        raise InputError(f"{error.message}, for {_told_values(values)}", hint=error.hint, place=rule.place) from None
+        raise InputError(
+            f"{error.message}, for {_describe_values(values)}", hint=error.hint, place=rule.place
+        ) from None
 
 
-def _unable(expression: Expression, error: EvaluationError, values: Mapping[str, Scalar]) -> InputError:
-    return InputError(f"{expression.source!r} {error}, for {_told_values(values)}", place=expression.place)
+def _evaluation_error(expression: Expression, error: EvaluationError, values: Mapping[str, Scalar]) -> InputError:
+    return InputError(f"{expression.source!r} {error}, for {_describe_values(values)}", place=expression.place)
 
 
 def _with_seed(params: Params, seed: int | None) -> Params:
     return dict(params) if seed is None else {**params, "seed": seed}
 
 
-def _told(params: Params, seed: int | None) -> str:
-    return _told_values(_with_seed(params, seed))
+def _describe_point(params: Params, seed: int | None) -> str:
+    return _describe_values(_with_seed(params, seed))
 
 
-def _told_values(values: Mapping[str, Scalar]) -> str:
-    return ", ".join(f"{name} = {text_of(value)}" for name, value in values.items()) or "the only point"
+def _describe_values(values: Mapping[str, Scalar]) -> str:
+    return ", ".join(f"{name} = {format_value(value)}" for name, value in values.items()) or "the only point"

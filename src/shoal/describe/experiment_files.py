@@ -9,25 +9,25 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.describe.blocks import Block, parse_block, with_flags
-from shoal.describe.calls import Call, collect
+from shoal.describe.blocks import SweepBlock, parse_sweep, with_flags
+from shoal.describe.calls import StepCall, collect_calls
 from shoal.describe.document import Document, read_document
-from shoal.describe.expand import expand
-from shoal.describe.naming import Naming, learn, stems
+from shoal.describe.expand import expand_points
+from shoal.describe.naming import SweepNaming, extend_naming, run_stems
 from shoal.describe.project import Project
 from shoal.describe.python_file import collect_blocks
-from shoal.describe.run_names import keep_naming, read_naming
-from shoal.describe.run_specs import Asked, PlannedRun, describe, seeds_in
-from shoal.describe.runs import Sweep, base_of, passed, runs_of
+from shoal.describe.run_names import read_naming, save_naming
+from shoal.describe.run_specs import PlannedRun, RequestedRun, requested_run, seeds_in
+from shoal.describe.runs import Sweep, base_name, expand_sweep, parameter_words
 from shoal.describe.values import parse_seeds
 from shoal.errors import InputError
-from shoal.job import fill, fill_known, placeholders, text_of
+from shoal.job import fill_known_placeholders, fill_placeholders, format_value, placeholder_names
 from shoal.names import parse_script_path
 
-SUFFIXES = (".sh", ".toml", ".py")
+FILE_SUFFIXES = (".sh", ".toml", ".py")
 
 
-class Wish(NamedTuple):
+class SweepOptions(NamedTuple):
     """What flags add to a file: --seeds, --set and --zip."""
 
     seeds: str | None = None
@@ -38,28 +38,28 @@ class Wish(NamedTuple):
         return self.sets, self.zips, self.seeds
 
 
-class Grown(NamedTuple):
+class SweepNames(NamedTuple):
     """A sweep, and what the names of its runs rest on now; kept when it is submitted."""
 
     experiment: str
     base: str
     number: int
-    naming: Naming
+    naming: SweepNaming
 
 
-class Reading(NamedTuple):
+class FileRuns(NamedTuple):
     """What one file asks for."""
 
-    asked: list[Asked]
-    grown: list[Grown]
+    asked: list[RequestedRun]
+    grown: list[SweepNames]
 
 
-def read_file(path: Path, project: Project, environ: Mapping[str, str], wish: Wish) -> Reading:
+def read_experiment_file(path: Path, project: Project, environ: Mapping[str, str], wish: SweepOptions) -> FileRuns:
     """The runs of one file. Changes nothing; what the names rest on is in `grown`."""
     if path.suffix == ".toml":
         document = read_document(path, os.path.relpath(path))
         _list_files(document, project.root)
-        block = parse_block(document)
+        block = parse_sweep(document)
         named = parse_script_path(path, project.root)
         return read_sweeps([Sweep(named, (with_flags(block, *wish.flags()),))], project)
     if path.suffix == ".py":
@@ -71,15 +71,19 @@ def read_file(path: Path, project: Project, environ: Mapping[str, str], wish: Wi
         ]
         return read_sweeps(sweeps, project)
     swept = {word.partition("=")[0].strip() for word in wish.sets}
-    asked = [describe(call, project, swept) for call in _calls(path, environ, parse_seeds(wish.seeds), project)]
-    return _swept(asked, wish, project, path) if wish.sets else Reading(asked, [])
+    asked = [
+        requested_run(call, project, swept) for call in _script_calls(path, environ, parse_seeds(wish.seeds), project)
+    ]
+    return _apply_sweep_options(asked, wish, project, path) if wish.sets else FileRuns(asked, [])
 
 
-def _calls(path: Path, environ: Mapping[str, str], seeds: Sequence[int] | None, project: Project) -> list[Call]:
+def _script_calls(
+    path: Path, environ: Mapping[str, str], seeds: Sequence[int] | None, project: Project
+) -> list[StepCall]:
     """The calls of a script for these seeds, or for those that its call names itself."""
-    calls = collect(path, environ, seeds, project.steps)
+    calls = collect_calls(path, environ, seeds, project.steps)
     own = seeds_in(calls[0]) if seeds is None else None
-    return calls if own is None else collect(path, environ, own, project.steps)
+    return calls if own is None else collect_calls(path, environ, own, project.steps)
 
 
 def _list_files(document: Document, root: Path) -> None:
@@ -104,51 +108,54 @@ def _list_files(document: Document, root: Path) -> None:
         sweep[name] = [path.stem if kind == "stems" else str(path.relative_to(root)) for path in found]
 
 
-def read_sweeps(sweeps: Sequence[Sweep], project: Project) -> Reading:
+def read_sweeps(sweeps: Sequence[Sweep], project: Project) -> FileRuns:
     """The runs of sweeps, named after what is remembered of them."""
-    reading = Reading([], [])
+    reading = FileRuns([], [])
     for sweep in sweeps:
-        base = base_of(sweep.named)
+        base = base_name(sweep.named)
         number, kept = read_naming(str(project.home), sweep.named.experiment, base)
-        expanded = runs_of(sweep, project, kept)
-        reading.asked.extend(Asked(PlannedRun(spec)) for spec in expanded.specs)
-        reading.grown.append(Grown(sweep.named.experiment, base, number, expanded.naming))
+        expanded = expand_sweep(sweep, project, kept)
+        reading.asked.extend(RequestedRun(PlannedRun(spec)) for spec in expanded.specs)
+        reading.grown.append(SweepNames(sweep.named.experiment, base, number, expanded.naming))
     return reading
 
 
-def keep(home: str, grown: Sequence[Grown]) -> None:
+def save_sweep_names(home: str, grown: Sequence[SweepNames]) -> None:
     """Remember what the names of these sweeps rest on; called before the first of their runs is claimed."""
     for one in grown:
-        keep_naming(home, one.experiment, one.base, one.number, one.naming)
+        save_naming(home, one.experiment, one.base, one.number, one.naming)
 
 
-def _swept(asked: Sequence[Asked], wish: Wish, project: Project, path: Path) -> Reading:
+def _apply_sweep_options(asked: Sequence[RequestedRun], wish: SweepOptions, project: Project, path: Path) -> FileRuns:
     """A bash script under --set: each call once for each point; {lr} in its arguments is filled in."""
     named = parse_script_path(path, project.root)
-    base = base_of(named)
-    points = expand(with_flags(Block(os.path.relpath(path)), wish.sets, wish.zips))
+    base = base_name(named)
+    points = expand_points(with_flags(SweepBlock(os.path.relpath(path)), wish.sets, wish.zips))
     number, kept = read_naming(str(project.home), named.experiment, base)
-    naming = learn(points, kept, {})
+    naming = extend_naming(points, kept, {})
     found = []
     for one in asked:
         spec = one.run.spec
         at_seed = [point._replace(seed=spec.seed) for point in points]
-        for point, stem in zip(at_seed, stems(at_seed, base, named.experiment, naming), strict=True):
-            values = {name: text_of(value) for name, value in point.params.items()}
-            known = {*placeholders(spec.command), *placeholders(spec.args)}
+        for point, stem in zip(at_seed, run_stems(at_seed, base, named.experiment, naming), strict=True):
+            values = {name: format_value(value) for name, value in point.params.items()}
+            known = {*placeholder_names(spec.command), *placeholder_names(spec.args)}
             template = project.step(spec.step_kind).params
             extra = [
-                word for name in sorted(values) if name not in known for word in passed(template, name, values[name])
+                word
+                for name in sorted(values)
+                if name not in known
+                for word in parameter_words(template, name, values[name])
             ]
-            args = [fill_known(word, values) for word in spec.args]
+            args = [fill_known_placeholders(word, values) for word in spec.args]
             run = msgspec.structs.replace(
                 spec,
                 stem=stem,
                 params=dict(sorted(point.params.items())),
                 args=[*args, *extra],
                 sweep=base,
-                parents=[fill(parent, values) for parent in spec.parents],
-                start_parent=None if spec.start_parent is None else fill(spec.start_parent, values),
+                parents=[fill_placeholders(parent, values) for parent in spec.parents],
+                start_parent=None if spec.start_parent is None else fill_placeholders(spec.start_parent, values),
             )
             found.append(one._replace(run=PlannedRun(run)))
-    return Reading(found, [Grown(named.experiment, base, number, naming)])
+    return FileRuns(found, [SweepNames(named.experiment, base, number, naming)])

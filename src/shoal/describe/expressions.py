@@ -14,18 +14,18 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from shoal.describe.values import Scalar, text_of
+from shoal.describe.values import Scalar, format_value
 from shoal.errors import InputError
-from shoal.units import listed
+from shoal.units import shorten_list
 
-Values = Mapping[str, Scalar]
-Table = Mapping[str, Any]
-_Compute = Callable[[Values], Any]
+ParameterValues = Mapping[str, Scalar]
+LookupTable = Mapping[str, Any]
+_Compute = Callable[[ParameterValues], Any]
 
-_LONGEST = 1000
-_DEEPEST = 40
-_MOST_BITS = 256
-_LONGEST_TEXT = 200
+_MAX_LENGTH = 1000
+_MAX_DEPTH = 40
+_MAX_BITS = 256
+_MAX_TEXT_LENGTH = 200
 
 _ARITHMETIC: dict[type[ast.operator], tuple[str, Callable[[Any, Any], Any]]] = {
     ast.Add: ("+", operator.add),
@@ -74,7 +74,7 @@ class Expression(NamedTuple):
     place: str | None
     compute: _Compute
 
-    def value(self, values: Values) -> Scalar:
+    def value(self, values: ParameterValues) -> Scalar:
         found = self._run(values)
         if isinstance(found, float) and not math.isfinite(found):
             raise EvaluationError(f"is {found}")
@@ -82,14 +82,14 @@ class Expression(NamedTuple):
             raise EvaluationError("is not a number, a string or true/false")
         return found
 
-    def holds(self, values: Values) -> bool:
+    def is_true(self, values: ParameterValues) -> bool:
         """A condition; what is neither true nor false is a mistake (`batch % 8` instead of `batch % 8 == 0`)."""
         found = self._run(values)
         if not isinstance(found, bool):
             raise EvaluationError(f"is {found!r}, neither true nor false")
         return found
 
-    def _run(self, values: Values) -> Any:
+    def _run(self, values: ParameterValues) -> Any:
         try:
             return self.compute(values)
         except ZeroDivisionError:
@@ -99,34 +99,34 @@ class Expression(NamedTuple):
         except ValueError as error:
             raise EvaluationError(f"has no value: {error}") from None
 
-    def reads(self, values: Values) -> str:
+    def reads(self, values: ParameterValues) -> str:
         """The parameters that it looks at, for messages: batch = 12, gpus = 8."""
-        return ", ".join(f"{name} = {text_of(values[name])}" for name in sorted(self.names) if name in values)
+        return ", ".join(f"{name} = {format_value(values[name])}" for name in sorted(self.names) if name in values)
 
 
-def parse_expression(text: str, tables: Mapping[str, Table], *, place: str | None = None) -> Expression:
+def parse_expression(text: str, tables: Mapping[str, LookupTable], *, place: str | None = None) -> Expression:
     """Check an expression and make it computable; everything that the language does not have is an InputError."""
-    if not text.strip() or len(text) > _LONGEST:
-        raise InputError(f"an expression has between 1 and {_LONGEST} characters", place=place)
+    if not text.strip() or len(text) > _MAX_LENGTH:
+        raise InputError(f"an expression has between 1 and {_MAX_LENGTH} characters", place=place)
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         why = error.msg if isinstance(error, SyntaxError) else str(error)
         raise InputError(f"{text!r} is not an expression: {why}", place=place) from None
-    builder = _Builder(text, tables, place)
+    builder = _ExpressionBuilder(text, tables, place)
     compute = builder.build(tree.body, 0)
     return Expression(text.strip(), frozenset(builder.names), place, compute)
 
 
-class _Builder:
+class _ExpressionBuilder:
     """Turns syntax into small functions, one for each node."""
 
-    def __init__(self, text: str, tables: Mapping[str, Table], place: str | None) -> None:
+    def __init__(self, text: str, tables: Mapping[str, LookupTable], place: str | None) -> None:
         self.text, self.tables, self.place = text, tables, place
         self.names: set[str] = set()
 
     def build(self, node: ast.expr, depth: int) -> _Compute:
-        if depth > _DEEPEST:
+        if depth > _MAX_DEPTH:
             raise self._refuse("it is nested too deeply")
         maker = getattr(self, f"_{type(node).__name__.lower()}", None)
         if maker is None:
@@ -147,7 +147,7 @@ class _Builder:
         if not isinstance(value, str | int | float) or isinstance(value, complex):
             raise self._refuse(f"{value!r} is not a value that parameters have")
         try:
-            _bounded(value)
+            _check_bounds(value)
         except EvaluationError as error:
             raise self._refuse(f"it holds what {error}") from None
         return lambda values: value
@@ -171,7 +171,7 @@ class _Builder:
             return lambda values: name == "True"
         self.names.add(name)
 
-        def look(values: Values) -> Any:
+        def look(values: ParameterValues) -> Any:
             try:
                 return values[name]
             except KeyError:
@@ -185,26 +185,26 @@ class _Builder:
         sign, apply = _ARITHMETIC[type(node.op)]
         left, right = self.build(node.left, depth), self.build(node.right, depth)
 
-        def compute(values: Values) -> Any:
+        def compute(values: ParameterValues) -> Any:
             a, b = left(values), right(values)
             if isinstance(a, str) or isinstance(b, str):
                 if sign != "+" or not (isinstance(a, str) and isinstance(b, str)):
                     raise EvaluationError(f"cannot compute {a!r} {sign} {b!r}")
-            elif sign == "**" and (abs(b) > _MOST_BITS or (a < 0 and not isinstance(b, int))):
+            elif sign == "**" and (abs(b) > _MAX_BITS or (a < 0 and not isinstance(b, int))):
                 raise EvaluationError(f"cannot compute {a!r} ** {b!r}")
-            return _bounded(apply(a, b))
+            return _check_bounds(apply(a, b))
 
         return compute
 
     def _unaryop(self, node: ast.UnaryOp, depth: int) -> _Compute:
         inner = self.build(node.operand, depth)
         if isinstance(node.op, ast.Not):
-            return lambda values: not _truth(inner(values))
+            return lambda values: not _as_bool(inner(values))
         if not isinstance(node.op, ast.USub | ast.UAdd):
             raise self._refuse("this operator is more than the language has")
         factor = -1 if isinstance(node.op, ast.USub) else 1
 
-        def compute(values: Values) -> Any:
+        def compute(values: ParameterValues) -> Any:
             value = inner(values)
             if isinstance(value, str):
                 raise EvaluationError(f"cannot negate {value!r}")
@@ -215,8 +215,8 @@ class _Builder:
     def _boolop(self, node: ast.BoolOp, depth: int) -> _Compute:
         parts = [self.build(value, depth) for value in node.values]
         if isinstance(node.op, ast.And):
-            return lambda values: all(_truth(part(values)) for part in parts)
-        return lambda values: any(_truth(part(values)) for part in parts)
+            return lambda values: all(_as_bool(part(values)) for part in parts)
+        return lambda values: any(_as_bool(part(values)) for part in parts)
 
     def _compare(self, node: ast.Compare, depth: int) -> _Compute:
         first = self.build(node.left, depth)
@@ -229,7 +229,7 @@ class _Builder:
             else:
                 raise self._refuse("this comparison is more than the language has")
 
-        def compute(values: Values) -> Any:
+        def compute(values: ParameterValues) -> Any:
             left = first(values)
             for compare, other in pairs:
                 right = other(values)
@@ -248,7 +248,7 @@ class _Builder:
 
     def _ifexp(self, node: ast.IfExp, depth: int) -> _Compute:
         test, then, otherwise = (self.build(part, depth) for part in (node.test, node.body, node.orelse))
-        return lambda values: then(values) if _truth(test(values)) else otherwise(values)
+        return lambda values: then(values) if _as_bool(test(values)) else otherwise(values)
 
     def _call(self, node: ast.Call, depth: int) -> _Compute:
         if not isinstance(node.func, ast.Name) or node.keywords:
@@ -256,18 +256,18 @@ class _Builder:
         name = node.func.id
         parts = [self.build(argument, depth) for argument in node.args]
         if name == "str" and len(parts) == 1:
-            return lambda values: text_of(parts[0](values))
+            return lambda values: format_value(parts[0](values))
         if name not in _FUNCTIONS:
             raise self._refuse(f"there is no function {name!r}")
         function, least, most = _FUNCTIONS[name]
         if not least <= len(parts) <= most:
             raise self._refuse(f"{name} takes {least} to {most} arguments")
 
-        def compute(values: Values) -> Any:
+        def compute(values: ParameterValues) -> Any:
             arguments = [part(values) for part in parts]
             if any(isinstance(argument, str) for argument in arguments) and name not in ("int", "float"):
                 raise EvaluationError(f"{name} works on numbers")
-            return _bounded(function(*arguments))
+            return _check_bounds(function(*arguments))
 
         return compute
 
@@ -283,34 +283,34 @@ class _Builder:
             raise self._refuse(f"there is no table {ast.unparse(inner)[:40]!r}{known}")
         name, table = inner.id, self.tables[inner.id]
         parts = [self.build(key, depth) for key in keys]
-        return lambda values: _look_up(name, table, [text_of(part(values)) for part in parts])
+        return lambda values: _look_up(name, table, [format_value(part(values)) for part in parts])
 
 
-def _look_up(name: str, table: Table, keys: list[str]) -> Any:
+def _look_up(name: str, table: LookupTable, keys: list[str]) -> Any:
     found: Any = table
     for depth, key in enumerate(keys):
         if not isinstance(found, Mapping):
             raise EvaluationError(f"asks table {name} for more than {depth} keys")
         if key not in found:
             shown = "][".join(keys[: depth + 1])
-            raise EvaluationError(f"finds no entry {name}[{shown}]; it has {listed(found, 6)}")
+            raise EvaluationError(f"finds no entry {name}[{shown}]; it has {shorten_list(found, 6)}")
         found = found[key]
     if isinstance(found, Mapping):
-        raise EvaluationError(f"asks table {name} for a whole row; it has {listed(found, 6)}")
+        raise EvaluationError(f"asks table {name} for a whole row; it has {shorten_list(found, 6)}")
     return found
 
 
-def _bounded(value: Any) -> Any:
-    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+def _check_bounds(value: Any) -> Any:
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
         raise EvaluationError("is too large a number")
-    if isinstance(value, str) and len(value) > _LONGEST_TEXT:
+    if isinstance(value, str) and len(value) > _MAX_TEXT_LENGTH:
         raise EvaluationError("is too long a text")
     if isinstance(value, complex):
         raise EvaluationError("is not a real number")
     return value
 
 
-def _truth(value: Any) -> bool:
+def _as_bool(value: Any) -> bool:
     if not isinstance(value, bool):
         raise EvaluationError(f"uses {value!r} as true or false")
     return value

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shoal.errors import InputError
-from shoal.kernel import checkpoints, layout, names_in
-from shoal.observe import Claim, records, run_names
-from shoal.units import listed
+from shoal.kernel import checkpoints, layout, list_names
+from shoal.observe import ClaimRecord, records, run_names
+from shoal.units import shorten_list
 
 
-class Source(NamedTuple):
+class StartSource(NamedTuple):
     """What a run starts from: a checkpoint that is there, or a run whose newest one is looked up in time."""
 
     checkpoint: str | None = None
@@ -33,7 +33,7 @@ def find_run(home: str, word: str, experiment: str | None = None) -> str:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        raise InputError(f"{word!r} could be {listed(matches, 4, ' or ')}", hint=f"name it in full: {matches[0]}")
+        raise InputError(f"{word!r} could be {shorten_list(matches, 4, ' or ')}", hint=f"name it in full: {matches[0]}")
     inside = [name for name in names if name.startswith(f"{parts[-1] if parts else ''}/")]
     if inside:
         raise InputError(
@@ -47,37 +47,37 @@ def find_run(home: str, word: str, experiment: str | None = None) -> str:
     )
 
 
-def find_source(root: Path, word: str, experiment: str, pattern: str | None) -> Source:
+def find_source(root: Path, word: str, experiment: str, pattern: str | None) -> StartSource:
     """What a word stands for. A file is itself; a folder gives its newest checkpoint, or that of its newest dated
     folder, as it is now. Anything else names a run, of this experiment unless it says another; it need not exist yet.
     """
     path = Path(os.path.expanduser(word))
     path = path if path.is_absolute() else (path if path.exists() else root / path)
     if path.is_file():
-        return Source(str(path.absolute()))
+        return StartSource(str(path.absolute()))
     if path.is_dir():
-        return Source(_in_folder(path.absolute(), pattern, word))
+        return StartSource(_newest_in_directory(path.absolute(), pattern, word))
     name = word.removesuffix(".sh").rstrip("/")
     if name.count("/") > 1 or name.startswith(("/", "~", ".")):
         raise InputError(f"there is no file or folder {word}", hint=f"ls {os.path.dirname(name)}")
-    return Source(parent=name if "/" in name else f"{experiment}/{name}")
+    return StartSource(parent=name if "/" in name else f"{experiment}/{name}")
 
 
-def output_folders(home: str, name: str, revision: int | None = None) -> list[str]:
+def output_directories(home: str, name: str, revision: int | None = None) -> list[str]:
     """The output folders of a run, newest first; of one revision, if it was started over with other settings."""
     folder = layout.run_dir(home, name)
     found: dict[str, None] = {}
-    for generation in reversed(layout.parse_names(names_in(folder)).submits.get("claim", [])):
-        claim = records.read(os.path.join(folder, layout.submit_file(generation, "claim")), Claim)
+    for generation in reversed(layout.parse_names(list_names(folder)).submits.get("claim", [])):
+        claim = records.read_checked(os.path.join(folder, layout.submit_file(generation, "claim")), ClaimRecord)
         if claim is not None and revision in (None, claim.revision):
             found[claim.output_dir] = None
     return list(found)
 
 
-def _in_folder(folder: Path, pattern: str | None, word: str) -> str:
+def _newest_in_directory(folder: Path, pattern: str | None, word: str) -> str:
     if pattern is None:
         raise InputError(f"nothing says how checkpoints in {word} are named", hint='checkpoint = "model_*.pth"')
     for candidate in (folder, *sorted((path for path in folder.iterdir() if path.is_dir()), reverse=True)):
-        if (newest := checkpoints.newest(str(candidate), pattern)) is not None:
+        if (newest := checkpoints.newest_checkpoint(str(candidate), pattern)) is not None:
             return newest
     raise InputError(f"there is no checkpoint {pattern} in {folder}", hint=f"ls {folder}")

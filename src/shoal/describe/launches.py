@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal.describe.document import Table
 from shoal.errors import InputError
-from shoal.job import MODES
+from shoal.job import LAUNCH_MODES
 from shoal.model import LaunchSettings
 from shoal.units import parse_duration_s
 
@@ -31,10 +31,10 @@ _SETTINGS = {
 def parse_launch(step: Table) -> tuple[str, LaunchSettings]:
     """Mode and settings of a step; a setting that says nothing in its mode is an InputError with its line."""
     if not isinstance(step.values.get("launch"), dict):
-        return step.text("launch", MODES) or "process", LaunchSettings()
-    mode = step.table("launch").text("mode", MODES)
+        return step.text("launch", LAUNCH_MODES) or "process", LaunchSettings()
+    mode = step.table("launch").text("mode", LAUNCH_MODES)
     if mode is None:
-        raise step.error(("launch",), "the launch table has no mode", hint=f"mode = one of {', '.join(MODES)}")
+        raise step.error(("launch",), "the launch table has no mode", hint=f"mode = one of {', '.join(LAUNCH_MODES)}")
     table = step.table("launch", ("mode", *_SETTINGS[mode]))
     seconds = {name: _seconds(table, name) for name in ("backoff", "hang_after")}
     numbers = {name: table.integer(name, 0 if name in _FROM_ZERO else 1) for name in _NUMBERS}
@@ -52,13 +52,13 @@ def parse_launch(step: Table) -> tuple[str, LaunchSettings]:
 
 def change_mode(written: str, mode: str, settings: LaunchSettings) -> tuple[str, LaunchSettings]:
     """The launch after `--launch MODE`: the step's settings hold only for the mode they were written for."""
-    if written not in MODES:
+    if written not in LAUNCH_MODES:
         from difflib import get_close_matches
 
-        near = get_close_matches(written, MODES, n=1)
+        near = get_close_matches(written, LAUNCH_MODES, n=1)
         raise InputError(
             f"there is no launch {written!r}{f'; did you mean {near[0]}?' if near else ''}",
-            hint=f"--launch one of {', '.join(MODES)}",
+            hint=f"--launch one of {', '.join(LAUNCH_MODES)}",
             place="--launch",
         )
     return written, settings if written == mode else LaunchSettings()

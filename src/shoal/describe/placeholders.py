@@ -9,7 +9,7 @@ from difflib import get_close_matches
 
 from shoal.describe.steps import Step
 from shoal.errors import InputError
-from shoal.job import BUILT_IN, placeholders
+from shoal.job import BUILT_IN_PLACEHOLDERS, placeholder_names
 from shoal.model import LaunchSettings
 
 #: Placeholders of a replica's words, and the shell variable that has each in a generated script.
@@ -20,14 +20,14 @@ REPLICA_PLACEHOLDERS = {
 }
 #: Braces around something that is almost a placeholder: {seed:03d}, {lr!r}, {output-dir}, { seed }. JSON, YAML and
 #: brace expansion ({"a": 1}, {lr: 1}, {a,b}) are not.
-_ALMOST = re.compile(
+_NEAR_PLACEHOLDER = re.compile(
     r"(?<![{$])\{(?:(?P<formatted>[A-Za-z_][\w.]*)"
     r"(?:![rsa]|(?:![rsa])?:(?:0\d+|[<>=^+-]?#?\d*(?:\.\d+)?[bdeEfFgGnosxX%]))"
     r"|(?P<dashed>[A-Za-z_][\w.]*-[\w.-]*)|\s+(?P<spaced>[A-Za-z_][\w.]*)\s*|(?P<before>[A-Za-z_][\w.]*)\s+)\}",
     re.ASCII,
 )
-_UNCLOSED = re.compile(r"(?<![{$])\{([A-Za-z_][\w.]*)(?![\w.])[^}]*$", re.ASCII)
-_OWN_VARIABLE = re.compile(r"\$\{?(SHOAL_\w+)\}?", re.ASCII)
+_UNCLOSED_BRACE = re.compile(r"(?<![{$])\{([A-Za-z_][\w.]*)(?![\w.])[^}]*$", re.ASCII)
+_SHOAL_VARIABLE = re.compile(r"\$\{?(SHOAL_\w+)\}?", re.ASCII)
 _SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ksh"})
 
 
@@ -39,7 +39,7 @@ def step_words(step: Step) -> Iterator[tuple[str, Iterable[str]]]:
     yield f"`survive.check` of step {step.name!r}", step.survive.get("check") or ()
 
 
-def check_filled(
+def check_placeholders(
     words: Iterable[tuple[str, Iterable[str]]],
     params: Collection[str],
     *,
@@ -49,25 +49,27 @@ def check_filled(
     missing: str | None = None,
 ) -> None:
     """Refuse words with a placeholder that is neither a parameter nor filled in by shoal; name the nearest that is."""
-    known = {*params, *BUILT_IN}
+    known = {*params, *BUILT_IN_PLACEHOLDERS}
     replica = known | set(REPLICA_PLACEHOLDERS) if launch == "replicas" else known
     command: Sequence[str] = ()
     for where, given in words:
         texts = list(given)
         command = texts if where == "the command" else command
-        refuse_unknown(where, texts, replica if where == "the command" else known, place, missing)
-        for text in _not_code(texts):
-            _refuse_almost(where, text, known, place)
+        refuse_unknown_placeholders(where, texts, replica if where == "the command" else known, place, missing)
+        for text in _without_inline_code(texts):
+            _refuse_near_placeholders(where, text, known, place)
         if where.startswith("`env`") or not any(os.path.basename(word) in _SHELLS for word in command):
-            _refuse_variables(where, _not_code(texts), place)
+            _refuse_variables(where, _without_inline_code(texts), place)
     if settings is not None:
-        refuse_unknown("the launch settings", [*settings.args, *settings.env.values()], replica, place, missing)
+        refuse_unknown_placeholders(
+            "the launch settings", [*settings.args, *settings.env.values()], replica, place, missing
+        )
 
 
-def refuse_unknown(
+def refuse_unknown_placeholders(
     where: str, words: Iterable[str], known: Collection[str], place: str | None, missing: str | None = None
 ) -> None:
-    for name in placeholders(words):
+    for name in placeholder_names(words):
         if name in known:
             continue
         if name.startswith("_"):
@@ -85,25 +87,25 @@ def refuse_unknown(
         )
 
 
-def _not_code(words: Sequence[str]) -> list[str]:
+def _without_inline_code(words: Sequence[str]) -> list[str]:
     """The words less the program of `python -c`, whose braces are Python's."""
     python = bool(words) and os.path.basename(words[0]).startswith("python")
     return [word for at, word in enumerate(words) if not (python and at and words[at - 1] == "-c")]
 
 
-def almost(text: str, known: Collection[str]) -> tuple[str, str] | None:
+def near_placeholder(text: str, known: Collection[str]) -> tuple[str, str] | None:
     """Braces in a text that are nearly a placeholder of these names, and the placeholder that is meant; or None."""
-    for match in _ALMOST.finditer(text):
+    for match in _NEAR_PLACEHOLDER.finditer(text):
         name = next(filter(None, match.groups())).replace("-", "_")
         meant = name if name in known else next(iter(get_close_matches(name, known, n=1, cutoff=0.8)), None)
         if meant is not None and (name in known or match["dashed"]):
             return match[0], meant
-    match_open = _UNCLOSED.search(text)
+    match_open = _UNCLOSED_BRACE.search(text)
     return (match_open[0], match_open[1]) if match_open and match_open[1] in known else None
 
 
-def _refuse_almost(where: str, text: str, known: Collection[str], place: str | None) -> None:
-    if (found := almost(text, known)) is not None:
+def _refuse_near_placeholders(where: str, text: str, known: Collection[str], place: str | None) -> None:
+    if (found := near_placeholder(text, known)) is not None:
         raise InputError(
             f"{where} has {found[0]!r}, which would reach the program with its brace",
             hint=f"write {{{found[1]}}}; shoal fills in names alone, without a format",
@@ -113,12 +115,12 @@ def _refuse_almost(where: str, text: str, known: Collection[str], place: str | N
 
 def _refuse_variables(where: str, words: Iterable[str], place: str | None) -> None:
     for word in words:
-        if (match := _OWN_VARIABLE.search(word)) is not None:
+        if (match := _SHOAL_VARIABLE.search(word)) is not None:
             name = match[1].removeprefix("SHOAL_").lower()
             raise InputError(
                 f"{where} has {match[0]}, which no shell reads: the program would get it as it is",
                 hint=f"write {{{name}}}"
-                if name in BUILT_IN
+                if name in BUILT_IN_PLACEHOLDERS
                 else 'let a shell read it: command = ["bash", "-c", "python train.py ..."]',
                 place=place,
             )

@@ -7,14 +7,14 @@ from pathlib import Path
 import msgspec
 
 from shoal.describe.project import Project
-from shoal.describe.sources import file_that_reads
-from shoal.job import placeholders
+from shoal.describe.sources import find_reader
+from shoal.job import placeholder_names
 from shoal.model import RunSpec
 
-VARIABLE = "SHOAL_RESUME_FROM"
+RESUME_VARIABLE = "SHOAL_RESUME_FROM"
 
 
-def with_step_of_now(spec: RunSpec, project: Project) -> RunSpec:
+def with_current_step(spec: RunSpec, project: Project) -> RunSpec:
     """A run that was recorded, with what its step says now about checkpoints: that may have been added to resume it."""
     step = project.steps.get(spec.step_kind)
     if step is None:
@@ -23,7 +23,7 @@ def with_step_of_now(spec: RunSpec, project: Project) -> RunSpec:
     return msgspec.structs.replace(spec, checkpoint=step.checkpoint or spec.checkpoint, resume_args=args)
 
 
-class Sources:
+class ResumeDetector:
     """Which programs read the variable; each command is looked at once."""
 
     def __init__(self) -> None:
@@ -34,27 +34,27 @@ class Sources:
         if spec.resume_args is not None:
             return "resume_args"
         words = (*spec.command, *spec.args, *spec.env.values())
-        if "resume_from" in placeholders([*spec.command, *spec.args]):
+        if "resume_from" in placeholder_names([*spec.command, *spec.args]):
             return "{resume_from}"
-        if any(VARIABLE in word for word in words):
-            return VARIABLE
+        if any(RESUME_VARIABLE in word for word in words):
+            return RESUME_VARIABLE
         key = (spec.cwd, *spec.command)
         if key not in self._known:
-            self._known[key] = file_that_reads(VARIABLE, Path(spec.cwd), spec.command)
+            self._known[key] = find_reader(RESUME_VARIABLE, Path(spec.cwd), spec.command)
         return self._known[key]
 
 
-def unknown_note(spec: RunSpec) -> str:
+def unknown_resume_note(spec: RunSpec) -> str:
     """For a plan: what happens to a run whose program is not known to continue from its checkpoint."""
     return (
-        f"step {spec.step_kind}: no file of its program reads {VARIABLE}, so a run that is requeued or retried may "
-        f"start at step 0; set resume_args in [steps.{spec.step_kind}] of shoal.toml"
+        f"step {spec.step_kind}: no file of its program reads {RESUME_VARIABLE}, so a run that is requeued or retried "
+        f"may start at step 0; set resume_args in [steps.{spec.step_kind}] of shoal.toml"
     )
 
 
-def empty_note(spec: RunSpec) -> str | None:
+def empty_argument_note(spec: RunSpec) -> str | None:
     """For a plan: an argument that is nothing but a flag until there is a checkpoint, which few programs can read."""
-    word = next((word for word in (*spec.command, *spec.args) if "resume_from" in placeholders([word])), None)
+    word = next((word for word in (*spec.command, *spec.args) if "resume_from" in placeholder_names([word])), None)
     if word is None or spec.resume_args is not None:
         return None
     told = word.replace("{resume_from}", "")

@@ -10,28 +10,28 @@ from typing import NamedTuple
 import msgspec
 
 from shoal.batch import DASHES, parse_flags
-from shoal.describe.calls import MODIFIERS, Call
+from shoal.describe.calls import MODIFIERS, StepCall
 from shoal.describe.containers import over, parse_word
 from shoal.describe.data_sets import resolve_data
-from shoal.describe.directives import requested_in
-from shoal.describe.inputs import Source, find_run, find_source, output_folders
+from shoal.describe.directives import script_request
+from shoal.describe.inputs import StartSource, find_run, find_source, output_directories
 from shoal.describe.launches import change_mode
-from shoal.describe.placeholders import check_filled, step_words
+from shoal.describe.placeholders import check_placeholders, step_words
 from shoal.describe.project import Project
-from shoal.describe.resuming import with_step_of_now
+from shoal.describe.resuming import with_current_step
 from shoal.describe.values import parse_seeds
 from shoal.errors import InputError
-from shoal.job import escape
+from shoal.job import escape_placeholders
 from shoal.kernel import checkpoints
 from shoal.model import RunSpec
 from shoal.names import check_length, parse_script_path, stem_with_seed
-from shoal.observe import Reader
+from shoal.observe import RunReader
 
 #: Flags of shoal among a step function's words; the others are sbatch's. `describe/experiment_files.py` reads --seeds.
 _VALUE_FLAGS = ("--on", "--launch", "--container", "--seeds")
-_PLAIN_FLAGS = ("--again", "--dry-run", "--smoke", "--resume", "--fresh", "--yes")
+_SWITCHES = ("--again", "--dry-run", "--smoke", "--resume", "--fresh", "--yes")
 #: Flags of `shoal submit` that sbatch does not have: it would refuse them, and a run on this machine would ignore them.
-_OF_SUBMIT = (
+_SUBMIT_ONLY_FLAGS = (
     "--set", "--zip", "--shape", "--at-once", "--no-snapshot", "--force", "--smoke-here", "--budget", "--prune",
     "--request", "--json", "--slots", "--pilots",
 )  # fmt: skip
@@ -48,7 +48,7 @@ class PlannedRun(NamedTuple):
     avoid: tuple[str, ...] = ()
 
 
-class Asked(NamedTuple):
+class RequestedRun(NamedTuple):
     """A run that somebody asked for, with what they said about how."""
 
     run: PlannedRun
@@ -63,31 +63,31 @@ class Asked(NamedTuple):
     sure: bool = False
 
 
-class _Words(NamedTuple):
+class _CallWords(NamedTuple):
     source: str | None
     flags: list[str]
     args: list[str]
     own: dict[str, str]
 
 
-def describe(call: Call, project: Project, swept: Collection[str] = ()) -> Asked:
+def requested_run(call: StepCall, project: Project, swept: Collection[str] = ()) -> RequestedRun:
     """The run that a call asks for; a mistake is an InputError that names the script. `swept` are parameters that its
     words may mention, because flags beside the script give them."""
-    words = _split(call)
-    header = requested_in(call.script)
+    words = _split_call(call)
+    header = script_request(call.script)
     flags = [*header.flags, *words.flags]
     named = parse_script_path(Path(call.script), project.root)
     resumed = _run_to_resume(call, words, project)
     if resumed is not None:
-        asked = resume(resumed or named.stem, project, flags, named.experiment)
-        return _resumed(asked, call, words, project, header.remarks)
+        asked = resumed_run(resumed or named.stem, project, flags, named.experiment)
+        return _resume_call(asked, call, words, project, header.remarks)
     step = project.step(call.function)
     parse_flags(flags, nodes=step.request.nodes)
     seed, stem = named.seed, named.stem
     if call.seed is not None and call.seed != seed:
         seed, stem = call.seed, stem_with_seed(stem, call.seed)
         check_length(named.experiment, stem)
-    source = _source(
+    source = _start_source(
         call.modifier[1] if call.modifier else words.source, project, named.experiment, step.checkpoint, seed
     )
     launch, settings = change_mode(words.own.get("--launch", step.launch), step.launch, step.launch_settings)
@@ -103,7 +103,7 @@ def describe(call: Call, project: Project, swept: Collection[str] = ()) -> Asked
         args=words.args,
         cwd=str(project.root),
         output=step.output,
-        env={**step.env, **{name: escape(value) for name, value in call.env.items()}},
+        env={**step.env, **{name: escape_placeholders(value) for name, value in call.env.items()}},
         checkpoint=step.checkpoint,
         resume_args=None if step.resume_args is None else list(step.resume_args),
         metrics=list(step.metrics),
@@ -119,19 +119,19 @@ def describe(call: Call, project: Project, swept: Collection[str] = ()) -> Asked
         data=resolve_data(step.data, project.root),
         container=over(parse_word(flag, "--container"), step.container) if flag is not None else step.container,
     )
-    check_filled(
+    check_placeholders(
         [("the command", spec.command), ("an argument", spec.args), *step_words(step)],
         swept,
         launch=launch,
         settings=settings,
         place=os.path.relpath(call.script),
     )
-    note = f"starts from {with_step(source.checkpoint)}" if source.checkpoint else None
+    note = f"starts from {with_training_step(source.checkpoint)}" if source.checkpoint else None
     if {"--resume", "--fresh"} <= set(words.own):
         raise InputError("--resume cannot be used with --fresh", place=call.script)
     wish = True if "--resume" in words.own else False if "--fresh" in words.own else None
     said = {key: f"--{key.replace('_', '-')}" in words.own for key in ("again", "dry_run", "smoke")}
-    return Asked(
+    return RequestedRun(
         PlannedRun(spec),
         words.own.get("--on"),
         note=note,
@@ -142,7 +142,7 @@ def describe(call: Call, project: Project, swept: Collection[str] = ()) -> Asked
     )
 
 
-def _run_to_resume(call: Call, words: _Words, project: Project) -> str | None:
+def _run_to_resume(call: StepCall, words: _CallWords, project: Project) -> str | None:
     """The run that a call continues: of `resume RUN`, or where that stands before it. Empty: the script's own. None:
     it continues none. Refuses a modifier that modifies nothing."""
     place, name = os.path.relpath(call.script), call.function
@@ -166,7 +166,9 @@ def _run_to_resume(call: Call, words: _Words, project: Project) -> str | None:
     return call.modifier[1].replace("{seed}", "" if call.seed is None else str(call.seed))
 
 
-def _resumed(asked: Asked, call: Call, words: _Words, project: Project, remarks: tuple[str, ...]) -> Asked:
+def _resume_call(
+    asked: RequestedRun, call: StepCall, words: _CallWords, project: Project, remarks: tuple[str, ...]
+) -> RequestedRun:
     """A resumed run keeps what it was; what a call says beside its resources is refused, or told where it differs."""
     spec, place = asked.run.spec, os.path.relpath(call.script)
     changed = [flag for flag in words.own if flag not in ("--on", "--dry-run", "--yes")]
@@ -181,7 +183,9 @@ def _resumed(asked: Asked, call: Call, words: _Words, project: Project, remarks:
             hint=f"call {spec.step_kind} after resume",
             place=place,
         )
-    differing = ", ".join(sorted(name for name, value in call.env.items() if spec.env.get(name) != escape(value)))
+    differing = ", ".join(
+        sorted(name for name, value in call.env.items() if spec.env.get(name) != escape_placeholders(value))
+    )
     told = f"{spec.name} keeps {differing} as it was, and not as {place} sets it"
     return asked._replace(
         on=words.own.get("--on"),
@@ -191,40 +195,40 @@ def _resumed(asked: Asked, call: Call, words: _Words, project: Project, remarks:
     )
 
 
-def resume(word: str, project: Project, flags: Sequence[str], experiment: str | None = None) -> Asked:
+def resumed_run(word: str, project: Project, flags: Sequence[str], experiment: str | None = None) -> RequestedRun:
     """A recorded run, to be continued in its own folder from its newest checkpoint; refused when there is none.
 
     `flags` win over those that it was asked for with.
     """
     home = str(project.home)
     name = find_run(home, word, experiment)
-    reader = Reader(home)
+    reader = RunReader(home)
     spec = reader.spec(name)
     if spec is None:
         raise InputError(f"{name} was never described", hint=f"shoal submit experiments/{name}.sh")
-    spec = with_step_of_now(spec, project)
+    spec = with_current_step(spec, project)
     if spec.checkpoint is None:
         raise InputError(
             f"nothing says how checkpoints of {name} are named",
             hint=f'checkpoint = "model_*.pth"   # in [steps.{spec.step_kind}] of shoal.toml',
         )
-    folders = output_folders(home, name, spec.revision)
+    folders = output_directories(home, name, spec.revision)
     as_folder = os.path.abspath(os.path.join(project.root, word))
     wanted = [folder for folder in folders if folder == as_folder.rstrip("/")] or folders
     for folder in wanted:
-        newest = checkpoints.newest(folder, spec.checkpoint)
+        newest = checkpoints.newest_checkpoint(folder, spec.checkpoint)
         if newest is not None:
             spec = msgspec.structs.replace(spec, flags=[*reader.flags(spec), *flags])
-            return Asked(PlannedRun(spec, resume_in=folder), by_name=True)
+            return RequestedRun(PlannedRun(spec, resume_in=folder), by_name=True)
     raise InputError(
         f"{name} has no checkpoint {spec.checkpoint} to continue from" + (f" in {wanted[0]}" if wanted else ""),
         hint=f"shoal retry {name} --fresh   # starts it from the beginning",
     )
 
 
-def refuse_doubles(asked: Sequence[Asked]) -> None:
+def refuse_duplicate_runs(asked: Sequence[RequestedRun]) -> None:
     """Two calls with one name would be two different runs under it."""
-    seen: dict[str, Asked] = {}
+    seen: dict[str, RequestedRun] = {}
     for one in asked:
         name = one.run.spec.name
         if name in seen:
@@ -240,12 +244,12 @@ def refuse_doubles(asked: Sequence[Asked]) -> None:
         seen[name] = one
 
 
-def seeds_in(call: Call) -> list[int] | None:
+def seeds_in(call: StepCall) -> list[int] | None:
     """The seeds that a call names itself: posttrain 000_pretrain_0 --seeds=0-2."""
-    return parse_seeds(_split(call).own.get("--seeds"))
+    return parse_seeds(_split_call(call).own.get("--seeds"))
 
 
-def _split(call: Call) -> _Words:
+def _split_call(call: StepCall) -> _CallWords:
     words, args = list(call.words), []
     if "--" in words:
         cut = words.index("--")
@@ -260,9 +264,9 @@ def _split(call: Call) -> _Words:
             if not equals and not words:
                 raise InputError(f"{flag} needs a value", hint=f"{flag} NAME", place=call.script)
             own[flag] = value if equals else words.pop(0)
-        elif word in _PLAIN_FLAGS:
+        elif word in _SWITCHES:
             own[word] = ""
-        elif flag in _OF_SUBMIT:
+        elif flag in _SUBMIT_ONLY_FLAGS:
             raise InputError(
                 f"{flag} is a flag of shoal submit, not of {call.function}",
                 hint=f"shoal submit {os.path.relpath(call.script)} {word}",
@@ -270,16 +274,18 @@ def _split(call: Call) -> _Words:
             )
         else:
             rest.append(word)
-    return _Words(source, rest, args, own)
+    return _CallWords(source, rest, args, own)
 
 
-def _source(word: str | None, project: Project, experiment: str, pattern: str | None, seed: int | None) -> Source:
+def _start_source(
+    word: str | None, project: Project, experiment: str, pattern: str | None, seed: int | None
+) -> StartSource:
     if word is None:
-        return Source()
+        return StartSource()
     return find_source(project.root, word.replace("{seed}", "" if seed is None else str(seed)), experiment, pattern)
 
 
-def with_step(checkpoint: str) -> str:
+def with_training_step(checkpoint: str) -> str:
     step = checkpoints.step_of(checkpoint)
     shown = os.path.relpath(checkpoint)
     return shown if step is None else f"{shown} (step {step})"

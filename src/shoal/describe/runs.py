@@ -7,18 +7,18 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.describe.blocks import Block
+from shoal.describe.blocks import SweepBlock
 from shoal.describe.containers import over
 from shoal.describe.data_sets import resolve_data
-from shoal.describe.expand import Point, count, expand
+from shoal.describe.expand import SweepPoint, count_points, expand_points
 from shoal.describe.launches import change_mode
-from shoal.describe.naming import Naming, drop_defaults, learn, stems
-from shoal.describe.placeholders import check_filled, refuse_unknown, step_words
+from shoal.describe.naming import SweepNaming, drop_defaults, extend_naming, run_stems
+from shoal.describe.placeholders import check_placeholders, refuse_unknown_placeholders, step_words
 from shoal.describe.project import Project
 from shoal.describe.steps import Step, check_step_name
-from shoal.describe.values import MOST_RUNS
+from shoal.describe.values import MAX_RUNS
 from shoal.errors import InputError
-from shoal.job import escape, fill, fill_known, placeholders, text_of
+from shoal.job import escape_placeholders, fill_known_placeholders, fill_placeholders, format_value, placeholder_names
 from shoal.model import Request, RunSpec
 from shoal.names import ScriptName
 
@@ -27,51 +27,54 @@ class Sweep(NamedTuple):
     """Blocks whose runs share a base name: a TOML page is one block, a Python loop is many."""
 
     named: ScriptName
-    blocks: tuple[Block, ...]
+    blocks: tuple[SweepBlock, ...]
 
 
-class Expanded(NamedTuple):
+class ExpandedSweep(NamedTuple):
     """The runs of a sweep, and the naming that their names rest on."""
 
     sweep: Sweep
     specs: list[RunSpec]
-    naming: Naming
+    naming: SweepNaming
 
 
-def runs_of(sweep: Sweep, project: Project, kept: Naming | None) -> Expanded:
+def expand_sweep(sweep: Sweep, project: Project, kept: SweepNaming | None) -> ExpandedSweep:
     """Every run that the sweep describes. `kept` is what the names of its earlier runs rest on."""
-    total = sum(count(block) for block in sweep.blocks)
-    if total > MOST_RUNS:
-        raise InputError(f"this describes {total:,} runs; {MOST_RUNS:,} are the limit", place=sweep.blocks[-1].place)
+    total = sum(count_points(block) for block in sweep.blocks)
+    if total > MAX_RUNS:
+        raise InputError(f"this describes {total:,} runs; {MAX_RUNS:,} are the limit", place=sweep.blocks[-1].place)
     defaults = {name: value for block in sweep.blocks for name, value in block.defaults.items()}
-    points: list[tuple[Block, Point]] = []
+    points: list[tuple[SweepBlock, SweepPoint]] = []
     for block in sweep.blocks:
-        points += [(block, point) for point in drop_defaults(expand(_seeded(block, sweep.named)), block.defaults, kept)]
-    naming = learn([point for _, point in points], kept, defaults)
-    names = stems([point for _, point in points], base_of(sweep.named), sweep.named.experiment, naming)
-    makers = {id(block): _Maker(sweep.named, block, project) for block in sweep.blocks}
+        points += [
+            (block, point)
+            for point in drop_defaults(expand_points(_with_file_seed(block, sweep.named)), block.defaults, kept)
+        ]
+    naming = extend_naming([point for _, point in points], kept, defaults)
+    names = run_stems([point for _, point in points], base_name(sweep.named), sweep.named.experiment, naming)
+    makers = {id(block): _RunSpecBuilder(sweep.named, block, project) for block in sweep.blocks}
     specs = [makers[id(block)].spec(point, stem) for (block, point), stem in zip(points, names, strict=True)]
-    return Expanded(sweep, specs, naming)
+    return ExpandedSweep(sweep, specs, naming)
 
 
-def base_of(named: ScriptName) -> str:
+def base_name(named: ScriptName) -> str:
     """The name that all runs of a sweep begin with: the file's, without the seed that it may carry."""
     return named.stem if named.seed is None else named.stem.removesuffix(f"_{named.seed}")
 
 
-def _seeded(block: Block, named: ScriptName) -> Block:
+def _with_file_seed(block: SweepBlock, named: ScriptName) -> SweepBlock:
     """A file name that carries a seed gives it to a block that says nothing about seeds."""
     return block._replace(seeds=(named.seed,)) if block.seeds is None and named.seed is not None else block
 
 
-class _Maker:
+class _RunSpecBuilder:
     """Makes the runs of one block; what they have in common is worked out once."""
 
-    def __init__(self, named: ScriptName, block: Block, project: Project) -> None:
-        self.named, self.block, self.root, self.base = named, block, str(project.root), base_of(named)
-        self.step = _step(named, block, project)
+    def __init__(self, named: ScriptName, block: SweepBlock, project: Project) -> None:
+        self.named, self.block, self.root, self.base = named, block, str(project.root), base_name(named)
+        self.step = _step_of(named, block, project)
         self.command = list(block.command or self.step.command)
-        self.mentioned = {*placeholders(self.command), *placeholders(block.args)}
+        self.mentioned = {*placeholder_names(self.command), *placeholder_names(block.args)}
         if block.launch is None:
             self.launch, self.settings = self.step.launch, self.step.launch_settings
         else:
@@ -84,21 +87,24 @@ class _Maker:
         rows = {name for axis in block.axes for row in axis for name in row}
         self._check({*block.params, *block.defaults, *rows, *(n for n in block.derived if not n.startswith("_"))})
 
-    def spec(self, point: Point, stem: str) -> RunSpec:
-        values = {name: text_of(value) for name, value in point.values.items()}
+    def spec(self, point: SweepPoint, stem: str) -> RunSpec:
+        values = {name: format_value(value) for name, value in point.values.items()}
         missing = {name for name in self.mentioned if name in self.block.defaults and name not in values}
-        command = _without(self.command, missing, self.block.place)
+        command = _drop_default_arguments(self.command, missing, self.block.place)
         seed = "" if point.seed is None else str(point.seed)
         known = {**values, "seed": seed}
         self._check(known.keys() | missing, stem)
-        args = [fill_known(word, known) for word in _without(self.block.args, missing, self.block.place)]
+        args = [
+            fill_known_placeholders(word, known)
+            for word in _drop_default_arguments(self.block.args, missing, self.block.place)
+        ]
         appended = [
             word
             for name in sorted(values)
             if name not in self.mentioned
-            for word in passed(self.step.params, name, values[name])
+            for word in parameter_words(self.step.params, name, values[name])
         ]
-        env = {name: fill_known(text, known) for name, text in {**self.step.env, **self.block.env}.items()}
+        env = {name: fill_known_placeholders(text, known) for name, text in {**self.step.env, **self.block.env}.items()}
         return RunSpec(
             experiment=self.named.experiment,
             stem=stem,
@@ -136,8 +142,8 @@ class _Maker:
 
     def _named(self, word: str, known: Mapping[str, str]) -> str:
         """The run that "000_pretrain_{seed}" names for this point, in this experiment unless it says another."""
-        refuse_unknown(repr(word), [word], known, self.block.place)
-        name = fill(word, known)
+        refuse_unknown_placeholders(repr(word), [word], known, self.block.place)
+        name = fill_placeholders(word, known)
         return name if "/" in name else f"{self.named.experiment}/{name}"
 
     def _request(self, asked: Request) -> Request:
@@ -152,7 +158,7 @@ class _Maker:
             return
         self._filled.add(frozenset(names))
         words = [("the command", self.command), ("`args`", self.block.args), ("`env`", self.block.env.values())]
-        check_filled(
+        check_placeholders(
             [*words, *step_words(self.step)],
             names,
             launch=self.launch,
@@ -162,7 +168,7 @@ class _Maker:
         )
 
 
-def _step(named: ScriptName, block: Block, project: Project) -> Step:
+def _step_of(named: ScriptName, block: SweepBlock, project: Project) -> Step:
     """The step of shoal.toml; a page that brings its own command needs none."""
     name = block.step or named.step
     if name not in project.steps and block.command is not None:
@@ -174,13 +180,13 @@ def _step(named: ScriptName, block: Block, project: Project) -> Step:
         raise InputError(error.message, hint=error.hint, place=error.place or block.place) from None
 
 
-def _without(words: Sequence[str], missing: set[str], place: str) -> list[str]:
+def _drop_default_arguments(words: Sequence[str], missing: set[str], place: str) -> list[str]:
     """The words less those that pass a parameter at its default, and the flag in front of such a word."""
     if not missing:
         return list(words)
     kept: list[str] = []
     for word in words:
-        names = set(placeholders([word]))
+        names = set(placeholder_names([word]))
         if not names & missing:
             kept.append(word)
             continue
@@ -190,14 +196,14 @@ def _without(words: Sequence[str], missing: set[str], place: str) -> list[str]:
                 hint="give it a word of its own",
                 place=place,
             )
-        if word.startswith("{") and kept and kept[-1].startswith("-") and not placeholders([kept[-1]]):
+        if word.startswith("{") and kept and kept[-1].startswith("-") and not placeholder_names([kept[-1]]):
             kept.pop()
     return kept
 
 
-def passed(template: str, name: str, value: str) -> list[str]:
+def parameter_words(template: str, name: str, value: str) -> list[str]:
     """The words that pass a parameter which the command does not mention: --lr=0.1, lr=0.1, or none at all."""
-    return [escape(word.replace("{name}", name).replace("{value}", value)) for word in _split(template)]
+    return [escape_placeholders(word.replace("{name}", name).replace("{value}", value)) for word in _split(template)]
 
 
 @functools.cache

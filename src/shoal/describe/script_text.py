@@ -11,32 +11,43 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.batch import Command, Parsed, parse_shell
+from shoal.batch import ParsedScript, ShellCommand, parse_shell
 
 #: Programs that act on a cluster.
-ACTING = ("qsub", "qdel", "bsub", "condor_submit", "sbatch", "srun", "salloc", "scancel", "scontrol", "scrontab")
+SCHEDULER_COMMANDS = (
+    "qsub",
+    "qdel",
+    "bsub",
+    "condor_submit",
+    "sbatch",
+    "srun",
+    "salloc",
+    "scancel",
+    "scontrol",
+    "scrontab",
+)
 #: Programs that start the words behind them, by PATH and not by bash's functions.
-_AROUND = frozenset(
+_WRAPPERS = frozenset(
     {"chrt", "command", "doas", "env", "eval", "exec", "flock", "ionice", "nice", "nohup", "numactl", "parallel"}
     | {"setsid", "ssh", "stdbuf", "sudo", "taskset", "timeout", "unbuffer", "watch", "xargs"}
 )
 _SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ksh"})
-_SOURCING = ("source", ".")
-_DEEPEST = 3
+_SOURCE_COMMANDS = ("source", ".")
+_MAX_DEPTH = 3
 #: The ways in which a script names its own folder.
-_OWN_FOLDER = re.compile(
+_SCRIPT_DIRECTORY = re.compile(
     r"""\$\(dirname\s+(?:--\s+)?"?\$(?:0|\{?BASH_SOURCE(?:\[0\])?\}?)"?\)|\$\{BASH_SOURCE(?:\[0\])?%/\*\}"""
 )
 #: What differs from seed to seed; and the characters of a word that bash takes as they are.
-_OF_SEED = ("SHOAL_SEED", "SHOAL_RUN")
+_SEED_VARIABLES = ("SHOAL_SEED", "SHOAL_RUN")
 _PLAIN_WORD = re.compile(r"[\w ./=:,+@%\"-]*", re.ASCII)
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.ASCII | re.DOTALL)
 #: What may differ from one reading to the next, or read a variable without its name.
-_UNCERTAIN = re.compile(r"\$\(|`|[<>]\(|\$\[|\$\{!|\$\$|RANDOM|SECONDS|EPOCH|BASHPID")
+_DYNAMIC_EXPANSION = re.compile(r"\$\(|`|[<>]\(|\$\[|\$\{!|\$\$|RANDOM|SECONDS|EPOCH|BASHPID")
 #: Variables that a run has and its script does not, without a default.
-_OF_RUN = re.compile(r"\$\{?(SHOAL_(?:OUTPUT_DIR|RESUME_FROM|START_FROM|PARENT_DIR|ATTEMPT|PROGRESS))(?![\w:-])")
+_RUN_VARIABLES = re.compile(r"\$\{?(SHOAL_(?:OUTPUT_DIR|RESUME_FROM|START_FROM|PARENT_DIR|ATTEMPT|PROGRESS))(?![\w:-])")
 #: Builtins that cannot carry the seed from one place to another.
-_HARMLESS = frozenset(
+_READ_ONLY_COMMANDS = frozenset(
     {"[", "[[", ":", "cd", "declare", "echo", "exit", "export", "false", "local", "printf", "readonly", "return"}
     | {"set", "shift", "shopt", "test", "true", "umask", "unset"}
 )
@@ -47,13 +58,13 @@ class ScriptFile(NamedTuple):
 
     path: Path
     text: str
-    parsed: Parsed
+    parsed: ParsedScript
     is_sourced: bool
 
 
 def read_script(script: Path, environ: Mapping[str, str]) -> list[ScriptFile]:
     """The script, and the shell files that it names, as far as their paths can be told."""
-    return list(_read(script, script, environ, True, _DEEPEST, set()))
+    return list(_read(script, script, environ, True, _MAX_DEPTH, set()))
 
 
 def _read(
@@ -70,24 +81,24 @@ def _read(
     yield file
     for command in file.parsed.commands if depth else ():
         word, sources = _file_word(command)
-        found = _find(word, path, script, environ) if word else None
+        found = _find_file(word, path, script, environ) if word else None
         if found is not None:
             yield from _read(found, script, environ, is_sourced and sources, depth - 1, seen)
 
 
-def _file_word(command: Command) -> tuple[str, bool]:
+def _file_word(command: ShellCommand) -> tuple[str, bool]:
     """The word of a shell file that a command names, and whether the file is sourced; "" where it names none."""
     name, texts = command.name, command.texts
-    if name in _SOURCING:
+    if name in _SOURCE_COMMANDS:
         return (texts[1] if len(texts) > 1 else ""), True
     if os.path.basename(name) in _SHELLS:
         return next((text for text in texts[1:] if not text.startswith("-")), ""), False
     return (name if "/" in name and name.endswith(".sh") else ""), False
 
 
-def _find(word: str, named_in: Path, script: Path, environ: Mapping[str, str]) -> Path | None:
+def _find_file(word: str, named_in: Path, script: Path, environ: Mapping[str, str]) -> Path | None:
     """The file that a word names: from where we are, or from the folder of the file that has the word."""
-    text = _OWN_FOLDER.sub(lambda match: str(named_in.parent.absolute()), word)
+    text = _SCRIPT_DIRECTORY.sub(lambda match: str(named_in.parent.absolute()), word)
     text = re.sub(r"\$\{?(\w+)\}?", lambda match: environ.get(match.group(1), match.group(0)), text)
     folders = dict.fromkeys([named_in.parent, script.parent, *list(script.absolute().parents)[1:4]])
     return next((path for path in (Path(text), *(folder / text for folder in folders)) if path.is_file()), None)
@@ -98,45 +109,47 @@ def sources_functions(files: Sequence[ScriptFile]) -> bool:
     return any(_is_source_line(command) for file in files if file.is_sourced for command in file.parsed.commands)
 
 
-def _is_source_line(command: Command) -> bool:
-    return command.name in _SOURCING and "shoal shell" in " ".join(command.texts[1:2])
+def _is_source_line(command: ShellCommand) -> bool:
+    return command.name in _SOURCE_COMMANDS and "shoal shell" in " ".join(command.texts[1:2])
 
 
-def acting_words(files: Sequence[ScriptFile]) -> dict[str, Path]:
+def scheduler_calls(files: Sequence[ScriptFile]) -> dict[str, Path]:
     """Programs that act on a cluster and that bash's functions of these names would not catch, each with its file:
     named by a path, or started by another program."""
-    return {name: file.path for file in files for command in file.parsed.commands for name in _acting_in(command)}
+    return {
+        name: file.path for file in files for command in file.parsed.commands for name in _scheduler_calls_in(command)
+    }
 
 
-def _acting_in(command: Command, depth: int = 2) -> Iterator[str]:
+def _scheduler_calls_in(command: ShellCommand, depth: int = 2) -> Iterator[str]:
     words = command.texts
-    if words and "/" in words[0] and os.path.basename(words[0]) in ACTING:
+    if words and "/" in words[0] and os.path.basename(words[0]) in SCHEDULER_COMMANDS:
         yield os.path.basename(words[0])
     around = os.path.basename(command.name)
-    if around not in _AROUND | _SHELLS or words[1:2] in (["-v"], ["-V"]):
+    if around not in _WRAPPERS | _SHELLS or words[1:2] in (["-v"], ["-V"]):
         return
     for word in words[1:]:
-        if os.path.basename(word) in ACTING:
+        if os.path.basename(word) in SCHEDULER_COMMANDS:
             yield os.path.basename(word)
         elif depth and re.search(r"\s", word):
             for inner in parse_shell(word).commands:
-                if os.path.basename(inner.name) in ACTING:
+                if os.path.basename(inner.name) in SCHEDULER_COMMANDS:
                     yield os.path.basename(inner.name)
-                yield from _acting_in(inner, depth - 1)
+                yield from _scheduler_calls_in(inner, depth - 1)
 
 
-def passes_seed_on(files: Sequence[ScriptFile], steps: Collection[str]) -> bool:
+def only_passes_seed(files: Sequence[ScriptFile], steps: Collection[str]) -> bool:
     """Whether the text proves that the seed does nothing but stand in words of step calls, as it is.
 
     Then the calls for one seed are those for another with that seed in place. In doubt False: a branch, a computation
     or a program could turn the seed into anything.
     """
-    return all(file.is_sourced and _passes_seed_on(file, steps) for file in files)
+    return all(file.is_sourced and _file_only_passes_seed(file, steps) for file in files)
 
 
-def _passes_seed_on(file: ScriptFile, steps: Collection[str]) -> bool:
+def _file_only_passes_seed(file: ScriptFile, steps: Collection[str]) -> bool:
     text = file.text.replace('"$(shoal shell)"', "").replace("$(shoal shell)", "")
-    if file.parsed.problems or _UNCERTAIN.search(text):
+    if file.parsed.problems or _DYNAMIC_EXPANSION.search(text):
         return False
     assigned: list[tuple[str, str]] = []
     passed: list[str] = []
@@ -148,12 +161,12 @@ def _passes_seed_on(file: ScriptFile, steps: Collection[str]) -> bool:
             passed += raws
         elif command.name == "export":
             assigned += [(match[1], match[2]) for raw in raws[1:] if (match := _ASSIGNMENT.fullmatch(raw))]
-        elif command.name and command.name not in _HARMLESS and command.name not in file.parsed.functions:
+        elif command.name and command.name not in _READ_ONLY_COMMANDS and command.name not in file.parsed.functions:
             return False
         if not command.name:
             assigned += [(match[1], match[2]) for one in command.assigns if (match := _ASSIGNMENT.fullmatch(one.raw))]
     names: set[str] = set()
-    more = set(_OF_SEED)
+    more = set(_SEED_VARIABLES)
     while more - names:  # also of variables that are the seed, or have it as a part
         names |= more
         more = {name for name, value in assigned if _plain_uses(value, names)}
@@ -169,21 +182,21 @@ def _plain_uses(raw: str, names: Collection[str]) -> int:
     return count if _PLAIN_WORD.fullmatch(rest) else 0
 
 
-def variables_of_runs(text: str, steps: Collection[str]) -> dict[str, int]:
+def run_variables(text: str, steps: Collection[str]) -> dict[str, int]:
     """Variables that exist only in a run and that a call of a step expands, each with its line."""
     return {
         match[1]: command.line
         for command in parse_shell(text).commands
         if command.name in steps
         for word in command.words
-        for match in _OF_RUN.finditer(re.sub(r"'[^']*'", "", word.raw))
+        for match in _RUN_VARIABLES.finditer(re.sub(r"'[^']*'", "", word.raw))
     }
 
 
-def lone_modifiers(text: str, modifiers: Collection[str], steps: Collection[str]) -> list[int]:
+def unused_modifiers(text: str, modifiers: Collection[str], steps: Collection[str]) -> list[int]:
     """Lines of a script on which `resume RUN` or `posttrain RUN` stands with no step behind it."""
     commands = parse_shell(text).commands
-    callers = {*steps, *_SOURCING, "eval"}  # other files, and text that is put together first, might call a step
+    callers = {*steps, *_SOURCE_COMMANDS, "eval"}  # other files, and text that is put together first, might call a step
     while more := {one.function for one in commands if one.function and one.name in callers} - callers:
         callers |= more
     calls = [at for at, one in enumerate(commands) if one.name in callers and not _is_source_line(one)]

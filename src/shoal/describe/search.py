@@ -16,23 +16,23 @@ from typing import Any
 
 from shoal.describe.document import Given, Table
 from shoal.errors import InputError
-from shoal.job import Rule
+from shoal.job import HalvingRule
 
-SearchRule = Rule
-SEARCH_KEYS = ("metric", "mode", "first", "eta", "last", "resource")
+EarlyStoppingRule = HalvingRule
+EARLY_STOPPING_KEYS = ("metric", "mode", "first", "eta", "last", "resource")
 #: What --search says to leave a page's [search] out.
-OFF = "off"
-_EXAMPLE = "--search metric=loss,first=10"
+EARLY_STOPPING_OFF = "off"
+_EARLY_STOPPING_EXAMPLE = "--search metric=loss,first=10"
 
 
-def parse_search(table: Table) -> SearchRule:
+def parse_early_stopping(table: Table) -> EarlyStoppingRule:
     """The rule of a [search] table; every mistake is an InputError with its place."""
     metric = table.text("metric")
     if metric is None:
         raise table.error((), "a search needs the metric that decides", hint='metric = "loss"')
     if "first" not in table:
         raise table.error((), "a search needs the work after which runs are first compared", hint="first = 10")
-    return SearchRule(
+    return EarlyStoppingRule(
         metric=metric,
         mode=table.text("mode", ("min", "max")) or "min",
         first=_amount(table, "first") or 1.0,
@@ -42,23 +42,23 @@ def parse_search(table: Table) -> SearchRule:
     )
 
 
-def parse_words(text: str) -> SearchRule | None:
+def parse_early_stop_flag(text: str) -> EarlyStoppingRule | None:
     """metric=loss,first=10,eta=3 -> a rule; off -> None."""
-    if text == OFF:
+    if text == EARLY_STOPPING_OFF:
         return None
     values: dict[str, Any] = {}
     for word in text.split(","):
         name, equals, value = (part.strip() for part in word.partition("="))
         if not equals or not value:
-            raise InputError(f"{word!r} says nothing about a search", hint=_EXAMPLE, place="--search")
+            raise InputError(f"{word!r} says nothing about a search", hint=_EARLY_STOPPING_EXAMPLE, place="--search")
         values[name] = _number(value) if name in ("first", "eta", "last") else value
     try:
-        return parse_search(Given("--search", values).table(SEARCH_KEYS))
+        return parse_early_stopping(Given("--search", values).table(EARLY_STOPPING_KEYS))
     except InputError as error:
-        raise InputError(error.message, hint=_EXAMPLE, place="--search") from None
+        raise InputError(error.message, hint=_EARLY_STOPPING_EXAMPLE, place="--search") from None
 
 
-def one_rule(searches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def common_early_stopping(searches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The search that all runs of a pack share; {} where there is none."""
     different = [dict(found) for index, found in enumerate(searches) if found not in searches[:index]]
     if len(different) > 1:

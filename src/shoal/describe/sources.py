@@ -13,54 +13,61 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 #: Enough of a program to see what it reads; a data file among the words is not read whole.
-_MOST_BYTES = 1 << 20
-_MOST_FILES = 2000
+_MAX_BYTES = 1 << 20
+_MAX_FILES = 2000
 _IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+(\.*[\w.]*)[ \t]+import[ \t]+\(?([\w, \t]*)|import[ \t]+([\w., \t]+))", re.M)
 _FILE_WORD = re.compile(r"[\w./{}$-]+\.(?:py|sh|bash)\b")
 #: A folder in a variable is taken for the script's own, or the project's.
-_VARIABLES = re.compile(r"\A.*\$\{?\w+\}?/")
+_LEADING_VARIABLE = re.compile(r"\A.*\$\{?\w+\}?/")
 #: In a script, YAML or Python; `$#` and `${x#y}` begin none.
 _COMMENT = re.compile(r"(?:\A|(?<=\s))#.*")
 _MODULE_WORD = re.compile(r"-m[ \t]+([\w.]+)")
-_SKIPPED = frozenset(
+_SKIPPED_DIRECTORIES = frozenset(
     {"outputs", "output", "data", "datasets", "wandb", "mlruns", "node_modules", "venv", "env", "runs"}
 )
 
 
-def file_that_reads(variable: str, root: Path, command: Sequence[str]) -> str:
+def find_reader(variable: str, root: Path, command: Sequence[str]) -> str:
     """The first file of the program that names the variable, or has such an argument as `type=bool`, relative to the
     project; "" if none does."""
     seen: set[Path] = set()
-    waiting = list(_named_in(" ".join(command), [root], words=command))
-    while waiting and len(seen) < _MOST_FILES:
+    waiting = list(_files_named_in(" ".join(command), [root], words=command))
+    while waiting and len(seen) < _MAX_FILES:
         path = waiting.pop()
         if path in seen:
             continue
         seen.add(path)
-        text = _text(path)
-        if _names(path, text, variable):
-            return _short(path, root)
-        waiting += _named_in(text, [path.parent, root])
+        text = _read_source(path)
+        if _reads_variable(path, text, variable):
+            return _relative_path(path, root)
+        waiting += _files_named_in(text, [path.parent, root])
         if path.suffix == ".py":
-            waiting += _imported(path, text, root)
+            waiting += _imported_files(path, text, root)
     if not seen:
         return ""
-    return next((_short(path, root) for path in _settings_files(root) if _names(path, _text(path), variable)), "")
+    return next(
+        (
+            _relative_path(path, root)
+            for path in _settings_files(root)
+            if _reads_variable(path, _read_source(path), variable)
+        ),
+        "",
+    )
 
 
-def _names(path: Path, text: str, variable: str) -> bool:
+def _reads_variable(path: Path, text: str, variable: str) -> bool:
     """Whether the file names the variable outside of comments and of texts that stand alone, as docstrings do."""
     if variable not in text:
         return False
     if path.suffix == ".py":
         try:
-            return _names_in_code(ast.parse(text), variable)
+            return _code_reads_variable(ast.parse(text), variable)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             pass  # written for another Python: lines have to do
     return any(variable in _COMMENT.sub("", line) for line in text.splitlines())
 
 
-def _names_in_code(tree: ast.AST, variable: str) -> bool:
+def _code_reads_variable(tree: ast.AST, variable: str) -> bool:
     alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant):
@@ -74,7 +81,7 @@ def _names_in_code(tree: ast.AST, variable: str) -> bool:
     return False
 
 
-def _named_in(text: str, folders: Sequence[Path], words: Iterable[str] = ()) -> Iterator[Path]:
+def _files_named_in(text: str, folders: Sequence[Path], words: Iterable[str] = ()) -> Iterator[Path]:
     """Files that a command or a shell script names: programs, modules behind -m, and words that are files."""
     modules = [name.replace(".", "/") for name in _MODULE_WORD.findall(text)]
     names = [*words, *_FILE_WORD.findall(text)]
@@ -82,27 +89,27 @@ def _named_in(text: str, folders: Sequence[Path], words: Iterable[str] = ()) -> 
         names += [f"{module}.py", f"{module}/__main__.py", f"src/{module}.py", f"src/{module}/__main__.py"]
     for name in dict.fromkeys(names):
         for folder in folders:
-            path = folder / _VARIABLES.sub("", name)
+            path = folder / _LEADING_VARIABLE.sub("", name)
             if _is_readable(path):
                 yield path.resolve()
 
 
-def _imported(path: Path, text: str, root: Path) -> Iterator[Path]:
+def _imported_files(path: Path, text: str, root: Path) -> Iterator[Path]:
     """Files of the project that a Python file imports."""
     for source, names, plain in _IMPORT.findall(text):
         if plain:
             for name in plain.split(","):
-                yield from _module(name.split()[0] if name.split() else "", [path.parent, root, root / "src"])
+                yield from _module_file(name.split()[0] if name.split() else "", [path.parent, root, root / "src"])
             continue
         dots = len(source) - len(source.lstrip("."))
         bases = [path.parents[dots - 1]] if 0 < dots <= len(path.parents) else [path.parent, root, root / "src"]
         module = source.lstrip(".")
-        yield from _module(module, bases)
+        yield from _module_file(module, bases)
         for name in names.replace(",", " ").split():
-            yield from _module(f"{module}.{name}" if module else name, bases)
+            yield from _module_file(f"{module}.{name}" if module else name, bases)
 
 
-def _module(name: str, bases: Sequence[Path]) -> Iterator[Path]:
+def _module_file(name: str, bases: Sequence[Path]) -> Iterator[Path]:
     inside = name.replace(".", "/")
     for base in bases if inside else ():
         for path in (base / f"{inside}.py", base / inside / "__init__.py"):
@@ -113,23 +120,23 @@ def _module(name: str, bases: Sequence[Path]) -> Iterator[Path]:
 def _settings_files(root: Path) -> Iterator[Path]:
     count = 0
     for top, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in _SKIPPED]
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in _SKIPPED_DIRECTORIES]
         for name in names:
             if name.endswith((".yaml", ".yml")):
                 yield Path(top) / name
             count += 1
-        if count > 10 * _MOST_FILES:
+        if count > 10 * _MAX_FILES:
             return
 
 
 def _is_readable(path: Path) -> bool:
     try:
-        return path.is_file() and path.stat().st_size <= _MOST_BYTES
+        return path.is_file() and path.stat().st_size <= _MAX_BYTES
     except (OSError, ValueError):
         return False
 
 
-def _text(path: Path) -> str:
+def _read_source(path: Path) -> str:
     try:
         data = path.read_bytes()
     except OSError:
@@ -137,5 +144,5 @@ def _text(path: Path) -> str:
     return "" if b"\0" in data[:1024] else data.decode("utf-8", "replace")
 
 
-def _short(path: Path, root: Path) -> str:
+def _relative_path(path: Path, root: Path) -> str:
     return os.path.relpath(path, root.resolve()) if path.is_relative_to(root.resolve()) else str(path)

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from shoal.describe.run_specs import PlannedRun
 from shoal.errors import InputError
-from shoal.model import LIVE, RunSpec
+from shoal.model import ACTIVE_STATES, RunSpec
 
 
-class Held(NamedTuple):
+class BlockedRun(NamedTuple):
     """A run that cannot be submitted now, and why."""
 
     run: PlannedRun
@@ -22,7 +22,7 @@ def parents_of(specs: Iterable[RunSpec]) -> set[str]:
     return {name for spec in specs for name in spec.parents}
 
 
-def check_graph(specs: Sequence[RunSpec], known: Collection[str]) -> None:
+def check_dependencies(specs: Sequence[RunSpec], known: Collection[str]) -> None:
     """Refuse a parent that nobody describes, and a circle; both name the run. `known` are runs recorded before."""
     by_name = {spec.name: spec for spec in specs}
     for spec in specs:
@@ -34,10 +34,10 @@ def check_graph(specs: Sequence[RunSpec], known: Collection[str]) -> None:
                     + (f"; did you mean {near[0]}?" if near else ""),
                     hint="submit the file that describes it together with this one",
                 )
-    _refuse_circles(by_name)
+    _refuse_cycles(by_name)
 
 
-def _refuse_circles(by_name: Mapping[str, RunSpec]) -> None:
+def _refuse_cycles(by_name: Mapping[str, RunSpec]) -> None:
     done: set[str] = set()
     for first in by_name:
         path: dict[str, None] = {}
@@ -59,14 +59,14 @@ def _refuse_circles(by_name: Mapping[str, RunSpec]) -> None:
                 walk.append((following, iter(by_name[following].parents)))
 
 
-def arrange(start: Sequence[PlannedRun], states: Mapping[str, str]) -> tuple[list[PlannedRun], list[Held]]:
+def order_runs(start: Sequence[PlannedRun], states: Mapping[str, str]) -> tuple[list[PlannedRun], list[BlockedRun]]:
     """Parents first, each run with the parents it still has to wait for (`needs`); and the runs that are held.
 
     `states` are those of parents that are not started by this order. One that ended badly holds its own branch alone.
     """
     by_name = {run.spec.name: run for run in start}
     placed: dict[str, PlannedRun] = {}
-    held: dict[str, Held] = {}
+    held: dict[str, BlockedRun] = {}
 
     def place(name: str) -> None:
         walk = [name]
@@ -79,9 +79,11 @@ def arrange(start: Sequence[PlannedRun], states: Mapping[str, str]) -> tuple[lis
             walk.pop()
             if run.spec.name in placed or run.spec.name in held:
                 continue
-            reason = next((why for p in run.spec.parents if (why := _hold(p, placed, held, states)) is not None), None)
+            reason = next(
+                (why for p in run.spec.parents if (why := _block_run(p, placed, held, states)) is not None), None
+            )
             if reason is not None:
-                held[run.spec.name] = Held(run, reason)
+                held[run.spec.name] = BlockedRun(run, reason)
                 continue
             needs = tuple(p for p in run.spec.parents if p in placed or states.get(p) != "done")
             placed[run.spec.name] = run._replace(needs=needs)
@@ -91,10 +93,12 @@ def arrange(start: Sequence[PlannedRun], states: Mapping[str, str]) -> tuple[lis
     return list(placed.values()), list(held.values())
 
 
-def _hold(name: str, placed: Mapping[str, object], held: Mapping[str, Held], states: Mapping[str, str]) -> str | None:
+def _block_run(
+    name: str, placed: Mapping[str, object], held: Mapping[str, BlockedRun], states: Mapping[str, str]
+) -> str | None:
     if name in placed:
         return None
     if name in held:
         return f"its parent {name} waits itself"
     state = states.get(name, "new")
-    return None if state == "done" or state in LIVE else f"its parent {name} is {state}"
+    return None if state == "done" or state in ACTIVE_STATES else f"its parent {name} is {state}"

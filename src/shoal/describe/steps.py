@@ -15,9 +15,9 @@ from shoal.describe.launches import parse_launch
 from shoal.describe.smoke import Smoke, parse_smoke
 from shoal.describe.survival import parse_survival
 from shoal.errors import InputError
-from shoal.job import placeholders
+from shoal.job import placeholder_names
 from shoal.model import ContainerSettings, LaunchSettings, Request
-from shoal.names import MAX_COMPONENT, slug
+from shoal.names import MAX_COMPONENT, make_slug
 from shoal.units import parse_duration_s, parse_memory_mb
 
 _KEYS = ("command", "output", "checkpoint", "metrics", "request", "launch", "requeue", "env", "params", "survive",
@@ -71,8 +71,10 @@ def parse_step(name: str, values: Table) -> Step:
     check_step_name(name, place=values.place())
     table = Table(values.document, values.key, values.values, _KEYS)
     output = table.text("output") or name
-    if slug(output) != output or len(output) > MAX_COMPONENT:
-        raise table.error(("output",), f"{output!r} cannot be the name of a folder under outputs/", hint=slug(output))
+    if make_slug(output) != output or len(output) > MAX_COMPONENT:
+        raise table.error(
+            ("output",), f"{output!r} cannot be the name of a folder under outputs/", hint=make_slug(output)
+        )
     launch, settings = parse_launch(table)
     return Step(
         name=name,
@@ -165,7 +167,7 @@ def _params(table: Table) -> str:
         raise table.error(
             ("params",), f"{template!r} does not say how a parameter is passed", hint='params = "{name}={value}"'
         )
-    unknown = [name for name in placeholders(words) if name not in ("name", "value")]
+    unknown = [name for name in placeholder_names(words) if name not in ("name", "value")]
     if unknown:
         raise table.error(("params",), f"unknown {{{unknown[0]}}}: only {{name}} and {{value}} are filled in here")
     return template
@@ -181,7 +183,7 @@ def _metrics(table: Table) -> tuple[str, ...]:
 
 def _checkpoint(table: Table) -> str | None:
     pattern = table.text("checkpoint")
-    if pattern is not None and (unfilled := placeholders([pattern]) or re.findall(r"\$\{?SHOAL_\w+", pattern)):
+    if pattern is not None and (unfilled := placeholder_names([pattern]) or re.findall(r"\$\{?SHOAL_\w+", pattern)):
         raise table.error(
             ("checkpoint",),
             f"checkpoint has {unfilled[0]!r}, but it is a pattern in the run's output folder, and nothing fills it in",

@@ -10,18 +10,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.describe.placeholders import almost
+from shoal.describe.placeholders import near_placeholder
 from shoal.describe.project import Project
-from shoal.describe.sources import file_that_reads
+from shoal.describe.sources import find_reader
 from shoal.errors import InputError
-from shoal.job import BUILT_IN, placeholders, text_of
+from shoal.job import BUILT_IN_PLACEHOLDERS, format_value, placeholder_names
 from shoal.model import RunSpec
 
 #: Enough of a program to see whether it reads the environment; a data file among the words is not read whole.
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 _SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ksh"})
 #: Programs that start the words behind them.
-_AROUND = frozenset(
+_WRAPPERS = frozenset(
     {"apptainer", "conda", "docker", "env", "exec", "ionice", "mamba", "micromamba", "nice", "nohup", "numactl", "pixi"}
     | {"podman", "poetry", "setsid", "singularity", "srun", "stdbuf", "taskset", "time", "timeout", "uv", "xvfb-run"}
 )
@@ -30,16 +30,18 @@ _ALL_ARGUMENTS = re.compile(
 )
 #: Quoted parts of a word: what is in double quotes is kept, less what is escaped there.
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"|\\.|\$?\'[^\']*\'', re.DOTALL)
-_PRINTING = frozenset({"echo", "printf"})
+_PRINT_COMMANDS = frozenset({"echo", "printf"})
 #: Builtins that start no program.
-_QUIET = frozenset({"set", "shift", "cd", "export", "true", ":", "exit", "return", "shopt", "umask", "ulimit", "unset"})
+_SILENT_BUILTINS = frozenset(
+    {"set", "shift", "cd", "export", "true", ":", "exit", "return", "shopt", "umask", "ulimit", "unset"}
+)
 _ARGUMENT = re.compile(r"\$(\d)|\$\{(\d+)")
 _SOURCE = re.compile(r"(?:^|[;&|])\s*(?:source|\.)\s", re.MULTILINE)
 _DIRECTIVE = re.compile(r"^#SBATCH\s+-", re.MULTILINE)
 _SHEBANG = re.compile(r"#!.*\b(?:ba|da|z|k)?sh\b")
 
 
-class _Shell(NamedTuple):
+class _ShellProgram(NamedTuple):
     """A shell in a command: the text that it executes, and where its arguments begin. The first of a `-c` is $0."""
 
     text: str
@@ -47,7 +49,7 @@ class _Shell(NamedTuple):
     is_inline: bool
 
 
-def unread_seeds(specs: Iterable[RunSpec]) -> list[str]:
+def unused_seeds(specs: Iterable[RunSpec]) -> list[str]:
     """A remark for each sweep whose seeds are in no argument, and whose program does not seem to read them itself."""
     first: dict[tuple[object, ...], int] = {}
     settled: dict[str, str | None] = {}
@@ -57,13 +59,13 @@ def unread_seeds(specs: Iterable[RunSpec]) -> list[str]:
         words = _words(spec)
         if first.setdefault((spec.sweep, words, repr(spec.params)), spec.seed) == spec.seed:
             continue
-        heard = _hears(spec, ("seed",), "SHOAL_SEED")
+        heard = _reads_any(spec, ("seed",), "SHOAL_SEED")
         remark = f"no argument of {spec.sweep} has the seed: put {{seed}} into its command, or read $SHOAL_SEED"
         settled[spec.sweep] = None if heard else remark
     return [remark for remark in settled.values() if remark]
 
 
-def unread_starts(specs: Iterable[RunSpec]) -> list[str]:
+def unused_checkpoints(specs: Iterable[RunSpec]) -> list[str]:
     """A remark for each step whose runs start from a checkpoint that nothing seems to load."""
     settled: dict[tuple[object, ...], str | None] = {}
     for spec in specs:
@@ -71,7 +73,7 @@ def unread_starts(specs: Iterable[RunSpec]) -> list[str]:
             continue
         key = (spec.step_kind, _words(spec))
         if key not in settled:
-            heard = _hears(spec, ("start_from", "parent_dir"), "SHOAL_START_FROM", "SHOAL_PARENT_DIR")
+            heard = _reads_any(spec, ("start_from", "parent_dir"), "SHOAL_START_FROM", "SHOAL_PARENT_DIR")
             settled[key] = None if heard else spec.name
     names = [name for name in settled.values() if name]
     more = f" (and {len(names) - 1} others like it)" if len(names) > 1 else ""
@@ -81,7 +83,7 @@ def unread_starts(specs: Iterable[RunSpec]) -> list[str]:
     return [f"{names[0]}{more} {told}"] if names else []
 
 
-def unread_params(specs: Iterable[RunSpec], project: Project) -> list[str]:
+def unused_parameters(specs: Iterable[RunSpec], project: Project) -> list[str]:
     """A remark for each sweep whose step passes no parameters, whose words have not all, and whose program does not
     seem to read them itself."""
     sweeps: dict[str, list[RunSpec]] = {}
@@ -92,8 +94,8 @@ def unread_params(specs: Iterable[RunSpec], project: Project) -> list[str]:
     remarks = []
     for sweep, runs in sweeps.items():
         names = dict.fromkeys(name for spec in runs for name in spec.params if name not in spec.derived)
-        silent = [name for name in names if not _have(runs, name)]
-        if silent and not _hears(runs[0], (), "SHOAL_PARAMS"):
+        silent = [name for name in names if not _has_parameter(runs, name)]
+        if silent and not _reads_any(runs[0], (), "SHOAL_PARAMS"):
             wanted = "{" + "}, {".join(silent) + "}"
             remarks.append(
                 f"no argument of {sweep} has {', '.join(silent)}: put {wanted} into its command, or read $SHOAL_PARAMS"
@@ -101,17 +103,17 @@ def unread_params(specs: Iterable[RunSpec], project: Project) -> list[str]:
     return remarks
 
 
-def braces_in_values(specs: Iterable[RunSpec]) -> list[str]:
+def refuse_braces_in_values(specs: Iterable[RunSpec]) -> list[str]:
     """Refuse a parameter whose value is, or nearly is, a placeholder that shoal fills: in a value nothing is filled in.
     A remark for other names in braces, such as those of a prompt, which the program gets as they are."""
     remarks: dict[str, None] = {}
     for spec in specs:
-        known = {*BUILT_IN, *spec.params}
+        known = {*BUILT_IN_PLACEHOLDERS, *spec.params}
         for name, value in spec.params.items():
             if not isinstance(value, str) or "{" not in value or name in spec.derived:
                 continue
-            inside = placeholders([value])
-            near = almost(value, known)
+            inside = placeholder_names([value])
+            near = near_placeholder(value, known)
             meant = next((one for one in inside if one in known), near[1] if near else None)
             if meant is not None:
                 raise InputError(
@@ -123,21 +125,21 @@ def braces_in_values(specs: Iterable[RunSpec]) -> list[str]:
     return list(remarks)
 
 
-def texts_for_bool(specs: Iterable[RunSpec]) -> list[str]:
+def bool_parameters_as_text(specs: Iterable[RunSpec]) -> list[str]:
     """A remark for each swept true or false that arrives as text at a program whose argparse takes any text as true."""
     settled: dict[tuple[str, str], str | None] = {}
     for spec in specs:
         for name, value in spec.params.items():
-            word = f"--{name}={text_of(value)}"
+            word = f"--{name}={format_value(value)}"
             if value is not False or spec.sweep is None or (spec.sweep, name) in settled or word not in spec.args:
                 continue
-            file = file_that_reads("type=bool", Path(spec.cwd), _words(spec))
+            file = find_reader("type=bool", Path(spec.cwd), _words(spec))
             told = f"{spec.sweep} passes {word}, and {file} has type=bool: argparse takes any text as true"
             settled[spec.sweep, name] = told if file else None
     return [remark for remark in settled.values() if remark]
 
 
-def swallowed(specs: Iterable[RunSpec]) -> list[str]:
+def refuse_dropped_arguments(specs: Iterable[RunSpec]) -> list[str]:
     """Refuse a run whose arguments end at a shell that does not pass them on: bash -c 'python train.py' --lr=0.1. A
     remark where another file, which the shell sources, might use them."""
     seen: set[tuple[object, ...]] = set()
@@ -151,13 +153,16 @@ def swallowed(specs: Iterable[RunSpec]) -> list[str]:
         if shell is None:
             continue
         own = spec.command[shell.first :]
-        given = [*(bool(set(placeholders([word])) - set(BUILT_IN)) for word in own), *(True for _ in spec.args)]
+        given = [
+            *(bool(set(placeholder_names([word])) - set(BUILT_IN_PLACEHOLDERS)) for word in own),
+            *(True for _ in spec.args),
+        ]
         for number, (word, counts) in enumerate(
             zip([*own, *spec.args], given, strict=True), 0 if shell.is_inline else 1
         ):
             if not counts or _uses(shell.text, number):
                 continue
-            problem = _problem(spec, shell, word, number)
+            problem = _dropped_argument_error(spec, shell, word, number)
             if _mentions(shell.text, number):
                 told = "uses its arguments only in comments, quotes, functions and what it prints"
                 remarks[problem.message.replace("does not use its arguments", told)] = None
@@ -168,7 +173,7 @@ def swallowed(specs: Iterable[RunSpec]) -> list[str]:
     return list(remarks)
 
 
-def unread_directives(specs: Iterable[RunSpec]) -> list[str]:
+def ignored_directives(specs: Iterable[RunSpec]) -> list[str]:
     """A remark for each step that starts a batch script, whose #SBATCH lines nobody reads then."""
     remarks: dict[str, None] = {}
     seen: set[tuple[str, ...]] = set()
@@ -185,7 +190,7 @@ def unread_directives(specs: Iterable[RunSpec]) -> list[str]:
     return list(remarks)
 
 
-def _problem(spec: RunSpec, shell: _Shell, word: str, number: int) -> InputError:
+def _dropped_argument_error(spec: RunSpec, shell: _ShellProgram, word: str, number: int) -> InputError:
     what = "the script of its `bash -c`" if shell.is_inline else f"its script {spec.command[shell.first - 1]}"
     if number == 0 and _uses(shell.text, 1):
         return InputError(
@@ -200,15 +205,15 @@ def _problem(spec: RunSpec, shell: _Shell, word: str, number: int) -> InputError
     )
 
 
-def _shell_of(command: Sequence[str], cwd: str) -> _Shell | None:
+def _shell_of(command: Sequence[str], cwd: str) -> _ShellProgram | None:
     """The shell that a command is, or starts at once; None where there is none or its text is not known."""
     start = 0
-    if os.path.basename(command[0]) in _AROUND:
+    if os.path.basename(command[0]) in _WRAPPERS:
         start = next((at for at, word in enumerate(command) if os.path.basename(word) in _SHELLS), 0)
     if os.path.basename(command[start]) not in _SHELLS:
         text = _text_of(command[0], cwd)
         is_script = text is not None and (command[0].endswith(".sh") or _SHEBANG.match(text))
-        return _Shell(text, 1, False) if text is not None and is_script else None
+        return _ShellProgram(text, 1, False) if text is not None and is_script else None
     at, inline = start + 1, False
     while at < len(command) and command[at][:1] in ("-", "+") and command[at] not in ("-", "--"):
         word = command[at]
@@ -219,7 +224,7 @@ def _shell_of(command: Sequence[str], cwd: str) -> _Shell | None:
     if at >= len(command):
         return None
     text = command[at] if inline else _text_of(command[at], cwd)
-    return None if text is None else _Shell(text, at + 1, inline)
+    return None if text is None else _ShellProgram(text, at + 1, inline)
 
 
 def _mentions(text: str, number: int) -> bool:
@@ -242,7 +247,9 @@ def _used_text(text: str) -> str:
 
     parsed, tokens = parse_shell(text), tokenize(text)[0]
     inside = {(token.line, token.word.raw): token.word.inside for token in tokens if token.word is not None}
-    starts = any(one.name and one.name not in _PRINTING and one.name not in _QUIET for one in parsed.commands)
+    starts = any(
+        one.name and one.name not in _PRINT_COMMANDS and one.name not in _SILENT_BUILTINS for one in parsed.commands
+    )
     kept = [heredoc.body for heredoc in parsed.heredocs if not heredoc.quoted]
     in_commands: set[tuple[int, str]] = set()
     for command in parsed.commands:
@@ -253,7 +260,7 @@ def _used_text(text: str) -> str:
             continue
         if command.name in ("eval", "trap"):
             kept += command.texts
-        elif command.name not in _PRINTING or command.piped or command.nested or command.redirects or not starts:
+        elif command.name not in _PRINT_COMMANDS or command.piped or command.nested or command.redirects or not starts:
             kept += [_unquote(raw, inside.get((line, raw), ())) for line, raw in words]
     for token in tokens:  # heads of loops and cases, targets of redirects
         if token.word is not None and (token.line, token.word.raw) not in in_commands:
@@ -274,22 +281,22 @@ def _words(spec: RunSpec) -> tuple[str, ...]:
     return (*spec.command, *spec.args, *spec.env.values())
 
 
-def _hears(spec: RunSpec, names: Sequence[str], *variables: str) -> bool:
+def _reads_any(spec: RunSpec, names: Sequence[str], *variables: str) -> bool:
     """Whether a placeholder, or one of these variables, stands in a word of the run or in a file of its program."""
     words = _words(spec)
-    if set(placeholders(words)) & set(names) or any(variable in word for word in words for variable in variables):
+    if set(placeholder_names(words)) & set(names) or any(variable in word for word in words for variable in variables):
         return True
-    return any(file_that_reads(variable, Path(spec.cwd), words) for variable in variables)
+    return any(find_reader(variable, Path(spec.cwd), words) for variable in variables)
 
 
-def _have(runs: Sequence[RunSpec], name: str) -> bool:
+def _has_parameter(runs: Sequence[RunSpec], name: str) -> bool:
     """Whether the words of runs have a parameter: as a placeholder, or its value, which was put in already. Runs with
     the same words and different values do not have it, even where a word happens to be such a value."""
     values: dict[tuple[str, ...], str] = {}
     for spec in runs:
-        if name not in spec.params or name in placeholders(words := _words(spec)):
+        if name not in spec.params or name in placeholder_names(words := _words(spec)):
             continue
-        text = text_of(spec.params[name])
+        text = format_value(spec.params[name])
         if values.setdefault(words, text) != text:
             return False
         if not any(text in re.split(r"[=:,\s]", word) for word in words):
@@ -301,6 +308,6 @@ def _text_of(word: str, cwd: str) -> str | None:
     """The beginning of the file that a word names, if it names one."""
     try:
         with open(os.path.join(cwd, word), "rb") as file:  # noqa: PTH123
-            return file.read(_MOST_BYTES).decode("utf-8", "replace")
+            return file.read(_MAX_BYTES).decode("utf-8", "replace")
     except (OSError, ValueError):
         return None

@@ -13,38 +13,47 @@ from decimal import Decimal, DecimalException, localcontext
 from typing import Any
 
 from shoal.errors import InputError
-from shoal.job import text_of
+from shoal.job import format_value
 
-__all__ = ["MOST_RUNS", "Scalar", "check_scalar", "draw", "parse_seeds", "parse_word", "parse_words", "text_of"]
+__all__ = [
+    "MAX_RUNS",
+    "Scalar",
+    "check_scalar",
+    "draw_values",
+    "format_value",
+    "parse_seeds",
+    "parse_value",
+    "parse_values",
+]
 
 Scalar = str | int | float | bool
 
 #: More runs than this are a mistake in the description, and are refused before they are built.
-MOST_RUNS = 100_000
+MAX_RUNS = 100_000
 _INTEGER = re.compile(r"[+-]?(?:0|[1-9]\d{0,30})", re.ASCII)
 _FLOAT = re.compile(r"[+-]?(?:\d{1,30}\.\d{0,30}|\.\d{1,30}|\d{1,30}(?=[eE]))(?:[eE][+-]?\d{1,3})?", re.ASCII)
 _NUMBER = r"[+-]?(?:\d{1,30}\.?\d{0,30}|\.\d{1,30})(?:[eE][+-]?\d{1,3})?"
 _RANGE = re.compile(rf"({_NUMBER}):({_NUMBER})(?::(x?{_NUMBER}))?", re.ASCII)
 _SEEDS = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
-_DRAWS = ("uniform", "log_uniform", "integers", "choice")
+_DISTRIBUTIONS = ("uniform", "log_uniform", "integers", "choice")
 #: Drawn numbers are rounded, so that they read well in names and agree between machines.
-_DRAWN_DIGITS = 4
+_SAMPLED_DIGITS = 4
 
 
-def parse_words(text: str, *, place: str | None = None) -> list[Scalar]:
+def parse_values(text: str, *, place: str | None = None) -> list[Scalar]:
     """The values of "0.1,0.01,4:80:4": a comma between words, each a value or a range; never empty."""
     found: list[Scalar] = []
     for word in text.split(","):
         word = word.strip()
         if not word:
             raise InputError(f"{text!r} has a comma too many", hint="lr=0.1,0.01", place=place)
-        found += _range(word, place) if _RANGE.fullmatch(word) else [parse_word(word)]
-        if len(found) > MOST_RUNS:
-            raise _too_many(text, len(found), place)
+        found += _range(word, place) if _RANGE.fullmatch(word) else [parse_value(word)]
+        if len(found) > MAX_RUNS:
+            raise _too_many_error(text, len(found), place)
     return found
 
 
-def parse_word(word: str) -> Scalar:
+def parse_value(word: str) -> Scalar:
     """A value as people type it: a number, true, false, or else a string. 007 keeps its zeros, as a string."""
     if _INTEGER.fullmatch(word):
         return int(word)
@@ -82,21 +91,23 @@ def parse_seeds(given: Any, *, place: str | None = "--seeds") -> list[int] | Non
         low, high = int(match[1]), int(match[2] or match[1])
         if high < low:
             raise InputError(f"{part!r} is not a range of seeds", hint="--seeds 0-2", place=place)
-        if len(seeds) + high - low >= MOST_RUNS:
-            raise _too_many(part, high - low + 1, place)
+        if len(seeds) + high - low >= MAX_RUNS:
+            raise _too_many_error(part, high - low + 1, place)
         seeds.update(dict.fromkeys(range(low, high + 1)))
     return list(seeds)
 
 
-def draw(spec: Mapping[str, Any], name: str, count: int, seed: int, *, place: str | None = None) -> list[Scalar]:
+def draw_values(spec: Mapping[str, Any], name: str, count: int, seed: int, *, place: str | None = None) -> list[Scalar]:
     """`count` random values of { uniform = [low, high] } and the like.
 
     The i-th value depends on the seed, the parameter's name and i alone: more samples keep the first ones, and another
     drawn parameter changes none of them.
     """
-    if len(spec) != 1 or next(iter(spec)) not in _DRAWS:
+    if len(spec) != 1 or next(iter(spec)) not in _DISTRIBUTIONS:
         raise InputError(
-            f"{name} is drawn by one of {', '.join(_DRAWS)}", hint="lr = { log_uniform = [1e-4, 1e-1] }", place=place
+            f"{name} is drawn by one of {', '.join(_DISTRIBUTIONS)}",
+            hint="lr = { log_uniform = [1e-4, 1e-1] }",
+            place=place,
         )
     kind, given = next(iter(spec.items()))
     # A string seeds through SHA-512, the same on every machine and Python.
@@ -110,8 +121,8 @@ def draw(spec: Mapping[str, Any], name: str, count: int, seed: int, *, place: st
     if kind == "integers":
         return [int(low) + int(source.random() * (int(high) - int(low) + 1)) for _ in range(count)]
     if kind == "uniform":
-        return [_rounded(low + source.random() * (high - low)) for _ in range(count)]
-    return [_rounded(math.exp(math.log(low) + source.random() * math.log(high / low))) for _ in range(count)]
+        return [_round_sampled(low + source.random() * (high - low)) for _ in range(count)]
+    return [_round_sampled(math.exp(math.log(low) + source.random() * math.log(high / low))) for _ in range(count)]
 
 
 def _bounds(kind: str, given: Any, name: str, place: str | None) -> tuple[float, float]:
@@ -129,15 +140,15 @@ def _bounds(kind: str, given: Any, name: str, place: str | None) -> tuple[float,
     return low, high
 
 
-def _rounded(number: float) -> float:
-    return float(f"{number:.{_DRAWN_DIGITS}g}")
+def _round_sampled(number: float) -> float:
+    return float(f"{number:.{_SAMPLED_DIGITS}g}")
 
 
 def _listed_seeds(given: Any, place: str | None) -> list[int]:
     if not isinstance(given, Sequence) or not given:
         raise InputError("seeds are whole numbers", hint='seeds = "0-2", or [0, 1, 7]', place=place)
-    if len(given) > MOST_RUNS:
-        raise _too_many("seeds", len(given), place)
+    if len(given) > MAX_RUNS:
+        raise _too_many_error("seeds", len(given), place)
     seeds = list(given)
     wrong = [seed for seed in seeds if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0]
     if wrong:
@@ -161,36 +172,40 @@ def _range(word: str, place: str | None) -> list[Scalar]:
             context.prec = 60
             first, last = Decimal(match[1]), Decimal(match[2])
             step = Decimal((match[3] or "1").removeprefix("x"))
-            numbers = _multiplied(word, first, last, step, place) if times else _added(word, first, last, step, place)
+            numbers = (
+                _geometric_range(word, first, last, step, place)
+                if times
+                else _linear_range(word, first, last, step, place)
+            )
     except DecimalException:
         raise InputError(f"the range {word!r} leaves what numbers can hold", place=place) from None
     return [int(number) if whole else float(number) for number in numbers]
 
 
-def _added(word: str, first: Decimal, last: Decimal, step: Decimal, place: str | None) -> list[Decimal]:
+def _linear_range(word: str, first: Decimal, last: Decimal, step: Decimal, place: str | None) -> list[Decimal]:
     if step == 0 or (last - first) * step < 0:
         raise InputError(f"the range {word!r} never ends: its step does not lead to {last}", place=place)
     steps = (last - first) / step
-    if steps >= MOST_RUNS:
-        raise _too_many(word, int(min(steps, Decimal(10) ** 30)) + 1, place)
+    if steps >= MAX_RUNS:
+        raise _too_many_error(word, int(min(steps, Decimal(10) ** 30)) + 1, place)
     return [first + step * index for index in range(int(steps) + 1)]
 
 
-def _multiplied(word: str, first: Decimal, last: Decimal, factor: Decimal, place: str | None) -> list[Decimal]:
+def _geometric_range(word: str, first: Decimal, last: Decimal, factor: Decimal, place: str | None) -> list[Decimal]:
     grows = factor > 1
     if factor <= 0 or factor == 1 or first <= 0 or (last < first if grows else last > first) or last <= 0:
         raise InputError(f"the range {word!r} never ends: its factor does not lead to {last}", place=place)
     found = [first]
     while (following := found[-1] * factor) <= last if grows else (following := found[-1] * factor) >= last:
         found.append(following)
-        if len(found) > MOST_RUNS:
-            raise _too_many(word, len(found), place)
+        if len(found) > MAX_RUNS:
+            raise _too_many_error(word, len(found), place)
     return found
 
 
-def _too_many(what: str, count: int, place: str | None) -> InputError:
+def _too_many_error(what: str, count: int, place: str | None) -> InputError:
     return InputError(
-        f"{what!r} stands for {count:,} values or more; {MOST_RUNS:,} runs are the limit",
+        f"{what!r} stands for {count:,} values or more; {MAX_RUNS:,} runs are the limit",
         hint="a larger step, or fewer values",
         place=place,
     )

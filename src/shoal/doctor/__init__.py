@@ -4,20 +4,20 @@ from shoal.kernel import lazy_exports
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from shoal.doctor.before import check_before
+    from shoal.doctor.before import check_submissions
     from shoal.doctor.check import (
-        Examined,
-        Inputs,
+        ScriptCheck,
+        TrainingInputs,
         as_record,
-        examine_all,
-        examine_nothing,
-        examine_text,
+        check_scripts,
+        check_text,
+        facts_without_script,
         find_files,
         write_fixed,
     )
-    from shoal.doctor.cluster import ClusterFacts
-    from shoal.doctor.explain import Explained, construct, explain_facts, table
-    from shoal.doctor.finding import ORDER, Finding
+    from shoal.doctor.cluster import ClusterLimits
+    from shoal.doctor.explain import LaunchNumbers, construct_launch, explain_facts, explain_rows
+    from shoal.doctor.finding import SEVERITY_ORDER, Finding
     from shoal.doctor.request import refuse_impossible
     from shoal.doctor.switching import ASSUMED_EFFICIENCY, Advice, Alternative, Running, advise, batch_notes, size_ratio
 else:

@@ -11,32 +11,32 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from shoal.batch import decode, directive, parse_words, shell_command
-from shoal.doctor.check import examine
+from shoal.batch import decode_text, parse_option_words, sbatch_line, shell_command
+from shoal.doctor.check import check_script
 from shoal.doctor.finding import Finding
 from shoal.errors import InputError, RefusedError
 from shoal.model import RunSpec
-from shoal.plan import Resolved
+from shoal.plan import ResolvedRequest
 
 #: Slurm's reading of these is what people get wrong, so their own spelling is looked at, not the one we made of it.
-_AS_WRITTEN = ("time", "mem", "mem-per-cpu", "mem-per-gpu")
+_USER_SPELLED_OPTIONS = ("time", "mem", "mem-per-cpu", "mem-per-gpu")
 #: Said of a script that a person writes; shoal fills these in, or leaves them to the cluster, on purpose.
-_OURS = frozenset({"D16", "D18", "G15", "G16", "X03", "R09"})
+_SKIPPED_RULES = frozenset({"D16", "D18", "G15", "G16", "X03", "R09"})
 
 
-class _Run(Protocol):
+class _RunLike(Protocol):
     @property
     def spec(self) -> RunSpec: ...
 
 
-class _Planned(Protocol):
+class _SubmissionLike(Protocol):
     @property
-    def runs(self) -> Sequence[_Run]: ...
+    def runs(self) -> Sequence[_RunLike]: ...
     @property
-    def resolved(self) -> Resolved: ...
+    def resolved(self) -> ResolvedRequest: ...
 
 
-def check_before(submissions: Iterable[_Planned], root: str, *, force: bool = False) -> list[str]:
+def check_submissions(submissions: Iterable[_SubmissionLike], root: str, *, force: bool = False) -> list[str]:
     """Warnings as notes; RefusedError for the first error, unless `force`, which makes it a note as well."""
     notes: dict[str, None] = {}
     seen: set[tuple[object, ...]] = set()
@@ -46,7 +46,7 @@ def check_before(submissions: Iterable[_Planned], root: str, *, force: bool = Fa
         if key in seen:
             continue
         seen.add(key)
-        for finding in findings_before(spec, planned.resolved, root):
+        for finding in run_findings(spec, planned.resolved, root):
             if finding.severity == "error" and not force:
                 raise RefusedError(
                     f"the doctor refuses {spec.name}: {finding.message} ({finding.code})",
@@ -56,21 +56,25 @@ def check_before(submissions: Iterable[_Planned], root: str, *, force: bool = Fa
     return list(notes)
 
 
-def findings_before(spec: RunSpec, resolved: Resolved, root: str) -> list[Finding]:
+def run_findings(spec: RunSpec, resolved: ResolvedRequest, root: str) -> list[Finding]:
     """Errors and warnings on one run; nothing when its header cannot be written, which others say better."""
     try:
-        text = script_like(spec, resolved)
+        text = equivalent_script(spec, resolved)
     except InputError:
         return []
     path = Path(spec.cwd if os.path.isabs(spec.cwd) else os.path.join(root, spec.cwd)) / f"{spec.stem}.sh"
-    found = examine(decode(text.encode("utf-8", "surrogateescape")), path, None, {}).findings
-    return [one for one in found if one.severity != "hint" and one.code not in _OURS]
+    found = check_script(decode_text(text.encode("utf-8", "surrogateescape")), path, None, {}).findings
+    return [one for one in found if one.severity != "hint" and one.code not in _SKIPPED_RULES]
 
 
-def script_like(spec: RunSpec, resolved: Resolved) -> str:
+def equivalent_script(spec: RunSpec, resolved: ResolvedRequest) -> str:
     """Header and launch line that a run amounts to."""
     options = dict(resolved.options)
-    written = {option.name: option.value for option in parse_words(spec.flags)[0] if option.name in _AS_WRITTEN}
+    written = {
+        option.name: option.value
+        for option in parse_option_words(spec.flags)[0]
+        if option.name in _USER_SPELLED_OPTIONS
+    }
     options.update({name: value for name, value in written.items() if name in options})
     # Arguments arrive as they are, whatever is in them; a line break in one is none in the script.
     words = [*spec.command, *("".join(c if c.isprintable() else "?" for c in word) for word in spec.args)]
@@ -86,5 +90,5 @@ def script_like(spec: RunSpec, resolved: Resolved) -> str:
         line = f"srun --ntasks-per-node={gpus} {shell_command(words)}"
     else:
         line = ":"
-    header = "\n".join(directive(name, value) for name, value in options.items())
+    header = "\n".join(sbatch_line(name, value) for name, value in options.items())
     return f"#!/bin/bash\n{header}\nset -e\n{line}\n"

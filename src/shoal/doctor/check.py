@@ -9,24 +9,32 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.batch import Option, Text, decode, read_text
+from shoal.batch import SbatchOption, ScriptText, decode_text, read_text
 from shoal.doctor import rules
-from shoal.doctor.cluster import ClusterFacts, ask_cluster, test_only
-from shoal.doctor.finding import ORDER, Edit, Facts, Files, Finding, apply_rules
-from shoal.doctor.geometry import Geometry, read_geometry
-from shoal.doctor.nearest import applied, as_flags, closest, proposals, qos_misfits
-from shoal.doctor.script import Script, read_script
+from shoal.doctor.cluster import ClusterLimits, query_cluster, test_only
+from shoal.doctor.finding import SEVERITY_ORDER, CheckFacts, FileAccess, Finding, ScriptEdit, apply_rules
+from shoal.doctor.geometry import RequestGeometry, read_geometry
+from shoal.doctor.nearest import apply_changes, as_flags, closest_node_kind, propose_changes, qos_mismatches
+from shoal.doctor.script import BatchScript, read_batch_script
 from shoal.errors import DiskError, InputError
 
-__all__ = ["Examined", "Inputs", "examine_all", "examine_nothing", "examine_text", "find_files", "write_fixed"]
+__all__ = [
+    "ScriptCheck",
+    "TrainingInputs",
+    "check_scripts",
+    "check_text",
+    "facts_without_script",
+    "find_files",
+    "write_fixed",
+]
 _SUFFIXES = (".sh", ".slurm", ".sbatch", ".sub", ".batch", ".job", ".bash")
 _SKIPPED = frozenset({".git", ".venv", "node_modules", "__pycache__", ".shoal", "outputs"})
 
 
-_SMALL = 64 * 1024
+_MAX_PROBE_BYTES = 64 * 1024
 
 
-class Inputs(NamedTuple):
+class TrainingInputs(NamedTuple):
     """What a person tells about the training, for geometry and batch size."""
 
     batch_size: int | None = None
@@ -34,21 +42,21 @@ class Inputs(NamedTuple):
     workers: int | None = None
 
 
-_NO_INPUTS = Inputs()
+_NO_INPUTS = TrainingInputs()
 #: Shebang and directives of a script -> what Slurm says to them, and what it would accept.
-Asked = dict[tuple[str, ...], tuple[str | None, str | None]]
+TestOnlyAnswers = dict[tuple[str, ...], tuple[str | None, str | None]]
 
 
-class Examined(NamedTuple):
+class ScriptCheck(NamedTuple):
     """One script, its findings, and how much of it could be read."""
 
-    script: Script
+    script: BatchScript
     findings: list[Finding]
-    facts: Facts
+    facts: CheckFacts
 
     @property
     def worst(self) -> str | None:
-        return min((finding.severity for finding in self.findings), key=lambda word: ORDER[word], default=None)
+        return min((finding.severity for finding in self.findings), key=lambda word: SEVERITY_ORDER[word], default=None)
 
 
 def find_files(paths: Sequence[Path]) -> list[Path]:
@@ -88,70 +96,72 @@ def _has_directives(path: Path) -> bool:
     return head.startswith(b"#!") and b"\n#SBATCH" in head
 
 
-def examine_all(
+def check_scripts(
     paths: Sequence[Path],
     environ: Mapping[str, str],
     *,
     user: str = "",
     ask: bool = True,
-    inputs: Inputs = _NO_INPUTS,
+    inputs: TrainingInputs = _NO_INPUTS,
     steps: frozenset[str] = frozenset(),
-) -> tuple[list[Examined], ClusterFacts | None]:
+) -> tuple[list[ScriptCheck], ClusterLimits | None]:
     """Examine scripts, and with `ask` against the Slurm that answers here. DiskError for a file that cannot be read."""
-    cluster = ask_cluster(environ, user) if ask else None
-    asked: Asked = {}
+    cluster = query_cluster(environ, user) if ask else None
+    asked: TestOnlyAnswers = {}
     examined = []
     for path in paths:
         try:
             text = read_text(path)
         except OSError as error:
             raise DiskError(f"{path} cannot be read: {error.strerror or error}", hint=f"ls -l {path}") from None
-        examined.append(examine(text, path, cluster, environ, inputs=inputs, steps=steps, asked=asked))
+        examined.append(check_script(text, path, cluster, environ, inputs=inputs, steps=steps, asked=asked))
     return examined, cluster
 
 
-def examine(
-    text: Text,
+def check_script(
+    text: ScriptText,
     path: Path,
-    cluster: ClusterFacts | None,
+    cluster: ClusterLimits | None,
     environ: Mapping[str, str],
     *,
-    inputs: Inputs = _NO_INPUTS,
-    files: Files | None = None,
+    inputs: TrainingInputs = _NO_INPUTS,
+    files: FileAccess | None = None,
     steps: frozenset[str] = frozenset(),
-    asked: Asked | None = None,
-) -> Examined:
+    asked: TestOnlyAnswers | None = None,
+) -> ScriptCheck:
     """One script. With a cluster, Slurm itself is asked as well, and a refusal comes with what it would accept.
 
     `asked` remembers Slurm's answers between scripts: a folder of a hundred variants asks it a few times.
     """
-    rules.load()
-    script = read_script(text, str(path), steps=steps | {"train", "posttrain", "evaluate"})
+    rules.load_rules()
+    script = read_batch_script(text, str(path), steps=steps | {"train", "posttrain", "evaluate"})
     if "clusters" in script.options:
         cluster = None  # it runs on another cluster than the one that answers here
-    facts = Facts(script, files or RealFiles(path), cluster, None, None, *inputs)
+    facts = CheckFacts(script, files or DiskFiles(path), cluster, None, None, *inputs)
     if cluster is not None and script.kind == "batch" and script.directives.options:
         key = tuple(text.lines[number - 1] for number in (1, *script.directives.lines))
         known = {} if asked is None else asked
         if key not in known:
-            known[key] = _with_slurm(facts, cluster, environ)
+            known[key] = _ask_slurm(facts, cluster, environ)
         refusal, nearest = known[key]
         facts = facts._replace(refusal=refusal, nearest=nearest)
-    return Examined(script, apply_rules(facts), facts)
+    return ScriptCheck(script, apply_rules(facts), facts)
 
 
-def examine_text(text: str, path: str, *, files: Files | None = None) -> list[Finding]:
+def check_text(text: str, path: str, *, files: FileAccess | None = None) -> list[Finding]:
     """Findings on a script that is not on disk yet, without a cluster."""
-    return examine(decode(text.encode("utf-8", "surrogateescape")), Path(path), None, {}, files=files).findings
+    return check_script(
+        decode_text(text.encode("utf-8", "surrogateescape")), Path(path), None, {}, files=files
+    ).findings
 
 
-def examine_nothing(inputs: Inputs) -> Facts:
+def facts_without_script(inputs: TrainingInputs) -> CheckFacts:
     """Facts without a script, for numbers by construction."""
     path = Path("train.sh")
-    return Facts(read_script(decode(b""), str(path)), RealFiles(path), None, None, None, *inputs)
+    return CheckFacts(read_batch_script(decode_text(b""), str(path)), DiskFiles(path), None, None, None, *inputs)
 
 
-def _with_slurm(facts: Facts, cluster: ClusterFacts, environ: Mapping[str, str]) -> tuple[str | None, str | None]:
+def _ask_slurm(facts: CheckFacts, cluster: ClusterLimits, environ: Mapping[str, str]) -> tuple[str | None, str | None]:
     """(what `sbatch --test-only` objects to, flags with which it accepts), each None when there is none.
 
     Where it or our own reading refuses, requests that fit are tried until Slurm accepts one.
@@ -159,22 +169,22 @@ def _with_slurm(facts: Facts, cluster: ClusterFacts, environ: Mapping[str, str])
     script = facts.script
     answer = test_only(script.path, [], environ)
     refusal = answer.said if answer.accepted is False else None
-    if refusal is None and _fits(script.geometry, script.options, cluster):
+    if refusal is None and _satisfies(script.geometry, script.options, cluster):
         return None, None
-    for changes in proposals(script.geometry, script.options, cluster):
-        options = applied(script.options, changes)
+    for changes in propose_changes(script.geometry, script.options, cluster):
+        options = apply_changes(script.options, changes)
         flags = as_flags(changes)
-        if _fits(read_geometry(options), options, cluster) and test_only(script.path, flags, environ).accepted:
+        if _satisfies(read_geometry(options), options, cluster) and test_only(script.path, flags, environ).accepted:
             return refusal, " ".join(flags)
     return refusal, None
 
 
-def _fits(geometry: Geometry, options: Mapping[str, Option], cluster: ClusterFacts) -> bool:
-    best = closest(geometry, options, cluster)
-    return best is not None and not best[1] and not qos_misfits(geometry, options, cluster)
+def _satisfies(geometry: RequestGeometry, options: Mapping[str, SbatchOption], cluster: ClusterLimits) -> bool:
+    best = closest_node_kind(geometry, options, cluster)
+    return best is not None and not best[1] and not qos_mismatches(geometry, options, cluster)
 
 
-def write_fixed(examined: Examined) -> tuple[Path, list[Finding]] | None:
+def write_fixed(examined: ScriptCheck) -> tuple[Path, list[Finding]] | None:
     """Write NAME.fixed.sh beside a script and return it with what it corrects; None when nothing is mechanical.
 
     It never overwrites: an older fixed file stays, and the new one gets a number.
@@ -205,7 +215,7 @@ def as_record(finding: Finding) -> dict[str, object]:
     return {**record, "fixable": bool(edits)}
 
 
-class RealFiles:
+class DiskFiles:
     """Relative paths begin where the person stands, or beside the script: sbatch is called from either."""
 
     def __init__(self, script: Path, here: Path | None = None) -> None:
@@ -222,7 +232,7 @@ class RealFiles:
         for base in self.bases:
             try:
                 file = base / path
-                if file.is_file() and file.stat().st_size <= _SMALL:
+                if file.is_file() and file.stat().st_size <= _MAX_PROBE_BYTES:
                     return file.read_bytes().decode("utf-8", "replace")
             except (OSError, ValueError):
                 continue
@@ -238,7 +248,7 @@ def repair(lines: Sequence[str], findings: Sequence[Finding]) -> tuple[list[str]
     end: list[str] = []
     top: list[str] = []
     for finding in findings:
-        if not finding.edits or not all(_possible(edit, text) for edit in finding.edits):
+        if not finding.edits or not all(_is_applicable(edit, text) for edit in finding.edits):
             continue
         done.append(finding)
         for edit in finding.edits:
@@ -250,10 +260,10 @@ def repair(lines: Sequence[str], findings: Sequence[Finding]) -> tuple[list[str]
                 place = {"header": header, "body": body, "end": end, "top": top}.get(edit.how, [])
                 if edit.new not in place:
                     place.append(edit.new)
-    return _together(text, header, body, end, top), done
+    return _apply_edits(text, header, body, end, top), done
 
 
-def _possible(edit: Edit, text: Sequence[str | None]) -> bool:
+def _is_applicable(edit: ScriptEdit, text: Sequence[str | None]) -> bool:
     if edit.how not in ("drop", "replace") or edit.line == 0:
         return True
     if edit.line > len(text):
@@ -262,7 +272,7 @@ def _possible(edit: Edit, text: Sequence[str | None]) -> bool:
     return line is not None and (edit.how == "drop" or edit.old in line or edit.old == "\ufeff")
 
 
-def _together(
+def _apply_edits(
     text: Sequence[str | None], header: list[str], body: list[str], end: list[str], top: list[str]
 ) -> list[str]:
     last = 0

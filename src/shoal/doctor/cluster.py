@@ -11,17 +11,17 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
-from shoal.backends.slurm.commands import run
-from shoal.backends.slurm.facts import TIMEOUT_S, ask, parse_associations, parse_gres, time_s
-from shoal.batch import Option
+from shoal.backends.slurm.commands import run_slurm
+from shoal.backends.slurm.facts import TIMEOUT_S, parse_associations, parse_gres, query_slurm, time_s
+from shoal.batch import SbatchOption
 from shoal.errors import InputError, SchedulerError
-from shoal.kernel import is_no_answer
+from shoal.kernel import is_controller_silent
 
 _FIELD = re.compile(r"([A-Za-z][\w:/()]*)=(\S*)")
 _NUMBER = re.compile(r"(\d+)\+?", re.ASCII)
 
 
-class Kind(NamedTuple):
+class NodeKind(NamedTuple):
     """One kind of node in one partition."""
 
     partition: str
@@ -33,7 +33,7 @@ class Kind(NamedTuple):
     nodes: int
 
 
-class PartitionFacts(NamedTuple):
+class PartitionLimits(NamedTuple):
     name: str
     is_default: bool = False
     is_up: bool = True
@@ -49,7 +49,7 @@ class PartitionFacts(NamedTuple):
     preempts: bool = False
 
 
-class QosFacts(NamedTuple):
+class QosLimits(NamedTuple):
     """Limits of a QOS. A request above them is accepted, and waits for ever."""
 
     name: str
@@ -57,7 +57,7 @@ class QosFacts(NamedTuple):
     max_gpus: int | None = None
 
 
-class Answer(NamedTuple):
+class TestOnlyResult(NamedTuple):
     """What `sbatch --test-only` said; `accepted` is None when Slurm did not answer."""
 
     accepted: bool | None
@@ -73,25 +73,25 @@ class Reservation(NamedTuple):
     whole_cluster: bool
 
 
-class ClusterFacts(NamedTuple):
+class ClusterLimits(NamedTuple):
     version: tuple[int, int] | None = None
-    partitions: tuple[PartitionFacts, ...] = ()
-    all_kinds: tuple[Kind, ...] = ()
+    partitions: tuple[PartitionLimits, ...] = ()
+    all_kinds: tuple[NodeKind, ...] = ()
     max_array_size: int | None = None
     kill_wait_s: int | None = None
     kills_invalid_dependencies: bool = False
     accounts: tuple[str, ...] = ()
     default_account: str | None = None
     qos: tuple[str, ...] = ()
-    qos_limits: tuple[QosFacts, ...] = ()
+    qos_limits: tuple[QosLimits, ...] = ()
     reservations: tuple[Reservation, ...] = ()
     now_s: float = 0.0
     silent: tuple[str, ...] = ()
 
-    def partition(self, name: str) -> PartitionFacts | None:
+    def partition(self, name: str) -> PartitionLimits | None:
         return next((one for one in self.partitions if one.name == name), None)
 
-    def chosen(self, options: Mapping[str, Option]) -> list[PartitionFacts]:
+    def chosen(self, options: Mapping[str, SbatchOption]) -> list[PartitionLimits]:
         """The partitions that a request names and that exist, or the default one."""
         asked = options.get("partition")
         if asked is not None and asked.value:
@@ -99,68 +99,68 @@ class ClusterFacts(NamedTuple):
             return [one for one in self.partitions if one.name in names]
         return [one for one in self.partitions if one.is_default]
 
-    def kinds(self, options: Mapping[str, Option]) -> list[Kind]:
+    def kinds(self, options: Mapping[str, SbatchOption]) -> list[NodeKind]:
         names = {one.name for one in self.chosen(options)}
         return [kind for kind in self.all_kinds if kind.partition in names]
 
 
-def ask_cluster(environ: Mapping[str, str], user: str, *, clock: float | None = None) -> ClusterFacts | None:
+def query_cluster(environ: Mapping[str, str], user: str, *, clock: float | None = None) -> ClusterLimits | None:
     """The facts of the cluster that answers here; None when there is no Slurm."""
     silent: list[str] = []
-    sinfo = ask(["sinfo", "--noheader", "--exact", "--format=%R|%c|%m|%G|%f|%D"], environ, silent)
-    partitions = ask(["scontrol", "--oneliner", "show", "partition"], environ, silent)
+    sinfo = query_slurm(["sinfo", "--noheader", "--exact", "--format=%R|%c|%m|%G|%f|%D"], environ, silent)
+    partitions = query_slurm(["scontrol", "--oneliner", "show", "partition"], environ, silent)
     if not sinfo or not partitions:
         return None
-    config = ask(["scontrol", "show", "config"], environ, silent) or ""
-    reservations = ask(["scontrol", "--oneliner", "show", "reservation"], environ, silent) or ""
+    config = query_slurm(["scontrol", "show", "config"], environ, silent) or ""
+    reservations = query_slurm(["scontrol", "--oneliner", "show", "reservation"], environ, silent) or ""
     question = ["show", "user", user, "withassoc", "format=Account,DefaultAccount,QOS"]
-    told = ask(["sacctmgr", "--noheader", "--parsable2", *question], environ, silent) or ""
+    told = query_slurm(["sacctmgr", "--noheader", "--parsable2", *question], environ, silent) or ""
     accounts, default_account, qos = parse_associations(told)
     question = ["show", "qos", "format=Name,MaxWall,MaxTRES,MaxTRESPerUser"]
-    limits = (ask(["sacctmgr", "--noheader", "--parsable2", *question], environ, silent) or "") if qos else ""
+    limits = (query_slurm(["sacctmgr", "--noheader", "--parsable2", *question], environ, silent) or "") if qos else ""
     settings = parse_config(config)
-    return ClusterFacts(
+    return ClusterLimits(
         version=_version(settings.get("SLURM_VERSION", "")),
         partitions=tuple(parse_partitions(partitions, settings)),
         all_kinds=tuple(parse_kinds(sinfo)),
-        max_array_size=_whole(settings.get("MaxArraySize", "")),
-        kill_wait_s=_whole(settings.get("KillWait", "").split(" ")[0]),
+        max_array_size=_integer_value(settings.get("MaxArraySize", "")),
+        kill_wait_s=_integer_value(settings.get("KillWait", "").split(" ")[0]),
         kills_invalid_dependencies="kill_invalid_depend" in settings.get("DependencyParameters", ""),
         accounts=accounts,
         default_account=default_account,
         qos=qos,
-        qos_limits=tuple(parse_qos(limits)),
+        qos_limits=tuple(parse_qos_limits(limits)),
         reservations=tuple(parse_reservations(reservations)),
         now_s=time.time() if clock is None else clock,
         silent=tuple(silent),
     )
 
 
-def test_only(path: str, flags: list[str], environ: Mapping[str, str]) -> Answer:
+def test_only(path: str, flags: list[str], environ: Mapping[str, str]) -> TestOnlyResult:
     """Whether sbatch would accept a script with these flags, and what it objects to, in one line."""
     try:
-        answer = run(["sbatch", "--test-only", *flags, path], TIMEOUT_S, environ=environ)
+        answer = run_slurm(["sbatch", "--test-only", *flags, path], TIMEOUT_S, environ=environ)
     except (SchedulerError, InputError) as error:
-        return Answer(None, error.message)
+        return TestOnlyResult(None, error.message)
     if answer.returncode == 0:
-        return Answer(True)
+        return TestOnlyResult(True)
     lines = [line for line in (answer.stderr or answer.stdout).splitlines() if line.strip()]
     said = [line.removeprefix("sbatch: ").removeprefix("error: ").removeprefix("fatal: ") for line in lines]
     last = next(
         (line for line in reversed(said) if line.startswith("allocation failure")), said[0] if said else "refused"
     )
-    if is_no_answer(last):
-        return Answer(None, last)
-    return Answer(False, last.removeprefix("allocation failure: ").strip())
+    if is_controller_silent(last):
+        return TestOnlyResult(None, last)
+    return TestOnlyResult(False, last.removeprefix("allocation failure: ").strip())
 
 
-def parse_qos(text: str) -> Iterator[QosFacts]:
+def parse_qos_limits(text: str) -> Iterator[QosLimits]:
     """Limits of `sacctmgr show qos format=Name,MaxWall,MaxTRES,MaxTRESPerUser`; those of a job and of a user alike."""
     for line in text.splitlines():
         fields = [field.strip() for field in line.split("|")]
         if len(fields) == 4 and fields[0]:
             gpus = [int(number) for field in fields[2:] for number in re.findall(r"gres/gpu=(\d+)", field)]
-            yield QosFacts(fields[0], time_s(fields[1]), min(gpus, default=None))
+            yield QosLimits(fields[0], time_s(fields[1]), min(gpus, default=None))
 
 
 def parse_config(text: str) -> dict[str, str]:
@@ -169,46 +169,46 @@ def parse_config(text: str) -> dict[str, str]:
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
-def parse_partitions(text: str, settings: Mapping[str, str]) -> Iterator[PartitionFacts]:
+def parse_partitions(text: str, settings: Mapping[str, str]) -> Iterator[PartitionLimits]:
     """Partitions of `scontrol --oneliner show partition`; `settings` are the cluster's own defaults."""
     for line in text.splitlines():
         field = dict(_FIELD.findall(line))
         if "PartitionName" not in field:
             continue
-        each = _whole(field.get("DefMemPerCPU", "")) or _whole(settings.get("DefMemPerCPU", ""))
+        each = _integer_value(field.get("DefMemPerCPU", "")) or _integer_value(settings.get("DefMemPerCPU", ""))
         preempt = field.get("PreemptMode") or settings.get("PreemptMode", "")
         lowest = field.get("PriorityTier", "1")
-        yield PartitionFacts(
+        yield PartitionLimits(
             name=field["PartitionName"],
             is_default=field.get("Default") == "YES",
             is_up=field.get("State", "UP") == "UP",
             max_time_s=time_s(field.get("MaxTime", "")),
             default_time_s=time_s(field.get("DefaultTime", "")),
-            max_nodes=_whole(field.get("MaxNodes", "")),
-            total_nodes=_whole(field.get("TotalNodes", "")) or 0,
-            allow_accounts=_list(field.get("AllowAccounts", "ALL")),
-            deny_accounts=_list(field.get("DenyAccounts", "")),
+            max_nodes=_integer_value(field.get("MaxNodes", "")),
+            total_nodes=_integer_value(field.get("TotalNodes", "")) or 0,
+            allow_accounts=_comma_list(field.get("AllowAccounts", "ALL")),
+            deny_accounts=_comma_list(field.get("DenyAccounts", "")),
             def_mem_per_cpu_mb=None if "DefMemPerNode" in field and field["DefMemPerNode"].isdigit() else each,
-            max_mem_per_node_mb=_whole(field.get("MaxMemPerNode", "")),
-            max_cpus_per_node=_whole(field.get("MaxCPUsPerNode", "")),
+            max_mem_per_node_mb=_integer_value(field.get("MaxMemPerNode", "")),
+            max_cpus_per_node=_integer_value(field.get("MaxCPUsPerNode", "")),
             preempts="REQUEUE" in preempt
             and "none" not in settings.get("PreemptType", "none")
             and lowest in ("0", "1"),
         )
 
 
-def parse_kinds(text: str) -> Iterator[Kind]:
+def parse_kinds(text: str) -> Iterator[NodeKind]:
     """Kinds of node of `sinfo -h -e -o '%R|%c|%m|%G|%f|%D'`."""
     for line in text.splitlines():
         fields = [field.strip() for field in line.split("|")]
         if len(fields) != 6:
             continue
-        cpus, memory, nodes = _whole(fields[1]), _whole(fields[2]), _whole(fields[5])
+        cpus, memory, nodes = _integer_value(fields[1]), _integer_value(fields[2]), _integer_value(fields[5])
         if cpus is None or memory is None:
             continue
         types, gpus = parse_gres(fields[3])
         features = () if fields[4] in ("(null)", "") else tuple(fields[4].split(","))
-        yield Kind(fields[0], cpus, memory, gpus, types, features, nodes or 1)
+        yield NodeKind(fields[0], cpus, memory, gpus, types, features, nodes or 1)
 
 
 def parse_reservations(text: str) -> Iterator[Reservation]:
@@ -218,12 +218,12 @@ def parse_reservations(text: str) -> Iterator[Reservation]:
         flags = field.get("Flags", "")
         if "ReservationName" not in field or "MAINT" not in flags:
             continue
-        start, end = _moment(field.get("StartTime", "")), _moment(field.get("EndTime", ""))
+        start, end = _timestamp(field.get("StartTime", "")), _timestamp(field.get("EndTime", ""))
         if start is not None and end is not None:
             yield Reservation(field["ReservationName"], start, end, "ALL_NODES" in flags or "SPEC_NODES" not in flags)
 
 
-def _moment(text: str) -> float | None:
+def _timestamp(text: str) -> float | None:
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
@@ -235,10 +235,10 @@ def _version(text: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def _whole(text: str) -> int | None:
+def _integer_value(text: str) -> int | None:
     match = _NUMBER.fullmatch(text.strip())
     return int(match[1]) if match else None
 
 
-def _list(text: str) -> tuple[str, ...]:
+def _comma_list(text: str) -> tuple[str, ...]:
     return () if text in ("ALL", "", "(null)", "N/A") else tuple(text.split(","))

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.doctor.finding import Facts
-from shoal.doctor.launches import Launch, as_number
-from shoal.doctor.rules.common import lightning, spreads_itself, step_nodes, step_tasks_per_node
+from shoal.doctor.finding import CheckFacts
+from shoal.doctor.launches import ScriptLaunch, as_number
+from shoal.doctor.rules.common import distributes_itself, step_nodes, step_tasks_per_node, uses_lightning
 from shoal.errors import InputError
 from shoal.units import format_memory
 
 FRAMEWORKS = ("lightning", "native", "torchrun", "accelerate", "deepspeed", "single")
 
 
-class Explained(msgspec.Struct, frozen=True, kw_only=True):
+class LaunchNumbers(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of one launch; None is "the script does not say". `notes` say what is assumed or doubtful."""
 
     launch: str
@@ -41,12 +41,12 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-def explain_facts(facts: Facts) -> list[Explained]:
+def explain_facts(facts: CheckFacts) -> list[LaunchNumbers]:
     """The numbers of every launch that is the script's work."""
-    return [_of_launch(facts, launch) for launch in facts.script.work]
+    return [_explain_launch(facts, launch) for launch in facts.script.work]
 
 
-def _of_launch(facts: Facts, launch: Launch) -> Explained:
+def _explain_launch(facts: CheckFacts, launch: ScriptLaunch) -> LaunchNumbers:
     script, geometry = facts.script, facts.script.geometry
     nodes = step_nodes(launch, script) or geometry.n
     tasks = step_tasks_per_node(launch, script)
@@ -57,7 +57,7 @@ def _of_launch(facts: Facts, launch: Launch) -> Explained:
     if started < nodes:
         notes.append(f"without srun it starts on 1 of {nodes} nodes")
     name = f"srun {launch.launcher}" if launch.srun is not None else launch.launcher
-    return _numbers(
+    return _launch_numbers(
         f"{name} {launch.program}".strip(),
         launch.line,
         started,
@@ -71,7 +71,7 @@ def _of_launch(facts: Facts, launch: Launch) -> Explained:
     )
 
 
-def _processes(facts: Facts, launch: Launch, nodes: int, tasks: int | None, notes: list[str]) -> int | None:
+def _processes(facts: CheckFacts, launch: ScriptLaunch, nodes: int, tasks: int | None, notes: list[str]) -> int | None:
     """Processes on one node."""
     script, gpus = facts.script, facts.script.geometry.gpus_per_node
     copies = tasks or 1
@@ -92,11 +92,11 @@ def _processes(facts: Facts, launch: Launch, nodes: int, tasks: int | None, note
         return gpus if total is None else -(-total // nodes)
     if launch.launcher == "deepspeed":
         return as_number(launch.option("num-gpus"), script.values) or gpus
-    is_lightning, _ = lightning(facts, launch)
+    is_lightning, _ = uses_lightning(facts, launch)
     if launch.srun is None and is_lightning and not {"ntasks", "ntasks-per-node"} & set(script.options):
         notes.append("without a number of tasks in the header, Lightning starts one process for each device itself")
         return gpus
-    if launch.srun is None and not is_lightning and spreads_itself(facts, launch):
+    if launch.srun is None and not is_lightning and distributes_itself(facts, launch):
         notes.append("the program starts its own processes; their number is not in the script")
         return None
     if launch.launcher == "python" and script.hints(launch) is None:
@@ -104,7 +104,7 @@ def _processes(facts: Facts, launch: Launch, nodes: int, tasks: int | None, note
     return copies
 
 
-def _numbers(
+def _launch_numbers(
     launch: str,
     line: int,
     nodes: int,
@@ -113,9 +113,9 @@ def _numbers(
     processes: int | None,
     cpus_per_node: int,
     memory_mb: int | None,
-    facts: Facts,
+    facts: CheckFacts,
     notes: list[str],
-) -> Explained:
+) -> LaunchNumbers:
     world = None if processes is None else processes * nodes
     batch = None if facts.batch_size is None or world is None else facts.batch_size * world
     cpus = None if not processes else cpus_per_node // processes
@@ -137,7 +137,7 @@ def _numbers(
         notes.append(f"{processes} processes share {gpus} GPUs of a node")
     elif gpus and processes and processes < gpus:
         notes.append(f"{gpus - processes} of {gpus} GPUs of a node have no process of their own")
-    return Explained(
+    return LaunchNumbers(
         launch=launch,
         line=line,
         nodes=nodes,
@@ -158,7 +158,9 @@ def _numbers(
     )
 
 
-def construct(framework: str, nodes: int, gpus: int, facts: Facts, cpus_per_node: int | None = None) -> Explained:
+def construct_launch(
+    framework: str, nodes: int, gpus: int, facts: CheckFacts, cpus_per_node: int | None = None
+) -> LaunchNumbers:
     """Header and launch line that fit together, for GPUs per node and a framework."""
     if framework not in FRAMEWORKS:
         raise InputError(f"{framework!r} is not a framework that is known here", hint=f"one of {', '.join(FRAMEWORKS)}")
@@ -190,11 +192,11 @@ def construct(framework: str, nodes: int, gpus: int, facts: Facts, cpus_per_node
     if framework == "accelerate":
         notes.append(f"export MASTER_ADDR=$(scontrol show hostnames ... | head -n 1) and MASTER_PORT={port} before it")
     processes = 1 if framework == "single" else gpus
-    found = _numbers(framework, 0, nodes, tasks, gpus, processes, cpus * tasks, None, facts, notes)
+    found = _launch_numbers(framework, 0, nodes, tasks, gpus, processes, cpus * tasks, None, facts, notes)
     return msgspec.structs.replace(found, header=tuple(header), command=lines.get(framework, f"{srun} python train.py"))
 
 
-def table(one: Explained) -> list[tuple[str, str]]:
+def explain_rows(one: LaunchNumbers) -> list[tuple[str, str]]:
     """What people read: name and value, with "not said" where the script is silent."""
 
     def say(value: object) -> str:

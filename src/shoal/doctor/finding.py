@@ -1,4 +1,4 @@
-"""A finding, the rules that make findings, and what rules are given. A rule is a pure function over `Facts`."""
+"""A finding, the rules that make findings, and what rules are given. A rule is a pure function over `CheckFacts`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from shoal.doctor.script import Script
+from shoal.doctor.script import BatchScript
 
 if TYPE_CHECKING:
-    from shoal.doctor.cluster import ClusterFacts
+    from shoal.doctor.cluster import ClusterLimits
 
 Severity = Literal["error", "warning", "hint"]
-ORDER: dict[str, int] = {"error": 0, "warning": 1, "hint": 2}
+SEVERITY_ORDER: dict[str, int] = {"error": 0, "warning": 1, "hint": 2}
 
 
-class Edit(NamedTuple):
+class ScriptEdit(NamedTuple):
     """A mechanical change. `how`: replace `old` by `new` in a line, drop the line, or put `new` in a place:
 
     header (as a directive, behind the last one), body (before the first command), end, or top (as first line).
@@ -28,7 +28,7 @@ class Edit(NamedTuple):
     new: str = ""
 
 
-class Hit(NamedTuple):
+class RuleHit(NamedTuple):
     """What a rule saw: where, one sentence, what will happen, and what to do. A rule may lower its own severity."""
 
     line: int
@@ -36,7 +36,7 @@ class Hit(NamedTuple):
     effect: str
     fix: str
     severity: Severity | None = None
-    edits: tuple[Edit, ...] = ()
+    edits: tuple[ScriptEdit, ...] = ()
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,10 +48,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     file: str
     line: int
     title: str = ""
-    edits: tuple[Edit, ...] = ()
+    edits: tuple[ScriptEdit, ...] = ()
 
 
-class Files(Protocol):
+class FileAccess(Protocol):
     """What a rule may ask about the file system; a path is as written in the script."""
 
     def folder_exists(self, path: str) -> bool | None:
@@ -61,16 +61,16 @@ class Files(Protocol):
         """The beginning of a small text file, or None."""
 
 
-class Facts(NamedTuple):
+class CheckFacts(NamedTuple):
     """One script, and the cluster where it would run if that is known. `refusal` is the answer of sbatch --test-only.
 
     `nearest` is a request that this cluster accepts, as sbatch flags, when the script's own is refused. The last three
     are what a person told us about the training.
     """
 
-    script: Script
-    files: Files
-    cluster: ClusterFacts | None = None
+    script: BatchScript
+    files: FileAccess
+    cluster: ClusterLimits | None = None
     refusal: str | None = None
     nearest: str | None = None
     batch_size: int | None = None
@@ -78,31 +78,31 @@ class Facts(NamedTuple):
     workers: int | None = None
 
 
-class Rule(NamedTuple):
+class CheckRule(NamedTuple):
     code: str
     severity: Severity
     title: str
-    check: Callable[[Facts], Iterable[Hit]]
+    check: Callable[[CheckFacts], Iterable[RuleHit]]
 
 
-RULES: dict[str, Rule] = {}
+RULES: dict[str, CheckRule] = {}
 
 
 def rule(
     code: str, severity: Severity, title: str
-) -> Callable[[Callable[[Facts], Iterator[Hit]]], Callable[[Facts], Iterator[Hit]]]:
+) -> Callable[[Callable[[CheckFacts], Iterator[RuleHit]]], Callable[[CheckFacts], Iterator[RuleHit]]]:
     """Register a rule under its code; two rules cannot share one."""
 
-    def register(check: Callable[[Facts], Iterator[Hit]]) -> Callable[[Facts], Iterator[Hit]]:
+    def register(check: Callable[[CheckFacts], Iterator[RuleHit]]) -> Callable[[CheckFacts], Iterator[RuleHit]]:
         if code in RULES:
             raise ValueError(f"two rules are called {code}")
-        RULES[code] = Rule(code, severity, title, check)
+        RULES[code] = CheckRule(code, severity, title, check)
         return check
 
     return register
 
 
-def apply_rules(facts: Facts) -> list[Finding]:
+def apply_rules(facts: CheckFacts) -> list[Finding]:
     """All findings on one script, worst first, then by line."""
     found: dict[tuple[str, int, str], Finding] = {}
     for one in RULES.values():
@@ -119,4 +119,4 @@ def apply_rules(facts: Facts) -> list[Finding]:
                 edits=hit.edits,
             )
             found.setdefault((finding.code, finding.line, finding.message), finding)
-    return sorted(found.values(), key=lambda finding: (ORDER[finding.severity], finding.line, finding.code))
+    return sorted(found.values(), key=lambda finding: (SEVERITY_ORDER[finding.severity], finding.line, finding.code))

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from shoal.batch import Option
+from shoal.batch import SbatchOption
 from shoal.errors import InputError
 from shoal.units import parse_memory_mb, parse_slurm_time_s
 
@@ -19,7 +19,7 @@ _COUNT = re.compile(r"(?:(?P<kind>[A-Za-z][\w.-]*):)?(?P<count>\d+)", re.ASCII)
 _ARRAY = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?", re.ASCII)
 
 
-class Geometry(NamedTuple):
+class RequestGeometry(NamedTuple):
     nodes: int | None = None
     nodes_given: bool = False
     ntasks: int | None = None
@@ -62,7 +62,7 @@ class Geometry(NamedTuple):
         return None if self.cpus_per_task is None else self.cpus_per_task * self.tasks_on_node
 
 
-def read_geometry(options: Mapping[str, Option]) -> Geometry:
+def read_geometry(options: Mapping[str, SbatchOption]) -> RequestGeometry:
     """What the options ask for; a value that is not a plain number is named in `uncertain`, never guessed."""
     uncertain: set[str] = set()
 
@@ -79,7 +79,7 @@ def read_geometry(options: Mapping[str, Option]) -> Geometry:
     ntasks = count("ntasks")
     per_node = count("ntasks-per-node")
     gpus_per_task, kind_task = _gpu_count(options.get("gpus-per-task"))
-    per_gpus, total, kind = _gpus(options, nodes, uncertain)
+    per_gpus, total, kind = _gpu_request(options, nodes, uncertain)
     if gpus_per_task is not None and per_gpus is None and total is None:
         total = gpus_per_task * (ntasks if ntasks is not None else (per_node or 1) * (nodes or 1))
         per_gpus = total // (nodes or 1) if total % (nodes or 1) == 0 else None
@@ -91,8 +91,8 @@ def read_geometry(options: Mapping[str, Option]) -> Geometry:
     if cpus is None and per_gpu_cpus is not None and per_gpus is not None:
         tasks_here = per_node or (-(-ntasks // (nodes or 1)) if ntasks else 1)
         cpus = per_gpu_cpus * per_gpus // max(1, tasks_here)
-    array_size, array_last = _array(options.get("array"))
-    return Geometry(
+    array_size, array_last = _array_size(options.get("array"))
+    return RequestGeometry(
         nodes=nodes,
         nodes_given="nodes" in options or "nodelist" in options,
         ntasks=ntasks,
@@ -103,14 +103,14 @@ def read_geometry(options: Mapping[str, Option]) -> Geometry:
         gpus_per_task=gpus_per_task,
         cpus_per_task=cpus,
         memory_per_node_mb=_memory(options, cpus, per_node, ntasks, nodes, per_gpus),
-        time_s=_time(options.get("time")),
+        time_s=_time_limit_s(options.get("time")),
         array_size=array_size,
         array_last=array_last,
         uncertain=frozenset(uncertain),
     )
 
 
-def _nodes(options: Mapping[str, Option], uncertain: set[str]) -> int | None:
+def _nodes(options: Mapping[str, SbatchOption], uncertain: set[str]) -> int | None:
     option = options.get("nodes")
     if option is None:
         listed = (options["nodelist"].value if "nodelist" in options else "") or ""
@@ -126,8 +126,8 @@ def _nodes(options: Mapping[str, Option], uncertain: set[str]) -> int | None:
     return int(match[1]) or None
 
 
-def _gpus(
-    options: Mapping[str, Option], nodes: int | None, uncertain: set[str]
+def _gpu_request(
+    options: Mapping[str, SbatchOption], nodes: int | None, uncertain: set[str]
 ) -> tuple[int | None, int | None, str | None]:
     """(per node, total if only that is known, type)."""
     if (option := options.get("gres")) is not None and option.value:
@@ -148,7 +148,7 @@ def _gpus(
     return None, None, None
 
 
-def _gpu_count(option: Option | None) -> tuple[int | None, str | None]:
+def _gpu_count(option: SbatchOption | None) -> tuple[int | None, str | None]:
     if option is None or not option.value:
         return None, None
     match = _COUNT.fullmatch(option.value.strip())
@@ -156,7 +156,7 @@ def _gpu_count(option: Option | None) -> tuple[int | None, str | None]:
 
 
 def _memory(
-    options: Mapping[str, Option],
+    options: Mapping[str, SbatchOption],
     cpus: int | None,
     per_node: int | None,
     ntasks: int | None,
@@ -173,7 +173,7 @@ def _memory(
     return None
 
 
-def memory_mb(option: Option | None) -> int | None:
+def memory_mb(option: SbatchOption | None) -> int | None:
     if option is None or not option.value or option.value.strip() == "0":
         return None
     try:
@@ -182,7 +182,7 @@ def memory_mb(option: Option | None) -> int | None:
         return None
 
 
-def _time(option: Option | None) -> int | None:
+def _time_limit_s(option: SbatchOption | None) -> int | None:
     if option is None or not option.value:
         return None
     try:
@@ -191,7 +191,7 @@ def _time(option: Option | None) -> int | None:
         return None
 
 
-def _array(option: Option | None) -> tuple[int | None, int | None]:
+def _array_size(option: SbatchOption | None) -> tuple[int | None, int | None]:
     """(number of tasks, largest index)."""
     if option is None or not option.value:
         return None, None

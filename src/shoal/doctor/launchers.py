@@ -22,22 +22,22 @@ _SRUN_SHORT = {"l": "label", "u": "unbuffered", "K": "kill-on-bad-exit", "X": "d
                "T": "threads", "W": "wait", "Z": "no-allocate", "E": "preserve-env", "I": "immediate"}  # fmt: skip
 _PYTHON_VALUES = frozenset({"-W", "-X", "-Q"})
 #: Launchers of Python programs: the options that stand alone; all others take a value.
-_TORCHRUN_ALONE = "standalone no-python run-path module m use-env virtual-local-rank help h"
-_ACCELERATE_ALONE = """
+_TORCHRUN_SWITCHES = "standalone no-python run-path module m use-env virtual-local-rank help h"
+_ACCELERATE_SWITCHES = """
 multi-gpu cpu tpu ipex use-xpu use-deepspeed use-fsdp use-megatron-lm module m no-python debug q quiet same-network
 tpu-use-cluster no-tpu-cluster tpu-use-sudo use-mps-device enable-cpu-affinity use-parallelism-config
 dynamo-use-fullgraph dynamo-use-dynamic help h
 """
-_DEEPSPEED_ALONE = """
+_DEEPSPEED_SWITCHES = """
 no-ssh no-ssh-check no-python module force-multi elastic-training no-local-rank bind-cores-to-rank save-pid venv-script
 help h
 """
-_ALONE = {
+_SWITCHES = {
     name: frozenset(words.split())
     for name, words in (
-        ("torchrun", _TORCHRUN_ALONE),
-        ("accelerate", _ACCELERATE_ALONE),
-        ("deepspeed", _DEEPSPEED_ALONE),
+        ("torchrun", _TORCHRUN_SWITCHES),
+        ("accelerate", _ACCELERATE_SWITCHES),
+        ("deepspeed", _DEEPSPEED_SWITCHES),
     )
 }
 #: Wrappers that start the rest of their words, and the options of theirs that take a value.
@@ -54,17 +54,17 @@ _WRAPPERS = {
 _SUBCOMMANDS = {"conda": "run", "mamba": "run", "micromamba": "run", "uv": "run", "poetry": "run", "pipenv": "run",
                 "pixi": "run", "hatch": "run", "nsys": "profile"}  # fmt: skip
 CONTAINERS = frozenset({"singularity", "apptainer", "docker", "podman", "enroot", "shifter", "ch-run"})
-_CONTAINER_ALONE = """
+_CONTAINER_SWITCHES = """
 --nv --rocm --cleanenv -e --contain -c --containall -C --no-home --writable-tmpfs --writable -w --fakeroot -f
 --userns -u --ipc -i --pid -p --net -n --rm --rw -it -ti -t --privileged --no-mount-home --compat -q --quiet
 --silent -s --nvccli --no-init --unsquash --keep-privs --home --private-tmp --write --no-passwd
 """
-_CONTAINER_FLAGS = frozenset(_CONTAINER_ALONE.split())
+_CONTAINER_FLAGS = frozenset(_CONTAINER_SWITCHES.split())
 _PYTHON = re.compile(r"(?:.*/)?(?:python|pypy)(?:\d+(?:\.\d+)*)?")
 _OPTION_LIKE = re.compile(r"--?[A-Za-z][\w.-]*")
 
 
-class Call(NamedTuple):
+class LauncherCall(NamedTuple):
     """A program with its own options and what follows them. Option names have dashes, whatever was written."""
 
     program: str
@@ -80,7 +80,7 @@ def base_name(word: str) -> str:
     return word.rsplit("/", 1)[-1]
 
 
-def read_srun(words: Sequence[str]) -> Call:
+def read_srun(words: Sequence[str]) -> LauncherCall:
     """srun's options and the words that it starts."""
     takes = {**known_options(), **dict.fromkeys(_SRUN_FLAGS.split(), 0), **dict.fromkeys(_SRUN_VALUES.split(), 2)}
     letters = {**short_names(), **_SRUN_SHORT}
@@ -95,7 +95,7 @@ def read_srun(words: Sequence[str]) -> Call:
             name = name.replace("_", "-")
             if equals:
                 options[name] = value
-            elif takes.get(name) == 2 or (name not in takes and rest and not _begins_program(rest[0])):
+            elif takes.get(name) == 2 or (name not in takes and rest and not _is_program_word(rest[0])):
                 options[name] = rest.pop(0) if rest else None
             else:
                 options[name] = None
@@ -108,10 +108,10 @@ def read_srun(words: Sequence[str]) -> Call:
             options[name] = word[position:] if word[position:].isdigit() else None
             if options[name] is not None:
                 break
-    return Call("srun", options, tuple(rest))
+    return LauncherCall("srun", options, tuple(rest))
 
 
-def _begins_program(word: str) -> bool:
+def _is_program_word(word: str) -> bool:
     return word.startswith("-") or is_python(word) or "/" in word or "$" in word or base_name(word) in (
         "bash", "sh", "torchrun", "accelerate", "deepspeed", "singularity", "apptainer", "env", *_WRAPPERS,
     )  # fmt: skip
@@ -127,13 +127,13 @@ def unwrap(words: Sequence[str]) -> tuple[list[str], list[str]]:
         if name in _SUBCOMMANDS and _SUBCOMMANDS[name] not in rest[1:4]:
             break
         passed.append(name)
-        rest = _behind(name, rest[1:])
+        rest = _words_after_wrapper(name, rest[1:])
     return passed, rest
 
 
-def _behind(name: str, rest: list[str]) -> list[str]:
+def _words_after_wrapper(name: str, rest: list[str]) -> list[str]:
     if name in CONTAINERS:
-        return _behind_container(rest)
+        return _words_after_image(rest)
     values = _WRAPPERS[name].split()
     if name in _SUBCOMMANDS:
         rest = rest[rest.index(_SUBCOMMANDS[name]) + 1 :]
@@ -141,7 +141,7 @@ def _behind(name: str, rest: list[str]) -> list[str]:
         word = rest.pop(0)
         if word == "--":
             break
-        takes = word in values or (name in ("mpirun", "mpiexec") and rest and not _begins_program(rest[0]))
+        takes = word in values or (name in ("mpirun", "mpiexec") and rest and not _is_program_word(rest[0]))
         if takes and rest:
             rest.pop(0)
     if name in ("timeout", "taskset") and rest:
@@ -149,7 +149,7 @@ def _behind(name: str, rest: list[str]) -> list[str]:
     return rest
 
 
-def _behind_container(rest: list[str]) -> list[str]:
+def _words_after_image(rest: list[str]) -> list[str]:
     """Past options and the image: the first word that is neither an option nor an option's value is the image."""
     rest = rest[1:] if rest and rest[0] in ("exec", "run", "start") else rest
     while rest and rest[0].startswith("-"):
@@ -159,7 +159,7 @@ def _behind_container(rest: list[str]) -> list[str]:
     return rest[2:] if rest[1:2] == ["--"] else rest[1:]
 
 
-def read_launcher(words: Sequence[str]) -> Call | None:
+def read_launcher(words: Sequence[str]) -> LauncherCall | None:
     """torchrun, accelerate, deepspeed, python and their like; None for any other program."""
     if not words:
         return None
@@ -167,20 +167,20 @@ def read_launcher(words: Sequence[str]) -> Call | None:
     if is_python(words[0]):
         return _read_python(words[1:])
     if name == "torchrun":
-        return _read(name, words[1:])
+        return _read_options(name, words[1:])
     if name == "accelerate" and "launch" in words[1:2]:
-        return _read(name, words[2:])
+        return _read_options(name, words[2:])
     if name in ("deepspeed", "deepspeed.pt"):
-        return _read("deepspeed", words[1:])
+        return _read_options("deepspeed", words[1:])
     if name in ("lightning", "fabric") and "run" in words[1:2]:
-        return Call("fabric", {}, tuple(words[2:]))
+        return LauncherCall("fabric", {}, tuple(words[2:]))
     if name.endswith(".py"):
-        return Call("python", {}, tuple(words))
+        return LauncherCall("python", {}, tuple(words))
     return None
 
 
-def _read(name: str, words: Sequence[str]) -> Call:
-    alone, options, rest = _ALONE[name], dict[str, str | None](), list(words)
+def _read_options(name: str, words: Sequence[str]) -> LauncherCall:
+    alone, options, rest = _SWITCHES[name], dict[str, str | None](), list(words)
     while rest and _OPTION_LIKE.match(rest[0]):
         written, equals, value = rest.pop(0).lstrip("-").partition("=")
         key = written.replace("_", "-")
@@ -190,10 +190,10 @@ def _read(name: str, words: Sequence[str]) -> Call:
             options[key] = None
         else:
             options[key] = rest.pop(0)
-    return Call(name, options, tuple(rest))
+    return LauncherCall(name, options, tuple(rest))
 
 
-def _read_python(words: Sequence[str]) -> Call:
+def _read_python(words: Sequence[str]) -> LauncherCall:
     options: dict[str, str | None] = {}
     rest = list(words)
     while rest and rest[0].startswith("-"):
@@ -201,13 +201,13 @@ def _read_python(words: Sequence[str]) -> Call:
         if word == "-m":
             module = rest[0] if rest else ""
             if module in ("torch.distributed.run", "torch.distributed.launch"):
-                call = _read("torchrun", rest[1:])
+                call = _read_options("torchrun", rest[1:])
                 return call._replace(options={**call.options, "by-module": module})
             if module in ("accelerate.commands.launch", "deepspeed.launcher.runner"):
-                return _read(module.split(".")[0], rest[1:])
+                return _read_options(module.split(".")[0], rest[1:])
             options["module"] = module
-            return Call("python", options, tuple(rest))
+            return LauncherCall("python", options, tuple(rest))
         if word == "-c":
-            return Call("python", {"code": rest[0] if rest else ""}, ())
+            return LauncherCall("python", {"code": rest[0] if rest else ""}, ())
         options[word.lstrip("-")] = rest.pop(0) if word in _PYTHON_VALUES and rest else None
-    return Call("python", options, tuple(rest))
+    return LauncherCall("python", options, tuple(rest))

@@ -6,27 +6,29 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.batch import Command, parse_shell
-from shoal.doctor.launchers import CONTAINERS, Call, base_name, read_launcher, read_srun, unwrap
+from shoal.batch import ShellCommand, parse_shell
+from shoal.doctor.launchers import CONTAINERS, LauncherCall, base_name, read_launcher, read_srun, unwrap
 
-_WHOLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?:\[[@*]\])?\}|([A-Za-z_]\w*))\Z", re.ASCII)
-_ANY = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?:\[[@*]\])?\}|([A-Za-z_]\w*))", re.ASCII)
+_WHOLE_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?:\[[@*]\])?\}|([A-Za-z_]\w*))\Z", re.ASCII)
+_ANY_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?:\[[@*]\])?\}|([A-Za-z_]\w*))", re.ASCII)
 _DEFAULT = re.compile(r"\$\{[A-Za-z_]\w*:?[-=]([^{}$]*)\}\Z", re.ASCII)
 _DASH_C = re.compile(r"-[a-z]*c")
 _CONTROL_STEP = frozenset(
     {"hostname", "nvidia-smi", "echo", "true", "ls", "mkdir", "rm", "cp", "rsync", "tar", "df", "cat", "env", "date"}
 )
 #: Programs under Python that prepare or look, and are not the work.
-_SMALL_MODULES = frozenset({"pip", "venv", "ensurepip", "site", "json.tool", "torch.utils.collect_env", "http.server"})
-_DEEPEST = 4
+_UTILITY_MODULES = frozenset(
+    {"pip", "venv", "ensurepip", "site", "json.tool", "torch.utils.collect_env", "http.server"}
+)
+_MAX_DEPTH = 4
 
 
-class Launch(NamedTuple):
+class ScriptLaunch(NamedTuple):
     """One start of work. `quoting` is "single" or "double" when it stands in the text of `bash -c`, else empty."""
 
     launcher: str
     line: int
-    command: Command
+    command: ShellCommand
     options: Mapping[str, str | None]
     program: str
     args: tuple[str, ...]
@@ -53,25 +55,25 @@ class Launch(NamedTuple):
         return any(name in self.options for name in names)
 
 
-class Step(NamedTuple):
+class SrunStep(NamedTuple):
     """Any srun, whatever it starts."""
 
     line: int
-    command: Command
+    command: ShellCommand
     options: Mapping[str, str | None]
     rest: tuple[str, ...]
 
     @property
-    def is_small(self) -> bool:
+    def is_utility(self) -> bool:
         """A short step that looks or prepares, such as srun hostname."""
         words = unwrap(self.rest)[1]
         return bool(words) and base_name(words[0]) in _CONTROL_STEP
 
 
-def find_launches(commands: Sequence[Command]) -> tuple[list[Launch], list[Step]]:
+def find_launches(commands: Sequence[ShellCommand]) -> tuple[list[ScriptLaunch], list[SrunStep]]:
     """All launches and all sruns, in order; variables with literal values are followed."""
-    launches: list[Launch] = []
-    steps: list[Step] = []
+    launches: list[ScriptLaunch] = []
+    steps: list[SrunStep] = []
     values: dict[str, str] = {}
     for command in commands:
         for assign in _assignments(command):
@@ -79,20 +81,20 @@ def find_launches(commands: Sequence[Command]) -> tuple[list[Launch], list[Step]
         words = list(_expand(command, values))
         if not words:
             continue
-        for found in _read(words, command, values, 0):
-            if isinstance(found, Step):
+        for found in _read_launch(words, command, values, 0):
+            if isinstance(found, SrunStep):
                 steps.append(found)
             else:
                 launches.append(found)
     return launches, steps
 
 
-def literal_values(commands: Sequence[Command]) -> dict[str, str]:
+def literal_values(commands: Sequence[ShellCommand]) -> dict[str, str]:
     """Variables that a script sets, with the last value of each, as written."""
     return {name: value for command in commands for name, value in _assignments(command)}
 
 
-def _assignments(command: Command) -> Iterator[tuple[str, str]]:
+def _assignments(command: ShellCommand) -> Iterator[tuple[str, str]]:
     for assign in command.assigns:
         yield assign.name, assign.value
     if command.name in ("export", "declare", "readonly", "local", "typeset"):
@@ -109,7 +111,7 @@ def as_number(text: str | None, values: Mapping[str, str], depth: int = 0) -> in
     text = text.strip().strip("\"'")
     if text.isascii() and text.isdigit() and len(text) < 8:
         return int(text)
-    if (whole := _WHOLE.fullmatch(text)) is not None:
+    if (whole := _WHOLE_VARIABLE.fullmatch(text)) is not None:
         name = whole[1] or whole[2]
         return None if name.startswith("SLURM_") else as_number(values.get(name), values, depth + 1)
     if (default := _DEFAULT.fullmatch(text)) is not None:
@@ -117,10 +119,10 @@ def as_number(text: str | None, values: Mapping[str, str], depth: int = 0) -> in
     return None
 
 
-def _expand(command: Command, values: Mapping[str, str]) -> Iterator[str]:
+def _expand(command: ShellCommand, values: Mapping[str, str]) -> Iterator[str]:
     """The words of a command; a word that is only a variable of the script becomes the words it holds."""
     for word in command.words:
-        whole = _WHOLE.fullmatch(word.text)
+        whole = _WHOLE_VARIABLE.fullmatch(word.text)
         name = (whole[1] or whole[2]) if whole is not None else ""
         quoted = word.raw.startswith(("'", '"')) and "[@]" not in word.raw
         if name in values and not quoted:
@@ -136,63 +138,63 @@ def _split(value: str) -> list[str]:
     return [word for one in inner for word in ([assign.raw for assign in one.assigns] + one.texts)] or [value]
 
 
-def _read(
+def _read_launch(
     words: list[str],
-    command: Command,
+    command: ShellCommand,
     values: Mapping[str, str],
     depth: int,
-    srun: Call | None = None,
+    srun: LauncherCall | None = None,
     quoting: str = "",
-) -> Iterator[Launch | Step]:
+) -> Iterator[ScriptLaunch | SrunStep]:
     passed, rest = unwrap(words)
-    if not rest or depth > _DEEPEST:
+    if not rest or depth > _MAX_DEPTH:
         return
     name = base_name(rest[0])
     if name == "srun":
         call = read_srun(rest[1:])
         if not quoting and srun is None:
-            yield Step(command.line, command, call.options, call.rest)
-        yield from _read(list(call.rest), command, values, depth + 1, call, quoting)
+            yield SrunStep(command.line, command, call.options, call.rest)
+        yield from _read_launch(list(call.rest), command, values, depth + 1, call, quoting)
         return
     if name in ("bash", "sh", "zsh") and any(_DASH_C.fullmatch(word) for word in rest[1:3]):
         at = next(index for index, word in enumerate(rest) if _DASH_C.fullmatch(word))
         if at + 1 < len(rest):
             raw = next((word.raw for word in command.words if word.text == rest[at + 1]), "")
-            yield from _inside(rest[at + 1], raw, command, values, depth, srun)
+            yield from _read_inner_shell(rest[at + 1], raw, command, values, depth, srun)
         return
     if name in ("bash", "sh") and srun is not None and (body := _stdin(command)):
-        yield from _inside(body[0], "'" if body[1] else '"', command, values, depth, srun)
+        yield from _read_inner_shell(body[0], "'" if body[1] else '"', command, values, depth, srun)
         return
     launcher = read_launcher(rest)
     if launcher is None:
         if srun is not None and name not in _CONTROL_STEP:
-            yield _launch("other", command, Call(name, {}, tuple(rest)), srun, passed, quoting)
+            yield _make_launch("other", command, LauncherCall(name, {}, tuple(rest)), srun, passed, quoting)
         return
-    if launcher.program == "python" and _is_small(launcher):
+    if launcher.program == "python" and _is_utility(launcher):
         return
-    yield _launch(launcher.program, command, launcher, srun, passed, quoting)
+    yield _make_launch(launcher.program, command, launcher, srun, passed, quoting)
 
 
-def _stdin(command: Command) -> tuple[str, bool] | None:
+def _stdin(command: ShellCommand) -> tuple[str, bool] | None:
     for redirect in command.redirects:
         if redirect.heredoc is not None:
             return redirect.heredoc.body, redirect.heredoc.quoted
     return None
 
 
-def _inside(
-    text: str, raw: str, command: Command, values: Mapping[str, str], depth: int, srun: Call | None
-) -> Iterator[Launch | Step]:
+def _read_inner_shell(
+    text: str, raw: str, command: ShellCommand, values: Mapping[str, str], depth: int, srun: LauncherCall | None
+) -> Iterator[ScriptLaunch | SrunStep]:
     """The text of bash -c, as commands of its own."""
     quoting = "single" if raw.startswith("'") else "double"
-    whole = _WHOLE.fullmatch(text)
+    whole = _WHOLE_VARIABLE.fullmatch(text)
     if quoting == "double" or whole is not None:
         # An array that joins here is a list of words; every other value is put in as it stands.
-        text = _ANY.sub(lambda match: _plain_value(match, values), text)
+        text = _ANY_VARIABLE.sub(lambda match: _plain_value(match, values), text)
     for inner in parse_shell(text, command.line, depth=3).commands:
         kept = inner._replace(line=command.line, background=command.background or inner.background)
-        for found in _read(list(_expand(kept, values)), kept, values, depth + 1, srun, quoting):
-            if isinstance(found, Launch):
+        for found in _read_launch(list(_expand(kept, values)), kept, values, depth + 1, srun, quoting):
+            if isinstance(found, ScriptLaunch):
                 yield found._replace(command=command)
             else:
                 yield found
@@ -205,17 +207,19 @@ def _plain_value(match: re.Match[str], values: Mapping[str, str]) -> str:
     return value[1:-1] if value.startswith("(") and value.endswith(")") else value
 
 
-def _is_small(call: Call) -> bool:
+def _is_utility(call: LauncherCall) -> bool:
     module = call.options.get("module")
-    if "code" in call.options or module in _SMALL_MODULES or (not call.rest and not module):
+    if "code" in call.options or module in _UTILITY_MODULES or (not call.rest and not module):
         return True
     return call.rest[:1] in (("--version",), ("-",)) or "V" in call.options
 
 
-def _launch(launcher: str, command: Command, call: Call, srun: Call | None, passed: list[str], quoting: str) -> Launch:
+def _make_launch(
+    launcher: str, command: ShellCommand, call: LauncherCall, srun: LauncherCall | None, passed: list[str], quoting: str
+) -> ScriptLaunch:
     rest = call.rest
     program, args = (rest[0], rest[1:]) if rest else ("", ())
-    return Launch(
+    return ScriptLaunch(
         launcher=launcher,
         line=command.line,
         command=command,

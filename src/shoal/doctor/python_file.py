@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-MOST_BYTES = 400_000
+MAX_BYTES = 400_000
 _RANK = re.compile(r"\brank\b|local_rank|is_main|main_process|is_master|global_zero|LOCAL_RANK|PROCID|rank_zero", re.I)
 _RESUME = re.compile(r"resume|ckpt_path|load_checkpoint|latest_checkpoint|restore|last\.ckpt|auto_resume", re.I)
 _FREE_PORT = re.compile(r"\b(?:find_free_port|get_free_port|free_port|get_open_port)\s*\(|bind\(\(\s*['\"]{2}\s*,\s*0")
@@ -70,17 +70,17 @@ def find_program(program: str, module: str | None, folders: Sequence[Path]) -> P
 def read_program(path: Path) -> PythonHints:
     """Hints of a Python file; never fails."""
     try:
-        if path.stat().st_size > MOST_BYTES:
+        if path.stat().st_size > MAX_BYTES:
             return PythonHints(path=str(path), unread="it is very long")
         text = path.read_bytes().decode("utf-8", "replace")
-        with _Quiet():
+        with _WarningsIgnored():
             tree = ast.parse(text)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return PythonHints(path=str(path), unread=f"{type(error).__name__}: {error}")
-    return hints_of(tree, text, str(path))
+    return find_hints(tree, text, str(path))
 
 
-class _Quiet:
+class _WarningsIgnored:
     """Strange escapes in other people's files are not our news."""
 
     def __enter__(self) -> None:
@@ -94,9 +94,9 @@ class _Quiet:
         self.context.__exit__(None, None, None)
 
 
-def hints_of(tree: ast.Module, text: str, path: str) -> PythonHints:
+def find_hints(tree: ast.Module, text: str, path: str) -> PythonHints:
     """Pure part of the above."""
-    found = _Walk()
+    found = _HintVisitor()
     found.visit_all(tree)
     return PythonHints(
         path=path,
@@ -117,7 +117,7 @@ def hints_of(tree: ast.Module, text: str, path: str) -> PythonHints:
     )
 
 
-class _Walk:
+class _HintVisitor:
     def __init__(self) -> None:
         self.imports: set[str] = set()
         self.signals: set[str] = set()
@@ -137,7 +137,7 @@ class _Walk:
                 self.imports |= {name.name.split(".")[0] for name in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 self.imports.add(node.module.split(".")[0])
-            elif isinstance(node, ast.FunctionDef) and (line := _leaves(node)) is not None:
+            elif isinstance(node, ast.FunctionDef) and (line := _unconditional_exit_line(node)) is not None:
                 self.leaving[node.name] = line
             elif isinstance(node, ast.Call):
                 self._call(node)
@@ -145,19 +145,19 @@ class _Walk:
     def leaves_line(self) -> int | None:
         """The line on which a handler of SIGTERM, SIGUSR1 or the like ends its process, if one does."""
         for handler in self.handlers:
-            line = _leaves(handler) if isinstance(handler, ast.Lambda) else None
-            line = line or self.leaving.get(_dotted(handler).rsplit(".", 1)[-1])
+            line = _unconditional_exit_line(handler) if isinstance(handler, ast.Lambda) else None
+            line = line or self.leaving.get(_dotted_name(handler).rsplit(".", 1)[-1])
             if line is not None:
                 return line
         return None
 
     def _call(self, node: ast.Call) -> None:
-        name = _dotted(node.func)
+        name = _dotted_name(node.func)
         last = name.rsplit(".", 1)[-1]
         keywords = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
         if last in ("Trainer", "Fabric"):
-            self.devices = _integer(keywords.get("devices")) or _integer(keywords.get("gpus"))
-            self.num_nodes = _integer(keywords.get("num_nodes"))
+            self.devices = _integer_literal(keywords.get("devices")) or _integer_literal(keywords.get("gpus"))
+            self.num_nodes = _integer_literal(keywords.get("num_nodes"))
             strategy = keywords.get("strategy")
             self.spawns = self.spawns or (isinstance(strategy, ast.Constant) and "spawn" in str(strategy.value))
         elif name in ("os.cpu_count", "multiprocessing.cpu_count", "mp.cpu_count", "cpu_count"):
@@ -167,34 +167,34 @@ class _Walk:
         elif name == "wandb.init":
             self.wandb_line = node.lineno
         elif name == "signal.signal" and node.args:
-            self.signals.add(_dotted(node.args[0]).rsplit(".", 1)[-1])
+            self.signals.add(_dotted_name(node.args[0]).rsplit(".", 1)[-1])
             self.handlers += node.args[1:2]
         elif last in ("spawn", "start_processes") and name.split(".")[0] in ("mp", "torch", "xmp", "multiprocessing"):
             self.spawns = True
         elif last == "add_argument":
             self._argument(node, keywords)
-        if "num_workers" in keywords and (number := _integer(keywords["num_workers"])) is not None:
+        if "num_workers" in keywords and (number := _integer_literal(keywords["num_workers"])) is not None:
             self.workers.append(number)
 
     def _argument(self, node: ast.Call, keywords: dict[str, ast.expr]) -> None:
         names = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
         if any(re.fullmatch(r"--?(?:num[_-]?)?workers", name) for name in names):
-            number = _integer(keywords.get("default"))
+            number = _integer_literal(keywords.get("default"))
             self.workers += [number] if number is not None else []
 
 
-def _leaves(function: ast.FunctionDef | ast.Lambda) -> int | None:
+def _unconditional_exit_line(function: ast.FunctionDef | ast.Lambda) -> int | None:
     """Where a function ends the process without any condition on what other processes do."""
     body = function.body if isinstance(function.body, list) else [function.body]
     for node in (inner for statement in body for inner in ast.walk(statement)):
-        if isinstance(node, ast.Call) and _dotted(node.func) in ("sys.exit", "os._exit", "exit", "quit"):
+        if isinstance(node, ast.Call) and _dotted_name(node.func) in ("sys.exit", "os._exit", "exit", "quit"):
             return node.lineno
         if isinstance(node, ast.Raise) and node.exc is not None and "SystemExit" in ast.unparse(node.exc):
             return node.lineno
     return None
 
 
-def _dotted(node: ast.AST) -> str:
+def _dotted_name(node: ast.AST) -> str:
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -202,12 +202,12 @@ def _dotted(node: ast.AST) -> str:
     return ".".join(reversed([*parts, node.id])) if isinstance(node, ast.Name) else parts[0] if parts else ""
 
 
-def _integer(node: ast.AST | None) -> int | None:
+def _integer_literal(node: ast.AST | None) -> int | None:
     is_number = isinstance(node, ast.Constant) and type(node.value) is int and node.value >= 0
     return node.value if is_number and isinstance(node, ast.Constant) and isinstance(node.value, int) else None
 
 
-def folders_of(script: Path, chdir: str | None, moves: Sequence[str]) -> Iterator[Path]:
+def search_directories(script: Path, chdir: str | None, moves: Sequence[str]) -> Iterator[Path]:
     """Where a script's relative paths may begin: its --chdir, where it goes, where we stand, where it lies."""
     here = Path(os.curdir)
     for base in (here, script.parent):

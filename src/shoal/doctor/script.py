@@ -9,50 +9,60 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.batch import Command, Directives, Option, Parsed, Problem, Text, parse_shell, parse_words, read_directives
-from shoal.doctor.geometry import Geometry, read_geometry
-from shoal.doctor.launches import Launch, Step, find_launches, literal_values
-from shoal.doctor.python_file import PythonHints, find_program, folders_of, read_program
+from shoal.batch import (
+    ParsedScript,
+    SbatchOption,
+    ScriptDirectives,
+    ScriptText,
+    ShellCommand,
+    SyntaxProblem,
+    parse_option_words,
+    parse_shell,
+    read_directives,
+)
+from shoal.doctor.geometry import RequestGeometry, read_geometry
+from shoal.doctor.launches import ScriptLaunch, SrunStep, find_launches, literal_values
+from shoal.doctor.python_file import PythonHints, find_program, read_program, search_directories
 
 _SHEBANG = re.compile(r"#!\s*(\S+)(?:\s+(.*))?")
 _SHELLS = frozenset({"bash", "sh", "zsh", "ksh", "dash", "ash"})
-_OUR_SOURCE = re.compile(r"\$\(\s*shoal\s+shell\s*\)|`shoal shell`")
-_OUR_STEPS = frozenset({"train", "posttrain", "evaluate", "resume"})
-_EXPORTING = frozenset({"export", "declare", "typeset"})
-_NOTHING = Parsed((), (), (), frozenset())
+_SHOAL_SOURCE_LINE = re.compile(r"\$\(\s*shoal\s+shell\s*\)|`shoal shell`")
+_SHOAL_STEPS = frozenset({"train", "posttrain", "evaluate", "resume"})
+_EXPORT_COMMANDS = frozenset({"export", "declare", "typeset"})
+_EMPTY_SCRIPT = ParsedScript((), (), (), frozenset())
 
 
-class Export(NamedTuple):
+class ShellExport(NamedTuple):
     """A variable that the script sets; `raw` is the whole word as written."""
 
     name: str
     value: str
     raw: str
     line: int
-    command: Command
+    command: ShellCommand
 
 
-class Script(NamedTuple):
+class BatchScript(NamedTuple):
     """`kind`: batch (any script for sbatch), experiment (ours), or opaque (nothing in it can be read).
 
     `language` is the interpreter's name; commands are known only for shells.
     """
 
     path: str
-    text: Text
+    text: ScriptText
     kind: str
     language: str
     is_login: bool
-    directives: Directives
-    options: Mapping[str, Option]
-    commands: tuple[Command, ...]
+    directives: ScriptDirectives
+    options: Mapping[str, SbatchOption]
+    commands: tuple[ShellCommand, ...]
     functions: frozenset[str]
-    launches: tuple[Launch, ...]
-    steps: tuple[Step, ...]
-    exports: tuple[Export, ...]
+    launches: tuple[ScriptLaunch, ...]
+    steps: tuple[SrunStep, ...]
+    exports: tuple[ShellExport, ...]
     values: Mapping[str, str]
-    geometry: Geometry
-    problems: tuple[Problem, ...]
+    geometry: RequestGeometry
+    problems: tuple[SyntaxProblem, ...]
     python: Mapping[str, PythonHints]
 
     @property
@@ -60,24 +70,26 @@ class Script(NamedTuple):
         return self.language in _SHELLS
 
     @property
-    def top(self) -> list[Command]:
+    def top(self) -> list[ShellCommand]:
         """Commands that run in the script's own order: not inside functions or substitutions."""
         return [command for command in self.commands if not command.nested and command.function is None]
 
     @property
-    def work(self) -> list[Launch]:
+    def work(self) -> list[ScriptLaunch]:
         """The launches that are the job's purpose; helpers beside a distributed or srun launch are left out."""
         heavy = [one for one in self.launches if one.is_distributed or one.srun is not None or "train" in one.raw]
         return heavy or list(self.launches)
 
-    def hints(self, launch: Launch) -> PythonHints | None:
+    def hints(self, launch: ScriptLaunch) -> PythonHints | None:
         """What the launch's Python file tells, or None when it was not found or not understood."""
         found = self.python.get(launch.program if launch.program else "")
         return None if found is None or found.unread else found
 
     def sets(self, flag: str) -> bool:
         """Whether `set -e`, `-u` or `-o pipefail` is on anywhere at the top: flag is e, u or pipefail."""
-        return any(_sets(command, flag) for command in self.top) or (flag != "pipefail" and flag in self._shebang_flags)
+        return any(_sets_flag(command, flag) for command in self.top) or (
+            flag != "pipefail" and flag in self._shebang_flags
+        )
 
     @property
     def _shebang_flags(self) -> str:
@@ -86,7 +98,7 @@ class Script(NamedTuple):
         return "".join(word[1:] for word in words if word.startswith("-") and not word.startswith("--"))
 
 
-def _sets(command: Command, flag: str) -> bool:
+def _sets_flag(command: ShellCommand, flag: str) -> bool:
     if command.name != "set":
         return False
     words = command.texts[1:]
@@ -100,21 +112,25 @@ def _sets(command: Command, flag: str) -> bool:
     return False
 
 
-def read_script(
-    text: Text, path: str, *, steps: frozenset[str] = _OUR_STEPS, find: Callable[[Path], PythonHints] | None = None
-) -> Script:
+def read_batch_script(
+    text: ScriptText,
+    path: str,
+    *,
+    steps: frozenset[str] = _SHOAL_STEPS,
+    find: Callable[[Path], PythonHints] | None = None,
+) -> BatchScript:
     """Facts of one script. `find` reads a Python file (a test gives its own); nothing else is read here."""
     lines = text.lines
     language, is_login = _language(lines)
-    is_experiment = any(_OUR_SOURCE.search(line) for line in lines[:400])
+    is_experiment = any(_SHOAL_SOURCE_LINE.search(line) for line in lines[:400])
     shell = language in _SHELLS and text.encoding != "binary"
-    parsed = parse_shell(text.body) if shell else _NOTHING
+    parsed = parse_shell(text.body) if shell else _EMPTY_SCRIPT
     directives = read_directives(lines, parsed.heredocs)
     options = directives.last()
     if is_experiment:
-        options = {**options, **_called(parsed, steps)}  # the flags of a call win
+        options = {**options, **_step_call_flags(parsed, steps)}  # the flags of a call win
     launches, srun_steps = find_launches(parsed.commands)
-    return Script(
+    return BatchScript(
         path=path,
         text=text,
         kind="experiment" if is_experiment else "opaque" if text.encoding == "binary" or not lines else "batch",
@@ -128,7 +144,7 @@ def read_script(
         steps=tuple(srun_steps),
         exports=tuple(_exports(parsed.commands)),
         values=literal_values(parsed.commands),
-        geometry=Geometry() if directives.is_het else read_geometry(options),
+        geometry=RequestGeometry() if directives.is_het else read_geometry(options),
         problems=parsed.problems,
         python=_programs(launches, Path(path), options.get("chdir"), parsed.commands, find or _cached_program),
     )
@@ -149,44 +165,44 @@ def _language(lines: tuple[str, ...]) -> tuple[str, bool]:
     )
 
 
-def _called(parsed: Parsed, steps: frozenset[str]) -> dict[str, Option]:
+def _step_call_flags(parsed: ParsedScript, steps: frozenset[str]) -> dict[str, SbatchOption]:
     """The sbatch flags behind the step functions of one of our experiment scripts."""
-    found: dict[str, Option] = {}
+    found: dict[str, SbatchOption] = {}
     for command in parsed.commands:
         if command.name in steps:
             words = command.texts[1:]
             words = words[: words.index("--")] if "--" in words else words
-            options, _ = parse_words(words, command.line)
+            options, _ = parse_option_words(words, command.line)
             found.update({option.name: option for option in options})
     return found
 
 
-def _exports(commands: tuple[Command, ...]) -> list[Export]:
-    found: list[Export] = []
+def _exports(commands: tuple[ShellCommand, ...]) -> list[ShellExport]:
+    found: list[ShellExport] = []
     for command in commands:
-        found += [Export(one.name, one.value, one.raw, one.line, command) for one in command.assigns]
-        if command.name in _EXPORTING:
+        found += [ShellExport(one.name, one.value, one.raw, one.line, command) for one in command.assigns]
+        if command.name in _EXPORT_COMMANDS:
             for word in command.words[1:]:
                 name, equals, value = word.text.partition("=")
                 if equals and name.isidentifier():
-                    found.append(Export(name, value, word.raw, word.line, command))
+                    found.append(ShellExport(name, value, word.raw, word.line, command))
         elif command.name == "setenv" and len(command.words) == 3:
-            found.append(Export(command.texts[1], command.texts[2], command.raw, command.line, command))
+            found.append(ShellExport(command.texts[1], command.texts[2], command.raw, command.line, command))
     return found
 
 
 def _programs(
-    launches: list[Launch],
+    launches: list[ScriptLaunch],
     path: Path,
-    chdir: Option | None,
-    commands: tuple[Command, ...],
+    chdir: SbatchOption | None,
+    commands: tuple[ShellCommand, ...],
     find: Callable[[Path], PythonHints],
 ) -> dict[str, PythonHints]:
     wanted = {launch.program: launch.option("module") for launch in launches if launch.program}
     if not wanted:
         return {}
     moves = [command.texts[1] for command in commands if command.name == "cd" and len(command.words) == 2]
-    folders = list(folders_of(path, chdir.value if chdir else None, moves))
+    folders = list(search_directories(path, chdir.value if chdir else None, moves))
     found: dict[str, PythonHints] = {}
     for program, module in wanted.items():
         if (file := find_program(program, module, folders)) is not None:

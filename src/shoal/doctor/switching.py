@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from shoal.kernel import value_of
-from shoal.observe import START_UP, Pace
+from shoal.observe import START_UP_SHARE, ProgressRate
 
 #: What GPUs that work together are taken to lose, where nobody has measured it.
 ASSUMED_EFFICIENCY = 0.8
@@ -19,7 +19,7 @@ ASSUMED_EFFICIENCY = 0.8
 _LEAST_SAVING_S = 300.0
 
 
-class Running(Pace, frozen=True, kw_only=True):
+class Running(ProgressRate, frozen=True, kw_only=True):
     """The job as it is; `checkpoint_age_s` is None when there is nothing to start from."""
 
     gpus: int
@@ -132,7 +132,7 @@ def _notes(running: Running, other: Alternative, keep_s: float, work_s: float) -
         notes.append("it does not fit into its time limit")
     if other.time_limit_s is not None and work_s > other.time_limit_s:
         notes.append("the other does not fit into its time limit; --time gives it more")
-    if running.fraction - running.since < START_UP:
+    if running.fraction - running.since < START_UP_SHARE:
         notes.append("it has only begun: what was measured is mostly its start-up")
     return notes
 

@@ -21,43 +21,52 @@ from ..kernel import lazy_exports
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from . import accounts, admission, cache, copies, environment, nodes, notices, packages, stages, survival
-    from .admission import Need
+    from .admission import ResourceCounts
     from .checksum import crc32
     from .environment import (
-        BUILT_IN,
-        NotSet,
-        complete,
-        escape,
-        expand,
-        fill,
-        fill_known,
-        placeholders,
+        BUILT_IN_PLACEHOLDERS,
+        VariableNotSet,
+        escape_placeholders,
+        expand_path,
+        fill_all,
+        fill_known_placeholders,
+        fill_placeholders,
+        format_value,
+        placeholder_names,
         read_secrets,
-        text_of,
     )
     from .launch import family
     from .launch.container import (
-        GPUS,
-        NONE,
+        CONTAINER_VARIABLE,
+        GPU_VENDORS,
+        NO_CONTAINER,
         RUNTIMES,
-        VARIABLE,
         Container,
         ContainerError,
-        build,
-        merge,
+        build_container,
+        container_argv,
+        merge_settings,
         parse_bind,
-        whole,
-        words,
+        with_absolute_paths,
     )
-    from .launch.geometry import DEFAULTS, MODES, PORT_BASE, PORT_COUNT, Geometry, GeometryError, compute, describe
+    from .launch.geometry import (
+        LAUNCH_DEFAULTS,
+        LAUNCH_MODES,
+        PORT_BASE,
+        PORT_COUNT,
+        GeometryError,
+        LaunchGeometry,
+        compute_geometry,
+        describe_geometry,
+    )
     from .pack import follow
-    from .pack.books import WHOLE, Allocator, Assignment, Demand, even_share, parts
-    from .pack.node import CLAIMED
-    from .pack.queue import Item, Queue
-    from .pack.search import Rule
-    from .shipping import ship
+    from .pack.books import GPU_PARTS, Allocator, Assignment, Demand, count_gpu_parts, even_share
+    from .pack.node import CLAIMED_FILE
+    from .pack.queue import QueuedRun, RunQueue
+    from .pack.search import HalvingRule
+    from .shipping import write_agent_zip
     from .staging import Stage, StageError
-    from .trial import trials_of
-    from .workdir import UPWARD, upward
+    from .trial import replacements_of
+    from .workdir import PARENT_PATH, parent_paths
 else:
     __getattr__ = lazy_exports(__name__)

@@ -23,15 +23,15 @@ from ..kernel import files, layout, process, records, slurm, submission
 from . import accounts, stages
 
 _ENTRY = re.compile(r"(\d{20})\.([%s]+)(?:\.(\d+))?\Z" % layout.TOKEN_LETTERS)
-_TURN = re.compile(r"turn\.(\d+)(\.end)?\Z")
+_LOCK_FILE = re.compile(r"turn\.(\d+)(\.end)?\Z")
 _TOKEN = re.compile(r"\.([%s]{%d})(?:-\d+)?\Z" % (layout.TOKEN_LETTERS, layout.TOKEN_LENGTH))
-_KINDS = ("jobs", "nodes", "gpus")
-_FOREIGN_TURN_S = 120.0
+_RESOURCES = ("jobs", "nodes", "gpus")
+_MAX_FOREIGN_LOCK_S = 120.0
 
-Need = Dict[str, int]
+ResourceCounts = Dict[str, int]
 
 
-class Report(NamedTuple):
+class AdmissionResult(NamedTuple):
     """What one round did: names let in, how many still wait, and why no more could be let in if squeue failed."""
 
     admitted: List[str]
@@ -43,11 +43,11 @@ def queue_dir(home: str, queue: str) -> str:
     return os.path.join(home, "queue", queue)
 
 
-def entries(home: str, queue: str) -> List[Tuple[str, str]]:
+def waiting_entries(home: str, queue: str) -> List[Tuple[str, str]]:
     """(file name, token) of this user's submissions that wait, the first first."""
     folder = queue_dir(home, queue)
     found = []
-    for name in files.names_in(folder):
+    for name in files.list_names(folder):
         match = _ENTRY.match(name)
         if match and int(match.group(3) or _owner(os.path.join(folder, name))) == os.getuid():
             found.append((name, match.group(2)))
@@ -62,21 +62,21 @@ def _owner(path: str) -> int:
         return -1
 
 
-def limits(home: str, queue: str) -> Need:
+def limits(home: str, queue: str) -> ResourceCounts:
     """The budget, and as `submit` the account's own limit on jobs, where the cluster has told one."""
     record = files.read_json(os.path.join(queue_dir(home, queue), "limits.json")) or {}
-    return {kind: int(record[kind]) for kind in (*_KINDS, "submit") if record.get(kind) is not None}
+    return {kind: int(record[kind]) for kind in (*_RESOURCES, "submit") if record.get(kind) is not None}
 
 
-def retries(home: str, token: str, times: int) -> int:
+def max_retries(home: str, token: str, times: int) -> int:
     """How often a submission's runs are tried again after a failure: as their step said, or as the budget says now."""
-    intent = submission.read(home, token)
+    intent = submission.read_submission_record(home, token)
     limits_path = os.path.join(queue_dir(home, (intent.queue if intent else None) or "-"), "limits.json")
     attempts = (files.read_json(limits_path) or {}).get("attempts")
     return times if attempts is None else int(attempts) - 1
 
 
-def enqueue(home: str, queue: str, token: str, need: Need) -> None:
+def enqueue(home: str, queue: str, token: str, need: ResourceCounts) -> None:
     """Put a submission, whose folder is complete, at the end of the line."""
     folder = queue_dir(home, queue)
     files.make_dir(folder)
@@ -84,7 +84,7 @@ def enqueue(home: str, queue: str, token: str, need: Need) -> None:
     files.create_exclusive(os.path.join(folder, name), files.to_json(dict(need)))
 
 
-def need_of(intent: records.Submission) -> Need:
+def submission_counts(intent: records.Submission) -> ResourceCounts:
     """What a whole submission holds: its jobs, and what each has."""
     tasks = [word for word in intent.argv if word.startswith("--array=0-")] if intent.shape else []
     jobs = int(tasks[0][len("--array=0-") :].split("%")[0]) + 1 if tasks else 1
@@ -92,59 +92,59 @@ def need_of(intent: records.Submission) -> Need:
 
 
 def admit(
-    home: str, queue: str, ending: Optional[str] = None, freed: Optional[Need] = None, wait_s: float = 10.0
-) -> Report:
+    home: str, queue: str, ending: Optional[str] = None, freed: Optional[ResourceCounts] = None, wait_s: float = 10.0
+) -> AdmissionResult:
     """Send this user's submissions that have room, in order. `ending`: a job that ends now; `freed`: what it held."""
-    if not entries(home, queue):
-        return Report([], 0)
-    turn = take_turn(home, queue, wait_s)
+    if not waiting_entries(home, queue):
+        return AdmissionResult([], 0)
+    turn = take_lock(home, queue, wait_s)
     if turn is None:
-        return Report([], len(entries(home, queue)), "another command is letting runs in")
+        return AdmissionResult([], len(waiting_entries(home, queue)), "another command is letting runs in")
     try:
         most = limits(home, queue)
-        used, problem = usage(home, queue, ending)
+        used, problem = project_usage(home, queue, ending)
         if problem is not None:
-            used = {kind: most.get(kind, 0) - (freed or {}).get(kind, 0) for kind in _KINDS}
+            used = {kind: most.get(kind, 0) - (freed or {}).get(kind, 0) for kind in _RESOURCES}
             if not freed or "submit" in most:
-                return Report([], len(entries(home, queue)), problem)
+                return AdmissionResult([], len(waiting_entries(home, queue)), problem)
         admitted: List[str] = []
-        for name, token in entries(home, queue):
+        for name, token in waiting_entries(home, queue):
             need = files.read_json(os.path.join(queue_dir(home, queue), name)) or {}
             if not fits(need, used, most):
                 break
             admitted += _send(home, token)
             _remove(os.path.join(queue_dir(home, queue), name))
-            used = together(used, need)
-        return Report(admitted, len(entries(home, queue)), problem)
+            used = add_usage(used, need)
+        return AdmissionResult(admitted, len(waiting_entries(home, queue)), problem)
     finally:
-        end_turn(home, queue, turn)
+        release_lock(home, queue, turn)
 
 
-def fits(need: Need, used: Need, most: Need) -> bool:
+def fits(need: ResourceCounts, used: ResourceCounts, most: ResourceCounts) -> bool:
     """Whether there is room under every limit."""
-    after = together(used, need)
+    after = add_usage(used, need)
     return all(after.get(kind, 0) <= most[kind] for kind in most)
 
 
-def together(used: Need, need: Need) -> Need:
+def add_usage(used: ResourceCounts, need: ResourceCounts) -> ResourceCounts:
     """What is held when this joins; for Slurm's own limit every job counts."""
-    after = {kind: used[kind] + int(need.get(kind, 0)) for kind in _KINDS}
+    after = {kind: used[kind] + int(need.get(kind, 0)) for kind in _RESOURCES}
     return dict(after, submit=used.get("submit", 0) + int(need.get("jobs", 0)))
 
 
-def usage(home: str, queue: str, ending: Optional[str] = None) -> Tuple[Need, Optional[str]]:
+def project_usage(home: str, queue: str, ending: Optional[str] = None) -> Tuple[ResourceCounts, Optional[str]]:
     """What this project's jobs hold or wait for in Slurm, the ending one left out; or why squeue did not say.
 
     `submit` is what counts towards Slurm's own limit: this user's jobs of any project, the ending one too, and where
     the controller tells it, other people's under the same account.
     """
-    used = dict.fromkeys((*_KINDS, "submit"), 0)
-    others = [uid for uid in users(home) if uid != os.getuid()]
+    used = dict.fromkeys((*_RESOURCES, "submit"), 0)
+    others = [uid for uid in submitting_users(home) if uid != os.getuid()]
     record = files.read_json(os.path.join(queue_dir(home, queue), "limits.json")) or {}
     rows, problem = slurm.squeue(os.environ, [str(os.getuid()), *map(str, others)] if others else ())
     if problem is not None:
         return used, problem
-    needs: Dict[str, Need] = {}
+    needs: Dict[str, ResourceCounts] = {}
     for row in rows:
         token = _TOKEN.search(row.name)
         if row.has_ended:
@@ -154,60 +154,60 @@ def usage(home: str, queue: str, ending: Optional[str] = None) -> Tuple[Need, Op
         if token is None or row.job_id == ending:
             continue
         if token.group(1) not in needs:
-            needs[token.group(1)] = _need_of(home, queue, token.group(1))
-        for kind in _KINDS:
+            needs[token.group(1)] = _run_counts(home, queue, token.group(1))
+        for kind in _RESOURCES:
             used[kind] += needs[token.group(1)][kind]
     if "submit" in record:
-        left = accounts.room(record.get("account"), record.get("qos") or "")
+        left = accounts.slurm_room(record.get("account"), record.get("qos") or "")
         used["submit"] = max(used["submit"], int(record["submit"]) - left if left is not None else 0)
     return used, None
 
 
-def _need_of(home: str, queue: str, token: str) -> Need:
+def _run_counts(home: str, queue: str, token: str) -> ResourceCounts:
     """What one run of a submission holds; nothing if the submission is another project's."""
-    intent = submission.read(home, token)
+    intent = submission.read_submission_record(home, token)
     if intent is None or intent.queue != queue:
-        return dict.fromkeys(_KINDS, 0)
+        return dict.fromkeys(_RESOURCES, 0)
     return {"jobs": 1, "nodes": intent.nodes, "gpus": intent.gpus}
 
 
 def _send(home: str, token: str) -> List[str]:
     """Send one waiting submission of this user, if its run is still wanted. The first to mark it sends it."""
-    intent = submission.read(home, token)
-    if intent is None or not intent.waits or not process.is_ours(intent._asdict()):
+    intent = submission.read_submission_record(home, token)
+    if intent is None or not intent.waits or not process.is_own_record(intent._asdict()):
         return []
-    if not _still_wanted(home, intent.runs[0], token):
+    if not _is_wanted(home, intent.runs[0], token):
         return []
-    waits = stages.dependency(home, list(intent.needs), any_end=intent.any_end)
+    waits = stages.dependency_option(home, list(intent.needs), any_end=intent.any_end)
     if waits.problem is not None:
         reason = "it builds on a run that is not under way: %s" % waits.problem
-        submission.settle(home, token, records.Outcome("void", reason=reason))
+        submission.write_outcome(home, token, records.Outcome("void", reason=reason))
         return []
     argv = [*intent.argv, *(["--dependency=%s" % waits.waits] if waits.waits else [])]
-    sent = submission.send(home, token, records.sender(argv, intent.environment, time.time()))
+    sent = submission.send(home, token, records.new_send(argv, intent.environment, time.time()))
     return [intent.runs[0]] if sent.kind == "accepted" else []
 
 
-def _still_wanted(home: str, name: str, token: str) -> bool:
+def _is_wanted(home: str, name: str, token: str) -> bool:
     run_dir = layout.run_dir(home, name)
-    names = layout.parse_names(files.names_in(run_dir))
+    names = layout.parse_names(files.list_names(run_dir))
     if not names.generation or names.has_submit(names.generation, "cancel"):
         return False
     claim = files.read_json(os.path.join(run_dir, layout.submit_file(names.generation, "claim"))) or {}
     return claim.get("token") == token
 
 
-def take_turn(home: str, queue: str, wait_s: float) -> Optional[int]:
+def take_lock(home: str, queue: str, wait_s: float) -> Optional[int]:
     """The number of our turn, or None if somebody else's does not end in time. A dead holder's turn is over."""
     folder = queue_dir(home, queue)
     files.make_dir(folder)
     deadline = time.monotonic() + wait_s
     while True:
-        turns = [match for name in files.names_in(folder) for match in [_TURN.match(name)] if match]
+        turns = [match for name in files.list_names(folder) for match in [_LOCK_FILE.match(name)] if match]
         newest = max([int(match.group(1)) for match in turns], default=0)
         ended = any(match.group(2) and int(match.group(1)) == newest for match in turns)
-        if newest == 0 or ended or not _is_held(os.path.join(folder, "turn.%d" % newest)):
-            mine = dict(process.this_process(), t=time.time())
+        if newest == 0 or ended or not _is_lock_held(os.path.join(folder, "turn.%d" % newest)):
+            mine = dict(process.own_identity(), t=time.time())
             if files.create_exclusive(os.path.join(folder, "turn.%d" % (newest + 1)), files.to_json(mine)):
                 return newest + 1
             continue
@@ -216,24 +216,24 @@ def take_turn(home: str, queue: str, wait_s: float) -> Optional[int]:
         time.sleep(0.1)
 
 
-def end_turn(home: str, queue: str, turn: int) -> None:
+def release_lock(home: str, queue: str, turn: int) -> None:
     folder = queue_dir(home, queue)
     try:
         files.create_exclusive(os.path.join(folder, "turn.%d.end" % turn), b"{}\n")
-        for name in files.names_in(folder):
-            match = _TURN.match(name)
+        for name in files.list_names(folder):
+            match = _LOCK_FILE.match(name)
             if match and int(match.group(1)) < turn:
                 _remove(os.path.join(folder, name))
     except OSError:
         pass  # The turn ends by itself when this process does.
 
 
-def _is_held(path: str) -> bool:
+def _is_lock_held(path: str) -> bool:
     holder = files.read_json(path)
     if holder is None:
         return False
-    alive = process.is_alive(holder)
-    return alive if alive is not None else time.time() - float(holder.get("t", 0)) < _FOREIGN_TURN_S
+    alive = process.is_process_alive(holder)
+    return alive if alive is not None else time.time() - float(holder.get("t", 0)) < _MAX_FOREIGN_LOCK_S
 
 
 def _remove(path: str) -> None:
@@ -243,26 +243,26 @@ def _remove(path: str) -> None:
         pass
 
 
-def keep_environment(home: str, env: Dict[str, str]) -> str:
+def store_environment(home: str, env: Dict[str, str]) -> str:
     """Keep an environment, which holds no secrets any more, for this user's eyes, once; returns its name."""
     import hashlib
 
     data = json.dumps(env, sort_keys=True).encode("utf-8", "surrogatepass")
     name = hashlib.sha256(data).hexdigest()[:16]
-    folder = os.path.join(home, layout.ENVIRONMENTS, str(os.getuid()))
-    files.make_own_dir(folder)
+    folder = os.path.join(home, layout.ENVIRONMENTS_DIR, str(os.getuid()))
+    files.make_private_dir(folder)
     path = os.path.join(folder, "%s.json" % name)
     if not os.path.exists(path):
         files.create_exclusive(path, data + b"\n")
     return name
 
 
-def users(home: str) -> List[int]:
+def submitting_users(home: str) -> List[int]:
     """Everybody who has submitted something of this project and still has an account here."""
     import pwd
 
     found = []
-    for name in files.names_in(os.path.join(home, layout.ENVIRONMENTS)):
+    for name in files.list_names(os.path.join(home, layout.ENVIRONMENTS_DIR)):
         try:
             found.append(pwd.getpwuid(int(name)).pw_uid)
         except (KeyError, ValueError):

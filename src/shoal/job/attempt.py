@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ..kernel import Allocation, End, Keeper, Start, checkpoints, fence, files, layout, lease, process, resumed
+from ..kernel import Allocation, End, LeaseRenewer, Start, checkpoints, fence, files, layout, lease, process, resumed
 from . import command, packages, stages, survival, workdir
 from .children import Child
 from .launch import container
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 #: Nothing is due: no limit, no warning, no end of a grace time.
 _NEVER = float("inf")
 #: Ways to know that a program continues from its checkpoint that a person wrote down for it (describe/resuming.py).
-_SAID = frozenset(("resume_args", "{resume_from}", "SHOAL_RESUME_FROM"))
+_EXPLICIT_RESUME = frozenset(("resume_args", "{resume_from}", "SHOAL_RESUME_FROM"))
 #: What is left of a warning for writing down the end and sending a follow-up job.
-_SPARE_S = 15.0
+_WARNING_MARGIN_S = 15.0
 
 
-def spec_of(home: str, claim: fence.Claim, code: Optional[str], environ: Mapping[str, str]) -> Dict[str, Any]:
+def read_run_spec(home: str, claim: fence.Claim, code: Optional[str], environ: Mapping[str, str]) -> Dict[str, Any]:
     """What a run is: as it was claimed, in the code that was kept for it, with what its parents left."""
     spec = files.read_json(os.path.join(claim.run_dir, layout.spec_file(claim.revision)))
     if spec is None:
         raise ValueError("%s has no spec %d" % (claim.run_dir, claim.revision))
     spec = dict(spec, **claim.changes)
-    return container.settle(command.in_snapshot(stages.inherit(home, spec), code), environ)
+    return container.resolve_settings(command.use_code_snapshot(stages.apply_parent_outputs(home, spec), code), environ)
 
 
-def begin(
+def begin_attempt(
     claim: fence.Claim,
     number: int,
     me: Allocation,
@@ -48,8 +48,8 @@ def begin(
     """
     resume_from = None
     if spec.get("checkpoint") and (again or claim.resume):
-        resume_from = checkpoints.newest(claim.output_dir, spec["checkpoint"])
-    times, mine = lease.timing(environ), _agent(os.getpid())
+        resume_from = checkpoints.newest_checkpoint(claim.output_dir, spec["checkpoint"])
+    times, mine = lease.timing(environ), _agent_identity(os.getpid())
     env = dict(environ, **(spec.get("env") or {}))
     record = Start(
         **me._asdict(),
@@ -65,22 +65,22 @@ def begin(
         output_dir=claim.output_dir,
         log_dir=claim.log_dir,
         resume_from=resume_from,
-        python=packages.keep(layout.home_of(claim.run_dir), spec["command"], env, spec["cwd"]),
+        python=packages.record_packages(layout.state_dir_of(claim.run_dir), spec["command"], env, spec["cwd"]),
         **more,
     )
     os.makedirs(claim.output_dir, exist_ok=True)
     if claim.log_dir != claim.output_dir:
         os.makedirs(claim.log_dir, exist_ok=True)
-    return lease.create(claim.run_dir, number, record, times, sync=False)
+    return lease.create_lease(claim.run_dir, number, record, times, sync=False)
 
 
 @functools.lru_cache(maxsize=1)
-def _agent(pid: int) -> Dict[str, Any]:
+def _agent_identity(pid: int) -> Dict[str, Any]:
     """This process, looked up once for all runs of a pack."""
-    return process.identity(pid)
+    return process.process_identity(pid)
 
 
-def kept_folder(attempt: int) -> str:
+def kept_checkpoint_dir(attempt: int) -> str:
     """Where the checkpoint is kept, in the output folder, that was there before an attempt."""
     return "before-attempt-%d" % attempt
 
@@ -95,7 +95,7 @@ class Attempt:
 
     def __init__(self, claim: fence.Claim, held: lease.Lease, spec: Dict[str, Any]) -> None:
         #: Its own working directory, if its code was kept.
-        self.workdir = workdir.of(spec, claim.output_dir)
+        self.workdir = workdir.workdir_of(spec, claim.output_dir)
         if self.workdir is not None:
             spec = dict(spec, cwd=self.workdir.cwd)
         self.claim, self.held, self.spec = claim, held, spec
@@ -132,9 +132,9 @@ class Attempt:
         #: Guards on its further nodes, if it has any.
         self.node_guards: "Optional[NodeGuards]" = None
         #: Renews its lease.
-        self.keeper: Optional[Keeper] = None
+        self.keeper: Optional[LeaseRenewer] = None
         #: A trial that has claimed this run: its token, the renewals first seen, and since when.
-        self.rival: Optional[Tuple[str, int, fence.Watch]] = None
+        self.rival: Optional[Tuple[str, int, fence.LeaseWatch]] = None
         #: Signals for the program that came before it.
         self._early: List[int] = []
         self._kill_at: Optional[float] = None
@@ -147,12 +147,12 @@ class Attempt:
         return self.held.number
 
     @property
-    def times(self) -> lease.Timing:
+    def times(self) -> lease.LeaseTiming:
         return lease.timing_of(self.held.start)
 
     @property
     def name(self) -> str:
-        return layout.name_of(self.claim.run_dir)
+        return layout.run_name_of(self.claim.run_dir)
 
     @property
     def identity(self) -> Tuple[str, str]:
@@ -161,10 +161,10 @@ class Attempt:
 
     def prepare(self, base: Mapping[str, str], here_only: bool) -> Optional[str]:
         """Complete the command and the environment around it; why it cannot be started, or None."""
-        self.argv, self.env, problem = command.prepare(
+        self.argv, self.env, problem = command.prepare_command(
             self.spec, self.claim, self.number, self.resume_from, base, self.log, here_only
         )
-        self.env[process.MARK] = str(self.held.start.mark)
+        self.env[process.LEASE_MARK_VARIABLE] = str(self.held.start.mark)
         return problem or self._keep_checkpoint()
 
     def keeps_checkpoint(self) -> bool:
@@ -173,7 +173,9 @@ class Attempt:
         not enough."""
         if not self.resume_from or self.spec.get("smoke") or self.spec.get("trial"):
             return False
-        return self.spec.get("resumes") not in _SAID and not resumed.seen(self.claim.run_dir)
+        return self.spec.get("resumes") not in _EXPLICIT_RESUME and not resumed.newest_resumed_attempt(
+            self.claim.run_dir
+        )
 
     def _keep_checkpoint(self) -> Optional[str]:
         """Keep a copy of the checkpoint where it is needed. Why it cannot be started, or None."""
@@ -181,11 +183,11 @@ class Attempt:
         if not checkpoint or not self.keeps_checkpoint():
             return None
         inside = os.path.relpath(checkpoint, folder)
-        kept = [os.path.join(folder, kept_folder(number), inside) for number in range(1, self.number + 1)]
-        if any(checkpoints.is_copy(path, checkpoint) for path in kept):
+        kept = [os.path.join(folder, kept_checkpoint_dir(number), inside) for number in range(1, self.number + 1)]
+        if any(checkpoints.is_unchanged_copy(path, checkpoint) for path in kept):
             return None
         try:
-            if checkpoints.copy(checkpoint, kept[-1]):
+            if checkpoints.copy_checkpoint_file(checkpoint, kept[-1]):
                 return None
             why = "it changes or cannot be read"
         except OSError as error:
@@ -198,7 +200,7 @@ class Attempt:
         If somebody else may have gone on with the run by now, everything stays as it is.
         """
         place, self.workdir = self.workdir, None
-        if place is None or self.stopped_by == "lost" or lease.now() > self.held.held_until:
+        if place is None or self.stopped_by == "lost" or lease.boot_time_s() > self.held.held_until:
             return ()
         try:
             return tuple(place.clear())
@@ -262,10 +264,10 @@ class Attempt:
         if self.warned:
             return
         self.warned = True
-        survival.warn(self.env, lambda: self.child.signal(signal.SIGUSR1))
+        survival.warn_program(self.env, lambda: self.child.signal(signal.SIGUSR1))
         if self.stops_after_warning:
             self._limit_why = "limit"
-            self._limit_at = time.monotonic() + max(5.0, self.warn_s - self.grace_s - _SPARE_S)
+            self._limit_at = time.monotonic() + max(5.0, self.warn_s - self.grace_s - _WARNING_MARGIN_S)
 
     def pass_on(self, number: int) -> None:
         """A signal for the program. SIGUSR1 is the warning, where its step wants to be warned."""
@@ -283,7 +285,7 @@ class Attempt:
             self._kill_at = time.monotonic() + self.grace_s
             self.child.signal(number)
 
-    def was_closed(self) -> None:
+    def on_lease_lost(self) -> None:
         """Somebody else has closed the lease and may go on with the run: nothing of it may run here any more."""
         self.stopped_by = self.stopped_by or "lost"
         self.child.signal(signal.SIGKILL)

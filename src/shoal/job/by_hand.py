@@ -13,7 +13,7 @@ from ..kernel import Allocation, fence, files, layout, lease, process, records, 
 from ..kernel import submission as transaction
 
 
-class StillWanted(Exception):
+class RunInUse(Exception):
     """The run is queued, running or done: a second job for it would be one too many."""
 
 
@@ -26,33 +26,33 @@ def token_of_this_job(home: str, name: str, token: str, environ: Mapping[str, st
     if environ.get("SHOAL_TOKEN") == token or environ.get("SLURM_JOB_NAME", "").endswith("." + token):
         return token
     run_dir, job_id = layout.run_dir(home, name), environ.get("SLURM_JOB_ID")
-    last = fence.read_claim(run_dir, layout.parse_names(files.names_in(run_dir)).generation)
+    last = fence.read_claim(run_dir, layout.parse_names(files.list_names(run_dir)).generation)
     if last is None or not job_id:
         return None
-    record, outcome = transaction.read(home, last.token), transaction.outcome_of(home, last.token)
+    record, outcome = transaction.read_submission_record(home, last.token), transaction.outcome_of(home, last.token)
     if record is None or outcome is None or not record.by_hand:
         return None
     return last.token if outcome.job_id in (job_id, environ.get("SLURM_ARRAY_JOB_ID") or job_id) else None
 
 
-def is_job_of_script(submission: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
+def is_batch_job(submission: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
     """Whether Slurm runs the script as a job; `bash script.sh` in somebody's allocation is only a process in it."""
     header = str(submission.get("job_name", "")).rpartition(".")[0]
     return bool(environ.get("SLURM_JOB_ID")) and environ.get("SLURM_JOB_NAME") == header
 
 
-def claim_again(home: str, name: str, submission: Dict[str, Any], token: str, me: Allocation) -> fence.Claim:
+def claim_next_generation(home: str, name: str, submission: Dict[str, Any], token: str, me: Allocation) -> fence.Claim:
     """Claim the next generation of the run for this very job, recording it as accepted; StillWanted if it is in use."""
     run_dir = layout.run_dir(home, name)
-    names = layout.parse_names(files.names_in(run_dir))
+    names = layout.parse_names(files.list_names(run_dir))
     last = fence.read_claim(run_dir, names.generation)
     if last is None:
-        raise StillWanted("%s has no record in %s" % (name, home))
-    busy = _in_use(home, last, names)
+        raise RunInUse("%s has no record in %s" % (name, home))
+    busy = _current_use(home, last, names)
     if busy is not None:
-        raise StillWanted("%s %s; `shoal status` tells more" % (name, busy))
+        raise RunInUse("%s %s; `shoal status` tells more" % (name, busy))
     now, runs = time.time(), list(submission["runs"]) if me.array_job_id else [name]
-    intent = records.decode(submission, records.Submission)._replace(
+    intent = records.decode_record(submission, records.Submission)._replace(
         token=token,
         by_hand=True,
         t=now,
@@ -61,29 +61,29 @@ def claim_again(home: str, name: str, submission: Dict[str, Any], token: str, me
         argv=(),
         waits=False,
     )
-    transaction.open_intent(home, intent._replace(**process.this_process()), None)
-    output_dir = _free_folder(last.output_dir)
+    transaction.write_intent(home, intent._replace(**process.own_identity()), None)
+    output_dir = _unused_output_dir(last.output_dir)
     log_dir = output_dir if last.log_dir == last.output_dir else last.log_dir
-    claim = records.Claim(
+    claim = records.ClaimRecord(
         token, last.revision, output_dir, log_dir, index=runs.index(name), t=now, changes=last.changes
     )
-    won = transaction.claim(home, name, names.generation + 1, claim)
+    won = transaction.claim_generation(home, name, names.generation + 1, claim)
     lost = records.Outcome("void", reason="another command claimed the run first")
     accepted = records.Outcome("accepted", job_id=me.array_job_id or me.job_id)
-    transaction.settle(home, token, accepted if won else lost)
+    transaction.write_outcome(home, token, accepted if won else lost)
     if not won:
-        raise StillWanted("%s was submitted by another command just now" % name)
+        raise RunInUse("%s was submitted by another command just now" % name)
     rename_job(me, transaction.job_name(name, token))
     return fence.find_claim(run_dir, token)
 
 
-def _in_use(home: str, last: fence.Claim, names: layout.RunNames) -> Optional[str]:
+def _current_use(home: str, last: fence.Claim, names: layout.RunNames) -> Optional[str]:
     """What the last generation is still doing, in words, or None if it has ended."""
-    done = lease.finished(last.run_dir, names, last.revision)
+    done = lease.successful_attempt(last.run_dir, names, last.revision)
     if done is not None:
         return "is done already (attempt %d)" % done
-    attempt = lease.read(last.run_dir, names, names.attempt) if names.attempt else None
-    if attempt is not None and attempt.state == "live" and not lease.is_dead(attempt.start):
+    attempt = lease.read_attempt(last.run_dir, names, names.attempt) if names.attempt else None
+    if attempt is not None and attempt.state == "live" and not lease.is_holder_dead(attempt.start):
         return "is running (attempt %d)" % names.attempt
     outcome = transaction.outcome_of(home, last.token)
     if (outcome is not None and outcome.kind == "void") or names.has_submit(last.generation, "cancel"):
@@ -95,10 +95,10 @@ def _in_use(home: str, last: fence.Claim, names: layout.RunNames) -> Optional[st
     return None
 
 
-def _free_folder(last: str) -> str:
+def _unused_output_dir(last: str) -> str:
     """A folder beside the last one, named after this second, or a later one if that name was used before."""
     parent, moment = os.path.dirname(last), time.time()
-    used = set(files.names_in(parent)) | {os.path.basename(last)}
+    used = set(files.list_names(parent)) | {os.path.basename(last)}
     while (name := time.strftime("%Y%m%d_%H%M%S", time.localtime(moment))) in used:
         moment += 1
     return os.path.join(parent, name)

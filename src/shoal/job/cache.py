@@ -23,20 +23,20 @@ import tempfile
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ..kernel import files
-from .environment import NotSet, expand
+from .environment import VariableNotSet, expand_path
 
 #: Where a person or a site may say that node-local disk is, best first.
-VARIABLES = ("SHOAL_SCRATCH", "SLURM_TMPDIR", "TMPDIR")
+ROOT_VARIABLES = ("SHOAL_SCRATCH", "SLURM_TMPDIR", "TMPDIR")
 #: How much staged data may take.
-LIMIT = "SHOAL_SCRATCH_LIMIT"
-_NETWORK = """
+LIMIT_VARIABLE = "SHOAL_SCRATCH_LIMIT"
+_NETWORK_FILE_SYSTEMS = """
 nfs nfs4 lustre gpfs beegfs cifs smb3 smbfs ceph glusterfs 9p afs panfs pvfs2 orangefs wekafs daos
 fuse.sshfs fuse.glusterfs fuse.ceph fuse.juicefs fuse.gcsfuse fuse.s3fs
 """
 _UNITS = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
-class Root(NamedTuple):
+class CacheRoot(NamedTuple):
     """A usable cache root; `group` is the group whose members share it, None if it is private; `named` says by what it
     was chosen."""
 
@@ -55,52 +55,52 @@ class Root(NamedTuple):
             return
         if self.group is not None:
             os.chown(folder, -1, self.group)
-            os.chmod(folder, files.SHARED)
+            os.chmod(folder, files.SHARED_MODE)
 
 
-def find_root(environ: Mapping[str, str], profile: Optional[str] = None) -> Tuple[Optional[Root], List[str]]:
+def find_root(environ: Mapping[str, str], profile: Optional[str] = None) -> Tuple[Optional[CacheRoot], List[str]]:
     """The first usable place of those that the environment and the cluster's profile name, and what was wrong before.
 
     SHOAL_SCRATCH and a profile's folder are meant for this and are used as they are; in $TMPDIR, which others use too,
     shoal makes a folder of its own. $NAMES in them are filled in here, on the node.
     """
     notes: List[str] = []
-    for name in (*VARIABLES, "the cluster's profile"):
+    for name in (*ROOT_VARIABLES, "the cluster's profile"):
         base = profile if name.startswith("the ") else environ.get(name)
         if not base:
             continue
         try:
-            return _open_root(expand(base, environ))._replace(named=name), notes
-        except NotSet as variable:
+            return _open_root(expand_path(base, environ))._replace(named=name), notes
+        except VariableNotSet as variable:
             notes.append("%s (%s) is not used: $%s is not set on this node" % (name, base, variable))
         except OSError as error:
             notes.append("%s (%s) is not used: %s" % (name, base, error.strerror or error))
     return None, notes
 
 
-def _open_root(base: str) -> Root:
+def _open_root(base: str) -> CacheRoot:
     told = os.stat(base)
     if not stat.S_ISDIR(told.st_mode):
         raise OSError(errno.ENOTDIR, "not a folder")
-    kind = file_system(base)
-    if kind in _NETWORK.split():
+    kind = file_system_type(base)
+    if kind in _NETWORK_FILE_SYSTEMS.split():
         raise OSError(errno.ENOTSUP, "it is network storage (%s)" % kind)
     mine = told.st_uid == os.getuid()
     shared = bool(told.st_mode & stat.S_IWGRP) and not told.st_mode & stat.S_ISVTX and told.st_gid in os.getgroups()
-    path = os.path.join(base, "shoal-data") if mine or shared else _own_path(base)
-    return _make_root(Root(path, told.st_gid if shared else None))
+    path = os.path.join(base, "shoal-data") if mine or shared else _private_path(base)
+    return _make_root(CacheRoot(path, told.st_gid if shared else None))
 
 
-def own_root(root: Root) -> Root:
+def private_root(root: CacheRoot) -> CacheRoot:
     """Beside a root that a group shares, the one for data that the group may not see."""
-    return _make_root(Root(_own_path(os.path.dirname(root.path))))
+    return _make_root(CacheRoot(_private_path(os.path.dirname(root.path))))
 
 
-def _own_path(base: str) -> str:
+def _private_path(base: str) -> str:
     return os.path.join(base, "shoal-data-%d" % os.getuid())
 
 
-def _make_root(root: Root) -> Root:
+def _make_root(root: CacheRoot) -> CacheRoot:
     path = root.path
     root.make(path)
     owner = os.lstat(path)
@@ -113,7 +113,7 @@ def _make_root(root: Root) -> Root:
     return root
 
 
-def may_read(path: str, group: int) -> bool:
+def is_group_readable(path: str, group: int) -> bool:
     """Whether the members of a group can read a file: by its mode, and by those of all folders above it."""
     real = os.path.realpath(path)
     told = os.stat(real)
@@ -127,7 +127,7 @@ def may_read(path: str, group: int) -> bool:
     return True
 
 
-def file_system(path: str) -> str:
+def file_system_type(path: str) -> str:
     """The type of the file system that holds a path, as the kernel names it; empty if it does not tell."""
     best, kind = -1, ""
     real = os.path.realpath(path)
@@ -143,12 +143,12 @@ def file_system(path: str) -> str:
     return kind
 
 
-class Lock:
+class FileLock:
     """flock on a file that stays. `take(False)` is shared. Closing, or dying, lets go."""
 
     def __init__(self, path: str) -> None:
         if not os.path.exists(path):
-            _make_for_all(path)
+            _make_shared_file(path)
         self.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def take(self, exclusive: bool, wait: bool = False) -> bool:
@@ -172,7 +172,7 @@ class Lock:
             self.fd = -1
 
 
-def _make_for_all(path: str) -> None:
+def _make_shared_file(path: str) -> None:
     """An empty file that every user of a shared root may open from its first moment, whatever the umask.
 
     The umask itself is left alone: it belongs to all threads of a process.
@@ -188,18 +188,18 @@ def _make_for_all(path: str) -> None:
         os.unlink(temp)
 
 
-def free_bytes(root: Root, environ: Mapping[str, str]) -> int:
+def free_bytes(root: CacheRoot, environ: Mapping[str, str]) -> int:
     """What may still be written: free space less a reserve, and less than the cache's own limit if it has one."""
     told = os.statvfs(root.path)
     total, free = told.f_blocks * told.f_frsize, told.f_bavail * told.f_frsize
     room = free - min(total // 50, 2 * 10**9)
-    limit = parse_size(environ.get(LIMIT) or "")
+    limit = parse_size(environ.get(LIMIT_VARIABLE) or "")
     if limit is not None:
-        room = min(room, limit - sum(entry["bytes"] for entry in contents(root)))
+        room = min(room, limit - sum(entry["bytes"] for entry in list_datasets(root)))
     return max(0, room)
 
 
-def contents(root: Root) -> List[Dict[str, Any]]:
+def list_datasets(root: CacheRoot) -> List[Dict[str, Any]]:
     """The data sets in the cache: id, bytes on disk, last use, whether somebody uses it now; oldest use first."""
     found = []
     for name in sorted(os.listdir(root.folder("objects"))):
@@ -208,46 +208,46 @@ def contents(root: Root) -> List[Dict[str, Any]]:
             {
                 "id": name,
                 "bytes": _disk_bytes(root.folder("objects", name)),
-                "used_at": mtime(used),
-                "busy": busy(used),
+                "used_at": mtime_or_zero(used),
+                "busy": is_locked(used),
             }
         )
     return sorted(found, key=lambda entry: float(entry["used_at"]))
 
 
-def busy(path: str) -> bool:
+def is_locked(path: str) -> bool:
     """Whether any process holds the lock at `path`."""
     if not os.path.exists(path):
         return False
-    lock = Lock(path)
+    lock = FileLock(path)
     try:
         return not lock.take(True)
     finally:
         lock.close()
 
 
-def make_room(root: Root, needed: int, environ: Mapping[str, str], keep: str = "") -> List[str]:
+def make_room(root: CacheRoot, needed: int, environ: Mapping[str, str], keep: str = "") -> List[str]:
     """Remove data sets that nobody uses, longest unused first, until `needed` bytes fit; returns what went.
 
     Never removes one that is in use, nor `keep`. What is being removed is out of the cache before its first file goes.
     """
     gone = []
     empty_trash(root)
-    for entry in contents(root):
+    for entry in list_datasets(root):
         if free_bytes(root, environ) >= needed:
             break
-        if entry["id"] != keep and not entry["busy"] and remove(root, entry["id"]):
+        if entry["id"] != keep and not entry["busy"] and remove_dataset(root, entry["id"]):
             gone.append(entry["id"])
     return gone
 
 
-def remove(root: Root, name: str) -> bool:
+def remove_dataset(root: CacheRoot, name: str) -> bool:
     """Remove one data set unless somebody uses or copies it."""
-    use, copy = Lock(root.folder("use", name)), Lock(root.folder("locks", name))
+    use, copy = FileLock(root.folder("use", name)), FileLock(root.folder("locks", name))
     try:
         if not (use.take(True) and copy.take(True)):
             return False
-        grave = bury(root, name)
+        grave = move_to_trash(root, name)
     finally:
         copy.close()
         use.close()
@@ -256,7 +256,7 @@ def remove(root: Root, name: str) -> bool:
     return grave is not None
 
 
-def bury(root: Root, name: str) -> Optional[str]:
+def move_to_trash(root: CacheRoot, name: str) -> Optional[str]:
     """Take a data set out of the cache in one step; the caller holds its locks. Where it went, or None."""
     grave = root.folder("trash", "%s-%08x" % (name, random.getrandbits(32)))
     try:
@@ -266,7 +266,7 @@ def bury(root: Root, name: str) -> Optional[str]:
     return grave
 
 
-def empty_trash(root: Root) -> None:
+def empty_trash(root: CacheRoot) -> None:
     """Finish removals that a kill interrupted."""
     for name in os.listdir(root.folder("trash")):
         shutil.rmtree(root.folder("trash", name), ignore_errors=True)
@@ -296,7 +296,7 @@ def _disk_bytes(folder: str) -> int:
     return total
 
 
-def mtime(path: str) -> float:
+def mtime_or_zero(path: str) -> float:
     try:
         return os.stat(path).st_mtime
     except OSError:

@@ -3,7 +3,7 @@
 from typing import Callable
 
 
-def _fastest() -> "Callable[..., int]":
+def _choose_crc32() -> "Callable[..., int]":
     try:
         from isal.isal_zlib import crc32
     except ImportError:
@@ -11,4 +11,4 @@ def _fastest() -> "Callable[..., int]":
     return crc32
 
 
-crc32 = _fastest()
+crc32 = _choose_crc32()

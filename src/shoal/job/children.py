@@ -30,7 +30,7 @@ from typing import (
 )
 
 if TYPE_CHECKING:
-    from .pack.node import Place
+    from .pack.node import RemoteNode
 
 _PR_SET_PDEATHSIG = 1
 
@@ -113,7 +113,7 @@ class Starter:
         """OSError says what is missing."""
         raise NotImplementedError
 
-    def place(self, slot: int) -> "Optional[Place]":
+    def place(self, slot: int) -> "Optional[RemoteNode]":
         """Where a slot is, if that is not here."""
         return None
 
@@ -137,7 +137,7 @@ class ColdStarter(Starter):
         if sys.platform != "linux":
             return
         setpriv = shutil.which("setpriv", path=environ.get("PATH", os.defpath))
-        if many and setpriv and _works([setpriv, "--pdeathsig", "KILL", "--", "/bin/true"]):
+        if many and setpriv and _runs_successfully([setpriv, "--pdeathsig", "KILL", "--", "/bin/true"]):
             self.prefix = [setpriv, "--pdeathsig", "KILL", "--"]
         else:
             self.setup = functools.partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
@@ -180,7 +180,7 @@ class ColdStarter(Starter):
         return found
 
 
-def end_strangers(known: Iterable[int], running: Set[Tuple[str, str]]) -> None:
+def kill_leftovers(known: Iterable[int], running: Set[Tuple[str, str]]) -> None:
     """End processes that came to us because the run that started them is over; (run, attempt) names those that are not.
 
     Collects those that ended by themselves. A process whose environment does not say where it comes from is left for
@@ -188,13 +188,13 @@ def end_strangers(known: Iterable[int], running: Set[Tuple[str, str]]) -> None:
     """
     ours = set(known)
     for _ in range(5):  # A killed one may leave children of its own.
-        if not _end_strangers(ours, running):
+        if not _kill_leftovers_once(ours, running):
             return
 
 
-def _end_strangers(ours: Set[int], running: Set[Tuple[str, str]]) -> bool:
+def _kill_leftovers_once(ours: Set[int], running: Set[Tuple[str, str]]) -> bool:
     killed = False
-    for pid in _own_children():
+    for pid in _child_pids():
         if pid in ours:
             continue
         try:
@@ -215,7 +215,7 @@ def _end_strangers(ours: Set[int], running: Set[Tuple[str, str]]) -> bool:
     return killed
 
 
-def _own_children() -> List[int]:
+def _child_pids() -> List[int]:
     """Our children by one small file; where the kernel has none, strangers wait for the end of the engine."""
     try:
         with open("/proc/self/task/%d/children" % os.getpid()) as file:
@@ -224,7 +224,7 @@ def _own_children() -> List[int]:
         return []
 
 
-def _works(argv: Sequence[str]) -> bool:
+def _runs_successfully(argv: Sequence[str]) -> bool:
     try:
         done = subprocess.run(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):

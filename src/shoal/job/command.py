@@ -8,7 +8,7 @@ from . import environment
 from .launch import allocation, container, container_needs, plan
 
 
-def in_snapshot(spec: Dict[str, Any], code: Optional[str]) -> Dict[str, Any]:
+def use_code_snapshot(spec: Dict[str, Any], code: Optional[str]) -> Dict[str, Any]:
     """The spec, to be executed with the code as it was when the job was submitted, where that was kept."""
     if code and not os.path.isdir(code):
         return dict(spec, cannot_start="the snapshot of its code is gone: %s" % code)
@@ -17,7 +17,7 @@ def in_snapshot(spec: Dict[str, Any], code: Optional[str]) -> Dict[str, Any]:
     return dict(spec, cwd=code, root=spec["cwd"], code=code) if code else spec
 
 
-def prepare(
+def prepare_command(
     spec: Mapping[str, Any],
     claim: fence.Claim,
     number: int,
@@ -27,35 +27,37 @@ def prepare(
     here_only: bool,
 ) -> Tuple[List[str], Dict[str, str], Optional[str]]:
     """(arguments, environment, None), or a problem in words as the third. `here_only`: launch on this machine alone."""
-    env = environment.for_run(spec, claim, number, resume_from, base)
-    values = environment.values_of(spec, env)
-    argv = environment.argv_of(spec, values)
+    env = environment.run_environment(spec, claim, number, resume_from, base)
+    values = environment.placeholder_values(spec, env)
+    argv = environment.run_argv(spec, values)
     if spec.get("cannot_start"):
         return argv, env, str(spec["cannot_start"])
     if claim.resume and not resume_from:
         return argv, env, "no checkpoint %s in %s to resume from" % (spec.get("checkpoint"), claim.output_dir)
-    problem = container_needs.problem_of(spec, env, places(spec, claim), here_only)
+    problem = container_needs.container_problem(spec, env, bind_dirs(spec, claim), here_only)
     if problem is not None:
         return argv, env, problem
-    one = container.chosen(spec, env)
-    env.update(container.surroundings(env) if one else {})
+    one = container.resolve_container(spec, env)
+    env.update(container.runtime_environment(env) if one else {})
     if spec.get("launch", "process") == "process" and not (one and one.by_srun):
-        return argv, plan.for_process(env), None
+        return argv, plan.process_environment(env), None
     use = os.path.join(claim.run_dir, layout.attempt_file(number, "use"))
-    folders = places(spec, claim)
-    argv, problem = plan.prepare(spec, number, values, env, log, claim.output_dir, here_only, folders, use)
+    folders = bind_dirs(spec, claim)
+    argv, problem = plan.prepare_launch(spec, number, values, env, log, claim.output_dir, here_only, folders, use)
     return argv, env, problem
 
 
-def places(spec: Mapping[str, Any], claim: fence.Claim) -> List[str]:
+def bind_dirs(spec: Mapping[str, Any], claim: fence.Claim) -> List[str]:
     """Folders of this run that its program must see, wherever it runs."""
-    return [spec.get("root", spec["cwd"]), layout.home_of(claim.run_dir), claim.output_dir, claim.log_dir]
+    return [spec.get("root", spec["cwd"]), layout.state_dir_of(claim.run_dir), claim.output_dir, claim.log_dir]
 
 
-def inside(spec: Mapping[str, Any], claim: fence.Claim, argv: List[str], env: Mapping[str, str]) -> List[str]:
+def wrap_in_container(
+    spec: Mapping[str, Any], claim: fence.Claim, argv: List[str], env: Mapping[str, str]
+) -> List[str]:
     """The command in its container, once its data is there; a launcher is outside and contains its processes itself."""
     if spec.get("launch", "process") != "process":
         return argv
     gpus = int(env.get("SHOAL_GPUS_PER_NODE") or 0) > 0
-    seen = gpus and bool(env.get("SLURM_JOB_ID") or allocation.local_gpus(env))
-    return [*container.box_of(spec, env, places(spec, claim), seen).around, *argv]
+    seen = gpus and bool(env.get("SLURM_JOB_ID") or allocation.local_gpu_ids(env))
+    return [*container.container_args(spec, env, bind_dirs(spec, claim), seen).around, *argv]

@@ -16,72 +16,78 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from ..kernel import files
 from . import cache, listing
-from .cache import Lock, Root
-from .copying import Item, flat
+from .cache import CacheRoot, FileLock
+from .copying import CopyItem, flat_name
 from .listing import Listing
 
 #: Beside the data set's folder: where it came from; that all of it is there; why it never will be; what readers want;
 #: what they found damaged.
-ABOUT, COMPLETE, PROBLEM, WANTS, DAMAGED = "about.json", "complete.json", "problem", "wants", "damaged"
+ABOUT_FILE, COMPLETE_FILE, PROBLEM_FILE, REQUESTS_DIR, DAMAGED_DIR = (
+    "about.json",
+    "complete.json",
+    "problem",
+    "wants",
+    "damaged",
+)
 
 
-class Copy:
+class DatasetCopy:
     """The copy of what `told` lists, in the cache `root`. Whoever made it must hold its locks as `Stage` does."""
 
-    def __init__(self, root: Root, told: Listing) -> None:
+    def __init__(self, root: CacheRoot, told: Listing) -> None:
         self.root = root
         self.list = told
         self.home = root.folder("objects", told.id)
         self.folder = os.path.join(self.home, "data")
         self.parts = os.path.join(self.home, "parts")
-        self.wants = os.path.join(self.home, WANTS)
-        self.damaged = os.path.join(self.home, DAMAGED)
+        self.wants = os.path.join(self.home, REQUESTS_DIR)
+        self.damaged = os.path.join(self.home, DAMAGED_DIR)
 
     def lay_out(self) -> None:
         """Make the folder, once. Left by a node that went down while copying, it may hold files without their bytes."""
         if self._is_laid_out():
             return
-        lock = Lock(self.root.folder("locks", self.list.id))
+        lock = FileLock(self.root.folder("locks", self.list.id))
         try:
             lock.take(True, wait=True)
-            about = files.read_json(os.path.join(self.home, ABOUT))
+            about = files.read_json(os.path.join(self.home, ABOUT_FILE))
             if about is not None and about.get("boot") == boot_id():
                 return
-            grave = cache.bury(self.root, self.list.id)
+            grave = cache.move_to_trash(self.root, self.list.id)
             if grave is not None:
                 shutil.rmtree(grave, ignore_errors=True)
             for folder in (self.home, self.folder, self.parts, self.wants, self.damaged):
                 self.root.make(folder)
             if self.list.manifest is not None:
-                _write(os.path.join(self.folder, listing.MANIFEST), self.list.manifest)
+                _write(os.path.join(self.folder, listing.MANIFEST_FILE), self.list.manifest)
             about = {"source": self.list.folder, "id": self.list.id, "boot": boot_id()}
-            _write(os.path.join(self.home, ABOUT), files.to_json(about))
+            _write(os.path.join(self.home, ABOUT_FILE), files.to_json(about))
         finally:
             lock.close()
 
     def _is_laid_out(self) -> bool:
-        about = files.read_json(os.path.join(self.home, ABOUT))
+        about = files.read_json(os.path.join(self.home, ABOUT_FILE))
         return about is not None and (about.get("boot") == boot_id() or self.is_complete())
 
     def is_complete(self) -> bool:
         """All files are there, and their bytes are on disk or at least of this boot."""
-        record = files.read_json(os.path.join(self.home, COMPLETE))
+        record = files.read_json(os.path.join(self.home, COMPLETE_FILE))
         return record is not None and bool(record.get("synced") or record.get("boot") == boot_id())
 
     def broken(self) -> List[str]:
         """Files that a complete copy has lost or that readers found damaged: disks fail, and people tidy up."""
-        damaged = set(files.names_in(self.damaged))
-        return [name for name in self.list.items if flat(name) in damaged or not self.has(name)]
+        damaged = set(files.list_names(self.damaged))
+        return [name for name in self.list.items if flat_name(name) in damaged or not self.has(name)]
 
     def note_complete(self, synced: bool) -> None:
         record: Dict[str, Any] = {"boot": boot_id(), "bytes": self.list.bytes}
         if synced:
             record["synced"] = True
-        _write(os.path.join(self.home, COMPLETE), files.to_json(record))
+        _write(os.path.join(self.home, COMPLETE_FILE), files.to_json(record))
 
     def note_problem(self, text: Optional[str]) -> None:
         """Tell readers why the data will never be there; None takes it back."""
-        path = os.path.join(self.home, PROBLEM)
+        path = os.path.join(self.home, PROBLEM_FILE)
         if text is None:
             _remove(path)
         else:
@@ -96,7 +102,7 @@ class Copy:
             return False
 
     def is_copied(self, name: str) -> bool:
-        damaged = os.path.lexists(os.path.join(self.damaged, flat(name)))
+        damaged = os.path.lexists(os.path.join(self.damaged, flat_name(name)))
         return self.has(name) and not damaged and not os.path.islink(os.path.join(self.folder, name))
 
     def missing(self, units: List[Tuple[str, ...]]) -> List[Tuple[str, ...]]:
@@ -117,17 +123,21 @@ class Copy:
 
     def wanted(self) -> List[str]:
         """What readers ask for, the longest asked first."""
-        names = files.names_in(self.wants)
-        return names if len(names) < 2 else sorted(names, key=lambda name: cache.mtime(os.path.join(self.wants, name)))
+        names = files.list_names(self.wants)
+        return (
+            names
+            if len(names) < 2
+            else sorted(names, key=lambda name: cache.mtime_or_zero(os.path.join(self.wants, name)))
+        )
 
     def arrived(self, name: str) -> None:
         """Nobody need wait for this file any more."""
-        _remove(os.path.join(self.wants, flat(name)))
-        _remove(os.path.join(self.damaged, flat(name)))
+        _remove(os.path.join(self.wants, flat_name(name)))
+        _remove(os.path.join(self.damaged, flat_name(name)))
 
     def drop_parts(self) -> None:
         """Give back the room of files on their way."""
-        for name in files.names_in(self.parts):
+        for name in files.list_names(self.parts):
             _remove(os.path.join(self.parts, name))
 
     @contextmanager
@@ -154,15 +164,15 @@ class Copy:
         return True
 
 
-class Queue:
+class CopyQueue:
     """What to copy next: what a reader waits for, else the next in order. Called with the copier's lock held."""
 
-    def __init__(self, units: List[Tuple[str, ...]], copy: Copy) -> None:
+    def __init__(self, units: List[Tuple[str, ...]], copy: DatasetCopy) -> None:
         self._units = list(units)
         self._copy = copy
         self._now: List[str] = []
 
-    def __call__(self) -> Optional[Item]:
+    def __call__(self) -> Optional[CopyItem]:
         while not self._now:
             if not self._units:
                 return None
@@ -174,7 +184,7 @@ class Queue:
         return self._copy.list.items[self._now.pop(0)]
 
 
-def fit(units: List[Tuple[str, ...]], items: Dict[str, Item], room: int) -> Tuple[Any, Any]:
+def split_by_size(units: List[Tuple[str, ...]], items: Dict[str, CopyItem], room: int) -> Tuple[Any, Any]:
     """Units that fit into the room, in order, and the rest."""
     fitting: List[Tuple[str, ...]] = []
     rest: List[Tuple[str, ...]] = []

@@ -15,13 +15,13 @@ from ..kernel import files
 from .checksum import crc32
 
 #: What one thread asks for at a time: large enough to fill a link.
-RANGE = 2 << 20
+RANGE_BYTES = 2 << 20
 #: Of which so much is read, summed and written at once, while it is in the processor's cache.
-_CHUNK = 256 << 10
+_CHUNK_BYTES = 256 << 10
 _POLYNOMIAL = 0xEDB88320
 
 
-class Item(NamedTuple):
+class CopyItem(NamedTuple):
     """A file to copy; `crc32` is what its bytes must give, or None if nobody knows."""
 
     name: str
@@ -34,14 +34,14 @@ class SourceChanged(Exception):
     """The source is not what its manifest, or the first look at it, says."""
 
 
-class Stopped(Exception):
+class CopyStopped(Exception):
     """Somebody asked the copy to end."""
 
 
 class Copier:
     """Copies items from `source` to `goal` by way of `parts`, calling `arrived(item)` for each one in place."""
 
-    def __init__(self, source: str, goal: str, parts: str, threads: int, arrived: Callable[[Item], None]) -> None:
+    def __init__(self, source: str, goal: str, parts: str, threads: int, arrived: Callable[[CopyItem], None]) -> None:
         self.source = source
         self.goal = goal
         self.parts = parts
@@ -51,12 +51,12 @@ class Copier:
         self.stop = threading.Event()
         self._changed = threading.Condition()
         self._error: Optional[BaseException] = None
-        self._open: Dict[int, "_Part"] = {}
+        self._open: Dict[int, "_PartialFile"] = {}
         self._opening = 0
         self._taken = 0
-        self._next: Callable[[], Optional[Item]] = lambda: None
+        self._next: Callable[[], Optional[CopyItem]] = lambda: None
 
-    def run(self, next_item: Callable[[], Optional[Item]]) -> None:
+    def run(self, next_item: Callable[[], Optional[CopyItem]]) -> None:
         """Copy what `next_item` gives, in that order, until it gives None. The first error stops all and is raised."""
         self._next = next_item
         workers = [threading.Thread(target=self._work, daemon=True) for _ in range(self.threads)]
@@ -70,7 +70,7 @@ class Copier:
             raise self._error
 
     def _work(self) -> None:
-        buffer = memoryview(bytearray(_CHUNK))
+        buffer = memoryview(bytearray(_CHUNK_BYTES))
         try:
             while not self.stop.is_set():
                 task = self._take()
@@ -92,7 +92,7 @@ class Copier:
                 self.stop.set()
                 self._changed.notify_all()
 
-    def _take(self) -> "Optional[Tuple[int, _Part, int]]":
+    def _take(self) -> "Optional[Tuple[int, _PartialFile, int]]":
         """The next range: of the earliest file that has one left; None when there will be no more.
 
         Files are opened while ranges of others are left: on network storage that is several round trips, each behind
@@ -115,11 +115,11 @@ class Copier:
             self._open_part(place, item)
         return None
 
-    def _open_part(self, place: int, item: Item) -> None:
+    def _open_part(self, place: int, item: CopyItem) -> None:
         """Without the lock: a folder has very many files, and threads open them at once."""
-        part: Optional[_Part] = None
+        part: Optional[_PartialFile] = None
         try:
-            part = _Part(self.source, self.goal, self.parts, item)
+            part = _PartialFile(self.source, self.goal, self.parts, item)
         finally:
             with self._changed:
                 self._opening -= 1
@@ -128,25 +128,25 @@ class Copier:
                 self._changed.notify_all()
 
 
-class _Part:
+class _PartialFile:
     """One file on its way: PARTS/NAME with a journal of the ranges that are in it."""
 
-    def __init__(self, source: str, goal: str, parts: str, item: Item) -> None:
+    def __init__(self, source: str, goal: str, parts: str, item: CopyItem) -> None:
         self.item = item
         self.final = os.path.join(goal, item.name)
-        self.path = os.path.join(parts, flat(item.name))
-        self.ranges = max(1, -(-item.size // RANGE))
+        self.path = os.path.join(parts, flat_name(item.name))
+        self.ranges = max(1, -(-item.size // RANGE_BYTES))
         self._crcs: List[Optional[int]] = [None] * self.ranges
         self._given = 0
         self._left = self.ranges
-        self._fresh = not _is_own(self.path)
+        self._fresh = not _is_own_part(self.path)
         self._in = os.open(os.path.join(source, item.name), os.O_RDONLY | os.O_CLOEXEC)
         try:
             self._seen = os.fstat(self._in)
             self._compare()
             self._out = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             self._kept = {} if self._fresh else _read_journal(self.path + ".done")
-            self._journal = None if item.size <= RANGE else open(self.path + ".done", "a")  # noqa: SIM115 (closed with the part)
+            self._journal = None if item.size <= RANGE_BYTES else open(self.path + ".done", "a")  # noqa: SIM115 (closed with the part)
         except BaseException:
             os.close(self._in)
             raise
@@ -161,8 +161,8 @@ class _Part:
 
     def copy(self, number: int, buffer: memoryview) -> int:
         """Fetch one range, or find it intact on the local disk; returns the bytes that came from the source."""
-        start = number * RANGE
-        end = min(start + RANGE, self.item.size)
+        start = number * RANGE_BYTES
+        end = min(start + RANGE_BYTES, self.item.size)
         if number in self._kept:
             crc = 0
             for view in _chunks(self._out, start, end, buffer):
@@ -205,15 +205,15 @@ class _Part:
             now = os.fstat(self._in)
             if (now.st_size, now.st_mtime_ns) != (self._seen.st_size, self._seen.st_mtime_ns):
                 raise SourceChanged("%s changed while it was copied" % self.item.name)
-            lengths = [min(RANGE, self.item.size - k * RANGE) for k in range(self.ranges)]
-            whole = combine([(crc or 0, length) for crc, length in zip(self._crcs, lengths)])
+            lengths = [min(RANGE_BYTES, self.item.size - k * RANGE_BYTES) for k in range(self.ranges)]
+            whole = combine_crc32([(crc or 0, length) for crc, length in zip(self._crcs, lengths)])
             if self.item.crc32 is not None and "%08x" % whole != self.item.crc32:
                 os.unlink(self.path)
                 raise SourceChanged("%s does not have the checksum of its manifest" % self.item.name)
             os.ftruncate(self._out, self.item.size)
             if self.item.mtime_ns is not None:
                 os.utime(self._out, ns=(self.item.mtime_ns, self.item.mtime_ns))
-            _permit(self._out, now)
+            _copy_permissions(self._out, now)
             folder = os.path.dirname(self.final)
             if not os.path.isdir(folder):
                 files.make_dir(folder)
@@ -244,12 +244,12 @@ class _Part:
             raise SourceChanged("%s changed since it was listed" % self.item.name)
 
 
-def flat(name: str) -> str:
+def flat_name(name: str) -> str:
     """A name in one folder for a file that may lie deeper."""
     return name.replace("/", "\\")
 
 
-def _is_own(path: str) -> bool:
+def _is_own_part(path: str) -> bool:
     """Whether there is a part file of this user's. What another user of a shared cache began is begun again."""
     try:
         if os.stat(path).st_uid == os.geteuid():
@@ -264,7 +264,7 @@ def _is_own(path: str) -> bool:
     return False
 
 
-def _permit(fd: int, source: os.stat_result) -> None:
+def _copy_permissions(fd: int, source: os.stat_result) -> None:
     """Give a copy the permissions of its source; where its group cannot have them, the group gets what all have."""
     mode = stat.S_IMODE(source.st_mode) & 0o777 | stat.S_IRUSR
     if os.fstat(fd).st_gid != source.st_gid and mode & 0o070 != (mode & 0o007) << 3:
@@ -275,29 +275,29 @@ def _permit(fd: int, source: os.stat_result) -> None:
     os.fchmod(fd, mode)
 
 
-def combine(pieces: List[Tuple[int, int]]) -> int:
+def combine_crc32(pieces: List[Tuple[int, int]]) -> int:
     """CRC-32 of pieces in a row, from the CRC and length of each."""
     whole = 0
     powers: Dict[int, int] = {}
     for crc, length in pieces:
         if length not in powers:
-            powers[length] = _power(length)
-        whole = _times(whole, powers[length]) ^ crc
+            powers[length] = _crc32_shift(length)
+        whole = _crc32_multiply(whole, powers[length]) ^ crc
     return whole
 
 
-def _power(length: int) -> int:
+def _crc32_shift(length: int) -> int:
     """x^(8 length) modulo the polynomial, with the bits in the order of CRC-32 (the highest is x^0)."""
     result, square = 1 << 31, 1 << 23
     while length:
         if length & 1:
-            result = _times(result, square)
-        square = _times(square, square)
+            result = _crc32_multiply(result, square)
+        square = _crc32_multiply(square, square)
         length >>= 1
     return result
 
 
-def _times(a: int, b: int) -> int:
+def _crc32_multiply(a: int, b: int) -> int:
     total = 0
     for bit in range(31, -1, -1):
         if b >> bit & 1:

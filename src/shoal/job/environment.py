@@ -14,7 +14,7 @@ from . import workdir
 _PLACEHOLDER = re.compile(r"(\$?)(\{+)([A-Za-z_][A-Za-z0-9_.]*)(\}+)", re.ASCII)
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})")
 #: Between shoal's own processes; none of the program's business.
-_INTERNAL = (
+_INTERNAL_VARIABLES = (
     "SHOAL_TOKEN",
     "SHOAL_FOLLOW",
     "SHOAL_ON",
@@ -25,11 +25,21 @@ _INTERNAL = (
 )
 _SECRET_LINE = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=(.*)")
 #: What placeholders stand for beside parameters; {output_dir} is $SHOAL_OUTPUT_DIR. No parameter may be called so.
-BUILT_IN = ("run", "experiment", "step", "seed", "attempt", "output_dir", "resume_from", "start_from", "parent_dir")
+BUILT_IN_PLACEHOLDERS = (
+    "run",
+    "experiment",
+    "step",
+    "seed",
+    "attempt",
+    "output_dir",
+    "resume_from",
+    "start_from",
+    "parent_dir",
+)
 SECRETS_FILE = os.path.join("shoal", "secrets.env")
 
 
-def for_run(
+def run_environment(
     spec: Mapping[str, Any], claim: fence.Claim, attempt: int, resume_from: Optional[str], base: Mapping[str, str]
 ) -> Dict[str, str]:
     """The child's environment: the job's own, the user's secrets, what the experiment set, and shoal's variables."""
@@ -54,10 +64,10 @@ def for_run(
         "WANDB_RESUME": "allow",
         "PYTHONUNBUFFERED": "1",
     }
-    env = {key: value for key, value in base.items() if key not in _INTERNAL}
+    env = {key: value for key, value in base.items() if key not in _INTERNAL_VARIABLES}
     env.update(read_secrets(base))
-    values = values_of(spec, own)
-    env.update((key, fill(value, values)) for key, value in (spec.get("env") or {}).items())
+    values = placeholder_values(spec, own)
+    env.update((key, fill_placeholders(value, values)) for key, value in (spec.get("env") or {}).items())
     env.update(own)
     env.setdefault("WANDB_DIR", claim.output_dir)
     if own["SHOAL_COMMIT"]:
@@ -72,32 +82,32 @@ def for_run(
     return env
 
 
-def text_of(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A parameter's value as the program gets it: in a placeholder, in a flag, and in the run's name."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def values_of(spec: Mapping[str, Any], env: Mapping[str, str]) -> Dict[str, str]:
+def placeholder_values(spec: Mapping[str, Any], env: Mapping[str, str]) -> Dict[str, str]:
     """What placeholders stand for in the words of a run: its parameters, and what its environment tells of it."""
-    values = {name: text_of(value) for name, value in (spec.get("params") or {}).items()}
-    values.update((name, env["SHOAL_" + name.upper()]) for name in BUILT_IN)
+    values = {name: format_value(value) for name, value in (spec.get("params") or {}).items()}
+    values.update((name, env["SHOAL_" + name.upper()]) for name in BUILT_IN_PLACEHOLDERS)
     return values
 
 
-def complete(words: List[str], values: Mapping[str, str]) -> List[str]:
+def fill_all(words: List[str], values: Mapping[str, str]) -> List[str]:
     """Fill {seed}, {lr}, {output_dir} and the like into the words of a command; {{lr}} stands for {lr} itself."""
-    return [fill(word, values) for word in words]
+    return [fill_placeholders(word, values) for word in words]
 
 
-def argv_of(spec: Mapping[str, Any], values: Mapping[str, str]) -> List[str]:
+def run_argv(spec: Mapping[str, Any], values: Mapping[str, str]) -> List[str]:
     """The whole command of a run, or of a launch plan: the step's, the run's arguments, and those of a resume."""
     more = spec.get("resume_args") or () if values.get("resume_from") else ()
-    return complete([*spec["command"], *(spec.get("args") or ()), *more], values)
+    return fill_all([*spec["command"], *(spec.get("args") or ()), *more], values)
 
 
-def fill(word: str, values: Mapping[str, str]) -> str:
+def fill_placeholders(word: str, values: Mapping[str, str]) -> str:
     """One word, complete. Braces that are not around a name, as in JSON, and the shell's ${name} stay as they are."""
 
     def one(found: "re.Match[str]") -> str:
@@ -113,13 +123,13 @@ def fill(word: str, values: Mapping[str, str]) -> str:
     return _PLACEHOLDER.sub(one, word) if "{" in word else word
 
 
-def fill_known(word: str, values: Mapping[str, str]) -> str:
-    """A word with some of its values, for `fill` to complete: what is put in stays as it is then."""
-    return _PLACEHOLDER.sub(lambda found: _known(found, values), word)
+def fill_known_placeholders(word: str, values: Mapping[str, str]) -> str:
+    """A word with some of its values, for `fill_placeholders` to complete: what is put in stays as it is then."""
+    return _PLACEHOLDER.sub(lambda found: _known_value(found, values), word)
 
 
-def escape(text: str) -> str:
-    """The text as a word that `fill` turns into just this text."""
+def escape_placeholders(text: str) -> str:
+    """The text as a word that `fill_placeholders` turns into just this text."""
 
     def double(found: "re.Match[str]") -> str:
         dollar, left, name, right = found.groups()
@@ -129,7 +139,7 @@ def escape(text: str) -> str:
     return _PLACEHOLDER.sub(double, text)
 
 
-def placeholders(words: Iterable[str]) -> List[str]:
+def placeholder_names(words: Iterable[str]) -> List[str]:
     """The names that words want to be filled in."""
     found: List[str] = []
     for word in words:
@@ -140,38 +150,38 @@ def placeholders(words: Iterable[str]) -> List[str]:
     return found
 
 
-def _known(found: "re.Match[str]", values: Mapping[str, str]) -> str:
+def _known_value(found: "re.Match[str]", values: Mapping[str, str]) -> str:
     dollar, left, name, right = found.groups()
     wanted = not _is_shell(dollar, left) and min(len(left), len(right)) % 2 and name in values
-    return escape(fill(found.group(0), values)) if wanted else found.group(0)
+    return escape_placeholders(fill_placeholders(found.group(0), values)) if wanted else found.group(0)
 
 
 def _is_shell(dollar: str, left: str) -> bool:
     return bool(dollar) and len(left) == 1
 
 
-class NotSet(Exception):
+class VariableNotSet(Exception):
     """A variable that a path names has no value here; the message is its name."""
 
 
-def expand(text: str, environ: Mapping[str, str]) -> str:
+def expand_path(text: str, environ: Mapping[str, str]) -> str:
     """A path with its $NAMES and ~ as on this node; NotSet if one has no value. A node tells its name and its user even
     where the environment does not."""
 
     def value(match: "re.Match[str]") -> str:
         name = match.group(1) or match.group(2)
-        found = environ.get(name) or _of_this_node(name)
+        found = environ.get(name) or _node_variable(name)
         if not found:
-            raise NotSet(name)
+            raise VariableNotSet(name)
         return found
 
     return os.path.expanduser(_VARIABLE.sub(value, text))
 
 
-def _of_this_node(name: str) -> Optional[str]:
+def _node_variable(name: str) -> Optional[str]:
     if name == "SLURMD_NODENAME":
-        return process.host()
-    return records.user() if name == "USER" else None
+        return process.host_name()
+    return records.user_name() if name == "USER" else None
 
 
 def read_secrets(base: Mapping[str, str]) -> Dict[str, str]:

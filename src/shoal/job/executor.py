@@ -12,21 +12,21 @@ import threading
 import time
 from typing import Any, Callable, Dict, Generic, Iterable, List, Mapping, Optional, Tuple, TypeVar
 
-from ..kernel import Allocation, End, Keeper, files, guard, lease, tree
+from ..kernel import Allocation, End, LeaseRenewer, files, guard, lease, tree
 from . import children, command, memory, processes, survival, usage
 from .attempt import Attempt
 from .data import SharedData
 from .launch import container
-from .ledger import RETRY_S, Ledger, patience_s
+from .ledger import DISK_RETRY_S, RecordWriter, max_disk_wait_s
 
 A = TypeVar("A", bound=Attempt)
 #: How long a thread may take to see that the program has ended.
-JOIN_S = 5.0
+MAX_JOIN_S = 5.0
 #: Exit code when the disk stays full.
-_DISK_FULL = 74
+_EXIT_DISK_FULL = 74
 
 
-class Bell:
+class Wakeup:
     """What wakes the loop: ended children, threads, other files to read, or the time at which something is due.
 
     Whoever writes to `rope` wakes it. Signals come through the guard's link, which is one of the others.
@@ -41,7 +41,7 @@ class Bell:
         signal.set_wakeup_fd(self.rope, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         try:
             os.write(self.rope, b"r")
         except OSError:
@@ -51,7 +51,7 @@ class Bell:
         """Sleep until the bell rings, one of `others` can be read, or the first of the `due` times has come."""
         wait_s = max(0.0, min(due) - time.monotonic())
         select.select([self._read, *others], [], [], min(wait_s, 3600.0))
-        guard.drain(self._read)
+        guard.drain_pipe(self._read)
 
 
 class Executor(Generic[A]):
@@ -66,7 +66,7 @@ class Executor(Generic[A]):
         me: Allocation,
         environ: Mapping[str, str],
         starter: children.Starter,
-        link: guard.Link,
+        link: guard.GuardLink,
         say: Callable[[str], None],
         alone: bool,
         data_folder: Optional[str] = None,
@@ -75,14 +75,14 @@ class Executor(Generic[A]):
         self.running: Dict[int, A] = {}
         #: Why everything that runs was asked to stop, if it was.
         self.stopping: Optional[str] = None
-        self.bell = Bell()
+        self.bell = Wakeup()
         self.data = SharedData(self.bell.rope, say, data_folder)
-        self.ledger: Ledger[A] = Ledger(self.bell.rope, say, self._kept, environ)
+        self.ledger: RecordWriter[A] = RecordWriter(self.bell.rope, say, self._kept, environ)
         self.times = lease.timing(environ)
-        self.keeper = Keeper(self.times, link, self.told)
+        self.keeper = LeaseRenewer(self.times, link, self.told)
         self._unwanted: List[Tuple[lease.Lease, str]] = []
-        self._environ, self._over = environ, threading.Event()
-        self._sampler: Optional[usage.Sampler] = None
+        self._environ, self._close_oldest = environ, threading.Event()
+        self._sampler: Optional[usage.UsageSampler] = None
         self._sampling: Optional[threading.Thread] = None
         self._oom_kills = memory.oom_kills()
 
@@ -117,7 +117,7 @@ class Executor(Generic[A]):
     def leave(self, attempt: A, why: str) -> None:
         """An attempt is not wanted here any more."""
         if why == "lost":
-            attempt.was_closed()
+            attempt.on_lease_lost()
         else:
             attempt.ask_to_stop(why)
 
@@ -152,7 +152,7 @@ class Executor(Generic[A]):
                 self.ledger.collect()
                 self._look()
                 self.fill()
-                if not self.running and self.ledger.is_settled and self.is_over():
+                if not self.running and self.ledger.is_idle and self.is_over():
                     return
                 self.bell.wait(self._due(), [self.link.fd, *self.starter.wait_on])
                 if self.link.is_broken:
@@ -166,14 +166,14 @@ class Executor(Generic[A]):
         self.starter.close()
         self.end_services()
         self.data.close()
-        tree.kill_below()
-        self._over.set()
+        tree.kill_descendants()
+        self._close_oldest.set()
         if self._sampling is not None:
             self._sampling.join(30)
         self.ledger.close()
         for held in self.keeper.held:  # Something broke before an end was written.
             try:
-                lease.close(held.run_dir, held.number, held.renewals)
+                lease.close_lease(held.run_dir, held.number, held.renewals)
             except OSError:
                 pass  # Somebody will see that it is not renewed.
             self.keeper.release(held)
@@ -201,7 +201,7 @@ class Executor(Generic[A]):
     def told(self, held: lease.Lease, why: str) -> None:
         """From any thread: an attempt is not wanted any more."""
         self._unwanted.append((held, why))
-        self.bell.ring()
+        self.bell.wake()
 
     def stop_all(self, why: str, number: int = signal.SIGTERM) -> None:
         """Everything that runs is asked to end, then killed. Asked twice, it is killed at once."""
@@ -224,13 +224,13 @@ class Executor(Generic[A]):
         """
         self.keeper.keep(attempt.held, attempt.claim)
         attempt.keeper = self.keeper
-        self.ledger.begun(attempt)
+        self.ledger.write_start(attempt)
         attempt.stop = lambda why: self.told(attempt.held, why)
         try:
-            misplaced = self._put_code(attempt)
+            misplaced = self._fill_workdir(attempt)
         except OSError as error:
             misplaced = "the code cannot be put into %s: %s" % (attempt.spec["cwd"], error)
-            code = _DISK_FULL if error.errno in files.DISK_ERRNOS else code
+            code = _EXIT_DISK_FULL if error.errno in files.DISK_ERRNOS else code
         found = attempt.prepare(base, here_only)
         problem = problem or misplaced or found or self.before_start(attempt)
         if problem is not None:
@@ -241,20 +241,20 @@ class Executor(Generic[A]):
         else:
             self._start_program(attempt)
 
-    def _put_code(self, attempt: A) -> Optional[str]:
+    def _fill_workdir(self, attempt: A) -> Optional[str]:
         """Fill the attempt's working directory, if it has one; waits for room on the disk for a while."""
-        until = time.monotonic() + patience_s(self._environ)
+        until = time.monotonic() + max_disk_wait_s(self._environ)
         while attempt.workdir is not None:
             try:
                 return attempt.workdir.fill()
             except OSError as error:
                 if error.errno not in files.DISK_ERRNOS or time.monotonic() > until or self.link.asked_to_stop():
                     raise
-            time.sleep(RETRY_S)
+            time.sleep(DISK_RETRY_S)
         return None
 
     def _start_program(self, attempt: A) -> None:
-        argv = command.inside(attempt.spec, attempt.claim, attempt.argv, attempt.env)
+        argv = command.wrap_in_container(attempt.spec, attempt.claim, attempt.argv, attempt.env)
         if self.alone:
             attempt.oom_kills = memory.oom_kills()
         child = self._start(attempt, argv, attempt.use_file)
@@ -276,21 +276,21 @@ class Executor(Generic[A]):
 
     def _sample(self, attempt: A) -> None:
         if self._sampler is None:
-            self._sampler = usage.Sampler(attempt.env if self.alone else self._environ)
-            self._sampling = threading.Thread(target=self._sampler.run, args=(self._over,), daemon=True)
+            self._sampler = usage.UsageSampler(attempt.env if self.alone else self._environ)
+            self._sampling = threading.Thread(target=self._sampler.run, args=(self._close_oldest,), daemon=True)
             self._sampling.start()
         pid, env = attempt.child.pid, attempt.env
         # Steps that srun started belong to the job: with several runs in it nobody can tell whose they are.
         around = env if self.alone else {}
-        self._sampler.add(attempt.use_file, env, lambda: processes.use_of(pid, around), self.alone, attempt.log)
+        self._sampler.add(attempt.use_file, env, lambda: processes.process_use(pid, around), self.alone, attempt.log)
 
     def _end_sampling(self, attempt: A) -> None:
         """The use of a single run is on disk before its end; with many runs it follows soon."""
         if self._sampler is None or self._sampling is None:
             return
         if self.alone:
-            self._over.set()
-            self._sampling.join(JOIN_S)
+            self._close_oldest.set()
+            self._sampling.join(MAX_JOIN_S)
         else:
             self._sampler.end(attempt.use_file)
 
@@ -315,7 +315,7 @@ class Executor(Generic[A]):
             del self.running[attempt.child.pid]
         if ended:
             alive = {attempt.identity for attempt in self.running.values()}
-            children.end_strangers([*self.running, *self.starter.pids], alive)
+            children.kill_leftovers([*self.running, *self.starter.pids], alive)
         # A killed one goes first: if the kernel killed for memory, that is the one.
         for attempt in sorted(ended, key=lambda attempt: attempt.child.code != -signal.SIGKILL):
             self._proceed(attempt)
@@ -336,8 +336,8 @@ class Executor(Generic[A]):
         if attempt.phase == "data" and attempt.child.problem:
             self._fail(attempt, attempt.child.problem, 2)
             return
-        end = survival.why_stopped(self._end_of(attempt), attempt.spec)
-        words = survival.check_of(end, attempt.spec, attempt.env)
+        end = survival.note_requested_stop(self._end_of(attempt), attempt.spec)
+        words = survival.result_check(end, attempt.spec, attempt.env)
         if words is None or attempt.child.problem or attempt.child.slot_lost:
             self._finish(attempt, end, None)
             return
@@ -371,7 +371,7 @@ class Executor(Generic[A]):
 
     def _finish(self, attempt: A, end: End, check_exit: Optional[int]) -> None:
         """Write down how it ended, with what follows from it."""
-        end = survival.conclude(end, attempt.log, check_exit)
+        end = survival.judge_end(end, attempt.log, check_exit)
         end = end._replace(data=self.data.records(attempt.spec), notes=attempt.clear_workdir())
         self.ledger.ended(attempt, self.complete(attempt, end))
 
@@ -381,9 +381,9 @@ class Executor(Generic[A]):
 
 
 def _steps_were_ended(attempt: Attempt) -> bool:
-    if attempt.spec.get("launch", "process") == "process" and not container.wanted(attempt.spec):
+    if attempt.spec.get("launch", "process") == "process" and not container.has_container(attempt.spec):
         return False
     from . import preempted
     from .launch import plan
 
-    return preempted.steps_were_ended(plan.folder_of(attempt.log, int(attempt.env["SHOAL_ATTEMPT"])))
+    return preempted.were_steps_ended(plan.launch_dir(attempt.log, int(attempt.env["SHOAL_ATTEMPT"])))

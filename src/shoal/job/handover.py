@@ -23,15 +23,15 @@ from .staging import Stage, StageError
 
 _POLL_S = 0.05
 #: How long helpers may take to notice the end of the run before they are ended.
-_PATIENCE_S = 10.0
+_MAX_HELPER_EXIT_S = 10.0
 
 
-def variable(name: str) -> str:
+def data_variable(name: str) -> str:
     """SHOAL_DATA_<NAME>, in letters that every shell takes."""
     return "SHOAL_DATA_" + "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in name).upper()
 
 
-class Handover:
+class AttemptData:
     """The data of one attempt. `bring` fills `env` or returns why the run cannot start; `close` returns the records."""
 
     def __init__(
@@ -64,8 +64,8 @@ class Handover:
             self._wait_helpers()
             sources = {}
             for stage in self.stages:
-                path = self._agree(stage)
-                self._env[variable(stage.name)] = path
+                path = self._common_path(stage)
+                self._env[data_variable(stage.name)] = path
                 sources[path] = stage.source
                 self._say("data %s in %s" % (stage.name, path))
             self._env["SHOAL_DATA_SOURCES"] = json.dumps(sources)
@@ -73,7 +73,7 @@ class Handover:
             return "the data cannot be used: %s" % error
         return None
 
-    def give_up(self, why: str) -> None:
+    def cancel(self, why: str) -> None:
         self._stopped = why
 
     def close(self) -> List[Dict[str, Any]]:
@@ -82,7 +82,7 @@ class Handover:
         if self._helpers is not None:
             files.replace(os.path.join(self._folder, "over"), b"", sync=False)
             try:
-                self._helpers.wait(_PATIENCE_S)
+                self._helpers.wait(_MAX_HELPER_EXIT_S)
             except subprocess.TimeoutExpired:
                 self._helpers.kill()
                 self._helpers.wait()
@@ -117,7 +117,9 @@ class Handover:
         argv = ["srun", "--overlap", "--nodes=%d" % nodes, "--ntasks=%d" % nodes, "--ntasks-per-node=1", "--gres=none"]
         argv += ["--cpus-per-task=1", "--kill-on-bad-exit=0", "--input=none", sys.executable, sys.argv[0]]
         # Not marked as of the attempt: it has data to let go of when the guards end the rest.
-        env = {name: value for name, value in slurm.step_environ(self._env).items() if name != process.MARK}
+        env = {
+            name: value for name, value in slurm.step_environ(self._env).items() if name != process.LEASE_MARK_VARIABLE
+        }
         self._helpers = subprocess.Popen([*argv, "stage", self._folder], env=env)
 
     def _wait_helpers(self) -> None:
@@ -127,7 +129,7 @@ class Handover:
                 return
             time.sleep(_POLL_S)
 
-    def _agree(self, stage: Stage) -> str:
+    def _common_path(self, stage: Stage) -> str:
         """The path that all nodes can use; StageError if one of them cannot read the data at all."""
         if self._nodes < 2:
             return stage.path
@@ -148,7 +150,7 @@ class Handover:
 
     def _told(self) -> Dict[str, Any]:
         told = {}
-        for name in files.names_in(self._folder):
+        for name in files.list_names(self._folder):
             if name.startswith("node-") and name.endswith(".json"):
                 told[name[5:-5]] = files.read_json(os.path.join(self._folder, name)) or {"records": [], "paths": {}}
         return told
@@ -160,7 +162,8 @@ def main(argv: List[str]) -> int:
     asked = (files.read_json(os.path.join(folder, "asked.json")) or {})["data"]
     node = process.node_name()
     stages = [
-        Stage(name, one["path"], os.environ, wait=one.get("wait", "all"), say=_say(node)) for name, one in asked.items()
+        Stage(name, one["path"], os.environ, wait=one.get("wait", "all"), say=_node_logger(node))
+        for name, one in asked.items()
     ]
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: over.set())
@@ -186,5 +189,5 @@ def main(argv: List[str]) -> int:
     return 0
 
 
-def _say(node: str) -> Callable[[str], None]:
+def _node_logger(node: str) -> Callable[[str], None]:
     return lambda text: print("shoal: %s: %s" % (node, text), file=sys.stderr, flush=True)

@@ -17,21 +17,21 @@ from .attempt import Attempt
 
 A = TypeVar("A", bound=Attempt)
 
-_VARIABLE = "SHOAL_DISK_S"
-RETRY_S = 2.0
+_DISK_WAIT_VARIABLE = "SHOAL_DISK_S"
+DISK_RETRY_S = 2.0
 _THREADS = 4
 #: So many ends may wait for the disk before no more runs are started.
-_MOST_PENDING = 64
+_MAX_PENDING = 64
 #: work -> its result, or the OSError that it raised
-_Done = Callable[[Any, Optional[OSError]], None]
+_OnDone = Callable[[Any, Optional[OSError]], None]
 
 
-def patience_s(environ: Mapping[str, str]) -> float:
+def max_disk_wait_s(environ: Mapping[str, str]) -> float:
     """For how long room on the disk is waited for."""
-    return float(environ.get(_VARIABLE) or 60.0)
+    return float(environ.get(_DISK_WAIT_VARIABLE) or 60.0)
 
 
-class Ledger(Generic[A]):
+class RecordWriter(Generic[A]):
     """Writes starts and ends, and tells `kept` of each end that is on disk: is it ours, or had somebody else taken us
     for dead and closed the attempt?"""
 
@@ -42,8 +42,8 @@ class Ledger(Generic[A]):
         kept: Callable[[A, lease.Lease, End, bool], None],
         environ: Mapping[str, str],
     ) -> None:
-        self._writer, self._say, self._tell_kept = _Writer(wake), say, kept
-        self._patience_s = patience_s(environ)
+        self._writer, self._say, self._tell_kept = _WriterThreads(wake), say, kept
+        self._patience_s = max_disk_wait_s(environ)
         self._unwritten: List[Tuple[A, End]] = []
         self._full_since: Optional[float] = None
         self._retry_at = 0.0
@@ -53,18 +53,18 @@ class Ledger(Generic[A]):
         return self._full_since is not None
 
     @property
-    def is_hopeless(self) -> bool:
+    def has_waited_too_long(self) -> bool:
         return self._full_since is not None and time.monotonic() - self._full_since > self._patience_s
 
     @property
-    def is_settled(self) -> bool:
+    def is_idle(self) -> bool:
         """Nothing is on its way."""
         return not self._unwritten and not self._writer.pending
 
     @property
-    def takes_more(self) -> bool:
+    def accepts_more(self) -> bool:
         """Whether a run may be started as far as the disk is concerned."""
-        return time.monotonic() >= self._retry_at and self._writer.pending < _MOST_PENDING
+        return time.monotonic() >= self._retry_at and self._writer.pending < _MAX_PENDING
 
     def due_at(self, now: float) -> List[float]:
         return [max(self._retry_at, now + 0.1)] if self.is_full or self._unwritten else []
@@ -75,12 +75,12 @@ class Ledger(Generic[A]):
         if self._full_since is None:
             self._full_since = now
             self._say("cannot write %s: %s; no run is started until there is room" % (error.filename, error.strerror))
-        self._retry_at = now + RETRY_S
+        self._retry_at = now + DISK_RETRY_S
 
-    def has_room(self) -> None:
+    def clear_disk_full(self) -> None:
         self._full_since = None
 
-    def begun(self, attempt: A) -> None:
+    def write_start(self, attempt: A) -> None:
         record = os.path.join(attempt.claim.run_dir, layout.attempt_file(attempt.number, "start"))
         self._writer.submit(functools.partial(files.sync_records, [record]))
 
@@ -94,7 +94,7 @@ class Ledger(Generic[A]):
             else:
                 if not self._unwritten:
                     self._say("cannot write down the end of %s yet: %s" % (attempt.name, error))
-                self._retry_at = time.monotonic() + RETRY_S
+                self._retry_at = time.monotonic() + DISK_RETRY_S
                 self._unwritten.append((attempt, end))
 
         self._writer.submit(lambda: held.end(end), written)
@@ -115,17 +115,17 @@ class Ledger(Generic[A]):
         self._writer.close()
 
 
-class _Writer:
+class _WriterThreads:
     """A few threads that wait for the disk. `collect` runs the callbacks in the caller's own thread."""
 
     def __init__(self, wake: int) -> None:
         self._wake = wake
-        self._work: "queue.SimpleQueue[Optional[Tuple[Callable[[], Any], Optional[_Done]]]]" = queue.SimpleQueue()
-        self._done: "queue.SimpleQueue[Tuple[_Done, Any, Optional[OSError]]]" = queue.SimpleQueue()
+        self._work: "queue.SimpleQueue[Optional[Tuple[Callable[[], Any], Optional[_OnDone]]]]" = queue.SimpleQueue()
+        self._done: "queue.SimpleQueue[Tuple[_OnDone, Any, Optional[OSError]]]" = queue.SimpleQueue()
         self._threads: List[threading.Thread] = []
         self.pending = 0
 
-    def submit(self, work: Callable[[], Any], done: Optional[_Done] = None) -> None:
+    def submit(self, work: Callable[[], Any], done: Optional[_OnDone] = None) -> None:
         """Do something that waits for the disk; `done` hears of it. Without one nobody does, and an error is lost."""
         if len(self._threads) < _THREADS:
             self._threads.append(threading.Thread(target=self._run, daemon=True))

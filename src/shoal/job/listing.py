@@ -8,11 +8,11 @@ import stat
 import zlib
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
-from .copying import Item
+from .copying import CopyItem
 
-MANIFEST = "manifest.json"
+MANIFEST_FILE = "manifest.json"
 #: The newest manifest that this code understands.
-VERSION = 1
+MANIFEST_VERSION = 1
 _ID = re.compile(r"[0-9a-f]{8,64}\Z")
 
 
@@ -28,7 +28,7 @@ class Listing(NamedTuple):
 
     id: str
     folder: str
-    items: Dict[str, Item]
+    items: Dict[str, CopyItem]
     units: List[Tuple[str, ...]]
     partial: bool
     manifest: Optional[bytes] = None
@@ -41,11 +41,11 @@ class Listing(NamedTuple):
 
 def read_source(path: str) -> Listing:
     """Look at a source. NotStageable says in one sentence what is wrong with it."""
-    if os.path.basename(path) == MANIFEST and os.path.isfile(path):
+    if os.path.basename(path) == MANIFEST_FILE and os.path.isfile(path):
         path = os.path.dirname(path) or "."
     path = os.path.abspath(path)
     try:
-        if os.path.isfile(os.path.join(path, MANIFEST)):
+        if os.path.isfile(os.path.join(path, MANIFEST_FILE)):
             return _of_manifest(path)
         if os.path.isdir(path):
             return _of_folder(path)
@@ -55,45 +55,45 @@ def read_source(path: str) -> Listing:
     if not stat.S_ISREG(told.st_mode):
         raise NotStageable("%s is neither a folder nor a file" % path)
     name = os.path.basename(path)
-    item = Item(name, told.st_size, None, told.st_mtime_ns)
+    item = CopyItem(name, told.st_size, None, told.st_mtime_ns)
     folder = os.path.dirname(path)
-    return Listing(_hash([folder, item]), folder, {name: item}, [(name,)], False, None, name)
+    return Listing(_listing_id([folder, item]), folder, {name: item}, [(name,)], False, None, name)
 
 
 def _of_manifest(folder: str) -> Listing:
-    with open(os.path.join(folder, MANIFEST), "rb") as file:
+    with open(os.path.join(folder, MANIFEST_FILE), "rb") as file:
         data = file.read()
     try:
         document = json.loads(data)
-        if document["version"] > VERSION:
-            raise NotStageable("%s was written by a newer shoal" % os.path.join(folder, MANIFEST))
-        items: Dict[str, Item] = {}
+        if document["version"] > MANIFEST_VERSION:
+            raise NotStageable("%s was written by a newer shoal" % os.path.join(folder, MANIFEST_FILE))
+        items: Dict[str, CopyItem] = {}
         units = []
         for shard in document["shards"]:
             names = [shard["name"]]
-            items[names[0]] = Item(_plain(shard["name"]), int(shard["size"]), shard.get("crc32") or None)
+            items[names[0]] = CopyItem(_check_plain_name(shard["name"]), int(shard["size"]), shard.get("crc32") or None)
             if shard.get("index_size"):
                 names.insert(0, shard["name"] + ".index")
-                items[names[0]] = Item(names[0], int(shard["index_size"]), shard.get("index_crc32") or None)
+                items[names[0]] = CopyItem(names[0], int(shard["index_size"]), shard.get("index_crc32") or None)
             units.append(tuple(names))
         identity = str(document["id"])
         if not _ID.match(identity):
             raise ValueError("its id is not one")
         partial = document.get("format") in ("tar", "tfrecord")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise NotStageable("%s is damaged: %s" % (os.path.join(folder, MANIFEST), error))
+        raise NotStageable("%s is damaged: %s" % (os.path.join(folder, MANIFEST_FILE), error))
     return Listing(identity, folder, items, units, partial, data)
 
 
 def _of_folder(folder: str) -> Listing:
-    items: Dict[str, Item] = {}
+    items: Dict[str, CopyItem] = {}
     for path in sorted(_walk(folder)):
         told = os.stat(os.path.join(folder, path))
         if stat.S_ISREG(told.st_mode):
-            items[path] = Item(path, told.st_size, None, told.st_mtime_ns)
+            items[path] = CopyItem(path, told.st_size, None, told.st_mtime_ns)
     if not items:
         raise NotStageable("%s is empty" % folder)
-    return Listing(_hash([folder, *items.values()]), folder, items, [(name,) for name in items], False)
+    return Listing(_listing_id([folder, *items.values()]), folder, items, [(name,) for name in items], False)
 
 
 def _walk(folder: str) -> List[str]:
@@ -120,20 +120,20 @@ def node_order(units: List[Tuple[str, ...]], rotation: int) -> List[Tuple[str, .
     return units[:1] + rest[cut:] + rest[:cut]
 
 
-def rotation(environ: Mapping[str, str], host: str) -> int:
+def node_rotation(environ: Mapping[str, str], host: str) -> int:
     """Where this node begins. Nodes of one job begin together, so that all its ranks read in one order."""
     if int(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or 1) > 1:
         return zlib.crc32(("job " + environ.get("SLURM_JOB_ID", "")).encode())
     return zlib.crc32(("node " + (environ.get("SLURMD_NODENAME") or host)).encode())
 
 
-def _plain(name: str) -> str:
+def _check_plain_name(name: str) -> str:
     if os.path.basename(name) != name or name in ("", ".", "..") or name.startswith("."):
         raise ValueError("%r is not the name of a shard" % name)
     return name
 
 
-def _hash(parts: List[Any]) -> str:
+def _listing_id(parts: List[Any]) -> str:
     return hashlib.sha256(
         repr([tuple(part) if isinstance(part, tuple) else part for part in parts]).encode("utf-8", "surrogateescape")
     ).hexdigest()[:24]

@@ -27,14 +27,14 @@ from ..kernel import (
     slurm,
 )
 from . import by_hand, ledger, nodes, notices, survival, trial
-from .attempt import Attempt, begin, kept_folder, spec_of
-from .single import Single, is_replaced
+from .attempt import Attempt, begin_attempt, kept_checkpoint_dir, read_run_spec
+from .single import SingleRunExecutor, is_superseded
 
 #: The run is busy in an older job that does not hand over: "try again later" (sysexits.h).
-_TEMPFAIL = 75
+_EXIT_TEMPFAIL = 75
 
 
-class Interrupted(Exception):
+class InterruptedBeforeStart(Exception):
     """A signal asked this job to end before its run began."""
 
     def __init__(self, name: str) -> None:
@@ -44,10 +44,10 @@ class Interrupted(Exception):
 
 def main(argv: List[str]) -> int:
     """Exit code for Slurm: the program's own; 0 if the fence held; 1 if a person asked for a run that is in use."""
-    return guard.run(lambda link: _work(argv, link))
+    return guard.run_guarded(lambda link: _work(argv, link))
 
 
-def _work(argv: List[str], link: guard.Link) -> int:
+def _work(argv: List[str], link: guard.GuardLink) -> int:
     options = _parse(argv)
     submission_dir = os.path.abspath(options["submission"])
     home = os.path.dirname(os.path.dirname(submission_dir))
@@ -55,17 +55,17 @@ def _work(argv: List[str], link: guard.Link) -> int:
     try:
         submission = files.read_json(os.path.join(submission_dir, "submission.json"))
         if submission is None:
-            raise fence.Fenced("there is no record of this submission in %s" % submission_dir)
+            raise fence.FencedError("there is no record of this submission in %s" % submission_dir)
         runs = submission["runs"]
         if options["index"] != "all":
             runs = [runs[int(options["index"])]]
-    except fence.Fenced as why:
+    except fence.FencedError as why:
         print("shoal: nothing to do here: %s" % why, flush=True)
         return 0
     except (OSError, ValueError, KeyError, IndexError) as error:
-        return _give_up(error)
+        return _fail(error)
     if os.environ.get("SLURM_JOB_ID"):
-        survival.do_owed(home, submission["token"])
+        survival.submit_pending_follow_ups(home, submission["token"])
     # A person who runs an array's script with bash means all of it: one run after the other.
     first_bad = 0
     for name in runs:
@@ -74,31 +74,31 @@ def _work(argv: List[str], link: guard.Link) -> int:
         if code > 128:
             break
     if first_bad <= 128:
-        _let_next_in(home, submission)
+        _admit_next(home, submission)
     return first_bad
 
 
-def _run_one(home: str, name: str, submission: Dict[str, Any], set_up_exit: int, link: guard.Link) -> int:
+def _run_one(home: str, name: str, submission: Dict[str, Any], set_up_exit: int, link: guard.GuardLink) -> int:
     try:
-        claim, me = _admit(home, trial.run_of(home, name, submission["token"]), submission, link)
-        return _attempt(home, claim, me, set_up_exit, link)
-    except fence.Fenced as why:
+        claim, me = _admit(home, trial.replaced_run(home, name, submission["token"]), submission, link)
+        return _run_attempt(home, claim, me, set_up_exit, link)
+    except fence.FencedError as why:
         print("shoal: nothing to do here: %s" % why, flush=True)
         return 0
-    except by_hand.StillWanted as why:
+    except by_hand.RunInUse as why:
         print("shoal: not started: %s" % why, file=sys.stderr, flush=True)
         return 1
-    except fence.StillBusy as why:
+    except fence.OlderJobBusy as why:
         print("shoal: not started: %s" % why, file=sys.stderr, flush=True)
-        return _TEMPFAIL
-    except Interrupted as why:
+        return _EXIT_TEMPFAIL
+    except InterruptedBeforeStart as why:
         print("shoal: not started: %s came first" % why, file=sys.stderr, flush=True)
         return why.exit_code
     except (OSError, ValueError, KeyError) as error:
-        return _give_up(error)
+        return _fail(error)
 
 
-def _let_next_in(home: str, submission: Dict[str, Any]) -> None:
+def _admit_next(home: str, submission: Dict[str, Any]) -> None:
     """This job's room is free in a moment; a job that is being stopped may come again and has no time for this."""
     queue, job = submission.get("queue"), os.environ.get("SLURM_JOB_ID")
     if not queue or not job:
@@ -115,30 +115,30 @@ def _let_next_in(home: str, submission: Dict[str, Any]) -> None:
         print("shoal: let in %s; %d wait" % (name, report.waiting), flush=True)
 
 
-def _give_up(error: Exception) -> int:
+def _fail(error: Exception) -> int:
     print("shoal: the agent cannot go on: %s: %s" % (type(error).__name__, error), file=sys.stderr, flush=True)
     return 74 if getattr(error, "errno", None) in files.DISK_ERRNOS else 1
 
 
-def _admit(home: str, name: str, submission: Dict[str, Any], link: guard.Link) -> Tuple[fence.Claim, Allocation]:
+def _admit(home: str, name: str, submission: Dict[str, Any], link: guard.GuardLink) -> Tuple[fence.Claim, Allocation]:
     """The claim this job may work on and its identity; Fenced or StillWanted if it may not."""
     token = by_hand.token_of_this_job(home, name, submission["token"], os.environ)
     if token is not None:
         local = os.environ.get("SHOAL_TOKEN") == token
-        me = Allocation(**process.identity(link.guard_pid), **({} if local else slurm.this_job(os.environ)))
+        me = Allocation(**process.process_identity(link.guard_pid), **({} if local else slurm.current_job(os.environ)))
         claim = fence.find_claim(layout.run_dir(home, name), token)
     else:
-        own = slurm.this_job(os.environ) if by_hand.is_job_of_script(submission, os.environ) else {}
-        me = Allocation(**process.identity(link.guard_pid), **own)
+        own = slurm.current_job(os.environ) if by_hand.is_batch_job(submission, os.environ) else {}
+        me = Allocation(**process.process_identity(link.guard_pid), **own)
         token = new_token()
-        claim = by_hand.claim_again(home, name, submission, token, me)
-    fence.settle(home, token, me)
+        claim = by_hand.claim_next_generation(home, name, submission, token, me)
+    fence.settle_outcome(home, token, me)
     return claim, me
 
 
-def _attempt(home: str, claim: fence.Claim, me: Allocation, set_up_exit: int, link: guard.Link) -> int:
+def _run_attempt(home: str, claim: fence.Claim, me: Allocation, set_up_exit: int, link: guard.GuardLink) -> int:
     submission = files.read_json(os.path.join(layout.submission_dir(home, claim.token), "submission.json")) or {}
-    spec = spec_of(home, claim, submission.get("code"), os.environ)
+    spec = read_run_spec(home, claim, submission.get("code"), os.environ)
     held = _begin(home, claim, me, spec, link)
     if held is None:
         return 1
@@ -152,12 +152,15 @@ def _attempt(home: str, claim: fence.Claim, me: Allocation, set_up_exit: int, li
         else:
             _say("SHOAL_RESUME_FROM is %s, but the program is not known to read it, and may start over" % told)
         if attempt.keeps_checkpoint():
-            _say("a copy of that checkpoint is kept in %s" % os.path.join(claim.output_dir, kept_folder(held.number)))
+            _say(
+                "a copy of that checkpoint is kept in %s"
+                % os.path.join(claim.output_dir, kept_checkpoint_dir(held.number))
+            )
     elif spec.get("start_from"):
         _say("starting from %s" % spec["start_from"])
     _say("working directory %s" % attempt.spec["cwd"])
     _say("output in %s" % attempt.log)
-    job = Single(home, attempt, me, link, _say)
+    job = SingleRunExecutor(home, attempt, me, link, _say)
     if set_up_exit != 0:
         job.problem = "the cluster's set-up lines ended with exit code %d" % set_up_exit
         job.problem_code = set_up_exit
@@ -165,11 +168,11 @@ def _attempt(home: str, claim: fence.Claim, me: Allocation, set_up_exit: int, li
     if spec.get("smoke"):
         from . import smoke
 
-        attempt.look = smoke.watcher(spec, claim.output_dir, logs)
+        attempt.look = smoke.smoke_watcher(spec, claim.output_dir, logs)
     else:
-        attempt.look = trial.watcher(home, spec, claim, logs, attempt.resume_from)
+        attempt.look = trial.replacement_watcher(home, spec, claim, logs, attempt.resume_from)
         if attempt.look is None and attempt.resume_from:
-            attempt.look = tell_beginning
+            attempt.look = warn_if_not_resumed
     follow = os.environ.get("SHOAL_FOLLOW", "0" if os.environ.get("SLURM_JOB_NAME", "").endswith(claim.token) else "1")
     job.follows = follow == "1"
     job.loop()
@@ -181,16 +184,16 @@ def _attempt(home: str, claim: fence.Claim, me: Allocation, set_up_exit: int, li
 
 
 def _begin(
-    home: str, claim: fence.Claim, me: Allocation, spec: Dict[str, Any], link: guard.Link
+    home: str, claim: fence.Claim, me: Allocation, spec: Dict[str, Any], link: guard.GuardLink
 ) -> Optional[lease.Lease]:
     """The next attempt of the run, ours alone; None if the run goes on in another job, elsewhere."""
     times = lease.timing(os.environ)
     full_since: Optional[float] = None
     while True:
-        names = fence.wait_for_turn(claim, me, times, _say, lambda wait_s: _pause(wait_s, link))
-        failed_nodes = nodes.failed_before(claim.run_dir, claim.generation, nodes.ask_slurm(os.environ))
+        names = fence.wait_for_older_attempts(claim, me, times, _say, lambda wait_s: _wait(wait_s, link))
+        failed_nodes = nodes.failed_before_requeue(claim.run_dir, claim.generation, nodes.ask_slurm(os.environ))
         if os.environ.get("SLURMD_NODENAME") in failed_nodes:
-            moved, words = survival.move_away(home, claim, spec, failed_nodes, str(me.job_label))
+            moved, words = survival.leave_failed_node(home, claim, spec, failed_nodes, str(me.job_label))
             print("shoal: %s" % words, file=sys.stderr, flush=True)
             if moved:
                 return None
@@ -198,58 +201,60 @@ def _begin(
             again = _has_earlier_attempt(claim)
             if spec.get("trial"):
                 os.makedirs(claim.output_dir, exist_ok=True)
-                again = _begin_trial(home, spec, claim)
+                again = _begin_replacement(home, spec, claim)
             ends = float(os.environ.get("SLURM_JOB_END_TIME") or 0) or None  # older Slurm does not say
-            held = begin(claim, names.attempt + 1, me, spec, again, os.environ, failed_nodes=failed_nodes, ends=ends)
+            held = begin_attempt(
+                claim, names.attempt + 1, me, spec, again, os.environ, failed_nodes=failed_nodes, ends=ends
+            )
         except OSError as error:
             full_since = _wait_for_disk(error, full_since, link)
             continue
         if held is not None:
             return held
-        _pause(min(2.0, times.beat_s / 4), link)  # Another job was faster; our listing may be too old to show that.
+        _wait(min(2.0, times.beat_s / 4), link)  # Another job was faster; our listing may be too old to show that.
 
 
-def _wait_for_disk(error: OSError, since: Optional[float], link: guard.Link) -> float:
+def _wait_for_disk(error: OSError, since: Optional[float], link: guard.GuardLink) -> float:
     """Wait a moment for room on the disk, and say since when; raises `error` if that is no help, or took too long."""
     if error.errno not in files.DISK_ERRNOS:
         raise error
     now = time.monotonic()
     if since is None:
         print("shoal: not started yet: %s" % error, file=sys.stderr, flush=True)
-    elif now - since > ledger.patience_s(os.environ):
+    elif now - since > ledger.max_disk_wait_s(os.environ):
         raise error
-    _pause(ledger.RETRY_S, link)
+    _wait(ledger.DISK_RETRY_S, link)
     return since or now
 
 
-def _pause(wait_s: float, link: guard.Link) -> None:
+def _wait(wait_s: float, link: guard.GuardLink) -> None:
     """Wait, unless a signal asks this job to end."""
     select.select([link.fd], [], [], wait_s)
     name = link.asked_to_stop()
     if name is not None:
-        raise Interrupted(name)
+        raise InterruptedBeforeStart(name)
     if link.is_broken:
-        raise Interrupted("SIGKILL")
+        raise InterruptedBeforeStart("SIGKILL")
 
 
-def _conclude(home: str, attempt: Attempt, end: End, me: Allocation, link: guard.Link) -> int:
+def _conclude(home: str, attempt: Attempt, end: End, me: Allocation, link: guard.GuardLink) -> int:
     """Do what follows from an end that is on disk, and return the job's exit code, which nothing here can change."""
     name = attempt.name
-    if attempt.look is tell_beginning:
-        tell_beginning(attempt, is_over=True)
+    if attempt.look is warn_if_not_resumed:
+        warn_if_not_resumed(attempt, is_over=True)
     _say("attempt %d ended with exit code %d after %.0f s" % (attempt.number, end.exit_code, end.duration_s))
     try:
-        if not is_replaced(attempt):
-            told = survival.follow_up(home, name, attempt.claim, attempt.spec, end, me.job_label)
+        if not is_superseded(attempt):
+            told = survival.submit_follow_up(home, name, attempt.claim, attempt.spec, end, me.job_label)
             if told:
                 print("shoal: %s" % told, file=sys.stderr, flush=True)
-            notices.after_end(home, name, attempt.env, last=bool(end.job_id))
+            notices.notify_end(home, name, attempt.env, last=bool(end.job_id))
         if end.success:
-            trial.dismiss(home, name)
+            trial.cancel_pending_replacements(home, name)
         elif end.stopped_by == "SIGTERM" and end.job_id:
             from . import preempted
 
-            preempted.wait_for_slurm(os.environ, link)
+            preempted.wait_for_preemption(os.environ, link)
     except (OSError, ValueError, KeyError) as error:
         print("shoal: after the end: %s: %s" % (type(error).__name__, error), file=sys.stderr, flush=True)
     # Runs that build on this one wait for exit code 0, which a program may have though its run is not done.
@@ -258,30 +263,30 @@ def _conclude(home: str, attempt: Attempt, end: End, me: Allocation, link: guard
     return 0 if end.success else end.exit_code
 
 
-def tell_beginning(attempt: Attempt, is_over: bool = False) -> None:
+def warn_if_not_resumed(attempt: Attempt, is_over: bool = False) -> None:
     """Say if an attempt that was given a checkpoint did not continue from it, as soon as its log tells."""
     checkpoint = attempt.resume_from or ""
-    found = resumed.beginning(attempt.claim.log_dir, attempt.number, checkpoint, is_over)
+    found = resumed.check_resume(attempt.claim.log_dir, attempt.number, checkpoint, is_over)
     if found is not None:
         attempt.look = None
         if not found.continued:
             print("shoal: warning: %s" % found.words(attempt.number, checkpoint), file=sys.stderr, flush=True)
 
 
-def _begin_trial(home: str, spec: Dict[str, Any], claim: fence.Claim) -> bool:
+def _begin_replacement(home: str, spec: Dict[str, Any], claim: fence.Claim) -> bool:
     """Give a trial the run's newest checkpoint to start from; Fenced if there is nothing to take over any more."""
-    why = trial.pointless(home, spec)
+    why = trial.why_obsolete(home, spec)
     if why is not None:
-        trial.withdraw(claim, why)
-        raise fence.Fenced(why)
-    trial.bring_checkpoint(home, spec, claim.output_dir)
+        trial.cancel_replacement(claim, why)
+        raise fence.FencedError(why)
+    trial.copy_checkpoint(home, spec, claim.output_dir)
     return True
 
 
 def _has_earlier_attempt(claim: fence.Claim) -> bool:
     """Whether an earlier attempt worked in this same output folder, as after a requeue."""
-    names = layout.parse_names(files.names_in(claim.run_dir))
-    found = (lease.read(claim.run_dir, names, number) for number in names.attempts.get("start", []))
+    names = layout.parse_names(files.list_names(claim.run_dir))
+    found = (lease.read_attempt(claim.run_dir, names, number) for number in names.attempts.get("start", []))
     return any(one is not None and one.start.output_dir == claim.output_dir for one in found)
 
 

@@ -9,61 +9,61 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from ..kernel import Allocation, Start, files, layout, lease, slurm, slurm_text
 
-_FAIL_WORDS = [word for word, state in slurm_text.ENDED_WORDS.items() if state == "node_fail"]
+_NODE_FAIL_STATES = [word for word, state in slurm_text.SLURM_ENDED_STATES.items() if state == "node_fail"]
 #: Beginnings of sinfo's words for nodes that take no jobs.
-_DOWN = ("down", "fail", "drain", "boot", "error", "unk", "no_resp")
+_DOWN_STATES = ("down", "fail", "drain", "boot", "error", "unk", "no_resp")
 
 #: (arguments of a Slurm program) -> whether it succeeded, and what it printed.
-Ask = Callable[[List[str]], Tuple[bool, str]]
+AskSlurm = Callable[[List[str]], Tuple[bool, str]]
 
 
-def ask_slurm(environ: Mapping[str, str]) -> Ask:
+def ask_slurm(environ: Mapping[str, str]) -> AskSlurm:
     """Questions to Slurm from here, as an argument, so that tests and both sides of a submission share the rest."""
 
     def ask(argv: List[str]) -> Tuple[bool, str]:
-        done = slurm.run(argv, slurm.QUERY_TIMEOUT_S, environ)
+        done = slurm.run_command(argv, slurm.QUERY_TIMEOUT_S, environ)
         return done.ok, " ".join((done.stdout if done.ok else done.stderr).split())
 
     return ask
 
 
-def failed_before(run_dir: str, generation: int, ask: Ask) -> List[str]:
+def failed_before_requeue(run_dir: str, generation: int, ask: AskSlurm) -> List[str]:
     """Nodes that the attempt before this one was lost with, when Slurm has started its job again."""
-    names = layout.parse_names(files.names_in(run_dir))
-    last = lease.read(run_dir, names, names.attempt) if names.attempt else None
+    names = layout.parse_names(files.list_names(run_dir))
+    last = lease.read_attempt(run_dir, names, names.attempt) if names.attempt else None
     if last is None or last.start.generation != generation or not last.start.nodes:
         return []
     allocated = last.start.nodes
     silent = last.state == "lost" and not last.last_words
-    return _down(allocated, ask) or ([allocated] if silent and _is_one(allocated) else [])
+    return _down_nodes(allocated, ask) or ([allocated] if silent and _is_single_node(allocated) else [])
 
 
-def lost_with(start: Optional[Start], me: Allocation, ask: Ask) -> List[str]:
+def nodes_lost_with(start: Optional[Start], me: Allocation, ask: AskSlurm) -> List[str]:
     """Nodes that an engine of a pack was lost with: those that Slurm calls down, or the one that its job, which is
     ours, has come back from. An engine that was killed has not lost its node.
     """
     if start is None or not start.nodes or not me.job_id:
         return []
     came_back = start.job_id == me.job_id and start.life != me.life
-    return _down(start.nodes, ask) or ([start.nodes] if came_back and _is_one(start.nodes) else [])
+    return _down_nodes(start.nodes, ask) or ([start.nodes] if came_back and _is_single_node(start.nodes) else [])
 
 
-def failed(run_dir: str, ask: Ask) -> List[str]:
+def failed_nodes(run_dir: str, ask: AskSlurm) -> List[str]:
     """Every node that has failed under a run. Of a job on several nodes those count that Slurm still calls down."""
-    names = layout.parse_names(files.names_in(run_dir))
+    names = layout.parse_names(files.list_names(run_dir))
     found: List[str] = []
     for number in names.attempts.get("start", []):
-        attempt = lease.read(run_dir, names, number)
+        attempt = lease.read_attempt(run_dir, names, number)
         found += attempt.start.failed_nodes if attempt is not None else []
     for kind, generations in names.submits.items():
         for generation in generations if kind.startswith("verdict") else []:
-            verdict = _read(run_dir, layout.submit_file(generation, kind))
-            if verdict.get("word") in _FAIL_WORDS and verdict.get("node"):
-                found += [verdict["node"]] if _is_one(verdict["node"]) else _down(verdict["node"], ask)
+            verdict = _read_record(run_dir, layout.submit_file(generation, kind))
+            if verdict.get("word") in _NODE_FAIL_STATES and verdict.get("node"):
+                found += [verdict["node"]] if _is_single_node(verdict["node"]) else _down_nodes(verdict["node"], ask)
     return list(dict.fromkeys(found))
 
 
-def avoid(argv: List[str], bad: List[str], ask: Ask) -> Tuple[List[str], str]:
+def exclude_nodes(argv: List[str], bad: List[str], ask: AskSlurm) -> Tuple[List[str], str]:
     """sbatch's options without these nodes, beside those that the user excludes; and what was done, in words.
 
     Where too few nodes are left for the job, it avoids only the last that failed; or none: better there than never.
@@ -84,17 +84,17 @@ def avoid(argv: List[str], bad: List[str], ask: Ask) -> Tuple[List[str], str]:
     return argv, "cannot avoid %s, which failed: without it Slurm has no place (%s)" % (", ".join(new), told)
 
 
-def _down(nodes: str, ask: Ask) -> List[str]:
+def _down_nodes(nodes: str, ask: AskSlurm) -> List[str]:
     """Those of a job's nodes that Slurm calls down now."""
     answered, told = ask(["sinfo", "-h", "-N", "-n", nodes, "-o", "%N|%T"])
     pairs = [word.partition("|") for word in told.split()] if answered else []
-    return sorted({name for name, _, state in pairs if state.startswith(_DOWN)})
+    return sorted({name for name, _, state in pairs if state.startswith(_DOWN_STATES)})
 
 
-def _is_one(nodes: str) -> bool:
+def _is_single_node(nodes: str) -> bool:
     return "[" not in nodes and "," not in nodes
 
 
-def _read(run_dir: str, name: str) -> Dict[str, Any]:
+def _read_record(run_dir: str, name: str) -> Dict[str, Any]:
     record: Optional[Dict[str, Any]] = files.read_json(os.path.join(run_dir, name))
     return record or {}

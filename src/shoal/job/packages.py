@@ -10,33 +10,33 @@ from typing import Any, Dict, List, Mapping, Optional
 from ..kernel import files
 
 _PYTHON = re.compile(r"python[0-9.]*\Z")
-_INFO = re.compile(r"(.+?)-([^-]+?)(?:-py[\d.]+)?\.(?:dist|egg)-info\Z")
-_SITE = ("lib/python3*", "lib64/python3*", "local/lib/python3*")
+_DIST_INFO = re.compile(r"(.+?)-([^-]+?)(?:-py[\d.]+)?\.(?:dist|egg)-info\Z")
+_LIB_DIRS = ("lib/python3*", "lib64/python3*", "local/lib/python3*")
 
 
-def keep(home: str, command: List[str], env: Mapping[str, str], cwd: str) -> Optional[Dict[str, Any]]:
+def record_packages(home: str, command: List[str], env: Mapping[str, str], cwd: str) -> Optional[Dict[str, Any]]:
     """{python, version, packages}: the last is the file under `home` that lists them, written once. None without a
     Python, or where a folder cannot be read or written: it is only a record.
     """
     try:
-        return _keep_of(home, command[0], env.get("PATH", os.defpath), cwd)
+        return _record_once(home, command[0], env.get("PATH", os.defpath), cwd)
     except OSError:
         return None
 
 
 @functools.lru_cache(maxsize=64)
-def _keep_of(home: str, program: str, path: str, cwd: str) -> Optional[Dict[str, Any]]:
+def _record_once(home: str, program: str, path: str, cwd: str) -> Optional[Dict[str, Any]]:
     """Once for all runs of a pack that have the same command."""
-    python = python_of([program], {"PATH": path}, cwd)
-    return None if python is None else _keep(home, python)
+    python = interpreter_of([program], {"PATH": path}, cwd)
+    return None if python is None else _record(home, python)
 
 
-def _keep(home: str, python: str) -> Dict[str, Any]:
-    folders = _folders(python)
+def _record(home: str, python: str) -> Dict[str, Any]:
+    folders = _package_dirs(python)
     found = sorted(
         "%s==%s" % match.groups()
         for folder in folders
-        for match in (_INFO.match(name) for name in files.names_in(folder))
+        for match in (_DIST_INFO.match(name) for name in files.list_names(folder))
         if match
     )
     record = {"schema": 1, "python": python, "version": _version(python, folders), "packages": found}
@@ -48,17 +48,17 @@ def _keep(home: str, python: str) -> Dict[str, Any]:
     return {"python": python, "version": record["version"], "packages": path}
 
 
-def python_of(command: List[str], env: Mapping[str, str], cwd: str) -> Optional[str]:
+def interpreter_of(command: List[str], env: Mapping[str, str], cwd: str) -> Optional[str]:
     """The interpreter of a command: itself, the one that its first line names, or else what `python` is around it."""
     path = env.get("PATH", os.defpath)
     program = shutil.which(os.path.join(cwd, command[0]) if "/" in command[0] else command[0], path=path)
-    for candidate in (program, _interpreter(program)):
+    for candidate in (program, _shebang_interpreter(program)):
         if candidate and _PYTHON.match(os.path.basename(candidate)):
             return candidate
     return shutil.which("python", path=path) or shutil.which("python3", path=path)
 
 
-def _interpreter(program: Optional[str]) -> Optional[str]:
+def _shebang_interpreter(program: Optional[str]) -> Optional[str]:
     """What a script says about itself: torchrun and its like are scripts of the Python that they belong to."""
     try:
         with open(program or "", "rb") as file:
@@ -69,12 +69,12 @@ def _interpreter(program: Optional[str]) -> Optional[str]:
     return words[0] if words and os.path.isabs(words[0]) else None
 
 
-def _folders(python: str) -> List[str]:
+def _package_dirs(python: str) -> List[str]:
     """Its folders of packages: those of the environment it stands in, and Debian's."""
     import glob
 
     prefix = os.path.dirname(os.path.dirname(python))
-    roots = [os.path.join(glob.escape(prefix), pattern) for pattern in _SITE]
+    roots = [os.path.join(glob.escape(prefix), pattern) for pattern in _LIB_DIRS]
     found = [path for root in roots for name in ("site", "dist") for path in glob.glob("%s/%s-packages" % (root, name))]
     return [path for path in found if os.path.isdir(path)] + (
         ["/usr/lib/python3/dist-packages"] if prefix == "/usr" else []

@@ -13,22 +13,22 @@ from typing import Mapping, Optional
 from ..kernel import guard, slurm
 from .launch import family, steps
 
-_LOOK_S = 5.0
+_PREEMPTION_POLL_S = 5.0
 #: A busy controller may be silent so long before we give up waiting for it.
-_SILENT_S = 300.0
+_MAX_SILENCE_S = 300.0
 
 
-def steps_were_ended(launch_folder: str) -> bool:
+def were_steps_ended(launch_folder: str) -> bool:
     """Whether the launcher found that Slurm had told its steps to end."""
-    return os.path.exists(os.path.join(launch_folder, steps.ENDED_BY_SLURM))
+    return os.path.exists(os.path.join(launch_folder, steps.ENDED_BY_SLURM_FILE))
 
 
-def wait_for_slurm(environ: Mapping[str, str], link: Optional[guard.Link] = None) -> None:
+def wait_for_preemption(environ: Mapping[str, str], link: Optional[guard.GuardLink] = None) -> None:
     """While this job is in its grace time: wait until Slurm ends us, which is what makes it start the job again.
 
     Under a guard signals come through `link`; else the next one ends this process.
     """
-    for number in family.STOPPING if link is None else ():
+    for number in family.STOP_SIGNALS if link is None else ():
         signal.signal(number, signal.SIG_DFL)
     answered: Optional[float] = None
     while True:
@@ -37,9 +37,9 @@ def wait_for_slurm(environ: Mapping[str, str], link: Optional[guard.Link] = None
             return
         if state is not None:
             answered = time.monotonic()
-        elif answered is None or time.monotonic() - answered > _SILENT_S:
+        elif answered is None or time.monotonic() - answered > _MAX_SILENCE_S:
             return
         if link is None:
-            time.sleep(_LOOK_S)
-        elif select.select([link.fd], [], [], _LOOK_S)[0]:
+            time.sleep(_PREEMPTION_POLL_S)
+        elif select.select([link.fd], [], [], _PREEMPTION_POLL_S)[0]:
             return

@@ -7,33 +7,33 @@ _TICKS = float(os.sysconf("SC_CLK_TCK")) if hasattr(os, "sysconf") else 100.0
 _PAGE_MB = (os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096) / 1048576.0
 
 
-class Use(NamedTuple):
+class ResourceUse(NamedTuple):
     """CPU seconds and memory of processes that live now; the times of those that ended are in their parents."""
 
     cpu_s: float
     memory_mb: float
 
 
-def use_of(pid: int, env: Mapping[str, str]) -> Use:
+def process_use(pid: int, env: Mapping[str, str]) -> ResourceUse:
     """The process, its descendants, and srun's tasks on this node if srun is among them."""
-    pids = _family(pid)
+    pids = _with_descendants(pid)
     if env.get("SLURM_JOB_ID") and any(_comm(one) == "srun" for one in pids):
-        pids |= _of_job(env)
-    return _sum(pids)
+        pids |= _job_pids(env)
+    return _total_use(pids)
 
 
-def use_of_job(env: Mapping[str, str]) -> Use:
+def job_use(env: Mapping[str, str]) -> ResourceUse:
     """All that this job runs on this node."""
-    return _sum(_of_job(env))
+    return _total_use(_job_pids(env))
 
 
-def start_of(pid: int) -> bytes:
+def process_start(pid: int) -> bytes:
     """When a process began, in the kernel's count, so that its number alone is not taken for it; b"" if it is gone."""
     fields = _stat(pid)
     return fields[19] if len(fields) > 19 and fields[0] != b"Z" else b""
 
 
-def _sum(pids: Set[int]) -> Use:
+def _total_use(pids: Set[int]) -> ResourceUse:
     ticks, own_mb, shared_mb = 0.0, 0.0, 0.0
     for one in pids:
         fields = _stat(one)
@@ -45,7 +45,7 @@ def _sum(pids: Set[int]) -> Use:
             shared_mb = max(shared_mb, int(pages[2]) * _PAGE_MB)
         except (OSError, IndexError):
             continue
-    return Use(ticks / _TICKS, own_mb + shared_mb)
+    return ResourceUse(ticks / _TICKS, own_mb + shared_mb)
 
 
 def _stat(pid: int) -> "list[bytes]":
@@ -57,7 +57,7 @@ def _stat(pid: int) -> "list[bytes]":
         return []
 
 
-def _family(pid: int) -> Set[int]:
+def _with_descendants(pid: int) -> Set[int]:
     """The process and its descendants, from the kernel's own lists of children."""
     found: Set[int] = set()
     waiting = [pid]
@@ -76,10 +76,10 @@ def _family(pid: int) -> Set[int]:
 
 
 #: Whether a process is of the job, by its number and beginning: its environment never changes.
-_known: Dict[Tuple[int, bytes], bool] = {}
+_job_pids_cache: Dict[Tuple[int, bytes], bool] = {}
 
 
-def _of_job(env: Mapping[str, str]) -> Set[int]:
+def _job_pids(env: Mapping[str, str]) -> Set[int]:
     """srun's tasks are children of Slurm's own daemon: the job and the node in their environment tell them."""
     wanted = {("%s=%s" % (name, env[name])).encode() for name in ("SLURM_JOB_ID", "SLURMD_NODENAME") if env.get(name)}
     uid, seen = os.getuid(), {}
@@ -90,9 +90,9 @@ def _of_job(env: Mapping[str, str]) -> Set[int]:
         try:
             if os.stat("/proc/%d" % pid).st_uid != uid:
                 continue
-            key = (pid, start_of(pid))
-            if key in _known:
-                seen[key] = _known[key]
+            key = (pid, process_start(pid))
+            if key in _job_pids_cache:
+                seen[key] = _job_pids_cache[key]
                 continue
             with open("/proc/%d/environ" % pid, "rb") as file:
                 words = file.read(1 << 18).split(b"\0")
@@ -100,8 +100,8 @@ def _of_job(env: Mapping[str, str]) -> Set[int]:
                 seen[key] = wanted <= set(words)
         except OSError:
             continue
-    _known.clear()
-    _known.update(seen)  # those that are gone are forgotten
+    _job_pids_cache.clear()
+    _job_pids_cache.update(seen)  # those that are gone are forgotten
     return {pid for (pid, _), ours in seen.items() if ours} - {os.getpid()}
 
 

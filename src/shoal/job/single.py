@@ -15,16 +15,16 @@ from ..kernel import Allocation, End, fence, files, guard, lease, progress
 from . import survival, trial
 from .attempt import Attempt
 from .children import ColdStarter
-from .executor import JOIN_S, Executor
+from .executor import MAX_JOIN_S, Executor
 
 _RETRY_S = 1.0
 
 
-class Single(Executor[Attempt]):
+class SingleRunExecutor(Executor[Attempt]):
     """Runs one attempt. When `loop` returns, its end is on disk; or, not `ours`, another job has closed it."""
 
     def __init__(
-        self, home: str, attempt: Attempt, me: Allocation, link: guard.Link, say: Callable[[str], None]
+        self, home: str, attempt: Attempt, me: Allocation, link: guard.GuardLink, say: Callable[[str], None]
     ) -> None:
         data_folder = os.path.join(attempt.claim.log_dir, "data-%d" % attempt.number)
         starter = ColdStarter(os.environ, many=False)
@@ -49,7 +49,7 @@ class Single(Executor[Attempt]):
         attempt = self.attempt
         if self.follows:
             copy = (attempt.log, sys.stdout.buffer, self._ended)
-            self._threads.append(threading.Thread(target=_copy, args=copy, daemon=True))
+            self._threads.append(threading.Thread(target=_follow_log, args=copy, daemon=True))
         for thread in self._threads:
             thread.start()
         here_only = "SHOAL_TOKEN" in os.environ
@@ -75,15 +75,15 @@ class Single(Executor[Attempt]):
     def hear(self, number: int) -> None:
         if not self._began:
             self._early.append(number)
-        elif number in guard.STOPPING and self.attempt.stopped_by is not None:
+        elif number in guard.STOP_SIGNALS and self.attempt.stopped_by is not None:
             self.attempt.child.signal(signal.SIGKILL)  # asked twice
-        elif number in guard.STOPPING:
+        elif number in guard.STOP_SIGNALS:
             self.stop_all(signal.Signals(number).name, number)
         else:
             self.attempt.pass_on(number)
 
     def asked_to_stop(self) -> Optional[str]:
-        early = next((signal.Signals(number).name for number in self._early if number in guard.STOPPING), None)
+        early = next((signal.Signals(number).name for number in self._early if number in guard.STOP_SIGNALS), None)
         return early or self.link.asked_to_stop()
 
     def told(self, held: lease.Lease, why: str) -> None:
@@ -93,7 +93,7 @@ class Single(Executor[Attempt]):
                 return
             if why == "superseded":
                 try:
-                    beaten = trial.beaten(attempt)
+                    beaten = trial.why_superseded(attempt)
                 except (OSError, ValueError, KeyError):
                     return  # The file server is away for a moment; the next beat asks again.
                 if beaten is None:
@@ -104,7 +104,7 @@ class Single(Executor[Attempt]):
     def complete(self, attempt: Attempt, end: End) -> End:
         self._ended.set()
         for thread in self._threads:
-            thread.join(JOIN_S)
+            thread.join(MAX_JOIN_S)
         if attempt.node_guards is not None:
             attempt.node_guards.close()
         if attempt.spec.get("data"):
@@ -132,9 +132,11 @@ class Single(Executor[Attempt]):
         if spec.get("smoke"):
             from . import smoke
 
-            end = smoke.judge(end, spec, progress.read(progress.Output(attempt.claim.output_dir, logs)))
+            end = smoke.judge_smoke_test(
+                end, spec, progress.read_progress(progress.RunOutput(attempt.claim.output_dir, logs))
+            )
         unseen = spec.get("trial") and end.success and attempt.claim == self._claim
-        if unseen and trial.pointless(self.home, spec) is None:
+        if unseen and trial.why_obsolete(self.home, spec) is None:
             try:
                 trial.take_over(self.home, attempt, spec["trial"]["of"])  # it was done before anybody looked
             except OSError as error:
@@ -142,8 +144,8 @@ class Single(Executor[Attempt]):
                     raise
                 print("shoal: the run is not taken over: %s" % error, file=sys.stderr, flush=True)
         if attempt.claim != self._claim:
-            end = trial.as_the_run(end, attempt)
-        replaced = is_replaced(attempt)
+            end = trial.end_as_run(end, attempt)
+        replaced = is_superseded(attempt)
         if end.stopped_by and replaced:
             end = end._replace(stopped_by="superseded")
         return end if replaced else end._replace(next=survival.plan_next(self.home, attempt.claim, spec, end))
@@ -158,14 +160,14 @@ class Single(Executor[Attempt]):
                 pass  # It is looked at again in a moment.
 
 
-def is_replaced(attempt: Attempt) -> bool:
+def is_superseded(attempt: Attempt) -> bool:
     try:
-        return fence.unwanted(attempt.claim, attempt.number) == "superseded"
+        return fence.why_unwanted(attempt.claim, attempt.number) == "superseded"
     except OSError:
         return False  # The file server is away; the end is written when it is back.
 
 
-def _copy(path: str, stream: Any, over: threading.Event) -> None:
+def _follow_log(path: str, stream: Any, over: threading.Event) -> None:
     """Copy what is appended to a file to a stream until the attempt is over and all of it was copied."""
     with open(path, "ab"), open(path, "rb") as file:
         while True:

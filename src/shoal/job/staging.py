@@ -16,13 +16,13 @@ import time
 from typing import Any, Callable, Dict, Mapping, Optional
 
 from . import cache, listing
-from .cache import Lock, Root
-from .copies import Copy, Queue, fit
-from .copying import RANGE, Copier, Item, SourceChanged
+from .cache import CacheRoot, FileLock
+from .copies import CopyQueue, DatasetCopy, split_by_size
+from .copying import RANGE_BYTES, Copier, CopyItem, SourceChanged
 from .listing import NotStageable
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_SMALL_FILE = 1 << 20
+_DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+_SMALL_FILE_BYTES = 1 << 20
 
 
 class StageError(Exception):
@@ -56,9 +56,9 @@ class Stage:
         self._began = time.monotonic()
         self._thread: Optional[threading.Thread] = None
         self._stop = threading.Event()
-        self._over = False
+        self._close_oldest = False
         self._copier: Optional[Copier] = None
-        self._use: Optional[Lock] = None
+        self._use: Optional[FileLock] = None
         self._sync_soon: Callable[[str], None] = lambda name: None
 
     def begin(self) -> None:
@@ -77,14 +77,16 @@ class Stage:
             return self._fall_back(reason)
         try:
             if root.group is not None and not self._is_open_to(root.group):
-                root = cache.own_root(root)
+                root = cache.private_root(root)
                 notes.append("the group of the scratch folder may not read the source: the copy is this user's own")
-            self._enter(root)
+            self._lock_dataset(root)
         except OSError as error:
             self.close()
             return self._fall_back("%s cannot be used: %s" % (root.path, (error.strerror or str(error)).lower()))
-        if self.environ.get(cache.LIMIT) and cache.parse_size(self.environ[cache.LIMIT]) is None:
-            notes.append("%s=%s is not a size, and is ignored" % (cache.LIMIT, self.environ[cache.LIMIT]))
+        if self.environ.get(cache.LIMIT_VARIABLE) and cache.parse_size(self.environ[cache.LIMIT_VARIABLE]) is None:
+            notes.append(
+                "%s=%s is not a size, and is ignored" % (cache.LIMIT_VARIABLE, self.environ[cache.LIMIT_VARIABLE])
+            )
         self.record.update(how="shared", notes=notes)
         self.say("%s goes to %s, from %s" % (self.name, root.path, "; ".join([root.named, *notes])))
         self.path = os.path.join(self.copy.folder, self.list.entry) if self.list.entry else self.copy.folder
@@ -101,7 +103,7 @@ class Stage:
         A run may start when all is there; at the first shard if it asked for that and a manifest tells what lacks.
         """
         end = None if deadline_s is None else time.monotonic() + deadline_s
-        while self._thread is not None and not self._over and not self._ready():
+        while self._thread is not None and not self._close_oldest and not self._ready():
             with self.arrived:
                 self.arrived.wait(0.02)
             if end is not None and time.monotonic() > end:
@@ -114,7 +116,7 @@ class Stage:
 
     def wait_copied(self) -> None:
         """Wait until everything can be read; bringing it safely to disk may still go on."""
-        while self._thread is not None and self._thread.is_alive() and not self._over:
+        while self._thread is not None and self._thread.is_alive() and not self._close_oldest:
             with self.arrived:
                 self.arrived.wait(0.02)
 
@@ -146,20 +148,20 @@ class Stage:
 
     def _is_open_to(self, group: int) -> bool:
         """Whether a group can read the source: its manifest and first unit, which stand for all of it."""
-        names = [*self.list.units[0], *([listing.MANIFEST] if self.list.manifest is not None else [])]
-        return all(cache.may_read(os.path.join(self.list.folder, name), group) for name in names)
+        names = [*self.list.units[0], *([listing.MANIFEST_FILE] if self.list.manifest is not None else [])]
+        return all(cache.is_group_readable(os.path.join(self.list.folder, name), group) for name in names)
 
-    def _enter(self, root: Root) -> None:
+    def _lock_dataset(self, root: CacheRoot) -> None:
         """Hold the data set against removal, and make its folder with what readers need first."""
-        self.copy = Copy(root, self.list)
-        self._use = Lock(root.folder("use", self.list.id))
+        self.copy = DatasetCopy(root, self.list)
+        self._use = FileLock(root.folder("use", self.list.id))
         self._use.take(False, wait=True)
         self._use.touch()
         self.copy.lay_out()
 
     def _bring(self) -> None:
         root = self.copy.root
-        lock = Lock(root.folder("locks", self.list.id))
+        lock = FileLock(root.folder("locks", self.list.id))
         try:
             while not lock.take(True):
                 if self._stop.wait(0.02):
@@ -167,7 +169,7 @@ class Stage:
                 if self.copy.is_complete() and not self.copy.broken():
                     self._finished("shared")
                     return
-            self._copy_what_lacks()
+            self._copy_missing()
         except SourceChanged as why:
             self.error = "%s changed or is damaged: %s" % (self.source, why)
             self.copy.note_problem(self.error)
@@ -182,7 +184,7 @@ class Stage:
                 self.say(self.error)
         finally:
             lock.close()
-            self._over = True
+            self._close_oldest = True
             with self.arrived:
                 self.arrived.notify_all()
 
@@ -196,11 +198,11 @@ class Stage:
             self.say("%s: %s%s in %s: damaged or lost, copied again" % told)
         return bool(broken)
 
-    def _copy_what_lacks(self) -> None:
+    def _copy_missing(self) -> None:
         """Holding the lock: bring what lacks, in this node's order; what does not fit is linked to the source."""
         copy = self.copy
         copy.note_problem(None)
-        units = listing.node_order(self.list.units, listing.rotation(self.environ, socket.gethostname()))
+        units = listing.node_order(self.list.units, listing.node_rotation(self.environ, socket.gethostname()))
         missing = copy.missing(units)
         if not missing:
             return self._finished("shared", sync=True)
@@ -208,15 +210,15 @@ class Stage:
         gone = cache.make_room(copy.root, needed, self.environ, keep=self.list.id) if needed else []
         if gone:
             self.record["removed"] = gone
-        fitting, rest = fit(missing, self.list.items, cache.free_bytes(copy.root, self.environ))
-        threads = self.threads or (16 if self.list.bytes < _SMALL_FILE * len(self.list.items) else 8)
+        fitting, rest = split_by_size(missing, self.list.items, cache.free_bytes(copy.root, self.environ))
+        threads = self.threads or (16 if self.list.bytes < _SMALL_FILE_BYTES * len(self.list.items) else 8)
         self._copier = Copier(self.list.folder, copy.folder, copy.parts, threads, self._note)
         began = time.monotonic()
         try:
             with copy.syncing() as self._sync_soon:
-                self._copier.run(Queue(fitting, copy))
+                self._copier.run(CopyQueue(fitting, copy))
         except OSError as error:
-            if error.errno not in _FULL:
+            if error.errno not in _DISK_FULL_ERRNOS:
                 raise
             rest = copy.missing(units)
             copy.drop_parts()
@@ -237,7 +239,7 @@ class Stage:
             self.record["copied_bytes"] = self._copier.copied_bytes
         if sync:
             self.copy.note_complete(synced=False)
-        self._over = True
+        self._close_oldest = True
         with self.arrived:
             self.arrived.notify_all()
         if sync and self.copy.sync(self._stop.is_set):
@@ -253,9 +255,11 @@ class Stage:
             self.record.setdefault("first_s", round(time.monotonic() - self._began, 4))
         return first and self.list.partial and self.wait_first
 
-    def _note(self, item: Item) -> None:
+    def _note(self, item: CopyItem) -> None:
         self.copy.arrived(item.name)
-        if item.size > RANGE:  # Many small ones are synced together at the end: one by one they would stop the copy.
+        if (
+            item.size > RANGE_BYTES
+        ):  # Many small ones are synced together at the end: one by one they would stop the copy.
             self._sync_soon(item.name)
         with self.arrived:
             self.arrived.notify_all()

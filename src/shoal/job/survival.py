@@ -13,9 +13,9 @@ import time
 from typing import Any, Callable, List, Mapping, Optional, Tuple
 
 from ..kernel import (
-    Claim,
+    ClaimRecord,
     End,
-    Next,
+    FollowUp,
     fence,
     files,
     find_cause,
@@ -33,16 +33,16 @@ from . import environment, nodes, stages
 _TAIL_BYTES = 64 * 1024
 CHECK_TIMEOUT_S = 600
 #: Ends that are no failure: the time was nearly up, or the program asked for another job by its exit code.
-GOES_ON = ("limit", "continue")
-_MEMORY = re.compile(r"--mem=(\d+)([KMGT]?)\Z")
-_KILO = {"K": 1 / 1024.0, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
+CONTINUING_CAUSES = ("limit", "continue")
+_MEMORY_OPTION = re.compile(r"--mem=(\d+)([KMGT]?)\Z")
+_MB_PER_UNIT = {"K": 1 / 1024.0, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
 _MAX_BACKOFF_S = 3600
-_ASK_AGAIN_S = 2.0
+_SLURM_RETRY_S = 2.0
 #: Owed by jobs that gave up, and looked at by one that ends.
-_MAX_OWED = 20
+_MAX_PENDING_FOLLOW_UPS = 20
 
 
-def why_stopped(end: End, spec: Mapping[str, Any]) -> End:
+def note_requested_stop(end: End, spec: Mapping[str, Any]) -> End:
     """The end, with a note if the run itself wants to go on: by its exit code, or because it heard the warning."""
     if end.stopped_by is not None:
         return end
@@ -54,15 +54,15 @@ def why_stopped(end: End, spec: Mapping[str, Any]) -> End:
     return end
 
 
-def check_of(end: End, spec: Mapping[str, Any], env: Mapping[str, str]) -> Optional[List[str]]:
+def result_check(end: End, spec: Mapping[str, Any], env: Mapping[str, str]) -> Optional[List[str]]:
     """The command of the step's result check, if that decides."""
     policy = spec.get("survive") or {}
     if not policy.get("check") or end.stopped_by is not None or end.oom:
         return None
-    return environment.complete(policy["check"], environment.values_of(spec, env))
+    return environment.fill_all(policy["check"], environment.placeholder_values(spec, env))
 
 
-def conclude(end: End, log: str, check_exit: Optional[int]) -> End:
+def judge_end(end: End, log: str, check_exit: Optional[int]) -> End:
     """The end, with whether it is good, and else why; a check's word counts, not the program's exit code."""
     good = end.exit_code == 0
     if check_exit is not None:
@@ -80,38 +80,38 @@ def _cause(end: End, log: str) -> Optional[str]:
         return "oom"
     if end.stopped_by:
         return "limit" if end.stopped_by == "time limit" else end.stopped_by
-    cause = find_cause(_tail(log).decode("utf-8", "replace").splitlines())  # memory.py looks at the host's memory
+    cause = find_cause(_read_tail(log).decode("utf-8", "replace").splitlines())  # memory.py looks at the host's memory
     if cause is not None and cause.kind == "cuda_oom":
         return "cuda_oom"
     return "bad_result" if end.check_exit else "failed"
 
 
-def plan_next(home: str, claim: fence.Claim, spec: Mapping[str, Any], end: End) -> Optional[Next]:
+def plan_next(home: str, claim: fence.Claim, spec: Mapping[str, Any], end: End) -> Optional[FollowUp]:
     """What follows an end by itself, or None if nothing does. Asks only files."""
     policy, cause = spec.get("survive") or {}, end.cause
     if end.success or cause is None or not end.job_id:
         return None
-    before, limit = _earlier(claim, end.attempt, cause), _limit(home, claim, policy, cause)
-    order = submission.how_sent(home, claim.token)
-    if before >= limit or order is None or _starts_over(claim, end):
+    before, limit = _count_earlier(claim, end.attempt, cause), _max_follow_ups(home, claim, policy, cause)
+    order = submission.last_send(home, claim.token)
+    if before >= limit or order is None or _ignored_checkpoint(claim, end):
         return None
-    changed, _ = changes(list(order.argv), cause, policy)
+    changed, _ = change_options(list(order.argv), cause, policy)
     if changed is None:
         return None
     wait_s = backoff_s(policy, cause, before)
-    return Next(cause, before + 1, limit, changed, time.time() + wait_s if wait_s else None)
+    return FollowUp(cause, before + 1, limit, changed, time.time() + wait_s if wait_s else None)
 
 
-def follow_up(
+def submit_follow_up(
     home: str, name: str, claim: fence.Claim, spec: Mapping[str, Any], end: End, job: Optional[str]
 ) -> Optional[str]:
     """Put the run's next generation into Slurm's queue if its end says so; returns what was done, in words."""
     following = end.next
     if job:
-        do_owed(home, claim.token)
+        submit_pending_follow_ups(home, claim.token)
     if following is None or not job:
-        return _why_not(home, claim, spec, end) if job else None
-    silent = not answers_in_time(lambda: _leave_owed(home, name, claim, following, job))
+        return _why_no_follow_up(home, claim, spec, end) if job else None
+    silent = not slurm_answers_in_time(lambda: _record_pending(home, name, claim, following, job))
     if silent:
         return "not continued yet: Slurm does not answer; the next command or job of this project continues it"
     new_job, words = continue_run(home, name, claim, claim.generation, following, job)
@@ -121,7 +121,7 @@ def follow_up(
 
 
 def continue_run(
-    home: str, name: str, claim: fence.Claim, seen: int, following: Next, job: str
+    home: str, name: str, claim: fence.Claim, seen: int, following: FollowUp, job: str
 ) -> Tuple[Optional[str], str]:
     """Do what is owed after an end: submit the generation after `seen`, which was the newest when it was decided.
 
@@ -134,75 +134,77 @@ def continue_run(
         wait_s = math.ceil((following.not_before or 0.0) - time.time())
         begin = ["--begin=now+%d" % wait_s] if wait_s > 0 else []
         ask = nodes.ask_slurm(os.environ)
-        changed, avoided = nodes.avoid([*argv, *following.options, *begin], nodes.failed(claim.run_dir, ask), ask)
+        changed, avoided = nodes.exclude_nodes(
+            [*argv, *following.options, *begin], nodes.failed_nodes(claim.run_dir, ask), ask
+        )
         told = [", " + word.lstrip("-").replace("=", " ") for word in following.options]
         return changed, "".join([*told, ", " + avoided if avoided else ""])
 
-    done = _next_job(home, name, claim, seen, job, adapt)
+    done = _submit_next_job(home, name, claim, seen, job, adapt)
     if done[0] is not None:
-        _forget(home, claim.token)
+        _remove_pending(home, claim.token)
     return done
 
 
-def _limit(home: str, claim: fence.Claim, policy: Mapping[str, Any], cause: str) -> int:
+def _max_follow_ups(home: str, claim: fence.Claim, policy: Mapping[str, Any], cause: str) -> int:
     """How many times a cause is answered by another job."""
-    if cause in GOES_ON:
+    if cause in CONTINUING_CAUSES:
         return int(policy.get("follow_ups") or 0)
     times = int((policy.get("retry") or {}).get(cause, 0))
     if not times:
         return 0
     from . import admission  # only then: it knows the budget
 
-    return admission.retries(home, claim.token, times)
+    return admission.max_retries(home, claim.token, times)
 
 
-def _why_not(home: str, claim: fence.Claim, spec: Mapping[str, Any], end: End) -> Optional[str]:
+def _why_no_follow_up(home: str, claim: fence.Claim, spec: Mapping[str, Any], end: End) -> Optional[str]:
     """Why a run that its step's policy is about does not go on; None if the policy says nothing."""
     policy, cause = spec.get("survive") or {}, end.cause
-    limit = 0 if end.success or cause is None else _limit(home, claim, policy, cause)
+    limit = 0 if end.success or cause is None else _max_follow_ups(home, claim, policy, cause)
     if not limit or cause is None:
         return None
-    before = _earlier(claim, end.attempt, cause)
+    before = _count_earlier(claim, end.attempt, cause)
     if before >= limit:
         return "not continued: %s for the %dth time, and %d are allowed" % (cause, before + 1, limit)
-    over = _starts_over(claim, end)
+    over = _ignored_checkpoint(claim, end)
     if over is not None:
         return "not continued: %s" % over
-    order = submission.how_sent(home, claim.token)
+    order = submission.last_send(home, claim.token)
     if order is None:
         return "not continued: nothing says how the job was submitted"
-    return "not continued: %s" % changes(list(order.argv), cause, policy)[1]
+    return "not continued: %s" % change_options(list(order.argv), cause, policy)[1]
 
 
-def _starts_over(claim: fence.Claim, end: End) -> Optional[str]:
+def _ignored_checkpoint(claim: fence.Claim, end: End) -> Optional[str]:
     """Why a run that ran out of time would come no further in another job: it ignored its checkpoint in this one."""
-    if end.cause not in GOES_ON:
+    if end.cause not in CONTINUING_CAUSES:
         return None
-    names = layout.parse_names(files.names_in(claim.run_dir))
-    record = lease.read(claim.run_dir, names, end.attempt)
+    names = layout.parse_names(files.list_names(claim.run_dir))
+    record = lease.read_attempt(claim.run_dir, names, end.attempt)
     checkpoint = record.start.resume_from if record is not None else None
-    found = resumed.beginning(claim.log_dir, end.attempt, checkpoint, is_over=True) if checkpoint else None
+    found = resumed.check_resume(claim.log_dir, end.attempt, checkpoint, is_over=True) if checkpoint else None
     return None if found is None or found.continued else found.words(end.attempt, checkpoint or "")
 
 
-def answers_in_time(at_first_silence: Callable[[], None] = lambda: None) -> bool:
+def slurm_answers_in_time(at_first_silence: Callable[[], None] = lambda: None) -> bool:
     """Whether Slurm answers before the ending job has to leave it to others. Nothing is sent before: a request that a
     frozen controller takes and does not answer would have to be waited for."""
-    deadline = time.monotonic() + owed.wait_s(os.environ)
+    deadline = time.monotonic() + owed.follow_up_grace_s(os.environ)
     told = False
-    while not slurm.is_up(os.environ):
+    while not slurm.is_controller_up(os.environ):
         if not told:
             at_first_silence()
             told = True
-        if time.monotonic() + _ASK_AGAIN_S > deadline:
+        if time.monotonic() + _SLURM_RETRY_S > deadline:
             return False
-        time.sleep(_ASK_AGAIN_S)
+        time.sleep(_SLURM_RETRY_S)
     return True
 
 
-def _leave_owed(home: str, name: str, claim: fence.Claim, following: Next, job: str) -> None:
+def _record_pending(home: str, name: str, claim: fence.Claim, following: FollowUp, job: str) -> None:
     """Spare other jobs the search; commands find it in the end record in any case."""
-    note = {"run": name, "generation": claim.generation, "next": records.fields_of(following), "job": job}
+    note = {"run": name, "generation": claim.generation, "next": records.non_default_fields(following), "job": job}
     note["uid"] = os.getuid()
     try:
         files.make_dir(os.path.join(home, "owed"))
@@ -211,39 +213,39 @@ def _leave_owed(home: str, name: str, claim: fence.Claim, following: Next, job: 
         pass
 
 
-def do_owed(home: str, own: str) -> None:
+def submit_pending_follow_ups(home: str, own: str) -> None:
     """What other jobs of this user had to leave, now that Slurm may answer again."""
     folder = os.path.join(home, "owed")
-    left = [name for name in files.names_in(folder) if ".tmp-" not in name and name != own]
-    if not left or not slurm.is_up(os.environ):
+    left = [name for name in files.list_names(folder) if ".tmp-" not in name and name != own]
+    if not left or not slurm.is_controller_up(os.environ):
         return
-    for token in left[:_MAX_OWED]:
+    for token in left[:_MAX_PENDING_FOLLOW_UPS]:
         try:
             note = files.read_json(os.path.join(folder, token)) or {}
             if note.get("uid") != os.getuid():
                 continue
-            following = records.decode(note["next"], Next)
+            following = records.decode_record(note["next"], FollowUp)
             claim = fence.read_claim(layout.run_dir(home, note["run"]), note["generation"])
-            if claim is not None and is_owed(home, claim, following):
-                seen = layout.parse_names(files.names_in(claim.run_dir)).generation
+            if claim is not None and has_pending_follow_up(home, claim, following):
+                seen = layout.parse_names(files.list_names(claim.run_dir)).generation
                 job, words = continue_run(home, note["run"], claim, seen, following, note["job"])
                 print("shoal: %s %s" % (note["run"], "continues as job %s" % job if job else words), flush=True)
-            if claim is None or not is_owed(home, claim, following):
-                _forget(home, token)
+            if claim is None or not has_pending_follow_up(home, claim, following):
+                _remove_pending(home, token)
         except (OSError, ValueError, KeyError) as error:
             print("shoal: could not continue another run: %s" % error, flush=True)
 
 
-def _forget(home: str, token: str) -> None:
+def _remove_pending(home: str, token: str) -> None:
     try:
         os.unlink(os.path.join(home, "owed", token))
     except OSError:
         pass
 
 
-def is_owed(home: str, claim: fence.Claim, following: Optional[Next]) -> bool:
+def has_pending_follow_up(home: str, claim: fence.Claim, following: Optional[FollowUp]) -> bool:
     """Whether what follows an end of this claim's generation still has to be done, by the claims that came later."""
-    names = layout.parse_names(files.names_in(claim.run_dir))
+    names = layout.parse_names(files.list_names(claim.run_dir))
     claims = names.submits.get("claim", [])
     standing, refused = claim.generation, False
     for generation in claims:
@@ -254,10 +256,12 @@ def is_owed(home: str, claim: fence.Claim, following: Optional[Next]) -> bool:
                 standing = generation
             elif outcome.refused:
                 refused = True
-    return owed.is_owed(following, claim.generation, standing, refused, claims, names.submits.get("cancel", []))
+    return owed.is_follow_up_pending(
+        following, claim.generation, standing, refused, claims, names.submits.get("cancel", [])
+    )
 
 
-def warn(env: Mapping[str, str], by_signal: Callable[[], None]) -> None:
+def warn_program(env: Mapping[str, str], by_signal: Callable[[], None]) -> None:
     """Tell a program that its time is nearly up, in the way that its step chose."""
     if env.get("SHOAL_WARN_BY") == "file":
         try:
@@ -268,7 +272,9 @@ def warn(env: Mapping[str, str], by_signal: Callable[[], None]) -> None:
     by_signal()
 
 
-def move_away(home: str, claim: fence.Claim, spec: Mapping[str, Any], bad: List[str], job: str) -> Tuple[bool, str]:
+def leave_failed_node(
+    home: str, claim: fence.Claim, spec: Mapping[str, Any], bad: List[str], job: str
+) -> Tuple[bool, str]:
     """Slurm has started the job again on the node that failed under it: let another job go on elsewhere, if it can.
 
     It ends after as many moves as there are nodes: each job excludes all that failed before.
@@ -277,28 +283,28 @@ def move_away(home: str, claim: fence.Claim, spec: Mapping[str, Any], bad: List[
 
     def adapt(argv: List[str]) -> Tuple[Optional[List[str]], str]:
         ask = nodes.ask_slurm(os.environ)
-        earlier = nodes.failed(claim.run_dir, ask)
-        changed, words = nodes.avoid(argv, list(dict.fromkeys(earlier + bad)), ask)
+        earlier = nodes.failed_nodes(claim.run_dir, ask)
+        changed, words = nodes.exclude_nodes(argv, list(dict.fromkeys(earlier + bad)), ask)
         return (changed if changed != argv else None), words
 
-    new_job, words = _next_job(home, name, claim, claim.generation, job, adapt)
+    new_job, words = _submit_next_job(home, name, claim, claim.generation, job, adapt)
     if new_job is None:
         return False, "goes on here: %s" % words
     return True, "goes on as job %s, which %s" % (new_job, words)
 
 
 #: The old job's options -> those of the new one, and what differs, in words; None and why if it makes no sense.
-_Adapt = Callable[[List[str]], Tuple[Optional[List[str]], str]]
+_ChangeOptions = Callable[[List[str]], Tuple[Optional[List[str]], str]]
 
 
-def _next_job(
-    home: str, name: str, claim: fence.Claim, seen: int, job: str, adapt: _Adapt
+def _submit_next_job(
+    home: str, name: str, claim: fence.Claim, seen: int, job: str, adapt: _ChangeOptions
 ) -> Tuple[Optional[str], str]:
     """Submit the generation after `seen`, to start when `job` is over; what waits for `job` then waits for the new one.
 
     Returns the new job and what differs from the old one; or None and why there is none.
     """
-    order, intent = submission.how_sent(home, claim.token), submission.read(home, claim.token)
+    order, intent = submission.last_send(home, claim.token), submission.read_submission_record(home, claim.token)
     if order is None or intent is None:
         return None, "nothing says how the job was submitted"
     token = submission.new_token()
@@ -310,29 +316,29 @@ def _next_job(
     argv += [
         "--job-name=%s" % submission.job_name(name, token),
         "--output=%s/slurm-%%j.out" % folder.replace("%", "%%"),
-        *slurm.after_this_job(job, os.environ),
+        *slurm.after_current_job(job, os.environ),
     ]
-    script = files.read_own(os.path.join(layout.submission_dir(home, claim.token), "script.sh"))
+    script = files.read_trusted(os.path.join(layout.submission_dir(home, claim.token), "script.sh"))
     script = script.replace(claim.token.encode(), token.encode())
     now, job_name = time.time(), submission.job_name(name, token)
     intent = intent._replace(
         token=token, runs=[name], job_name=job_name, t=now, waits=False, argv=argv, environment=order.environment
     )
-    record = Claim(token, claim.revision, claim.output_dir, claim.log_dir, t=now, changes=claim.changes)
-    sent = submission.submit_one(home, intent._replace(**process.this_process()), script, seen + 1, record)
+    record = ClaimRecord(token, claim.revision, claim.output_dir, claim.log_dir, t=now, changes=claim.changes)
+    sent = submission.submit_one(home, intent._replace(**process.own_identity()), script, seen + 1, record)
     if sent is None:
         return None, "another command has claimed the run"
     if sent.kind != "accepted":
         return None, sent.message
-    stages.move_children(job, str(sent.job_id))
+    stages.move_dependents(job, str(sent.job_id))
     return str(sent.job_id), words
 
 
-def changes(argv: List[str], cause: str, policy: Mapping[str, Any]) -> Tuple[Optional[List[str]], str]:
+def change_options(argv: List[str], cause: str, policy: Mapping[str, Any]) -> Tuple[Optional[List[str]], str]:
     """The options that the policy changes after such an end; None and why if another try makes no sense."""
     if cause != "oom":
         return [], ""
-    grown = [grow(word, float(policy.get("memory") or 0)) for word in argv]
+    grown = [grow_memory(word, float(policy.get("memory") or 0)) for word in argv]
     changed = [word for word, was in zip(grown, argv) if word != was]
     if not changed:
         return None, "its memory is not to be raised (survive.memory), or nothing says how much it had"
@@ -341,27 +347,27 @@ def changes(argv: List[str], cause: str, policy: Mapping[str, Any]) -> Tuple[Opt
 
 def backoff_s(policy: Mapping[str, Any], cause: str, before: int) -> float:
     """How long a retry waits, twice as long each time; what only goes on does not wait."""
-    if cause in GOES_ON or not policy.get("backoff_s"):
+    if cause in CONTINUING_CAUSES or not policy.get("backoff_s"):
         return 0.0
     return float(min(float(policy["backoff_s"]) * 2 ** min(before, 32), _MAX_BACKOFF_S))
 
 
-def grow(word: str, factor: float) -> str:
+def grow_memory(word: str, factor: float) -> str:
     """--mem=50M, twice as much; any other word as it is."""
-    match = _MEMORY.match(word)
+    match = _MEMORY_OPTION.match(word)
     if match is None or factor <= 1:
         return word
-    return "--mem=%dM" % round(int(match.group(1)) * _KILO[match.group(2)] * factor)
+    return "--mem=%dM" % round(int(match.group(1)) * _MB_PER_UNIT[match.group(2)] * factor)
 
 
-def _earlier(claim: fence.Claim, attempt: int, cause: str) -> int:
+def _count_earlier(claim: fence.Claim, attempt: int, cause: str) -> int:
     """How many earlier attempts of this revision ended for the same cause."""
-    ends = lease.ends(claim.run_dir, layout.parse_names(files.names_in(claim.run_dir)))
+    ends = lease.read_ends(claim.run_dir, layout.parse_names(files.list_names(claim.run_dir)))
     before = [end for end in ends if end.attempt < attempt and end.revision == claim.revision]
     return sum(1 for end in before if end.cause == cause)
 
 
-def _tail(path: str) -> bytes:
+def _read_tail(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.path.getsize(path) - _TAIL_BYTES))

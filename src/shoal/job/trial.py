@@ -30,68 +30,68 @@ from . import stages
 if TYPE_CHECKING:
     from .attempt import Attempt
 
-_NAME = re.compile(r"_(?:(?:\d+x)?\d+gpus|\d+nodes)\Z")
+_REPLACEMENT_SUFFIX = re.compile(r"_(?:(?:\d+x)?\d+gpus|\d+nodes)\Z")
 #: In a trial's end record: it goes on as the run.
-SWITCHED = "switched"
+REPLACED_BY_SWITCH = "switched"
 
 
-def run_of(home: str, name: str, token: str) -> str:
+def replaced_run(home: str, name: str, token: str) -> str:
     """The run that a submission works on: for a trial that has taken over, the run that it was a trial of."""
     goal = _spec(home, name).get("trial", {}).get("of")
     if goal:
         try:
             fence.find_claim(layout.run_dir(home, goal), token)
             return str(goal)
-        except fence.Fenced:
+        except fence.FencedError:
             pass
     return name
 
 
-def trials_of(home: str, name: str) -> List[str]:
+def replacements_of(home: str, name: str) -> List[str]:
     """The trials that a run has, or had."""
     experiment, _, stem = name.partition("/")
-    found = files.names_in(os.path.join(layout.runs_dir(home), experiment))
-    near = sorted(one for one in found if one.startswith(stem) and _NAME.match(one[len(stem) :]))
+    found = files.list_names(os.path.join(layout.runs_dir(home), experiment))
+    near = sorted(one for one in found if one.startswith(stem) and _REPLACEMENT_SUFFIX.match(one[len(stem) :]))
     full = ["%s/%s" % (experiment, one) for one in near]
     return [one for one in full if _spec(home, one).get("trial", {}).get("of") == name]
 
 
-def pointless(home: str, spec: Mapping[str, Any]) -> Optional[str]:
+def why_obsolete(home: str, spec: Mapping[str, Any]) -> Optional[str]:
     """Why a trial has nothing to take over (any more), or None."""
     goal = spec["trial"]["of"]
     run_dir = layout.run_dir(home, goal)
-    names = layout.parse_names(files.names_in(run_dir))
+    names = layout.parse_names(files.list_names(run_dir))
     if names.revision != spec["trial"]["revision"]:
         return "%s was started over" % goal
-    if lease.finished(run_dir, names, names.revision) is not None:
+    if lease.successful_attempt(run_dir, names, names.revision) is not None:
         return "%s is done" % goal
     if names.has_submit(names.generation, "cancel"):
         return "%s was cancelled" % goal
     return None
 
 
-def withdraw(claim: fence.Claim, why: str) -> None:
+def cancel_replacement(claim: fence.Claim, why: str) -> None:
     """Write down that a trial is not wanted any more; its state is then cancelled, with this reason."""
     path = os.path.join(claim.run_dir, layout.submit_file(claim.generation, "cancel"))
     files.create_exclusive(path, files.to_json({"schema": 1, "t": time.time(), "reason": why}))
 
 
-def bring_checkpoint(home: str, spec: Mapping[str, Any], output_dir: str) -> None:
+def copy_checkpoint(home: str, spec: Mapping[str, Any], output_dir: str) -> None:
     """Copy the run's newest checkpoint into the trial's own folder, because the first job may tidy up its own."""
     pattern = spec.get("checkpoint")
-    if not pattern or checkpoints.newest(output_dir, pattern) is not None:
+    if not pattern or checkpoints.newest_checkpoint(output_dir, pattern) is not None:
         return
-    for folder in stages.output_folders(home, spec["trial"]["of"]):
+    for folder in stages.output_dirs(home, spec["trial"]["of"]):
         for _ in range(3):
-            newest = checkpoints.newest(folder, pattern)
+            newest = checkpoints.newest_checkpoint(folder, pattern)
             if newest is None:
                 break
-            if checkpoints.copy(newest, os.path.join(output_dir, os.path.relpath(newest, folder))):
-                layout.keep_cwd(folder, output_dir)
+            if checkpoints.copy_checkpoint_file(newest, os.path.join(output_dir, os.path.relpath(newest, folder))):
+                layout.link_cwd(folder, output_dir)
                 return
 
 
-def watcher(
+def replacement_watcher(
     home: str, spec: Mapping[str, Any], claim: fence.Claim, logs: List[str], resume_from: Optional[str]
 ) -> Optional[Callable[["Attempt"], None]]:
     """What looks at a trial now and then, and lets it take over when it is healthy; None for any other run."""
@@ -99,16 +99,16 @@ def watcher(
         return None
     step = checkpoints.step_of(resume_from) if resume_from else 0
     first: List[float] = [] if step is None else [float(step)]
-    output = progress.Output(claim.output_dir, logs)
-    before = progress.read(output)  # of an earlier attempt in the same folder
+    output = progress.RunOutput(claim.output_dir, logs)
+    before = progress.read_progress(output)  # of an earlier attempt in the same folder
 
     def look(attempt: "Attempt") -> None:
-        why = pointless(home, spec)
+        why = why_obsolete(home, spec)
         if why is not None:
-            withdraw(attempt.claim, why)
+            cancel_replacement(attempt.claim, why)
             attempt.stop("cancelled")
             return
-        seen = progress.read(output)
+        seen = progress.read_progress(output)
         if seen is None or seen.step is None or seen == before:
             return
         if first and seen.step < first[0]:
@@ -127,74 +127,76 @@ def take_over(home: str, attempt: "Attempt", goal: str) -> bool:
     The claim decides. The first job is then told to end; when its attempt is over, ours begins under the run's name.
     Our program runs all the while, in a folder of its own.
     """
-    old = _record_before(home, goal, attempt.claim.token)
+    old = _previous_claim_record(home, goal, attempt.claim.token)
     claim = _claim_for(home, attempt, goal)
     if old is None or claim is None:
         return False
-    files.check_room(claim.run_dir, lease.SIZE)  # a first job that was ended in vain would be a loss
-    job, _ = stages.job_of(home, old)
+    files.check_free_space(claim.run_dir, lease.ATTEMPT_BYTES)  # a first job that was ended in vain would be a loss
+    job, _ = stages.claim_job(home, old)
     _end_job(job, old["token"])
     try:
-        fence.wait_for_turn(claim, Allocation(**process.this_process()), attempt.times, lambda text: None, time.sleep)
-    except (fence.Fenced, fence.StillBusy):
+        fence.wait_for_older_attempts(
+            claim, Allocation(**process.own_identity()), attempt.times, lambda text: None, time.sleep
+        )
+    except (fence.FencedError, fence.OlderJobBusy):
         return False
-    return _begin_as(attempt, claim, "it goes on as %s" % goal, success=True)
+    return _continue_as(attempt, claim, "it goes on as %s" % goal, success=True)
 
 
-def as_the_run(end: End, attempt: "Attempt") -> End:
+def end_as_run(end: End, attempt: "Attempt") -> End:
     """The end of an attempt that took over: it is the run's, and counts from the switch."""
     began, claim = max(attempt.held.start.t, end.began), attempt.claim
     end = end._replace(attempt=attempt.number, generation=claim.generation, revision=claim.revision)
     return end._replace(began=began, duration_s=max(0.0, end.ended - began))
 
 
-def beaten(attempt: "Attempt") -> Optional[str]:
+def why_superseded(attempt: "Attempt") -> Optional[str]:
     """Why an attempt that a newer generation stands before must stop; None while nobody may live behind that one."""
-    home, name = layout.home_of(attempt.claim.run_dir), layout.name_of(attempt.claim.run_dir)
-    record = _newest_record(home, name)
+    home, name = layout.state_dir_of(attempt.claim.run_dir), layout.run_name_of(attempt.claim.run_dir)
+    record = _newest_claim_record(home, name)
     if record is None or not record.get("switched"):
         return "superseded"
     if record["token"] != attempt.claim.token:
-        alive = _trial_lives(home, record, attempt)
+        alive = _is_replacement_alive(home, record, attempt)
         if alive is not False:
             return "superseded" if alive else None
     claim = _claim_for(home, attempt, name)
     if claim is None:
         return "superseded"
-    _begin_as(attempt, claim, "the run was taken back from a trial that died", success=False)
+    _continue_as(attempt, claim, "the run was taken back from a trial that died", success=False)
     return None
 
 
-def _trial_lives(home: str, record: Mapping[str, Any], attempt: "Attempt") -> Optional[bool]:
+def _is_replacement_alive(home: str, record: Mapping[str, Any], attempt: "Attempt") -> Optional[bool]:
     """Whether the trial behind a claim renews its lease; None until that can be told."""
     submission = files.read_json(os.path.join(layout.submission_dir(home, record["token"]), "submission.json")) or {}
     if not submission.get("runs"):
         return False
     run_dir = layout.run_dir(home, submission["runs"][int(record.get("index", 0))])
-    names = layout.parse_names(files.names_in(run_dir))
+    names = layout.parse_names(files.list_names(run_dir))
     renewals = names.renewals.get((names.attempt, "live"))
     if not names.is_live(names.attempt) or renewals is None:
         return False
     if attempt.rival is None or attempt.rival[0] != record["token"]:
-        attempt.rival = (str(record["token"]), renewals, fence.Watch())
+        attempt.rival = (str(record["token"]), renewals, fence.LeaseWatch())
     _, first, watch = attempt.rival
     if renewals != first:
         return True
-    last = lease.read(run_dir, names, names.attempt)
+    last = lease.read_attempt(run_dir, names, names.attempt)
     start = last.start if last is not None else None
-    if not watch.is_silent(names.attempt, names.signs_of_life(names.attempt), start):
+    if not watch.is_silent(names.attempt, names.lease_names(names.attempt), start):
         return None
     # Our listing may be old; only the file server knows whether it was renewed since.
-    return False if fence.close(run_dir, names, names.attempt, start, is_silent=True) else None
+    return False if fence.close_attempt(run_dir, names, names.attempt, start, is_silent=True) else None
 
 
-def _begin_as(attempt: "Attempt", claim: fence.Claim, why: str, success: bool) -> bool:
+def _continue_as(attempt: "Attempt", claim: fence.Claim, why: str, success: bool) -> bool:
     """Let the running program go on as the next attempt of a run whose newest claim is ours; the old lease ends."""
     with attempt.moving:
         if attempt.is_closed:
             return False
         mine, held = attempt.claim, attempt.held
-        names = layout.parse_names(files.names_in(claim.run_dir))
+        names = layout.parse_names(files.list_names(claim.run_dir))
         start = held.start._replace(
             attempt=names.attempt + 1,
             generation=claim.generation,
@@ -203,18 +205,18 @@ def _begin_as(attempt: "Attempt", claim: fence.Claim, why: str, success: bool) -
             t=time.time(),
             program_t=held.start.program_t or held.start.t,
         )
-        new = lease.create(claim.run_dir, names.attempt + 1, start, attempt.times)
+        new = lease.create_lease(claim.run_dir, names.attempt + 1, start, attempt.times)
         if new is None:
             return False
         try:
             if attempt.node_guards is not None:
                 attempt.node_guards.move(new)
-            _end_trial(attempt, why, success)
+            _end_replacement(attempt, why, success)
         except OSError:
-            lease.close(new.run_dir, new.number, new.renewals)  # The program goes on as what it was.
-            node_lease.close_all(new.run_dir, new.number, layout.parse_names(files.names_in(new.run_dir)))
+            lease.close_lease(new.run_dir, new.number, new.renewals)  # The program goes on as what it was.
+            node_lease.close_node_leases(new.run_dir, new.number, layout.parse_names(files.list_names(new.run_dir)))
             raise
-        _same_log(mine.log_dir, held.number, new.number)
+        _link_log(mine.log_dir, held.number, new.number)
         attempt.claim, attempt.held = claim, new
         if attempt.keeper is not None:
             attempt.keeper.keep(new, claim)
@@ -222,14 +224,14 @@ def _begin_as(attempt: "Attempt", claim: fence.Claim, why: str, success: bool) -
         return True
 
 
-def _end_trial(attempt: "Attempt", why: str, success: bool) -> None:
+def _end_replacement(attempt: "Attempt", why: str, success: bool) -> None:
     start, now = attempt.held.start, time.time()
-    end = lease.lost_end(start, 0, None)._replace(
+    end = lease.infer_lost_end(start, 0, None)._replace(
         exit_code=0,
         signal=None,
         success=success,
-        stopped_by=SWITCHED,
-        cause=None if success else SWITCHED,
+        stopped_by=REPLACED_BY_SWITCH,
+        cause=None if success else REPLACED_BY_SWITCH,
         problem=why,
         ended=now,
         duration_s=now - start.t,
@@ -237,16 +239,16 @@ def _end_trial(attempt: "Attempt", why: str, success: bool) -> None:
     attempt.held.end(end)
 
 
-def dismiss(home: str, name: str) -> None:
+def cancel_pending_replacements(home: str, name: str) -> None:
     """The run is done: trials that still wait in Slurm's queue have nothing to do; a running one sees it by itself."""
-    for one in trials_of(home, name):
-        claim = _newest(home, one)
-        if claim is None or claim.token == (_newest_record(home, name) or {}).get("token"):
+    for one in replacements_of(home, name):
+        claim = _newest_claim(home, one)
+        if claim is None or claim.token == (_newest_claim_record(home, name) or {}).get("token"):
             continue
         outcome = submission.outcome_of(home, claim.token)
         job = (outcome.job_id if outcome is not None else None) or ""
-        if _is_ours(job, claim.token, ("PENDING",)):
-            withdraw(claim, "%s is done" % name)
+        if _has_token(job, claim.token, ("PENDING",)):
+            cancel_replacement(claim, "%s is done" % name)
             slurm.scancel([job], os.environ, state="PENDING")
 
 
@@ -254,7 +256,7 @@ def _claim_for(home: str, attempt: "Attempt", goal: str) -> Optional[fence.Claim
     """The newest claim of `goal`, made for this attempt now or before; None if somebody else was faster. Exclusive
     creation decides, and after an error it can be repeated."""
     run_dir, mine = layout.run_dir(home, goal), attempt.claim
-    claim = _newest(home, goal)
+    claim = _newest_claim(home, goal)
     if claim is None or claim.token == mine.token:
         return claim
     own = files.read_json(os.path.join(mine.run_dir, layout.submit_file(mine.generation, "claim"))) or {}
@@ -266,7 +268,7 @@ def _claim_for(home: str, attempt: "Attempt", goal: str) -> Optional[fence.Claim
     return fence.read_claim(run_dir, claim.generation + 1)
 
 
-def _same_log(folder: str, old: int, new: int) -> None:
+def _link_log(folder: str, old: int, new: int) -> None:
     """The program goes on writing to its log; under its new number the same file is found as well."""
     try:
         os.symlink(layout.log_file("", old), layout.log_file(folder, new))
@@ -278,36 +280,36 @@ def _end_job(job: Optional[str], token: str) -> None:
     """Cancel the job that was the run, by id and only if it carries its token; runs that wait for it wait for us."""
     mine = os.environ.get("SLURM_JOB_ID")
     if job and mine:
-        stages.move_children(job, mine)
-    if job and _is_ours(job, token):
+        stages.move_dependents(job, mine)
+    if job and _has_token(job, token):
         slurm.scancel([job], os.environ)
 
 
-def _is_ours(job: str, token: str, words: Optional[Any] = None) -> bool:
+def _has_token(job: str, token: str, words: Optional[Any] = None) -> bool:
     if not job:
         return False
     live = [row for row in slurm.squeue(os.environ, job=job).rows if not row.has_ended]
     return bool(live) and live[0].name.endswith("." + token) and (words is None or live[0].word in words)
 
 
-def _newest(home: str, name: str) -> Optional[fence.Claim]:
+def _newest_claim(home: str, name: str) -> Optional[fence.Claim]:
     run_dir = layout.run_dir(home, name)
-    return fence.read_claim(run_dir, layout.parse_names(files.names_in(run_dir)).generation)
+    return fence.read_claim(run_dir, layout.parse_names(files.list_names(run_dir)).generation)
 
 
-def _record_before(home: str, name: str, token: str) -> Optional[Dict[str, Any]]:
+def _previous_claim_record(home: str, name: str, token: str) -> Optional[Dict[str, Any]]:
     """The newest claim of somebody else: if a full disk broke a switch off half-way, the newest may be our own."""
     run_dir = layout.run_dir(home, name)
-    for generation in reversed(layout.parse_names(files.names_in(run_dir)).submits.get("claim", [])):
+    for generation in reversed(layout.parse_names(files.list_names(run_dir)).submits.get("claim", [])):
         record = files.read_json(os.path.join(run_dir, layout.submit_file(generation, "claim")))
         if record is not None and record["token"] != token:
             return record
     return None
 
 
-def _newest_record(home: str, name: str) -> Optional[Dict[str, Any]]:
+def _newest_claim_record(home: str, name: str) -> Optional[Dict[str, Any]]:
     run_dir = layout.run_dir(home, name)
-    generation = layout.parse_names(files.names_in(run_dir)).generation
+    generation = layout.parse_names(files.list_names(run_dir)).generation
     return files.read_json(os.path.join(run_dir, layout.submit_file(generation, "claim")))
 
 

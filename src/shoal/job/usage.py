@@ -15,37 +15,37 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Proto
 from ..kernel import files, layout, process
 from . import notices, nvml, processes
 
-_MOST_POINTS = 240
+_MAX_POINTS = 240
 #: Samples between two writes.
-_WRITE_EVERY = 3
+_SAMPLES_PER_WRITE = 3
 #: A GPU that does less than this is called idle; an empty CUDA context shows 0, a data loader's trickle 1 or 2.
 _IDLE_PERCENT = 5.0
 #: Where nothing is sampled, the output is still looked at so often.
-_QUIET_EVERY_S = 30.0
+_QUIET_CHECK_S = 30.0
 #: Sampling many runs may take this part of one processor.
-_MOST_OF_TIME = 0.02
+_MAX_SAMPLING_SHARE = 0.02
 
 
-class Over(Protocol):
+class StopEvent(Protocol):
     """A threading.Event, or what answers like one: has it ended, within so many seconds?"""
 
     def wait(self, timeout: float) -> bool: ...
 
 
-class Sampler:
+class UsageSampler:
     """Looks at one run, or at all runs of a pack, from one thread. Nothing here ever raises into the caller."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
-        self.every_s = _number(env.get("SHOAL_SAMPLE_S"), 10.0)
-        self._subjects: Dict[str, _Subject] = {}
-        self._ended: List[_Subject] = []
+        self.every_s = _parse_number(env.get("SHOAL_SAMPLE_S"), 10.0)
+        self._subjects: Dict[str, _SampledRun] = {}
+        self._ended: List[_SampledRun] = []
         self._lock = threading.Lock()
 
     def add(
         self,
         path: str,
         env: Mapping[str, str],
-        look: Callable[[], processes.Use],
+        look: Callable[[], processes.ResourceUse],
         alone: bool = False,
         log: Optional[str] = None,
     ) -> None:
@@ -54,7 +54,7 @@ class Sampler:
         `alone`: no other run is a child of this process.
         """
         with self._lock:
-            self._subjects[path] = _Subject(path, env, look, self.every_s, alone, log)
+            self._subjects[path] = _SampledRun(path, env, look, self.every_s, alone, log)
 
     def end(self, path: str) -> None:
         """The run is over. One that was never sampled leaves no record: that would cost short runs a file each."""
@@ -64,9 +64,9 @@ class Sampler:
                 subject.record.close()
                 self._ended.append(subject)
 
-    def run(self, over: Over) -> None:
+    def run(self, over: StopEvent) -> None:
         """Sample until `over`, then close every record."""
-        wait_s = min(1.0, self.every_s) or _QUIET_EVERY_S
+        wait_s = min(1.0, self.every_s) or _QUIET_CHECK_S
         while not over.wait(wait_s):
             begin = time.monotonic()
             with self._lock:
@@ -75,11 +75,11 @@ class Sampler:
             for subject in ended:
                 subject.write()
             # With many runs each is written more seldom: a file server counts files, not runs.
-            write_every_s = _WRITE_EVERY * self.every_s * (1 + len(subjects) // 16)
+            write_every_s = _SAMPLES_PER_WRITE * self.every_s * (1 + len(subjects) // 16)
             for subject in subjects:
                 if subject.path in self._subjects:
                     subject.sample(write_every_s)
-            wait_s = max(self.every_s or _QUIET_EVERY_S, (time.monotonic() - begin) / _MOST_OF_TIME)
+            wait_s = max(self.every_s or _QUIET_CHECK_S, (time.monotonic() - begin) / _MAX_SAMPLING_SHARE)
         if self.every_s > 0:
             for subject in self._subjects.values():
                 subject.record.close()
@@ -87,21 +87,21 @@ class Sampler:
                 subject.write()
 
 
-def watch(path: str, env: Mapping[str, str], look: Callable[[], processes.Use], over: Over) -> None:
+def sample_until(path: str, env: Mapping[str, str], look: Callable[[], processes.ResourceUse], over: StopEvent) -> None:
     """Sample one run until `over`."""
-    sampler = Sampler(env)
+    sampler = UsageSampler(env)
     sampler.add(path, env, look, alone=True)
     sampler.run(over)
 
 
 @contextmanager
-def sampled(pid: int, use: Optional[str], env: Mapping[str, str], log: str) -> Iterator[None]:
+def sampling(pid: int, use: Optional[str], env: Mapping[str, str], log: str) -> Iterator[None]:
     """Sample one run by itself, in the process that started it: for engines that start runs through others."""
     if use is None:
         yield
         return
-    sampler, over = Sampler(env), threading.Event()
-    sampler.add(use, env, lambda: processes.use_of(pid, {}), log=log)
+    sampler, over = UsageSampler(env), threading.Event()
+    sampler.add(use, env, lambda: processes.process_use(pid, {}), log=log)
     thread = threading.Thread(target=sampler.run, args=(over,), daemon=True)
     thread.start()
     try:
@@ -112,22 +112,22 @@ def sampled(pid: int, use: Optional[str], env: Mapping[str, str], log: str) -> I
         thread.join(30)
 
 
-class _Subject:
+class _SampledRun:
     """One run: how to look at it, and where that is written."""
 
     def __init__(
         self,
         path: str,
         env: Mapping[str, str],
-        look: Callable[[], processes.Use],
+        look: Callable[[], processes.ResourceUse],
         every_s: float,
         alone: bool,
         log: Optional[str],
     ) -> None:
         self.path, self.env, self.look, self.log = path, env, look, log
-        self.record = Record(every_s, alone)
+        self.record = UsageRecord(every_s, alone)
         self._began = time.time()
-        self._gpus: Optional[List[nvml.Gpu]] = None
+        self._gpus: Optional[List[nvml.NvmlGpu]] = None
         self._written = 0.0
 
     def sample(self, write_every_s: float) -> None:
@@ -139,10 +139,10 @@ class _Subject:
             if time.monotonic() - self._written >= write_every_s:
                 if self.record.every_s > 0:
                     self.write()
-                home, run = layout.home_of(os.path.dirname(self.path)), self.env.get("SHOAL_RUN", "")
-                notices.when_idle(home, run, self.record.idle_for_s, self.env)
+                home, run = layout.state_dir_of(os.path.dirname(self.path)), self.env.get("SHOAL_RUN", "")
+                notices.notify_if_idle(home, run, self.record.idle_for_s, self.env)
                 if self.log:
-                    notices.when_quiet(home, run, self.log, self._began, self.env)
+                    notices.notify_if_quiet(home, run, self.log, self._began, self.env)
         except Exception:  # a full disk or a vanished process costs one sample, not the run
             pass
 
@@ -153,7 +153,7 @@ class _Subject:
         except OSError:
             pass
 
-    def _open(self) -> List[nvml.Gpu]:
+    def _open(self) -> List[nvml.NvmlGpu]:
         try:
             gpus, self.record.gpu_problem = nvml.open_gpus(self.env)
         except Exception as error:  # a driver may do anything, and the run matters more
@@ -161,7 +161,7 @@ class _Subject:
         return gpus
 
 
-class Record:
+class UsageRecord:
     """Samples of one attempt on one node, and what they add up to."""
 
     def __init__(self, every_s: float, alone: bool) -> None:
@@ -179,7 +179,7 @@ class Record:
     def has_samples(self) -> bool:
         return bool(self._points)
 
-    def add(self, use: processes.Use, gpus: List[Optional[Mapping[str, Any]]]) -> None:
+    def add(self, use: processes.ResourceUse, gpus: List[Optional[Mapping[str, Any]]]) -> None:
         now = time.monotonic()
         span = max(1e-6, now - self._last)
         cpus = max(0.0, use.cpu_s - self._cpu_s) / span
@@ -191,8 +191,8 @@ class Record:
         memory = sum(gpu["used_mb"] for gpu in known) if known else None
         self._points.append([now - self._began, cpus, use.memory_mb, mean, memory])
         self._last = now
-        if len(self._points) > _MOST_POINTS:
-            self._points = [_mean(a, b) for a, b in zip(self._points[::2], self._points[1::2])]
+        if len(self._points) > _MAX_POINTS:
+            self._points = [_mean_rows(a, b) for a, b in zip(self._points[::2], self._points[1::2])]
 
     def close(self) -> None:
         """The kernel's own sum, where it is this run's: it also knows processes that lived between two samples."""
@@ -246,12 +246,12 @@ def _children_cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _mean(a: List[Optional[float]], b: List[Optional[float]]) -> List[Optional[float]]:
+def _mean_rows(a: List[Optional[float]], b: List[Optional[float]]) -> List[Optional[float]]:
     pairs = list(zip(a, b))
     return [b[0]] + [None if x is None or y is None else (x + y) / 2 for x, y in pairs[1:]]
 
 
-def _number(text: Optional[str], default: float) -> float:
+def _parse_number(text: Optional[str], default: float) -> float:
     try:
         return float(text) if text else default
     except ValueError:

@@ -23,31 +23,31 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Named
 from ..kernel import layout
 
 #: A file larger than this is copied by the kernel, which shares its blocks or lets the file server copy where it can.
-_LARGEST_READ = 256 << 10
+_MAX_READ_BYTES = 256 << 10
 #: Why the kernel may not copy a file: other file systems, an old kernel, a file system that cannot.
-_CANNOT_COPY = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
+_NO_KERNEL_COPY_ERRNOS = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
 #: Of each place that runs share so many entries are looked at for changes, and of all of them for so long.
-_MOST_ENTRIES, _LONGEST_LOOK_S = 1000, 0.25
-_MANY, _THREADS = 500, 8
+_MAX_ENTRIES, _MAX_SCAN_S = 1000, 0.25
+_MIN_FILES_FOR_THREADS, _THREADS = 500, 8
 #: `../` this often is above every repository.
-_MOST_LEVELS = 6
+_MAX_LEVELS = 6
 #: A path that leads out of its folder; for git as well as for Python.
-UPWARD = r"(\.\./)+[A-Za-z0-9_][A-Za-z0-9_.-]*"
-_CACHE = "__pycache__"
+PARENT_PATH = r"(\.\./)+[A-Za-z0-9_][A-Za-z0-9_.-]*"
+_BYTECODE_DIR = "__pycache__"
 
 
-class _File(NamedTuple):
+class _CodeFile(NamedTuple):
     path: str
     size: int
     mtime_ns: int
 
 
-class _Code(NamedTuple):
+class _SnapshotFiles(NamedTuple):
     """What a snapshot consists of, by paths inside it; of links the targets."""
 
     top: str
     folders: Tuple[str, ...]
-    files: Tuple[_File, ...]
+    files: Tuple[_CodeFile, ...]
     links: Tuple[Tuple[str, str], ...]
 
 
@@ -65,13 +65,15 @@ class WorkDir:
         outer = outer[: len(outer) - len(inner)]
         self._real = "/" + "/".join(outer)
         found: Dict[Tuple[int, str], str] = {}
-        for ups, name in upward(words) | {(int(ups), str(name)) for ups, name in _record(self._top).get("above", ())}:
+        for ups, name in parent_paths(words) | {
+            (int(ups), str(name)) for ups, name in _snapshot_record(self._top).get("above", ())
+        }:
             up = ups - len(inner)
             real = "/" + "/".join([*outer[: len(outer) - up], name])
             if 0 < up < len(outer) and name != outer[-up] and os.path.lexists(real):
                 found[up, name] = real
         try:
-            self._cwd = os.readlink(os.path.join(self._work, layout.CWD))  # as in the attempt before
+            self._cwd = os.readlink(os.path.join(self._work, layout.CWD_NAME))  # as in the attempt before
         except OSError:
             levels = max([1, *(up for up, _ in found)])
             self._cwd = "/".join([*outer[len(outer) - levels :], *inner])
@@ -83,27 +85,31 @@ class WorkDir:
             "/".join([*parts[: len(parts) - up], name]): real for (up, name), real in found.items() if up <= len(parts)
         }
         self.cwd = os.path.join(self._work, self._cwd)
-        self._before: Dict[str, Optional[_State]] = {}
+        self._before: Dict[str, Optional[_PlaceState]] = {}
 
     def fill(self) -> Optional[str]:
         """Put the code in place; why that cannot be, or None. Files that the program wrote before stay as they are."""
-        filling = os.path.join(self._work, layout.FILLING)
-        if os.path.lexists(os.path.join(self._work, layout.CODE)):
+        filling = os.path.join(self._work, layout.FILLING_NAME)
+        if os.path.lexists(os.path.join(self._work, layout.CODE_NAME)):
             try:
-                old = layout.snapshot_of(os.readlink(os.path.join(self._work, layout.CODE)))
-                left = _read(old)
+                old = layout.snapshot_of(os.readlink(os.path.join(self._work, layout.CODE_NAME)))
+                left = _read_snapshot(old)
             except (OSError, ValueError):
                 return "the code of an earlier attempt is left in %s and its snapshot is gone; remove it" % self._work
             self._remove(left)
-        code, repository = _read(self._top), os.path.join(self._work, self._repository)
+        code, repository = _read_snapshot(self._top), os.path.join(self._work, self._repository)
         os.makedirs(repository, exist_ok=True)
-        for name, target in ((layout.CWD, self._cwd), (layout.CODE, self._code), (layout.FILLING, self._top)):
+        for name, target in (
+            (layout.CWD_NAME, self._cwd),
+            (layout.CODE_NAME, self._code),
+            (layout.FILLING_NAME, self._top),
+        ):
             _symlink(target, os.path.join(self._work, name))
         for folder in code.folders:
             _make_folder(os.path.join(repository, folder))
         real = self._real_folders(code)
         _for_each(
-            lambda one: _put(os.path.join(self._top, one.path), os.path.join(repository, one.path), one),
+            lambda one: _put_file(os.path.join(self._top, one.path), os.path.join(repository, one.path), one),
             [one for one in code.files if os.path.dirname(one.path) in real],
         )
         for path, target in code.links:
@@ -114,14 +120,14 @@ class WorkDir:
                 _symlink(target, os.path.join(self._work, path))
         os.makedirs(self.cwd, exist_ok=True)
         os.unlink(filling)
-        self._before = _look_at(self._shared(code))
+        self._before = _scan_places(self._shared(code))
         return None
 
     def clear(self) -> List[str]:
         """Take the code out again; returns what the attempt changed that is not its own, in words."""
-        code = _read(self._top)
+        code = _read_snapshot(self._top)
         self._remove(code)
-        after = _look_at(self._before)
+        after = _scan_places(self._before)
         changed = [path for path, before in self._before.items() if before and before.differs(after.get(path))]
         if not changed:
             return []
@@ -134,7 +140,7 @@ class WorkDir:
         is_outside = inside == ".." or inside.startswith("../")
         return os.path.normpath(os.path.join(self._real, inside)) if is_outside else target
 
-    def _shared(self, code: _Code) -> List[str]:
+    def _shared(self, code: _SnapshotFiles) -> List[str]:
         """Places of the project and beside it that a run sees as they are. Names with a dot first are tools' and
         environments'."""
         targets = [self._target(path, target) for path, target in code.links]
@@ -146,7 +152,7 @@ class WorkDir:
             if not os.path.basename(path).startswith((".", "__")) and not around.startswith(os.path.join(path, ""))
         ]
 
-    def _real_folders(self, code: _Code) -> Set[str]:
+    def _real_folders(self, code: _SnapshotFiles) -> Set[str]:
         """Folders of the code that are here; "" is the repository. Not those that the program has made a link of, with
         all that is below: they lead out of here."""
         place, found = self._work, {""}
@@ -159,17 +165,17 @@ class WorkDir:
                 found.add(folder)
         return found
 
-    def _remove(self, code: _Code) -> None:
+    def _remove(self, code: _SnapshotFiles) -> None:
         repository, real = os.path.join(self._work, self._repository), self._real_folders(code)
-        filling = _lstat(os.path.join(self._work, layout.FILLING))
+        filling = _lstat(os.path.join(self._work, layout.FILLING_NAME))
 
-        def take_out(one: _File) -> None:
+        def take_out(one: _CodeFile) -> None:
             path = os.path.join(repository, one.path)
             found = _lstat(path)
             if found is None or not stat.S_ISREG(found.st_mode):
                 return
             is_half = filling is not None and found.st_mtime_ns >= filling.st_mtime_ns
-            if layout.is_copy(found, one.size, one.mtime_ns) or is_half:
+            if layout.is_code_copy(found, one.size, one.mtime_ns) or is_half:
                 os.unlink(path)
 
         _for_each(take_out, [one for one in code.files if os.path.dirname(one.path) in real])
@@ -179,10 +185,10 @@ class WorkDir:
             if _is_link_to(path, target):
                 os.unlink(path)
         for folder in real:
-            shutil.rmtree(os.path.join(repository, folder, _CACHE), ignore_errors=True)
+            shutil.rmtree(os.path.join(repository, folder, _BYTECODE_DIR), ignore_errors=True)
         for folder in sorted(real - {""}, reverse=True):
             _remove_empty(os.path.join(repository, folder))
-        for name in (layout.FILLING, layout.CODE):
+        for name in (layout.FILLING_NAME, layout.CODE_NAME):
             if os.path.lexists(os.path.join(self._work, name)):
                 os.unlink(os.path.join(self._work, name))
         if real:
@@ -193,12 +199,12 @@ class WorkDir:
         folder = repository
         while folder != self._work and _remove_empty(folder):
             folder = os.path.dirname(folder)
-        if folder == self._work and os.listdir(folder) == [layout.CWD]:
-            os.unlink(os.path.join(folder, layout.CWD))
+        if folder == self._work and os.listdir(folder) == [layout.CWD_NAME]:
+            os.unlink(os.path.join(folder, layout.CWD_NAME))
             _remove_empty(folder)
 
 
-def of(spec: Mapping[str, Any], output_dir: str) -> Optional[WorkDir]:
+def workdir_of(spec: Mapping[str, Any], output_dir: str) -> Optional[WorkDir]:
     """The working directory of a run, if its code was kept; else it works in the project's own folder."""
     if not spec.get("code") or spec.get("cannot_start"):
         return None
@@ -207,21 +213,21 @@ def of(spec: Mapping[str, Any], output_dir: str) -> Optional[WorkDir]:
     return WorkDir(output_dir, spec["code"], spec["root"], words)
 
 
-def upward(texts: Iterable[str]) -> "set[Tuple[int, str]]":
+def parent_paths(texts: Iterable[str]) -> "set[Tuple[int, str]]":
     """Paths with ../ in front: how often, and the name that follows."""
-    paths = {match.group() for text in texts for match in re.finditer(UPWARD, text)}
+    paths = {match.group() for text in texts for match in re.finditer(PARENT_PATH, text)}
     found = {(path.count("../"), path.rpartition("/")[2]) for path in paths}
-    return {(ups, name) for ups, name in found if ups <= _MOST_LEVELS}
+    return {(ups, name) for ups, name in found if ups <= _MAX_LEVELS}
 
 
 def commit_of(spec: Mapping[str, Any]) -> str:
     """The commit that the code of a run is, or differs from; "" if that is not known. What git says in the working
     directory is about the project as it is now."""
-    return str(_record(layout.snapshot_of(spec["code"])).get("commit") or "") if spec.get("code") else ""
+    return str(_snapshot_record(layout.snapshot_of(spec["code"])).get("commit") or "") if spec.get("code") else ""
 
 
 @functools.lru_cache(maxsize=4)
-def _record(top: str) -> Dict[str, Any]:
+def _snapshot_record(top: str) -> Dict[str, Any]:
     """What is written down about a snapshot."""
     try:
         with open(top + ".json", encoding="utf-8") as file:
@@ -231,10 +237,10 @@ def _record(top: str) -> Dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=4)
-def _read(top: str) -> _Code:
+def _read_snapshot(top: str) -> _SnapshotFiles:
     """All of a snapshot; runs of a pack share one look at it."""
     folders: List[str] = []
-    found: List[_File] = []
+    found: List[_CodeFile] = []
     links: List[Tuple[str, str]] = []
     waiting = [""]
     while waiting:
@@ -249,27 +255,27 @@ def _read(top: str) -> _Code:
                     waiting.append(path)
                 else:
                     about = entry.stat()
-                    found.append(_File(path, about.st_size, about.st_mtime_ns))
-    return _Code(top, tuple(sorted(folders)), tuple(found), tuple(links))
+                    found.append(_CodeFile(path, about.st_size, about.st_mtime_ns))
+    return _SnapshotFiles(top, tuple(sorted(folders)), tuple(found), tuple(links))
 
 
-def _put(original: str, path: str, one: _File) -> None:
+def _put_file(original: str, path: str, one: _CodeFile) -> None:
     """A file of the code. One that is there is the run's own, unless it belongs to somebody else."""
     try:
-        _copy(original, path, one)
+        _copy_file(original, path, one)
     except FileExistsError:
         found = _lstat(path)
         if found is not None and found.st_uid != os.getuid():
             os.unlink(path)
-            _copy(original, path, one)
+            _copy_file(original, path, one)
 
 
-def _copy(original: str, path: str, one: _File) -> None:
+def _copy_file(original: str, path: str, one: _CodeFile) -> None:
     """A copy with the time that layout.is_copy knows it by; all of it, or nothing."""
     with open(original, "rb") as source, open(path, "xb") as target:
         try:
             os.fchmod(target.fileno(), stat.S_IMODE(os.fstat(source.fileno()).st_mode))
-            if one.size <= _LARGEST_READ or not _copy_in_kernel(source.fileno(), target.fileno(), one.size):
+            if one.size <= _MAX_READ_BYTES or not _copy_in_kernel(source.fileno(), target.fileno(), one.size):
                 shutil.copyfileobj(source, target)
             target.flush()
             if os.fstat(target.fileno()).st_size != one.size:
@@ -277,7 +283,7 @@ def _copy(original: str, path: str, one: _File) -> None:
         except BaseException:
             os.unlink(path)
             raise
-    os.utime(path, ns=(layout.copy_time(one.mtime_ns),) * 2)
+    os.utime(path, ns=(layout.copy_mtime_ns(one.mtime_ns),) * 2)
 
 
 def _copy_in_kernel(source: int, target: int, size: int) -> bool:
@@ -292,22 +298,22 @@ def _copy_in_kernel(source: int, target: int, size: int) -> bool:
     except AttributeError:  # an old libc
         return False
     except OSError as error:
-        if error.errno not in _CANNOT_COPY:
+        if error.errno not in _NO_KERNEL_COPY_ERRNOS:
             raise
     if copied < size:
         os.ftruncate(target, 0)
     return copied == size
 
 
-def _for_each(do: Callable[[_File], None], files: Sequence[_File]) -> None:
+def _for_each(do: Callable[[_CodeFile], None], files: Sequence[_CodeFile]) -> None:
     """With several threads where there are many: a file server answers several at once."""
-    if len(files) < _MANY:
+    if len(files) < _MIN_FILES_FOR_THREADS:
         for one in files:
             do(one)
         return
     from concurrent.futures import ThreadPoolExecutor
 
-    def do_part(part: Sequence[_File]) -> None:
+    def do_part(part: Sequence[_CodeFile]) -> None:
         for one in part:
             do(one)
 
@@ -357,7 +363,7 @@ def _lstat(path: str) -> Optional[os.stat_result]:
         return None
 
 
-class _State(NamedTuple):
+class _PlaceState(NamedTuple):
     """What a look at a shared place saw: how many entries, and of these the newest time and all sizes."""
 
     entries: int
@@ -365,21 +371,21 @@ class _State(NamedTuple):
     size: int
     is_whole: bool
 
-    def differs(self, other: "Optional[_State]") -> bool:
+    def differs(self, other: "Optional[_PlaceState]") -> bool:
         """A look that was cut short for time may have seen another part: then only what is newer counts."""
         if other is None:
             return True
         return self != other if self.is_whole and other.is_whole else other.newest_ns > self.newest_ns
 
 
-def _look_at(places: Iterable[str]) -> Dict[str, Optional[_State]]:
+def _scan_places(places: Iterable[str]) -> Dict[str, Optional[_PlaceState]]:
     """The state of each place, level by level, so that a large folder hides only what is deep in it; None for one that
     is not there."""
-    until = time.monotonic() + _LONGEST_LOOK_S
-    return {path: _state(path, until) for path in places}
+    until = time.monotonic() + _MAX_SCAN_S
+    return {path: _scan_place(path, until) for path in places}
 
 
-def _state(path: str, until: float) -> Optional[_State]:
+def _scan_place(path: str, until: float) -> Optional[_PlaceState]:
     try:
         about = os.stat(path)
     except OSError:
@@ -389,8 +395,8 @@ def _state(path: str, until: float) -> Optional[_State]:
     while left:
         deeper: List[str] = []
         for entry in _entries(left):
-            if count >= _MOST_ENTRIES or time.monotonic() > until:
-                return _State(count, newest, size, False)
+            if count >= _MAX_ENTRIES or time.monotonic() > until:
+                return _PlaceState(count, newest, size, False)
             try:
                 about = entry.stat(follow_symlinks=False)
             except OSError:
@@ -401,7 +407,7 @@ def _state(path: str, until: float) -> Optional[_State]:
             if is_folder and not entry.name.startswith((".", "__")):
                 deeper.append(entry.path)
         left = deeper
-    return _State(count, newest, size, True)
+    return _PlaceState(count, newest, size, True)
 
 
 def _entries(folders: Iterable[str]) -> "Iterator[os.DirEntry[str]]":

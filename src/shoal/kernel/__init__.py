@@ -28,56 +28,56 @@ if TYPE_CHECKING:
     )
     from .causes import (
         KIND_OF_STATE,
-        SELF_EVIDENT,
-        WORDS,
+        KIND_TEXTS,
+        SELF_EXPLAINING_KINDS,
         Cause,
-        clean,
-        exit_words,
+        clean_log_line,
+        describe_exit_code,
+        error_signature,
         find_cause,
         is_consequence,
         last_line,
-        signature,
         strip_escapes,
     )
-    from .failpoints import reach
-    from .fence import INTERRUPTED
+    from .failpoints import failpoint
+    from .fence import INTERRUPTING_STOPS
     from .files import (
         DISK_ERRNOS,
         TEMP_MARK,
         create_exclusive,
         is_shared,
+        list_names,
         make_dir,
-        names_in,
         read_json,
-        refuse_foreign,
+        refuse_untrusted,
         replace,
         to_json,
     )
-    from .keeper import Keeper
+    from .keeper import LeaseRenewer
     from .layout import TOKEN_LENGTH, TOKEN_LETTERS
-    from .lease import Timing
-    from .output import hang_ups_ignored, unbroken
+    from .lease import LeaseTiming
+    from .output import failsafe_output, ignoring_hangup
     from .patterns import regex
-    from .process import node_name, own_program
-    from .progress import Output, Progress, read, read_metrics, read_series, totals, value_of
+    from .process import agent_path, node_name
+    from .progress import Progress, RunOutput, read_metrics, read_progress, read_series, totals_of_command, value_of
     from .records import (
         Allocation,
-        Asked,
-        Claim,
+        AssignedResources,
+        ClaimRecord,
         End,
-        Held,
-        Next,
+        FollowUp,
         OrderRecord,
         Outcome,
         Provenance,
-        Send,
+        RequestedResources,
+        SendRecord,
         Start,
         Submission,
-        fields_of,
-        user,
+        non_default_fields,
+        user_name,
     )
-    from .slurm import OF_THE_USER, QUERY_TIMEOUT_S, clean_environ
-    from .slurm_text import ENDED_WORDS, LIVE_WORDS, JobRow, is_no_answer, replace_job
-    from .submission import accept_here, new_token
+    from .slurm import QUERY_TIMEOUT_S, USER_VARIABLES, clean_environ
+    from .slurm_text import SLURM_ACTIVE_STATES, SLURM_ENDED_STATES, JobRow, is_controller_silent, replace_job
+    from .submission import accept_locally, new_token
 else:
     __getattr__ = lazy_exports(__name__)

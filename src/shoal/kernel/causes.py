@@ -11,8 +11,8 @@ import re
 import signal
 from typing import Dict, Iterable, List, NamedTuple, Optional, Pattern, Sequence, Set, Tuple
 
-_LONGEST = 200
-_LONGEST_LINE = 4000
+_MAX_QUOTED = 200
+_MAX_LINE = 4000
 
 
 class Cause(NamedTuple):
@@ -26,7 +26,7 @@ class Cause(NamedTuple):
 
 
 #: kind -> what a person would call it. The order is the order of belief: a full GPU also ends in a Python error.
-WORDS = {
+KIND_TEXTS = {
     "cuda_oom": "CUDA out of memory",
     "host_oom": "out of memory on the host",
     "disk": "disk full or over quota",
@@ -54,7 +54,7 @@ WORDS = {
 # Patterns are compiled when the first failure is looked into: what sees no failure, as most agents, needs none of them.
 
 #: Exit codes that shells and conventions give a meaning; those above 128 name a signal.
-_EXIT_WORDS = {
+_EXIT_CODE_TEXTS = {
     74: "input/output error, often a full disk",
     75: "asks to be started again",
     78: "wrong configuration",
@@ -63,7 +63,7 @@ _EXIT_WORDS = {
     127: "command not found",
 }
 #: Kinds whose line says it all: their words before it would only repeat it.
-SELF_EVIDENT = frozenset({"python", "shell", "crash", "import", "usage", "launch", "message"})
+SELF_EXPLAINING_KINDS = frozenset({"python", "shell", "crash", "import", "usage", "launch", "message"})
 #: Ends that Slurm or the kernel has a word for: the log need not say anything.
 KIND_OF_STATE = {"oom": "host_oom", "timeout": "time_limit", "preempted": "preempted", "node_fail": "node"}
 _PATTERNS = {
@@ -102,7 +102,7 @@ _PATTERNS = {
     "message": r"^Error (locating|in call to|instantiating) |^(\S+: )?(fatal|error|FATAL|ERROR|Error)( error)?: \S",
 }
 #: Kinds that end a program, or its ranks, whatever else is printed. The words of all others also stand in warnings.
-_GRAVE = frozenset(
+_FATAL_KINDS = frozenset(
     [
         "cuda_oom",
         "host_oom",
@@ -124,19 +124,21 @@ _MAX_AFTER_GRAVE = (60, 10)
 #: Of a program that chose its exit code, what it said last tells more than what it met before.
 _MAX_TEXT_BEFORE_CHOICE = 3
 #: Not counted among what follows: continued lines, stacks of C++, and what launchers and Slurm add at the end.
-_NOISE = r"\s|$|frame #|\[?[EFWI]\d{4} |[=*-]{3}|\[\d+\]:|shoal: |[\w.]+ FAILED$|Root Cause|Failures:|<NO_OTHER"
+_NOISE_LINE = r"\s|$|frame #|\[?[EFWI]\d{4} |[=*-]{3}|\[\d+\]:|shoal: |[\w.]+ FAILED$|Root Cause|Failures:|<NO_OTHER"
 #: Words of somebody who goes on.
-_HARMLESS = (
+_WARNING_LINE = (
     r"\b(WARN(ING)?|[Ww]arning|INFO|DEBUG)\b|\b[Cc]ontinu(e|es|ing)\b|\b[Ii]gnor(e|ed|es|ing)\b|\b[Rr]etrying\b"
     r"|\b[Ss]kipp(ed|ing)\b|\b[Ff]all(s|ing)? back\b|\b[Tt]rying\b"
 )
 #: What Slurm says about a job is about the job, whatever its programs say.
-_SLURM_SAYS = r"^(slurmstepd|srun|slurmd|slurm_script|batch): |^\*\*\* (JOB|STEP)"
-_BY_SLURM = ("host_oom", "time_limit", "preempted", "node")
+_SLURM_LINE = r"^(slurmstepd|srun|slurmd|slurm_script|batch): |^\*\*\* (JOB|STEP)"
+_SLURM_KINDS = ("host_oom", "time_limit", "preempted", "node")
 #: Not looked for in exceptions: these are the words of shells and of Slurm.
-_LOOSE_ONLY = frozenset({"time_limit", "preempted", "node", "usage", "shell", "message", "crash", "unfinished_group"})
+_NO_TRACEBACK_KINDS = frozenset(
+    {"time_limit", "preempted", "node", "usage", "shell", "message", "crash", "unfinished_group"}
+)
 #: Failures that follow from another rank's, or from somebody who stopped this one.
-_FOLLOWS = (
+_CONSEQUENCE = (
     r"Connection (closed by|reset by|refused by) (remote )?peer|Connection closed by remote peer|Broken pipe"
     r"|BrokenPipeError|ConnectionResetError|ncclRemoteError|ncclUnhandledCudaError.*peer|DistNetworkError"
     r"|DistStoreError|SignalException|^KeyboardInterrupt|Socket Timeout|collective operation timeout"
@@ -148,13 +150,13 @@ _WRAPPERS = (
     r"|BrokenProcessPool|RayTaskError|WorkerCrashedError"
 )
 #: Where a launcher says who failed.
-_LAUNCHER_SAYS = r"srun: error: |shoal: (rank|the end of|replica)|Root Cause"
+_LAUNCHER_LINE = r"srun: error: |shoal: (rank|the end of|replica)|Root Cause"
 _GROUP = r"\(\d+ sub-exceptions?\)$"
 _HEADER = r"(Exception Group )?Traceback \(most recent call last\)"
 _FRAME = r'\s*File "[^"]*", line \d+'
-_BOX = r"\s*[│╭╰┃┏┗❱]"
+_RICH_BOX = r"\s*[│╭╰┃┏┗❱]"
 #: A traceback below such a line did not end the program.
-_ASIDE = r"Exception ignored in|Error in atexit|Exception in thread|--- Logging error ---"
+_SIDE_TRACEBACK = r"Exception ignored in|Error in atexit|Exception in thread|--- Logging error ---"
 #: The first line of an exception, dotted name and perhaps a message, where a traceback shows that it is one ...
 _RAISED = r"[A-Za-z_][\w.]*(\[\w+\])?(:( .*)?)?$"
 #: ... and where nothing does.
@@ -189,7 +191,7 @@ class _Line(NamedTuple):
     text: str
 
 
-class _Raised(NamedTuple):
+class _LoggedException(NamedTuple):
     """An exception: its first line, the rest of its message, whether it was raised while handling the one before, and
     whether it did not end the program."""
 
@@ -210,18 +212,20 @@ def find_cause(lines: Sequence[str], exit_code: Optional[int] = None) -> Optiona
     if exit_code == 78:
         said = [line for line in parsed if line.text.startswith("shoal: ") and not re.match(_QUOTED, line.text)]
         if said:
-            return Cause("launch", clean(said[-1].text[7:]), said[-1].at)
+            return Cause("launch", clean_log_line(said[-1].text[7:]), said[-1].at)
     raised, used = _tracebacks(parsed)
     loose = [line for line in parsed if line.at not in used]
-    by_slurm = _in_loose([line for line in loose if re.match(_SLURM_SAYS, line.text)], _BY_SLURM, exit_code)
+    by_slurm = _find_outside_tracebacks(
+        [line for line in loose if re.match(_SLURM_LINE, line.text)], _SLURM_KINDS, exit_code
+    )
     if by_slurm is not None:
         return by_slurm
     raised = _without_handled(raised, parsed, used, exit_code)
     own = [_cause_of(one, raised) for one in _last_of_each(raised, wrappers=False)]
     first = _choose(own, _root_rank(parsed))
-    if first is not None and not re.search(_FOLLOWS, first.line):
+    if first is not None and not re.search(_CONSEQUENCE, first.line):
         return first
-    found = _in_loose(loose, tuple(_PATTERNS), exit_code)
+    found = _find_outside_tracebacks(loose, tuple(_PATTERNS), exit_code)
     if found is not None and (first is None or found.kind.startswith("nccl")):
         return found
     wrapping = [_cause_of(one, raised) for one in _last_of_each(raised, wrappers=True)]
@@ -233,15 +237,15 @@ def _is_chosen(exit_code: Optional[int]) -> bool:
     return exit_code not in (None, 1, 2, 126, 127) and not 128 < (exit_code or 0) < 128 + signal.NSIG
 
 
-def _went_on(after: Iterable[_Line], max_text: int, max_progress: int) -> bool:
+def _continued_after(after: Iterable[_Line], max_text: int, max_progress: int) -> bool:
     """Whether more than so many lines of text, or of progress, follow."""
-    from .progress.lines import parse  # here: an agent whose program does not fail needs no part of it
+    from .progress.lines import parse_progress  # here: an agent whose program does not fail needs no part of it
 
     text = steps = 0
     for line in after:
-        if parse(line.text) is not None:
+        if parse_progress(line.text) is not None:
             steps += 1
-        elif not re.match(_NOISE, line.text) and not re.match(_SLURM_SAYS, line.text):
+        elif not re.match(_NOISE_LINE, line.text) and not re.match(_SLURM_LINE, line.text):
             text += 1
         if text > max_text or steps > max_progress:
             return True
@@ -249,10 +253,10 @@ def _went_on(after: Iterable[_Line], max_text: int, max_progress: int) -> bool:
 
 
 def _without_handled(
-    raised: Sequence[_Raised], parsed: Sequence[_Line], used: Set[int], exit_code: Optional[int]
-) -> List[_Raised]:
+    raised: Sequence[_LoggedException], parsed: Sequence[_Line], used: Set[int], exit_code: Optional[int]
+) -> List[_LoggedException]:
     """Without those after which their program went on. Where a launcher tells who failed, others may print on."""
-    if any(_is_wrapper(one) for one in raised) or any(re.match(_LAUNCHER_SAYS, line.text) for line in parsed):
+    if any(_is_wrapper(one) for one in raised) or any(re.match(_LAUNCHER_LINE, line.text) for line in parsed):
         return list(raised)
     handled = set()
     for one in _last_of_each(raised, wrappers=False):
@@ -266,19 +270,19 @@ def _without_handled(
         # Further lines of its message cannot be told from what is printed next, unless it is known what they say.
         is_known = _cause_of(one, raised).kind != "python"
         max_text = (_MAX_MESSAGE_LINES if is_known else 0) if _is_chosen(exit_code) else len(after)
-        if _went_on(after, max_text, _MAX_AFTER_GRAVE[1] if max_text else 0):
+        if _continued_after(after, max_text, _MAX_AFTER_GRAVE[1] if max_text else 0):
             handled.add(one.line.stream)
     return [one for one in raised if one.line.stream not in handled]
 
 
 def is_consequence(cause: Cause) -> bool:
     """Whether the rank that says so failed only because another one did, or because the network between them did."""
-    return cause.kind in ("nccl", "nccl_timeout") or bool(re.search(_FOLLOWS, cause.line))
+    return cause.kind in ("nccl", "nccl_timeout") or bool(re.search(_CONSEQUENCE, cause.line))
 
 
-def exit_words(code: int) -> str:
+def describe_exit_code(code: int) -> str:
     """An exit code with what it means, where that is known: "exit code 137 (SIGKILL)"."""
-    meaning = _EXIT_WORDS.get(code)
+    meaning = _EXIT_CODE_TEXTS.get(code)
     if meaning is None and 128 < code < 128 + signal.NSIG:
         try:
             meaning = signal.Signals(code - 128).name
@@ -289,14 +293,14 @@ def exit_words(code: int) -> str:
 
 def last_line(lines: Sequence[str]) -> str:
     """The last line with something on it, fit to be quoted; empty if there is none."""
-    return next((text for text in (clean(line) for line in reversed(lines)) if text), "")
+    return next((text for text in (clean_log_line(line) for line in reversed(lines)) if text), "")
 
 
-def clean(line: str) -> str:
+def clean_log_line(line: str) -> str:
     """A log line fit to be quoted: escapes and control characters gone, cut to a length."""
     printable = "".join(letter if letter.isprintable() else " " for letter in strip_escapes(line))
     text = " ".join(printable.split())
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    return text if len(text) <= _MAX_QUOTED else text[: _MAX_QUOTED - 1] + "…"
 
 
 _ESCAPES = (
@@ -311,9 +315,9 @@ def strip_escapes(text: str) -> str:
     return re.sub(_ESCAPES, "", text)
 
 
-def signature(line: str) -> str:
+def error_signature(line: str) -> str:
     """The same for the same error on other hosts, ranks, sizes and addresses: numbers and paths become #."""
-    text = re.sub(r"0x[0-9a-fA-F]+", "#", clean(line))
+    text = re.sub(r"0x[0-9a-fA-F]+", "#", clean_log_line(line))
     text = re.sub(r"(/[\w.+-]+){2,}", "#", text)
     return re.sub(r"\d+(\.\d+)?", "#", text)
 
@@ -321,7 +325,7 @@ def signature(line: str) -> str:
 def _parse(lines: Sequence[str]) -> List[_Line]:
     found, quoted = [], ""
     for at, line in enumerate(lines):
-        text, stream = strip_escapes(line[:_LONGEST_LINE].rstrip()), ""
+        text, stream = strip_escapes(line[:_MAX_LINE].rstrip()), ""
         start = re.match(_QUOTED, text)
         if start:
             quoted = start.group(1)
@@ -336,17 +340,17 @@ def _parse(lines: Sequence[str]) -> List[_Line]:
     return found
 
 
-def _tracebacks(parsed: Sequence[_Line]) -> Tuple[List[_Raised], Set[int]]:
+def _tracebacks(parsed: Sequence[_Line]) -> Tuple[List[_LoggedException], Set[int]]:
     """Every exception in the order of its lines, and the places of lines that belong to tracebacks."""
-    raised: List[_Raised] = []
+    raised: List[_LoggedException] = []
     used: Set[int] = set()
     for stream in dict.fromkeys(line.stream for line in parsed):
-        raised += _of_stream([line for line in parsed if line.stream == stream], used)
+        raised += _stream_exceptions([line for line in parsed if line.stream == stream], used)
     return sorted(raised, key=lambda one: one.line.at), used
 
 
-def _of_stream(lines: Sequence[_Line], used: Set[int]) -> List[_Raised]:
-    raised: List[_Raised] = []
+def _stream_exceptions(lines: Sequence[_Line], used: Set[int]) -> List[_LoggedException]:
+    raised: List[_LoggedException] = []
     indent: Optional[int] = None  # of the traceback that we are in
     chained = aside = False
     for place, line in enumerate(lines):
@@ -354,7 +358,7 @@ def _of_stream(lines: Sequence[_Line], used: Set[int]) -> List[_Raised]:
         depth = len(text) - len(text.lstrip())
         if re.match(_HEADER, text.lstrip()):
             before = [one.text for one in lines[max(0, place - 3) : place] if one.text.strip()]
-            aside = bool(before) and bool(re.search(_ASIDE, before[-1]))
+            aside = bool(before) and bool(re.search(_SIDE_TRACEBACK, before[-1]))
             indent = depth
             used.add(line.at)
         elif _is_body(text, depth, indent, above=place > 0 and lines[place - 1].at in used):
@@ -366,7 +370,7 @@ def _of_stream(lines: Sequence[_Line], used: Set[int]) -> List[_Raised]:
         ):
             message = _message(lines, place)
             used.update(one.at for one in lines[place : place + 1 + len(message)])
-            raised.append(_Raised(line._replace(text=text.strip()), message, chained, aside))
+            raised.append(_LoggedException(line._replace(text=text.strip()), message, chained, aside))
             indent, chained = None, False
         elif indent is not None:
             indent = None
@@ -376,7 +380,7 @@ def _of_stream(lines: Sequence[_Line], used: Set[int]) -> List[_Raised]:
 def _is_body(text: str, depth: int, indent: Optional[int], above: bool) -> bool:
     """Whether a line is a frame or source of a traceback, also of one whose beginning was cut off; `above`: the line
     above it is."""
-    if re.match(_BOX, text):
+    if re.match(_RICH_BOX, text):
         return True
     if indent is not None:
         return depth > indent or not text.strip()
@@ -396,13 +400,13 @@ def _message(lines: Sequence[_Line], place: int) -> Tuple[str, ...]:
             or "---" in text
         ):
             break
-        if re.match(_SLURM_SAYS, text) or text.startswith("shoal: "):
+        if re.match(_SLURM_LINE, text) or text.startswith("shoal: "):
             break
         found.append(text)
     return tuple(found)
 
 
-def _last_of_each(raised: Sequence[_Raised], wrappers: bool) -> List[_Raised]:
+def _last_of_each(raised: Sequence[_LoggedException], wrappers: bool) -> List[_LoggedException]:
     """The exception that ended each stream. Of an exception group that is the first of its exceptions."""
     found = []
     for stream in dict.fromkeys(one.line.stream for one in raised):
@@ -414,17 +418,17 @@ def _last_of_each(raised: Sequence[_Raised], wrappers: bool) -> List[_Raised]:
             mine = mine[: group + 2]
         fit = [one for one in mine if _is_wrapper(one) == wrappers]
         ended = [one for one in fit if not one.is_aside] or fit
-        own = [one for one in ended if not re.search(_FOLLOWS, one.line.text)]
+        own = [one for one in ended if not re.search(_CONSEQUENCE, one.line.text)]
         found += (own or ended)[-1:]
     return found
 
 
-def _is_wrapper(one: _Raised) -> bool:
+def _is_wrapper(one: _LoggedException) -> bool:
     name = one.line.text.partition(":")[0].rpartition(".")[2]
     return bool(re.search(_WRAPPERS, name)) or bool(re.search(_GROUP, one.line.text))
 
 
-def _cause_of(one: _Raised, raised: Sequence[_Raised]) -> Cause:
+def _cause_of(one: _LoggedException, raised: Sequence[_LoggedException]) -> Cause:
     """An exception with its kind; one that was raised because of a full disk and the like gives way to that."""
     mine = [other for other in raised if other.line.stream == one.line.stream]
     place = mine.index(one)
@@ -438,15 +442,15 @@ def _cause_of(one: _Raised, raised: Sequence[_Raised]) -> Cause:
     return _as_cause(one, kind)
 
 
-def _kind(one: _Raised) -> str:
+def _kind(one: _LoggedException) -> str:
     texts = (one.line.text, *one.message)
     for kind, pattern in _matchers().items():
-        if kind not in _LOOSE_ONLY and any(pattern.search(text) for text in texts):
+        if kind not in _NO_TRACEBACK_KINDS and any(pattern.search(text) for text in texts):
             return kind
     return "python"
 
 
-def _as_cause(one: _Raised, kind: str) -> Cause:
+def _as_cause(one: _LoggedException, kind: str) -> Cause:
     """The exception's line; or that of its message which tells the kind, or follows a bare "RuntimeError:"."""
     text, pattern = one.line.text, _matchers().get(kind)
     more = [line for line in one.message if any(letter.isalnum() for letter in line)]
@@ -454,31 +458,35 @@ def _as_cause(one: _Raised, kind: str) -> Cause:
         text = "%s %s" % (text, more[0])
     if pattern is not None and not pattern.search(text):
         text = next((line for line in one.message if pattern.search(line)), text)
-    return Cause(kind, clean(text), one.line.at, _rank(one.line.stream))
+    return Cause(kind, clean_log_line(text), one.line.at, _rank(one.line.stream))
 
 
-def _in_loose(lines: Sequence[_Line], kinds: Tuple[str, ...], exit_code: Optional[int]) -> Optional[Cause]:
+def _find_outside_tracebacks(
+    lines: Sequence[_Line], kinds: Tuple[str, ...], exit_code: Optional[int]
+) -> Optional[Cause]:
     for kind in kinds:
         pattern = _matchers()[kind]
         for place in range(len(lines) - 1, -1, -1):
             line = lines[place]
             text = re.sub(_CPP_LOG, "", line.text).strip()
             if pattern.search(text):
-                if kind not in _GRAVE and re.search(_HARMLESS, line.text):
+                if kind not in _FATAL_KINDS and re.search(_WARNING_LINE, line.text):
                     continue
-                max_text, max_steps = _MAX_AFTER_GRAVE if kind in _GRAVE else _MAX_AFTER
-                if _is_chosen(exit_code) and kind not in _GRAVE and kind != "message":
+                max_text, max_steps = _MAX_AFTER_GRAVE if kind in _FATAL_KINDS else _MAX_AFTER
+                if _is_chosen(exit_code) and kind not in _FATAL_KINDS and kind != "message":
                     max_text = _MAX_TEXT_BEFORE_CHOICE
-                if _went_on((one for one in lines[place + 1 :] if one.stream == line.stream), max_text, max_steps):
+                if _continued_after(
+                    (one for one in lines[place + 1 :] if one.stream == line.stream), max_text, max_steps
+                ):
                     break
                 rank = re.search(r"\bRank (\d+)\]", text)
-                return Cause(kind, clean(text), line.at, int(rank.group(1)) if rank else _rank(line.stream))
+                return Cause(kind, clean_log_line(text), line.at, int(rank.group(1)) if rank else _rank(line.stream))
     return None
 
 
 def _choose(causes: Sequence[Cause], root: Optional[int]) -> Optional[Cause]:
     """Of several ranks that failed: not one that only followed, the one that torchrun names, the first."""
-    own = [one for one in causes if not re.search(_FOLLOWS, one.line)] or list(causes)
+    own = [one for one in causes if not re.search(_CONSEQUENCE, one.line)] or list(causes)
     named = [one for one in own if root is not None and one.rank == root]
     return min(named or own, key=lambda one: one.at, default=None)
 

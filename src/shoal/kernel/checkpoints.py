@@ -22,7 +22,7 @@ _EXTENSION = regex(r"\.[A-Za-z][A-Za-z0-9]{0,14}\Z")
 _STEP = regex(r"(?:step|iter(?:ation)?|update)s?[=_\-.]?(\d+)(?![\d.]*\.\d)", re.IGNORECASE)
 _EPOCH = regex(r"(?<![a-z])ep(?:och)?s?[=_\-.]?(\d+)(?![\d.]*\.\d)", re.IGNORECASE)
 #: A number that is no part of a fraction such as loss=0.32.
-_WHOLE = regex(r"(?<![\d.])(\d+)(?![\d.]*\.\d)(?!\d)")
+_INTEGER = regex(r"(?<![\d.])(\d+)(?![\d.]*\.\d)(?!\d)")
 _UNFINISHED = regex(r"\.(tmp|part|partial|incomplete|temp)\Z|\A\.?tmp[-_.]|[.-]tmp[-_.]?\w*\Z", re.IGNORECASE)
 _WEIGHTS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".distcp", ".npz", ".h5", ".pkl", ".msgpack")
 #: Written behind everything else, by the libraries that write such folders: files of the folder -> the last one.
@@ -31,70 +31,70 @@ _LAST_FILE = (
     (regex(r"training_args\.bin\Z"), "trainer_state.json"),  # Hugging Face's Trainer
 )
 #: Files beside such folders that name the last whole one: DeepSpeed, Megatron.
-_NAMED_IN = ("latest", "latest_checkpointed_iteration.txt")
-_MOST_FILES = 2000
-_ZIP_TAIL = 22 + 0xFFFF
+_LATEST_FILES = ("latest", "latest_checkpointed_iteration.txt")
+_MAX_FILES = 2000
+_ZIP_END_BYTES = 22 + 0xFFFF
 
 
-class _Name(NamedTuple):
+class _CheckpointName(NamedTuple):
     """What a name says: its family (the name without numbers), and its numbers with the version behind them."""
 
     family: str
     numbers: Tuple[int, ...]
 
 
-def newest(folder: str, pattern: str) -> Optional[str]:
+def newest_checkpoint(folder: str, pattern: str) -> Optional[str]:
     """The newest whole checkpoint in an output folder that matches the pattern, or None; torn and empty ones are passed
     over.
 
     The highest by number (model_10 after model_9, last-v2 after last); between names of different kinds, that of the
     kind which was written last.
     """
-    return next((path for path in newest_first(folder, pattern) if is_whole(path)), None)
+    return next((path for path in list_newest_first(folder, pattern) if is_complete(path)), None)
 
 
-def newest_first(folder: str, pattern: str) -> List[str]:
+def list_newest_first(folder: str, pattern: str) -> List[str]:
     """Everything that matches the pattern in an output folder and its working directory, whole or not, newest first.
     What belongs to the code there is none of the run's checkpoints."""
     own = layout.OwnFiles(folder)
     families: Dict[str, List[Tuple[Tuple[int, ...], str]]] = {}
-    places = [os.path.join(glob.escape(place), pattern) for place in layout.written_by(folder)]
+    places = [os.path.join(glob.escape(place), pattern) for place in layout.written_dirs(folder)]
     for path in [path for place in places for path in glob.glob(place, recursive=True) if path in own]:
         name = _parse(path)
         families.setdefault(name.family, []).append((name.numbers, path))
     members = [[path for _, path in sorted(found, reverse=True)] for found in families.values()]
-    by_time = sorted(members, key=lambda paths: (_written(paths[0]), paths[0]), reverse=True)
+    by_time = sorted(members, key=lambda paths: (_mtime_ns(paths[0]), paths[0]), reverse=True)
     return [path for paths in by_time for path in paths]
 
 
-def before(folder: str, pattern: str, checkpoint: str) -> Optional[str]:
+def previous_checkpoint(folder: str, pattern: str, checkpoint: str) -> Optional[str]:
     """The newest whole checkpoint that is older than this one, or None."""
-    found = newest_first(folder, pattern)
+    found = list_newest_first(folder, pattern)
     older = found[found.index(checkpoint) + 1 :] if checkpoint in found else []
-    return next((path for path in older if is_whole(path)), None)
+    return next((path for path in older if is_complete(path)), None)
 
 
 def step_of(checkpoint: str) -> Optional[int]:
     """The step that a checkpoint's name carries, or else the epoch, or the last whole number in it."""
     name, _ = _split(os.path.basename(checkpoint))
-    for pattern in (_STEP, _EPOCH, _WHOLE):
+    for pattern in (_STEP, _EPOCH, _INTEGER):
         numbers = pattern.findall(name)
         if numbers:
             return int(numbers[-1])
     return None
 
 
-def is_whole(path: str) -> bool:
+def is_complete(path: str) -> bool:
     """Whether a checkpoint has been written to its end, as far as its name, its size and its format tell."""
     if _UNFINISHED.search(os.path.basename(path)):
         return False
     try:
-        return _is_whole_folder(path) if os.path.isdir(path) else _is_whole_file(path)
+        return _is_complete_dir(path) if os.path.isdir(path) else _is_complete_file(path)
     except (OSError, ValueError):
         return False
 
 
-def copy(source: str, goal: str) -> bool:
+def copy_checkpoint_file(source: str, goal: str) -> bool:
     """Copy a checkpoint, with its time; whether all of it was copied, and nothing wrote to it meanwhile.
 
     A disk that is full, or out of quota, is an OSError.
@@ -118,8 +118,8 @@ def copy(source: str, goal: str) -> bool:
         return False
 
 
-def is_copy(path: str, source: str) -> bool:
-    """Whether `path` is what `copy` made of `source` as it is now."""
+def is_unchanged_copy(path: str, source: str) -> bool:
+    """Whether `path` is what `copy_checkpoint_file` made of `source` as it is now."""
     try:
         return [one[1:] for one in _stamp(path)] == [one[1:] for one in _stamp(source)]
     except OSError:
@@ -140,22 +140,22 @@ def _split(name: str) -> Tuple[str, int]:
     return (name[: version.start()], int(version.group(1))) if version else (name, 0)
 
 
-def _parse(path: str) -> _Name:
+def _parse(path: str) -> _CheckpointName:
     name = os.path.basename(path)
     plain, version = _split(name)
     words = _DIGITS.split(plain)
     extension = name[name.find(".", 1) :] if "." in name[1:] else ""
-    return _Name("#".join(words[::2]) + _DIGITS.sub("#", extension), (*map(int, words[1::2]), version))
+    return _CheckpointName("#".join(words[::2]) + _DIGITS.sub("#", extension), (*map(int, words[1::2]), version))
 
 
-def _written(path: str) -> int:
+def _mtime_ns(path: str) -> int:
     try:
         return os.stat(path).st_mtime_ns
     except OSError:
         return 0
 
 
-def _is_whole_file(path: str) -> bool:
+def _is_complete_file(path: str) -> bool:
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         head = file.read(8)
@@ -169,7 +169,7 @@ def _is_whole_file(path: str) -> bool:
             ends = [one["data_offsets"][1] for name, one in tensors.items() if name != "__metadata__"]
             return bool(size >= 8 + length + max(ends, default=0))
         if head.startswith(b"PK\x03\x04"):  # torch.save and numpy.savez: a zip, whose directory is written last
-            file.seek(max(0, size - _ZIP_TAIL))
+            file.seek(max(0, size - _ZIP_END_BYTES))
             return b"PK\x05\x06" in file.read()
         if path.endswith((".pkl", ".pickle")) and head.startswith(b"\x80"):
             file.seek(size - 1)
@@ -177,18 +177,18 @@ def _is_whole_file(path: str) -> bool:
     return True
 
 
-def _is_whole_folder(folder: str) -> bool:
+def _is_complete_dir(folder: str) -> bool:
     beside = os.path.dirname(folder.rstrip("/"))
-    if any(_names_an_older_one(os.path.join(beside, name), folder) for name in _NAMED_IN):
+    if any(_names_older_checkpoint(os.path.join(beside, name), folder) for name in _LATEST_FILES):
         return False
     names: List[str] = []
     for top, _, inside in os.walk(folder):
         for name in inside:
             path = os.path.join(top, name)
-            if _UNFINISHED.search(name) or (name.endswith(_WEIGHTS) and not _is_whole_file(path)):
+            if _UNFINISHED.search(name) or (name.endswith(_WEIGHTS) and not _is_complete_file(path)):
                 return False
             names.append(name)
-        if len(names) > _MOST_FILES:
+        if len(names) > _MAX_FILES:
             break
     for sign, last in _LAST_FILE:
         if last not in names and any(sign.match(name) for name in names):
@@ -196,7 +196,7 @@ def _is_whole_folder(folder: str) -> bool:
     return bool(names)
 
 
-def _names_an_older_one(note: str, folder: str) -> bool:
+def _names_older_checkpoint(note: str, folder: str) -> bool:
     """Whether a file names another folder of this kind, with a lower number, as the last one that is whole."""
     try:
         with open(note, encoding="utf-8") as file:

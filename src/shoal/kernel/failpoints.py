@@ -3,7 +3,7 @@
 import os
 import signal
 
-POINTS = (
+FAILPOINTS = (
     "before-spec",
     "after-spec",
     "before-submission",
@@ -19,6 +19,6 @@ POINTS = (
 )
 
 
-def reach(point: str) -> None:
+def failpoint(point: str) -> None:
     if os.environ.get("SHOAL_FAILPOINT") == point:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -13,7 +13,7 @@ from . import files, layout, lease, node_lease, submission
 from .records import Allocation, Outcome, Start
 
 #: Why an attempt was stopped, after which the same generation may go on: the run was interrupted, it did not fail.
-INTERRUPTED = ("SIGTERM", "SIGINT", "SIGHUP", "walltime", "lost", "probe", "handover")
+INTERRUPTING_STOPS = ("SIGTERM", "SIGINT", "SIGHUP", "walltime", "lost", "probe", "handover")
 #: How long a job waits for an older one that renews its lease and does not end.
 _HANDOVER_S = 900.0
 
@@ -47,55 +47,55 @@ def read_claim(run_dir: str, generation: int) -> Optional[Claim]:
     )
 
 
-class Fenced(Exception):
+class FencedError(Exception):
     """This job must not run; the message says why. That is a normal end: nothing is wrong with the run."""
 
 
-class StillBusy(Exception):
+class OlderJobBusy(Exception):
     """An older job of the run renews its lease and does not end, although it was asked to."""
 
 
 def find_claim(run_dir: str, token: str) -> Claim:
     """The claim of this submission on the run; Fenced if another submission won the run."""
-    names = layout.parse_names(files.names_in(run_dir))
+    names = layout.parse_names(files.list_names(run_dir))
     for generation in reversed(names.submits.get("claim", [])):
         claim = read_claim(run_dir, generation)
         if claim is not None and claim.token == token:
             return claim
-    raise Fenced("the run belongs to another submission")
+    raise FencedError("the run belongs to another submission")
 
 
-def settle(home: str, token: str, me: Allocation) -> None:
+def settle_outcome(home: str, token: str, me: Allocation) -> None:
     """Accepted or given up? This job is the best witness, and whoever writes the outcome first decides: from here on
     nobody can give the submission up while its job runs."""
     adopted = Outcome("accepted", job_id=me.array_job_id or me.job_id, adopted=True)
-    outcome = submission.outcome_of(home, token) or submission.settle(home, token, adopted)
+    outcome = submission.outcome_of(home, token) or submission.write_outcome(home, token, adopted)
     if outcome.kind == "void":
-        raise Fenced("the submission was given up: %s" % (outcome.reason or "no reason kept"))
+        raise FencedError("the submission was given up: %s" % (outcome.reason or "no reason kept"))
 
 
-def admit(claim: Claim, names: layout.RunNames, me: Allocation) -> None:
+def check_admission(claim: Claim, names: layout.RunNames, me: Allocation) -> None:
     """Return if a job of this claim may work on the run as far as a listing tells; raise Fenced otherwise.
 
     The same job that Slurm starts again may go on after any end but a good one; another one may not repeat an end that
     was not an interruption.
     """
     if names.generation > claim.generation:
-        raise Fenced("the run was submitted again (generation %d)" % names.generation)
+        raise FencedError("the run was submitted again (generation %d)" % names.generation)
     if names.has_submit(claim.generation, "cancel"):
-        raise Fenced("the run was cancelled")
-    done = lease.finished(claim.run_dir, names, claim.revision)
+        raise FencedError("the run was cancelled")
+    done = lease.successful_attempt(claim.run_dir, names, claim.revision)
     if done is not None:
-        raise Fenced("the run is done already (attempt %d)" % done)
-    last = lease.read(claim.run_dir, names, names.attempt) if names.state(names.attempt) == "end" else None
+        raise FencedError("the run is done already (attempt %d)" % done)
+    last = lease.read_attempt(claim.run_dir, names, names.attempt) if names.state(names.attempt) == "end" else None
     if last is None or last.end is None or last.start.generation != claim.generation:
         return
     started_again = last.start.job_id == me.job_id and last.start.life != me.life
-    if last.end.stopped_by not in (*INTERRUPTED, "limit") and not started_again:
-        raise Fenced("attempt %d of this submission has ended already" % last.number)
+    if last.end.stopped_by not in (*INTERRUPTING_STOPS, "limit") and not started_again:
+        raise FencedError("attempt %d of this submission has ended already" % last.number)
 
 
-class Turn:
+class AttemptWait:
     """A job that wants to begin the next attempt of a run, and may have to wait for another one to end.
 
     The other one is asked to hand over. It is closed when nothing of it can still run: its death is proved, or its
@@ -105,23 +105,23 @@ class Turn:
 
     def __init__(self, claim: Claim, me: Allocation, say: Callable[[str], None] = lambda text: None) -> None:
         self._claim, self._me, self._say = claim, me, say
-        self._watch = Watch()
+        self._watch = LeaseWatch()
         self._asked = 0
 
     def look(self) -> Optional[layout.RunNames]:
         """A listing in which no attempt of the run may run; None: look again in a moment. Fenced: this job must not."""
         run_dir = self._claim.run_dir
         while True:
-            names = layout.parse_names(files.names_in(run_dir))
-            admit(self._claim, names, self._me)
+            names = layout.parse_names(files.list_names(run_dir))
+            check_admission(self._claim, names, self._me)
             number = names.attempt
             if not names.may_run(number):
                 return names
-            last = lease.read(run_dir, names, number)
+            last = lease.read_attempt(run_dir, names, number)
             start = last.start if last is not None else None
-            lease.end_leftovers(start)
-            silent = self._watch.is_silent(number, names.signs_of_life(number), start)
-            if not close(run_dir, names, number, start, silent):
+            lease.kill_leftovers_of(start)
+            silent = self._watch.is_silent(number, names.lease_names(number), start)
+            if not close_attempt(run_dir, names, number, start, silent):
                 break  # It may have another name by now, and this node's listing may be old for some time.
             self._say("attempt %d on %s gave no sign of life and was closed" % (number, start and start.place))
         if self._asked != number:
@@ -134,36 +134,36 @@ class Turn:
         return None
 
 
-def wait_for_turn(
-    claim: Claim, me: Allocation, times: lease.Timing, say: Callable[[str], None], pause: Callable[[float], None]
+def wait_for_older_attempts(
+    claim: Claim, me: Allocation, times: lease.LeaseTiming, say: Callable[[str], None], pause: Callable[[float], None]
 ) -> layout.RunNames:
     """Return, with a listing, when no attempt of the run lives. `pause` waits for so many seconds; what it raises ends
     the waiting. Raises Fenced if this job must not run, and StillBusy if the other one does not end."""
-    turn = Turn(claim, me, say)
-    deadline = lease.now() + _HANDOVER_S * times.take_s / 90.0
+    turn = AttemptWait(claim, me, say)
+    deadline = lease.boot_time_s() + _HANDOVER_S * times.take_s / 90.0
     while True:
         names = turn.look()
         if names is not None:
             return names
-        if lease.now() > deadline:
-            raise StillBusy("another attempt of the run was asked to end, and goes on")
+        if lease.boot_time_s() > deadline:
+            raise OlderJobBusy("another attempt of the run was asked to end, and goes on")
         pause(min(2.0, times.beat_s / 4))
 
 
-def close(run_dir: str, names: layout.RunNames, number: int, start: Optional[Start], is_silent: bool) -> bool:
+def close_attempt(run_dir: str, names: layout.RunNames, number: int, start: Optional[Start], is_silent: bool) -> bool:
     """Close what of an attempt can be closed; False if that is nothing, or somebody else was faster.
 
     That is the lease of its first node if its death is proved, and all of its leases if `is_silent`: none of them was
     renewed for so long that nothing of it can still run. While one of a further node is left, the attempt is not over.
     """
     renewals = names.renewals.get((number, "live"))
-    closed = renewals is not None and (is_silent or lease.is_dead(start))
-    if closed and renewals is not None and not lease.close(run_dir, number, renewals):
+    closed = renewals is not None and (is_silent or lease.is_holder_dead(start))
+    if closed and renewals is not None and not lease.close_lease(run_dir, number, renewals):
         return False
-    return bool(is_silent and node_lease.close_all(run_dir, number, names)) or closed
+    return bool(is_silent and node_lease.close_node_leases(run_dir, number, names)) or closed
 
 
-class Watch:
+class LeaseWatch:
     """Since when the leases of an attempt have had the same names, by this host's own clock."""
 
     def __init__(self) -> None:
@@ -173,14 +173,14 @@ class Watch:
         """Whether these names were first seen so long ago that nothing under them can still run."""
         known = self._seen.get(number)
         if known is None or known[0] != signs_of_life:
-            self._seen[number] = known = (signs_of_life, lease.now())
-        return lease.now() - known[1] >= lease.timing_of(start).take_s
+            self._seen[number] = known = (signs_of_life, lease.boot_time_s())
+        return lease.boot_time_s() - known[1] >= lease.timing_of(start).take_s
 
 
-def unwanted(claim: Claim, attempt: int) -> Optional[str]:
+def why_unwanted(claim: Claim, attempt: int) -> Optional[str]:
     """Why a running attempt must stop now, or None: cancelled, superseded (the run was submitted again), or handover
     (Slurm has started another job for it)."""
-    names = layout.parse_names(files.names_in(claim.run_dir))
+    names = layout.parse_names(files.list_names(claim.run_dir))
     if names.has_submit(claim.generation, "cancel"):
         return "cancelled"
     if names.generation > claim.generation:

@@ -16,14 +16,14 @@ from typing import Any, Dict, List, Optional, Sequence, Set, cast
 #: Errors of the disk, not of the program: full, over quota, read-only, failing hardware.
 DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 #: A folder of this mode is shared with its group; one of the other is its owner's alone.
-SHARED, PRIVATE = 0o2770, 0o700
-_NO_LINKS = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM, errno.ENOSYS, errno.EMLINK)
+SHARED_MODE, PRIVATE_MODE = 0o2770, 0o700
+_NO_LINK_ERRNOS = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM, errno.ENOSYS, errno.EMLINK)
 #: In the name of a file that is being written, where files have names from the start: <name>.tmp-<pid>-<random>.
 TEMP_MARK = ".tmp-"
 #: open(2) of a file without a name: what kernels and file systems that have none answer (NFS, Lustre, old FUSE).
-_NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL, errno.ENOSYS)
+_NO_TMPFILE_ERRNOS = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL, errno.ENOSYS)
 #: Devices that have refused one; asked once by each process.
-_named_only: Set[int] = set()
+_devices_without_tmpfile: Set[int] = set()
 
 
 def create_exclusive(
@@ -34,14 +34,14 @@ def create_exclusive(
     After True the content is on disk, and so is the name unless the caller will sync the folder with a later file.
     After False `path` exists, with whatever its creator wrote. After an error
     nothing of this call is left behind. Without `sync` who comes first is decided all the same, but content and name
-    are on disk only after `sync_records`. What is `executable` can be changed by its owner only (see `read_own`).
+    are on disk only after `sync_records`. What is `executable` can be changed by its owner only (see `read_trusted`).
     """
     folder_fd = _open_folder(path)
     try:
         folder = os.fstat(folder_fd)
         mode = _file_mode(folder.st_mode, executable)
         created = None
-        if folder.st_dev not in _named_only:
+        if folder.st_dev not in _devices_without_tmpfile:
             created = _link_unnamed(folder_fd, folder.st_dev, path, data, mode, sync)
         if created is None:
             created = _link_temp(path, data, mode, sync)
@@ -62,21 +62,21 @@ def _link_unnamed(
             raise OSError(errno.ENOSYS, "no O_TMPFILE")
         fd = os.open(".", unnamed | os.O_WRONLY | os.O_CLOEXEC, 0o666 if mode is None else 0o600, dir_fd=folder_fd)
     except OSError as error:
-        if error.errno not in _NO_UNNAMED:
+        if error.errno not in _NO_TMPFILE_ERRNOS:
             error.filename = path
             raise
         if error.errno != errno.ENOENT:
-            _named_only.add(device)
+            _devices_without_tmpfile.add(device)
         return None
     try:
-        _fill(fd, path, data, mode, sync)
+        _write_and_sync(fd, path, data, mode, sync)
         # The folder's descriptor makes Python call linkat() with AT_SYMLINK_FOLLOW, which link() would not do.
         os.link("/proc/self/fd/%d" % fd, os.path.basename(path), src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
         return True
     except FileExistsError:
         return os.fstat(fd).st_nlink == 1
     except OSError as error:
-        if error.errno not in (*_NO_LINKS, errno.ENOENT, errno.EXDEV):  # no /proc, or links are refused
+        if error.errno not in (*_NO_LINK_ERRNOS, errno.ENOENT, errno.EXDEV):  # no /proc, or links are refused
             raise
         return None
     finally:
@@ -93,7 +93,7 @@ def _link_temp(path: str, data: bytes, mode: Optional[int], sync: bool) -> bool:
             # An NFS client that resends a LINK is told EEXIST about its own success: the link count tells the truth.
             return os.stat(temp).st_nlink == 2
         except OSError as error:
-            if error.errno not in _NO_LINKS:
+            if error.errno not in _NO_LINK_ERRNOS:
                 raise
             return _create_by_mkdir(temp, path)
     finally:
@@ -121,12 +121,12 @@ def make_dir(path: str, exist_ok: bool = True) -> None:
         os.chmod(path, mode)
 
 
-def make_own_dir(path: str) -> None:
+def make_private_dir(path: str) -> None:
     """Make a folder that only this user can look into, also in a shared project."""
     make_dir(os.path.dirname(path))
     try:
-        os.mkdir(path, PRIVATE)
-        os.chmod(path, PRIVATE)  # without the setgid bit that a shared folder hands down
+        os.mkdir(path, PRIVATE_MODE)
+        os.chmod(path, PRIVATE_MODE)  # without the setgid bit that a shared folder hands down
     except FileExistsError:
         found = os.lstat(path)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
@@ -153,14 +153,14 @@ def open_umask(folder: str) -> None:
             os.environ["SLURM_UMASK"] = "%04o" % mask
 
 
-def read_own(path: str) -> bytes:
+def read_trusted(path: str) -> bytes:
     """The content of a file that is about to be executed; PermissionError where it may be of another user's making."""
     with open(path, "rb") as file:
-        refuse_foreign(path, os.fstat(file.fileno()))
+        refuse_untrusted(path, os.fstat(file.fileno()))
         return file.read()
 
 
-def refuse_foreign(path: str, found: Optional[os.stat_result] = None) -> None:
+def refuse_untrusted(path: str, found: Optional[os.stat_result] = None) -> None:
     """Nobody executes what somebody else has written or could change; a private folder has nobody else in it."""
     if not is_shared(os.path.dirname(path)):
         return
@@ -171,7 +171,7 @@ def refuse_foreign(path: str, found: Optional[os.stat_result] = None) -> None:
         raise PermissionError(errno.EPERM, "not executed: other users can change it", path)
 
 
-def add_name(path: str, name: str) -> bool:
+def link_exclusive(path: str, name: str) -> bool:
     """Give a file a second name unless that exists; True means that it is ours now. Where a file system has no links,
     the name gets a copy."""
     try:
@@ -180,13 +180,13 @@ def add_name(path: str, name: str) -> bool:
     except FileExistsError:
         return os.path.samefile(path, name)  # A resent request is told EEXIST about its own success.
     except OSError as error:
-        if error.errno not in _NO_LINKS:
+        if error.errno not in _NO_LINK_ERRNOS:
             raise
     with open(path, "rb") as file:
         return create_exclusive(name, file.read(), sync_folder=False)
 
 
-def check_room(folder: str, size: int) -> None:
+def check_free_space(folder: str, size: int) -> None:
     """OSError if a file of this size does not fit there now."""
     path = os.path.join(folder, "room.%d-%08x" % (os.getpid(), int.from_bytes(os.urandom(4), "big")))
     create_exclusive(path, b" " * size)
@@ -271,7 +271,7 @@ def to_json(record: Dict[str, Any]) -> bytes:
     return json.dumps(record, ensure_ascii=True, sort_keys=True).encode("ascii") + b"\n"
 
 
-def names_in(folder: str) -> List[str]:
+def list_names(folder: str) -> List[str]:
     """The names in a folder, empty if it is not there. A listing sees what a cached stat() on NFS may still deny."""
     try:
         return os.listdir(folder)
@@ -285,7 +285,7 @@ def _write_temp(path: str, data: bytes, mode: Optional[int] = None, sync: bool =
     fd = os.open(temp, flags, 0o666 if mode is None else 0o600)
     try:
         try:
-            _fill(fd, path, data, mode, sync)
+            _write_and_sync(fd, path, data, mode, sync)
         finally:
             os.close(fd)
     except BaseException:
@@ -294,7 +294,7 @@ def _write_temp(path: str, data: bytes, mode: Optional[int] = None, sync: bool =
     return temp
 
 
-def _fill(fd: int, path: str, data: bytes, mode: Optional[int], sync: bool) -> None:
+def _write_and_sync(fd: int, path: str, data: bytes, mode: Optional[int], sync: bool) -> None:
     try:
         # Asked of the client first: a change of mode is a request to the file server.
         if mode is not None and stat.S_IMODE(os.fstat(fd).st_mode) != mode:
@@ -321,7 +321,7 @@ def _folder_mode(above: int) -> Optional[int]:
     """The mode of a folder in a folder of that mode; None where the umask decides."""
     if _is_shared_mode(above):
         return above & 0o2777
-    return None if above & 0o077 else PRIVATE
+    return None if above & 0o077 else PRIVATE_MODE
 
 
 def _is_shared_mode(mode: int) -> bool:

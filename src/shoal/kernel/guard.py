@@ -25,20 +25,20 @@ from . import lease, process, tree
 from . import node_lease as node_leases
 
 #: Signals for the agent; the first three ask it to end.
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-STOPPING = FORWARDED[:3]
-_LONGEST_WAIT_S = 3600.0
+FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+STOP_SIGNALS = FORWARDED_SIGNALS[:3]
+_MAX_WAIT_S = 3600.0
 #: Stopping everything takes at most this long; part of the margin between HOLD and TAKE.
-_STOP_S = 9.0
-_KILLED = 137
-_TOGETHER_S = 0.02
+_MAX_STOP_S = 9.0
+_EXIT_KILLED = 137
+_SIGNAL_WINDOW_S = 0.02
 
 
 #: What an agent may hold: an attempt, or one further node of it.
-Lease = Union[lease.Lease, node_leases.NodeLease]
+AnyLease = Union[lease.Lease, node_leases.NodeLease]
 
 
-class Link:
+class GuardLink:
     """The agent's side: it tells of its leases, and hears signals. `fd` can be read when there is one."""
 
     def __init__(self, fd: int, out: int, guard_pid: int) -> None:
@@ -48,11 +48,11 @@ class Link:
         self._lock = threading.Lock()
         os.set_blocking(fd, False)
 
-    def hold(self, held: Lease) -> None:
+    def hold(self, held: AnyLease) -> None:
         """Until `held_until` what is below the agent may run."""
-        self._tell(**_Held.of(held)._asdict())
+        self._tell(**_HeldLease.of(held)._asdict())
 
-    def drop(self, held: Lease) -> None:
+    def drop(self, held: AnyLease) -> None:
         """The attempt is over: nothing of it is to be watched."""
         self._tell(run_dir=held.run_dir, number=held.number, until=None)
 
@@ -65,7 +65,7 @@ class Link:
     def asked_to_stop(self) -> Optional[str]:
         """The name of a signal that asks to end, if one has come; it stays for `signals`."""
         self._read()
-        return next((signal.Signals(number).name for number in self._heard if number in STOPPING), None)
+        return next((signal.Signals(number).name for number in self._heard if number in STOP_SIGNALS), None)
 
     def _read(self) -> None:
         while not self.is_broken:
@@ -85,32 +85,32 @@ class Link:
             self.is_broken = True
 
 
-def run(work: Callable[[Link], int]) -> NoReturn:
+def run_guarded(work: Callable[[GuardLink], int]) -> NoReturn:
     """Do `work` in a child of ours, guarded; this process ends with its exit code when nothing of it is left."""
-    for number in FORWARDED:
+    for number in FORWARDED_SIGNALS:
         signal.signal(number, _ignore)
     to_agent, to_guard = os.pipe(), os.pipe()
     guard_pid = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
     signal.pthread_sigmask(
-        signal.SIG_BLOCK, FORWARDED
+        signal.SIG_BLOCK, FORWARDED_SIGNALS
     )  # What comes now is heard by the guard, which is ready in a moment.
     pid = os.fork()
     if pid == 0:
         os.close(to_agent[1])
         os.close(to_guard[0])
-        os._exit(_agent(work, Link(to_agent[0], to_guard[1], guard_pid)))
+        os._exit(_run_agent(work, GuardLink(to_agent[0], to_guard[1], guard_pid)))
     os.close(to_agent[0])
     os.close(to_guard[1])
     # Nothing is open that would need Python's own way out, which takes longer than all the rest of an end.
     os._exit(_Guard(pid, to_guard[0], to_agent[1]).watch())
 
 
-def _agent(work: Callable[[Link], int], link: Link) -> int:
+def _run_agent(work: Callable[[GuardLink], int], link: GuardLink) -> int:
     code = 1
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
         code = work(link)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
@@ -127,16 +127,16 @@ def _agent(work: Callable[[Link], int], link: Link) -> int:
     return code
 
 
-def end_without_guard(held: Sequence[Lease]) -> int:
+def end_without_guard(held: Sequence[AnyLease]) -> int:
     """For the agent, when the guard is gone: kill everything below, and close what was held. Returns the exit code."""
-    tree.kill_below()
+    tree.kill_descendants()
     for one in held:
         _kill_marked(one.mark)
-        _close(_Held.of(one))
-    return _KILLED
+        _close(_HeldLease.of(one))
+    return _EXIT_KILLED
 
 
-class _Held(NamedTuple):
+class _HeldLease(NamedTuple):
     run_dir: str
     number: int
     renewals: int
@@ -145,14 +145,14 @@ class _Held(NamedTuple):
     node: int = 0
 
     @staticmethod
-    def of(held: Lease) -> "_Held":
-        return _Held(held.run_dir, held.number, held.renewals, held.mark, held.held_until, held.node)
+    def of(held: AnyLease) -> "_HeldLease":
+        return _HeldLease(held.run_dir, held.number, held.renewals, held.mark, held.held_until, held.node)
 
 
 class _Guard:
     def __init__(self, agent: int, fd: int, out: int) -> None:
         self._agent, self._fd, self._out = agent, fd, out
-        self._held: Dict[str, _Held] = {}
+        self._held: Dict[str, _HeldLease] = {}
         self._stopped: Set[int] = set()
         self._rest = b""
         self._came: List[int] = []
@@ -163,10 +163,10 @@ class _Guard:
         for fd in (self._fd, self._out, woken, wake):
             os.set_blocking(fd, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        for number in FORWARDED:
+        for number in FORWARDED_SIGNALS:
             signal.signal(number, lambda number, frame: self._came.append(number))
         signal.signal(signal.SIGCHLD, _ignore)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
         self._let_go()
         while True:
             status = self._collect()
@@ -178,9 +178,9 @@ class _Guard:
             readable, _, _ = select.select([self._fd, woken], [], [], self._wait_s())
             if readable == [self._fd]:
                 # The runs of a pack come and go: what is told at about the same time is heard at once.
-                readable, _, _ = select.select([woken], [], [], _TOGETHER_S)
+                readable, _, _ = select.select([woken], [], [], _SIGNAL_WINDOW_S)
             if woken in readable:
-                drain(woken)
+                drain_pipe(woken)
 
     def _let_go(self) -> None:
         """Nothing here may depend on a file server: not the folder, not the log."""
@@ -193,8 +193,8 @@ class _Guard:
     def _wait_s(self) -> float:
         if self._is_late():
             return 1.0  # Somebody may have let a stopped process go on; Slurm does before it ends a job.
-        waits = [held.until - lease.now() for held in self._held.values()]
-        return max(0.0, min(waits, default=_LONGEST_WAIT_S))
+        waits = [held.until - lease.boot_time_s() for held in self._held.values()]
+        return max(0.0, min(waits, default=_MAX_WAIT_S))
 
     def _collect(self) -> Optional[int]:
         """The agent's exit code when it has ended; orphans that came to us are collected on the way."""
@@ -202,7 +202,7 @@ class _Guard:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return _KILLED
+                return _EXIT_KILLED
             if pid == 0:
                 return None
             if pid == self._agent:
@@ -229,30 +229,30 @@ class _Guard:
             if words["until"] is None:
                 self._held.pop(key, None)
             else:
-                self._held[key] = _Held(**words)
+                self._held[key] = _HeldLease(**words)
 
     def _is_late(self) -> bool:
-        return any(lease.now() >= held.until for held in self._held.values())
+        return any(lease.boot_time_s() >= held.until for held in self._held.values())
 
     def _enforce(self) -> None:
         """One lease that was not renewed stops everything: the file server is away for all of them."""
         if self._is_late():
-            self._stopped |= tree.stop_all(self._everything, _STOP_S)
+            self._stopped |= tree.stop_processes(self._everything, _MAX_STOP_S)
         elif self._stopped:
             for pid in self._stopped:
-                tree.send(pid, signal.SIGCONT)
+                tree.send_signal(pid, signal.SIGCONT)
             self._stopped = set()
 
     def _everything(self) -> Dict[int, str]:
         """What is below us but the agent, and what Slurm has started for it as a step on this node: pid -> state."""
-        marked = [pid for held in self._held.values() for pid in process.marked(held.mark)]
+        marked = [pid for held in self._held.values() for pid in process.marked_pids(held.mark)]
         found = tree.with_descendants([os.getpid(), *marked])
         return {pid: state for pid, state in found.items() if pid not in (self._agent, os.getpid())}
 
     def _finish(self, code: int) -> int:
         """The agent is gone: nothing of its programs stays, and leases that it still held are closed."""
         self._listen()
-        tree.kill_below()
+        tree.kill_descendants()
         for held in self._held.values():
             _kill_marked(held.mark)
             _close(held)
@@ -264,25 +264,25 @@ def _kill_marked(mark: str) -> None:
     ours = (os.getpid(), os.getppid())
 
     def look() -> Dict[int, str]:
-        found = tree.with_descendants(process.marked(mark))
+        found = tree.with_descendants(process.marked_pids(mark))
         return {pid: state for pid, state in found.items() if pid not in ours}
 
-    tree.kill_all(look, tree.KILL_S)
+    tree.kill_processes(look, tree.MAX_KILL_S)
 
 
-def _close(held: _Held) -> None:
+def _close(held: _HeldLease) -> None:
     """The agent may have renewed once more than it could tell."""
     for count in (held.renewals, held.renewals + 1):
         try:
-            if held.node and node_leases.close(held.run_dir, held.number, held.node, count):
+            if held.node and node_leases.close_node_lease(held.run_dir, held.number, held.node, count):
                 return
-            if not held.node and lease.close(held.run_dir, held.number, count):
+            if not held.node and lease.close_lease(held.run_dir, held.number, count):
                 return
         except OSError:
             return
 
 
-def drain(fd: int) -> None:
+def drain_pipe(fd: int) -> None:
     """Empty a pipe that does not block."""
     try:
         while os.read(fd, 4096):

@@ -10,16 +10,16 @@ import threading
 from typing import Callable, Dict, List, Optional
 
 from . import fence, lease
-from .guard import Link
+from .guard import GuardLink
 
 #: Told of a lease and why its attempt must end: lost, cancelled, superseded or handover.
-Tell = Callable[[lease.Lease, str], None]
+OnUnwanted = Callable[[lease.Lease, str], None]
 
 
-class Keeper:
+class LeaseRenewer:
     """Renews each lease once in a beat. `tell` is called from the keeper's own thread."""
 
-    def __init__(self, times: lease.Timing, link: Optional[Link], tell: Tell) -> None:
+    def __init__(self, times: lease.LeaseTiming, link: Optional[GuardLink], tell: OnUnwanted) -> None:
         self._times, self._link, self._tell = times, link, tell
         self._claims: Dict[lease.Lease, fence.Claim] = {}
         self._due: Dict[lease.Lease, float] = {}
@@ -63,7 +63,7 @@ class Keeper:
                     self._looks_at = float("inf")
                     self._changed.wait()
                 held = min(self._due, key=lambda one: self._due[one])
-                wait_s = self._due[held] - lease.now()
+                wait_s = self._due[held] - lease.boot_time_s()
                 if wait_s > 0:
                     self._looks_at = self._due[held]
                     self._changed.wait(wait_s)
@@ -78,13 +78,13 @@ class Keeper:
             if self._link is not None:
                 self._link.hold(held)
             try:
-                why = fence.unwanted(claim, held.number)
+                why = fence.why_unwanted(claim, held.number)
             except (OSError, ValueError):
                 pass  # The file server is away for a moment; that ends nothing.
         with self._changed:
             if held in self._due:
                 # Three tries before its program is stopped, and soon again after that.
-                self._due[held] = lease.now() + (self._beat_s() if found == "held" else self._times.beat_s / 4)
+                self._due[held] = lease.boot_time_s() + (self._beat_s() if found == "held" else self._times.beat_s / 4)
                 if found in ("lost", "over"):
                     del self._due[held]
         if why is not None:

@@ -53,18 +53,18 @@ import re
 from typing import Dict, Hashable, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 #: Names that an attempt's file may have.
-STATES = ("start", "live", "end", "lost")
+ATTEMPT_STATES = ("start", "live", "end", "lost")
 #: Letters of a submission's token: none that people confuse.
 TOKEN_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"  # noqa: S105
 TOKEN_LENGTH = 12
-ENVIRONMENTS = "environments"
+ENVIRONMENTS_DIR = "environments"
 #: A tree is 16 letters and digits, and no user has so long a number.
-_WHOSE_SNAPSHOT = re.compile(r"/snapshots/(\d{1,10})/[0-9a-f]{16}/")
+_SNAPSHOT_OWNER = re.compile(r"/snapshots/(\d{1,10})/[0-9a-f]{16}/")
 _SNAPSHOT = re.compile(r"/snapshots/(?:\d{1,10}/)?[0-9a-f]{16}(?=/)/")
 #: In the folder of a working directory: where the program starts, which code is there, and that not all of it is.
-CWD, CODE, FILLING = ".cwd", ".code", ".filling"
-_NUMBERED = re.compile(r"(spec|submit|attempt)\.(\d+)\.(\w+)(?:\.(\d+))?\Z")
-_NODE = re.compile(r"attempt\.(\d+)\.node(\d+)(?:\.live\.(\d+))?\Z")
+CWD_NAME, CODE_NAME, FILLING_NAME = ".cwd", ".code", ".filling"
+_NUMBERED_FILE = re.compile(r"(spec|submit|attempt)\.(\d+)\.(\w+)(?:\.(\d+))?\Z")
+_NODE_FILE = re.compile(r"attempt\.(\d+)\.node(\d+)(?:\.live\.(\d+))?\Z")
 
 
 def submissions_dir(home: str) -> str:
@@ -104,7 +104,7 @@ def snapshots_dir(home: str, shared: bool) -> str:
 
 def is_own_snapshot(path: str) -> bool:
     """Whether a folder of a snapshot is not another user's; in a private project they have no user in their path."""
-    whose = _WHOSE_SNAPSHOT.search(path + "/")
+    whose = _SNAPSHOT_OWNER.search(path + "/")
     return whose is None or os.stat(path).st_uid == os.getuid() == int(whose.group(1))
 
 
@@ -121,28 +121,28 @@ def work_dir(output_dir: str) -> str:
     return os.path.join(output_dir, "work")
 
 
-def keep_cwd(output_dir: str, other: str) -> None:
+def link_cwd(output_dir: str, other: str) -> None:
     """Let a run in `other` start in the same place of its working directory as the one in `output_dir`."""
-    cwd = os.path.join(work_dir(output_dir), CWD)
-    if os.path.islink(cwd) and not os.path.lexists(os.path.join(work_dir(other), CWD)):
+    cwd = os.path.join(work_dir(output_dir), CWD_NAME)
+    if os.path.islink(cwd) and not os.path.lexists(os.path.join(work_dir(other), CWD_NAME)):
         os.makedirs(work_dir(other), exist_ok=True)
-        os.symlink(os.readlink(cwd), os.path.join(work_dir(other), CWD))
+        os.symlink(os.readlink(cwd), os.path.join(work_dir(other), CWD_NAME))
 
 
-def written_by(output_dir: str) -> List[str]:
+def written_dirs(output_dir: str) -> List[str]:
     """Folders in which a run may have left something: its output folder, and where its program started."""
-    cwd = os.path.join(work_dir(output_dir), CWD)
+    cwd = os.path.join(work_dir(output_dir), CWD_NAME)
     return [output_dir, os.path.realpath(cwd)] if os.path.islink(cwd) else [output_dir]
 
 
-def copy_time(mtime_ns: int) -> int:
+def copy_mtime_ns(mtime_ns: int) -> int:
     """The time of a copy of a file of the code: in whole seconds, because some file systems keep no more."""
     return mtime_ns // 10**9 * 10**9
 
 
-def is_copy(found: os.stat_result, size: int, mtime_ns: int) -> bool:
+def is_code_copy(found: os.stat_result, size: int, mtime_ns: int) -> bool:
     """Whether a file in a working directory is still the copy of a file of the code that has this size and time."""
-    return found.st_size == size and found.st_mtime_ns == copy_time(mtime_ns)
+    return found.st_size == size and found.st_mtime_ns == copy_mtime_ns(mtime_ns)
 
 
 class OwnFiles:
@@ -152,9 +152,9 @@ class OwnFiles:
     def __init__(self, output_dir: str) -> None:
         self._work = os.path.join(work_dir(output_dir), "")
         self._real_work = os.path.join(os.path.realpath(self._work), "")
-        self._cwd = os.path.realpath(os.path.join(self._work, CWD))
+        self._cwd = os.path.realpath(os.path.join(self._work, CWD_NAME))
         try:
-            self._code: Optional[str] = os.readlink(os.path.join(self._work, CODE))
+            self._code: Optional[str] = os.readlink(os.path.join(self._work, CODE_NAME))
         except OSError:
             self._code = None
             return
@@ -163,8 +163,8 @@ class OwnFiles:
         except ValueError:
             self._top = os.path.join(self._code, "")
         self._is_code_gone = not os.path.isdir(self._top)
-        self._put_ns = _mtime_ns(os.path.join(self._work, CODE)) or 0
-        self._filling_ns = _mtime_ns(os.path.join(self._work, FILLING))
+        self._put_ns = _mtime_ns(os.path.join(self._work, CODE_NAME)) or 0
+        self._filling_ns = _mtime_ns(os.path.join(self._work, FILLING_NAME))
 
     def __contains__(self, path: str) -> bool:
         """Whether the run wrote this file of its output folder, or something in this folder."""
@@ -201,7 +201,7 @@ class OwnFiles:
             known = os.stat(original)
         except OSError:
             return True
-        return not is_copy(found, known.st_size, known.st_mtime_ns)
+        return not is_code_copy(found, known.st_size, known.st_mtime_ns)
 
 
 def _mtime_ns(path: str) -> Optional[int]:
@@ -211,12 +211,12 @@ def _mtime_ns(path: str) -> Optional[int]:
         return None
 
 
-def home_of(run_dir: str) -> str:
+def state_dir_of(run_dir: str) -> str:
     """The state folder that a run's folder stands in."""
     return os.path.dirname(os.path.dirname(os.path.dirname(run_dir)))
 
 
-def name_of(run_dir: str) -> str:
+def run_name_of(run_dir: str) -> str:
     """The run whose state folder this is: "experiment/stem"."""
     return "/".join(run_dir.rstrip("/").split("/")[-2:])
 
@@ -278,7 +278,7 @@ class RunNames(NamedTuple):
     @property
     def attempt(self) -> int:
         """The newest attempt, whatever became of it."""
-        return max((self.attempts[kind][-1] for kind in STATES if self.attempts.get(kind)), default=0)
+        return max((self.attempts[kind][-1] for kind in ATTEMPT_STATES if self.attempts.get(kind)), default=0)
 
     def state(self, attempt: int) -> str:
         """live, end or lost. A listing made during a rename may show no state, or two; then it is live, or over.
@@ -296,7 +296,7 @@ class RunNames(NamedTuple):
         """Whether processes of an attempt may run, on any of its nodes: nobody may begin the next one."""
         return self.is_live(attempt) or bool(self.nodes.get(attempt))
 
-    def signs_of_life(self, attempt: int) -> Hashable:
+    def lease_names(self, attempt: int) -> Hashable:
         """Changes with each renewal of a lease of the attempt, on whichever node."""
         return self.renewals.get((attempt, "live")), tuple(sorted(self.nodes.get(attempt, {}).items()))
 
@@ -318,13 +318,13 @@ def parse_names(names: Iterable[str]) -> RunNames:
     renewals: Dict[Tuple[int, str], int] = {}
     nodes: Dict[int, Dict[int, Optional[int]]] = {}
     for name in names:
-        match = _NODE.match(name)
+        match = _NODE_FILE.match(name)
         if match is not None:
             known = nodes.setdefault(int(match.group(1)), {})
             node, newest = int(match.group(2)), known.get(int(match.group(2)))
             known[node] = newest if match.group(3) is None else max(int(match.group(3)), newest or 0)
             continue
-        match = _NUMBERED.match(name)
+        match = _NUMBERED_FILE.match(name)
         if match is None:
             continue
         of, number, kind, count = match.groups()

@@ -22,16 +22,16 @@ from . import files, layout, process, records
 from .records import Allocation, End, Start
 
 #: Seconds; the variable scales everything that depends on it, for tests.
-_TAKE_S = 90.0
-VARIABLE = "SHOAL_LEASE_S"
+_DEFAULT_TAKE_S = 90.0
+LEASE_VARIABLE = "SHOAL_LEASE_S"
 #: Bytes kept for the end record behind the start record, and what an attempt's file takes in all.
-_ROOM = 8192
-SIZE = 2 * _ROOM
+_END_BYTES = 8192
+ATTEMPT_BYTES = 2 * _END_BYTES
 #: Exit code told for an attempt that somebody else closed: as for a process that was killed.
-_KILLED = 137
+_EXIT_KILLED = 137
 
 
-class Timing(NamedTuple):
+class LeaseTiming(NamedTuple):
     """`beat_s` between renewals; after `hold_s` without one the program is stopped; that takes `stop_s` at most; after
     `take_s` of silence, by the clock of whoever watches, somebody else may close the lease."""
 
@@ -41,28 +41,28 @@ class Timing(NamedTuple):
     take_s: float
 
 
-def timing(environ: Mapping[str, str]) -> Timing:
+def timing(environ: Mapping[str, str]) -> LeaseTiming:
     try:
-        take_s = float(environ.get(VARIABLE) or _TAKE_S)
+        take_s = float(environ.get(LEASE_VARIABLE) or _DEFAULT_TAKE_S)
     except ValueError:
-        take_s = _TAKE_S
-    return _scaled(max(take_s, 1.0) / _TAKE_S)
+        take_s = _DEFAULT_TAKE_S
+    return _scaled(max(take_s, 1.0) / _DEFAULT_TAKE_S)
 
 
-def timing_of(start: Optional[Start]) -> Timing:
+def timing_of(start: Optional[Start]) -> LeaseTiming:
     """How the holder of an attempt keeps time, as its start record says: whoever watches goes by that."""
-    return timing_by(start.beat_s if start is not None and start.beat_s else 20.0)
+    return timing_for_beat(start.beat_s if start is not None and start.beat_s else 20.0)
 
 
-def timing_by(beat_s: float) -> Timing:
+def timing_for_beat(beat_s: float) -> LeaseTiming:
     return _scaled(beat_s / 20.0)
 
 
-def _scaled(part: float) -> Timing:
-    return Timing(20 * part, 60 * part, 10 * part, _TAKE_S * part)
+def _scaled(part: float) -> LeaseTiming:
+    return LeaseTiming(20 * part, 60 * part, 10 * part, _DEFAULT_TAKE_S * part)
 
 
-def now() -> float:
+def boot_time_s() -> float:
     """Seconds since boot, time asleep included: the only clock by which a lease is judged, each host by its own."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.clock_gettime(clock) if clock is not None else time.monotonic()
@@ -80,7 +80,7 @@ class Lease:
         self.held_until = since + hold_s
         self._hold_s, self._room_at = hold_s, room_at
         self._lock = threading.RLock()
-        self._over: Optional[str] = None
+        self._close_oldest: Optional[str] = None
 
     @property
     def mark(self) -> str:
@@ -95,14 +95,14 @@ class Lease:
     @property
     def is_over(self) -> bool:
         """Whether it has ended, or is known to be closed."""
-        return self._over is not None
+        return self._close_oldest is not None
 
     def renew(self) -> str:
         """held, lost (somebody has closed it), over (it has ended) or unknown (the file server did not say)."""
         with self._lock:
-            if self._over is not None:
-                return self._over
-            since = now()
+            if self._close_oldest is not None:
+                return self._close_oldest
+            since = boot_time_s()
             try:
                 os.rename(self._live(self.renewals), self._live(self.renewals + 1))
             except FileNotFoundError:
@@ -131,15 +131,17 @@ class Lease:
                 return "held"
             return "unknown"
         if names.has_attempt(self.number, "lost") or not names.has_attempt(self.number, "start"):
-            self._over = "lost"
+            self._close_oldest = "lost"
             return "lost"
         return "unknown"
 
     def note(self, record: Mapping[str, Any]) -> None:
         """Write last words where the end record will stand; whoever closes this lease later can read them."""
         with self._lock:
-            if self._over is None:
-                _write_room(self._final("start"), self._room_at, files.to_json(dict(record, note=True)), sync=False)
+            if self._close_oldest is None:
+                _write_end_record(
+                    self._final("start"), self._room_at, files.to_json(dict(record, note=True)), sync=False
+                )
 
     def end(self, record: End) -> bool:
         """Write the end, then change the name; False if somebody has closed this lease: then the end counts nothing.
@@ -147,9 +149,9 @@ class Lease:
         An OSError means that nobody knows yet: try again for as long as this process lives.
         """
         with self._lock:
-            if self._over is not None:
-                return self._over == "over"
-            _write_room(self._final("start"), self._room_at, records.encode(record), sync=True)
+            if self._close_oldest is not None:
+                return self._close_oldest == "over"
+            _write_end_record(self._final("start"), self._room_at, records.encode_record(record), sync=True)
             while True:
                 try:
                     os.rename(self.path, self._final("end"))
@@ -162,7 +164,7 @@ class Lease:
                         return False
                     if found == "unknown":
                         raise
-            self._over = "over"
+            self._close_oldest = "over"
         _sync_folder(self.run_dir)
         return True
 
@@ -173,20 +175,20 @@ class Lease:
         return os.path.join(self.run_dir, layout.attempt_file(self.number, state))
 
 
-def create(run_dir: str, number: int, start: Start, times: Timing, sync: bool = True) -> Optional[Lease]:
+def create_lease(run_dir: str, number: int, start: Start, times: LeaseTiming, sync: bool = True) -> Optional[Lease]:
     """Begin attempt `number`, whose predecessor is over; None if somebody else has begun it.
 
     After success both of its names are there, with room for the end; without `sync` they are on disk only after
     `files.sync_records`. After an OSError nothing has begun.
     """
-    since = now()
-    head = records.encode(start)
+    since = boot_time_s()
+    head = records.encode_record(start)
     live = os.path.join(run_dir, layout.lease_file(number, "live", 0))
     permanent = os.path.join(run_dir, layout.attempt_file(number, "start"))
-    if not files.create_exclusive(live, head + b" " * _ROOM, sync_folder=False, sync=sync):
+    if not files.create_exclusive(live, head + b" " * _END_BYTES, sync_folder=False, sync=sync):
         return None
     try:
-        mine = files.add_name(live, permanent)
+        mine = files.link_exclusive(live, permanent)
     except OSError:
         _unlink(live)
         raise
@@ -199,7 +201,7 @@ def create(run_dir: str, number: int, start: Start, times: Timing, sync: bool = 
     return Lease(run_dir, number, start, len(head), since, times.hold_s)
 
 
-def close(run_dir: str, number: int, renewals: int) -> bool:
+def close_lease(run_dir: str, number: int, renewals: int) -> bool:
     """Close somebody else's lease; False if its holder, or another taker, was faster. The caller knows why it may."""
     live = os.path.join(run_dir, layout.lease_file(number, "live", renewals))
     try:
@@ -212,10 +214,10 @@ def close(run_dir: str, number: int, renewals: int) -> bool:
 
 def ask_for_handover(run_dir: str, number: int, me: Allocation) -> None:
     path = os.path.join(run_dir, layout.attempt_file(number, "handover"))
-    files.create_exclusive(path, records.encode(me))
+    files.create_exclusive(path, records.encode_record(me))
 
 
-class Attempt(NamedTuple):
+class AttemptRecord(NamedTuple):
     """What the file of an attempt says: `state` live, end or lost. `end` is there unless it is live; of one that was
     lost it is what can be concluded."""
 
@@ -226,7 +228,7 @@ class Attempt(NamedTuple):
     last_words: Optional[Dict[str, Any]] = None
 
 
-def read(run_dir: str, names: layout.RunNames, number: int) -> Optional[Attempt]:
+def read_attempt(run_dir: str, names: layout.RunNames, number: int) -> Optional[AttemptRecord]:
     """One attempt, or None if there is no such (yet); ValueError names a damaged file.
 
     Only a name that was listed is opened: of one that was not there a node may remember that for a while.
@@ -236,15 +238,15 @@ def read(run_dir: str, names: layout.RunNames, number: int) -> Optional[Attempt]
     parts = read_parts(path) if names.has_attempt(number, "start") else None
     if parts is None:
         return None
-    start, second = records.decode(parts[0], Start, path), parts[1]
+    start, second = records.decode_record(parts[0], Start, path), parts[1]
     if state == "live":
-        return Attempt(number, state, start, None, second)
+        return AttemptRecord(number, state, start, None, second)
     if state == "lost":
         renewals = names.renewals.get((number, "lost"), 0)
-        return Attempt(number, state, start, lost_end(start, renewals, second), second)
+        return AttemptRecord(number, state, start, infer_lost_end(start, renewals, second), second)
     if second is None or second.get("note"):
         raise ValueError("%s is damaged: it has ended, and the record of its end is not there" % path)
-    return Attempt(number, state, start, records.decode(second, End, path))
+    return AttemptRecord(number, state, start, records.decode_record(second, End, path))
 
 
 def read_parts(path: str) -> Optional[Tuple[Dict[str, Any], Optional[Dict[str, Any]]]]:
@@ -253,10 +255,10 @@ def read_parts(path: str) -> Optional[Tuple[Dict[str, Any], Optional[Dict[str, A
     if data is None:
         return None
     first, _, rest = data.partition(b"\n")
-    return files.from_json(first, path), _second(rest)
+    return files.from_json(first, path), _parse_end(rest)
 
 
-def _second(rest: bytes) -> Optional[Dict[str, Any]]:
+def _parse_end(rest: bytes) -> Optional[Dict[str, Any]]:
     """The record behind the start; None while there is none, or only a part of one."""
     try:
         record = json.loads(rest) if rest.strip() else None
@@ -265,7 +267,7 @@ def _second(rest: bytes) -> Optional[Dict[str, Any]]:
     return record if isinstance(record, dict) else None
 
 
-def lost_end(start: Start, renewals: int, last_words: Optional[Mapping[str, Any]]) -> End:
+def infer_lost_end(start: Start, renewals: int, last_words: Optional[Mapping[str, Any]]) -> End:
     """The end of an attempt that somebody else closed, as far as it can be told: it lived until its last renewal."""
     lived_s = renewals * start.beat_s
     return End(
@@ -280,7 +282,7 @@ def lost_end(start: Start, renewals: int, last_words: Optional[Mapping[str, Any]
         job_id=start.job_id,
         job_label=start.job_label,
         held=start.held,
-        exit_code=_KILLED,
+        exit_code=_EXIT_KILLED,
         signal="SIGKILL",
         success=False,
         stopped_by="lost",
@@ -292,31 +294,31 @@ def lost_end(start: Start, renewals: int, last_words: Optional[Mapping[str, Any]
     )
 
 
-def is_alive(start: Start) -> Optional[bool]:
+def is_holder_alive(start: Start) -> Optional[bool]:
     """Whether the guard or the agent of an attempt lives; None where nobody can tell from here."""
     guard = {"host": start.host, "pid": start.pid, "started": start.started, "uid": start.uid}
     agent = dict(guard, pid=start.agent_pid, started=start.agent_started)
-    found = (process.is_alive(guard), process.is_alive(agent))
+    found = (process.is_process_alive(guard), process.is_process_alive(agent))
     return True if True in found else None if None in found else False
 
 
-def is_dead(start: Optional[Start]) -> bool:
+def is_holder_dead(start: Optional[Start]) -> bool:
     """Whether death is proved: guard and agent ran on this host in this boot, were ours to see, and are gone, and no
     process of the attempt is left."""
-    return start is not None and is_alive(start) is False and not process.marked(str(start.mark))
+    return start is not None and is_holder_alive(start) is False and not process.marked_pids(str(start.mark))
 
 
-def end_leftovers(start: Optional[Start]) -> None:
+def kill_leftovers_of(start: Optional[Start]) -> None:
     """Kill what an attempt left behind whose guard and agent are both gone; nothing where that cannot be known."""
-    if start is not None and is_alive(start) is False:
-        for pid in process.marked(str(start.mark)):
+    if start is not None and is_holder_alive(start) is False:
+        for pid in process.marked_pids(str(start.mark)):
             try:
                 os.kill(pid, 9)
             except OSError:
                 pass
 
 
-def finished(run_dir: str, names: layout.RunNames, revision: int) -> Optional[int]:
+def successful_attempt(run_dir: str, names: layout.RunNames, revision: int) -> Optional[int]:
     """The attempt of this revision that ended well, if there is one."""
     for number in reversed(names.attempts.get("end", [])):
         found = read_parts(os.path.join(run_dir, layout.attempt_file(number, "start")))
@@ -326,17 +328,17 @@ def finished(run_dir: str, names: layout.RunNames, revision: int) -> Optional[in
     return None
 
 
-def ends(run_dir: str, names: layout.RunNames) -> List[End]:
+def read_ends(run_dir: str, names: layout.RunNames) -> List[End]:
     """The ends of all attempts that are over, oldest first."""
-    found = (read(run_dir, names, number) for number in names.over)
+    found = (read_attempt(run_dir, names, number) for number in names.over)
     return [one.end for one in found if one is not None and one.end is not None]
 
 
-def _write_room(path: str, room_at: int, data: bytes, sync: bool) -> None:
+def _write_end_record(path: str, room_at: int, data: bytes, sync: bool) -> None:
     """Overwrite the room behind the start record, all of it; with `sync`, what was not needed is then given back."""
     fd = os.open(path, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0))
     try:
-        rest, at = memoryview(data.ljust(_ROOM)), room_at
+        rest, at = memoryview(data.ljust(_END_BYTES)), room_at
         while rest:
             done = os.pwrite(fd, rest, at)
             rest, at = rest[done:], at + done

@@ -19,19 +19,19 @@ from . import files, layout, lease
 class NodeLease:
     """The lease of node `node` of an attempt, as the guard of that node holds it."""
 
-    def __init__(self, run_dir: str, number: int, node: int, mark: str, times: lease.Timing) -> None:
+    def __init__(self, run_dir: str, number: int, node: int, mark: str, times: lease.LeaseTiming) -> None:
         self.run_dir, self.number, self.node = run_dir, number, node
         self.mark = mark
         self.renewals, self.held_until = 0, 0.0
         self._times = times
         #: How often the first node has renewed its lease, and when that was first seen.
         self._first: Optional[int] = None
-        self._first_seen = lease.now()
+        self._first_seen = lease.boot_time_s()
 
     def renew(self) -> str:
         """held, over (the attempt has ended or was closed) or unknown (the file server did not say, or the first node
         is silent)."""
-        since = lease.now()
+        since = lease.boot_time_s()
         try:
             names = layout.parse_names(os.listdir(self.run_dir))
         except FileNotFoundError:
@@ -60,16 +60,16 @@ class NodeLease:
         return os.path.join(self.run_dir, layout.node_file(self.number, self.node, renewals))
 
 
-def create(held: lease.Lease, nodes: int) -> None:
+def create_node_leases(held: lease.Lease, nodes: int) -> None:
     """Let an attempt have further nodes 1 to `nodes`; call before any process of it starts."""
     start = os.path.join(held.run_dir, layout.attempt_file(held.number, "start"))
     for node in range(1, nodes + 1):
         for renewals in (None, 0):
-            files.add_name(start, os.path.join(held.run_dir, layout.node_file(held.number, node, renewals)))
+            files.link_exclusive(start, os.path.join(held.run_dir, layout.node_file(held.number, node, renewals)))
     files.sync_dir(held.run_dir)
 
 
-def close(run_dir: str, number: int, node: int, renewals: Optional[int]) -> bool:
+def close_node_lease(run_dir: str, number: int, node: int, renewals: Optional[int]) -> bool:
     """Remove the names of a node; False if its guard has renewed its lease. The caller knows why it may."""
     try:
         if renewals is not None:
@@ -83,7 +83,7 @@ def close(run_dir: str, number: int, node: int, renewals: Optional[int]) -> bool
     return True
 
 
-def close_all(run_dir: str, number: int, names: layout.RunNames) -> List[int]:
+def close_node_leases(run_dir: str, number: int, names: layout.RunNames) -> List[int]:
     """Remove the names of all nodes of an attempt as a listing shows them; the nodes that were closed."""
     shown = names.nodes.get(number, {})
-    return [node for node, renewals in sorted(shown.items()) if close(run_dir, number, node, renewals)]
+    return [node for node, renewals in sorted(shown.items()) if close_node_lease(run_dir, number, node, renewals)]

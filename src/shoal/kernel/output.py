@@ -11,7 +11,7 @@ import sys
 from typing import Any, Iterator, cast
 
 
-class Unbroken:
+class FailsafeStream:
     """A text stream that drops what it cannot write, from the first failure on."""
 
     def __init__(self, stream: Any) -> None:
@@ -31,13 +31,13 @@ class Unbroken:
             getattr(self.stream, what)(*values)
         except (OSError, ValueError):  # ValueError: somebody has closed it
             self.broken = True
-            silence(self.stream)
+            discard_buffer(self.stream)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
 
 
-def silence(stream: Any) -> None:
+def discard_buffer(stream: Any) -> None:
     """Let what is still in a broken stream's buffer go nowhere, so that Python's own last flush does not fail."""
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -48,10 +48,10 @@ def silence(stream: Any) -> None:
 
 
 @contextlib.contextmanager
-def unbroken() -> Iterator[None]:
+def failsafe_output() -> Iterator[None]:
     """While this lasts, printing cannot fail."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = cast(Any, Unbroken(before[0])), cast(Any, Unbroken(before[1]))
+    sys.stdout, sys.stderr = cast(Any, FailsafeStream(before[0])), cast(Any, FailsafeStream(before[1]))
     try:
         yield
         sys.stdout.flush()
@@ -60,7 +60,7 @@ def unbroken() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def hang_ups_ignored() -> Iterator[None]:
+def ignoring_hangup() -> Iterator[None]:
     """While this lasts, a terminal that hangs up (a dropped ssh connection) ends neither us nor programs we start.
 
     Only where nobody has said otherwise, and only in the main thread, where Python lets signals be set.

@@ -10,19 +10,24 @@ jobs the search; it decides nothing.
 import os
 from typing import Iterable, Mapping, Optional
 
-from .records import Next
+from .records import FollowUp
 
 #: How long the ending job itself waits for Slurm to answer, and others leave it alone.
-OWED_S = 60.0
-CAUSE = "continues as soon as Slurm answers"
+FOLLOW_UP_GRACE_S = 60.0
+FOLLOW_UP_REASON = "continues as soon as Slurm answers"
 
 
-def wait_s(environ: Mapping[str, str]) -> float:
-    return float(environ.get("SHOAL_OWED_S") or OWED_S)
+def follow_up_grace_s(environ: Mapping[str, str]) -> float:
+    return float(environ.get("SHOAL_OWED_S") or FOLLOW_UP_GRACE_S)
 
 
-def is_owed(
-    following: Optional[Next], ended: int, standing: int, refused: bool, claims: Iterable[int], cancels: Iterable[int]
+def is_follow_up_pending(
+    following: Optional[FollowUp],
+    ended: int,
+    standing: int,
+    refused: bool,
+    claims: Iterable[int],
+    cancels: Iterable[int],
 ) -> bool:
     """Whether what follows an end of generation `ended` still has to be done.
 
@@ -34,10 +39,12 @@ def is_owed(
     return not any(generation >= ended for generation in cancels)
 
 
-def is_due(ended_at: float, tried_at: Optional[float], now: float, environ: Mapping[str, str] = os.environ) -> bool:
+def is_follow_up_due(
+    ended_at: float, tried_at: Optional[float], now: float, environ: Mapping[str, str] = os.environ
+) -> bool:
     """Whether somebody else than the ending job may do it now: it had its time, and so had whoever tried last.
 
     A time far in the future was written by a clock that was wrong, and says nothing.
     """
-    age_s, wait = now - max(ended_at, tried_at or 0.0), wait_s(environ)
+    age_s, wait = now - max(ended_at, tried_at or 0.0), follow_up_grace_s(environ)
     return not -wait < age_s < wait

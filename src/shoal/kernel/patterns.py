@@ -4,7 +4,7 @@ import re
 from typing import Any, cast
 
 
-class _Lazy:
+class _LazyRegex:
     def __init__(self, source: str, flags: int) -> None:
         self._source, self._flags = source, flags
 
@@ -16,4 +16,4 @@ class _Lazy:
 
 def regex(source: str, flags: int = 0) -> "re.Pattern[str]":
     """What re.compile gives, later. Use its methods; functions of `re` do not know it."""
-    return cast("re.Pattern[str]", _Lazy(source, flags))
+    return cast("re.Pattern[str]", _LazyRegex(source, flags))

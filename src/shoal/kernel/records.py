@@ -13,7 +13,7 @@ SCHEMA = 1
 T = TypeVar("T", bound=Tuple[Any, ...])
 
 
-class Asked(NamedTuple):
+class RequestedResources(NamedTuple):
     """What one run of a submission asked for, resolved: `gpus`, `cpus` and `memory_mb` are per node."""
 
     nodes: int = 1
@@ -61,7 +61,7 @@ class Submission(NamedTuple):
     gpus: int = 0
     code: Optional[str] = None
     commit: Optional[str] = None
-    asked: Optional[Asked] = None
+    asked: Optional[RequestedResources] = None
     shape: Optional[str] = None
     needs: Sequence[str] = ()
     any_end: bool = False
@@ -76,7 +76,7 @@ class Submission(NamedTuple):
         return self.shape is None and len(self.runs) > 1
 
 
-class Claim(NamedTuple):
+class ClaimRecord(NamedTuple):
     """A generation of a run belongs to a submission. `request` is the order that it was made for; `changes` are fields
     of the run's spec that hold from here on: how it is resumed may be told after it was described."""
 
@@ -92,7 +92,7 @@ class Claim(NamedTuple):
     changes: Mapping[str, Any] = {}
 
 
-class Send(NamedTuple):
+class SendRecord(NamedTuple):
     """One call of sbatch: by whom, when, with which options, in which environment. `follows` is the job that this one
     continues, for later jobs of a queue."""
 
@@ -138,7 +138,7 @@ class Allocation(NamedTuple):
     engine: str = ""
 
 
-class Held(NamedTuple):
+class AssignedResources(NamedTuple):
     """What a run of a pack held: its slot, its GPUs by id and its share of each, its CPUs, and whose they were."""
 
     slot: int = 0
@@ -183,7 +183,7 @@ class Start(NamedTuple):
     resume_from: Optional[str] = None
     python: Optional[Dict[str, Any]] = None
     engine: str = ""
-    held: Optional[Held] = None
+    held: Optional[AssignedResources] = None
 
     @property
     def place(self) -> str:
@@ -193,7 +193,7 @@ class Start(NamedTuple):
         return self.nodes or self.node or self.host
 
 
-class Next(NamedTuple):
+class FollowUp(NamedTuple):
     """What follows an end by itself: another job of the run, because of `cause`, for the `number`th time of `limit`.
 
     `options` replace those of the ended job with the same names; `not_before` is a time of the cluster's clocks.
@@ -233,10 +233,10 @@ class End(NamedTuple):
     check_exit: Optional[int] = None
     problem: Optional[str] = None
     expect_s: Optional[float] = None
-    held: Optional[Held] = None
+    held: Optional[AssignedResources] = None
     data: Sequence[Dict[str, Any]] = ()
     notes: Sequence[str] = ()
-    next: Optional[Next] = None
+    next: Optional[FollowUp] = None
 
 
 class OrderRecord(NamedTuple):
@@ -256,16 +256,21 @@ class OrderRecord(NamedTuple):
 
 
 #: Fields that hold a record of their own.
-_NESTED: Dict[str, Any] = {"asked": Asked, "provenance": Provenance, "held": Held, "next": Next}
+_NESTED: Dict[str, Any] = {
+    "asked": RequestedResources,
+    "provenance": Provenance,
+    "held": AssignedResources,
+    "next": FollowUp,
+}
 
 
-def sender(argv: Sequence[str], environment: Optional[str], t: float, follows: Optional[str] = None) -> Send:
+def new_send(argv: Sequence[str], environment: Optional[str], t: float, follows: Optional[str] = None) -> SendRecord:
     """The mark that this process sets before it calls sbatch."""
-    who = process.this_process()
-    return Send(t=t, user=user(), argv=list(argv), environment=environment, follows=follows, **who)
+    who = process.own_identity()
+    return SendRecord(t=t, user=user_name(), argv=list(argv), environment=environment, follows=follows, **who)
 
 
-def user() -> str:
+def user_name() -> str:
     """Who we are: for people, and to tell one's own submissions from another's in a shared project."""
     import getpass
 
@@ -275,19 +280,19 @@ def user() -> str:
         return str(os.getuid())
 
 
-def encode(record: Any) -> bytes:
+def encode_record(record: Any) -> bytes:
     """A record as bytes; what has its default value is left out."""
-    return files.to_json(dict(fields_of(record), schema=SCHEMA))
+    return files.to_json(dict(non_default_fields(record), schema=SCHEMA))
 
 
-def fields_of(record: Any) -> Dict[str, Any]:
+def non_default_fields(record: Any) -> Dict[str, Any]:
     """What differs from its default, for JSON."""
     defaults = record._field_defaults
     found = {name: value for name, value in record._asdict().items() if name not in defaults or value != defaults[name]}
-    return {name: fields_of(value) if hasattr(value, "_fields") else value for name, value in found.items()}
+    return {name: non_default_fields(value) if hasattr(value, "_fields") else value for name, value in found.items()}
 
 
-def decode(data: Dict[str, Any], kind: Type[T], path: str = "a record") -> T:
+def decode_record(data: Dict[str, Any], kind: Type[T], path: str = "a record") -> T:
     """The record that `files.read_json` has read; ValueError if it is none, or of a newer shoal."""
     if int(data.get("schema", SCHEMA)) > SCHEMA:
         raise ValueError("%s was written by a newer shoal (schema %s)" % (path, data["schema"]))
@@ -295,14 +300,14 @@ def decode(data: Dict[str, Any], kind: Type[T], path: str = "a record") -> T:
     values = {name: data[name] for name in names if name in data}
     for name, nested in _NESTED.items():
         if isinstance(values.get(name), dict) and nested is not kind:
-            values[name] = decode(values[name], nested, path)
+            values[name] = decode_record(values[name], nested, path)
     try:
         return kind(**values)
     except TypeError as error:
         raise ValueError("%s is damaged: %s" % (path, error))
 
 
-def read(path: str, kind: Type[T]) -> Optional[T]:
+def read_record(path: str, kind: Type[T]) -> Optional[T]:
     """The record at `path`, or None if there is none (yet)."""
     data = files.read_json(path)
-    return None if data is None else decode(data, kind, path)
+    return None if data is None else decode_record(data, kind, path)

@@ -3,9 +3,9 @@
     done = slurm.run(["sinfo", "-h"], 30.0, os.environ)     any program; read `done.ok`, `done.stdout`, `done.stderr`
     answer = slurm.sbatch(options, script, environ)         submit, once; never retried
 
-`run` never raises for what happens to the program: one that cannot be started, or does not answer in time, is a
-`Completed` with a `failure`. A program that ran and failed is an answer, because only the caller knows what that means:
-for sbatch it does not mean "not submitted". What Slurm prints is read in slurm_text.py.
+`run_command` never raises for what happens to the program: one that cannot be started, or does not answer in time, is a
+`CommandResult` with a `failure`. A program that ran and failed is an answer, because only the caller knows what that
+means: for sbatch it does not mean "not submitted". What Slurm prints is read in slurm_text.py.
 """
 
 import signal
@@ -14,30 +14,30 @@ import time
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import slurm_text
-from .lease import VARIABLE as LEASE_VARIABLE
-from .slurm_text import Answer, JobRow, JobState, classify
+from .lease import LEASE_VARIABLE as LEASE_VARIABLE
+from .slurm_text import JobRow, JobState, SbatchAnswer, classify_sbatch
 
 __all__ = [
+    "BAD_ARGUMENTS",
     "ENDING_TIMEOUT_S",
-    "MISSING",
-    "OF_THE_USER",
+    "PROGRAM_MISSING",
     "QUERY_TIMEOUT_S",
     "SBATCH_TIMEOUT_S",
     "TIMED_OUT",
-    "UNUSABLE",
-    "Answer",
-    "Completed",
+    "USER_VARIABLES",
+    "CommandResult",
     "JobRow",
     "JobState",
-    "Queue",
-    "classify",
+    "SbatchAnswer",
+    "SqueueResult",
+    "classify_sbatch",
     "clean_environ",
-    "dependencies",
-    "end_time",
-    "hostnames",
-    "is_question",
+    "expand_hostlist",
+    "is_read_only",
+    "job_end_time",
     "job_state",
-    "run",
+    "pending_dependencies",
+    "run_command",
     "sacct",
     "sbatch",
     "scancel",
@@ -56,25 +56,25 @@ SBATCH_TIMEOUT_S = 120.0
 RETRY_WITHIN_S = 3.0
 _RETRY_PAUSE_S = 0.5
 
-#: `Completed.failure`: the program cannot be started; it was stopped by us and Slurm may have acted or not; an argument
-#: cannot be passed to any program (a NUL in it, or too long).
-MISSING, TIMED_OUT, UNUSABLE = "missing", "timed out", "unusable arguments"
+#: `CommandResult.failure`: the program cannot be started; it was stopped by us and Slurm may have acted or not; an
+#: argument cannot be passed to any program (a NUL in it, or too long).
+PROGRAM_MISSING, TIMED_OUT, BAD_ARGUMENTS = "missing", "timed out", "unusable arguments"
 #: What a shell and timeout(1) return for the same.
-_FAILURE_CODES = {MISSING: 127, TIMED_OUT: 124, UNUSABLE: 126}
+_FAILURE_CODES = {PROGRAM_MISSING: 127, TIMED_OUT: 124, BAD_ARGUMENTS: 126}
 
 #: Variables of these families are options in disguise: SBATCH_PARTITION moves a job, SQUEUE_STATES hides one,
 #: SLURM_TIME_FORMAT changes what a time looks like, SCANCEL_INTERACTIVE waits for an answer.
-_OPTION_FAMILIES = (
+_OPTION_PREFIXES = (
     "SBATCH_", "SLURM_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SCONTROL_", "SPRIO_",
 )  # fmt: skip
 #: These say which cluster to talk to and who we are; without them nothing answers.
-_KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_SACK_JWKS", "SLURM_SACK_KEY")
+_KEPT_VARIABLES = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_SACK_JWKS", "SLURM_SACK_KEY")
 #: shoal's own variables are about one run, and never travel to another job.
-_OF_SHOAL = "SHOAL_"
+_SHOAL_PREFIX = "SHOAL_"
 #: Settings of a person among them: all jobs of a run must agree on how they keep time, and find the same disk.
-OF_THE_USER = (LEASE_VARIABLE, "SHOAL_SCRATCH", "SHOAL_SCRATCH_LIMIT")
+USER_VARIABLES = (LEASE_VARIABLE, "SHOAL_SCRATCH", "SHOAL_SCRATCH_LIMIT")
 #: What Slurm, or a site's prolog, gives one job. Outside a job the same names are the user's own settings.
-_OF_THE_JOB = (
+_JOB_VARIABLES = (
     "SLURMD_", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK", "PMI_",
     "PMIX_", "TMPDIR",
 )  # fmt: skip
@@ -88,7 +88,7 @@ _STEP_OPTIONS = (
 )  # fmt: skip
 
 
-class Completed(NamedTuple):
+class CommandResult(NamedTuple):
     """What a program said. Text is decoded with replacement: Slurm passes on bytes that other users chose.
 
     `failure` is empty, or one of MISSING, TIMED_OUT, UNUSABLE; then `stderr` says so in one sentence.
@@ -109,7 +109,7 @@ class Completed(NamedTuple):
         return " ".join(self.stderr.split())
 
 
-class Queue(NamedTuple):
+class SqueueResult(NamedTuple):
     """The rows of one squeue. `problem`: Slurm did not answer; then absence from `rows` says nothing."""
 
     rows: List[JobRow]
@@ -122,8 +122,8 @@ class Queue(NamedTuple):
 def clean_environ(environ: Mapping[str, str]) -> Dict[str, str]:
     """The environment that a new job gets: no options in disguise, and nothing that belongs to the current job."""
     kept = _without_options(environ)
-    of_this_job = (_OF_SHOAL, *_OF_THE_JOB) if "SLURM_JOB_ID" in environ else (_OF_SHOAL,)
-    return {name: value for name, value in kept.items() if name in OF_THE_USER or not name.startswith(of_this_job)}
+    of_this_job = (_SHOAL_PREFIX, *_JOB_VARIABLES) if "SLURM_JOB_ID" in environ else (_SHOAL_PREFIX,)
+    return {name: value for name, value in kept.items() if name in USER_VARIABLES or not name.startswith(of_this_job)}
 
 
 def step_environ(environ: Mapping[str, str]) -> Dict[str, str]:
@@ -132,18 +132,18 @@ def step_environ(environ: Mapping[str, str]) -> Dict[str, str]:
 
 
 def _without_options(environ: Mapping[str, str]) -> Dict[str, str]:
-    return {k: v for k, v in environ.items() if k in _KEPT or not k.startswith(_OPTION_FAMILIES)}
+    return {k: v for k, v in environ.items() if k in _KEPT_VARIABLES or not k.startswith(_OPTION_PREFIXES)}
 
 
 # ---- any program
 
 
-def run(
+def run_command(
     argv: Sequence[str],
     timeout_s: float,
     environ: Mapping[str, str],
     stdin: Union[str, bytes, None] = None,
-) -> Completed:
+) -> CommandResult:
     """Run `argv` to its end, in English; `environ` is the caller's environment before cleaning.
 
     A question that only reads is asked again for a moment when the controller cannot be reached; `timeout_s` is the
@@ -152,9 +152,9 @@ def run(
     env = dict(_without_options(environ), LC_ALL="C")
     began = time.monotonic()
     while True:
-        done = _once(argv, timeout_s - (time.monotonic() - began), env, stdin, timeout_s)
+        done = _run_once(argv, timeout_s - (time.monotonic() - began), env, stdin, timeout_s)
         taken_s = time.monotonic() - began
-        if done.ok or done.failure or not is_question(argv) or not slurm_text.is_no_answer(done.stderr):
+        if done.ok or done.failure or not is_read_only(argv) or not slurm_text.is_controller_silent(done.stderr):
             return done
         if slurm_text.has_no_cluster(done.stderr):
             return done  # Nobody will answer a moment later either; every command on such a machine would wait.
@@ -163,19 +163,19 @@ def run(
         time.sleep(_RETRY_PAUSE_S)
 
 
-def is_question(argv: Sequence[str]) -> bool:
+def is_read_only(argv: Sequence[str]) -> bool:
     """Whether the controller is only read, so that asking twice changes nothing."""
     words = [word for word in argv[1:] if not word.startswith("-")]
     return argv[0] in ("squeue", "sinfo") or (argv[0] == "scontrol" and words[:1] == ["show"])
 
 
-def _once(
+def _run_once(
     argv: Sequence[str],
     timeout_s: float,
     env: Mapping[str, str],
     stdin: Union[str, bytes, None],
     limit_s: float,
-) -> Completed:
+) -> CommandResult:
     """`limit_s` is the limit that the caller set, for the message."""
     program = argv[0]
     given = stdin.encode("utf-8", "surrogateescape") if isinstance(stdin, str) else stdin or b""
@@ -190,31 +190,35 @@ def _once(
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return _failed(TIMED_OUT, "%s did not answer within %g s" % (program, limit_s))
+        return _failed_result(TIMED_OUT, "%s did not answer within %g s" % (program, limit_s))
     except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
-        return _failed(MISSING, "cannot run %s: %s" % (program, error.strerror))
+        return _failed_result(PROGRAM_MISSING, "cannot run %s: %s" % (program, error.strerror))
     except (OSError, ValueError) as error:
-        return _failed(UNUSABLE, "cannot pass these arguments to %s: %s" % (program, error))
-    return Completed(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
+        return _failed_result(BAD_ARGUMENTS, "cannot pass these arguments to %s: %s" % (program, error))
+    return CommandResult(
+        done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
+    )
 
 
-def _failed(failure: str, message: str) -> Completed:
-    return Completed(_FAILURE_CODES[failure], "", message, failure)
+def _failed_result(failure: str, message: str) -> CommandResult:
+    return CommandResult(_FAILURE_CODES[failure], "", message, failure)
 
 
 # ---- changes
 
 
-def sbatch(options: Sequence[str], script: Union[str, bytes], environ: Mapping[str, str]) -> Answer:
+def sbatch(options: Sequence[str], script: Union[str, bytes], environ: Mapping[str, str]) -> SbatchAnswer:
     """Submit a script, given on standard input so that no file needs to be visible to anyone else yet.
 
     `environ`, cleaned, becomes the job's, so its locale stays. Never repeated here: a controller that was busy may
     create the job after sbatch gave up.
     """
-    done = _once(["sbatch", "--parsable", *options], SBATCH_TIMEOUT_S, clean_environ(environ), script, SBATCH_TIMEOUT_S)
+    done = _run_once(
+        ["sbatch", "--parsable", *options], SBATCH_TIMEOUT_S, clean_environ(environ), script, SBATCH_TIMEOUT_S
+    )
     if done.failure:
-        return Answer("unclear" if done.failure == TIMED_OUT else "unreached", message=done.stderr)
-    return classify(done.returncode, done.stdout, done.stderr)
+        return SbatchAnswer("unclear" if done.failure == TIMED_OUT else "unreached", message=done.stderr)
+    return classify_sbatch(done.returncode, done.stdout, done.stderr)
 
 
 def scancel(
@@ -224,39 +228,39 @@ def scancel(
     signal_number: Optional[int] = None,
     state: Optional[str] = None,
     timeout_s: float = QUERY_TIMEOUT_S,
-) -> Completed:
+) -> CommandResult:
     """Cancel jobs or steps, or send them a signal; with `state`, only those that are in it.
 
     `ok` also when a job has ended already: what was wanted is so.
     """
     options = ["--signal=%s" % signal.Signals(signal_number).name[3:]] if signal_number is not None else []
     options += ["--state=%s" % state] if state is not None else []
-    done = run(["scancel", *options, *job_ids], timeout_s, environ)
+    done = run_command(["scancel", *options, *job_ids], timeout_s, environ)
     return done._replace(returncode=0) if slurm_text.has_ended_already(done.stderr) else done
 
 
 def update_job(
     job: str, fields: Mapping[str, str], environ: Mapping[str, str], timeout_s: float = QUERY_TIMEOUT_S
-) -> Completed:
+) -> CommandResult:
     """Change fields of a job, as in update_job("12", {"JobName": "x"}, os.environ)."""
     changes = ["%s=%s" % (name, value) for name, value in fields.items()]
-    return run(["scontrol", "update", "JobId=%s" % job, *changes], timeout_s, environ)
+    return run_command(["scontrol", "update", "JobId=%s" % job, *changes], timeout_s, environ)
 
 
 # ---- questions
 
 
-def squeue(environ: Mapping[str, str], users: Sequence[str] = (), job: Optional[str] = None) -> Queue:
+def squeue(environ: Mapping[str, str], users: Sequence[str] = (), job: Optional[str] = None) -> SqueueResult:
     """Everything of ours that Slurm still has in memory: waiting, running, and ended less than MinJobAge ago.
 
     With `users`, everything of theirs, as far as Slurm shows it; with `job`, that one alone.
     """
     whose = ["-j", job] if job else ["-u", ",".join(users)] if users else ["--me"]
     argv = ["squeue", *whose, "-t", "all", "-r", "-h", "-o", slurm_text.SQUEUE_FIELDS]
-    done = run(argv, QUERY_TIMEOUT_S, environ)
+    done = run_command(argv, QUERY_TIMEOUT_S, environ)
     if not done.ok:
-        return Queue([], done.problem or "squeue ended with code %d" % done.returncode)
-    return Queue(slurm_text.parse_squeue(done.stdout))
+        return SqueueResult([], done.problem or "squeue ended with code %d" % done.returncode)
+    return SqueueResult(slurm_text.parse_squeue(done.stdout))
 
 
 def sacct(job_ids: Iterable[str], since: float, environ: Mapping[str, str]) -> Optional[List[JobRow]]:
@@ -268,42 +272,42 @@ def sacct(job_ids: Iterable[str], since: float, environ: Mapping[str, str]) -> O
     ids = sorted({job_id.partition("_")[0] for job_id in job_ids})
     wanted = ["-j", ",".join(ids)] if 0 < len(ids) <= 500 else []
     argv = ["sacct", "-D", "-n", "-P", "-S", begin, *wanted, "-o", slurm_text.SACCT_FIELDS]
-    done = run(argv, QUERY_TIMEOUT_S, environ)
+    done = run_command(argv, QUERY_TIMEOUT_S, environ)
     return slurm_text.parse_sacct(done.stdout) if done.ok else None
 
 
-def is_up(environ: Mapping[str, str]) -> bool:
+def is_controller_up(environ: Mapping[str, str]) -> bool:
     """Whether a controller answers at this moment."""
-    return " is UP" in run(["scontrol", "ping"], ENDING_TIMEOUT_S, environ).stdout
+    return " is UP" in run_command(["scontrol", "ping"], ENDING_TIMEOUT_S, environ).stdout
 
 
 def job_state(job: str, environ: Mapping[str, str]) -> Optional[JobState]:
     """What Slurm says of a job that may be ending; None when it does not answer or has forgotten it."""
     argv = ["squeue", "--noheader", "--jobs=%s" % job, "--Format=JobID,State,PreemptTime"]
-    done = run(argv, ENDING_TIMEOUT_S, environ)
+    done = run_command(argv, ENDING_TIMEOUT_S, environ)
     return slurm_text.parse_job_state(done.stdout, job) if done.ok else None
 
 
-def dependencies(environ: Mapping[str, str]) -> List[Tuple[str, str]]:
+def pending_dependencies(environ: Mapping[str, str]) -> List[Tuple[str, str]]:
     """(job, what it waits for) of each pending job of ours; none if Slurm does not answer."""
-    done = run(["squeue", "--me", "-h", "-t", "PD", "-o", "%F|%E"], QUERY_TIMEOUT_S, environ)
+    done = run_command(["squeue", "--me", "-h", "-t", "PD", "-o", "%F|%E"], QUERY_TIMEOUT_S, environ)
     pairs = [line.partition("|") for line in sorted(set(done.stdout.splitlines()))] if done.ok else []
     return [(job, waits) for job, _, waits in pairs]
 
 
-def end_time(job: str, environ: Mapping[str, str]) -> Optional[float]:
+def job_end_time(job: str, environ: Mapping[str, str]) -> Optional[float]:
     """When Slurm will end a job (Unix time); None where nothing ends it or Slurm does not answer."""
-    done = run(["squeue", "-h", "-j", job, "-o", "%e"], QUERY_TIMEOUT_S, environ)
+    done = run_command(["squeue", "-h", "-j", job, "-o", "%e"], QUERY_TIMEOUT_S, environ)
     return slurm_text.parse_time(done.stdout) if done.ok else None
 
 
-def hostnames(nodelist: str, environ: Mapping[str, str]) -> Optional[List[str]]:
+def expand_hostlist(nodelist: str, environ: Mapping[str, str]) -> Optional[List[str]]:
     """Slurm's own expansion of n[1-4], which needs no controller; None if scontrol cannot be asked."""
-    done = run(["scontrol", "show", "hostnames", nodelist], QUERY_TIMEOUT_S, environ)
+    done = run_command(["scontrol", "show", "hostnames", nodelist], QUERY_TIMEOUT_S, environ)
     return done.stdout.split() if done.ok else None
 
 
-def this_job(environ: Mapping[str, str]) -> Dict[str, Any]:
+def current_job(environ: Mapping[str, str]) -> Dict[str, Any]:
     """The job that this process is of: its number, the one that people type, how often Slurm has started it, its nodes.
 
     In a step of its own a process has one node of several.
@@ -319,10 +323,10 @@ def this_job(environ: Mapping[str, str]) -> Dict[str, Any]:
     return dict(job, array_job_id=array) if array else job
 
 
-def after_this_job(job: str, environ: Mapping[str, str]) -> List[str]:
+def after_current_job(job: str, environ: Mapping[str, str]) -> List[str]:
     """The option that lets a job start when `job` has ended, if that is the job of this process.
 
     Another one has ended already, and a controller that lost its state may have given its number to somebody else.
     """
-    own = this_job(environ)
+    own = current_job(environ)
     return ["--dependency=afterany:%s" % job] if job in (own["job_id"], own["job_label"]) else []

@@ -11,7 +11,7 @@ from typing import List, NamedTuple, Optional
 from .patterns import regex
 
 #: Slurm's words for a job that is still in its hands -> ours.
-LIVE_WORDS = {
+SLURM_ACTIVE_STATES = {
     "PENDING": "pending",
     "REQUEUED": "pending",
     "REQUEUE_HOLD": "stuck",
@@ -28,7 +28,7 @@ LIVE_WORDS = {
     "STOPPED": "running",
 }
 #: Slurm's words for a job that has ended, and holds nothing any more -> ours.
-ENDED_WORDS = {
+SLURM_ENDED_STATES = {
     "COMPLETED": "done",
     "FAILED": "failed",
     "LAUNCH_FAILED": "failed",
@@ -47,16 +47,16 @@ SACCT_FIELDS = "JobID,JobIDRaw,State,ExitCode,NodeList,JobName"
 _CANCELLED_BY = regex(r"CANCELLED by (\S+)")
 _EXIT = regex(r"(\d+):(\d+)")
 
-_ACCEPTED = regex(r"^(\d+)(?:;\S+)?$", re.ASCII | re.MULTILINE)
+_JOB_ID_LINE = regex(r"^(\d+)(?:;\S+)?$", re.ASCII | re.MULTILINE)
 #: The controller could not be reached at all: the request never left, so it may be sent again.
-_UNREACHED = ("connect failure", "connection refused", "could not establish a configuration source")
+_NOT_SENT_TEXTS = ("connect failure", "connection refused", "could not establish a configuration source")
 #: The connection broke in the middle: the request may have arrived.
-_UNCLEAR = (
+_UNCLEAR_TEXTS = (
     "timed out", "zero bytes", "receive failure", "send failure", "shutdown failure", "connection reset",
     "unexpected message",
 )  # fmt: skip
 #: sbatch, or the controller, read the request and said no.
-_REFUSED = regex(
+_REFUSAL = regex(
     r"batch job submission failed|unrecognized option|invalid|requires an argument|fatal:|--help|not available"
     r"|ambiguous|does not look like a batch script|unable to open",
     re.IGNORECASE,
@@ -64,7 +64,7 @@ _REFUSED = regex(
 _PREFIX = regex(r"^(?:sbatch: )?(?:error: )?")
 
 
-class Answer(NamedTuple):
+class SbatchAnswer(NamedTuple):
     """sbatch's. kind: "accepted" (job_id), "refused" (Slurm read it and said no), "unreached" (never sent), "unclear".
 
     A non-zero exit of sbatch does not mean "not submitted": a controller that was busy for ten seconds may create the
@@ -100,7 +100,7 @@ class JobRow(NamedTuple):
 
     @property
     def has_ended(self) -> bool:
-        return self.word in ENDED_WORDS
+        return self.word in SLURM_ENDED_STATES
 
 
 class JobState(NamedTuple):
@@ -110,26 +110,28 @@ class JobState(NamedTuple):
     preempted: bool
 
 
-def classify(returncode: int, stdout: str, stderr: str) -> Answer:
+def classify_sbatch(returncode: int, stdout: str, stderr: str) -> SbatchAnswer:
     """What sbatch's words prove. Warnings on stderr beside a job id are only warnings."""
-    match = _ACCEPTED.search(stdout)
+    match = _JOB_ID_LINE.search(stdout)
     if returncode == 0 and match is not None:
-        return Answer("accepted", match.group(1), stderr.strip())
+        return SbatchAnswer("accepted", match.group(1), stderr.strip())
     said = " ".join(_PREFIX.sub("", line) for line in stderr.strip().splitlines())
     low = said.lower()
-    if any(word in low for word in _UNCLEAR):
-        return Answer("unclear", message=said)
-    if any(word in low for word in _UNREACHED):
-        return Answer("unreached", message=said)
-    if returncode > 0 and _REFUSED.search(said):
-        return Answer("refused", message=said)
-    return Answer("unclear", message=said or "sbatch ended with code %d and said nothing" % returncode)
+    if any(word in low for word in _UNCLEAR_TEXTS):
+        return SbatchAnswer("unclear", message=said)
+    if any(word in low for word in _NOT_SENT_TEXTS):
+        return SbatchAnswer("unreached", message=said)
+    if returncode > 0 and _REFUSAL.search(said):
+        return SbatchAnswer("refused", message=said)
+    return SbatchAnswer("unclear", message=said or "sbatch ended with code %d and said nothing" % returncode)
 
 
-def is_no_answer(stderr: str) -> bool:
+def is_controller_silent(stderr: str) -> bool:
     """Whether a program says that the controller did not answer, rather than what it answered."""
     low = stderr.lower()
-    return "unable to contact slurm controller" in low or any(word in low for word in (*_UNREACHED, *_UNCLEAR))
+    return "unable to contact slurm controller" in low or any(
+        word in low for word in (*_NOT_SENT_TEXTS, *_UNCLEAR_TEXTS)
+    )
 
 
 def has_no_cluster(stderr: str) -> bool:

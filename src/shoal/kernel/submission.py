@@ -18,18 +18,18 @@ import re
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from . import files, layout, records, slurm
-from .failpoints import reach
-from .records import Claim, Outcome, Send, Submission
+from .failpoints import failpoint
+from .records import ClaimRecord, Outcome, SendRecord, Submission
 
 #: A request that is lost can still turn into a job for as long as munge accepts its credential: 300 s, and some skew.
-GRACE_S = 330.0
-_SEND = re.compile(r"send\.(\d+)(\.outcome)?\Z")
+SEND_GRACE_S = 330.0
+_SEND_FILE = re.compile(r"send\.(\d+)(\.outcome)?\Z")
 
 #: (options, script, environment) -> what sbatch's answer proves.
-Sbatch = Callable[[List[str], bytes, Mapping[str, str]], slurm.Answer]
+Sbatch = Callable[[List[str], bytes, Mapping[str, str]], slurm.SbatchAnswer]
 
 
-class Sent(NamedTuple):
+class SendResult(NamedTuple):
     """What came of a send. kind: accepted (with job_id), refused, unreached, unclear; void: given up by somebody else
     meanwhile, and cancelled; taken: somebody else sends it."""
 
@@ -47,7 +47,7 @@ def job_name(name: str, token: str) -> str:
     return "%s.%s" % (name.replace("/", "."), token)
 
 
-def open_intent(
+def write_intent(
     home: str,
     submission: Submission,
     script: Optional[bytes],
@@ -61,7 +61,7 @@ def open_intent(
     """
     folder = layout.submission_dir(home, submission.token)
     files.make_dir(folder, exist_ok=False)
-    parts = {"submission.json": records.encode(submission)}
+    parts = {"submission.json": records.encode_record(submission)}
     if script is not None:
         parts["script.sh"] = script
     if queue is not None:
@@ -73,11 +73,11 @@ def open_intent(
     return folder
 
 
-def claim(home: str, name: str, generation: int, record: Claim) -> bool:
+def claim_generation(home: str, name: str, generation: int, record: ClaimRecord) -> bool:
     """Win a generation of a run, or learn that somebody else has. It must be the next one after those that were there
     when it was decided to start the run: whoever claimed in between has decided the same, and must win."""
     path = os.path.join(layout.run_dir(home, name), layout.submit_file(generation, "claim"))
-    return files.create_exclusive(path, records.encode(record))
+    return files.create_exclusive(path, records.encode_record(record))
 
 
 def submit_one(
@@ -85,13 +85,13 @@ def submit_one(
     submission: Submission,
     script: bytes,
     generation: int,
-    record: Claim,
+    record: ClaimRecord,
     run_sbatch: Optional[Sbatch] = None,
-) -> Optional[Sent]:
+) -> Optional[SendResult]:
     """The whole transaction for one run; None if somebody else won its generation."""
-    open_intent(home, submission, script)
-    if not claim(home, submission.runs[0], generation, record):
-        settle(home, submission.token, Outcome("void", reason="another command claimed the run first"))
+    write_intent(home, submission, script)
+    if not claim_generation(home, submission.runs[0], generation, record):
+        write_outcome(home, submission.token, Outcome("void", reason="another command claimed the run first"))
         return None
     return send(home, submission.token, run_sbatch=run_sbatch)
 
@@ -99,61 +99,61 @@ def submit_one(
 def send(
     home: str,
     token: str,
-    order: Optional[Send] = None,
+    order: Optional[SendRecord] = None,
     index: int = 0,
     environ: Optional[Mapping[str, str]] = None,
     run_sbatch: Optional[Sbatch] = None,
-) -> Sent:
+) -> SendResult:
     """Send a claimed submission, once, and write down what came of it.
 
     Without an `order` it is sent as its intent says, by whoever wrote that. `environ` is what travels with the job, by
     default the environment that the order names.
     """
     folder = layout.submission_dir(home, token)
-    how = order or records.read(os.path.join(folder, "submission.json"), Send)
+    how = order or records.read_record(os.path.join(folder, "submission.json"), SendRecord)
     if how is None:
-        return Sent("unreached", message="%s has no submission.json" % folder)
+        return SendResult("unreached", message="%s has no submission.json" % folder)
     try:
         # Everything that it takes is read before the mark: what cannot be read has not been sent.
-        script = files.read_own(os.path.join(folder, "script.sh"))
-        travelling = kept_environment(home, how.environment) if environ is None else environ
+        script = files.read_trusted(os.path.join(folder, "script.sh"))
+        travelling = stored_environment(home, how.environment) if environ is None else environ
     except PermissionError as error:
         message = "%s: %s" % (error.filename, error.strerror)
-        settle(home, token, Outcome("void", reason=message, refused=True), index)
-        return Sent("refused", message=message)
+        write_outcome(home, token, Outcome("void", reason=message, refused=True), index)
+        return SendResult("refused", message=message)
     files.open_umask(home)
-    reach("before-sending")
+    failpoint("before-sending")
     if not mark_sending(home, token, order, index):
-        return Sent("taken", message="another command has sent it")
-    reach("after-sending")
+        return SendResult("taken", message="another command has sent it")
+    failpoint("after-sending")
     answer = (run_sbatch or slurm.sbatch)(list(how.argv), script, travelling)
-    reach("after-sbatch")
+    failpoint("after-sbatch")
     if answer.kind == "unclear":
-        return Sent(answer.kind, None, answer.message)
+        return SendResult(answer.kind, None, answer.message)
     if answer.kind == "accepted":
         outcome = Outcome("accepted", job_id=answer.job_id)
     else:
         outcome = Outcome("void", reason=answer.message, refused=answer.kind == "refused")
-    reach("before-outcome")
-    held = settle(home, token, outcome, index)
-    reach("after-outcome")
+    failpoint("before-outcome")
+    held = write_outcome(home, token, outcome, index)
+    failpoint("after-outcome")
     if held.kind == "void" and answer.kind == "accepted":
         # Somebody gave this submission up while we were stopped: its job would only meet the fence.
         slurm.scancel([str(answer.job_id)], travelling)
-        return Sent("void", None, held.reason or "the submission was given up")
-    return Sent(answer.kind, answer.job_id, answer.message)
+        return SendResult("void", None, held.reason or "the submission was given up")
+    return SendResult(answer.kind, answer.job_id, answer.message)
 
 
-def accept_here(home: str, token: str) -> None:
+def accept_locally(home: str, token: str) -> None:
     """This machine takes what it is asked to run, and says so as Slurm does."""
-    reach("before-sending")
+    failpoint("before-sending")
     mark_sending(home, token)
-    reach("after-sending")
-    settle(home, token, Outcome("accepted"))
-    reach("after-outcome")
+    failpoint("after-sending")
+    write_outcome(home, token, Outcome("accepted"))
+    failpoint("after-outcome")
 
 
-def mark_sending(home: str, token: str, order: Optional[Send] = None, index: int = 0) -> bool:
+def mark_sending(home: str, token: str, order: Optional[SendRecord] = None, index: int = 0) -> bool:
     """From here on Slurm may know the job, whatever happens to us; False if somebody else has set the mark.
 
     Whoever wrote the intent, and sends it as it is, gives it a second name: no further file, and nothing to write.
@@ -161,7 +161,7 @@ def mark_sending(home: str, token: str, order: Optional[Send] = None, index: int
     folder = layout.submission_dir(home, token)
     intent, path = os.path.join(folder, "submission.json"), os.path.join(folder, layout.send_file(index))
     if order is not None:
-        return files.create_exclusive(path, records.encode(order))
+        return files.create_exclusive(path, records.encode_record(order))
     try:
         os.link(intent, path)
     except FileExistsError:
@@ -174,46 +174,46 @@ def mark_sending(home: str, token: str, order: Optional[Send] = None, index: int
     return True
 
 
-def settle(home: str, token: str, outcome: Outcome, index: int = 0) -> Outcome:
+def write_outcome(home: str, token: str, outcome: Outcome, index: int = 0) -> Outcome:
     """Write what became of a send and return what holds: the first outcome written, perhaps somebody else's."""
     path = os.path.join(layout.submission_dir(home, token), layout.outcome_file(index))
-    if files.create_exclusive(path, records.encode(outcome)):
+    if files.create_exclusive(path, records.encode_record(outcome)):
         return outcome
-    return records.read(path, Outcome) or outcome
+    return records.read_record(path, Outcome) or outcome
 
 
-def read(home: str, token: str) -> Optional[Submission]:
-    return records.read(os.path.join(layout.submission_dir(home, token), "submission.json"), Submission)
+def read_submission_record(home: str, token: str) -> Optional[Submission]:
+    return records.read_record(os.path.join(layout.submission_dir(home, token), "submission.json"), Submission)
 
 
 def outcome_of(home: str, token: str, index: int = 0) -> Optional[Outcome]:
-    return records.read(os.path.join(layout.submission_dir(home, token), layout.outcome_file(index)), Outcome)
+    return records.read_record(os.path.join(layout.submission_dir(home, token), layout.outcome_file(index)), Outcome)
 
 
-def how_sent(home: str, token: str) -> Optional[Send]:
+def last_send(home: str, token: str) -> Optional[SendRecord]:
     """With which options and environment a submission was sent, or would be if it waits; None if nothing says."""
-    order = records.read(os.path.join(layout.submission_dir(home, token), layout.send_file(0)), Send)
+    order = records.read_record(os.path.join(layout.submission_dir(home, token), layout.send_file(0)), SendRecord)
     if order is not None:
         return order
-    intent = records.read(os.path.join(layout.submission_dir(home, token), "submission.json"), Send)
+    intent = records.read_record(os.path.join(layout.submission_dir(home, token), "submission.json"), SendRecord)
     return intent if intent is not None and intent.argv else None
 
 
-def sends(folder: str) -> List[Tuple[int, Send, Optional[Outcome]]]:
+def read_sends(folder: str) -> List[Tuple[int, SendRecord, Optional[Outcome]]]:
     """Every call of sbatch of a submission, in order, with what became of it."""
-    names = files.names_in(folder)
+    names = files.list_names(folder)
     found = []
-    for index in sorted(int(match.group(1)) for match in map(_SEND.match, names) if match and not match.group(2)):
-        order = records.read(os.path.join(folder, layout.send_file(index)), Send)
+    for index in sorted(int(match.group(1)) for match in map(_SEND_FILE.match, names) if match and not match.group(2)):
+        order = records.read_record(os.path.join(folder, layout.send_file(index)), SendRecord)
         if order is not None:
-            found.append((index, order, records.read(os.path.join(folder, layout.outcome_file(index)), Outcome)))
+            found.append((index, order, records.read_record(os.path.join(folder, layout.outcome_file(index)), Outcome)))
     return found
 
 
-def kept_environment(home: str, name: Optional[str]) -> Mapping[str, str]:
+def stored_environment(home: str, name: Optional[str]) -> Mapping[str, str]:
     """The environment of a submission as this user has kept it; ours, without what belongs to this job, where there is
     none. One that somebody else has put there is a PermissionError: a job would execute what its PATH says."""
-    path = os.path.join(home, layout.ENVIRONMENTS, str(os.getuid()), "%s.json" % name)
+    path = os.path.join(home, layout.ENVIRONMENTS_DIR, str(os.getuid()), "%s.json" % name)
     kept = files.read_json(path) if name else None
     if kept is None:
         return slurm.clean_environ(os.environ)

@@ -8,9 +8,9 @@ import time
 from typing import Callable, Dict, Iterable, List, NamedTuple, Set
 
 _PR_SET_CHILD_SUBREAPER = 36
-_WALK_S = 0.005
+_WALK_PAUSE_S = 0.005
 #: How long killing is tried: a process in uninterruptible sleep ends when its I/O returns.
-KILL_S = 30.0
+MAX_KILL_S = 30.0
 
 
 def become_subreaper() -> None:
@@ -19,12 +19,12 @@ def become_subreaper() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-class _Process(NamedTuple):
+class _ProcEntry(NamedTuple):
     parent: int
     state: str
 
 
-def below(top: int, but: int = 0) -> Dict[int, str]:
+def descendants(top: int, but: int = 0) -> Dict[int, str]:
     """pid -> state letter of /proc for every process below `top`; `but` itself is left out, what is below it is not."""
     return {pid: state for pid, state in with_descendants([top]).items() if pid not in (top, but)}
 
@@ -45,7 +45,7 @@ def with_descendants(tops: Iterable[int]) -> Dict[int, str]:
     return found
 
 
-def stop_all(look: Callable[[], Dict[int, str]], within_s: float) -> Set[int]:
+def stop_processes(look: Callable[[], Dict[int, str]], within_s: float) -> Set[int]:
     """SIGSTOP to everything that `look` finds until it finds nothing that runs; returns what was stopped."""
     stopped: Set[int] = set()
     deadline = time.monotonic() + within_s
@@ -54,33 +54,33 @@ def stop_all(look: Callable[[], Dict[int, str]], within_s: float) -> Set[int]:
         if not running:
             break
         for pid in running:
-            send(pid, signal.SIGSTOP)
+            send_signal(pid, signal.SIGSTOP)
             stopped.add(pid)
-        time.sleep(_WALK_S)
+        time.sleep(_WALK_PAUSE_S)
     return stopped
 
 
-def kill_all(look: Callable[[], Dict[int, str]], within_s: float) -> None:
+def kill_processes(look: Callable[[], Dict[int, str]], within_s: float) -> None:
     """SIGKILL to everything that `look` finds until it finds nothing but what cannot be killed; our children are
     collected."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         left = [pid for pid, state in look().items() if state not in "ZX"]
         for pid in left:
-            send(pid, signal.SIGKILL)
+            send_signal(pid, signal.SIGKILL)
         collect_children()
         if not left:
             return
-        time.sleep(_WALK_S)
+        time.sleep(_WALK_PAUSE_S)
 
 
-def kill_below(within_s: float = KILL_S) -> None:
+def kill_descendants(within_s: float = MAX_KILL_S) -> None:
     """Kill everything below us. Whoever has no child has nothing below: that is known without reading /proc."""
     if collect_children():
-        kill_all(lambda: below(os.getpid()), within_s)
+        kill_processes(lambda: descendants(os.getpid()), within_s)
 
 
-def send(pid: int, number: int) -> None:
+def send_signal(pid: int, number: int) -> None:
     """A signal to a process that may be gone by now."""
     try:
         os.kill(pid, number)
@@ -98,8 +98,8 @@ def collect_children() -> bool:
     return True
 
 
-def _processes() -> Dict[int, _Process]:
-    found: Dict[int, _Process] = {}
+def _processes() -> Dict[int, _ProcEntry]:
+    found: Dict[int, _ProcEntry] = {}
     try:
         names = os.listdir("/proc")
     except OSError:
@@ -110,7 +110,7 @@ def _processes() -> Dict[int, _Process]:
         try:
             with open("/proc/%s/stat" % name, "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
-            found[int(name)] = _Process(int(fields[1]), fields[0].decode())
+            found[int(name)] = _ProcEntry(int(fields[1]), fields[0].decode())
         except (OSError, IndexError, ValueError):
             continue
     return found

@@ -7,25 +7,25 @@ if TYPE_CHECKING:
     from shoal.observe import records, writing
     from shoal.observe.files import as_disk_error, create_exclusive, full_disk_hint, replace
     from shoal.observe.listing import run_names
-    from shoal.observe.output import find_output, output_of, words_of
-    from shoal.observe.pace import START_UP, Pace, left_s, pace_of, since
-    from shoal.observe.reading import Reader, RunFiles
+    from shoal.observe.output import command_words, find_output, run_output
+    from shoal.observe.pace import START_UP_SHARE, ProgressRate, progress_rate, remaining_s, start_fraction
+    from shoal.observe.reading import RunFiles, RunReader
     from shoal.observe.records import (
-        Asked,
-        Claim,
+        AssignedResources,
+        ClaimRecord,
         DamagedRecord,
         End,
-        Held,
         Outcome,
+        RequestedResources,
         Start,
         Submission,
         Verdict,
         read_start,
     )
-    from shoal.observe.results import Group, Results, RunResult, Statistic, tabulate
-    from shoal.observe.run_state import CANCEL_REQUESTED, RunView, fold_attempt
-    from shoal.observe.run_views import Ask, Observation, observe
-    from shoal.observe.sharing import share
-    from shoal.observe.writing import in_parallel, open_home
+    from shoal.observe.results import ResultGroup, ResultTable, RunMetrics, Statistic, tabulate
+    from shoal.observe.run_state import CANCEL_REQUESTED, RunView, derive_attempt_state
+    from shoal.observe.run_views import AskQueue, Observation, observe
+    from shoal.observe.sharing import share_project
+    from shoal.observe.writing import map_in_threads, open_state_dir
 else:
     __getattr__ = lazy_exports(__name__)

@@ -9,12 +9,12 @@ import shlex
 import shutil
 
 from shoal.errors import DiskError
-from shoal.kernel import DISK_ERRNOS, create_exclusive, names_in, read_json, replace, to_json
+from shoal.kernel import DISK_ERRNOS, create_exclusive, list_names, read_json, replace, to_json
 
-__all__ = ["as_disk_error", "create_exclusive", "full_disk_hint", "names_in", "read_json", "replace", "to_json"]
+__all__ = ["as_disk_error", "create_exclusive", "full_disk_hint", "list_names", "read_json", "replace", "to_json"]
 
 #: What helps when it is shoal's own state that cannot be written.
-_MOVE = "move shoal's state: export SHOAL_HOME=/another/folder"
+_MOVE_HINT = "move shoal's state: export SHOAL_HOME=/another/folder"
 
 
 def as_disk_error(error: OSError) -> DiskError | None:
@@ -30,7 +30,9 @@ def as_disk_error(error: OSError) -> DiskError | None:
         space = f" ({shutil.disk_usage(folder).free // 1_000_000} MB free)"
     reason = (error.strerror or "disk error").lower()
     doing = "open" if error.errno == errno.EACCES else "write"
-    return DiskError(f"cannot {doing} {path}: {reason}{space}", hint=_remedy(error.errno, folder, _is_state(path)))
+    return DiskError(
+        f"cannot {doing} {path}: {reason}{space}", hint=_disk_hint(error.errno, folder, _is_state_file(path))
+    )
 
 
 def full_disk_hint(folder: str, otherwise: str = "choose another folder") -> str:
@@ -38,8 +40,8 @@ def full_disk_hint(folder: str, otherwise: str = "choose another folder") -> str
     return f"df -h {shlex.quote(folder)}   # free some space there, or {otherwise}"
 
 
-def _remedy(code: int | None, folder: str, is_state: bool) -> str:
-    otherwise = _MOVE if is_state else "choose another folder"
+def _disk_hint(code: int | None, folder: str, is_state: bool) -> str:
+    otherwise = _MOVE_HINT if is_state else "choose another folder"
     if code == errno.ENOSPC:
         return full_disk_hint(folder, otherwise)
     if code == errno.EDQUOT:
@@ -62,7 +64,7 @@ def _other_owner(folder: str) -> str | None:
         return None
 
 
-def _is_state(path: str) -> bool:
+def _is_state_file(path: str) -> bool:
     """Whether a path is of shoal's own records rather than of something that the user asked to be written."""
     home = os.environ.get("SHOAL_HOME")
     return ".shoal" in path.split("/") or bool(home and os.path.abspath(path).startswith(os.path.abspath(home) + "/"))

@@ -4,47 +4,47 @@ from __future__ import annotations
 
 import os
 
-from shoal.job import complete, text_of
-from shoal.kernel import Output, layout, names_in, totals
+from shoal.job import fill_all, format_value
+from shoal.kernel import RunOutput, layout, list_names, totals_of_command
 from shoal.model import RunSpec
-from shoal.observe.reading import Reader
+from shoal.observe.reading import RunReader
 from shoal.observe.records import DamagedRecord
 from shoal.observe.run_state import RunView
 
 
-def find_output(home: str, view: RunView) -> Output:
-    """As `output_of`; a damaged spec hides only what it tells."""
+def find_output(home: str, view: RunView) -> RunOutput:
+    """As `run_output`; a damaged spec hides only what it tells."""
     try:
-        spec = Reader(home).spec(view.name)
+        spec = RunReader(home).spec(view.name)
     except DamagedRecord:
         spec = None
-    return output_of(view, spec)
+    return run_output(view, spec)
 
 
-def output_of(view: RunView, spec: RunSpec | None) -> Output:
+def run_output(view: RunView, spec: RunSpec | None) -> RunOutput:
     """The run's output directory and the logs of its newest attempt, with what its step and its command tell."""
-    steps, epochs = totals(words_of(spec)) if spec is not None else (None, None)
+    steps, epochs = totals_of_command(command_words(spec)) if spec is not None else (None, None)
     metrics = spec.metrics if spec is not None else ()
-    return Output(view.output_dir or os.devnull, _logs(view), metrics, steps, epochs)
+    return RunOutput(view.output_dir or os.devnull, _log_files(view), metrics, steps, epochs)
 
 
-def words_of(spec: RunSpec) -> list[str]:
+def command_words(spec: RunSpec) -> list[str]:
     """The command as it is started, with the run's parameters in it."""
-    return complete([*spec.command, *spec.args], {name: text_of(value) for name, value in spec.params.items()})
+    return fill_all([*spec.command, *spec.args], {name: format_value(value) for name, value in spec.params.items()})
 
 
-def _logs(view: RunView) -> list[str]:
+def _log_files(view: RunView) -> list[str]:
     """What the run itself printed; beside replicas, which have logs of their own, that may be nothing."""
     if not view.log_dir or not view.attempt:
         return []
     own = layout.log_file(view.log_dir, view.attempt)
-    if _size(own):
+    if _file_size(own):
         return [own]
     folder = os.path.join(view.log_dir, f"attempt-{view.attempt}.launch")
-    return [os.path.join(folder, name) for name in names_in(folder) if name.startswith("replica-")] or [own]
+    return [os.path.join(folder, name) for name in list_names(folder) if name.startswith("replica-")] or [own]
 
 
-def _size(path: str) -> int:
+def _file_size(path: str) -> int:
     try:
         return os.stat(path).st_size
     except OSError:

@@ -8,11 +8,11 @@ from shoal.kernel import Progress, checkpoints
 from shoal.observe.run_state import RunView
 
 #: Less of the way than this tells mostly how long a start takes.
-START_UP = 0.02
+START_UP_SHARE = 0.02
 
 
-class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """`since` is the part of the way at which this attempt began, `measured_s` how long it took from there to
+class ProgressRate(msgspec.Struct, frozen=True, kw_only=True):
+    """`start_fraction` is the part of the way at which this attempt began, `measured_s` how long it took from there to
     `fraction`, which was seen `age_s` ago."""
 
     fraction: float
@@ -34,26 +34,26 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
         return (1.0 - self.now) / self.rate
 
 
-def pace_of(view: RunView, seen: Progress, now: float) -> Pace:
+def progress_rate(view: RunView, seen: Progress, now: float) -> ProgressRate:
     """The pace since this attempt's program began."""
     moment = min(now, seen.t)
-    return Pace(
+    return ProgressRate(
         fraction=seen.fraction or 0.0,
-        since=since(view, seen) or 0.0,
+        since=start_fraction(view, seen) or 0.0,
         measured_s=max(1.0, moment - (view.program_started or now)),
         age_s=max(0.0, now - moment),
     )
 
 
-def left_s(view: RunView, seen: Progress | None, now: float) -> float | None:
+def remaining_s(view: RunView, seen: Progress | None, now: float) -> float | None:
     """How much longer a running run takes at its own pace; None where that cannot be told."""
-    if seen is None or seen.fraction is None or since(view, seen) is None or view.program_started is None:
+    if seen is None or seen.fraction is None or start_fraction(view, seen) is None or view.program_started is None:
         return None
-    pace = pace_of(view, seen, now)
-    return pace.left_s if pace.fraction - pace.since >= START_UP else None
+    pace = progress_rate(view, seen, now)
+    return pace.left_s if pace.fraction - pace.since >= START_UP_SHARE else None
 
 
-def since(view: RunView, seen: Progress | None) -> float | None:
+def start_fraction(view: RunView, seen: Progress | None) -> float | None:
     """The part of the way at which the attempt began; None if that cannot be told."""
     if not view.resume_from:
         return 0.0

@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.kernel import files, layout, names_in, owed
+from shoal.kernel import files, layout, list_names, owed
 from shoal.kernel import submission as kernel
 from shoal.model import RunSpec
 from shoal.observe import records
-from shoal.observe.records import Claim, DamagedRecord, End, Outcome, Send, Start, Submission, Verdict
+from shoal.observe.records import ClaimRecord, DamagedRecord, End, Outcome, SendRecord, Start, Submission, Verdict
 
 # msgspec learns a type when it is first used, and two threads that do so at once crash Python (measured).
-for _kind in (RunSpec, Claim, End, Outcome, Send, Start, Submission, Verdict):
-    msgspec.json.Decoder(records.checked(_kind))
+for _kind in (RunSpec, ClaimRecord, End, Outcome, SendRecord, Start, Submission, Verdict):
+    msgspec.json.Decoder(records.struct_type(_kind))
 
 
 class SubmissionFiles(NamedTuple):
@@ -42,7 +42,7 @@ class RunFiles(NamedTuple):
     name: str
     names: layout.RunNames
     generation: int = 0
-    claim: Claim | None = None
+    claim: ClaimRecord | None = None
     origin: SubmissionFiles | None = None
     start: Start | None = None
     end: End | None = None
@@ -63,37 +63,37 @@ class RunFiles(NamedTuple):
         if self.origin is not None and self.origin.owes:
             left = end is None or end.generation != self.generation or end.stopped_by in ("walltime", "probe")
             return left and not self.cancelled
-        return end is not None and owed.is_owed(
+        return end is not None and owed.is_follow_up_pending(
             end.next, end.generation, self.generation, self.refused, submits.get("claim", ()), submits.get("cancel", ())
         )
 
 
 def read_submission(home: str, token: str) -> SubmissionFiles:
     folder = layout.submission_dir(home, token)
-    names = names_in(folder)
-    submission = records.read(os.path.join(folder, "submission.json"), Submission)
+    names = list_names(folder)
+    submission = records.read_checked(os.path.join(folder, "submission.json"), Submission)
     outcome = sent = None
     if layout.outcome_file() in names:
-        outcome = records.read(os.path.join(folder, layout.outcome_file()), Outcome)
+        outcome = records.read_checked(os.path.join(folder, layout.outcome_file()), Outcome)
     if layout.send_file(0) in names:
         # Only an open question needs its time; thousands of others are not read for it.
-        order = records.read(os.path.join(folder, layout.send_file(0)), Send) if outcome is None else None
+        order = records.read_checked(os.path.join(folder, layout.send_file(0)), SendRecord) if outcome is None else None
         sent = order.t if order is not None else 0.0
     waiting = submission is not None and submission.waits and sent is None and outcome is None
-    owes = submission is not None and submission.shape is not None and _queue_owes(folder, names)
+    owes = submission is not None and submission.shape is not None and _has_pending_queue_job(folder, names)
     return SubmissionFiles(submission, outcome, sent, waiting, owes)
 
 
-def _queue_owes(folder: str, names: Sequence[str]) -> bool:
+def _has_pending_queue_job(folder: str, names: Sequence[str]) -> bool:
     if not any(name.startswith("engine.") and name.endswith(".end") for name in names):
         return False
     from shoal.job import follow  # only for packs whose jobs have ended
 
-    opened = any(outcome is None for _, _, outcome in kernel.sends(folder)[1:])
-    return opened or bool(follow.still_owed(folder))
+    opened = any(outcome is None for _, _, outcome in kernel.read_sends(folder)[1:])
+    return opened or bool(follow.pending_follow_ups(folder))
 
 
-class Reader:
+class RunReader:
     """Reads runs of one state folder and remembers submissions, which many runs of an array share."""
 
     def __init__(self, home: str) -> None:
@@ -105,7 +105,7 @@ class Reader:
         folder = layout.run_dir(self.home, name)
         names = layout.parse_names(())
         try:
-            names = layout.parse_names(names_in(folder))
+            names = layout.parse_names(list_names(folder))
             return self._read(name, folder, names)
         except DamagedRecord as damage:
             return RunFiles(name, names, generation=names.generation, damage=str(damage))
@@ -120,14 +120,14 @@ class Reader:
     def spec(self, name: str, revision: int | None = None) -> RunSpec | None:
         """What the run is; None for a run that was never recorded."""
         folder = layout.run_dir(self.home, name)
-        revision = revision or layout.parse_names(names_in(folder)).revision
+        revision = revision or layout.parse_names(list_names(folder)).revision
         return read_spec(os.path.join(folder, layout.spec_file(revision))) if revision else None
 
-    def newest_claim(self, name: str) -> Claim | None:
+    def newest_claim(self, name: str) -> ClaimRecord | None:
         """By which the run was last submitted, whatever came of it."""
         folder = layout.run_dir(self.home, name)
-        generation = layout.parse_names(names_in(folder)).generation
-        return records.read(os.path.join(folder, layout.submit_file(generation, "claim")), Claim)
+        generation = layout.parse_names(list_names(folder)).generation
+        return records.read_checked(os.path.join(folder, layout.submit_file(generation, "claim")), ClaimRecord)
 
     def script_file(self, name: str) -> str | None:
         """The script with which it was last submitted."""
@@ -137,8 +137,8 @@ class Reader:
     def flags(self, spec: RunSpec) -> list[str]:
         """What a run asks of sbatch when it goes on: its own flags, or those of the trial that took it over."""
         folder = layout.run_dir(self.home, spec.name)
-        for generation in reversed(layout.parse_names(names_in(folder)).submits.get("claim", [])):
-            claim = records.read(os.path.join(folder, layout.submit_file(generation, "claim")), Claim)
+        for generation in reversed(layout.parse_names(list_names(folder)).submits.get("claim", [])):
+            claim = records.read_checked(os.path.join(folder, layout.submit_file(generation, "claim")), ClaimRecord)
             if claim is not None and claim.switched and claim.revision == spec.revision:
                 submission = self.submission(claim.token).submission
                 taken = self.spec(submission.runs[claim.index]) if submission else None
@@ -151,7 +151,7 @@ class Reader:
 
         def verdict(generation: int, attempt: int = names.attempt) -> Verdict | None:
             kind = layout.verdict_kind(attempt)
-            return records.read(path(generation, kind), Verdict) if names.has_submit(generation, kind) else None
+            return records.read_checked(path(generation, kind), Verdict) if names.has_submit(generation, kind) else None
 
         attempt = names.attempt
         end = records.read_end(folder, names, attempt) if attempt else None
@@ -176,24 +176,26 @@ class Reader:
             names.has_submit(generation, "cancel"),
             verdict(generation),
             void[0][1].reason if void else None,
-            cancel_reason=_reason(path(generation, "cancel")) if names.has_submit(generation, "cancel") else None,
+            cancel_reason=_cancel_reason(path(generation, "cancel"))
+            if names.has_submit(generation, "cancel")
+            else None,
             given_up_t=void[0][0].t if void else None,
             refused=any(outcome.refused for _, outcome in void),
-            told_refused=claim is None and bool(void) and all(self._was_told(*one) for one in void),
+            told_refused=claim is None and bool(void) and all(self._was_refused_at_once(*one) for one in void),
         )
 
-    def _was_told(self, claim: Claim, outcome: Outcome) -> bool:
+    def _was_refused_at_once(self, claim: ClaimRecord, outcome: Outcome) -> bool:
         """Whether a submission was refused at once: one that waited for room was refused when nobody looked."""
         submission = self.submission(claim.token).submission
         return outcome.refused and submission is not None and not submission.waits
 
     def _standing_claim(
         self, names: layout.RunNames, path: Callable[[int, str], str]
-    ) -> tuple[int, Claim | None, SubmissionFiles | None, list[tuple[Claim, Outcome]]]:
+    ) -> tuple[int, ClaimRecord | None, SubmissionFiles | None, list[tuple[ClaimRecord, Outcome]]]:
         """The newest generation whose submission was not given up, and the newer ones that were, newest first."""
-        void: list[tuple[Claim, Outcome]] = []
+        void: list[tuple[ClaimRecord, Outcome]] = []
         for generation in reversed(names.submits.get("claim", [])):
-            claim = records.read(path(generation, "claim"), Claim)
+            claim = records.read_checked(path(generation, "claim"), ClaimRecord)
             if claim is None:
                 continue
             origin = self.submission(claim.token)
@@ -203,11 +205,11 @@ class Reader:
         return 0, None, None, void
 
 
-def _reason(path: str) -> str | None:
+def _cancel_reason(path: str) -> str | None:
     """Why a run was cancelled, where it was not a person who did it."""
     reason = (files.read_json(path) or {}).get("reason")
     return None if reason is None else str(reason)
 
 
 def read_spec(path: str) -> RunSpec | None:
-    return records.read(path, RunSpec)
+    return records.read_checked(path, RunSpec)

@@ -15,21 +15,44 @@ from typing import Any, TypeVar
 import msgspec
 
 from shoal.errors import InputError
-from shoal.kernel import Asked, Claim, End, Held, Next, Outcome, Send, Start, Submission, files, layout, lease
+from shoal.kernel import (
+    AssignedResources,
+    ClaimRecord,
+    End,
+    FollowUp,
+    Outcome,
+    RequestedResources,
+    SendRecord,
+    Start,
+    Submission,
+    files,
+    layout,
+    lease,
+)
 from shoal.kernel import records as kernel
 
-__all__ = ["Asked", "Claim", "End", "Held", "Next", "Outcome", "Send", "Start", "Submission"]
+__all__ = [
+    "AssignedResources",
+    "ClaimRecord",
+    "End",
+    "FollowUp",
+    "Outcome",
+    "RequestedResources",
+    "SendRecord",
+    "Start",
+    "Submission",
+]
 
 T = TypeVar("T")
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of all records; reading one with a newer schema than ours is refused by `read`."""
+class StateRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all records; reading one with a newer schema than ours is refused by `read_checked`."""
 
     schema: int = 1
 
 
-class Verdict(Record, frozen=True, kw_only=True):
+class Verdict(StateRecord, frozen=True, kw_only=True):
     """Slurm's last word on a job, kept because Slurm forgets: its state word, exit code and reason."""
 
     word: str
@@ -48,7 +71,7 @@ class DamagedRecord(InputError):
         super().__init__(message, hint="restore that file from a snapshot or backup; other runs are not affected")
 
 
-def read(path: str, kind: type[T]) -> T | None:
+def read_checked(path: str, kind: type[T]) -> T | None:
     """The record at `path`, or None if there is none yet."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123 (ten thousand of these in one status)
@@ -61,7 +84,7 @@ def read(path: str, kind: type[T]) -> T | None:
 
 
 def _decoded(path: str, data: bytes, kind: type[T]) -> T:
-    struct: Any = checked(typing.cast("Any", kind))
+    struct: Any = struct_type(typing.cast("Any", kind))
     try:
         record = _decode(data, struct)
     except (msgspec.MsgspecError, ValueError) as error:
@@ -88,7 +111,7 @@ def read_end(folder: str, names: layout.RunNames, number: int) -> End | None:
     if state == "end":
         return _decoded(path, parts[1], End)
     try:
-        attempt = lease.read(folder, names, number)
+        attempt = lease.read_attempt(folder, names, number)
         return attempt.end if attempt is not None else None
     except ValueError as damage:
         raise DamagedRecord(str(damage)) from None
@@ -112,29 +135,35 @@ def refuse_newer(path: str, schema: int) -> None:
         raise DamagedRecord(f"{path} was written by a newer shoal (schema {schema})")
 
 
-def encode(record: Any) -> bytes:
-    return files.to_json(msgspec.to_builtins(record)) if isinstance(record, msgspec.Struct) else kernel.encode(record)
+def encode_file(record: Any) -> bytes:
+    return (
+        files.to_json(msgspec.to_builtins(record))
+        if isinstance(record, msgspec.Struct)
+        else kernel.encode_record(record)
+    )
 
 
 @functools.cache
-def checked(kind: Any) -> Any:
+def struct_type(kind: Any) -> Any:
     """What msgspec reads a record as: itself, or for one of the kernel's a struct with the same fields."""
     if not issubclass(kind, tuple):
         return kind
     defaults, nested = kind._field_defaults, dict(_nested(kind))
-    hints = {name: checked(nested[name]) | None if name in nested else hint for name, hint in _hints(kind)}
+    hints = {name: struct_type(nested[name]) | None if name in nested else hint for name, hint in _field_types(kind)}
     fields = [(name, hint, defaults[name]) if name in defaults else (name, hint) for name, hint in hints.items()]
     return msgspec.defstruct(kind.__name__, [("schema", int, 1), *fields], frozen=True, kw_only=True)
 
 
-def _hints(kind: Any) -> list[tuple[str, Any]]:
+def _field_types(kind: Any) -> list[tuple[str, Any]]:
     return list(typing.get_type_hints(kind).items())
 
 
 @functools.cache
 def _nested(kind: Any) -> list[tuple[str, Any]]:
     """Fields that hold a record of the kernel, or None."""
-    return [(name, one) for name, hint in _hints(kind) for one in typing.get_args(hint) if hasattr(one, "_fields")]
+    return [
+        (name, one) for name, hint in _field_types(kind) for one in typing.get_args(hint) if hasattr(one, "_fields")
+    ]
 
 
 def _as_tuple(record: Any, kind: Any) -> Any:

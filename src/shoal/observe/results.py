@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from shoal.errors import InputError
-from shoal.model import ENDED, start_alike
-from shoal.units import listed
+from shoal.model import ENDED_STATES, have_same_start
+from shoal.units import shorten_list
 
 #: Numbers that differ from run to run whatever the seed does.
-_MEASURED = re.compile(r"time|second|speed|throughput|duration|memory|/s\b", re.IGNORECASE)
+_TIMING_METRIC = re.compile(r"time|second|speed|throughput|duration|memory|/s\b", re.IGNORECASE)
 
 
-class RunResult(NamedTuple):
+class RunMetrics(NamedTuple):
     """One run with what it left. `numbers` are empty for a run that has not ended well.
 
     `script` is the file it comes from and `order` that file's number; runs of the same `work` differ in the seed
@@ -55,16 +55,16 @@ class Statistic(NamedTuple):
     values: dict[str, float]
 
 
-class Group(NamedTuple):
+class ResultGroup(NamedTuple):
     name: str
     step: str
     params: Mapping[str, Any]
-    runs: list[RunResult]
+    runs: list[RunMetrics]
     metrics: dict[str, Statistic]
-    missing: list[RunResult]
+    missing: list[RunMetrics]
 
 
-class Results(NamedTuple):
+class ResultTable(NamedTuple):
     """The table: which parameters vary, which metrics there are, and the groups in their order.
 
     `missing_value` is what a missing run that has ended counts as, if it does; `notes` tell what looks wrong.
@@ -72,13 +72,13 @@ class Results(NamedTuple):
 
     params: list[str]
     metrics: list[str]
-    groups: list[Group]
+    groups: list[ResultGroup]
     missing_value: float | None = None
     notes: list[str] = []  # noqa: RUF012 (a constant)
 
 
 def tabulate(
-    runs: Sequence[RunResult],
+    runs: Sequence[RunMetrics],
     *,
     metrics: Sequence[str] = (),
     sort: str | None = None,
@@ -87,16 +87,16 @@ def tabulate(
     defaults: Mapping[str, Any] | None = None,
     over: Sequence[str] = (),
     missing_value: float | None = None,
-) -> Results:
+) -> ResultTable:
     """Group runs over seeds. `metrics` chooses and orders columns; `sort` is one of them, or a parameter.
 
     `over` names parameters to average over for each seed, such as the routes of an evaluation. `missing_value` stands
     for the metrics of runs that have ended without them.
     """
-    _refuse_strangers(over, runs)
-    by_group = _rows(runs, over)
+    _refuse_unknown_parameters(over, runs)
+    by_group = _group_runs(runs, over)
     known = dict.fromkeys(name for run in runs for name in run.numbers)
-    _refuse_unknown([*metrics], known)
+    _refuse_unknown_metrics([*metrics], known)
     given = {name for run in runs for name in run.params}
     # timm logs the learning rate as well: a number that is a parameter is shown once, unless it is asked for.
     columns = list(metrics) or [name for name in known if name not in given]
@@ -104,17 +104,17 @@ def tabulate(
     params = _varying(groups, all_params, defaults or {})
     if sort is not None:
         if sort not in params and sort not in known:
-            _refuse_unknown([sort], {**known, **dict.fromkeys(params)})
-        groups = _sorted(groups, sort, sort in known, descending)
-    return Results(params, columns, groups, missing_value, _notes(groups, columns, over, missing_value))
+            _refuse_unknown_metrics([sort], {**known, **dict.fromkeys(params)})
+        groups = _sort_groups(groups, sort, sort in known, descending)
+    return ResultTable(params, columns, groups, missing_value, _notes(groups, columns, over, missing_value))
 
 
-def _rows(runs: Sequence[RunResult], over: Sequence[str]) -> dict[str, list[RunResult]]:
+def _group_runs(runs: Sequence[RunMetrics], over: Sequence[str]) -> dict[str, list[RunMetrics]]:
     """The runs of each row under its name. A script whose number grows with its seed, as 010_x_0, 011_x_1, 012_x_2, is
     one row; other scripts never share one."""
-    rows: dict[str, list[RunResult]] = {}
+    rows: dict[str, list[RunMetrics]] = {}
     for run in runs:
-        rows.setdefault(_key(run, over), []).append(run)
+        rows.setdefault(_group_name(run, over), []).append(run)
     numbered: dict[tuple[Any, ...], list[str]] = {}
     for name, members in rows.items():
         run = members[0]
@@ -124,11 +124,11 @@ def _rows(runs: Sequence[RunResult], over: Sequence[str]) -> dict[str, list[RunR
     joined = {
         names[0]: names
         for names in numbered.values()
-        if len(names) > 1 and start_alike([rows[name][0].starts for name in names])
+        if len(names) > 1 and have_same_start([rows[name][0].starts for name in names])
     }
     taken = {name for names in joined.values() for name in names[1:]}
     return {
-        _numbers_of(name, joined[name], rows) if name in joined else name: [
+        _number_range_name(name, joined[name], rows) if name in joined else name: [
             run for one in joined.get(name, [name]) for run in rows[one]
         ]
         for name in rows
@@ -136,7 +136,7 @@ def _rows(runs: Sequence[RunResult], over: Sequence[str]) -> dict[str, list[RunR
     }
 
 
-def _numbers_of(name: str, names: Sequence[str], rows: Mapping[str, list[RunResult]]) -> str:
+def _number_range_name(name: str, names: Sequence[str], rows: Mapping[str, list[RunMetrics]]) -> str:
     """001_x/010_train -> 001_x/010-012_train."""
     last = max(rows[one][0].order or 0 for one in names)
     return re.sub(r"/(\d+)", lambda match: f"/{match[1]}-{last:0{len(match[1])}}", name, count=1)
@@ -144,11 +144,11 @@ def _numbers_of(name: str, names: Sequence[str], rows: Mapping[str, list[RunResu
 
 def _group(
     name: str,
-    runs: list[RunResult],
+    runs: list[RunMetrics],
     columns: Sequence[str],
     defaults: Mapping[str, Any],
     missing_value: float | None,
-) -> Group:
+) -> ResultGroup:
     statistics = {}
     for column in columns:
         values = _by_seed(runs, column, missing_value)
@@ -156,26 +156,26 @@ def _group(
             statistics[column] = statistic(values)
     missing = [run for run in runs if not any(column in run.numbers for column in columns)]
     shared = {n: v for n, v in runs[0].params.items() if all(run.params.get(n) == v for run in runs)}
-    return Group(name, runs[0].step, {**defaults, **shared}, runs, statistics, missing)
+    return ResultGroup(name, runs[0].step, {**defaults, **shared}, runs, statistics, missing)
 
 
-def _by_seed(runs: Sequence[RunResult], column: str, missing_value: float | None) -> dict[str, float]:
+def _by_seed(runs: Sequence[RunMetrics], column: str, missing_value: float | None) -> dict[str, float]:
     """Seed -> the mean of its runs."""
     return {seed: _mean(values) for seed, values in _values_by_seed(runs, column, missing_value).items()}
 
 
-def _values_by_seed(runs: Sequence[RunResult], column: str, missing_value: float | None) -> dict[str, list[float]]:
+def _values_by_seed(runs: Sequence[RunMetrics], column: str, missing_value: float | None) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for run in runs:
         value = run.numbers.get(column)
-        if value is None and missing_value is not None and run.state in ENDED:
+        if value is None and missing_value is not None and run.state in ENDED_STATES:
             value = missing_value
         if value is not None:
             found.setdefault("-" if run.seed is None else str(run.seed), []).append(value)
     return found
 
 
-def _incomplete(group: Group, over: Sequence[str], missing_value: float | None) -> list[str]:
+def _incomplete(group: ResultGroup, over: Sequence[str], missing_value: float | None) -> list[str]:
     """Seeds whose mean is over fewer runs than there are, such as routes: they are not comparable with the others."""
     whole = len({tuple(str(run.params.get(name)) for name in over) for run in group.runs})
     columns_of: dict[str, list[str]] = {}
@@ -188,15 +188,15 @@ def _incomplete(group: Group, over: Sequence[str], missing_value: float | None) 
             if count < whole
         ]
         if few:
-            columns_of.setdefault(listed(few, 10), []).append(column)
+            columns_of.setdefault(shorten_list(few, 10), []).append(column)
     return [
-        f"{group.name}: {text if len(columns) == len(group.metrics) else f'{listed(columns, 5)}: {text}'}"
+        f"{group.name}: {text if len(columns) == len(group.metrics) else f'{shorten_list(columns, 5)}: {text}'}"
         for text, columns in columns_of.items()
     ]
 
 
 def _notes(
-    groups: Sequence[Group], columns: Sequence[str], over: Sequence[str], missing_value: float | None
+    groups: Sequence[ResultGroup], columns: Sequence[str], over: Sequence[str], missing_value: float | None
 ) -> list[str]:
     """What looks wrong: a seed that changes nothing, or has a part of its runs, and a metric of a run that is done and
     no number."""
@@ -206,7 +206,7 @@ def _notes(
         done = [run for run in group.runs if run.numbers]
         by_seed = {run.seed: run for run in done if run.seed is not None}
         kept = [
-            {k: v for k, v in run.numbers.items() if math.isfinite(v) and not _MEASURED.search(k)}
+            {k: v for k, v in run.numbers.items() if math.isfinite(v) and not _TIMING_METRIC.search(k)}
             for run in by_seed.values()
         ]
         if len(by_seed) > 1 and len(by_seed) == len(done) and kept[0] and all(one == kept[0] for one in kept):
@@ -239,7 +239,7 @@ def statistic(values: dict[str, float]) -> Statistic:
     return Statistic(mean, std, len(numbers), values)
 
 
-def _varying(groups: Sequence[Group], all_params: bool, defaults: Mapping[str, Any]) -> list[str]:
+def _varying(groups: Sequence[ResultGroup], all_params: bool, defaults: Mapping[str, Any]) -> list[str]:
     derived = {name for group in groups for run in group.runs for name in run.derived}
     names = dict.fromkeys(name for group in groups for name in group.params)
     found = []
@@ -250,15 +250,15 @@ def _varying(groups: Sequence[Group], all_params: bool, defaults: Mapping[str, A
     return found
 
 
-def _sorted(groups: list[Group], key: str, is_metric: bool, descending: bool) -> list[Group]:
+def _sort_groups(groups: list[ResultGroup], key: str, is_metric: bool, descending: bool) -> list[ResultGroup]:
     """By a metric's mean or a parameter; groups without it, or with NaN, come last either way."""
 
-    def value(group: Group) -> Any:
+    def value(group: ResultGroup) -> Any:
         if is_metric:
             return group.metrics[key].mean if key in group.metrics else None
         return group.params.get(key)
 
-    def is_there(group: Group) -> bool:
+    def is_there(group: ResultGroup) -> bool:
         return value(group) is not None and value(group) == value(group)  # NaN is not itself
 
     there = [group for group in groups if is_there(group)]
@@ -268,7 +268,7 @@ def _sorted(groups: list[Group], key: str, is_metric: bool, descending: bool) ->
     return there + rest
 
 
-def _key(run: RunResult, over: Sequence[str]) -> str:
+def _group_name(run: RunMetrics, over: Sequence[str]) -> str:
     """The group's name: without the seed, and without the parameters that are averaged over."""
     if not any(name in run.params for name in over):
         return run.group
@@ -277,7 +277,7 @@ def _key(run: RunResult, over: Sequence[str]) -> str:
     return script + "".join(f"_{name}{value}" for name, value in sorted(rest.items()))
 
 
-def _refuse_strangers(over: Sequence[str], runs: Sequence[RunResult]) -> None:
+def _refuse_unknown_parameters(over: Sequence[str], runs: Sequence[RunMetrics]) -> None:
     known = {name for run in runs for name in run.params}
     for name in over:
         if name not in known:
@@ -286,14 +286,14 @@ def _refuse_strangers(over: Sequence[str], runs: Sequence[RunResult]) -> None:
             )
 
 
-def _refuse_unknown(asked: Sequence[str], known: Mapping[str, Any]) -> None:
+def _refuse_unknown_metrics(asked: Sequence[str], known: Mapping[str, Any]) -> None:
     from difflib import get_close_matches
 
     for name in asked:
         if name not in known:
             near = get_close_matches(name, known, n=1)
             guess = f"; did you mean {near[0]}?" if near else ""
-            have = f"; there are {listed(known, 10)}" if known and not near else ""
+            have = f"; there are {shorten_list(known, 10)}" if known and not near else ""
             raise InputError(
                 f"no run has a metric {name!r}{guess}{have}",
                 hint="a run writes its numbers to $SHOAL_OUTPUT_DIR/metrics.json",

@@ -11,13 +11,20 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from shoal.kernel import Timing, exit_words, owed
+from shoal.kernel import LeaseTiming, describe_exit_code, owed
 from shoal.observe.reading import RunFiles
 from shoal.observe.records import End, Start, Submission, Verdict
-from shoal.observe.slurm_states import ENDED_WORDS, LIVE_WORDS, STUCK_REASONS, JobRow, in_words, verdict_of
+from shoal.observe.slurm_states import (
+    BLOCKED_REASONS,
+    SLURM_ACTIVE_STATES,
+    SLURM_ENDED_STATES,
+    JobRow,
+    describe_verdict,
+    verdict_of_row,
+)
 
 #: Why the engine of a pack ended a run -> state and cause.
-_PACK_STOPS = {
+_PACK_STOP_STATES = {
     "time limit": ("timeout", "stopped at its own time limit"),
     "walltime": ("timeout", "the time of its pack was up"),
     "lost": ("lost", "what ran it was killed, or lost contact"),
@@ -44,7 +51,7 @@ class Evidence(NamedTuple):
     alive: bool | None = None
     silent_s: float | None = None
     missing_s: float = 0.0
-    times: Timing = Timing(20, 60, 10, 90)
+    times: LeaseTiming = LeaseTiming(20, 60, 10, 90)
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,11 +87,11 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
         return self.name.partition("/")[0]
 
 
-def fold(files: RunFiles, evidence: Evidence) -> RunView:
-    return msgspec.structs.replace(_fold(files, evidence), claims=files.names.generation)
+def derive_state(files: RunFiles, evidence: Evidence) -> RunView:
+    return msgspec.structs.replace(_derive(files, evidence), claims=files.names.generation)
 
 
-def _fold(files: RunFiles, evidence: Evidence) -> RunView:
+def _derive(files: RunFiles, evidence: Evidence) -> RunView:
     if files.damage is not None:
         return RunView(name=files.name, state="unknown", cause=files.damage, generation=files.generation)
     if files.end is not None and files.end.success and files.end.generation == files.generation:
@@ -92,26 +99,26 @@ def _fold(files: RunFiles, evidence: Evidence) -> RunView:
     if files.claim is None or files.origin is None:
         refused = files.told_refused and not files.names.attempt
         return RunView(name=files.name, state="new", cause=files.given_up, refused=refused)
-    view = _facts(files, evidence.row)
-    if is_live(files):
-        return _alive(files, evidence, view)
+    view = _common_fields(files, evidence.row)
+    if is_lease_live(files):
+        return _running(files, evidence, view)
     if files.origin.outcome is None and evidence.row is None and not _has_started(files):
-        return _not_acknowledged(files, view)
-    if evidence.row is not None and evidence.row.word not in ENDED_WORDS and not _has_ended(files, evidence.row):
+        return _unacknowledged(files, view)
+    if evidence.row is not None and evidence.row.word not in SLURM_ENDED_STATES and not _has_ended(files, evidence.row):
         return _in_slurm(files, evidence.row, view)
     if files.owes:
-        return RunView(**view, state="queued", cause=owed.CAUSE)
+        return RunView(**view, state="queued", cause=owed.FOLLOW_UP_REASON)
     verdict = _verdict(files, evidence.row)
     if files.end is not None and files.end.generation == files.generation:
         if files.end.stopped_by == "probe" and evidence.alive and not files.cancelled:
             return RunView(**view, state="queued", cause="was probed, and waits for its turn in the pack")
         return _after_end(files, files.end, verdict, view)
     if verdict is not None:
-        return _by_slurm_alone(files, verdict, view)
-    return _nobody_says(files, evidence, view)
+        return _ended_before_start(files, verdict, view)
+    return _missing(files, evidence, view)
 
 
-def _facts(files: RunFiles, row: JobRow | None) -> dict[str, Any]:
+def _common_fields(files: RunFiles, row: JobRow | None) -> dict[str, Any]:
     """The fields that are the same in every state."""
     claim, origin, start = files.claim, files.origin, files.start
     assert claim is not None and origin is not None  # noqa: S101 (a fact of the caller, not input)
@@ -129,21 +136,21 @@ def _facts(files: RunFiles, row: JobRow | None) -> dict[str, Any]:
         "submitted": claim.t,
         "started": begun.t if begun else None,
         "program_started": (begun.program_t or begun.t) if begun else None,
-        "node": _place(row, begun),
+        "node": _node(row, begun),
         "slurm_state": row.word if row else (files.verdict.word if files.verdict else None),
         "resume_from": begun.resume_from if begun else None,
-        **_asked(origin.submission),
+        **_requested(origin.submission),
     }
 
 
-def _place(row: JobRow | None, begun: Start | None) -> str | None:
+def _node(row: JobRow | None, begun: Start | None) -> str | None:
     """The node that a run is on, by Slurm's name; a run of a pack has one of its job's nodes."""
     if begun is not None and begun.held is not None:
         return begun.place
     return (row.node if row is not None else None) or (begun.place if begun is not None else None)
 
 
-def _asked(submission: Submission | None) -> dict[str, Any]:
+def _requested(submission: Submission | None) -> dict[str, Any]:
     """Time limit, GPUs over all nodes, partition; a submission of an older shoal tells only the first."""
     asked = submission.asked if submission else None
     return {
@@ -159,17 +166,17 @@ def _in_queue(files: RunFiles) -> bool:
     return submission is not None and submission.shape is not None
 
 
-def _is_at_work(files: RunFiles) -> bool:
+def _has_unended_attempt(files: RunFiles) -> bool:
     ended = files.end is not None and files.start is not None and files.end.attempt == files.start.attempt
     return _has_started(files) and not ended
 
 
-def is_live(files: RunFiles) -> bool:
+def is_lease_live(files: RunFiles) -> bool:
     """Whether the newest attempt holds its lease."""
     return files.start is not None and files.names.is_live(files.start.attempt)
 
 
-def _alive(files: RunFiles, evidence: Evidence, view: dict[str, Any]) -> RunView:
+def _running(files: RunFiles, evidence: Evidence, view: dict[str, Any]) -> RunView:
     """Somebody holds the run's lease: it runs, whatever Slurm or the process table says."""
     row, verdict, cause = evidence.row, _verdict(files, evidence.row), None
     if files.cancelled:
@@ -177,7 +184,7 @@ def _alive(files: RunFiles, evidence: Evidence, view: dict[str, Any]) -> RunView
     elif evidence.silent_s is not None and evidence.silent_s > evidence.times.hold_s:
         cause = f"no sign of life for {evidence.silent_s:.0f} s"
         cause += f"; Slurm says {verdict.word}" if verdict is not None else ""
-    elif row is not None and LIVE_WORDS.get(row.word) == "pending":
+    elif row is not None and SLURM_ACTIVE_STATES.get(row.word) == "pending":
         cause = f"Slurm has put its job into the queue again; attempt {files.names.attempt} runs on until then"
     return RunView(**view, state="running", cause=cause)
 
@@ -191,7 +198,7 @@ def _has_ended(files: RunFiles, row: JobRow) -> bool:
 
     After a signal Slurm has not said yet which it will be: preempted, requeued, out of time or cancelled.
     """
-    if files.end is None or files.end.generation != files.generation or LIVE_WORDS.get(row.word) != "running":
+    if files.end is None or files.end.generation != files.generation or SLURM_ACTIVE_STATES.get(row.word) != "running":
         return False
     if _in_queue(files) and files.end.stopped_by == "probe":
         return False  # it waits for its turn in the same pack
@@ -209,7 +216,7 @@ def was_interrupted(end: End) -> bool:
 
 def _after_success(files: RunFiles, end: End, row: JobRow | None) -> RunView:
     verdict = _verdict(files, row)
-    oom = _lacked_memory(files, verdict)
+    oom = _was_out_of_memory(files, verdict)
     cause = end.problem if end.stopped_by in ("smoke", "switched") else None
     if oom:
         cause = "exit code 0, but the kernel killed a process of it for lack of memory"
@@ -234,12 +241,12 @@ def _after_success(files: RunFiles, end: End, row: JobRow | None) -> RunView:
     )
 
 
-def _lacked_memory(files: RunFiles, verdict: Verdict | None) -> bool:
+def _was_out_of_memory(files: RunFiles, verdict: Verdict | None) -> bool:
     """Slurm's word about a job is not about one run of a queue in it, whose end the engine has written itself."""
     return verdict is not None and not _in_queue(files) and (verdict.word == "OUT_OF_MEMORY" or verdict.oom_step)
 
 
-def _not_acknowledged(files: RunFiles, view: dict[str, Any]) -> RunView:
+def _unacknowledged(files: RunFiles, view: dict[str, Any]) -> RunView:
     if files.cancelled:
         return RunView(**view, state="cancelled", cause="cancelled before Slurm answered")
     assert files.origin is not None  # noqa: S101
@@ -250,13 +257,13 @@ def _not_acknowledged(files: RunFiles, view: dict[str, Any]) -> RunView:
 
 
 def _in_slurm(files: RunFiles, row: JobRow, view: dict[str, Any]) -> RunView:
-    state = LIVE_WORDS.get(row.word)
-    if state == "running" and _in_queue(files) and not files.cancelled and not _is_at_work(files):
+    state = SLURM_ACTIVE_STATES.get(row.word)
+    if state == "running" and _in_queue(files) and not files.cancelled and not _has_unended_attempt(files):
         return RunView(**view, state="queued", cause="waits for its turn in the pack")
     if state is None:
         return RunView(**view, state="unknown", cause=f"Slurm says {row.word}, a word that shoal does not know")
     reason = row.reason if row.reason not in (None, "None", "") else None
-    hint = next((text for word, text in STUCK_REASONS.items() if reason and word in reason), None)
+    hint = next((text for word, text in BLOCKED_REASONS.items() if reason and word in reason), None)
     if state == "pending" and hint is not None:
         state = "stuck"
     if state in ("pending", "stuck") and files.end is not None:
@@ -271,12 +278,12 @@ def _in_slurm(files: RunFiles, row: JobRow, view: dict[str, Any]) -> RunView:
 
 def _verdict(files: RunFiles, row: JobRow | None) -> Verdict | None:
     """Slurm's last word: the row in hand if it is one, else what was kept."""
-    if row is not None and row.word in ENDED_WORDS:
-        return verdict_of(row)
+    if row is not None and row.word in SLURM_ENDED_STATES:
+        return verdict_of_row(row)
     return files.verdict
 
 
-def fold_attempt(files: RunFiles, end: End, verdict: Verdict | None) -> RunView:
+def derive_attempt_state(files: RunFiles, end: End, verdict: Verdict | None) -> RunView:
     """How an earlier attempt of a run ended. `files` are the run's; Slurm's verdict on a job that it started again is
     not known."""
     view: dict[str, Any] = {
@@ -298,37 +305,37 @@ def _after_end(files: RunFiles, end: End, verdict: Verdict | None, view: dict[st
     limit = files.origin.submission.time_limit_s if files.origin and files.origin.submission else None
     if end.stopped_by == "search":
         return RunView(**view, state="stopped", cause=end.problem or "stopped by search")
-    if end.oom or _lacked_memory(files, verdict):
+    if end.oom or _was_out_of_memory(files, verdict):
         return RunView(**view, state="oom", cause="out of memory: the kernel killed a process of the run")
     if files.cancelled or end.stopped_by == "cancelled":
         return RunView(**view, state="cancelled", cause=_cancelled(files))
     if end.stopped_by in (None, "continue"):
-        how = f"killed by {end.signal}" if end.signal else exit_words(end.exit_code)
+        how = f"killed by {end.signal}" if end.signal else describe_exit_code(end.exit_code)
         return RunView(**view, state="failed", cause=end.problem or how)
-    if word in ENDED_WORDS and ENDED_WORDS[word] not in ("done", "failed"):
-        return RunView(**view, state=ENDED_WORDS[word], cause=in_words(word, verdict))
+    if word in SLURM_ENDED_STATES and SLURM_ENDED_STATES[word] not in ("done", "failed"):
+        return RunView(**view, state=SLURM_ENDED_STATES[word], cause=describe_verdict(word, verdict))
     if end.stopped_by == "limit":
         return RunView(**view, state="timeout", cause="stopped before its time limit")
-    if end.stopped_by == "lost" and _was_at_its_limit(files, end):
+    if end.stopped_by == "lost" and _was_at_time_limit(files, end):
         return RunView(**view, state="timeout", cause="it gave its last sign of life at its time limit")
-    if end.stopped_by in _PACK_STOPS:
-        state, cause = _PACK_STOPS[end.stopped_by]
+    if end.stopped_by in _PACK_STOP_STATES:
+        state, cause = _PACK_STOP_STATES[end.stopped_by]
         hint = f"shoal retry {files.name}" if state == "lost" else None
         return RunView(**view, state=state, cause=end.problem or cause, hint=hint)
     if end.stopped_by == "superseded":
         return RunView(**view, state="lost", cause="stopped itself because a newer attempt existed")
     if limit is not None and end.duration_s > limit - 120:
         return RunView(**view, state="timeout", cause="stopped at its time limit")
-    if word is not None and ENDED_WORDS.get(word) == "failed" and not _in_queue(files):
+    if word is not None and SLURM_ENDED_STATES.get(word) == "failed" and not _in_queue(files):
         # Slurm put the job into the queue again and could not start it, or somebody sent the signal past Slurm.
         return RunView(**view, state="failed", cause=f"stopped by {end.stopped_by}; Slurm says {word}")
     return RunView(**view, state="cancelled", cause=f"stopped by {end.stopped_by}")
 
 
-def _by_slurm_alone(files: RunFiles, verdict: Verdict, view: dict[str, Any]) -> RunView:
+def _ended_before_start(files: RunFiles, verdict: Verdict, view: dict[str, Any]) -> RunView:
     """The job ended before the run began."""
-    state = ENDED_WORDS.get(verdict.word, "unknown")
-    cause = in_words(verdict.word, verdict)
+    state = SLURM_ENDED_STATES.get(verdict.word, "unknown")
+    cause = describe_verdict(verdict.word, verdict)
     if verdict.oom_step:
         state, cause = "oom", "out of memory: the kernel killed a step of the job"
     elif _in_queue(files):
@@ -347,7 +354,7 @@ def _cancelled(files: RunFiles) -> str:
     return f"cancelled: {files.cancel_reason}" if files.cancel_reason else "cancelled"
 
 
-def _nobody_says(files: RunFiles, evidence: Evidence, view: dict[str, Any]) -> RunView:
+def _missing(files: RunFiles, evidence: Evidence, view: dict[str, Any]) -> RunView:
     """Accepted, not begun, and the place where it lives shows no such job or process."""
     if evidence.alive:
         return RunView(**view, state="queued")
@@ -365,7 +372,7 @@ def _nobody_says(files: RunFiles, evidence: Evidence, view: dict[str, Any]) -> R
     return RunView(**view, state="lost", cause=what, hint=f"shoal retry {files.name}")
 
 
-def _was_at_its_limit(files: RunFiles, end: End) -> bool:
+def _was_at_time_limit(files: RunFiles, end: End) -> bool:
     """Whether the last renewal came when the time limit was at most two beats away: the next one did not."""
     start = files.start
     submission = files.origin.submission if files.origin else None

@@ -15,20 +15,20 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.backends.slurm.query import Snapshot, newest, sacct, squeue
-from shoal.kernel import ENDED_WORDS, JobRow, fence, layout, lease, process, submission
-from shoal.model import LIVE
+from shoal.backends.slurm.query import QueueState, newest_row, sacct, squeue
+from shoal.kernel import SLURM_ENDED_STATES, JobRow, fence, layout, lease, process, submission
+from shoal.model import ACTIVE_STATES
 from shoal.observe import writing
 from shoal.observe.listing import run_names
-from shoal.observe.reading import Reader, RunFiles
+from shoal.observe.reading import RunFiles, RunReader
 from shoal.observe.records import Outcome, Submission, Verdict
-from shoal.observe.run_state import Evidence, RunView, fold, is_live, was_interrupted
-from shoal.observe.slurm_states import verdict_of
-from shoal.observe.watching import Watching
+from shoal.observe.run_state import Evidence, RunView, derive_state, is_lease_live, was_interrupted
+from shoal.observe.slurm_states import verdict_of_row
+from shoal.observe.watching import ObservationHistory
 
-SUBMIT_GRACE_S = submission.GRACE_S
+SUBMIT_GRACE_S = submission.SEND_GRACE_S
 #: How long after its end a job that no longer shows anywhere is asked about.
-_FORGOTTEN_AFTER_S = 60.0
+_SACCT_AFTER_S = 60.0
 
 
 class Observation(NamedTuple):
@@ -52,7 +52,7 @@ class Observation(NamedTuple):
 
 
 #: (environment, time of the newest claim) -> a snapshot taken after that claim. Views share one through a file.
-Ask = Callable[[Mapping[str, str], float], Snapshot]
+AskQueue = Callable[[Mapping[str, str], float], QueueState]
 
 
 def observe(
@@ -61,16 +61,16 @@ def observe(
     *,
     environ: Mapping[str, str] | None = None,
     clock: Callable[[], float] = time.time,
-    ask: Ask | None = None,
+    ask: AskQueue | None = None,
 ) -> Observation:
     """The state of the named runs, or of all runs. Answers found on the way are kept (verdicts, adopted jobs)."""
     environ = os.environ if environ is None else environ
     wanted = list(run_names(home) if names is None else names)
-    runs, asked, snapshot = _read(home, wanted, environ, ask)
+    runs, asked, snapshot = _read_runs(home, wanted, environ, ask)
     rows = _find_rows(runs, asked, snapshot, environ)
     now = clock()
     grace_s = float(environ.get("SHOAL_SUBMIT_GRACE_S") or SUBMIT_GRACE_S)
-    reader, watching, times = Reader(home), Watching(home), lease.timing(environ)
+    reader, watching, times = RunReader(home), ObservationHistory(home), lease.timing(environ)
     views = {}
     lines: dict[str, set[str]] = {}
     owing: list[RunFiles] = []
@@ -79,10 +79,10 @@ def observe(
         answered = name in asked and snapshot.problem is None and not _is_older_than_end(snapshot, files)
         # Where Slurm hides other people's jobs, it says nothing about theirs.
         answered = answered and (name in rows or _user_of(files) in (me, ""))
-        if _settle_open(home, files, rows.get(name), snapshot.t if answered else None, now, grace_s, lines):
+        if _settle_unacknowledged(home, files, rows.get(name), snapshot.t if answered else None, now, grace_s, lines):
             files = reader.run(name)
         evidence = _evidence(files, rows.get(name), answered, now)._replace(times=times)
-        watching.looked_at(name)
+        watching.note_checked(name)
         if files.start is not None and files.names.may_run(files.start.attempt):
             keeps = lease.timing_of(files.start)
             evidence = evidence._replace(silent_s=_silent_s(files, evidence, watching), times=keeps)
@@ -90,8 +90,8 @@ def observe(
                 files = reader.run(name)
         elif _is_missing(files, evidence):
             evidence = evidence._replace(missing_s=watching.since(name, f"missing {files.generation}"))
-        _keep(home, files, evidence)
-        views[name] = fold(files, evidence)
+        _keep_verdict(home, files, evidence)
+        views[name] = derive_state(files, evidence)
         if answered and files.owes and _user_of(files) == me:
             owing.append(files)
     watching.save()
@@ -101,18 +101,18 @@ def observe(
     return Observation(views, snapshot.problem, snapshot.t, tuple(owing), jobs)
 
 
-def _read(
-    home: str, names: Iterable[str], environ: Mapping[str, str], ask: Ask | None
-) -> tuple[dict[str, RunFiles], set[str], Snapshot]:
+def _read_runs(
+    home: str, names: Iterable[str], environ: Mapping[str, str], ask: AskQueue | None
+) -> tuple[dict[str, RunFiles], set[str], QueueState]:
     """The files of all runs, those that Slurm was asked about, and its answer.
 
     Slurm is asked as soon as one run needs it; that run and all after it are read when the answer is there. Those read
     before need none. A shared answer may be older than the newest claim: then it is asked for again.
     """
-    reader = Reader(home)
+    reader = RunReader(home)
     runs: dict[str, RunFiles] = {}
     asked: set[str] = set()
-    snapshot: Snapshot | None = None
+    snapshot: QueueState | None = None
     here = None
     for name in names:
         files = reader.run(name)
@@ -121,21 +121,21 @@ def _read(
                 from shoal.backends.slurm.facts import cluster_name  # only where Slurm is asked: it reads profiles too
 
                 here, snapshot = cluster_name(environ), squeue(environ) if ask is None else ask(environ, 0.0)
-                reader = Reader(home)
+                reader = RunReader(home)
                 files = reader.run(name)
-            if _lives_in(files, here):
+            if _is_on_cluster(files, here):
                 asked.add(name)
         runs[name] = files
     newest = max((claim.t for name in asked if (claim := runs[name].claim) is not None), default=0.0)
     if ask is not None and snapshot is not None and snapshot.problem is None and (snapshot.t or 0.0) <= newest:
         snapshot = ask(environ, newest)
-        reader = Reader(home)
+        reader = RunReader(home)
         runs.update((name, reader.run(name)) for name in asked)
     others = {_user_of(runs[name]) for name in asked} - {getpass.getuser(), ""}
     if others and ask is None and snapshot is not None and snapshot.problem is None:
         theirs = squeue(environ, sorted(others))
         snapshot = snapshot._replace(rows={**theirs.rows, **snapshot.rows})
-    return runs, asked, snapshot or Snapshot({})
+    return runs, asked, snapshot or QueueState({})
 
 
 def _user_of(files: RunFiles) -> str:
@@ -149,7 +149,7 @@ def _user_of(files: RunFiles) -> str:
         return submission.user
 
 
-def _is_older_than_end(snapshot: Snapshot, files: RunFiles) -> bool:
+def _is_older_than_end(snapshot: QueueState, files: RunFiles) -> bool:
     """Whether a shared answer shows the job as it was before the run ended by itself, and so says nothing any more."""
     end = files.end
     if end is None or end.generation != files.generation or snapshot.t is None or was_interrupted(end):
@@ -161,10 +161,10 @@ def _needs_slurm(files: RunFiles) -> bool:
     """Whether Slurm's word could change anything. An end record does not settle it: a requeued job has one as well."""
     submission = files.origin.submission if files.origin else None
     on_slurm = submission is not None and submission.backend == "slurm"
-    return on_slurm and (files.verdict is None or files.owes or is_live(files))
+    return on_slurm and (files.verdict is None or files.owes or is_lease_live(files))
 
 
-def _lives_in(files: RunFiles, here: str | None) -> bool:
+def _is_on_cluster(files: RunFiles, here: str | None) -> bool:
     """Whether the Slurm that we can ask is the one that has the job; another would say that it never heard of it."""
     submission = files.origin.submission if files.origin else None
     there = submission.slurm_cluster if submission else None
@@ -172,7 +172,7 @@ def _lives_in(files: RunFiles, here: str | None) -> bool:
 
 
 def _find_rows(
-    runs: Mapping[str, RunFiles], asked: Iterable[str], snapshot: Snapshot, environ: Mapping[str, str]
+    runs: Mapping[str, RunFiles], asked: Iterable[str], snapshot: QueueState, environ: Mapping[str, str]
 ) -> dict[str, JobRow]:
     """The newest row of each run that was asked about: from squeue, and for those it has forgotten from sacct."""
     found: dict[str, JobRow] = {}
@@ -197,7 +197,7 @@ def _find_rows(
     in_queues = any(_waits_in_queue(files) for files in forgotten)
     complete = all(ids) and len(ids) == len(forgotten) and not in_queues
     oldest = min(files.claim.t for files in forgotten if files.claim)
-    kept = Snapshot(sacct([i for i in ids if i] if complete else [], oldest, environ) or {})
+    kept = QueueState(sacct([i for i in ids if i] if complete else [], oldest, environ) or {})
     for files in forgotten:
         if files.claim and files.origin and files.origin.submission:
             row = _row_in(kept, files, kept_queues)
@@ -211,7 +211,7 @@ def _waits_in_queue(files: RunFiles) -> bool:
     return submission is not None and submission.shape is not None
 
 
-def _row_in(snapshot: Snapshot, files: RunFiles, queues: dict[str, list[JobRow]]) -> JobRow | None:
+def _row_in(snapshot: QueueState, files: RunFiles, queues: dict[str, list[JobRow]]) -> JobRow | None:
     """The row of the run's job. For a run of a queue: of the job that works on it, or else of one that may come to it.
 
     `queues` remembers the rows of each queue, which thousands of runs may share.
@@ -226,13 +226,13 @@ def _row_in(snapshot: Snapshot, files: RunFiles, queues: dict[str, list[JobRow]]
     rows = queues[claim.token]
     if files.start is not None and files.start.generation == files.generation:
         ended = files.end is not None and files.end.attempt == files.start.attempt
-        own = newest(row for row in rows if row.job_id == files.start.job_id)
-        live = newest(row for row in rows if row.word not in ENDED_WORDS)
+        own = newest_row(row for row in rows if row.job_id == files.start.job_id)
+        live = newest_row(row for row in rows if row.word not in SLURM_ENDED_STATES)
         return (live or own) if ended else (own or live)
-    return newest(row for row in rows if row.word == "RUNNING") or newest(rows)
+    return newest_row(row for row in rows if row.word == "RUNNING") or newest_row(rows)
 
 
-def _settle_open(
+def _settle_unacknowledged(
     home: str,
     files: RunFiles,
     row: JobRow | None,
@@ -254,33 +254,33 @@ def _settle_open(
         if answered_at is not None and answered_at > (files.origin.sent or files.claim.t) + grace_s:
             outcome = Outcome(kind="void", reason="Slurm never received the submission")
     elif files.origin.waiting and intent is not None:
-        if not _claimer_may_go_on(intent, now, grace_s):
-            _keep_in_line(home, intent, lines)
+        if not _may_claimer_continue(intent, now, grace_s):
+            _requeue_unsent(home, intent, lines)
         return False
-    elif intent is None or not _claimer_may_go_on(intent, now, grace_s):
+    elif intent is None or not _may_claimer_continue(intent, now, grace_s):
         outcome = Outcome(kind="void", reason="the command ended before it sent anything")
     if outcome is not None:
         with contextlib.suppress(OSError):
-            submission.settle(home, token, outcome)
+            submission.write_outcome(home, token, outcome)
             return True
     return False
 
 
-def _keep_in_line(home: str, intent: Submission, lines: dict[str, set[str]]) -> None:
+def _requeue_unsent(home: str, intent: Submission, lines: dict[str, set[str]]) -> None:
     """A command that was killed between claim and line left a submission that waits and would never be sent."""
     if intent.queue is None or intent.user != getpass.getuser():
         return
     from shoal.job import admission  # only where something waits: most projects have no budget
 
     if intent.queue not in lines:
-        lines[intent.queue] = {token for _, token in admission.entries(home, intent.queue)}
+        lines[intent.queue] = {token for _, token in admission.waiting_entries(home, intent.queue)}
     if intent.token not in lines[intent.queue]:
         with contextlib.suppress(OSError):
-            admission.enqueue(home, intent.queue, intent.token, admission.need_of(intent))
+            admission.enqueue(home, intent.queue, intent.token, admission.submission_counts(intent))
 
 
-def _claimer_may_go_on(intent: Submission, now: float, grace_s: float) -> bool:
-    alive = process.is_alive({key: getattr(intent, key) for key in ("host", "pid", "started", "uid")})
+def _may_claimer_continue(intent: Submission, now: float, grace_s: float) -> bool:
+    alive = process.is_process_alive({key: getattr(intent, key) for key in ("host", "pid", "started", "uid")})
     return alive if alive is not None else now < intent.t + grace_s
 
 
@@ -290,18 +290,18 @@ def _evidence(files: RunFiles, row: JobRow | None, asked: bool, now: float) -> E
         return Evidence(asked, now, row)
     begun = files.start is not None and files.start.generation == files.generation
     witness = files.start if begun else submission
-    alive = process.is_alive({key: getattr(witness, key) for key in ("host", "pid", "started")})
+    alive = process.is_process_alive({key: getattr(witness, key) for key in ("host", "pid", "started")})
     return Evidence(True, now, None, alive)
 
 
-def _silent_s(files: RunFiles, evidence: Evidence, watching: Watching) -> float | None:
+def _silent_s(files: RunFiles, evidence: Evidence, watching: ObservationHistory) -> float | None:
     """For how long this host has seen the lease unchanged; None where nothing speaks against it: Slurm shows the job as
     running, does not answer, or the process is there."""
-    shown = evidence.row is not None and evidence.row.word not in ENDED_WORDS
+    shown = evidence.row is not None and evidence.row.word not in SLURM_ENDED_STATES
     if shown or not evidence.asked or evidence.alive or files.start is None:
         return None
     number = files.start.attempt
-    return watching.since(files.name, f"{number} {files.names.signs_of_life(number)}")
+    return watching.since(files.name, f"{number} {files.names.lease_names(number)}")
 
 
 def _close_if_over(home: str, files: RunFiles, evidence: Evidence) -> bool:
@@ -311,12 +311,12 @@ def _close_if_over(home: str, files: RunFiles, evidence: Evidence) -> bool:
     if start is None or silent_s is None:
         return False
     # Where this host can tell whether its processes live, silence proves nothing.
-    dead = lease.is_dead(start)
-    silent = silent_s >= evidence.times.take_s and (dead or lease.is_alive(start) is None)
+    dead = lease.is_holder_dead(start)
+    silent = silent_s >= evidence.times.take_s and (dead or lease.is_holder_alive(start) is None)
     if not dead and not silent:
         return False
     with contextlib.suppress(OSError):
-        fence.close(layout.run_dir(home, files.name), files.names, start.attempt, start, silent)
+        fence.close_attempt(layout.run_dir(home, files.name), files.names, start.attempt, start, silent)
     return True
 
 
@@ -326,22 +326,22 @@ def _is_missing(files: RunFiles, evidence: Evidence) -> bool:
     return evidence.asked and evidence.row is None and not begun and _is_accepted(files) and files.verdict is None
 
 
-def _keep(home: str, files: RunFiles, evidence: Evidence) -> None:
+def _keep_verdict(home: str, files: RunFiles, evidence: Evidence) -> None:
     """Write down what Slurm said last; a folder we may not write in loses only that."""
     claim, row = files.claim, evidence.row
     if claim is None or not evidence.asked or evidence.alive is not None or files.generation == 0:
         return
     ended = files.end is not None and files.end.generation == files.generation
     with contextlib.suppress(OSError):
-        if row is not None and row.word in ENDED_WORDS and files.verdict is None:
-            writing.keep_verdict(home, files, verdict_of(row))
-        elif row is None and ended and files.end is not None and evidence.now - files.end.ended > _FORGOTTEN_AFTER_S:
-            writing.keep_verdict(home, files, Verdict(word="FORGOTTEN"))
+        if row is not None and row.word in SLURM_ENDED_STATES and files.verdict is None:
+            writing.write_verdict(home, files, verdict_of_row(row))
+        elif row is None and ended and files.end is not None and evidence.now - files.end.ended > _SACCT_AFTER_S:
+            writing.write_verdict(home, files, Verdict(word="FORGOTTEN"))
 
 
 def _is_accepted(files: RunFiles) -> bool:
     return files.origin is not None and files.origin.outcome is not None
 
 
-def live(views: Iterable[RunView]) -> list[RunView]:
-    return [view for view in views if view.state in LIVE]
+def active_runs(views: Iterable[RunView]) -> list[RunView]:
+    return [view for view in views if view.state in ACTIVE_STATES]

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from shoal.kernel import ENDED_WORDS, LIVE_WORDS, JobRow, exit_words
+from shoal.kernel import SLURM_ACTIVE_STATES, SLURM_ENDED_STATES, JobRow, describe_exit_code
 from shoal.observe.records import Verdict
 
-__all__ = ["ENDED_WORDS", "LIVE_WORDS", "STUCK_REASONS", "JobRow", "in_words", "verdict_of"]
+__all__ = [
+    "BLOCKED_REASONS",
+    "SLURM_ACTIVE_STATES",
+    "SLURM_ENDED_STATES",
+    "JobRow",
+    "describe_verdict",
+    "verdict_of_row",
+]
 
 #: Reasons with which a pending job waits for ever, and what frees it.
-STUCK_REASONS = {
+BLOCKED_REASONS = {
     "launch failed requeued held": "scontrol release {job}",
     "JobHoldMaxRequeue": "scontrol release {job}",
     "JobHeldAdmin": "ask the cluster's administrators",
@@ -25,7 +32,7 @@ STUCK_REASONS = {
 }
 
 
-def verdict_of(row: JobRow) -> Verdict:
+def verdict_of_row(row: JobRow) -> Verdict:
     return Verdict(
         word=row.word,
         exit_code=row.exit_code,
@@ -37,13 +44,13 @@ def verdict_of(row: JobRow) -> Verdict:
     )
 
 
-def in_words(word: str, verdict: Verdict | None) -> str:
+def describe_verdict(word: str, verdict: Verdict | None) -> str:
     if word == "CANCELLED":
         return f"cancelled by {verdict.by}" if verdict and verdict.by else "cancelled"
     if word == "FAILED" and verdict is not None:
         if (verdict.exit_code, verdict.signal) == (0, 53):
             return "Slurm could not open the output file: its folder is missing or not writable"
-        return f"killed by signal {verdict.signal}" if verdict.signal else exit_words(verdict.exit_code or 0)
+        return f"killed by signal {verdict.signal}" if verdict.signal else describe_exit_code(verdict.exit_code or 0)
     node = f" ({verdict.node})" if verdict and verdict.node else ""
     return {
         "TIMEOUT": "stopped at its time limit",

@@ -14,12 +14,12 @@ from typing import Any
 from shoal.kernel import files, lease, process
 
 
-class Watching:
+class ObservationHistory:
     """What is doubtful now, and since when. `save` keeps what this command saw, and forgets the rest."""
 
     def __init__(self, home: str) -> None:
         self._path = os.path.join(home, "cache", f"watch-{socket.gethostname()}-{os.getuid()}.json")
-        self._boot = (process.started(os.getpid()) or "").partition(":")[0]
+        self._boot = (process.process_start_time(os.getpid()) or "").partition(":")[0]
         self._kept: dict[str, Any] | None = None
         self._looked_at: set[str] = set()
         self._seen: dict[str, Any] = {}
@@ -28,11 +28,11 @@ class Watching:
         """For how many seconds `what` has been seen about the run, this look included."""
         known = self._before().get(name)
         if not isinstance(known, list) or known[0] != what:
-            known = [what, lease.now()]
+            known = [what, lease.boot_time_s()]
         self._seen[name] = known
-        return float(lease.now() - known[1])
+        return float(lease.boot_time_s() - known[1])
 
-    def looked_at(self, name: str) -> None:
+    def note_checked(self, name: str) -> None:
         self._looked_at.add(name)
 
     def save(self) -> None:

@@ -22,12 +22,12 @@ from shoal.observe.records import DamagedRecord, Verdict
 from shoal.observe.sharing import make_shared
 
 #: Small durable writes wait for the disk, not for the processor; eight at a time is where ext4 and NFS stop gaining.
-_WRITERS = 8
+_WRITER_THREADS = 8
 A = TypeVar("A")
 B = TypeVar("B")
 
 
-def open_home(home: Path, shared_by: Path | None) -> str:
+def open_state_dir(home: Path, shared_by: Path | None) -> str:
     """Make the state folder if need be, and return it: private to the user, or as its owner has made it.
 
     `shared_by` is the root of a project that says `shared = true`: its group gets the state too. From here on this
@@ -36,7 +36,7 @@ def open_home(home: Path, shared_by: Path | None) -> str:
     if shared_by is not None and not files.is_shared(str(shared_by)):
         raise InputError(f"shared = true, but the group cannot write in {shared_by}", hint="shoal init --shared")
     if not home.exists():
-        home.mkdir(mode=files.PRIVATE, parents=True, exist_ok=True)
+        home.mkdir(mode=files.PRIVATE_MODE, parents=True, exist_ok=True)
         if shared_by is not None:
             make_shared(home, shared_by.stat().st_gid)
     if home.stat().st_mode & 0o002:
@@ -64,7 +64,7 @@ def project_id(home: str) -> str:
     return str(record.get("id", ""))
 
 
-def keep_notify(home: str, settings: msgspec.Struct | None) -> None:
+def write_notify_settings(home: str, settings: msgspec.Struct | None) -> None:
     """Whom jobs tell about an end or a failure, as shoal.toml says now; nobody if there are no settings."""
     path = os.path.join(home, "notify.json")
     wanted = None if settings is None else {"schema": 1, **msgspec.to_builtins(settings)}
@@ -75,7 +75,7 @@ def keep_notify(home: str, settings: msgspec.Struct | None) -> None:
             files.replace(path, files.to_json(wanted))
 
 
-def record_spec(home: str, spec: RunSpec) -> RunSpec:
+def write_spec(home: str, spec: RunSpec) -> RunSpec:
     """Keep what the run is, under its revision; a spec that stands there already must be the same run."""
     folder = layout.run_dir(home, spec.name)
     files.make_dir(folder)
@@ -96,17 +96,17 @@ def request_cancel(home: str, name: str, generation: int, record: dict[str, Any]
     return files.create_exclusive(path, files.to_json({"schema": 1, **record}))
 
 
-def keep_verdict(home: str, run: RunFiles, verdict: Verdict) -> None:
+def write_verdict(home: str, run: RunFiles, verdict: Verdict) -> None:
     kind = layout.verdict_kind(run.names.attempt)
     path = os.path.join(layout.run_dir(home, run.name), layout.submit_file(run.generation, kind))
-    files.create_exclusive(path, records.encode(verdict))
+    files.create_exclusive(path, records.encode_file(verdict))
 
 
-def in_parallel(work: Callable[[A], B], items: list[A]) -> list[B]:
+def map_in_threads(work: Callable[[A], B], items: list[A]) -> list[B]:
     """Apply `work` to each item, several at a time, in order; the first error is raised after all have been tried."""
     if len(items) == 1:
         return [work(items[0])]
     from concurrent.futures import ThreadPoolExecutor  # here: commands that only look start sooner without it
 
-    with ThreadPoolExecutor(_WRITERS) as pool:
+    with ThreadPoolExecutor(_WRITER_THREADS) as pool:
         return list(pool.map(work, items))

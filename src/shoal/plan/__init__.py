@@ -7,24 +7,33 @@ if TYPE_CHECKING:
     from shoal.plan import packs
     from shoal.plan.cluster_choice import choose_cluster, named_cluster
     from shoal.plan.containers import check_containers
-    from shoal.plan.cost import gpu_hours, makespan_s
-    from shoal.plan.durations import earlier_durations
-    from shoal.plan.generate import Generated, Wish, generate_script
-    from shoal.plan.layouts import ARRAY, EACH, Comparison, ShapeCost, compare, over_nodes, with_lengths, with_starts
-    from shoal.plan.pack_commands import runs_of_file, sweep_of
+    from shoal.plan.cost import max_gpu_hours, max_makespan_s
+    from shoal.plan.durations import past_durations
+    from shoal.plan.generate import GeneratedScript, GenerateOptions, generate_script
+    from shoal.plan.layouts import (
+        ARRAY,
+        JOB_PER_RUN,
+        LayoutComparison,
+        LayoutCost,
+        assume_durations,
+        compare_layouts,
+        split_over_nodes,
+        with_start_times,
+    )
+    from shoal.plan.pack_commands import command_sweep, read_command_file
     from shoal.plan.pack_options import PackOptions
-    from shoal.plan.pack_order import Job
-    from shoal.plan.pack_queue import plan_pack
-    from shoal.plan.sbatch_options import Resolved, resolve
-    from shoal.plan.simulate import even_out, lower_bound
+    from shoal.plan.pack_order import PackJob
+    from shoal.plan.pack_queue import build_queue
+    from shoal.plan.sbatch_options import ResolvedRequest, resolve_request
+    from shoal.plan.simulate import fill_gpu_shares, min_makespan_s
     from shoal.plan.submissions import (
-        LARGEST_ARRAY,
+        DEFAULT_MAX_ARRAY,
         PlannedSubmission,
-        lay_out,
         log_root,
-        name_of,
-        own_options,
-        script_text,
+        plan_submissions,
+        shoal_options,
+        slurm_job_name,
+        submission_script,
     )
 else:
     __getattr__ = lazy_exports(__name__)

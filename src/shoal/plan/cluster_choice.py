@@ -66,7 +66,7 @@ def match_cluster(project: Project, cluster_name: str | None, host: str) -> Clus
     """The profile that fits best: name and host, then name, then host. A profile without `match` means its own name."""
     ranked: dict[int, list[Cluster]] = {}
     for cluster in project.clusters.values():
-        if not cluster.is_local and (rank := _fit(cluster, cluster_name, host)):
+        if not cluster.is_local and (rank := _match_score(cluster, cluster_name, host)):
             ranked.setdefault(rank, []).append(cluster)
     if not ranked:
         return named_cluster(project, UNNAMED)
@@ -79,7 +79,7 @@ def match_cluster(project: Project, cluster_name: str | None, host: str) -> Clus
     return best[0]
 
 
-def _fit(cluster: Cluster, cluster_name: str | None, host: str) -> int:
+def _match_score(cluster: Cluster, cluster_name: str | None, host: str) -> int:
     """0 for no match. Slurm compares cluster names without case."""
     wanted = cluster.match_cluster or (None if cluster.match_host else cluster.name)
     if wanted is not None and wanted.lower() != (cluster_name or "").lower():

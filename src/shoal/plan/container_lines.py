@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from shoal.batch import shell_quote
-from shoal.job import Container, words
+from shoal.job import Container, container_argv
 
 _VARIABLE = re.compile(r"(\$\{[A-Za-z_][A-Za-z0-9_]*\}|\$[A-Za-z_][A-Za-z0-9_]*)")
 _WIDTH = 110
@@ -25,9 +25,9 @@ def container_lines(one: Container | None, scratch: str | None, *, gpus: bool, a
     if one is None:
         return ContainerText()
     one = one._replace(
-        image=_at_home(one.image), binds=[*map(_at_home, one.binds), "$PWD", *([scratch] if scratch else [])]
+        image=_expand_home(one.image), binds=[*map(_expand_home, one.binds), "$PWD", *([scratch] if scratch else [])]
     )
-    array = _wrapped([shell_text(word) for word in words(one, [], "$PWD", gpus, as_root)])
+    array = _wrap_words([shell_text(word) for word in container_argv(one, [], "$PWD", gpus, as_root)])
     check = ""
     if one.image_is_path:
         image = shell_text(one.image)
@@ -48,11 +48,11 @@ def shell_text(text: str) -> str:
     return "".join(parts) or "''"
 
 
-def _at_home(path: str) -> str:
+def _expand_home(path: str) -> str:
     return f"$HOME{path[1:]}" if path == "~" or path.startswith("~/") else path
 
 
-def _wrapped(found: list[str]) -> str:
+def _wrap_words(found: list[str]) -> str:
     lines = [""]
     for word in found:
         if lines[-1] and len(lines[-1]) + len(word) > _WIDTH:

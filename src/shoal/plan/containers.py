@@ -12,7 +12,7 @@ import msgspec
 from shoal.batch import shell_command
 from shoal.describe import Cluster
 from shoal.errors import InputError
-from shoal.job import Container, ContainerError, build, merge, whole, words
+from shoal.job import Container, ContainerError, build_container, container_argv, merge_settings, with_absolute_paths
 from shoal.model import RunSpec
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def check_containers(submissions: Sequence[PlannedSubmission], cluster: Cluster)
             seen.add(key)
             one = container_of(run.spec, cluster)
             if one is not None:
-                _refuse(one, run.spec, cluster, packed=planned.pack is not None)
+                _check_runnable(one, run.spec, cluster, packed=planned.pack is not None)
                 gpus = bool(planned.request.gpus)
                 notes[describe_container(one, run.spec, gpus=gpus)] = None
     return list(notes)
@@ -40,23 +40,23 @@ def check_containers(submissions: Sequence[PlannedSubmission], cluster: Cluster)
 def container_of(spec: RunSpec, cluster: Cluster) -> Container | None:
     """The step's or experiment's settings over the profile's; None where no image is named."""
     try:
-        one = build(merge(spec.container.record(), cluster.container.record()))
+        one = build_container(merge_settings(spec.container.record(), cluster.container.record()))
     except ContainerError as error:
         raise InputError(error.message, hint=error.hint, place=f"container of {spec.name}") from None
-    return None if one is None else whole(one, spec.cwd)
+    return None if one is None else with_absolute_paths(one, spec.cwd)
 
 
 def describe_container(one: Container, spec: RunSpec, *, gpus: bool) -> str:
     """One line for people: the words, and what they stand around. What the node adds (data, scratch) is not in it."""
     try:
-        line = shell_command(words(one, [spec.cwd], spec.cwd, gpus, os.getuid() == 0))
+        line = shell_command(container_argv(one, [spec.cwd], spec.cwd, gpus, os.getuid() == 0))
     except ContainerError as error:
         raise InputError(error.message, hint=error.hint, place=f"container of {spec.name}") from None
     around = {"process": "the program", "srun": "each task of srun"}.get(spec.launch, "each node's launcher")
     return f"container: srun {line}" if one.by_srun else f"container: {line}   # around {around}"
 
 
-def _refuse(one: Container, spec: RunSpec, cluster: Cluster, *, packed: bool) -> None:
+def _check_runnable(one: Container, spec: RunSpec, cluster: Cluster, *, packed: bool) -> None:
     place = f"container of {spec.name}"
     if one.by_srun and (cluster.is_local or packed):
         where = "this machine is not Slurm" if cluster.is_local else "runs of a pack are not started by srun"

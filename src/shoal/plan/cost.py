@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from shoal.plan.submissions import PlannedSubmission
 
 
-def gpu_hours(planned: PlannedSubmission) -> float:
+def max_gpu_hours(planned: PlannedSubmission) -> float:
     """GPUs times the time limit."""
     request = planned.request
     jobs = len(planned.runs) if planned.pack is None else max(1, planned.pack.pilots)
     return jobs * (request.nodes or 1) * (request.gpus or 0) * (request.time_limit_s or 0) / 3600
 
 
-def makespan_s(submissions: Sequence[PlannedSubmission], *, one_by_one: bool) -> float | None:
+def max_makespan_s(submissions: Sequence[PlannedSubmission], *, one_by_one: bool) -> float | None:
     """When the last run has ended if each takes its whole time limit and nothing waits in the queue; None if one has no
     limit. Submissions come after those that they need, and with `one_by_one` each run after the one before."""
     ends: dict[str, float] = {}
@@ -26,12 +26,12 @@ def makespan_s(submissions: Sequence[PlannedSubmission], *, one_by_one: bool) ->
         begin = (
             last if one_by_one or planned.at_once else max((ends.get(name, 0.0) for name in planned.needs), default=0.0)
         )
-        last = begin + limit_s * _rounds(planned, one_by_one)
+        last = begin + limit_s * _sequential_runs(planned, one_by_one)
         ends.update((run.spec.name, last) for run in planned.runs)
     return max(ends.values(), default=None)
 
 
-def _rounds(planned: PlannedSubmission, one_by_one: bool) -> int:
+def _sequential_runs(planned: PlannedSubmission, one_by_one: bool) -> int:
     """How many of its runs follow each other."""
     if planned.pack is not None:
         return 1

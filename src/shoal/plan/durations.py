@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.kernel import layout, names_in
+from shoal.kernel import layout, list_names
 from shoal.observe import DamagedRecord, records
 
 
-def earlier_durations(home: str, names: Sequence[str]) -> dict[int, float]:
+def past_durations(home: str, names: Sequence[str]) -> dict[int, float]:
     """Place -> seconds of the newest attempt that ended well, or was a probe, for the named runs that have one.
 
     A run of the same sweep that is not asked for this time still tells what its neighbours take, but only costs say
@@ -17,7 +17,7 @@ def earlier_durations(home: str, names: Sequence[str]) -> dict[int, float]:
     found = {}
     for place, name in enumerate(names):
         folder = layout.run_dir(home, name)
-        names_there = layout.parse_names(names_in(folder))
+        names_there = layout.parse_names(list_names(folder))
         for number in reversed(names_there.attempts.get("end", [])):
             try:
                 end = records.read_end(folder, names_there, number)

@@ -12,13 +12,20 @@ import msgspec
 from shoal.batch import parse_flags, refuse_line_breaks
 from shoal.describe import ARGUMENT_SETS, REPLICA_PLACEHOLDERS, Cluster, Project, Step, change_mode, over, parse_word
 from shoal.errors import InputError
-from shoal.job import ContainerError, build, fill, merge, placeholders, whole
+from shoal.job import (
+    ContainerError,
+    build_container,
+    fill_placeholders,
+    merge_settings,
+    placeholder_names,
+    with_absolute_paths,
+)
 from shoal.model import ContainerSettings, LaunchSettings, Request
-from shoal.names import slug
+from shoal.names import make_slug
 from shoal.plan.container_lines import ContainerText, container_lines
 from shoal.plan.launch_lines import launch_lines
-from shoal.plan.sbatch_options import Resolved, resolve
-from shoal.plan.script import header, render_script, set_up
+from shoal.plan.sbatch_options import ResolvedRequest, resolve_request
+from shoal.plan.script import render_script, script_header, setup_function
 
 #: What the reference generator runs, and what it asks for when nobody says anything.
 DEFAULT_COMMAND = ("python", "./torchtitan/train.py")
@@ -27,7 +34,7 @@ DEFAULT_MAIL_TYPE = "BEGIN,END,FAIL"
 K = TypeVar("K")
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
+class GenerateOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The flags of `shoal generate`, as they were written; None means not written."""
 
     config_file: str | None = None
@@ -54,26 +61,26 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
-class Generated(msgspec.Struct, frozen=True, kw_only=True):
+class GeneratedScript(msgspec.Struct, frozen=True, kw_only=True):
     """The script, and what is worth knowing about it. `log_folders` must exist before the job starts."""
 
     script: str
     job_name: str
-    resolved: Resolved
+    resolved: ResolvedRequest
     launch: str
     command: tuple[str, ...]
     log_folders: tuple[str, ...]
     notes: tuple[str, ...]
 
 
-def generate_script(wish: Wish, project: Project, cluster: Cluster) -> Generated:
+def generate_script(wish: GenerateOptions, project: Project, cluster: Cluster) -> GeneratedScript:
     """Decide header, set-up and launch. InputError for anything that could not work."""
     step = None if wish.step is None else project.step(wish.step)
     launch, settings, notes = _launch(wish, step)
     command = _command(wish, step)
     _refuse_unfilled([*settings.args, *settings.env.values()], "the launch settings", REPLICA_PLACEHOLDERS)
     real_name = wish.job_name or wish.step or _stem(wish.config_file) or "job"
-    name = slug(real_name)
+    name = make_slug(real_name)
     resolved = _resolve(wish, step, project, cluster, launch, settings)
     logs = [wish.output or f"{cluster.logs}.out", wish.error or f"{cluster.logs}.err"]
     for flag, path in zip(("--output", "--error"), logs, strict=True):
@@ -94,11 +101,13 @@ def generate_script(wish: Wish, project: Project, cluster: Cluster) -> Generated
         f"The log folder must exist before the job starts: {' '.join(shlex.quote(folder) for folder in folders)}",
     ]
     text = render_script(
-        header(options, comments),
-        set_up(resolved.cluster, _plain(step.env, f"`env` of step {step.name!r}") if step else None),
-        launch_lines(launch, command, resolved.request, settings, _box(wish, step, project, resolved)),
+        script_header(options, comments),
+        setup_function(
+            resolved.cluster, _without_placeholders(step.env, f"`env` of step {step.name!r}") if step else None
+        ),
+        launch_lines(launch, command, resolved.request, settings, _container(wish, step, project, resolved)),
     )
-    return Generated(
+    return GeneratedScript(
         script=text,
         job_name=name,
         resolved=resolved,
@@ -109,21 +118,21 @@ def generate_script(wish: Wish, project: Project, cluster: Cluster) -> Generated
     )
 
 
-def _box(wish: Wish, step: Step | None, project: Project, resolved: Resolved) -> ContainerText:
+def _container(wish: GenerateOptions, step: Step | None, project: Project, resolved: ResolvedRequest) -> ContainerText:
     """The container of the flag, over the step's, over the profile's."""
     flag = ContainerSettings() if wish.container is None else parse_word(wish.container, "--container")
     settings = over(flag, step.container if step else ContainerSettings())
     try:
-        one = build(merge(settings.record(), resolved.cluster.container.record()))
+        one = build_container(merge_settings(settings.record(), resolved.cluster.container.record()))
         if one is not None:
-            one = whole(one, str(project.root))
+            one = with_absolute_paths(one, str(project.root))
         as_root, gpus = os.getuid() == 0, bool(resolved.request.gpus)
         return container_lines(one, resolved.cluster.scratch, gpus=gpus, as_root=as_root)
     except ContainerError as error:
         raise InputError(error.message, hint=error.hint, place="container") from None
 
 
-def _launch(wish: Wish, step: Step | None) -> tuple[str, LaunchSettings, list[str]]:
+def _launch(wish: GenerateOptions, step: Step | None) -> tuple[str, LaunchSettings, list[str]]:
     """Mode and settings: what the flags say, else the step's. The reference generator's flags choose by themselves."""
     mode, settings = (step.launch, step.launch_settings) if step else ("process", LaunchSettings())
     replicas = [
@@ -156,7 +165,7 @@ def _launch(wish: Wish, step: Step | None) -> tuple[str, LaunchSettings, list[st
     return "replicas", chosen, notes
 
 
-def _command(wish: Wish, step: Step | None) -> tuple[str, ...]:
+def _command(wish: GenerateOptions, step: Step | None) -> tuple[str, ...]:
     """The program, its config file as --job.config_file, and the extra words, as overrides where there is a config."""
     if wish.step is None and wish.config_file is None:
         raise InputError("say what to train: --config-file CONFIG, or --step NAME of shoal.toml")
@@ -170,17 +179,17 @@ def _command(wish: Wish, step: Step | None) -> tuple[str, ...]:
         words += ["--job.config_file", wish.config_file]
         told = wish.replicas_per_node is not None or wish.nodes_per_replica is not None or wish.launch == "replicas"
         extra = ["--cfg_options", *extra] if extra or (told and not wish.use_ddp) else []
-    return tuple(_plain(dict(enumerate([*words, *extra])), "the command").values())
+    return tuple(_without_placeholders(dict(enumerate([*words, *extra])), "the command").values())
 
 
-def _plain(words: Mapping[K, str], where: str) -> dict[K, str]:
+def _without_placeholders(words: Mapping[K, str], where: str) -> dict[K, str]:
     """Words without placeholders; a plain batch script fills none."""
     _refuse_unfilled(words.values(), where)
-    return {key: fill(word, {}) for key, word in words.items()}
+    return {key: fill_placeholders(word, {}) for key, word in words.items()}
 
 
 def _refuse_unfilled(words: Iterable[str], where: str, known: Collection[str] = ()) -> None:
-    for name in placeholders(words):
+    for name in placeholder_names(words):
         if name not in known:
             raise InputError(
                 f"{where} has {{{name}}}, which nothing fills in a plain batch script",
@@ -196,8 +205,8 @@ def _split(flag: str, text: str) -> list[str]:
 
 
 def _resolve(
-    wish: Wish, step: Step | None, project: Project, cluster: Cluster, launch: str, settings: LaunchSettings
-) -> Resolved:
+    wish: GenerateOptions, step: Step | None, project: Project, cluster: Cluster, launch: str, settings: LaunchSettings
+) -> ResolvedRequest:
     """The written flags are sbatch's own, so they are read as sbatch reads them."""
     default = step.request if step else DEFAULT_REQUEST
     if step is None and cluster.time is not None:
@@ -216,7 +225,9 @@ def _resolve(
         "mail-type": mail_type,
     }
     flags = parse_flags([f"--{name}={value}" for name, value in written.items() if value is not None])
-    return resolve(default, flags, cluster, project.clusters, whole_nodes=True, launch=launch, settings=settings)
+    return resolve_request(
+        default, flags, cluster, project.clusters, whole_nodes=True, launch=launch, settings=settings
+    )
 
 
 def _stem(path: str | None) -> str | None:

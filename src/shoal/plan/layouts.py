@@ -11,18 +11,18 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.job import WHOLE
-from shoal.plan.pack_order import Job, length, longest_first
-from shoal.plan.simulate import Schedule, play
+from shoal.job import GPU_PARTS
+from shoal.plan.pack_order import PackJob, expected_length_s, longest_first
+from shoal.plan.simulate import PackSchedule, simulate
 
 #: A time limit is this much longer than what is expected.
-SAFETY = 1.2
+TIME_LIMIT_FACTOR = 1.2
 #: Where even the smallest request would wait so long, the cluster is full.
-_FULL_S = 60.0
-EACH, ARRAY = "job each", "array"
+_FULL_CLUSTER_WAIT_S = 60.0
+JOB_PER_RUN, ARRAY = "job each", "array"
 
 
-class ShapeCost(NamedTuple):
+class LayoutCost(NamedTuple):
     """One way to lay the runs over allocations. Hours are GPU-hours, or slot-hours where runs take no GPU.
 
     `held` is what passes while it is allocated; `start_s` is in how many seconds Slurm would start the first of it.
@@ -47,12 +47,12 @@ class ShapeCost(NamedTuple):
         return self.makespan_s + (self.start_s or 0.0)
 
 
-class Comparison(NamedTuple):
+class LayoutComparison(NamedTuple):
     """All shapes, what was assumed, the best for time and for cost, whether the cluster is full, and whether GPUs are
     slots here because the runs take no GPU.
     """
 
-    shapes: list[ShapeCost]
+    shapes: list[LayoutCost]
     assumptions: list[str]
     fastest: str
     cheapest: str
@@ -60,13 +60,13 @@ class Comparison(NamedTuple):
     of_slots: bool = False
 
 
-def over_nodes(gpus: int, per_node: int | None) -> tuple[int, int]:
+def split_over_nodes(gpus: int, per_node: int | None) -> tuple[int, int]:
     """The nodes of an allocation with so many GPUs, and the GPUs on each of them."""
     nodes = -(-gpus // per_node) if per_node else 1
     return nodes, -(-gpus // nodes)
 
 
-def with_lengths(jobs: Sequence[Job], source: str) -> tuple[list[Job], list[str]]:
+def assume_durations(jobs: Sequence[PackJob], source: str) -> tuple[list[PackJob], list[str]]:
     """Jobs that all have a duration, and what had to be assumed for that. ValueError when nothing at all is known."""
     if all(job.expect_s is not None for job in jobs):
         return list(jobs), [f"durations from {source}"]
@@ -84,32 +84,34 @@ def with_lengths(jobs: Sequence[Job], source: str) -> tuple[list[Job], list[str]
     raise ValueError("nothing says how long these runs take")
 
 
-def compare(
-    jobs: Sequence[Job], assumptions: Sequence[str], *, startup_s: float = 0.0, widths: Sequence[int] | None = None
-) -> Comparison:
+def compare_layouts(
+    jobs: Sequence[PackJob], assumptions: Sequence[str], *, startup_s: float = 0.0, widths: Sequence[int] | None = None
+) -> LayoutComparison:
     """Compare shapes for jobs with durations. `startup_s` is paid once by every allocation (set-up, staging)."""
-    widest = max(1, max(math.ceil(job.gpu_parts / WHOLE) for job in jobs))
-    most = max(widest, sum(max(job.gpu_parts, 1) for job in jobs) // WHOLE)
+    widest = max(1, max(math.ceil(job.gpu_parts / GPU_PARTS) for job in jobs))
+    most = max(widest, sum(max(job.gpu_parts, 1) for job in jobs) // GPU_PARTS)
     if widths is None:
         widths = [width for width in (1, 2, 4, 8, 16, 32) if widest <= width <= most] or [widest]
-    shapes = [_each(jobs, startup_s), _array(jobs, startup_s)]
+    shapes = [_job_per_run(jobs, startup_s), _array(jobs, startup_s)]
     # What pilots do together is what one allocation of all their GPUs would: each width is played once.
-    played = _Played(longest_first(jobs))
+    played = _ScheduleCache(longest_first(jobs))
     shapes += [_pack(played.on(width), startup_s) for width in widths]
     shapes += [_pilots(played.on(count * widest), count, widest, startup_s) for count in widths if count > 1]
-    return Comparison(shapes, [*assumptions, *_said(startup_s)], _fastest(shapes), _cheapest(shapes))
+    return LayoutComparison(shapes, [*assumptions, *_startup_note(startup_s)], _fastest(shapes), _cheapest(shapes))
 
 
-def with_starts(comparison: Comparison, starts: Mapping[str, float]) -> Comparison:
+def with_start_times(comparison: LayoutComparison, starts: Mapping[str, float]) -> LayoutComparison:
     """The same with the seconds until Slurm would start each shape, as it answered.
 
     On a full cluster the runs of jobs and arrays do not start together: what is expected of them is not true there,
     and small allocations that share a queue are what gets through it.
     """
     shapes = [shape._replace(start_s=starts.get(shape.name)) for shape in comparison.shapes]
-    if not starts or min(starts.values()) < _FULL_S:
+    if not starts or min(starts.values()) < _FULL_CLUSTER_WAIT_S:
         return comparison._replace(shapes=shapes, fastest=_fastest(shapes), cheapest=_cheapest(shapes))
-    queues = [shape for shape in shapes if shape.name not in (EACH, ARRAY) and shape.start_s is not None] or shapes
+    queues = [
+        shape for shape in shapes if shape.name not in (JOB_PER_RUN, ARRAY) and shape.start_s is not None
+    ] or shapes
     said = "the cluster is full: jobs and arrays would not start together and are not compared for time"
     return comparison._replace(
         shapes=shapes,
@@ -120,51 +122,51 @@ def with_starts(comparison: Comparison, starts: Mapping[str, float]) -> Comparis
     )
 
 
-def _each(jobs: Sequence[Job], startup_s: float) -> ShapeCost:
-    limits = [math.ceil(length(job) * SAFETY + startup_s) for job in jobs]
+def _job_per_run(jobs: Sequence[PackJob], startup_s: float) -> LayoutCost:
+    limits = [math.ceil(expected_length_s(job) * TIME_LIMIT_FACTOR + startup_s) for job in jobs]
     asked = sum(limit * _gpus(job) for limit, job in zip(limits, jobs, strict=True))
-    return _apart(EACH, jobs, asked, max(limits), startup_s)
+    return _separate_jobs(JOB_PER_RUN, jobs, asked, max(limits), startup_s)
 
 
-def _array(jobs: Sequence[Job], startup_s: float) -> ShapeCost:
-    limit = math.ceil(max(length(job) for job in jobs) * SAFETY + startup_s)
-    return _apart(ARRAY, jobs, limit * sum(_gpus(job) for job in jobs), limit, startup_s)
+def _array(jobs: Sequence[PackJob], startup_s: float) -> LayoutCost:
+    limit = math.ceil(max(expected_length_s(job) for job in jobs) * TIME_LIMIT_FACTOR + startup_s)
+    return _separate_jobs(ARRAY, jobs, limit * sum(_gpus(job) for job in jobs), limit, startup_s)
 
 
-def _apart(name: str, jobs: Sequence[Job], asked: float, limit: float, startup_s: float) -> ShapeCost:
+def _separate_jobs(name: str, jobs: Sequence[PackJob], asked: float, limit: float, startup_s: float) -> LayoutCost:
     """All at once, each on GPUs of its own, given back when it ends; a share of a GPU still takes a whole one."""
-    used = sum(length(job) * job.gpu_parts / WHOLE for job in jobs)
-    held = sum((length(job) + startup_s) * _gpus(job) for job in jobs)
-    longest = max(length(job) for job in jobs) + startup_s
+    used = sum(expected_length_s(job) * job.gpu_parts / GPU_PARTS for job in jobs)
+    held = sum((expected_length_s(job) + startup_s) * _gpus(job) for job in jobs)
+    longest = max(expected_length_s(job) for job in jobs) + startup_s
     gpus = max(_gpus(job) for job in jobs)
-    return ShapeCost(name, len(jobs), gpus, limit, asked / 3600, used / 3600, (held - used) / 3600, longest)
+    return LayoutCost(name, len(jobs), gpus, limit, asked / 3600, used / 3600, (held - used) / 3600, longest)
 
 
-class _Played:
+class _ScheduleCache:
     """Schedules of the same jobs over allocations of different width, each computed once."""
 
-    def __init__(self, ordered: Sequence[Job]) -> None:
-        self._ordered, self._known = ordered, dict[int, Schedule]()
+    def __init__(self, ordered: Sequence[PackJob]) -> None:
+        self._ordered, self._known = ordered, dict[int, PackSchedule]()
         self._least = min(max(job.gpu_parts, 1) for job in ordered)
 
-    def on(self, width: int) -> Schedule:
+    def on(self, width: int) -> PackSchedule:
         if width not in self._known:
-            slots = max(1, width * WHOLE // self._least)
-            self._known[width] = play(self._ordered, slots=slots, gpus=width)
+            slots = max(1, width * GPU_PARTS // self._least)
+            self._known[width] = simulate(self._ordered, slots=slots, gpus=width)
         return self._known[width]
 
 
-def _pack(played: Schedule, startup_s: float) -> ShapeCost:
+def _pack(played: PackSchedule, startup_s: float) -> LayoutCost:
     width = played.width
     makespan = played.makespan + startup_s
-    limit = math.ceil(makespan * SAFETY)
+    limit = math.ceil(makespan * TIME_LIMIT_FACTOR)
     idle = max(0.0, width * makespan - played.busy)
-    return ShapeCost(
+    return LayoutCost(
         f"pack of {width}", 1, width, limit, width * limit / 3600, played.busy / 3600, idle / 3600, makespan
     )
 
 
-def _pilots(played: Schedule, count: int, widest: int, startup_s: float) -> ShapeCost:
+def _pilots(played: PackSchedule, count: int, widest: int, startup_s: float) -> LayoutCost:
     """Small allocations that share the queue: each ends with the last run that it got."""
     ends: dict[int, float] = {}
     for one in played.placed:
@@ -172,24 +174,24 @@ def _pilots(played: Schedule, count: int, widest: int, startup_s: float) -> Shap
             ends[gpu // widest] = max(ends.get(gpu // widest, 0.0), one.end)
     held = sum((end + startup_s) * widest for end in ends.values())
     makespan = played.makespan + startup_s
-    limit = math.ceil(makespan * SAFETY)
+    limit = math.ceil(makespan * TIME_LIMIT_FACTOR)
     asked = count * widest * limit
     idle = max(0.0, held - played.busy)
-    return ShapeCost(f"{count} pilots", count, widest, limit, asked / 3600, played.busy / 3600, idle / 3600, makespan)
+    return LayoutCost(f"{count} pilots", count, widest, limit, asked / 3600, played.busy / 3600, idle / 3600, makespan)
 
 
-def _gpus(job: Job) -> int:
-    return max(1, math.ceil(job.gpu_parts / WHOLE))
+def _gpus(job: PackJob) -> int:
+    return max(1, math.ceil(job.gpu_parts / GPU_PARTS))
 
 
-def _said(startup_s: float) -> list[str]:
+def _startup_note(startup_s: float) -> list[str]:
     told = ["jobs and arrays find a free GPU for every run at once"]
     return [*told, f"every allocation needs {startup_s:g} s to start up"] if startup_s else told
 
 
-def _fastest(shapes: Sequence[ShapeCost]) -> str:
+def _fastest(shapes: Sequence[LayoutCost]) -> str:
     return min(shapes, key=lambda shape: (round(shape.finish_s, 3), shape.held, shape.entries)).name
 
 
-def _cheapest(shapes: Sequence[ShapeCost]) -> str:
+def _cheapest(shapes: Sequence[LayoutCost]) -> str:
     return min(shapes, key=lambda shape: (round(shape.held, 6), shape.requested, shape.entries)).name

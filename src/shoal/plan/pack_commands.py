@@ -13,22 +13,22 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from shoal.describe import Block, Project, Sweep, check_step_name, parse_expression
+from shoal.describe import Project, Sweep, SweepBlock, check_step_name, parse_expression
 from shoal.errors import InputError
-from shoal.job import escape
+from shoal.job import escape_placeholders
 from shoal.model import Request, RunSpec
-from shoal.names import ScriptName, check_length, slug
+from shoal.names import ScriptName, check_length, make_slug
 
 #: A word of a command line that says nothing about what it does.
-_PROGRAM = re.compile(r"(?:.*/)?(?:python[\d.]*|bash|sh|env|uv|run|torchrun|accelerate|-[\w-]+|\S+=\S*)")
-_LONGEST_STEM = 50
+_INTERPRETER = re.compile(r"(?:.*/)?(?:python[\d.]*|bash|sh|env|uv|run|torchrun|accelerate|-[\w-]+|\S+=\S*)")
+_MAX_STEM_LENGTH = 50
 
 
-def sweep_of(command: Sequence[str], name: str | None, cost: str | None, request: Request) -> Sweep:
+def command_sweep(command: Sequence[str], name: str | None, cost: str | None, request: Request) -> Sweep:
     """A command and its parameters (put in by `with_flags`) as a sweep with a single block."""
-    word = step_of(command)
-    experiment = slug(name or f"pack_{word}")
-    block = Block(
+    word = command_step(command)
+    experiment = make_slug(name or f"pack_{word}")
+    block = SweepBlock(
         place="shoal pack",
         step=word,
         command=tuple(command),
@@ -37,10 +37,12 @@ def sweep_of(command: Sequence[str], name: str | None, cost: str | None, request
     return Sweep(ScriptName(experiment, word, 0, word, None, None), (block,))
 
 
-def step_of(command: Sequence[str]) -> str:
+def command_step(command: Sequence[str]) -> str:
     """A word for what a command does: the script or module it runs, else its program."""
-    said = next((word for word in command if not _PROGRAM.fullmatch(word) and re.fullmatch(r"[\w./-]+", word)), None)
-    word = _plain(said or command[0])
+    said = next(
+        (word for word in command if not _INTERPRETER.fullmatch(word) and re.fullmatch(r"[\w./-]+", word)), None
+    )
+    word = _safe_word(said or command[0])
     try:
         check_step_name(word)
     except InputError:
@@ -48,7 +50,7 @@ def step_of(command: Sequence[str]) -> str:
     return word
 
 
-def runs_of_file(path: Path, project: Project, name: str | None, request: Request) -> list[RunSpec]:
+def read_command_file(path: Path, project: Project, name: str | None, request: Request) -> list[RunSpec]:
     """One run for each line of a file of commands; empty lines and lines that begin with # are passed over."""
     try:
         text = path.read_text()
@@ -56,14 +58,14 @@ def runs_of_file(path: Path, project: Project, name: str | None, request: Reques
         raise InputError(f"{path} cannot be read: {(error.strerror or '').lower()}", hint=f"ls -l {path}") from None
     except UnicodeDecodeError:
         raise InputError(f"{path} is not a text file", hint=f"file {path}") from None
-    experiment = slug(name or f"pack_{_plain(path.stem)}")
+    experiment = make_slug(name or f"pack_{_safe_word(path.stem)}")
     specs: list[RunSpec] = []
     seen: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         stripped = line.strip()
         if not stripped or stripped.startswith("#"):
             continue
-        stem = _stem(stripped)
+        stem = _line_stem(stripped)
         if stem in seen:
             raise InputError(
                 f"{path}:{number} is the same command as line {seen[stem]}, and would be the same run",
@@ -79,7 +81,7 @@ def runs_of_file(path: Path, project: Project, name: str | None, request: Reques
                 step="command",
                 step_kind="command",
                 seed=None,
-                command=_words(stripped, f"{path}:{number}"),
+                command=_line_words(stripped, f"{path}:{number}"),
                 cwd=str(project.root),
                 output=experiment,
                 request=request,
@@ -91,22 +93,22 @@ def runs_of_file(path: Path, project: Project, name: str | None, request: Reques
     return specs
 
 
-def _words(line: str, place: str) -> list[str]:
+def _line_words(line: str, place: str) -> list[str]:
     """A line as a program's words; one that uses the shell (pipes, &&, $x) is handed to bash as it is."""
     if re.search(r"[|&;<>$`*?()~]", line):
-        return ["bash", "-c", escape(line)]
+        return ["bash", "-c", escape_placeholders(line)]
     try:
-        return [escape(word) for word in shlex.split(line)]
+        return [escape_placeholders(word) for word in shlex.split(line)]
     except ValueError as error:
         raise InputError(f"the line cannot be split into words: {str(error).lower()}", place=place) from None
 
 
-def _stem(line: str) -> str:
-    words = re.sub(r"[^A-Za-z0-9._]+", "-", line).strip("-._")[:_LONGEST_STEM].strip("-._") or "command"
+def _line_stem(line: str) -> str:
+    words = re.sub(r"[^A-Za-z0-9._]+", "-", line).strip("-._")[:_MAX_STEM_LENGTH].strip("-._") or "command"
     return f"{words}-{hashlib.sha256(line.encode('utf-8', 'surrogateescape')).hexdigest()[:6]}"
 
 
-def _plain(word: str) -> str:
+def _safe_word(word: str) -> str:
     """A name that bash, Slurm and folders take: letters, digits and _."""
     base = os.path.basename(word.rstrip("/"))
     base = base.rpartition(".")[0] or base if base.endswith((".py", ".sh")) else base.rpartition(".")[2]

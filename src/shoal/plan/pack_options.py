@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from shoal.describe import parse_words
+from shoal.describe import parse_early_stop_flag
 from shoal.errors import InputError
-from shoal.job import parts
+from shoal.job import count_gpu_parts
 from shoal.units import parse_duration_s
 
 ENGINES = ("auto", "slots", "ray")
@@ -46,7 +46,7 @@ class PackOptions(NamedTuple):
     dashboard: bool = False
     search: str | None = None
 
-    def checked(self) -> PackOptions:
+    def validate(self) -> PackOptions:
         """The same options, or an InputError that names the flag."""
         for flag, value, least in (
             ("--slots", self.slots, 1),
@@ -90,13 +90,13 @@ class PackOptions(NamedTuple):
                 "--dashboard is Ray's, and the engine is another", hint="--engine ray --dashboard", place="--dashboard"
             )
         if self.search is not None:
-            parse_words(self.search)
+            parse_early_stop_flag(self.search)
         if self.gpus_per_run is not None:
             try:
-                wanted = parts(self.gpus_per_run)
+                wanted = count_gpu_parts(self.gpus_per_run)
             except ValueError as error:
                 raise InputError(str(error), hint="--gpus-per-run 0.25, or 2", place="--gpus-per-run") from None
-            if self.gpus is not None and wanted > parts(self.gpus):
+            if self.gpus is not None and wanted > count_gpu_parts(self.gpus):
                 raise InputError(
                     f"a run with {self.gpus_per_run:g} GPUs never fits into an allocation with {self.gpus}",
                     hint=f"--gpus {math.ceil(self.gpus_per_run)}",
@@ -106,4 +106,4 @@ class PackOptions(NamedTuple):
 
     @property
     def gpu_parts(self) -> int | None:
-        return None if self.gpus_per_run is None else parts(self.gpus_per_run)
+        return None if self.gpus_per_run is None else count_gpu_parts(self.gpus_per_run)

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.job import WHOLE
+from shoal.job import GPU_PARTS
 
 
-class Job(NamedTuple):
+class PackJob(NamedTuple):
     """One run as planning sees it: its place among those asked for, its share of GPUs, what is known of its length."""
 
     place: int
-    gpu_parts: int = WHOLE
+    gpu_parts: int = GPU_PARTS
     cpus: int = 0
     cost: float | None = None
     expect_s: float | None = None
@@ -26,7 +26,7 @@ class Job(NamedTuple):
     needs: tuple[str, ...] = ()
 
 
-def expected(jobs: Sequence[Job], earlier: Mapping[int, float]) -> tuple[list[Job], str]:
+def expect_durations(jobs: Sequence[PackJob], earlier: Mapping[int, float]) -> tuple[list[PackJob], str]:
     """Jobs with expected durations where they can be known, and in words where those come from.
 
     `earlier` are measured durations of earlier attempts of some of these runs. With costs, one measured run tells what
@@ -48,10 +48,10 @@ def expected(jobs: Sequence[Job], earlier: Mapping[int, float]) -> tuple[list[Jo
     return found, source + (" and their cost" if rate is not None and len(earlier) < len(jobs) else "")
 
 
-def longest_first(jobs: Sequence[Job]) -> list[Job]:
+def longest_first(jobs: Sequence[PackJob]) -> list[PackJob]:
     """The order in which to start: wide before narrow, then long before short, then as given."""
-    return sorted(jobs, key=lambda job: (-max(job.gpu_parts, WHOLE), -length(job), job.place))
+    return sorted(jobs, key=lambda job: (-max(job.gpu_parts, GPU_PARTS), -expected_length_s(job), job.place))
 
 
-def length(job: Job) -> float:
+def expected_length_s(job: PackJob) -> float:
     return job.expect_s if job.expect_s is not None else (job.cost or 0.0)

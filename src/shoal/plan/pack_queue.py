@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from shoal.describe import one_rule, parse_words
+from shoal.describe import common_early_stopping, parse_early_stop_flag
 from shoal.errors import InputError
-from shoal.job import WHOLE, parts
+from shoal.job import GPU_PARTS, count_gpu_parts
 from shoal.model import Request, RunSpec
 from shoal.plan.pack_options import PackOptions
-from shoal.plan.pack_order import Job, expected, longest_first
-from shoal.plan.simulate import even_out, play
+from shoal.plan.pack_order import PackJob, expect_durations, longest_first
+from shoal.plan.simulate import fill_gpu_shares, simulate
 from shoal.units import parse_duration_s
 
 #: A time limit is this much longer than the expected makespan: expectations are guesses, and leftovers continue.
-_SAFETY = 1.2
+_TIME_LIMIT_FACTOR = 1.2
 _DAY_S = 86_400.0
 
 
-class PackPlan(NamedTuple):
+class PackQueue(NamedTuple):
     """A queue, ready to travel. `jobs` are in starting order; `source` says what the order rests on."""
 
     options: PackOptions
-    jobs: tuple[Job, ...]
+    jobs: tuple[PackJob, ...]
     source: str
     search: Mapping[str, Any] = {}
 
@@ -63,29 +63,29 @@ class PackPlan(NamedTuple):
         """How long the queue should take on one allocation, where durations are known."""
         if not self.jobs or any(job.expect_s is None for job in self.jobs):
             return None
-        return play(even_out(self.jobs, slots, gpus), slots=slots, gpus=gpus).makespan
+        return simulate(fill_gpu_shares(self.jobs, slots, gpus), slots=slots, gpus=gpus).makespan
 
     def time_limit_s(self, slots: int, gpus: int) -> int | None:
         """A time limit that should do, with room for bad guesses and for the warning before the end."""
         expected_s = self.expected_s(slots, gpus)
         if expected_s is not None:
-            return int(expected_s * _SAFETY + self.options.warn_s) + 60
+            return int(expected_s * _TIME_LIMIT_FACTOR + self.options.warn_s) + 60
         limits = [self.options.run_limit_s or job.limit_s for job in self.jobs]
         if any(limit is None for limit in limits):
             return None
         # Nothing is known but what no run may exceed; more than a day is better asked for in parts.
         worst = [job._replace(expect_s=limit) for job, limit in zip(self.jobs, limits, strict=True)]
-        bound = play(even_out(worst, slots, gpus), slots=slots, gpus=gpus).makespan
+        bound = simulate(fill_gpu_shares(worst, slots, gpus), slots=slots, gpus=gpus).makespan
         longest = max((limit for limit in limits if limit is not None), default=0.0)
         return int(max(longest, min(bound, _DAY_S)) + self.options.warn_s) + 60
 
 
-def plan_pack(
+def build_queue(
     runs: Sequence[tuple[RunSpec, Request]],
     options: PackOptions,
     earlier: Mapping[int, float],
     needs: Mapping[int, tuple[str, ...]] | None = None,
-) -> PackPlan:
+) -> PackQueue:
     """Put runs, each with what it asks for, into their order. `earlier`: measured durations of some, by place; `needs`:
     runs that some of them wait for.
     """
@@ -99,22 +99,24 @@ def plan_pack(
         own = options.gpu_parts
         if own is None:
             # -1 leaves it to the engine, which divides its GPUs among its slots.
-            own = -1 if request.gpus is None else parts(request.gpu_share or request.gpus)
-        if options.gpus is not None and own > options.gpus * WHOLE:
+            own = -1 if request.gpus is None else count_gpu_parts(request.gpu_share or request.gpus)
+        if options.gpus is not None and own > options.gpus * GPU_PARTS:
             raise InputError(
-                f"{spec.name} asks for {own // WHOLE} GPUs, and the pack has {options.gpus} on a node",
-                hint=f"--gpus {own // WHOLE}",
+                f"{spec.name} asks for {own // GPU_PARTS} GPUs, and the pack has {options.gpus} on a node",
+                hint=f"--gpus {own // GPU_PARTS}",
             )
         cpus = options.cpus_per_run or request.cpus or 0
         waits_for = (needs or {}).get(place, ())
-        jobs.append(Job(place, own, cpus, spec.cost, None, request.time_limit_s, spec.survive.get("warn_s"), waits_for))
-    known, source = expected(jobs, earlier)
-    return PackPlan(options, tuple(longest_first(known)), source, _search([spec for spec, _ in runs], options))
+        jobs.append(
+            PackJob(place, own, cpus, spec.cost, None, request.time_limit_s, spec.survive.get("warn_s"), waits_for)
+        )
+    known, source = expect_durations(jobs, earlier)
+    return PackQueue(options, tuple(longest_first(known)), source, _early_stopping([spec for spec, _ in runs], options))
 
 
-def _search(specs: Sequence[RunSpec], options: PackOptions) -> dict[str, Any]:
+def _early_stopping(specs: Sequence[RunSpec], options: PackOptions) -> dict[str, Any]:
     """How losers are stopped: as the command line says, or else as the page of the runs does."""
     if options.search is not None:
-        rule = parse_words(options.search)
+        rule = parse_early_stop_flag(options.search)
         return rule._asdict() if rule else {}
-    return one_rule([spec.search for spec in specs])
+    return common_early_stopping([spec.search for spec in specs])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from shoal.batch import shell_command, shell_quote
 from shoal.describe import REPLICA_PLACEHOLDERS
-from shoal.job import DEFAULTS, PORT_BASE, PORT_COUNT, Geometry
+from shoal.job import LAUNCH_DEFAULTS, PORT_BASE, PORT_COUNT, LaunchGeometry
 from shoal.model import LaunchSettings, Request
 from shoal.plan.container_lines import ContainerText
 
@@ -22,15 +22,16 @@ def replica_lines(
     start: Sequence[str],
     program: Sequence[str],
     request: Request,
-    geometry: Geometry,
+    geometry: LaunchGeometry,
     settings: LaunchSettings,
     box: ContainerText,
 ) -> str:
     """Shell lines; `start` is how torchrun is called and `program` what it runs, with the templates of the settings."""
-    said = {**DEFAULTS, **settings.record()}
+    said = {**LAUNCH_DEFAULTS, **settings.record()}
     tries = " ".join(str(number) for number in range(1, said["restarts"] + 2))
     least = geometry.min_replicas
     finish = settings.finish or least
+    lighthouse = f"{_lighthouse_prefix(box)}torchft_lighthouse"
     return f"""\
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 logs="logs/replicas-$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}"
@@ -39,7 +40,7 @@ mkdir -p "$logs"
 unset SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_MEM_PER_NODE SLURM_MEM_PER_CPU SLURM_GPUS_PER_NODE
 
 # The replicas' meeting point, on a free port of the first node. {least} of {geometry.replicas} must be alive.
-{_beside(box)}torchft_lighthouse --min_replicas {least} --bind '[::]:0' --quorum_tick_ms {said["quorum_tick_ms"]} \\
+{lighthouse} --min_replicas {least} --bind '[::]:0' --quorum_tick_ms {said["quorum_tick_ms"]} \\
     --join_timeout_ms {said["join_timeout_ms"]} \\
     --heartbeat_timeout_ms {said["heartbeat_timeout_ms"]} > "$logs/lighthouse.log" 2>&1 &
 lighthouse=$!
@@ -55,10 +56,10 @@ replica() {{
     export REPLICA_GROUP_ID=$replica
     for try in {tries}; do
         code=0
-        {_srun(request, geometry)}{box.step} \\
+        {_replica_srun(request, geometry)}{box.step} \\
             --nodelist="$nodes" --output="$logs/replica-$replica.try-$try.log" \\
-            {box.around}{_torchrun(start, geometry)} \\
-            {_program(program, settings)} || code=$?
+            {box.around}{_replica_torchrun(start, geometry)} \\
+            {_replica_program(program, settings)} || code=$?
         [ "$code" -ne 0 ] || {{ echo "replica $replica finished"; touch "$logs/finished-$replica"; return 0; }}
         echo "replica $replica, try $try: exit code $code" >&2
         if compgen -G "$logs/finished-*" > /dev/null; then return "$code"; fi
@@ -69,7 +70,7 @@ replica() {{
 
 pids=()
 for ((i = 0; i < {geometry.replicas}; i++)); do
-    replica "$i" {_nodes(geometry)} &
+    replica "$i" {_replica_nodes(geometry)} &
     pids+=("$!")
 done
 
@@ -94,7 +95,7 @@ kill "$lighthouse"
 """
 
 
-def _beside(box: ContainerText) -> str:
+def _lighthouse_prefix(box: ContainerText) -> str:
     """What stands before the lighthouse: its container, and under pyxis the step that has it as a flag."""
     step = 'srun --overlap --nodes=1 --ntasks=1 --nodelist="${hosts[0]}" --gres=none'
     return f"{step}{box.step} \\\n    " if box.step else box.around
@@ -112,7 +113,7 @@ def with_placeholders(words: Sequence[str]) -> list[str]:
     return found
 
 
-def _srun(request: Request, geometry: Geometry) -> str:
+def _replica_srun(request: Request, geometry: LaunchGeometry) -> str:
     over, per_node = geometry.nodes_per_replica, geometry.replicas_per_node
     words = [f"srun --exact --kill-on-bad-exit=1 --nodes={over} --ntasks={over} --ntasks-per-node=1"]
     if geometry.cpus is not None:
@@ -123,7 +124,7 @@ def _srun(request: Request, geometry: Geometry) -> str:
     return " ".join(words)
 
 
-def _torchrun(start: Sequence[str], geometry: Geometry) -> str:
+def _replica_torchrun(start: Sequence[str], geometry: LaunchGeometry) -> str:
     torchrun = shell_command(start)
     if geometry.nodes_per_replica == 1:
         return f"{torchrun} --standalone --nproc-per-node {geometry.replica_processes}"
@@ -134,11 +135,11 @@ def _torchrun(start: Sequence[str], geometry: Geometry) -> str:
     )
 
 
-def _program(program: Sequence[str], settings: LaunchSettings) -> str:
+def _replica_program(program: Sequence[str], settings: LaunchSettings) -> str:
     return " ".join([*(shell_quote(word) for word in program), *with_placeholders(settings.args)])
 
 
-def _nodes(geometry: Geometry) -> str:
+def _replica_nodes(geometry: LaunchGeometry) -> str:
     if geometry.nodes_per_replica == 1:
         return f'"${{hosts[i / {geometry.replicas_per_node}]}}"'
     over = geometry.nodes_per_replica

@@ -14,12 +14,12 @@ import msgspec
 from shoal.batch import SbatchFlags, option_name, parse_flags
 from shoal.describe import UNNAMED, Cluster
 from shoal.errors import InputError
-from shoal.job import Geometry, GeometryError, compute, describe
+from shoal.job import GeometryError, LaunchGeometry, compute_geometry, describe_geometry
 from shoal.model import LaunchSettings, Request
 from shoal.units import format_duration, format_memory, format_slurm_time, parse_duration_s, parse_memory_mb
 
 #: A verbatim flag on the left makes the options on the right wrong or doubtful.
-_SILENCES = {
+_OVERRIDES = {
     "mem": {"mem"},
     "mem-per-cpu": {"mem"},
     "mem-per-gpu": {"mem"},
@@ -39,13 +39,13 @@ _SILENCES = {
 }
 
 
-class Resolved(msgspec.Struct, frozen=True, kw_only=True):
+class ResolvedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """`options` in the order in which they are shown; `notes` say what was derived or translated, one sentence each."""
 
     cluster: Cluster
     request: Request
     options: tuple[tuple[str, str | None], ...]
-    geometry: Geometry
+    geometry: LaunchGeometry
     requeue: bool | None = None
     notes: tuple[str, ...] = ()
 
@@ -57,7 +57,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
         return dict(self.options).get(name)
 
 
-def resolve(
+def resolve_request(
     request: Request,
     flags: SbatchFlags,
     cluster: Cluster,
@@ -66,7 +66,7 @@ def resolve(
     whole_nodes: bool = False,
     launch: str = "process",
     settings: LaunchSettings | None = None,
-) -> Resolved:
+) -> ResolvedRequest:
     """The options for one submission; InputError when the profile knows that they cannot be served.
 
     Tasks and their CPUs follow from the launch; a flag that says otherwise about them is refused.
@@ -77,14 +77,14 @@ def resolve(
     qos = flags.qos or cluster.qos
     cluster = cluster.under(qos)
     notes: list[str] = []
-    silenced = set().union(*(_SILENCES.get(option_name(flag), set()) for flag in flags.other))
+    silenced = set().union(*(_OVERRIDES.get(option_name(flag), set()) for flag in flags.other))
     wanted = _portable_type(flags.request.over(request), cluster, profiles)
     partition, wanted = _partition(flags.partition, wanted, cluster, profiles, notes)
-    wanted = _complete(wanted, cluster, silenced, whole_nodes, notes)
+    wanted = _fill_defaults(wanted, cluster, silenced, whole_nodes, notes)
     _check_limits(wanted, cluster, qos)
     geometry = _geometry(launch, settings or LaunchSettings(), wanted, flags)
     if launch != "process":
-        notes.append(describe(geometry))
+        notes.append(describe_geometry(geometry))
     cpus = geometry.cpus_per_task
     options: list[tuple[str, str | None]] = [
         ("partition", partition),
@@ -94,7 +94,7 @@ def resolve(
         ("ntasks-per-node", str(geometry.tasks)),
         ("cpus-per-task", None if cpus is None else str(cpus)),
         ("mem", wanted.memory),
-        *_gpus(wanted, flags, cluster, silenced, notes),
+        *_gpu_options(wanted, flags, cluster, silenced, notes),
         ("time", wanted.time),
         ("constraint", flags.constraint or cluster.constraint),
         ("mail-user", cluster.mail_user),
@@ -103,8 +103,8 @@ def resolve(
     kept = [pair for pair in options if pair[1] is not None and pair[0] not in silenced]
     if geometry.replicas and geometry.nodes > 1 and not any(option_name(flag) == "no-kill" for flag in flags.other):
         kept.append(("no-kill", None))  # replicas outlive a node: without this Slurm ends the whole job with it
-    verbatim = [_pair(flag) for flag in flags.other if option_name(flag) != "gres"]
-    return Resolved(
+    verbatim = [_split_flag(flag) for flag in flags.other if option_name(flag) != "gres"]
+    return ResolvedRequest(
         cluster=cluster,
         request=wanted,
         geometry=geometry,
@@ -114,17 +114,17 @@ def resolve(
     )
 
 
-def _geometry(launch: str, settings: LaunchSettings, wanted: Request, flags: SbatchFlags) -> Geometry:
+def _geometry(launch: str, settings: LaunchSettings, wanted: Request, flags: SbatchFlags) -> LaunchGeometry:
     """Tasks, ranks and replicas over the complete request; refuse flags that would give the launch another shape."""
     try:
-        found = compute(launch, settings.record(), wanted.nodes or 1, wanted.gpus or 0, wanted.cpus)
+        found = compute_geometry(launch, settings.record(), wanted.nodes or 1, wanted.gpus or 0, wanted.cpus)
     except GeometryError as error:
         raise InputError(error.message, hint=error.hint, place=f"launch {launch}") from None
     if launch == "process":
         return found
     right = {"ntasks": found.tasks * found.nodes, "ntasks-per-node": found.tasks}
     for flag in flags.other:
-        name, value = _pair(flag)
+        name, value = _split_flag(flag)
         if name in right and value != str(right[name]):
             raise InputError(
                 f"{flag} contradicts launch {launch}, which has {found.tasks} task{'s' if found.tasks > 1 else ''} on "
@@ -153,7 +153,7 @@ def _profile_flags(cluster: Cluster) -> SbatchFlags:
         raise InputError(error.message, hint=error.hint, place=cluster.origin("flags")) from None
 
 
-def _pair(flag: str) -> tuple[str, str | None]:
+def _split_flag(flag: str) -> tuple[str, str | None]:
     name, equals, value = flag.removeprefix("--").partition("=")
     return name, value if equals else None
 
@@ -236,10 +236,12 @@ def _all_partitions(cluster: Cluster) -> dict[str, str]:
     return found
 
 
-def _complete(request: Request, cluster: Cluster, silenced: set[str], whole_nodes: bool, notes: list[str]) -> Request:
+def _fill_defaults(
+    request: Request, cluster: Cluster, silenced: set[str], whole_nodes: bool, notes: list[str]
+) -> Request:
     """Fill in what the profile knows: one node, its share of CPUs and memory, the default time."""
     changes: dict[str, int | str] = {"nodes": request.nodes or 1}
-    share = _share(request, cluster, whole_nodes)
+    share = _node_share(request, cluster, whole_nodes)
     if share is not None:
         part, of = share
         words = "the whole node" if part == of else f"{part} of the node's {of} GPUs"
@@ -256,7 +258,7 @@ def _complete(request: Request, cluster: Cluster, silenced: set[str], whole_node
     return msgspec.structs.replace(request, **changes)
 
 
-def _share(request: Request, cluster: Cluster, whole_nodes: bool) -> tuple[int, int] | None:
+def _node_share(request: Request, cluster: Cluster, whole_nodes: bool) -> tuple[int, int] | None:
     if request.gpus and cluster.gpus_per_node:
         return min(request.gpus, cluster.gpus_per_node), cluster.gpus_per_node
     return (1, 1) if whole_nodes else None
@@ -269,16 +271,22 @@ def _round_down(size_mb: int) -> int:
 
 def _check_limits(request: Request, cluster: Cluster, qos: str | None) -> None:
     """Refuse what the profile knows to be impossible, with the nearest that is possible."""
-    _limit(cluster, qos, "gpus_per_node", request.gpus, cluster.gpus_per_node, "{} GPUs per node", "gpus-per-node")
-    _limit(cluster, qos, "cpus_per_node", request.cpus, cluster.cpus_per_node, "{} CPUs per node", "cpus-per-task")
+    _check_limit(
+        cluster, qos, "gpus_per_node", request.gpus, cluster.gpus_per_node, "{} GPUs per node", "gpus-per-node"
+    )
+    _check_limit(
+        cluster, qos, "cpus_per_node", request.cpus, cluster.cpus_per_node, "{} CPUs per node", "cpus-per-task"
+    )
     if request.memory_mb is not None and cluster.memory_per_node is not None:
         most_mb = parse_memory_mb(cluster.memory_per_node)
-        _limit(cluster, qos, "memory_per_node", request.memory_mb, most_mb, "{} of memory per node", "mem")
+        _check_limit(cluster, qos, "memory_per_node", request.memory_mb, most_mb, "{} of memory per node", "mem")
     if request.time_limit_s is not None and cluster.max_time is not None:
-        _limit(cluster, qos, "max_time", request.time_limit_s, parse_duration_s(cluster.max_time), "{} of time", "time")
+        _check_limit(
+            cluster, qos, "max_time", request.time_limit_s, parse_duration_s(cluster.max_time), "{} of time", "time"
+        )
 
 
-def _limit(
+def _check_limit(
     cluster: Cluster, qos: str | None, key: str, asked: int | None, most: int | None, words: str, flag: str
 ) -> None:
     if asked is None or most is None or asked <= most:
@@ -292,7 +300,7 @@ def _limit(
     )
 
 
-def _gpus(
+def _gpu_options(
     request: Request, flags: SbatchFlags, cluster: Cluster, silenced: set[str], notes: list[str]
 ) -> list[tuple[str, str | None]]:
     """The GPU request in this cluster's spelling, together with other gres that a flag asked for."""

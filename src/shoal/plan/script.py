@@ -11,26 +11,26 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from shoal.batch import directive, refuse_line_breaks, shell_quote
+from shoal.batch import refuse_line_breaks, sbatch_line, shell_quote
 from shoal.describe import Cluster
 from shoal.errors import InputError
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 #: Not `set -e`: that would also judge every command inside a sourced activation script, and those fail harmlessly.
-_STOP = """trap 'failed=$?; [ "${FUNCNAME[0]}" != set_up ] || { trap - ERR; return "$failed"; }' ERR"""
+_EXIT_TRAP = """trap 'failed=$?; [ "${FUNCNAME[0]}" != set_up ] || { trap - ERR; return "$failed"; }' ERR"""
 
 
-def header(options: Sequence[tuple[str, str | None]], comments: Sequence[str] = ()) -> str:
+def script_header(options: Sequence[tuple[str, str | None]], comments: Sequence[str] = ()) -> str:
     """Shebang, comments, one #SBATCH line for each option; sbatch reads these only up to the first command."""
     for comment in comments:
         refuse_line_breaks(comment, "a comment")
     lines = ["#!/bin/bash", *(f"# {comment}".rstrip() for comment in comments)]
-    lines += [directive(name, value) for name, value in options]
+    lines += [sbatch_line(name, value) for name, value in options]
     return "\n".join(lines) + "\n"
 
 
-def set_up(cluster: Cluster, env: Mapping[str, str] | None = None) -> str:
-    """The function `set_up`: exports of the profile, then of `env`, then the profile's own shell lines as they are.
+def setup_function(cluster: Cluster, env: Mapping[str, str] | None = None) -> str:
+    """The function `setup`: exports of the profile, then of `env`, then the profile's own shell lines as they are.
 
     It returns the exit code of the first of these lines that fails. Call it as a plain command: bash does not notice
     failures inside of `if set_up` or `set_up || ...`.
@@ -43,9 +43,9 @@ def set_up(cluster: Cluster, env: Mapping[str, str] | None = None) -> str:
         if name not in exports
     ]
     # Lines that only make sense together (a here-document, a quoted text over lines) must not be indented.
-    indent = "    " if all(_stands_alone(line) for line in cluster.setup) else ""
+    indent = "    " if all(_is_single_command(line) for line in cluster.setup) else ""
     if cluster.setup:
-        lines += ["    # The first line that fails ends the set-up.", f"    {_STOP}"]
+        lines += ["    # The first line that fails ends the set-up.", f"    {_EXIT_TRAP}"]
         lines += [f"{indent}{line}" if line.strip() else "" for line in cluster.setup]
         lines.append("    trap - ERR")
     return "\n".join(["set_up() {", *(lines or ["    :"]), "}"]) + "\n"
@@ -72,7 +72,7 @@ def _env_name(name: str) -> str:
     return name
 
 
-def _stands_alone(line: str) -> bool:
+def _is_single_command(line: str) -> bool:
     if "<<" in line or line.endswith("\\"):
         return False
     try:

@@ -10,23 +10,23 @@ import heapq
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shoal.job import WHOLE, Allocator, Assignment, Demand, Item, Queue, even_share
-from shoal.plan.pack_order import Job, length
+from shoal.job import GPU_PARTS, Allocator, Assignment, Demand, QueuedRun, RunQueue, even_share
+from shoal.plan.pack_order import PackJob, expected_length_s
 
 
-class Placed(NamedTuple):
+class ScheduledRun(NamedTuple):
     """One run of a schedule: where it ran and when."""
 
-    job: Job
+    job: PackJob
     holding: Assignment
     start: float
     end: float
 
 
-class Schedule(NamedTuple):
+class PackSchedule(NamedTuple):
     """A schedule of one allocation. `busy` counts GPU-seconds if there are GPUs, else slot-seconds."""
 
-    placed: list[Placed]
+    placed: list[ScheduledRun]
     makespan: float
     width: int
     busy: float
@@ -36,44 +36,44 @@ class Schedule(NamedTuple):
         return max(0.0, self.width * self.makespan - self.busy)
 
 
-def play(jobs: Sequence[Job], *, slots: int, gpus: int = 0) -> Schedule:
+def simulate(jobs: Sequence[PackJob], *, slots: int, gpus: int = 0) -> PackSchedule:
     """Run jobs in their order over one node. A job that can never fit is a ValueError. CPUs do not count: an allocation
     asks for as many as the runs in all its slots need.
     """
-    books = Allocator(slots, gpus, (), keep_whole=len({job.gpu_parts >= WHOLE for job in jobs}) > 1)
-    items = [Item(str(job.place), at, Demand(job.gpu_parts if gpus else 0)) for at, job in enumerate(jobs)]
+    books = Allocator(slots, gpus, (), keep_whole=len({job.gpu_parts >= GPU_PARTS for job in jobs}) > 1)
+    items = [QueuedRun(str(job.place), at, Demand(job.gpu_parts if gpus else 0)) for at, job in enumerate(jobs)]
     for item in items:
         why = books.never(item.need)
         if why is not None:
             raise ValueError(why)
-    queue = Queue(items)
+    queue = RunQueue(items)
     now = 0.0
     running: list[tuple[float, int, Assignment]] = []
-    placed: list[Placed] = []
+    placed: list[ScheduledRun] = []
     while len(queue) or running:
         while (choice := queue.next(books, None)) is not None:
             job = jobs[choice.item.place]
-            end = now + length(job)
-            placed.append(Placed(job, choice.holding, now, end))
+            end = now + expected_length_s(job)
+            placed.append(ScheduledRun(job, choice.holding, now, end))
             heapq.heappush(running, (end, choice.item.place, choice.holding))
         now, _, holding = heapq.heappop(running)
         books.give(holding)
         while running and running[0][0] == now:
             books.give(heapq.heappop(running)[2])
-    busy = sum((one.end - one.start) * (one.job.gpu_parts / WHOLE if gpus else 1) for one in placed)
-    return Schedule(placed, max((one.end for one in placed), default=0.0), gpus or slots, busy)
+    busy = sum((one.end - one.start) * (one.job.gpu_parts / GPU_PARTS if gpus else 1) for one in placed)
+    return PackSchedule(placed, max((one.end for one in placed), default=0.0), gpus or slots, busy)
 
 
-def even_out(jobs: Sequence[Job], slots: int, gpus: int) -> list[Job]:
+def fill_gpu_shares(jobs: Sequence[PackJob], slots: int, gpus: int) -> list[PackJob]:
     """Jobs that leave their share of GPUs open, with the one that the engine will give them."""
     share = even_share(slots, gpus)
     return [job if job.gpu_parts >= 0 else job._replace(gpu_parts=share) for job in jobs]
 
 
-def lower_bound(jobs: Sequence[Job], *, slots: int, gpus: int = 0) -> float:
+def min_makespan_s(jobs: Sequence[PackJob], *, slots: int, gpus: int = 0) -> float:
     """No schedule is shorter than the longest run, nor than all work spread evenly."""
-    lengths = [length(job) for job in jobs]
+    lengths = [expected_length_s(job) for job in jobs]
     if not lengths:
         return 0.0
-    work = sum(length(job) * (job.gpu_parts / WHOLE if gpus else 1) for job in jobs)
+    work = sum(expected_length_s(job) * (job.gpu_parts / GPU_PARTS if gpus else 1) for job in jobs)
     return max(max(lengths), work / (gpus or slots), sum(lengths) / slots)

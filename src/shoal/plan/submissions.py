@@ -14,20 +14,20 @@ from shoal import __version__
 from shoal.batch import escape_percent, parse_flags, shell_quote
 from shoal.describe import Cluster, PlannedRun, Project
 from shoal.errors import InputError
-from shoal.job import VARIABLE, describe
+from shoal.job import CONTAINER_VARIABLE, describe_geometry
 from shoal.model import Request, RunSpec
 from shoal.names import job_name
 from shoal.plan.containers import container_of, describe_container
-from shoal.plan.pack_queue import PackPlan
-from shoal.plan.sbatch_options import Resolved, resolve
-from shoal.plan.script import header, set_up
+from shoal.plan.pack_queue import PackQueue
+from shoal.plan.sbatch_options import ResolvedRequest, resolve_request
+from shoal.plan.script import script_header, setup_function
 from shoal.units import format_duration
 
 #: Slurm's own default of MaxArraySize is 1001, and the index 1000 is the last.
-LARGEST_ARRAY = 1001
+DEFAULT_MAX_ARRAY = 1001
 #: Slurm looks at time limits twice a minute, and sends what would come late at the look before.
-_WARNED_EARLY_S = 30
-SHAPES = ("auto", "job", "array", "pack", "pilots")
+_MIN_WARNING_S = 30
+LAYOUTS = ("auto", "job", "array", "pack", "pilots")
 
 
 class PlannedSubmission(NamedTuple):
@@ -35,10 +35,10 @@ class PlannedSubmission(NamedTuple):
 
     runs: tuple[PlannedRun, ...]
     shape: str
-    resolved: Resolved
+    resolved: ResolvedRequest
     requeue: bool
     at_once: int | None = None
-    pack: PackPlan | None = None
+    pack: PackQueue | None = None
 
     @property
     def request(self) -> Request:
@@ -56,7 +56,7 @@ class PlannedSubmission(NamedTuple):
         return any(not set(self.needs) <= set(run.needs) for run in self.runs)
 
 
-def lay_out(
+def plan_submissions(
     runs: Sequence[PlannedRun],
     project: Project,
     cluster: Cluster,
@@ -64,19 +64,19 @@ def lay_out(
     shape: str = "auto",
     requeue: Mapping[str, bool] | None = None,
     at_once: int | None = None,
-    largest_array: int = LARGEST_ARRAY,
+    largest_array: int = DEFAULT_MAX_ARRAY,
 ) -> list[PlannedSubmission]:
     """Group runs into submissions, in the order of their first runs. On Slurm equal runs share arrays of at most
     `largest_array` tasks, unless shape says otherwise.
     """
     if shape == "array" and cluster.is_local:
         raise InputError("an array is a Slurm job, and this machine is not Slurm", hint="leave --shape out")
-    known: dict[object, Resolved] = {}
-    groups: dict[object, tuple[Resolved, bool, list[PlannedRun]]] = {}
+    known: dict[object, ResolvedRequest] = {}
+    groups: dict[object, tuple[ResolvedRequest, bool, list[PlannedRun]]] = {}
     for number, run in enumerate(runs):
-        asks = _asks(run.spec)
+        asks = _request_key(run.spec)
         if asks not in known:
-            known[asks] = resolve(
+            known[asks] = resolve_request(
                 run.spec.request,
                 parse_flags(run.spec.flags, nodes=run.spec.request.nodes),
                 cluster,
@@ -98,9 +98,9 @@ def lay_out(
     ]
 
 
-def _check_warning(spec: RunSpec, resolved: Resolved) -> None:
+def _check_warning(spec: RunSpec, resolved: ResolvedRequest) -> None:
     warn_s, limit_s = spec.survive.get("warn_s"), resolved.request.time_limit_s
-    if warn_s and limit_s is not None and limit_s <= warn_s + _WARNED_EARLY_S:
+    if warn_s and limit_s is not None and limit_s <= warn_s + _MIN_WARNING_S:
         limit = format_duration(limit_s)
         raise InputError(
             f"{spec.name} is to be warned {format_duration(warn_s)} before a limit of {limit}: as soon as it starts",
@@ -108,18 +108,18 @@ def _check_warning(spec: RunSpec, resolved: Resolved) -> None:
         )
 
 
-def _asks(spec: RunSpec) -> object:
+def _request_key(spec: RunSpec) -> object:
     """What the options of a run's job depend on; runs of a sweep mostly share it."""
     return (spec.request, tuple(spec.flags), spec.launch, msgspec.json.encode(spec.launch_settings))
 
 
-def name_of(planned: PlannedSubmission, token: str) -> str:
+def slurm_job_name(planned: PlannedSubmission, token: str) -> str:
     """The Slurm job name; an array is named after its first run."""
     first = planned.runs[0].spec
     return job_name(first.experiment, first.stem, token)
 
 
-def own_options(
+def shoal_options(
     planned: PlannedSubmission, folder: str, root: str, indices: Sequence[int]
 ) -> list[tuple[str, str | None]]:
     """What shoal itself asks of sbatch, beside the request."""
@@ -135,13 +135,13 @@ def own_options(
     if warn_s and planned.pack is None and planned.resolved.get("signal") is None:
         options.append(("signal", f"B:USR1@{warn_s}"))
     if planned.shape == "array":
-        options.append(("array", ranges(indices) + (f"%{planned.at_once}" if planned.at_once else "")))
+        options.append(("array", format_indices(indices) + (f"%{planned.at_once}" if planned.at_once else "")))
     if planned.pack is not None and planned.shape == "pilots":
         options.append(("array", f"0-{planned.pack.pilots - 1}"))
     return options
 
 
-def script_text(
+def submission_script(
     planned: PlannedSubmission,
     folder: str,
     agent: str,
@@ -164,31 +164,31 @@ def script_text(
     options = [
         ("job-name", f"{first.experiment}.{first.stem}"),
         *planned.resolved.options,
-        *own_options(planned, folder, root, range(len(planned.runs))),
+        *shoal_options(planned, folder, root, range(len(planned.runs))),
     ]
     # A single job inside somebody's array would find the array's index in its environment, and it is not ours.
     index = '"${SLURM_ARRAY_TASK_ID:-all}"' if planned.shape == "array" else "0"
     role, words = ("", f"--index {index} ") if planned.pack is None else ("pack ", "")
     launch = "\n".join(
         (
-            *_shape(planned),
+            *_launch_spec(planned),
             f"python={shell_quote(python)}",
             '[ -x "$python" ] || python=python3',
-            *([_own_agent_only(agent)] if shared else []),
+            *([_check_agent_path(agent)] if shared else []),
             "set_up",
             f'exec "$python" -I {shell_quote(agent)} {role}{shell_quote(folder)} \\',
             f'    {words}--set-up-exit "$?"',
         )
     )
-    return f"{header(options, comments)}\n{set_up(planned.resolved.cluster)}\n{launch}\n"
+    return f"{script_header(options, comments)}\n{setup_function(planned.resolved.cluster)}\n{launch}\n"
 
 
-def _own_agent_only(agent: str) -> str:
+def _check_agent_path(agent: str) -> str:
     said = f"shoal: not started: {agent} is another user's file; use shoal retry"
     return f"[[ -O {shell_quote(agent)} ]] || {{ echo {shell_quote(said)} >&2; exit 1; }}"
 
 
-def _shape(planned: PlannedSubmission) -> list[str]:
+def _launch_spec(planned: PlannedSubmission) -> list[str]:
     """What the launcher needs to know and a job's own environment tells badly; for people it says what runs where.
 
     Of a container it is the cluster's part that the script tells; the rest stands in each run's own record.
@@ -198,16 +198,16 @@ def _shape(planned: PlannedSubmission) -> list[str]:
     lines = []
     if geometry.mode != "process" or (one is not None and planned.pack is None):
         cpus = "" if geometry.cpus is None else f" SHOAL_CPUS_PER_NODE={geometry.cpus}"
-        lines.append(f"# {describe(geometry)}")
+        lines.append(f"# {describe_geometry(geometry)}")
         lines.append(f"export SHOAL_NODES={geometry.nodes} SHOAL_GPUS_PER_NODE={geometry.gpus}{cpus}")
     if one is not None:
         lines.append(f"# {describe_container(one, spec, gpus=bool(geometry.gpus))}")
     if settings := cluster.container.record():
-        lines.append(f"export {VARIABLE}={shell_quote(json.dumps(settings))}")
+        lines.append(f"export {CONTAINER_VARIABLE}={shell_quote(json.dumps(settings))}")
     return lines
 
 
-def ranges(indices: Sequence[int]) -> str:
+def format_indices(indices: Sequence[int]) -> str:
     """0,1,2,5 -> "0-2,5", as sbatch --array takes it."""
     parts: list[list[int]] = []
     for index in indices:

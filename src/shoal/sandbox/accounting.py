@@ -8,13 +8,13 @@ qos high           preempts normal (requeue), one day at most, 8 GPUs of a user 
 
 from __future__ import annotations
 
-from shoal.sandbox.layout import Layout
+from shoal.sandbox.layout import SandboxPaths
 
-SMALL_MAX_SUBMIT_JOBS = 5
-HIGH_MAX_GPUS = 8
+SMALL_QOS_MAX_JOBS = 5
+HIGH_QOS_MAX_GPUS = 8
 
 
-def install_argv(install_db: str, layout: Layout, user: str) -> list[str]:
+def install_database_argv(install_db: str, layout: SandboxPaths, user: str) -> list[str]:
     """Fill the database folder; root needs no password, as the socket lies in a folder that only its user can enter."""
     return [
         install_db,
@@ -29,7 +29,7 @@ def install_argv(install_db: str, layout: Layout, user: str) -> list[str]:
     ]
 
 
-def mariadbd_argv(mariadbd: str, layout: Layout, user: str) -> list[str]:
+def mariadbd_argv(mariadbd: str, layout: SandboxPaths, user: str) -> list[str]:
     """A small database without a port, which does not wait for the disk: it is thrown away at the end."""
     return [
         mariadbd,
@@ -56,11 +56,11 @@ def sacctmgr_commands(cluster: str, user: str) -> list[list[str]]:
         ["add", "cluster", cluster],
         ["add", "qos", "high", "Priority=1000", "Preempt=normal", "PreemptMode=requeue", "MaxWall=1-00:00:00"],
         ["add", "account", "lab", *account],
-        ["add", "account", "small", *account, f"MaxSubmitJobs={SMALL_MAX_SUBMIT_JOBS}"],
+        ["add", "account", "small", *account, f"MaxSubmitJobs={SMALL_QOS_MAX_JOBS}"],
         ["add", "user", user, f"Cluster={cluster}", "Account=lab,small", "DefaultAccount=lab"],
     ]
 
 
 def sacctmgr_commands_after_controller() -> list[list[str]]:
     """Limits on GPUs: slurmdbd does not know that there are any before the controller has told it."""
-    return [["modify", "qos", "high", "set", f"MaxTRESPerUser=gres/gpu={HIGH_MAX_GPUS}"]]
+    return [["modify", "qos", "high", "set", f"MaxTRESPerUser=gres/gpu={HIGH_QOS_MAX_GPUS}"]]

@@ -14,16 +14,16 @@ from shoal.errors import ShoalError
 from shoal.kernel import slurm
 from shoal.sandbox import accounting, conf, hosts, machine
 from shoal.sandbox.daemons import Daemons
-from shoal.sandbox.layout import Layout, SandboxState, locked
+from shoal.sandbox.layout import SandboxPaths, SandboxState, directory_lock
 from shoal.sandbox.spec import SandboxSpec
 
 _NULL_DEVICE = os.makedev(1, 3)
 
 
-def bring_up(spec: SandboxSpec, layout: Layout, deadline_s: float) -> None:
+def start_sandbox(spec: SandboxSpec, layout: SandboxPaths, deadline_s: float) -> None:
     """Start everything and wait until all nodes are idle; on an error the caller tears down."""
     end = time.monotonic() + deadline_s
-    state = _reserve(spec, layout)
+    state = _reserve_ports(spec, layout)
     _write_files(state, layout)
     daemons = Daemons(state, layout)
     daemons.start("munged", end - time.monotonic())
@@ -42,10 +42,10 @@ def bring_up(spec: SandboxSpec, layout: Layout, deadline_s: float) -> None:
     if spec.accounting:
         for words in accounting.sacctmgr_commands_after_controller():
             _sacctmgr(daemons, words, end)
-    layout.save_state(_as_up(state))
+    layout.save_state(_mark_as_up(state))
 
 
-def _reserve(spec: SandboxSpec, layout: Layout) -> SandboxState:
+def _reserve_ports(spec: SandboxSpec, layout: SandboxPaths) -> SandboxState:
     """Choose ports and subnet while no other sandbox of this user does, and put the choice on record."""
     cgroups = spec.cgroups != "off" and machine.cgroups_usable()
     if cgroups and (strangers := machine.cgroups_of(spec.node_names)):
@@ -54,7 +54,7 @@ def _reserve(spec: SandboxSpec, layout: Layout) -> SandboxState:
             f"the cgroup {strangers[-1]} is there already, from another sandbox named {spec.name!r}",
             hint="take another --name, or --cgroups off",
         )
-    with locked(layout.home):
+    with directory_lock(layout.home):
         others = layout.others()
         taken_ports = {port for other in others for port in other.ports.all()}
         taken_subnets = {other.subnet for other in others if other.subnet}
@@ -69,7 +69,7 @@ def _reserve(spec: SandboxSpec, layout: Layout) -> SandboxState:
     return state
 
 
-def _write_files(state: SandboxState, layout: Layout) -> None:
+def _write_files(state: SandboxState, layout: SandboxPaths) -> None:
     user, host = machine.user_name(), socket.gethostname()
     layout.make()
     _write_private(layout.munge_key, secrets.token_bytes(128))
@@ -98,7 +98,7 @@ def _start_accounting(daemons: Daemons, end: float) -> None:
 
 
 def _sacctmgr(daemons: Daemons, words: list[str], end: float) -> None:
-    done = slurm.run(["sacctmgr", "-i", "-Q", *words], max(1.0, end - time.monotonic()), daemons.env())
+    done = slurm.run_command(["sacctmgr", "-i", "-Q", *words], max(1.0, end - time.monotonic()), daemons.env())
     if done.failure:
         raise ShoalError(done.stderr, hint="allow more time: --deadline 180")
     if done.returncode != 0:
@@ -107,7 +107,9 @@ def _sacctmgr(daemons: Daemons, words: list[str], end: float) -> None:
 
 
 def _install_database(daemons: Daemons, end: float) -> None:
-    argv = accounting.install_argv(machine.program("mariadb-install-db") or "", daemons.layout, daemons.user)
+    argv = accounting.install_database_argv(
+        machine.find_program("mariadb-install-db") or "", daemons.layout, daemons.user
+    )
     done = _command(daemons, argv, end)
     if done.returncode != 0:
         raise ShoalError(f"mariadb-install-db failed: {(done.stdout + done.stderr).strip()[-500:]}")
@@ -122,7 +124,7 @@ def _command(daemons: Daemons, argv: list[str], end: float) -> subprocess.Comple
         raise ShoalError(f"{Path(argv[0]).name} did not end in time", hint="allow more time: --deadline 180")
 
 
-def _as_up(state: SandboxState) -> SandboxState:
+def _mark_as_up(state: SandboxState) -> SandboxState:
     import msgspec
 
     return msgspec.structs.replace(state, is_up=True)

@@ -18,16 +18,16 @@ from typing import Self
 
 from shoal.errors import ShoalError
 from shoal.sandbox import hosts, machine, process
-from shoal.sandbox.bringup import bring_up
+from shoal.sandbox.bringup import start_sandbox
 from shoal.sandbox.daemons import Daemons, PortTakenError
-from shoal.sandbox.layout import Layout, SandboxState, check_home, default_home, locked, open_home
-from shoal.sandbox.process import Process
+from shoal.sandbox.layout import SandboxPaths, SandboxState, check_home, default_home, directory_lock, open_home
+from shoal.sandbox.process import SandboxProcess
 from shoal.sandbox.spec import SandboxSpec
-from shoal.sandbox.status import SandboxStatus, status_of
+from shoal.sandbox.status import SandboxStatus, sandbox_status
 
-_ATTEMPTS = 3
+_MAX_START_ATTEMPTS = 3
 _FREEZE_DEADLINE_S = 5.0
-_FOREIGN_PREFIXES = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_")
+_SLURM_VARIABLE_PREFIXES = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_")
 
 
 _DEADLINE_S = 20.0
@@ -42,7 +42,7 @@ class Sandbox:
 
     def __init__(self, spec: SandboxSpec, *, home: Path | None = None) -> None:
         self.spec = spec
-        self.layout = Layout(home or default_home(), spec.name)
+        self.layout = SandboxPaths(home or default_home(), spec.name)
 
     def __enter__(self) -> Self:
         self.up()
@@ -76,10 +76,10 @@ class Sandbox:
         self.layout.check_length(self.nodes)
         open_home(self.layout.home)
         try:
-            with locked(self.folder):
+            with directory_lock(self.folder):
                 if self._is_up_already():
                     return False
-                tear_down(self.layout, keep_folder=True)
+                stop_sandbox(self.layout, keep_folder=True)
                 self._bring_up(deadline_s)
         finally:
             self._remove_empty_home()
@@ -90,15 +90,15 @@ class Sandbox:
         check_home(self.layout.home)
         if not self.folder.exists():
             return False
-        with locked(self.folder):
-            tear_down(self.layout)
+        with directory_lock(self.folder):
+            stop_sandbox(self.layout)
         self._remove_empty_home()
         return True
 
     def env(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
         """`base` (default: this process's environment) made to speak to this cluster, without Slurm's own leftovers."""
         source = os.environ if base is None else base
-        kept = {key: value for key, value in source.items() if not key.startswith(_FOREIGN_PREFIXES)}
+        kept = {key: value for key, value in source.items() if not key.startswith(_SLURM_VARIABLE_PREFIXES)}
         return {**kept, "SLURM_CONF": str(self.conf_path)}
 
     def run(
@@ -112,7 +112,7 @@ class Sandbox:
 
     def status(self) -> SandboxStatus:
         """Every daemon and node as it is now."""
-        return status_of(self._state(), self.layout)
+        return sandbox_status(self._state(), self.layout)
 
     def wait_idle(self, deadline_s: float = 60.0) -> None:
         """Wait until every node is idle."""
@@ -134,27 +134,27 @@ class Sandbox:
         """SIGKILL a daemon; `with_steps` kills a node's running steps as well, as a power cut would."""
         self._end(daemon, signal.SIGKILL, deadline_s)
         if with_steps:
-            steps = process.steps_of(self.layout.log(daemon))
+            steps = process.slurmstepd_processes(self.layout.log(daemon))
             for step in steps:
-                process.send(step, signal.SIGKILL)
+                process.send_signal(step, signal.SIGKILL)
             process.wait_gone(steps, deadline_s)
 
     def freeze(self, daemon: str) -> None:
         """SIGSTOP: the daemon is there and does not answer."""
         frozen = self._process(daemon)
-        process.send(frozen, signal.SIGSTOP)
+        process.send_signal(frozen, signal.SIGSTOP)
         process.wait_frozen(frozen, _FREEZE_DEADLINE_S)
 
     def thaw(self, daemon: str) -> None:
-        process.send(self._process(daemon), signal.SIGCONT)
+        process.send_signal(self._process(daemon), signal.SIGCONT)
 
     def _end(self, daemon: str, number: signal.Signals, deadline_s: float) -> None:
         running = self._process(daemon)
-        process.send(running, number)
+        process.send_signal(running, number)
         if process.wait_gone([running], deadline_s):
             raise ShoalError(f"{daemon} of sandbox {self.spec.name!r} did not end within {deadline_s:.0f} s")
 
-    def _process(self, daemon: str) -> Process:
+    def _process(self, daemon: str) -> SandboxProcess:
         return self._daemons().running(daemon)
 
     def _daemons(self) -> Daemons:
@@ -188,35 +188,35 @@ class Sandbox:
             self.layout.home.rmdir()  # refused by the kernel while another sandbox is in it
 
     def _bring_up(self, deadline_s: float) -> None:
-        for attempt in range(1, _ATTEMPTS + 1):
+        for attempt in range(1, _MAX_START_ATTEMPTS + 1):
             try:
-                bring_up(self.spec, self.layout, deadline_s)
+                start_sandbox(self.spec, self.layout, deadline_s)
                 return
             except PortTakenError:
-                tear_down(self.layout, keep_folder=attempt < _ATTEMPTS)
-                if attempt == _ATTEMPTS:
+                stop_sandbox(self.layout, keep_folder=attempt < _MAX_START_ATTEMPTS)
+                if attempt == _MAX_START_ATTEMPTS:
                     raise
             except BaseException:
-                tear_down(self.layout)
+                stop_sandbox(self.layout)
                 raise
 
 
-def load(name: str, *, home: Path | None = None) -> Sandbox | None:
+def load_sandbox(name: str, *, home: Path | None = None) -> Sandbox | None:
     """The sandbox of this name as it was started, or None."""
     check_home(home or default_home())
-    state = Layout(home or default_home(), name).load()
+    state = SandboxPaths(home or default_home(), name).load()
     return Sandbox(state.spec, home=home) if state else None
 
 
-def names(home: Path | None = None) -> list[str]:
+def sandbox_names(home: Path | None = None) -> list[str]:
     """Names of all sandboxes of this user, half-started ones included."""
     folder = home or default_home()
     check_home(folder)
     entries = folder.iterdir() if folder.is_dir() else []
-    return sorted(entry.name for entry in entries if Layout(folder, entry.name).is_ours())
+    return sorted(entry.name for entry in entries if SandboxPaths(folder, entry.name).is_ours())
 
 
-def tear_down(layout: Layout, *, keep_folder: bool = False) -> None:
+def stop_sandbox(layout: SandboxPaths, *, keep_folder: bool = False) -> None:
     """Undo everything that the record speaks of; `keep_folder` leaves an empty folder to start again in.
 
     The folder goes last because it holds the record that names all the rest: a `down` that is killed can be repeated.
@@ -227,23 +227,23 @@ def tear_down(layout: Layout, *, keep_folder: bool = False) -> None:
     if state is not None:
         _end_processes(state, layout)
         if state.subnet is not None:
-            hosts.remove(state)
+            hosts.remove_bridge(state)
         if state.cgroups:
             _remove_cgroups(state)
     for entry in list(layout.folder.iterdir()):
         if entry != layout.state:
-            _remove(entry)
+            _remove_tree(entry)
     layout.state.unlink(missing_ok=True)
     if not keep_folder:
         layout.folder.rmdir()
 
 
-def _end_processes(state: SandboxState, layout: Layout) -> None:
+def _end_processes(state: SandboxState, layout: SandboxPaths) -> None:
     """SIGKILL until none is left: while daemons and jobs die they may still start others."""
     end = time.monotonic() + _DEADLINE_S
     while left := _all_processes(state, layout):
         for found in left:
-            process.send(found, signal.SIGKILL)
+            process.send_signal(found, signal.SIGKILL)
         stubborn = process.wait_gone(left, 2.0)
         if time.monotonic() > end:
             pids = ", ".join(str(found.pid) for found in stubborn)
@@ -253,11 +253,11 @@ def _end_processes(state: SandboxState, layout: Layout) -> None:
             )
 
 
-def _all_processes(state: SandboxState, layout: Layout) -> list[Process]:
-    found = process.of_sandbox(state.mark, layout.folder, layout.conf)
+def _all_processes(state: SandboxState, layout: SandboxPaths) -> list[SandboxProcess]:
+    found = process.sandbox_processes(state.mark, layout.folder, layout.conf)
     if state.cgroups:
         pids = [pid for cgroup in machine.cgroups_of(state.spec.node_names) for pid in machine.pids_in(cgroup)]
-        found += [known for pid in pids if (known := process.find(pid)) is not None and known not in found]
+        found += [known for pid in pids if (known := process.find_process(pid)) is not None and known not in found]
     return found
 
 
@@ -273,7 +273,7 @@ def _remove_cgroups(state: SandboxState) -> None:
         time.sleep(0.02)
 
 
-def _remove(path: Path) -> None:
+def _remove_tree(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

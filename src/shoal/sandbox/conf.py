@@ -6,27 +6,27 @@ forgotten after ten, a dead node noticed after twenty, and requeued jobs eligibl
 
 from __future__ import annotations
 
-from shoal.sandbox.layout import Layout, SandboxState
+from shoal.sandbox.layout import SandboxPaths, SandboxState
 from shoal.sandbox.spec import SandboxSpec
 from shoal.units import format_slurm_time
 
 # How long a launch credential holds, which is also how long a requeued job waits (AuthInfo in slurm.conf(5); Slurm's
 # own value is 120). Below 6 Slurm ignores it; too short, and a busy machine starts jobs too late to be believed.
-_CREDENTIAL_S = 10
+_CREDENTIAL_LIFETIME_S = 10
 
 BRIDGE_HOST = 254
 """The last number of the controller's address when nodes are hosts of their own."""
 
 
-def address(subnet: str, number: int) -> str:
+def node_address(subnet: str, number: int) -> str:
     """An address in "10.77.3": node i has number i, the controller BRIDGE_HOST."""
     return f"{subnet}.{number}"
 
 
-def slurm_conf(state: SandboxState, layout: Layout, *, host: str, user: str) -> str:
+def slurm_conf(state: SandboxState, layout: SandboxPaths, *, host: str, user: str) -> str:
     """slurm.conf for this sandbox; `host` is this machine's name, `user` the one who runs all daemons."""
     spec = state.spec
-    controller = address(state.subnet, BRIDGE_HOST) if state.subnet else "127.0.0.1"
+    controller = node_address(state.subnet, BRIDGE_HOST) if state.subnet else "127.0.0.1"
     values = {
         "ClusterName": spec.name,
         "SlurmctldHost": f"{host}({controller})",
@@ -34,11 +34,11 @@ def slurm_conf(state: SandboxState, layout: Layout, *, host: str, user: str) -> 
         "SlurmUser": user,
         "SlurmdUser": user,
         "AuthType": "auth/munge",
-        "AuthInfo": f"socket={layout.munge_socket},cred_expire={_CREDENTIAL_S}",
-        **_folders(layout),
-        **_behaviour(),
-        **_processes(state.cgroups),
-        **(_accounting(state, layout) if spec.accounting else _partition_preemption()),
+        "AuthInfo": f"socket={layout.munge_socket},cred_expire={_CREDENTIAL_LIFETIME_S}",
+        **_directory_settings(layout),
+        **_behaviour_settings(),
+        **_process_settings(state.cgroups),
+        **(_accounting_settings(state, layout) if spec.accounting else _partition_preemption()),
         "DefMemPerCPU": str(max(1, spec.memory_mb // spec.cpus)),
     }
     if not spec.hosts:
@@ -46,11 +46,11 @@ def slurm_conf(state: SandboxState, layout: Layout, *, host: str, user: str) -> 
         values["CommunicationParameters"] = "NoCtldInAddrAny,NoInAddrAny"
     if spec.gpus:
         values["GresTypes"] = "gpu"
-    lines = [f"{key}={value}" for key, value in _overridden(values, spec.settings).items()]
+    lines = [f"{key}={value}" for key, value in _apply_overrides(values, spec.settings).items()]
     return "\n".join([*lines, *_node_lines(state, host), *_partition_lines(spec)]) + "\n"
 
 
-def gres_conf(spec: SandboxSpec, layout: Layout) -> str:
+def gres_conf(spec: SandboxSpec, layout: SandboxPaths) -> str:
     if not spec.gpus:
         return ""
     devices = f"{layout.devices}/gpu[0-{spec.gpus - 1}]" if spec.gpus > 1 else f"{layout.devices}/gpu0"
@@ -65,7 +65,7 @@ def cgroup_conf(mountpoint: str = "/sys/fs/cgroup") -> str:
     )
 
 
-def slurmdbd_conf(state: SandboxState, layout: Layout, *, user: str) -> str:
+def slurmdbd_conf(state: SandboxState, layout: SandboxPaths, *, user: str) -> str:
     """slurmdbd.conf; the database itself has no port, slurmdbd finds its socket through MYSQL_UNIX_PORT."""
     values = {
         "DbdHost": "localhost",
@@ -87,12 +87,12 @@ def slurmdbd_conf(state: SandboxState, layout: Layout, *, user: str) -> str:
 def hosts_file(state: SandboxState, *, host: str) -> str:
     """What the nodes see as /etc/hosts when they are hosts of their own."""
     assert state.subnet is not None  # noqa: S101 - only called for such nodes
-    lines = ["127.0.0.1 localhost", f"{address(state.subnet, BRIDGE_HOST)} {host}"]
-    lines += [f"{address(state.subnet, i)} {node}" for i, node in enumerate(state.spec.node_names, start=1)]
+    lines = ["127.0.0.1 localhost", f"{node_address(state.subnet, BRIDGE_HOST)} {host}"]
+    lines += [f"{node_address(state.subnet, i)} {node}" for i, node in enumerate(state.spec.node_names, start=1)]
     return "\n".join(lines) + "\n"
 
 
-def _folders(layout: Layout) -> dict[str, str]:
+def _directory_settings(layout: SandboxPaths) -> dict[str, str]:
     return {
         "StateSaveLocation": str(layout.save),
         "SlurmdSpoolDir": f"{layout.spool}/%n",
@@ -103,7 +103,7 @@ def _folders(layout: Layout) -> dict[str, str]:
     }
 
 
-def _behaviour() -> dict[str, str]:
+def _behaviour_settings() -> dict[str, str]:
     return {
         # Without it nodes that claim more CPUs than the machine has are INVAL.
         "SlurmdParameters": "config_overrides",
@@ -125,13 +125,13 @@ def _behaviour() -> dict[str, str]:
     }
 
 
-def _processes(cgroups: bool) -> dict[str, str]:
+def _process_settings(cgroups: bool) -> dict[str, str]:
     if cgroups:
         return {"ProctrackType": "proctrack/cgroup", "TaskPlugin": "task/cgroup"}
     return {"ProctrackType": "proctrack/linuxproc", "TaskPlugin": "task/none"}
 
 
-def _accounting(state: SandboxState, layout: Layout) -> dict[str, str]:
+def _accounting_settings(state: SandboxState, layout: SandboxPaths) -> dict[str, str]:
     return {
         "AccountingStorageType": "accounting_storage/slurmdbd",
         "AccountingStorageHost": "127.0.0.1",
@@ -151,7 +151,7 @@ def _partition_preemption() -> dict[str, str]:
     return {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"}
 
 
-def _overridden(values: dict[str, str], settings: tuple[tuple[str, str], ...]) -> dict[str, str]:
+def _apply_overrides(values: dict[str, str], settings: tuple[tuple[str, str], ...]) -> dict[str, str]:
     spelling = {key.lower(): key for key in values}
     return {**values, **{spelling.get(key.lower(), key): value for key, value in settings}}
 
@@ -164,7 +164,7 @@ def _node_lines(state: SandboxState, host: str) -> list[str]:
     lines = []
     for i, (node, port) in enumerate(zip(spec.node_names, state.ports.slurmd, strict=True), start=1):
         place = (
-            f"NodeHostname={node} NodeAddr={address(state.subnet, i)}"
+            f"NodeHostname={node} NodeAddr={node_address(state.subnet, i)}"
             if state.subnet
             else f"NodeHostname={host} NodeAddr=127.0.0.1"
         )

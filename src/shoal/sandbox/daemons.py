@@ -13,8 +13,8 @@ import msgspec
 from shoal.errors import ShoalError
 from shoal.kernel import slurm
 from shoal.sandbox import accounting, hosts, machine, process
-from shoal.sandbox.layout import Layout, SandboxState, write_atomically
-from shoal.sandbox.process import MARK_VARIABLE, Process
+from shoal.sandbox.layout import SandboxPaths, SandboxState, write_atomically
+from shoal.sandbox.process import MARK_VARIABLE, SandboxProcess
 
 _TAIL_LINES = 12
 _POLL_S = 0.05
@@ -30,7 +30,7 @@ class PortTakenError(DaemonError):
 
 
 class Daemons:
-    def __init__(self, state: SandboxState, layout: Layout) -> None:
+    def __init__(self, state: SandboxState, layout: SandboxPaths) -> None:
         self.state = state
         self.layout = layout
         self.user = machine.user_name()
@@ -52,14 +52,14 @@ class Daemons:
             raise ShoalError(f"{daemon} runs already")
         try:
             self._record(daemon, self._spawn(daemon))
-        except process.EndedAtOnceError:
+        except process.ProcessExitedError:
             raise self.failure(daemon, "ended at once") from None
 
-    def _spawn(self, daemon: str) -> Process:
+    def _spawn(self, daemon: str) -> SandboxProcess:
         argv, output = self._argv(daemon), self.layout.output(daemon)
         if self.state.spec.hosts and daemon in self.state.spec.node_names:
-            outer = process.spawn(hosts.inside(self._holder(daemon), argv), env=self.env(), output=output)
-            return hosts.child_named("slurmd", outer)
+            outer = process.spawn(hosts.run_on_host_argv(self._holder(daemon), argv), env=self.env(), output=output)
+            return hosts.find_child("slurmd", outer)
         return process.spawn(argv, env=self.env(), output=output)
 
     def wait_ready(self, daemon: str, deadline_s: float) -> None:
@@ -69,15 +69,15 @@ class Daemons:
         """Wait until Slurm shows every node as idle."""
         self._wait(self._all_idle, "slurmctld", deadline_s, "did not see all nodes idle")
 
-    def find(self, daemon: str) -> Process | None:
+    def find(self, daemon: str) -> SandboxProcess | None:
         """The daemon's process if it lives."""
         try:
-            known = msgspec.json.decode(self.layout.record(daemon).read_bytes(), type=Process)
+            known = msgspec.json.decode(self.layout.record(daemon).read_bytes(), type=SandboxProcess)
         except FileNotFoundError:
             return None
         return known if process.is_alive(known) else None
 
-    def running(self, daemon: str) -> Process:
+    def running(self, daemon: str) -> SandboxProcess:
         if daemon not in self.names:
             raise ShoalError(f"there is no daemon {daemon!r}", hint=f"the daemons are {', '.join(self.names)}")
         found = self.find(daemon)
@@ -93,28 +93,28 @@ class Daemons:
         if not self._listens("slurmctld"):
             return {}  # sinfo would wait for it, for several seconds
         env = {**os.environ, "SLURM_CONF": str(self.layout.conf)}
-        done = slurm.run(["sinfo", "-h", "-N", "-o", "%N|%t"], 10.0, env)
+        done = slurm.run_command(["sinfo", "-h", "-N", "-o", "%N|%t"], 10.0, env)
         rows = [line.split("|") for line in done.stdout.splitlines()]
         return {row[0]: row[1].strip() for row in rows if len(row) == 2}
 
     def failure(self, daemon: str, problem: str) -> DaemonError:
         """The error for a daemon that did not do what it should, with the end of what it wrote."""
-        tail = tail_of(self.layout.output(daemon))
+        tail = log_tail(self.layout.output(daemon))
         kind = PortTakenError if any(sign in tail for sign in _PORT_TAKEN) else DaemonError
         return kind(f"{daemon} of sandbox {self.state.spec.name!r} {problem}; it wrote last:\n{tail}")
 
     def make_host(self, number: int) -> None:
         """Make a node's namespaces; its slurmd is started inside later, and again after a crash."""
-        holder = hosts.start(self.state, self.layout, number, self.env())
+        holder = hosts.start_host(self.state, self.layout, number, self.env())
         self._record(f"{self.state.spec.node_names[number - 1]}@host", holder)
 
-    def _holder(self, node: str) -> Process:
+    def _holder(self, node: str) -> SandboxProcess:
         found = self.find(f"{node}@host")
         if found is None:
             raise ShoalError(f"the namespaces of {node} are gone")
         return found
 
-    def _record(self, daemon: str, started: Process) -> None:
+    def _record(self, daemon: str, started: SandboxProcess) -> None:
         write_atomically(self.layout.record(daemon), msgspec.json.encode(started))
 
     def _argv(self, daemon: str) -> list[str]:
@@ -147,9 +147,9 @@ class Daemons:
 
     def _readiness(self, daemon: str) -> Callable[[], bool]:
         if daemon == "munged":
-            return lambda: _answers(self.layout.munge_socket)
+            return lambda: _accepts_connections(self.layout.munge_socket)
         if daemon == "mariadbd":
-            return lambda: _answers(self.layout.database_socket)
+            return lambda: _accepts_connections(self.layout.database_socket)
         return lambda: self._listens(daemon)
 
     def _listens(self, daemon: str) -> bool:
@@ -175,7 +175,7 @@ class Daemons:
             time.sleep(_POLL_S)
 
 
-def tail_of(path: Path) -> str:
+def log_tail(path: Path) -> str:
     """The last lines of a log, without the complaints that every sandbox has and that mean nothing."""
     try:
         lines = path.read_text(errors="replace").splitlines()
@@ -186,9 +186,9 @@ def tail_of(path: Path) -> str:
 
 
 def _path(name: str) -> str:
-    return machine.program(name) or name
+    return machine.find_program(name) or name
 
 
-def _answers(path: Path) -> bool:
+def _accepts_connections(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
         return probe.connect_ex(str(path)) == 0

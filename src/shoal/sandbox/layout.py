@@ -45,7 +45,7 @@ class SandboxState(msgspec.Struct, frozen=True, kw_only=True):
     is_up: bool = False
 
 
-class Layout:
+class SandboxPaths:
     """The one place that knows a sandbox's file names."""
 
     def __init__(self, home: Path, name: str) -> None:
@@ -117,7 +117,7 @@ class Layout:
         found = []
         for entry in self.home.iterdir():
             with contextlib.suppress(ShoalError, OSError):
-                if entry != self.folder and (state := Layout(self.home, entry.name).load()) is not None:
+                if entry != self.folder and (state := SandboxPaths(self.home, entry.name).load()) is not None:
                     found.append(state)
         return found
 
@@ -152,7 +152,7 @@ def check_home(home: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, deadline_s: float = _LOCK_DEADLINE_S) -> Iterator[None]:
+def directory_lock(folder: Path, deadline_s: float = _LOCK_DEADLINE_S) -> Iterator[None]:
     """Hold a folder, made if need be; the kernel lets go when the holder dies, so no lock outlives a kill -9."""
     end = time.monotonic() + deadline_s
     while True:

@@ -37,7 +37,7 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _CGROUP_CONTROLLERS = ("memory", "freezer", "cpuset", "cpuacct", "devices", "cpu")
 
 
-def program(name: str) -> str | None:
+def find_program(name: str) -> str | None:
     """Where a program is: on PATH, or in the sbin next to a bin on PATH, which ordinary users do not have there."""
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     siblings = [str(Path(folder).parent / "sbin") for folder in folders if Path(folder).name == "bin"]
@@ -51,7 +51,7 @@ def check_programs(spec: SandboxSpec) -> None:
         wanted |= _PACKAGE_OF_ACCOUNTING
     if spec.hosts:
         wanted |= _PACKAGE_OF_HOSTS
-    missing = [name for name in wanted if program(name) is None]
+    missing = [name for name in wanted if find_program(name) is None]
     if missing:
         packages = " ".join(dict.fromkeys(wanted[name] for name in missing))
         sudo = "" if os.geteuid() == 0 else "sudo "

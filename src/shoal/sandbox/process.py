@@ -24,18 +24,18 @@ _PROC = Path("/proc")
 _LISTEN = "0A"  # TCP_LISTEN in /proc/net/tcp
 
 
-class EndedAtOnceError(ShoalError):
+class ProcessExitedError(ShoalError):
     """A program was gone before it could be looked at."""
 
 
-class Process(msgspec.Struct, frozen=True):
+class SandboxProcess(msgspec.Struct, frozen=True):
     """A process that cannot be confused with a later one of the same pid."""
 
     pid: int
     start_ticks: int
 
 
-def spawn(argv: Sequence[str], *, env: Mapping[str, str], output: Path) -> Process:
+def spawn(argv: Sequence[str], *, env: Mapping[str, str], output: Path) -> SandboxProcess:
     """Start a program in a session of its own, in /, its output appended to a file; it outlives the caller."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     pid = os.posix_spawn(
@@ -51,30 +51,30 @@ def spawn(argv: Sequence[str], *, env: Mapping[str, str], output: Path) -> Proce
         setsigdef=[signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGCHLD, signal.SIGHUP],
         setsigmask=[],
     )
-    process = find(pid)
+    process = find_process(pid)
     if process is None:
-        raise EndedAtOnceError(f"{argv[0]} ended at once", hint=f"read {output}")
+        raise ProcessExitedError(f"{argv[0]} ended at once", hint=f"read {output}")
     return process
 
 
-def find(pid: int) -> Process | None:
+def find_process(pid: int) -> SandboxProcess | None:
     """The living process with this pid now, if any; one that only waits for its parent is not living."""
     fields = _stat(pid)
-    return Process(pid, int(fields[19])) if fields and fields[0] not in "ZX" else None
+    return SandboxProcess(pid, int(fields[19])) if fields and fields[0] not in "ZX" else None
 
 
-def is_alive(process: Process) -> bool:
+def is_alive(process: SandboxProcess) -> bool:
     with contextlib.suppress(ChildProcessError):
         os.waitpid(process.pid, os.WNOHANG)  # it may be our own child, and dead
-    return find(process.pid) == process
+    return find_process(process.pid) == process
 
 
-def is_frozen(process: Process) -> bool:
+def is_frozen(process: SandboxProcess) -> bool:
     fields = _stat(process.pid)
     return bool(fields) and fields[0] in "Tt"
 
 
-def wait_frozen(process: Process, deadline_s: float) -> None:
+def wait_frozen(process: SandboxProcess, deadline_s: float) -> None:
     """Wait until a SIGSTOP has reached every thread; it is sent in no time, but not obeyed in no time."""
     end = time.monotonic() + deadline_s
     while is_alive(process) and not is_frozen(process):
@@ -83,18 +83,18 @@ def wait_frozen(process: Process, deadline_s: float) -> None:
         time.sleep(0.005)
 
 
-def listens(process: Process, port: int) -> bool:
+def listens(process: SandboxProcess, port: int) -> bool:
     """Whether this very process listens on the TCP port; somebody else's socket there does not count."""
     rows = [line.split() for line in _read(process.pid, "net/tcp").decode().splitlines()[1:]]
     inodes = {row[9] for row in rows if row[3] == _LISTEN and int(row[1].rpartition(":")[2], 16) == port}
     return any(target in {f"socket:[{inode}]" for inode in inodes} for target in _open_files(process.pid))
 
 
-def command_name(process: Process) -> str:
+def command_name(process: SandboxProcess) -> str:
     return _read(process.pid, "comm").decode(errors="replace").strip()
 
 
-def send(process: Process, number: signal.Signals) -> bool:
+def send_signal(process: SandboxProcess, number: signal.Signals) -> bool:
     """Signal this process and no other; False when it is gone."""
     try:
         handle = os.pidfd_open(process.pid)
@@ -111,7 +111,7 @@ def send(process: Process, number: signal.Signals) -> bool:
         os.close(handle)
 
 
-def wait_gone(processes: Iterable[Process], deadline_s: float) -> list[Process]:
+def wait_gone(processes: Iterable[SandboxProcess], deadline_s: float) -> list[SandboxProcess]:
     """Wait until all have ended; return those that have not by the deadline."""
     end = time.monotonic() + deadline_s
     left = [process for process in processes if is_alive(process)]
@@ -131,29 +131,33 @@ def children(pid: int) -> list[int]:
     return [child for child, parent in _parents().items() if parent == pid]
 
 
-def of_sandbox(mark: str, folder: Path, conf: Path) -> list[Process]:
+def sandbox_processes(mark: str, folder: Path, conf: Path) -> list[SandboxProcess]:
     """Every process that belongs to the sandbox, its jobs and their children included; never the caller's own line."""
     parents = _parents()
-    roots = {pid for pid in parents if _belongs(pid, mark, folder, conf)}
+    roots = {pid for pid in parents if _is_sandbox_process(pid, mark, folder, conf)}
     return _with_descendants(roots, parents)
 
 
-def steps_of(log: Path) -> list[Process]:
+def slurmstepd_processes(log: Path) -> list[SandboxProcess]:
     """The slurmstepd processes of one node, and all that runs under them."""
     parents = _parents()
     return _with_descendants({pid for pid in parents if _is_titled(pid, log)}, parents)
 
 
-def _with_descendants(roots: set[int], parents: dict[int, int]) -> list[Process]:
-    own_line = set(_line(os.getpid(), parents))
+def _with_descendants(roots: set[int], parents: dict[int, int]) -> list[SandboxProcess]:
+    own_line = set(_ancestors(os.getpid(), parents))
     found = []
     for pid in parents:
-        if pid not in own_line and roots.intersection(_line(pid, parents)) and (process := find(pid)) is not None:
+        if (
+            pid not in own_line
+            and roots.intersection(_ancestors(pid, parents))
+            and (process := find_process(pid)) is not None
+        ):
             found.append(process)
     return found
 
 
-def _belongs(pid: int, mark: str, folder: Path, conf: Path) -> bool:
+def _is_sandbox_process(pid: int, mark: str, folder: Path, conf: Path) -> bool:
     environment = set(_read(pid, "environ").split(b"\0"))
     if f"{MARK_VARIABLE}={mark}".encode() in environment:
         return True
@@ -170,7 +174,7 @@ def _is_titled(pid: int, path: Path) -> bool:
     return any(path in (target := Path(name), *target.parents) for name in _open_files(pid))
 
 
-def _line(pid: int, parents: dict[int, int]) -> Iterator[int]:
+def _ancestors(pid: int, parents: dict[int, int]) -> Iterator[int]:
     """The process, its parent, and so on up."""
     seen = set()
     while pid > 1 and pid not in seen:

@@ -15,12 +15,12 @@ CgroupChoice = Literal["auto", "on", "off"]
 _NAME = re.compile(r"[a-z](?:[a-z0-9-]*[a-z0-9])?", re.ASCII)
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
 _KEY = re.compile(r"[A-Za-z][A-Za-z0-9]*", re.ASCII)
-_NAME_LIMIT = 24
+_MAX_NAME_LENGTH = 24
 _DEFAULT_MAX_TIME_S = 3 * 86400
-_NODE_LIMIT = 64
-_GPU_LIMIT = 16
+_MAX_NODES = 64
+_MAX_GPUS = 16
 
-OWNED_KEYS = frozenset(
+RESERVED_KEYS = frozenset(
     {
         "accountingstoragehost",
         "accountingstoragepass",
@@ -47,7 +47,7 @@ OWNED_KEYS = frozenset(
 """slurm.conf keys that hold the sandbox together (folders, ports, identity); `--set` may not touch them."""
 
 
-class Partition(msgspec.Struct, frozen=True):
+class SandboxPartition(msgspec.Struct, frozen=True):
     """A partition over all nodes; spelled NAME or NAME:MAXTIME."""
 
     name: str
@@ -75,16 +75,16 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     gpu_type: str = "fake"
     cpus: int = 16
     memory_mb: int = 4000
-    partitions: tuple[Partition, ...] = (Partition("main"), Partition("low", 12 * 3600))
+    partitions: tuple[SandboxPartition, ...] = (SandboxPartition("main"), SandboxPartition("low", 12 * 3600))
     accounting: bool = False
     hosts: bool = False
     cgroups: CgroupChoice = "auto"
     settings: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        check_name(self.name)
-        _check_count("--nodes", self.nodes, 1, _NODE_LIMIT)
-        _check_count("--gpus", self.gpus, 0, _GPU_LIMIT)
+        check_sandbox_name(self.name)
+        _check_count("--nodes", self.nodes, 1, _MAX_NODES)
+        _check_count("--gpus", self.gpus, 0, _MAX_GPUS)
         _check_count("--cpus", self.cpus, 1, 1024)
         _check_count("--memory", self.memory_mb, 100, 1 << 24)
         if not _WORD.fullmatch(self.gpu_type):
@@ -103,24 +103,24 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(f"{self.name}-n{i}" for i in range(1, self.nodes + 1))
 
 
-def check_name(name: str) -> None:
+def check_sandbox_name(name: str) -> None:
     """Refuse a name that could not be a folder, a host name and a Slurm cluster name at once."""
-    if not _NAME.fullmatch(name) or len(name) > _NAME_LIMIT:
+    if not _NAME.fullmatch(name) or len(name) > _MAX_NAME_LENGTH:
         raise InputError(
             f"{name!r} is not a name for a sandbox",
-            hint=f"use at most {_NAME_LIMIT} of a-z, 0-9 and -, beginning with a letter, as in --name my-cluster",
+            hint=f"use at most {_MAX_NAME_LENGTH} of a-z, 0-9 and -, beginning with a letter, as in --name my-cluster",
         )
 
 
-def parse_partitions(text: str) -> tuple[Partition, ...]:
+def parse_partitions(text: str) -> tuple[SandboxPartition, ...]:
     """Partitions of "main:3d,low:12h"; a missing time means three days."""
     partitions = []
     for word in text.split(","):
         name, colon, max_time = word.strip().partition(":")
         if colon:
-            partitions.append(Partition(name, parse_duration_s(max_time, place="--partitions")))
+            partitions.append(SandboxPartition(name, parse_duration_s(max_time, place="--partitions")))
         else:
-            partitions.append(Partition(name))
+            partitions.append(SandboxPartition(name))
     return tuple(partitions)
 
 
@@ -140,7 +140,7 @@ def _check_count(flag: str, value: int, low: int, high: int) -> None:
 def _check_setting(key: str, value: str) -> None:
     if not _KEY.fullmatch(key):
         raise InputError(f"{key!r} is not a slurm.conf key", hint="for example: --set MinJobAge=2", place="--set")
-    if key.lower() in OWNED_KEYS:
+    if key.lower() in RESERVED_KEYS:
         raise InputError(f"{key} belongs to the sandbox and cannot be set", place="--set")
     if any(ord(char) < 32 or char == "#" for char in value):
         raise InputError(f"the value of {key} contains a control character or #", place="--set")

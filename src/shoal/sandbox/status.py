@@ -6,7 +6,7 @@ import msgspec
 
 from shoal.sandbox import process
 from shoal.sandbox.daemons import Daemons
-from shoal.sandbox.layout import Layout, SandboxState
+from shoal.sandbox.layout import SandboxPaths, SandboxState
 
 
 class DaemonStatus(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ class SandboxStatus(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[NodeStatus]
 
 
-def status_of(state: SandboxState, layout: Layout) -> SandboxStatus:
+def sandbox_status(state: SandboxState, layout: SandboxPaths) -> SandboxStatus:
     """Look at every process and ask Slurm about every node; takes at most the ten seconds that sinfo is given."""
     daemons = Daemons(state, layout)
     found = [_daemon_status(daemons, name) for name in daemons.names]
@@ -46,7 +46,7 @@ def status_of(state: SandboxState, layout: Layout) -> SandboxStatus:
     spec = state.spec
     return SandboxStatus(
         name=spec.name,
-        state=_overall(state, found),
+        state=_overall_state(state, found),
         folder=str(layout.folder),
         slurm_conf=str(layout.conf),
         partitions=[partition.name for partition in spec.partitions],
@@ -67,7 +67,7 @@ def _daemon_status(daemons: Daemons, name: str) -> DaemonStatus:
     return DaemonStatus(name, "frozen" if process.is_frozen(found) else "running", found.pid)
 
 
-def _overall(state: SandboxState, daemons: list[DaemonStatus]) -> str:
+def _overall_state(state: SandboxState, daemons: list[DaemonStatus]) -> str:
     states = {daemon.state for daemon in daemons}
     if not state.is_up:
         return "half-started"

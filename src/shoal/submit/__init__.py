@@ -11,15 +11,22 @@ from shoal.kernel import lazy_exports
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from shoal.submit import cancelling, continuing, retrying, standing
-    from shoal.submit.budget import admit_everywhere, set_limits
-    from shoal.submit.cancelling import Cancelled, end_cancelled
-    from shoal.submit.comparing import compare_shapes
-    from shoal.submit.continuing import Continuation, why_unknown
-    from shoal.submit.finishing import observe_and_finish
-    from shoal.submit.orders import How, Order, Result, prepare
-    from shoal.submit.packing import Packed, pack_commands
-    from shoal.submit.pruning import removed
-    from shoal.submit.scripts import read_scripts, submit_asked, submit_described, submit_scripts, tell_secrets, where
+    from shoal.submit.budget import admit_waiting, set_limits
+    from shoal.submit.cancelling import CancelResult, cancel_own_jobs
+    from shoal.submit.comparing import compare_layouts_of
+    from shoal.submit.continuing import CheckpointDecision, unknown_resume_reason
+    from shoal.submit.finishing import observe_and_follow_up
+    from shoal.submit.orders import SubmissionPlan, SubmitOptions, SubmitResult, prepare_submission
+    from shoal.submit.packing import PackResult, submit_pack
+    from shoal.submit.pruning import removed_runs
+    from shoal.submit.scripts import (
+        cluster_of_scripts,
+        read_scripts,
+        report_secrets,
+        submit_call,
+        submit_runs,
+        submit_scripts,
+    )
     from shoal.submit.trial import Comparison, Wish, apply, compare
 else:
     __getattr__ = lazy_exports(__name__)

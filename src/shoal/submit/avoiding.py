@@ -11,10 +11,10 @@ from shoal.describe import Cluster, PlannedRun, Project
 from shoal.job import nodes
 from shoal.kernel import layout
 from shoal.observe import RunView
-from shoal.plan import PlannedSubmission, resolve
+from shoal.plan import PlannedSubmission, resolve_request
 
 
-class FailedNodes:
+class NodeExclusions:
     """What is known about the nodes of some runs; asks Slurm whether others could run a job, and only about runs that
     have such a node.
     """
@@ -31,7 +31,7 @@ class FailedNodes:
             return []
         name = run.spec.name
         tried = self._views[name].claims > 0
-        known = nodes.failed(layout.run_dir(str(self._project.home), name), self._ask) if tried else []
+        known = nodes.failed_nodes(layout.run_dir(str(self._project.home), name), self._ask) if tried else []
         return list(dict.fromkeys([*run.avoid, *known]))
 
     def avoided_by_each(self, runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[str]]:
@@ -47,7 +47,7 @@ class FailedNodes:
     def avoided_by_all(self, planned: PlannedSubmission) -> tuple[PlannedSubmission, list[str]]:
         """Runs that share an allocation keep away from what failed under any of them."""
         bad = list(dict.fromkeys(node for run in planned.runs for node in self.under(run)))
-        argv, words = nodes.avoid(planned.resolved.argv(), bad, self._ask)
+        argv, words = nodes.exclude_nodes(planned.resolved.argv(), bad, self._ask)
         if not words:
             return planned, []
         options = [option for option in planned.resolved.options if option[0] != "exclude"]
@@ -58,7 +58,7 @@ class FailedNodes:
     def _without(self, run: PlannedRun, bad: list[str]) -> tuple[PlannedRun, str]:
         spec = run.spec
         flags = parse_flags(spec.flags, nodes=spec.request.nodes)
-        resolved = resolve(
+        resolved = resolve_request(
             spec.request,
             flags,
             self._cluster,
@@ -66,6 +66,6 @@ class FailedNodes:
             launch=spec.launch,
             settings=spec.launch_settings,
         )
-        argv, words = nodes.avoid(resolved.argv(), bad, self._ask)
+        argv, words = nodes.exclude_nodes(resolved.argv(), bad, self._ask)
         changed = [word for word in argv if word.startswith("--exclude=")]
         return run._replace(spec=msgspec.structs.replace(spec, flags=[*spec.flags, *changed])), words

@@ -14,23 +14,23 @@ from typing import Any, NamedTuple
 from shoal.backends.slurm.submit_limits import submit_limit
 from shoal.describe import Cluster, Project
 from shoal.errors import InputError, SchedulerError
-from shoal.job import Need, accounts, admission
+from shoal.job import ResourceCounts, accounts, admission
 from shoal.kernel import files
-from shoal.names import slug
+from shoal.names import make_slug
 from shoal.plan import PlannedSubmission
-from shoal.submit.transaction import Claimed
+from shoal.submit.transaction import ClaimedSubmission
 
-_KINDS = ("jobs", "nodes", "gpus")
+_LIMIT_KINDS = ("jobs", "nodes", "gpus")
 
 
-class Gate(NamedTuple):
+class BudgetAdmission(NamedTuple):
     """Our turn at a queue: what it may hold, what it holds, and whether others wait in front."""
 
     home: str
     queue: str
     turn: int
-    most: Need
-    used: Need
+    most: ResourceCounts
+    used: ResourceCounts
     closed: str | None
 
     def split(
@@ -41,11 +41,11 @@ class Gate(NamedTuple):
         later: list[PlannedSubmission] = []
         used = dict(self.used)
         for planned in submissions:
-            need, fitting = need_of(planned), 0
+            need, fitting = submission_use(planned), 0
             if planned.pack is not None:  # a queue inside jobs is let in as a whole
                 has_room = self.closed is None and not later and admission.fits(need, used, self.most)
                 (now if has_room else later).append(planned)
-                used = admission.together(used, need) if has_room else used
+                used = admission.add_usage(used, need) if has_room else used
                 continue
             while (
                 self.closed is None
@@ -53,7 +53,7 @@ class Gate(NamedTuple):
                 and fitting < len(planned.runs)
                 and admission.fits(need, used, self.most)
             ):
-                used = admission.together(used, need)
+                used = admission.add_usage(used, need)
                 fitting += 1
             if fitting:
                 now.append(planned._replace(runs=planned.runs[:fitting], shape="array" if fitting > 1 else "job"))
@@ -61,58 +61,60 @@ class Gate(NamedTuple):
         return now, later
 
     def close(self) -> None:
-        admission.end_turn(self.home, self.queue, self.turn)
+        admission.release_lock(self.home, self.queue, self.turn)
 
 
-def need_of(planned: PlannedSubmission) -> Need:
+def submission_use(planned: PlannedSubmission) -> ResourceCounts:
     """What one run of a submission holds; a pack holds its jobs, however many runs wait in them."""
     jobs = planned.pack.pilots if planned.pack is not None and planned.shape == "pilots" else 1
     nodes = planned.request.nodes or 1
     return {"jobs": jobs, "nodes": jobs * nodes, "gpus": jobs * nodes * (planned.request.gpus or 0)}
 
 
-def queue_of(cluster: Cluster) -> str:
-    return slug(cluster.name)
+def queue_name(cluster: Cluster) -> str:
+    return make_slug(cluster.name)
 
 
-def open_gate(
+def enter_queue(
     home: str, cluster: Cluster, submissions: Sequence[PlannedSubmission], environ: Mapping[str, str]
-) -> Gate | None:
+) -> BudgetAdmission | None:
     """Take our turn and look at the room; None if there is no budget. Whoever waits already goes first."""
-    queue = queue_of(cluster)
-    _learn_limit(home, queue, submissions, environ)
+    queue = queue_name(cluster)
+    _read_account_limit(home, queue, submissions, environ)
     most = admission.limits(home, queue)
     if not most:
         return None
-    turn = admission.take_turn(home, queue, 30.0)
+    turn = admission.take_lock(home, queue, 30.0)
     if turn is None:
         raise SchedulerError("another command is letting runs in and does not end", hint="try again in a minute")
-    used, problem = admission.usage(home, queue)
-    waiting = len(admission.entries(home, queue))
+    used, problem = admission.project_usage(home, queue)
+    waiting = len(admission.waiting_entries(home, queue))
     closed = problem or (f"{waiting} others wait in front" if waiting else None)
-    return Gate(home, queue, turn, most, used, closed)
+    return BudgetAdmission(home, queue, turn, most, used, closed)
 
 
-def park(claimed: Claimed, project: Project, queue: str) -> None:
+def enqueue(claimed: ClaimedSubmission, project: Project, queue: str) -> None:
     """Let a claimed submission, whose intent says how to send it, join the line."""
-    admission.enqueue(str(project.home), queue, claimed.token, need_of(claimed.planned))
+    admission.enqueue(str(project.home), queue, claimed.token, submission_use(claimed.planned))
 
 
 def set_limits(home: str, cluster: Cluster, text: str) -> None:
     """--budget jobs=20,nodes=8,gpus=32,attempts=6, or none; it holds for every run of the project on this cluster from
     now on. Attempts bound retries, also of runs that are under way.
     """
-    ours = (*_KINDS, "attempts")
-    found = {kind: value for kind, value in _written(home, queue_of(cluster)).items() if kind not in ours}
+    ours = (*_LIMIT_KINDS, "attempts")
+    found = {kind: value for kind, value in _read_limits(home, queue_name(cluster)).items() if kind not in ours}
     for part in text.split(",") if text != "none" else ():
         kind, _, number = part.strip().partition("=")
         if kind not in ours or not (number.isascii() and number.isdigit() and 0 < int(number) < 10**7):
             raise InputError(f"{text!r} is not a budget", hint="--budget jobs=20,nodes=8,gpus=32", place="--budget")
         found[kind] = int(number)
-    _write(home, queue_of(cluster), found)
+    _write_limits(home, queue_name(cluster), found)
 
 
-def _learn_limit(home: str, queue: str, submissions: Sequence[PlannedSubmission], environ: Mapping[str, str]) -> None:
+def _read_account_limit(
+    home: str, queue: str, submissions: Sequence[PlannedSubmission], environ: Mapping[str, str]
+) -> None:
     """Many runs at once: ask how many jobs accounting allows; Slurm need not refuse what can wait on disk."""
     count = sum(len(planned.runs) for planned in submissions)
     if count < 2:
@@ -121,26 +123,26 @@ def _learn_limit(home: str, queue: str, submissions: Sequence[PlannedSubmission]
     limit = submit_limit(environ, getpass.getuser(), asked.get("account"), asked.get("qos"), asked.get("partition"))
     if limit is None:
         return
-    left = accounts.room(limit.account, limit.qos)
+    left = accounts.slurm_room(limit.account, limit.qos)
     if count * 2 > min(limit.most, limit.most if left is None else left):
-        _write(
+        _write_limits(
             home,
             queue,
-            {**_written(home, queue), "submit": limit.most, "account": limit.account, "qos": limit.qos},
+            {**_read_limits(home, queue), "submit": limit.most, "account": limit.account, "qos": limit.qos},
         )
 
 
-def _written(home: str, queue: str) -> dict[str, Any]:
+def _read_limits(home: str, queue: str) -> dict[str, Any]:
     record = files.read_json(os.path.join(admission.queue_dir(home, queue), "limits.json")) or {}
     return {kind: value for kind, value in record.items() if kind != "schema"}
 
 
-def _write(home: str, queue: str, limits: Mapping[str, Any]) -> None:
+def _write_limits(home: str, queue: str, limits: Mapping[str, Any]) -> None:
     folder = admission.queue_dir(home, queue)
     files.make_dir(folder)
     files.replace(os.path.join(folder, "limits.json"), files.to_json({"schema": 1, **limits}))
 
 
-def admit_everywhere(home: str) -> list[admission.Report]:
+def admit_waiting(home: str) -> list[admission.AdmissionResult]:
     """Let in what has room, on every cluster that has a line; costs one listing where there is none."""
-    return [admission.admit(home, queue, wait_s=0.0) for queue in files.names_in(os.path.join(home, "queue"))]
+    return [admission.admit(home, queue, wait_s=0.0) for queue in files.list_names(os.path.join(home, "queue"))]

@@ -14,26 +14,28 @@ from typing import NamedTuple
 
 from shoal.backends.slurm.query import scancel, squeue
 from shoal.errors import SchedulerError
-from shoal.job import trials_of
-from shoal.kernel import ENDED_WORDS, is_shared, lease, process, user
-from shoal.model import LIVE
+from shoal.job import replacements_of
+from shoal.kernel import SLURM_ENDED_STATES, is_shared, lease, process, user_name
+from shoal.model import ACTIVE_STATES
 from shoal.names import new_token
-from shoal.observe import CANCEL_REQUESTED, Reader, RunView, Start, Submission, observe, writing
+from shoal.observe import CANCEL_REQUESTED, RunReader, RunView, Start, Submission, observe, writing
 
 
-class Cancelled(NamedTuple):
+class CancelResult(NamedTuple):
     """The runs that were cancelled; of these, run -> user, those whose job another user has and which ends itself."""
 
     names: list[str]
     end_themselves: dict[str, str]
 
 
-def live_among(home: str, names: Sequence[str]) -> list[RunView]:
+def active_runs(home: str, names: Sequence[str]) -> list[RunView]:
     views = observe(home, names).views
-    return [view for view in views.values() if view.state in LIVE]
+    return [view for view in views.values() if view.state in ACTIVE_STATES]
 
 
-def cancel(home: str, views: Sequence[RunView], environ: Mapping[str, str], request: str | None = None) -> Cancelled:
+def cancel_runs(
+    home: str, views: Sequence[RunView], environ: Mapping[str, str], request: str | None = None
+) -> CancelResult:
     """Cancel these runs, and trials that would take them over; the result names the former.
 
     After success each has its wish on disk, which the fence and the heartbeat obey, and its job is being ended, or ends
@@ -41,20 +43,20 @@ def cancel(home: str, views: Sequence[RunView], environ: Mapping[str, str], requ
     starts later ends itself at once.
     """
     names = [view.name for view in views]
-    trials = [trial for name in names for trial in trials_of(home, name) if trial not in names]
-    views = [*views, *(live_among(home, trials) if trials else ())]
-    reader = Reader(home)
+    trials = [trial for name in names for trial in replacements_of(home, name) if trial not in names]
+    views = [*views, *(active_runs(home, trials) if trials else ())]
+    reader = RunReader(home)
     jobs: dict[str, list[int | None]] = {}
     queues: dict[str, Submission] = {}
     end_themselves: dict[str, str] = {}
-    wish = {"t": time.time(), "user": user(), "request": request or new_token()}
+    wish = {"t": time.time(), "user": user_name(), "request": request or new_token()}
     for view in views:
         writing.request_cancel(home, view.name, view.generation, wish)
         files = reader.run(view.name)
         submission = files.origin.submission if files.origin else None
         if files.claim is None or submission is None:
             continue
-        if not process.is_ours({"uid": submission.uid}) and os.geteuid() != 0:
+        if not process.is_own_record({"uid": submission.uid}) and os.geteuid() != 0:
             if view.state in ("pending", "running", "unknown"):
                 end_themselves[view.name] = submission.user
         elif submission.shape is not None:
@@ -62,26 +64,26 @@ def cancel(home: str, views: Sequence[RunView], environ: Mapping[str, str], requ
         elif submission.backend == "slurm":
             jobs.setdefault(files.claim.token, []).append(files.claim.index if len(submission.runs) > 1 else None)
         elif files.start is not None and files.start.generation == files.generation:
-            _end_process(files.start)
+            _stop_local_run(files.start)
     for token, submission in queues.items():
         if submission.backend == "slurm" and not _still_wanted(home, submission, reader):
             jobs[token] = [None, *range(len(submission.runs))]
     if jobs:
         _cancel_jobs(jobs, environ)
-    return Cancelled(names, {name: user for name, user in end_themselves.items() if name in names})
+    return CancelResult(names, {name: user for name, user in end_themselves.items() if name in names})
 
 
-def end_cancelled(home: str, views: Sequence[RunView], environ: Mapping[str, str]) -> None:
+def cancel_own_jobs(home: str, views: Sequence[RunView], environ: Mapping[str, str]) -> None:
     """In a shared project: cancel our own jobs that wait in Slurm's queue and whose runs another user cancelled."""
     if not is_shared(home):
         return
     waiting = [view for view in views if view.state in ("pending", "stuck") and view.cause == CANCEL_REQUESTED]
     if waiting:
         with contextlib.suppress(SchedulerError):  # the wish stands
-            cancel(home, waiting, environ)
+            cancel_runs(home, waiting, environ)
 
 
-def _still_wanted(home: str, submission: Submission, reader: Reader) -> bool:
+def _still_wanted(home: str, submission: Submission, reader: RunReader) -> bool:
     """Whether a queue has a run left that is neither cancelled nor ended; without one its jobs can go."""
     for name in submission.runs:
         files = reader.run(name)
@@ -103,14 +105,14 @@ def _cancel_jobs(jobs: Mapping[str, Sequence[int | None]], environ: Mapping[str,
         for token, indices in jobs.items()
         for index in indices
         for row in snapshot.rows.get((token, index), ())
-        if row.word not in ENDED_WORDS
+        if row.word not in SLURM_ENDED_STATES
     ]
     scancel(ids, environ)
 
 
-def _end_process(start: Start) -> None:
+def _stop_local_run(start: Start) -> None:
     """Ask a run on this machine to end; what is left of one whose guard and agent were killed is killed too."""
-    if process.is_alive({"host": start.host, "pid": start.pid, "started": start.started, "uid": start.uid}):
+    if process.is_process_alive({"host": start.host, "pid": start.pid, "started": start.started, "uid": start.uid}):
         os.kill(start.pid, signal.SIGTERM)
     else:
-        lease.end_leftovers(start)
+        lease.kill_leftovers_of(start)

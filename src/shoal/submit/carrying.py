@@ -6,82 +6,82 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from shoal.describe import LOCAL, Cluster, Grown, Project, keep
+from shoal.describe import LOCAL, Cluster, Project, SweepNames, save_sweep_names
 from shoal.errors import DiskError, InputError, InterruptError, SchedulerError, ShoalError
 from shoal.job import stages
-from shoal.kernel import hang_ups_ignored, owed
+from shoal.kernel import ignoring_hangup, owed
 from shoal.observe import RunView, as_disk_error, observe, writing
-from shoal.plan import PlannedSubmission, lay_out
+from shoal.plan import PlannedSubmission, plan_submissions
 from shoal.submit import standing
-from shoal.submit.budget import Gate, admit_everywhere, open_gate, park
-from shoal.submit.finishing import observe_and_finish
-from shoal.submit.here import EngineHere, run_here
-from shoal.submit.orders import Order, Result, with_smoke
-from shoal.submit.snapshot import Code, is_in_git, take
-from shoal.submit.standing import StandingOrder
-from shoal.submit.transaction import Claimed, Started, claim_runs, send
-from shoal.units import listed
+from shoal.submit.budget import BudgetAdmission, admit_waiting, enqueue, enter_queue
+from shoal.submit.finishing import observe_and_follow_up
+from shoal.submit.here import LocalPackEngine, run_locally
+from shoal.submit.orders import SubmissionPlan, SubmitResult, add_smoke_runs
+from shoal.submit.snapshot import CodeSnapshot, is_in_git, take_snapshot
+from shoal.submit.standing import IdempotentOrder
+from shoal.submit.transaction import ClaimedSubmission, StartedRun, claim_runs, send_submission
+from shoal.units import shorten_list
 
 #: Code of this size is told: each run copies it.
-_LARGE = 1 << 30
+_LARGE_SNAPSHOT_BYTES = 1 << 30
 
 
-def carry_out(
-    order: Order,
+def execute_plan(
+    order: SubmissionPlan,
     project: Project,
     cluster: Cluster,
     environ: Mapping[str, str],
     *,
     follow: bool = True,
-    tell: Callable[[Result], None] = lambda result: None,
+    tell: Callable[[SubmitResult], None] = lambda result: None,
     clock: Callable[[], float] = time.time,
     snapshot: bool = True,
-    given: StandingOrder | None = None,
+    given: IdempotentOrder | None = None,
     note: Callable[[str], None] = lambda text: None,
-) -> list[Result]:
+) -> list[SubmitResult]:
     """Submit, or run here, everything in the order; `tell` hears of each run as soon as its fate is known.
 
     After an error the same order can be given again: with a `given` that is written down, as the same one. The error
     says which runs are missing. A terminal that hangs up does not end it in the middle.
     """
-    given, home = given or standing.plain(), str(project.home)
-    errand = _Errand(order, project, environ, follow, tell, clock, given.id)
+    given, home = given or standing.unrecorded_order(), str(project.home)
+    errand = _Execution(order, project, environ, follow, tell, clock, given.id)
     names = [run.spec.name for planned in order.submissions for run in planned.runs]
     if names or given.is_written:
-        writing.open_home(project.home, project.shared_by)
-        standing.write(home, given, {name: order.views[name].claims for name in names})
+        writing.open_state_dir(project.home, project.shared_by)
+        standing.record_order(home, given, {name: order.views[name].claims for name in names})
     try:
         if names and snapshot and project.snapshot:
-            errand.code = _keep_code(project, environ, note)
+            errand.code = _take_snapshot(project, environ, note)
         if cluster.is_local:
             for left in order.left_alone:
                 errand.note(left)
             errand.run_all(order.submissions)
         else:
-            with hang_ups_ignored():
-                _finish_owed(home, order, environ, note)
+            with ignoring_hangup():
+                _finish_pending_follow_ups(home, order, environ, note)
                 _submit_all(errand, order, project, cluster, environ)
     except (ShoalError, OSError, KeyboardInterrupt) as error:
-        raise _not_whole(error, names, errand.results) from error
+        raise _partial_error(error, names, errand.results) from error
     if {result.name for result in errand.results} >= set(names):
-        standing.finish(home, given)
+        standing.finish_order(home, given)
     return errand.results
 
 
-def _keep_code(project: Project, environ: Mapping[str, str], note: Callable[[str], None]) -> Code | None:
+def _take_snapshot(project: Project, environ: Mapping[str, str], note: Callable[[str], None]) -> CodeSnapshot | None:
     """The code that the runs will execute, each in a directory of its own; None: in the project's folder itself, which
     is told."""
     shared = "what runs write by relative path, all of them write there"
     if project.toml is None and not is_in_git(project.root, environ):
         note(f"runs work in {project.root} itself, which is not in git and has no shoal.toml: {shared}")
         return None
-    code = take(project.root, project.home, environ, project.link)
+    code = take_snapshot(project.root, project.home, environ, project.link)
     if code is None:
         note(f"runs work in {project.root} itself, because there is no git: {shared}")
         return None
     if code.secrets:
         note(f"not copied into the snapshot, because it may hold secrets, but linked: {', '.join(code.secrets)}")
-    if code.size > _LARGE:
+    if code.size > _LARGE_SNAPSHOT_BYTES:
         note(
             f"each run gets a copy of {code.size / 1e9:.1f} GB of files that git tracks; to have all runs read the "
             'project\'s, name them in shoal.toml, as in link = ["data"]'
@@ -89,21 +89,25 @@ def _keep_code(project: Project, environ: Mapping[str, str], note: Callable[[str
     return code
 
 
-def _finish_owed(home: str, order: Order, environ: Mapping[str, str], note: Callable[[str], None]) -> None:
+def _finish_pending_follow_ups(
+    home: str, order: SubmissionPlan, environ: Mapping[str, str], note: Callable[[str], None]
+) -> None:
     """Runs of the order that wait for a job which another order owes them."""
-    names = [name for name, view in order.views.items() if view.cause == owed.CAUSE]
-    for sentence in observe_and_finish(home, names, environ=environ)[1] if names else ():
+    names = [name for name, view in order.views.items() if view.cause == owed.FOLLOW_UP_REASON]
+    for sentence in observe_and_follow_up(home, names, environ=environ)[1] if names else ():
         note(sentence)
 
 
-def _submit_all(errand: _Errand, order: Order, project: Project, cluster: Cluster, environ: Mapping[str, str]) -> None:
+def _submit_all(
+    errand: _Execution, order: SubmissionPlan, project: Project, cluster: Cluster, environ: Mapping[str, str]
+) -> None:
     for left in order.left_alone:
         errand.note(left)
     home = str(project.home)
-    admit_everywhere(home)
+    admit_waiting(home)
     if not order.submissions:
         return
-    gate = open_gate(home, cluster, order.submissions, environ)
+    gate = enter_queue(home, cluster, order.submissions, environ)
     now, later = (order.submissions, []) if gate is None else gate.split(order.submissions)
     try:
         errand.send_all(now)
@@ -114,7 +118,7 @@ def _submit_all(errand: _Errand, order: Order, project: Project, cluster: Cluste
             gate.close()
 
 
-def _not_whole(error: BaseException, names: Sequence[str], results: Sequence[Result]) -> BaseException:
+def _partial_error(error: BaseException, names: Sequence[str], results: Sequence[SubmitResult]) -> BaseException:
     """The same error, with the runs that were not submitted in its message."""
     told = {result.name for result in results if result.did != "refused"}
     missing = [name for name in names if name not in told]
@@ -123,55 +127,65 @@ def _not_whole(error: BaseException, names: Sequence[str], results: Sequence[Res
     if isinstance(error, OSError):
         error = as_disk_error(error) or error
     if isinstance(error, ShoalError) and missing and len(names) > 1:
-        some = f"{len(missing)} of {len(names)} runs were not submitted: {listed(missing, 3)}"
+        some = f"{len(missing)} of {len(names)} runs were not submitted: {shorten_list(missing, 3)}"
         error.message = f"{error.message}; {some}"
     return error
 
 
-def keep_names(project: Project, grown: Sequence[Grown]) -> None:
+def save_names(project: Project, grown: Sequence[SweepNames]) -> None:
     """Keep what the names of sweeps rest on; the state folder may not be there yet."""
     if grown:
-        keep(writing.open_home(project.home, project.shared_by), grown)
+        save_sweep_names(writing.open_state_dir(project.home, project.shared_by), grown)
 
 
-def smoke_here(
-    order: Order, project: Project, environ: Mapping[str, str], *, tell: Callable[[Result], None], follow: bool
-) -> list[Result]:
+def run_smoke_locally(
+    order: SubmissionPlan,
+    project: Project,
+    environ: Mapping[str, str],
+    *,
+    tell: Callable[[SubmitResult], None],
+    follow: bool,
+) -> list[SubmitResult]:
     """The smoke runs of what an order starts, on this machine and now; the runs themselves are held if one fails."""
     here = Cluster(name=LOCAL)
     starting = [run for planned in order.submissions for run in planned.runs]
-    smokes, left = with_smoke(starting, order.views, project, here, environ)
+    smokes, left = add_smoke_runs(starting, order.views, project, here, environ)
     smokes = [run for run in smokes if run.spec.smoke]
-    results = carry_out(
-        Order(lay_out(smokes, project, here), left, order.views, []), project, here, environ, follow=follow, tell=tell
+    results = execute_plan(
+        SubmissionPlan(plan_submissions(smokes, project, here), left, order.views, []),
+        project,
+        here,
+        environ,
+        follow=follow,
+        tell=tell,
     )
     bad = [result.name for result in results if result.state != "done"]
     for run in starting if bad else ():
-        results.append(Result(run.spec.name, "held", "new", f"{bad[0]} did not end well"))
+        results.append(SubmitResult(run.spec.name, "held", "new", f"{bad[0]} did not end well"))
         tell(results[-1])
     return results
 
 
-class _Errand:
+class _Execution:
     """One order on its way, and what has become of its runs so far."""
 
     def __init__(
         self,
-        order: Order,
+        order: SubmissionPlan,
         project: Project,
         environ: Mapping[str, str],
         follow: bool,
-        tell: Callable[[Result], None],
+        tell: Callable[[SubmitResult], None],
         clock: Callable[[], float],
         request: str,
     ) -> None:
         self.request = request
         self.order, self.project, self.environ = order, project, environ
         self.follow, self.tell, self.clock = follow, tell, clock
-        self.code: Code | None = None
-        self.results: list[Result] = []
+        self.code: CodeSnapshot | None = None
+        self.results: list[SubmitResult] = []
 
-    def note(self, result: Result) -> None:
+    def note(self, result: SubmitResult) -> None:
         self.results.append(result)
         self.tell(result)
 
@@ -181,11 +195,11 @@ class _Errand:
             if self._is_held(planned, here=True):
                 continue
             if planned.pack is not None:
-                self._pack_here(planned)
+                self._run_pack_locally(planned)
                 continue
             claimed = self._claim(planned, "local")
             if claimed.indices:
-                self.note(self._here(claimed))
+                self.note(self._run_locally(claimed))
                 if self.results[-1].exit_code in (130, 143):
                     break
 
@@ -196,26 +210,26 @@ class _Errand:
                 continue
             # A limit on how many run at once holds over all arrays together: the next one waits for the last.
             claimed = self._claim(planned, "slurm", after=before if planned.at_once else None)
-            for started in send(claimed, self.project, self.environ):
-                self.note(_of_slurm(started))
+            for started in send_submission(claimed, self.project, self.environ):
+                self.note(_slurm_result(started))
                 before = (started.job_id or "").partition("_")[0] or before
             if claimed.indices:
-                _stop_if_silent(self.results[-1])
+                _stop_if_unanswered(self.results[-1])
 
-    def put_off(self, planned: PlannedSubmission, gate: Gate | None) -> None:
+    def put_off(self, planned: PlannedSubmission, gate: BudgetAdmission | None) -> None:
         """What has no room now waits on disk, to be let in by a job that ends or by the next command."""
         claimed = self._claim(planned, "slurm", tell_lost=False, waits=gate is not None)
         if gate is not None and claimed.indices:
-            park(claimed, self.project, gate.queue)
-        self.note(_parked(claimed, gate))
+            enqueue(claimed, self.project, gate.queue)
+        self.note(_waiting_result(claimed, gate))
 
     def _is_held(self, planned: PlannedSubmission, *, here: bool) -> bool:
         """Whether runs wait in vain for what they build on; they are told."""
-        waits = stages.dependency(str(self.project.home), planned.needs)
+        waits = stages.dependency_option(str(self.project.home), planned.needs)
         if waits.problem is None and (waits.done or not here):
             return False
         for run in planned.runs:
-            self.note(Result(run.spec.name, "held", "new", waits.problem or "what it builds on is not done"))
+            self.note(SubmitResult(run.spec.name, "held", "new", waits.problem or "what it builds on is not done"))
         return True
 
     def _claim(
@@ -227,7 +241,7 @@ class _Errand:
         tell_lost: bool = True,
         waits: bool = False,
         after: str | None = None,
-    ) -> Claimed:
+    ) -> ClaimedSubmission:
         claimed = claim_runs(
             planned,
             self.order.views,
@@ -244,28 +258,28 @@ class _Errand:
         won = set(claimed.indices)
         for index, run in enumerate(planned.runs):
             if tell_lost and index not in won:
-                self.note(_lost(run.spec.name))
+                self.note(_lost_result(run.spec.name))
         return claimed
 
-    def _here(self, claimed: Claimed) -> Result:
+    def _run_locally(self, claimed: ClaimedSubmission) -> SubmitResult:
         name = claimed.planned.runs[0].spec.name
-        code = run_here(claimed, self.project, self.environ, follow=self.follow)
+        code = run_locally(claimed, self.project, self.environ, follow=self.follow)
         view = observe(str(self.project.home), [name], environ=self.environ).views[name]
         exit_code = _exit_code(view) if view.exit_code is not None else code
         if view.state == "cancelled":
             exit_code = 130
-        return Result(name, "ran", view.state, view.cause or "", None, view.output_dir, exit_code)
+        return SubmitResult(name, "ran", view.state, view.cause or "", None, view.output_dir, exit_code)
 
-    def _pack_here(self, planned: PlannedSubmission) -> None:
+    def _run_pack_locally(self, planned: PlannedSubmission) -> None:
         """The engine begins with the first runs while the last ones are still being claimed."""
-        with EngineHere(self.project, self.environ, follow=self.follow) as engine:
+        with LocalPackEngine(self.project, self.environ, follow=self.follow) as engine:
             claimed = self._claim(planned, "local", opened=engine.begin)
             code = engine.wait()
         names = [planned.runs[index].spec.name for index in claimed.indices]
         interrupted = code if code > 128 else None
         for name, view in observe(str(self.project.home), names, environ=self.environ).views.items():
             exit_code = interrupted or _exit_code(view)
-            self.note(Result(name, "ran", view.state, view.cause or "", None, view.output_dir, exit_code))
+            self.note(SubmitResult(name, "ran", view.state, view.cause or "", None, view.output_dir, exit_code))
         if code == DiskError.exit_code:
             home = shlex.quote(str(self.project.home))
             raise DiskError(
@@ -274,16 +288,16 @@ class _Errand:
             )
 
 
-def _lost(name: str) -> Result:
-    return Result(name, "left alone", "queued", "another command has just claimed it")
+def _lost_result(name: str) -> SubmitResult:
+    return SubmitResult(name, "left alone", "queued", "another command has just claimed it")
 
 
-def _parked(claimed: Claimed, gate: Gate | None) -> Result:
+def _waiting_result(claimed: ClaimedSubmission, gate: BudgetAdmission | None) -> SubmitResult:
     name = claimed.planned.runs[0].spec.name
     if gate is None or not claimed.indices:
-        return _lost(name)
+        return _lost_result(name)
     budget = ", ".join(f"{number} {kind}" for kind, number in gate.most.items())
-    return Result(name, "waits", "queued", gate.closed or f"no room under {budget}", None, claimed.outputs[name])
+    return SubmitResult(name, "waits", "queued", gate.closed or f"no room under {budget}", None, claimed.outputs[name])
 
 
 def _exit_code(view: RunView) -> int | None:
@@ -291,12 +305,12 @@ def _exit_code(view: RunView) -> int | None:
     return 0 if view.state == "done" else view.exit_code
 
 
-def _of_slurm(started: Started) -> Result:
+def _slurm_result(started: StartedRun) -> SubmitResult:
     did = {"pending": "submitted", "unknown": "unclear", "new": "refused"}[started.state]
-    return Result(started.name, did, started.state, started.message, started.job_id, started.output_dir)
+    return SubmitResult(started.name, did, started.state, started.message, started.job_id, started.output_dir)
 
 
-def _stop_if_silent(last: Result) -> None:
+def _stop_if_unanswered(last: SubmitResult) -> None:
     """A controller that does not answer will not answer the next hundred either; what was done stays done."""
     if last.did == "unclear":
         raise SchedulerError(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from shoal.errors import InputError
-from shoal.model import LIVE, RunSpec
+from shoal.model import ACTIVE_STATES, RunSpec
 from shoal.observe import RunView
 
 
-class Decision(NamedTuple):
+class StartDecision(NamedTuple):
     """`start` with the revision to record, or a reason to leave the run alone."""
 
     start: bool
@@ -17,7 +17,9 @@ class Decision(NamedTuple):
     reason: str
 
 
-def decide(spec: RunSpec, kept: RunSpec | None, view: RunView, *, again: bool, by_name: bool = False) -> Decision:
+def decide_start(
+    spec: RunSpec, kept: RunSpec | None, view: RunView, *, again: bool, by_name: bool = False
+) -> StartDecision:
     """What to do with a run that is asked for. `kept` is what was recorded under its name before, if anything.
 
     The same run asked for twice is one run: in flight or done, it is left alone. One that failed starts again. Other
@@ -30,33 +32,33 @@ def decide(spec: RunSpec, kept: RunSpec | None, view: RunView, *, again: bool, b
             hint="rename one of the two scripts",
         )
     revision = kept.revision if kept else 0
-    changed = [] if kept is None else differences(kept, spec)
-    if view.state in LIVE:
+    changed = [] if kept is None else spec_differences(kept, spec)
+    if view.state in ACTIVE_STATES:
         if again or changed:
             what = "with other settings: " + "; ".join(changed) if changed else "already"
             raise InputError(f"{spec.name} is {view.state} {what}", hint=f"shoal cancel {spec.name}")
         job = f" as job {view.job_id}" if view.job_id else ""
         why = f": {view.cause}" if view.state in ("unknown", "stuck") and view.cause else ""
-        return Decision(False, revision, f"{view.state} already{job}{why}")
+        return StartDecision(False, revision, f"{view.state} already{job}{why}")
     if again:
-        return Decision(True, revision + 1, "started over")
+        return StartDecision(True, revision + 1, "started over")
     if view.state == "done":
         if changed:
             raise InputError(
                 f"{spec.name} is done with other settings: {'; '.join(changed)}",
                 hint="add --again to start it over (the old results stay), or give the script a new number",
             )
-        return Decision(False, revision, f"done already (attempt {view.attempt})")
+        return StartDecision(False, revision, f"done already (attempt {view.attempt})")
     if kept is None:
-        return Decision(True, 1, "new")
+        return StartDecision(True, 1, "new")
     if changed:
-        return Decision(True, revision + 1, f"{view.state} before, settings changed")
+        return StartDecision(True, revision + 1, f"{view.state} before, settings changed")
     if view.state == "stopped" and not by_name:
-        return Decision(False, revision, view.cause or "stopped by search")
-    return Decision(True, revision, "new" if view.state == "new" else f"{view.state} before")
+        return StartDecision(False, revision, view.cause or "stopped by search")
+    return StartDecision(True, revision, "new" if view.state == "new" else f"{view.state} before")
 
 
-def differences(old: RunSpec, new: RunSpec) -> list[str]:
+def spec_differences(old: RunSpec, new: RunSpec) -> list[str]:
     """What differs between two descriptions of one run, a phrase each, values cut short."""
     before, after = old.identity(), new.identity()
     found = []
@@ -69,11 +71,11 @@ def differences(old: RunSpec, new: RunSpec) -> list[str]:
             pairs = [(name, was.get(name), now.get(name)) for name in sorted({*was, *now})]
         else:
             pairs = [(key, was, now)]
-        found += [f"{name} was {_short(a)}, now {_short(b)}" for name, a, b in pairs if a != b]
+        found += [f"{name} was {_short_value(a)}, now {_short_value(b)}" for name, a, b in pairs if a != b]
     return found
 
 
-def _short(value: object) -> str:
+def _short_value(value: object) -> str:
     if value is None:
         return "not set"
     text = " ".join(map(str, value)) if isinstance(value, list) else str(value)

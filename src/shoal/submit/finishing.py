@@ -13,34 +13,34 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from shoal.kernel import Outcome, fence, layout, owed, submission
-from shoal.observe import Ask, Observation, RunFiles, observe
+from shoal.observe import AskQueue, Observation, RunFiles, observe
 
 #: A look at many runs is not to last minutes; the next one does the rest.
-_MAX_AT_ONCE = 20
+_MAX_FOLLOW_UPS_PER_LOOK = 20
 
 
-def observe_and_finish(
+def observe_and_follow_up(
     home: str,
     names: Iterable[str] | None = None,
     *,
     environ: Mapping[str, str] | None = None,
     clock: Callable[[], float] = time.time,
-    ask: Ask | None = None,
+    ask: AskQueue | None = None,
 ) -> tuple[Observation, list[str]]:
     """`observe`, and what was sent then, a sentence each."""
     environ = os.environ if environ is None else environ
     found = observe(home, names, environ=environ, clock=clock, ask=ask)
     sent: list[str] = []
     with contextlib.suppress(OSError, ValueError):  # a folder that we may not write in stays as it is
-        sent += _send_owed(home, found, clock(), environ)
+        sent += _submit_pending(home, found, clock(), environ)
     if os.path.exists(os.path.join(home, "notify.json")):
         from shoal.job import environment, notices  # only for projects that want to be told
 
-        notices.tell_again(home, {**environ, **environment.read_secrets(environ)})
+        notices.resend_unsent(home, {**environ, **environment.read_secrets(environ)})
     return found, sent
 
 
-def _send_owed(home: str, found: Observation, now: float, environ: Mapping[str, str]) -> Iterator[str]:
+def _submit_pending(home: str, found: Observation, now: float, environ: Mapping[str, str]) -> Iterator[str]:
     if not found.owing or found.slurm_t is None:
         return
     single: list[RunFiles] = []
@@ -50,7 +50,7 @@ def _send_owed(home: str, found: Observation, now: float, environ: Mapping[str, 
             single.append(files)
         elif files.claim is not None:
             queues.add(files.claim.token)
-    for files in single[:_MAX_AT_ONCE]:
+    for files in single[:_MAX_FOLLOW_UPS_PER_LOOK]:
         yield from _continue_run(home, files, now, environ)
     for token in queues:
         yield from _continue_queue(home, token, found, now, environ)
@@ -61,7 +61,12 @@ def _continue_run(home: str, files: RunFiles, now: float, environ: Mapping[str, 
 
     end = files.end
     job = (end.job_label or end.job_id) if end is not None else None
-    if end is None or end.next is None or not job or not owed.is_due(end.ended, files.given_up_t, now, environ):
+    if (
+        end is None
+        or end.next is None
+        or not job
+        or not owed.is_follow_up_due(end.ended, files.given_up_t, now, environ)
+    ):
         return
     claim = fence.read_claim(layout.run_dir(home, files.name), files.generation)
     if claim is not None:
@@ -75,15 +80,15 @@ def _continue_queue(home: str, token: str, found: Observation, now: float, envir
     from shoal.job import follow  # only where something is owed: it can submit jobs
 
     folder, tried_at = layout.submission_dir(home, token), 0.0
-    intent = submission.read(home, token)
-    grace_s = float(environ.get("SHOAL_SUBMIT_GRACE_S") or submission.GRACE_S)
-    for index, order, outcome in submission.sends(folder)[1:]:
+    intent = submission.read_submission_record(home, token)
+    grace_s = float(environ.get("SHOAL_SUBMIT_GRACE_S") or submission.SEND_GRACE_S)
+    for index, order, outcome in submission.read_sends(folder)[1:]:
         tried_at = max(tried_at, order.t)
         job = found.jobs.get(f"{intent.job_name}-{index}") if intent is not None else None
         if outcome is None and job is not None:
-            submission.settle(home, token, Outcome("accepted", job_id=job, adopted=True), index)
+            submission.write_outcome(home, token, Outcome("accepted", job_id=job, adopted=True), index)
         elif outcome is None and (found.slurm_t or 0.0) > order.t + grace_s:
-            submission.settle(home, token, Outcome("void", reason="Slurm never received the submission"), index)
-    for following in follow.still_owed(folder):
-        if owed.is_due(float(following.get("t") or 0.0), tried_at, now, environ):
-            yield f"pack {token}: {follow.submit_follow_up(folder, following, dict(environ))}"
+            submission.write_outcome(home, token, Outcome("void", reason="Slurm never received the submission"), index)
+    for following in follow.pending_follow_ups(folder):
+        if owed.is_follow_up_due(float(following.get("t") or 0.0), tried_at, now, environ):
+            yield f"pack {token}: {follow.submit_queue_follow_up(folder, following, dict(environ))}"

@@ -12,21 +12,21 @@ from types import TracebackType
 from typing import Any
 
 from shoal.describe import Project
-from shoal.job import CLAIMED, family
-from shoal.kernel import accept_here, files, refuse_foreign, tree
-from shoal.submit.transaction import Claimed
+from shoal.job import CLAIMED_FILE, family
+from shoal.kernel import accept_locally, files, refuse_untrusted, tree
+from shoal.submit.transaction import ClaimedSubmission
 
 
-def run_here(claimed: Claimed, project: Project, environ: Mapping[str, str], *, follow: bool) -> int:
+def run_locally(claimed: ClaimedSubmission, project: Project, environ: Mapping[str, str], *, follow: bool) -> int:
     """Execute the only run of a claimed submission and return its exit code; Ctrl-C and SIGTERM reach the run.
 
     With `follow` its output appears on ours as well as in its log; it goes to standard error, because standard output
     belongs to what the command itself reports.
     """
-    accept_here(str(project.home), claimed.token)
+    accept_locally(str(project.home), claimed.token)
     env = {**environ, "SHOAL_TOKEN": claimed.token, "SHOAL_FOLLOW": "1" if follow else "0"}
     script = os.path.join(claimed.folder, "script.sh")
-    refuse_foreign(script)
+    refuse_untrusted(script)
     agent: subprocess.Popen[bytes] | None = None
 
     def end(number: int, frame: object) -> None:
@@ -49,7 +49,7 @@ def run_here(claimed: Claimed, project: Project, environ: Mapping[str, str], *, 
         unblock()
 
 
-class EngineHere:
+class LocalPackEngine:
     """An engine that begins as soon as the queue can be read, while its runs are still being claimed; `wait` returns
     its exit code.
 
@@ -69,7 +69,7 @@ class EngineHere:
         env = {**self._environ, **own, "SHOAL_PARENT": str(os.getpid())}
         self._folder = folder
         argv = ["bash", os.path.join(folder, "script.sh")]
-        files.refuse_foreign(argv[1])
+        files.refuse_untrusted(argv[1])
         engine = subprocess.Popen(argv, env=env, cwd=self._project.root, stdout=sys.stderr)
         self._before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -80,18 +80,18 @@ class EngineHere:
         """Every run is claimed by now, or somebody else's."""
         if self._engine is None:
             return 0
-        files.create_exclusive(os.path.join(self._folder, CLAIMED), b"", sync=False)
+        files.create_exclusive(os.path.join(self._folder, CLAIMED_FILE), b"", sync=False)
         code = self._engine.wait()
-        tree.kill_below()
-        return family.exit_code(code)
+        tree.kill_descendants()
+        return family.shell_exit_code(code)
 
-    def __enter__(self) -> EngineHere:
+    def __enter__(self) -> LocalPackEngine:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         if kind is not None and self._engine is not None and self._engine.poll() is None:
             self._engine.terminate()
             self._engine.wait()
-            tree.kill_below()
+            tree.kill_descendants()
         for number, handler in self._before.items():
             signal.signal(number, handler)

@@ -8,26 +8,26 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.describe import Asked, Cluster, Grown, PlannedRun, Project, read_sweeps, with_flags
+from shoal.describe import Cluster, PlannedRun, Project, RequestedRun, SweepNames, read_sweeps, with_flags
 from shoal.errors import InputError
-from shoal.model import AS_MEANT, Request
-from shoal.plan import PackOptions, PlannedSubmission, runs_of_file, sweep_of
+from shoal.model import SUCCESSFUL_STATES, Request
+from shoal.plan import PackOptions, PlannedSubmission, command_sweep, read_command_file
 from shoal.submit import standing
-from shoal.submit.carrying import carry_out, keep_names
-from shoal.submit.orders import How, Result, prepare
+from shoal.submit.carrying import execute_plan, save_names
+from shoal.submit.orders import SubmitOptions, SubmitResult, prepare_submission
 
 #: What a command line says about its parameters: --set, --zip, --seeds.
-Flags = tuple[Sequence[str], Sequence[str], str | None]
+SweepFlags = tuple[Sequence[str], Sequence[str], str | None]
 
 
-class Packed(NamedTuple):
+class PackResult(NamedTuple):
     """What became of a pack. `planned` is None when nothing was left to do; `local` when it ran here, to the end;
     `began` is when the command did: runs may have been tried before.
     """
 
     home: str
     names: list[str]
-    results: list[Result]
+    results: list[SubmitResult]
     planned: PlannedSubmission | None
     local: bool
     dry_run: bool
@@ -38,7 +38,7 @@ class Packed(NamedTuple):
         """0 all done (or submitted), 4 some not; 130 or 143 if it was interrupted."""
         if self.dry_run or not self.local:
             return 0
-        unfinished = [result for result in self.results if result.state not in AS_MEANT]
+        unfinished = [result for result in self.results if result.state not in SUCCESSFUL_STATES]
         codes = [result.exit_code for result in unfinished if result.exit_code and result.exit_code > 128]
         if (
             unfinished
@@ -49,13 +49,13 @@ class Packed(NamedTuple):
         return 4 if unfinished else 0
 
 
-def pack_commands(
+def submit_pack(
     words: Sequence[str],
     project: Project,
     cluster: Cluster,
     environ: Mapping[str, str],
     *,
-    sweep: Flags,
+    sweep: SweepFlags,
     options: PackOptions,
     cost: str | None,
     name: str | None,
@@ -64,7 +64,7 @@ def pack_commands(
     follow: bool,
     note: Callable[[str], None],
     request_id: str | None = None,
-) -> Packed:
+) -> PackResult:
     """Read the commands, lay them out as one queue, and work through it or submit it."""
     began = time.time()
     request = Request()
@@ -76,29 +76,29 @@ def pack_commands(
     if len(words) == 1 and path.is_file() and not path.stat().st_mode & 0o111:
         if any(sweep) or cost:
             raise InputError("a file of commands has no parameters", hint="leave --set and --cost out", place=str(path))
-        asked = [Asked(PlannedRun(spec)) for spec in runs_of_file(path, project, name, request)]
-        grown: list[Grown] = []
+        asked = [RequestedRun(PlannedRun(spec)) for spec in read_command_file(path, project, name, request)]
+        grown: list[SweepNames] = []
     else:
-        whole = sweep_of(words, name, cost, request)
+        whole = command_sweep(words, name, cost, request)
         whole = whole._replace(blocks=tuple(with_flags(block, *sweep) for block in whole.blocks))
         asked, grown = read_sweeps([whole], project)
     names = [one.run.spec.name for one in asked]
     given = None
-    before: list[Result] = []
+    before: list[SubmitResult] = []
     if (again or request_id) and not dry_run:
         meaning = (cluster.name, options, [(one.run.spec.name, one.run.spec.digest) for one in asked])
-        given = standing.find(str(project.home), "pack", names, meaning, request_id, environ)
+        given = standing.find_order(str(project.home), "pack", names, meaning, request_id, environ)
     if given is not None and given.record is not None:
         note(given.told())
         before = given.results()
-        asked = [] if given.is_done else standing.rest(asked, given, again=again)
+        asked = [] if given.is_done else standing.remaining_runs(asked, given, again=again)
         again = False
-    order = prepare(asked, project, cluster, environ, How("pack", again, pack=options))
+    order = prepare_submission(asked, project, cluster, environ, SubmitOptions("pack", again, pack=options))
     for text in order.notes:
         note(text)
     planned = order.submissions[0] if order.submissions else None
     if dry_run:
-        return Packed(str(project.home), names, order.left_alone, planned, cluster.is_local, True, began)
-    keep_names(project, grown)
-    results = before + carry_out(order, project, cluster, environ, follow=follow, given=given, note=note)
-    return Packed(str(project.home), names, results, planned, cluster.is_local, False, began)
+        return PackResult(str(project.home), names, order.left_alone, planned, cluster.is_local, True, began)
+    save_names(project, grown)
+    results = before + execute_plan(order, project, cluster, environ, follow=follow, given=given, note=note)
+    return PackResult(str(project.home), names, results, planned, cluster.is_local, False, began)

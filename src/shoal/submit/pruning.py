@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from shoal.describe import Grown
-from shoal.model import LIVE
-from shoal.observe import Reader, RunView, observe, run_names
+from shoal.describe import SweepNames
+from shoal.model import ACTIVE_STATES
+from shoal.observe import RunReader, RunView, observe, run_names
 
 
-def removed(home: str, grown: Sequence[Grown], described: Collection[str], environ: Mapping[str, str]) -> list[RunView]:
+def removed_runs(
+    home: str, grown: Sequence[SweepNames], described: Collection[str], environ: Mapping[str, str]
+) -> list[RunView]:
     """Live runs that belong to these sweeps and are not among the described ones; what has ended stays as it is."""
     if not grown:
         return []
     bases = {(one.experiment, one.base) for one in grown}
     prefixes = tuple(f"{experiment}/{base}" for experiment, base in bases)
     known = set(described)
-    reader = Reader(home)
+    reader = RunReader(home)
     names = []
     for name in run_names(home):
         if name in known or not name.startswith(prefixes):
@@ -25,4 +27,4 @@ def removed(home: str, grown: Sequence[Grown], described: Collection[str], envir
         if spec is not None and (spec.experiment, spec.sweep) in bases:
             names.append(name)
     views = observe(home, names, environ=environ).views if names else {}
-    return [view for view in views.values() if view.state in LIVE]
+    return [view for view in views.values() if view.state in ACTIVE_STATES]

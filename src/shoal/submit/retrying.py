@@ -8,22 +8,22 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.describe import Asked, PlannedRun, Project, with_step_of_now
+from shoal.describe import PlannedRun, Project, RequestedRun, with_current_step
 from shoal.errors import InputError
 from shoal.kernel import files, layout, submission
-from shoal.observe import Reader, RunView, observe, records
-from shoal.submit.standing import StandingOrder
+from shoal.observe import RunReader, RunView, observe, records
+from shoal.submit.standing import IdempotentOrder
 from shoal.units import format_memory, format_slurm_time, parse_duration_s, parse_memory_mb
 
 #: What went wrong, as people may ask for it. The agent's end record tells oom, cuda_oom and bad_result apart.
-BAD = ("failed", "oom", "timeout", "preempted", "node_fail", "lost", "cancelled", "stopped")
-CAUSES = ("oom", "cuda_oom", "failed", "bad_result", "timeout", "preempted", "node_fail", "lost", "cancelled")
+RETRYABLE_STATES = ("failed", "oom", "timeout", "preempted", "node_fail", "lost", "cancelled", "stopped")
+RETRY_CAUSES = ("oom", "cuda_oom", "failed", "bad_result", "timeout", "preempted", "node_fail", "lost", "cancelled")
 #: Without --state or --cause: what is worth another try. Who cancelled a run, or let a search stop it, meant it.
-_DEFAULT = frozenset(BAD) - {"cancelled", "stopped"}
-_FACTOR = re.compile(r"x(\d+(?:\.\d+)?)", re.ASCII)
+_DEFAULT_STATES = frozenset(RETRYABLE_STATES) - {"cancelled", "stopped"}
+_FACTOR_PATTERN = re.compile(r"x(\d+(?:\.\d+)?)", re.ASCII)
 
 
-class Change(NamedTuple):
+class RetryChange(NamedTuple):
     """What the next attempt asks for: memory and time as a factor (x2) or an amount, and whether to avoid the node."""
 
     memory: str | None = None
@@ -32,19 +32,19 @@ class Change(NamedTuple):
     fresh: bool = False
 
 
-def find(
+def find_failed(
     home: str, names: Sequence[str], states: frozenset[str] | None, causes: Sequence[str], environ: Mapping[str, str]
 ) -> list[tuple[RunView, str]]:
     """The runs that ended badly and match, each with its cause."""
     for cause in causes:
-        if cause not in CAUSES:
+        if cause not in RETRY_CAUSES:
             raise InputError(
-                f"there is no cause {cause!r}", hint=f"--cause one of {', '.join(CAUSES)}", place="--cause"
+                f"there is no cause {cause!r}", hint=f"--cause one of {', '.join(RETRY_CAUSES)}", place="--cause"
             )
-    wanted = states if states is not None else (frozenset(BAD) if causes else _DEFAULT)
+    wanted = states if states is not None else (frozenset(RETRYABLE_STATES) if causes else _DEFAULT_STATES)
     found = []
     for view in observe(home, names, environ=environ).views.values():
-        if view.state not in BAD or view.state not in wanted:
+        if view.state not in RETRYABLE_STATES or view.state not in wanted:
             continue
         cause = cause_of(home, view)
         if not causes or cause in causes or (cause == "cuda_oom" and "oom" in causes):
@@ -52,10 +52,12 @@ def find(
     return found
 
 
-def left_out(home: str, names: Sequence[str], chosen: Sequence[RunView], environ: Mapping[str, str]) -> str | None:
+def skipped_sentence(
+    home: str, names: Sequence[str], chosen: Sequence[RunView], environ: Mapping[str, str]
+) -> str | None:
     """The runs that ended badly and are not started again, in words; None if there are none."""
     taken = {view.name for view in chosen}
-    rest = [one for one in observe(home, names, environ=environ).views.values() if one.state in BAD]
+    rest = [one for one in observe(home, names, environ=environ).views.values() if one.state in RETRYABLE_STATES]
     counts: dict[str, int] = {}
     for view in rest:
         if view.name not in taken:
@@ -66,7 +68,7 @@ def left_out(home: str, names: Sequence[str], chosen: Sequence[RunView], environ
     return f"left out: {told}; --state {','.join(counts)} starts them"
 
 
-def left_of(home: str, given: StandingOrder, environ: Mapping[str, str]) -> list[RunView]:
+def unstarted_runs(home: str, given: IdempotentOrder, environ: Mapping[str, str]) -> list[RunView]:
     """The runs that an unfinished order was about and has not started yet, whatever ends they have come to since."""
     runs = given.record.runs if given.record is not None and not given.is_done else {}
     names = [name for name in runs if name not in given.submitted and name not in given.others]
@@ -78,39 +80,39 @@ def cause_of(home: str, view: RunView) -> str:
     if view.state != "failed":
         return view.state
     folder = layout.run_dir(home, view.name)
-    end = records.read_end(folder, layout.parse_names(files.names_in(folder)), view.attempt) if view.attempt else None
-    return end.cause if end is not None and end.cause in CAUSES else "failed"
+    end = records.read_end(folder, layout.parse_names(files.list_names(folder)), view.attempt) if view.attempt else None
+    return end.cause if end is not None and end.cause in RETRY_CAUSES else "failed"
 
 
-def again(project: Project, views: Sequence[RunView], change: Change) -> list[Asked]:
+def retried_runs(project: Project, views: Sequence[RunView], change: RetryChange) -> list[RequestedRun]:
     """The same runs once more: from their checkpoints, as `submit/continuing.py` decides, or from the beginning."""
     home = str(project.home)
-    reader = Reader(home)
+    reader = RunReader(home)
     asked = []
     for view in views:
         spec = reader.spec(view.name)
         if spec is None:
             raise InputError(f"{view.name} was never described")
-        flags = [*reader.flags(spec), *_flags(home, view, change)]
+        flags = [*reader.flags(spec), *_changed_flags(home, view, change)]
         avoid = (view.node,) if change.exclude_nodes and view.node else ()
-        spec = msgspec.structs.replace(with_step_of_now(spec, project), flags=flags)
+        spec = msgspec.structs.replace(with_current_step(spec, project), flags=flags)
         planned = PlannedRun(spec, avoid=avoid)
-        asked.append(Asked(planned, by_name=True, resume=False if change.fresh else None))
+        asked.append(RequestedRun(planned, by_name=True, resume=False if change.fresh else None))
     return asked
 
 
-def _flags(home: str, view: RunView, change: Change) -> list[str]:
+def _changed_flags(home: str, view: RunView, change: RetryChange) -> list[str]:
     """sbatch flags that win over those of before."""
     found = []
     if change.memory is not None:
-        found.append(f"--mem={_memory(home, view, change.memory)}")
+        found.append(f"--mem={_memory_flag(home, view, change.memory)}")
     if change.time is not None:
-        found.append(f"--time={_time(home, view, change.time)}")
+        found.append(f"--time={_time_flag(home, view, change.time)}")
     return found
 
 
-def _memory(home: str, view: RunView, wish: str) -> str:
-    factor = _FACTOR.fullmatch(wish)
+def _memory_flag(home: str, view: RunView, wish: str) -> str:
+    factor = _FACTOR_PATTERN.fullmatch(wish)
     if factor is None:
         return format_memory(parse_memory_mb(wish, place="--mem"))
     had = next((word[6:] for word in _last_options(home, view) if word.startswith("--mem=")), None)
@@ -119,11 +121,11 @@ def _memory(home: str, view: RunView, wish: str) -> str:
     return format_memory(max(1, round(parse_memory_mb(had, bare_is_mb=True) * float(factor[1]))))
 
 
-def _time(home: str, view: RunView, wish: str) -> str:
-    factor = _FACTOR.fullmatch(wish)
+def _time_flag(home: str, view: RunView, wish: str) -> str:
+    factor = _FACTOR_PATTERN.fullmatch(wish)
     if factor is None:
         return format_slurm_time(parse_duration_s(wish, place="--time"))
-    had = Reader(home).run(view.name)
+    had = RunReader(home).run(view.name)
     intent = had.origin.submission if had.origin else None
     if intent is None or intent.time_limit_s is None:
         raise InputError(f"nothing says what time limit {view.name} had", hint="--time 2h", place="--time")
@@ -132,6 +134,6 @@ def _time(home: str, view: RunView, wish: str) -> str:
 
 def _last_options(home: str, view: RunView) -> list[str]:
     """How the run's newest job was asked for; follow-ups and retries may have raised it already."""
-    claim = Reader(home).newest_claim(view.name)
-    order = submission.how_sent(home, claim.token) if claim is not None else None
+    claim = RunReader(home).newest_claim(view.name)
+    order = submission.last_send(home, claim.token) if claim is not None else None
     return list(order.argv) if order is not None else []

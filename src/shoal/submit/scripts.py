@@ -7,32 +7,43 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from shoal import secrecy
-from shoal.describe import SUFFIXES, Asked, Call, Cluster, Grown, Project, Wish, describe, read_file, seeds_in
+from shoal.describe import (
+    FILE_SUFFIXES,
+    Cluster,
+    Project,
+    RequestedRun,
+    StepCall,
+    SweepNames,
+    SweepOptions,
+    read_experiment_file,
+    requested_run,
+    seeds_in,
+)
 from shoal.errors import InputError
 from shoal.names import parse_script_path
 from shoal.plan import choose_cluster
 from shoal.submit import standing
-from shoal.submit.cancelling import cancel
-from shoal.submit.carrying import carry_out, keep_names, smoke_here
-from shoal.submit.continuing import Continuation, refuse_doubtful
-from shoal.submit.orders import DEFAULT, How, Order, Result, prepare
-from shoal.submit.pruning import removed
-from shoal.submit.standing import StandingOrder
-from shoal.units import listed, natural
+from shoal.submit.cancelling import cancel_runs
+from shoal.submit.carrying import execute_plan, run_smoke_locally, save_names
+from shoal.submit.continuing import CheckpointDecision, refuse_uncertain_resume
+from shoal.submit.orders import DEFAULT_OPTIONS, SubmissionPlan, SubmitOptions, SubmitResult, prepare_submission
+from shoal.submit.pruning import removed_runs
+from shoal.submit.standing import IdempotentOrder
+from shoal.units import natural_sort_key, shorten_list
 
 
-class Tell(Protocol):
+class SubmitListener(Protocol):
     """Who hears of results and remarks while they come, and may be asked before anything is sent.
 
     `chooses`: whether runs continue from their checkpoints; None where nobody can be asked. `is_sure`: whether a person
     wants that although their programs may start over.
     """
 
-    def __call__(self, result: Result) -> None: ...
+    def __call__(self, result: SubmitResult) -> None: ...
     def note(self, text: str) -> None: ...
-    def agrees(self, order: Order, cluster: Cluster) -> bool: ...
-    def chooses(self, found: Sequence[Continuation]) -> bool | None: ...
-    def is_sure(self, found: Sequence[Continuation]) -> bool: ...
+    def agrees(self, order: SubmissionPlan, cluster: Cluster) -> bool: ...
+    def chooses(self, found: Sequence[CheckpointDecision]) -> bool | None: ...
+    def is_sure(self, found: Sequence[CheckpointDecision]) -> bool: ...
 
 
 def find_scripts(paths: Sequence[Path], project: Project) -> list[Path]:
@@ -40,11 +51,11 @@ def find_scripts(paths: Sequence[Path], project: Project) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = _inside(path, "*") or _inside(path, "*/*")
+            inside = _scripts_in(path, "*") or _scripts_in(path, "*/*")
             if not inside:
                 raise InputError(f"there is no experiment script in {path}", hint=f"ls {path}")
             found += inside
-        elif path.suffix not in SUFFIXES:
+        elif path.suffix not in FILE_SUFFIXES:
             raise InputError(
                 f"{path} is not an experiment script", hint="a file ending in .sh, .toml or .py, or a folder of them"
             )
@@ -58,22 +69,24 @@ def find_scripts(paths: Sequence[Path], project: Project) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def _inside(folder: Path, pattern: str) -> list[Path]:
-    return sorted((path for suffix in SUFFIXES for path in folder.glob(pattern + suffix)), key=natural)
+def _scripts_in(folder: Path, pattern: str) -> list[Path]:
+    return sorted((path for suffix in FILE_SUFFIXES for path in folder.glob(pattern + suffix)), key=natural_sort_key)
 
 
-class Read(NamedTuple):
+class ScriptRuns(NamedTuple):
     """Everything that files ask for, and what the names of sweeps rest on."""
 
-    asked: list[Asked]
-    grown: list[Grown]
+    asked: list[RequestedRun]
+    grown: list[SweepNames]
 
 
-def read_scripts(paths: Sequence[Path], project: Project, environ: Mapping[str, str], wish: Wish | None = None) -> Read:
+def read_scripts(
+    paths: Sequence[Path], project: Project, environ: Mapping[str, str], wish: SweepOptions | None = None
+) -> ScriptRuns:
     """Read every file; a mistake in any of them is raised."""
-    read = Read([], [])
+    read = ScriptRuns([], [])
     for path in find_scripts(paths, project):
-        found = read_file(path, project, environ, wish or Wish())
+        found = read_experiment_file(path, project, environ, wish or SweepOptions())
         read.asked.extend(found.asked)
         read.grown.extend(found.grown)
     return read
@@ -85,24 +98,24 @@ def submit_scripts(
     cluster: Cluster,
     environ: Mapping[str, str],
     *,
-    tell: Tell,
+    tell: SubmitListener,
     follow: bool,
-    wish: Wish | None = None,
-    how: How = DEFAULT,
+    wish: SweepOptions | None = None,
+    how: SubmitOptions = DEFAULT_OPTIONS,
     prune: bool = False,
     on: str | None = None,
     request_id: str | None = None,
-) -> list[Result]:
+) -> list[SubmitResult]:
     """Submit scripts in order. All are read first, so that a mistake in the last one stops the first.
 
     With `prune`, live runs that a sweep no longer describes are cancelled.
     """
     asked, grown = read_scripts(paths, project, environ, wish)
-    cluster = where(asked, project, cluster, environ, on)
+    cluster = cluster_of_scripts(asked, project, cluster, environ, on)
     if prune and not grown:
         raise InputError("--prune has no effect: none of these files is a sweep", hint="remove --prune")
-    tell_secrets(environ, cluster, tell)
-    return submit_asked(
+    report_secrets(environ, cluster, tell)
+    return submit_runs(
         asked,
         project,
         cluster,
@@ -116,8 +129,8 @@ def submit_scripts(
     )
 
 
-def where(
-    asked: Sequence[Asked], project: Project, cluster: Cluster, environ: Mapping[str, str], on: str | None
+def cluster_of_scripts(
+    asked: Sequence[RequestedRun], project: Project, cluster: Cluster, environ: Mapping[str, str], on: str | None
 ) -> Cluster:
     """The cluster that the scripts themselves name, unless the command line named one (`on`) or they name none."""
     named = {one.on for one in asked}
@@ -129,39 +142,44 @@ def where(
     return choose_cluster(project, named.pop(), environ)
 
 
-def _prune(
+def _handle_removed(
     project: Project,
-    grown: Sequence[Grown],
-    asked: Sequence[Asked],
+    grown: Sequence[SweepNames],
+    asked: Sequence[RequestedRun],
     environ: Mapping[str, str],
-    tell: Tell,
+    tell: SubmitListener,
     prune: bool,
 ) -> None:
     """Say which live runs a sweep no longer has, and cancel them if that was asked for."""
     home = str(project.home)
-    gone = removed(home, grown, [one.run.spec.name for one in asked], environ)
+    gone = removed_runs(home, grown, [one.run.spec.name for one in asked], environ)
     if prune and gone:
-        cancel(home, gone, environ)
+        cancel_runs(home, gone, environ)
         for view in gone:
-            tell(Result(view.name, "cancelled", "cancelled", "no longer described", view.job_id, view.output_dir))
+            tell(SubmitResult(view.name, "cancelled", "cancelled", "no longer described", view.job_id, view.output_dir))
     elif gone:
-        names = listed([view.name for view in gone], 3)
+        names = shorten_list([view.name for view in gone], 3)
         tell.note(f"{len(gone)} live runs are no longer described ({names}); --prune cancels them")
 
 
-def submit_described(
-    calls: Sequence[Call], project: Project, environ: Mapping[str, str], *, secret: Sequence[str], tell: Tell
-) -> list[Result]:
+def submit_call(
+    calls: Sequence[StepCall],
+    project: Project,
+    environ: Mapping[str, str],
+    *,
+    secret: Sequence[str],
+    tell: SubmitListener,
+) -> list[SubmitResult]:
     """What one script asked for when a person ran it with bash."""
-    asked = [describe(call, project) for one in calls for call in _each_seed(one)]
+    asked = [requested_run(call, project) for one in calls for call in _call_per_seed(one)]
     cluster = choose_cluster(project, asked[0].on, environ)
     if secret:
         tell.note(f"{', '.join(secret)} looks secret and is not kept with the run")
-    tell_secrets(environ, cluster, tell)
-    return submit_asked(asked, project, cluster, environ, tell=tell, dry_run=asked[0].dry_run)
+    report_secrets(environ, cluster, tell)
+    return submit_runs(asked, project, cluster, environ, tell=tell, dry_run=asked[0].dry_run)
 
 
-def _each_seed(call: Call) -> list[Call]:
+def _call_per_seed(call: StepCall) -> list[StepCall]:
     """A call that names its seeds, once for each. The script has run already, so it cannot have used them itself."""
     seeds = seeds_in(call)
     if seeds is None:
@@ -171,33 +189,35 @@ def _each_seed(call: Call) -> list[Call]:
     return [call._replace(seed=seed) for seed in seeds]
 
 
-def tell_secrets(environ: Mapping[str, str], cluster: Cluster, tell: Tell) -> None:
+def report_secrets(environ: Mapping[str, str], cluster: Cluster, tell: SubmitListener) -> None:
     """Say what stays behind: a job on another machine does not get this environment's secrets from us."""
     if cluster.is_local:
         return
-    _, names = secrecy.split(environ)
+    _, names = secrecy.split_environment(environ)
     from shoal.job import read_secrets
 
     missing = [name for name in names if name not in read_secrets(environ) and not name.startswith("SHOAL_")]
     if missing:
-        tell.note(f"{', '.join(missing)} stays on this machine; to give it to jobs: {secrecy.where_to_put(missing[0])}")
+        tell.note(
+            f"{', '.join(missing)} stays on this machine; to give it to jobs: {secrecy.secrets_file_hint(missing[0])}"
+        )
 
 
-def submit_asked(
-    asked: Sequence[Asked],
+def submit_runs(
+    asked: Sequence[RequestedRun],
     project: Project,
     cluster: Cluster,
     environ: Mapping[str, str],
     *,
-    tell: Tell,
+    tell: SubmitListener,
     follow: bool = True,
-    how: How = DEFAULT,
+    how: SubmitOptions = DEFAULT_OPTIONS,
     dry_run: bool = False,
-    given: StandingOrder | None = None,
+    given: IdempotentOrder | None = None,
     request_id: str | None = None,
-    grown: Sequence[Grown] = (),
+    grown: Sequence[SweepNames] = (),
     prune: bool = False,
-) -> list[Result]:
+) -> list[SubmitResult]:
     """Check what is asked for and carry it out; with `dry_run`, say what would be done.
 
     `given` is the order that this is part of, where the caller knows more about what it means than the runs and
@@ -208,40 +228,42 @@ def submit_asked(
     if given is None and not dry_run and (again or request_id):
         meaning = (how, [(one.run.spec.name, one.run.spec.digest, one.again) for one in asked])
         names = [one.run.spec.name for one in asked]
-        given = standing.find(home, "submit", names, meaning, request_id, environ)
-    before: list[Result] = []
+        given = standing.find_order(home, "submit", names, meaning, request_id, environ)
+    before: list[SubmitResult] = []
     if given is not None and given.record is not None:
         tell.note(given.told())
         before = given.results()
         for result in before:
             tell(result)
-        asked = [] if given.is_done else standing.rest(asked, given, again=how.again)
+        asked = [] if given.is_done else standing.remaining_runs(asked, given, again=how.again)
         how = how._replace(again=False)
         if not asked:
-            standing.finish(home, given)
+            standing.finish_order(home, given)
             return before
-    order = prepare(asked, project, cluster, environ, how)
+    order = prepare_submission(asked, project, cluster, environ, how)
     if not dry_run:
         open_ones = [one for one in order.continuations if one.is_open]
         wish = tell.chooses(open_ones) if open_ones else None
-        order = order if wish is None else prepare(asked, project, cluster, environ, how._replace(resume=wish))
+        order = (
+            order if wish is None else prepare_submission(asked, project, cluster, environ, how._replace(resume=wish))
+        )
         sure = {one.run.spec.name for one in asked if how.sure or one.sure}
-        doubtful = [one for one in order.continuations if one.is_doubtful and one.name not in sure]
+        doubtful = [one for one in order.continuations if one.is_uncertain and one.name not in sure]
         if doubtful and not tell.is_sure(doubtful):
-            refuse_doubtful(doubtful)
+            refuse_uncertain_resume(doubtful)
     if not dry_run and not tell.agrees(order, cluster):
         return []
     if not dry_run:
-        keep_names(project, grown)
-    if how.smokes_here(cluster) and not dry_run:
-        smoked = smoke_here(order, project, environ, tell=tell, follow=follow)
+        save_names(project, grown)
+    if how.runs_smoke_locally(cluster) and not dry_run:
+        smoked = run_smoke_locally(order, project, environ, tell=tell, follow=follow)
         if any(result.did != "ran" or result.state != "done" for result in smoked):
             return smoked
     for note in order.notes:
         tell.note(note)
     if not dry_run:
-        _prune(project, grown, described, environ, tell, prune)
-        return before + carry_out(
+        _handle_removed(project, grown, described, environ, tell, prune)
+        return before + execute_plan(
             order,
             project,
             cluster,
@@ -256,5 +278,5 @@ def submit_asked(
         tell(result)
     for planned in order.submissions:
         for run in planned.runs:
-            tell(Result(run.spec.name, "would submit", "new", f"{planned.shape} on {cluster.name}"))
+            tell(SubmitResult(run.spec.name, "would submit", "new", f"{planned.shape} on {cluster.name}"))
     return []

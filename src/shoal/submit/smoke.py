@@ -16,10 +16,10 @@ from shoal.names import check_length, stem_without_seed
 from shoal.units import format_slurm_time
 
 #: For set-up lines, staging and the end, beside the program's own time.
-_AROUND_S = 180
+_OVERHEAD_S = 180
 
 
-def gated(
+def with_smoke_runs(
     runs: Sequence[PlannedRun], project: Project, cluster: Cluster, only: Container[str] | None = None
 ) -> list[PlannedRun]:
     """The runs in their order, each kind with its smoke run before it and waiting for that; those not in `only` as they
@@ -50,14 +50,14 @@ def smoke_stem(spec: RunSpec) -> str:
 
 def smoke_spec(spec: RunSpec, stem: str, smoke: Smoke, cluster: Cluster) -> RunSpec:
     """The run for a few steps: the same program, in the debug partition where the profile names one."""
-    time = format_slurm_time(smoke.time_s + _AROUND_S)
+    time = format_slurm_time(smoke.time_s + _OVERHEAD_S)
     where = [f"--{name}={value}" for name, value in cluster.debug.items()]
     return msgspec.structs.replace(
         spec,
         stem=stem,
         title=None,
         sweep=None,
-        args=shortened(spec.args, smoke.args),
+        args=smoke_arguments(spec.args, smoke.args),
         env={**spec.env, **smoke.env, "SHOAL_SMOKE": "1"},
         flags=[*spec.flags, *where, *smoke.flags, f"--time={time}"],
         survive={},
@@ -67,7 +67,7 @@ def smoke_spec(spec: RunSpec, stem: str, smoke: Smoke, cluster: Cluster) -> RunS
     )
 
 
-def shortened(args: Sequence[str], extra: Sequence[str]) -> list[str]:
+def smoke_arguments(args: Sequence[str], extra: Sequence[str]) -> list[str]:
     """The arguments with others behind them; `key=value` takes the place of the same key."""
     keys = {word.partition("=")[0] for word in extra if "=" in word}
     return [*(word for word in args if word.partition("=")[0] not in keys or "=" not in word), *extra]

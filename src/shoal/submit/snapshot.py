@@ -25,20 +25,20 @@ from typing import NamedTuple
 
 from shoal import secrecy
 from shoal.errors import ShoalError
-from shoal.job import UPWARD, upward
-from shoal.kernel import is_shared, layout, make_dir, refuse_foreign, replace, to_json
+from shoal.job import PARENT_PATH, parent_paths
+from shoal.kernel import is_shared, layout, make_dir, refuse_untrusted, replace, to_json
 
 #: An untracked file larger than this is data, and is linked like what git ignores.
-_LARGEST_UNTRACKED = 5 << 20
+_MAX_UNTRACKED_BYTES = 5 << 20
 #: More than this is not code that somebody wrote.
-_MOST_FILES = 20_000
-_MOST_BYTES = 500 << 20
+_MAX_FILES = 20_000
+_MAX_BYTES = 500 << 20
 _TIMEOUT_S = 120
-_WITHOUT = "add --no-snapshot"
-IGNORE = ".shoalignore"
-STATE = ".shoal"
+_NO_SNAPSHOT_HINT = "add --no-snapshot"
+IGNORE_FILE = ".shoalignore"
+STATE_DIRECTORY = ".shoal"
 #: What is seldom code, at the root of a project that has no .gitignore.
-_NOT_CODE = """\
+_EXCLUDED_PATTERNS = """\
 .*/
 __pycache__/
 *.egg-info/
@@ -75,19 +75,19 @@ node_modules/
 
 #: Names of folders that programs write to, and of files that they write. Those that git ignores are not linked: they
 #: would be the same for all runs. Not `models` and `weights`, which programs read as often.
-_WRITTEN = (
+_OUTPUT_DIRECTORIES = (
     *("out", "output", "outputs", "output_dir", "result", "results", "eval_results", "predictions", "run", "runs"),
     *("log", "logs", "logdir", "log_dir", "lightning_logs", "tb_logs", "csv_logs", "tensorboard", "multirun"),
     *("checkpoint", "checkpoints", "ckpt", "ckpts", "save", "saved", "saves", "saved_models", "trained_models"),
     *("work_dir", "work_dirs", "exp", "exps", "artifacts", "wandb", "mlflow", "mlruns", "mlartifacts"),
 )
-WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors")
-_WRITTEN_FILES = (*WEIGHTS, ".log", ".out", ".err")
+WEIGHT_SUFFIXES = (".pt", ".pth", ".ckpt", ".safetensors")
+_OUTPUT_SUFFIXES = (*WEIGHT_SUFFIXES, ".log", ".out", ".err")
 #: Compiled extensions are code, whatever folder they are in.
-_COMPILED = (".so", ".pyd", ".dylib", ".egg-info")
+_COMPILED_SUFFIXES = (".so", ".pyd", ".dylib", ".egg-info")
 
 
-class Code(NamedTuple):
+class CodeSnapshot(NamedTuple):
     """Where the project's root stands in the snapshot, and which state of the code it is. `secrets` are untracked files
     that were not copied. `size` is what each run gets a copy of, in bytes."""
 
@@ -103,27 +103,27 @@ class SnapshotError(ShoalError):
     """The code could not be kept."""
 
 
-def is_written(name: str) -> bool:
+def is_program_output(name: str) -> bool:
     """Whether a path that git ignores looks like something that programs write: by its name, or that of a folder which
     it is in."""
-    if name.endswith(_COMPILED):
+    if name.endswith(_COMPILED_SUFFIXES):
         return False
-    return name.endswith(_WRITTEN_FILES) or any(part in _WRITTEN for part in name.split("/"))
+    return name.endswith(_OUTPUT_SUFFIXES) or any(part in _OUTPUT_DIRECTORIES for part in name.split("/"))
 
 
-def open_git(root: Path, environ: Mapping[str, str], folder: Path) -> tuple[Git, Path, str] | None:
+def open_git(root: Path, environ: Mapping[str, str], folder: Path) -> tuple[GitIndex, Path, str] | None:
     """git for the code around `root`, with an index in `folder`; the code's top, and the file that says what is not
     code. None where there is no git."""
-    git = Git(root, environ)
+    git = GitIndex(root, environ)
     if git.ask("--version") is None:
         return None
     top = git.top()
     if top is None:
-        return git.outside_of_git(folder / "git"), root, IGNORE
+        return git.outside_of_git(folder / "git"), root, IGNORE_FILE
     return git.with_index(Path(top), folder / "index"), Path(top), ".gitignore"
 
 
-def take(root: Path, home: Path, environ: Mapping[str, str], link: Sequence[str] = ()) -> Code | None:
+def take_snapshot(root: Path, home: Path, environ: Mapping[str, str], link: Sequence[str] = ()) -> CodeSnapshot | None:
     """Keep the code around `root`; None where there is no git to do it. A repository is not changed by it.
 
     `link` are paths in `root` that runs see as they are in the project, whatever their names.
@@ -135,16 +135,16 @@ def take(root: Path, home: Path, environ: Mapping[str, str], link: Sequence[str]
         git, top, ignore = opened
         inside = os.path.relpath(root.resolve(), top.resolve())
         wanted = [os.path.normpath(os.path.join(inside, name)) for name in link]
-        parts = _add_everything(git, top, home, root, ignore, wanted)
+        parts = _add_repositories(git, top, home, root, ignore, wanted)
         tree = git.must("write-tree")
         commit = git.ask("rev-parse", "--verify", "HEAD")
         shared = is_shared(str(home))
         target = Path(layout.snapshots_dir(str(home), shared)) / tree[:16]
         difference = "".join(part.difference() for part in parts)
         if not target.exists():
-            above = sorted(upward(match for part in parts for match in part.git.matches(UPWARD)))
+            above = sorted(parent_paths(match for part in parts for match in part.git.matches(PARENT_PATH)))
             make_dir(str(target.parent))
-            partial = _write(parts, target, shared)
+            partial = _write_trees(parts, target, shared)
             facts = {"schema": 1, "commit": commit, "tree": tree, "branch": git.ask("branch", "--show-current")}
             more = {"changed": bool(difference), "above": above, "size": _size_of(partial)}
             replace(f"{target}.json", to_json({**facts, **more}), sync=False)
@@ -152,29 +152,29 @@ def take(root: Path, home: Path, environ: Mapping[str, str], link: Sequence[str]
                 told = secrecy.redact(difference, secrecy.secret_values(environ))
                 replace(f"{target}.diff", told.encode("utf-8", "surrogateescape"), sync=False)
             _rename(partial, target)
-        refuse_foreign(str(target))
+        refuse_untrusted(str(target))
         for name in wanted:
             if not os.path.lexists(top / name):
                 (top / name).mkdir(parents=True)
             _link(top / name, target / name)
         for part in parts:
-            _link_the_rest(part, target)
+            _link_excluded(part, target)
         os.utime(target)  # its last use, for `shoal clean`
     where = os.path.normpath(target / inside)
     secrets = tuple(part.path + name for part in parts for name in part.secrets)
-    return Code(where, commit, tree, bool(difference), secrets, _size_in(f"{target}.json"))
+    return CodeSnapshot(where, commit, tree, bool(difference), secrets, _size_in(f"{target}.json"))
 
 
 def is_in_git(root: Path, environ: Mapping[str, str]) -> bool:
-    return Git(root, environ).top() is not None
+    return GitIndex(root, environ).top() is not None
 
 
-class _Part(NamedTuple):
+class _Repository(NamedTuple):
     """A repository of the code: the first one has all others, submodules for instance, at `path` ("lib/" or "") in it.
     Not in our index, besides what git ignores: large untracked files, those that hold secrets, folders of outputs and
     of state, and folders `not_kept` that should be repositories."""
 
-    git: Git
+    git: GitIndex
     top: Path
     path: str
     large: list[str]
@@ -188,12 +188,12 @@ class _Part(NamedTuple):
         return self.git.difference(commit, [*self.outputs, *self.state], self.path) if commit else ""
 
 
-def _add_everything(
-    git: Git, top: Path, home: Path, root: Path, ignore: str, wanted: Sequence[str], path: str = ""
-) -> list[_Part]:
+def _add_repositories(
+    git: GitIndex, top: Path, home: Path, root: Path, ignore: str, wanted: Sequence[str], path: str = ""
+) -> list[_Repository]:
     """Put changes and small untracked files into our own index, and those of repositories inside into theirs; returns
     all of these repositories. What is wanted from the project itself is in none."""
-    part = _add_part(git, top, home, root, ignore, wanted, path)
+    part = _add_repository(git, top, home, root, ignore, wanted, path)
     parts = [part]
     links = [line.partition("\t")[2] for line in git.names("ls-files", "--stage", "-z") if line.startswith("160000")]
     inside = [name.rstrip("/") for name in part.large if (top / name / ".git").exists()]
@@ -203,8 +203,8 @@ def _add_everything(
             continue
         index = Path(f"{git.index}-{number}")
         below = [os.path.relpath(one, name) for one in wanted if one.startswith(f"{name}/")]
-        sub = Git(top / name, git.environ).with_index(top / name, index)
-        parts += _add_everything(sub, top / name, home, root, ".gitignore", below, f"{path}{name}/")
+        sub = GitIndex(top / name, git.environ).with_index(top / name, index)
+        parts += _add_repositories(sub, top / name, home, root, ".gitignore", below, f"{path}{name}/")
         tree, commit = sub.must("write-tree"), sub.ask("rev-parse", "--verify", "HEAD")
         if commit is None or tree != sub.ask("rev-parse", "HEAD^{tree}"):
             commit = tree  # so that the snapshot of other changes has another name
@@ -213,9 +213,11 @@ def _add_everything(
     return parts
 
 
-def _add_part(git: Git, top: Path, home: Path, root: Path, ignore: str, wanted: Sequence[str], path: str) -> _Part:
+def _add_repository(
+    git: GitIndex, top: Path, home: Path, root: Path, ignore: str, wanted: Sequence[str], path: str
+) -> _Repository:
     git.must("add", "--update", ".")
-    not_code = _NotCode(top, home, root)
+    not_code = _OutputDirectories(top, home, root)
     linked = tuple(f"{name}/" for name in wanted)
     tracked = [name for name in git.names("ls-files", "-z") if not_code.around(name) or f"{name}/".startswith(linked)]
     if tracked:
@@ -231,10 +233,10 @@ def _add_part(git: Git, top: Path, home: Path, root: Path, ignore: str, wanted: 
         if secrecy.is_secret_file(file.name):
             secrets.append(name)
             continue
-        is_small = not file.is_symlink() and file.is_file() and file.stat().st_size <= _LARGEST_UNTRACKED
+        is_small = not file.is_symlink() and file.is_file() and file.stat().st_size <= _MAX_UNTRACKED_BYTES
         (small if is_small or file.is_symlink() else large).append(name)
         size += file.stat().st_size if is_small else 0
-    if len(small) > _MOST_FILES or size > _MOST_BYTES:
+    if len(small) > _MAX_FILES or size > _MAX_BYTES:
         [(folder, _)] = Counter(name.split("/")[0] for name in small).most_common(1)
         raise SnapshotError(
             f"the code could not be kept: {len(small)} untracked files with {size >> 20} MB, most of them in {folder}",
@@ -242,10 +244,10 @@ def _add_part(git: Git, top: Path, home: Path, root: Path, ignore: str, wanted: 
         )
     if small:
         git.must("update-index", "--add", "-z", "--stdin", given="\0".join(small))
-    return _Part(git, top, path, large, secrets, list(not_code.outputs), list(not_code.state), [])
+    return _Repository(git, top, path, large, secrets, list(not_code.outputs), list(not_code.state), [])
 
 
-class _NotCode:
+class _OutputDirectories:
     """Folders of state and outputs of every project in the repository, as they are met."""
 
     def __init__(self, top: Path, home: Path, root: Path) -> None:
@@ -261,7 +263,7 @@ class _NotCode:
         parts = name.split("/")
         for at, part in enumerate(parts[:-1]):
             folder, parent = "/".join(parts[: at + 1]), "/".join(parts[:at])
-            if part == STATE or folder == self.home:
+            if part == STATE_DIRECTORY or folder == self.home:
                 self.state[folder] = None
                 return True
             if part == "outputs" and self._has_state(parent):
@@ -272,11 +274,11 @@ class _NotCode:
     def _has_state(self, parent: str) -> bool:
         if parent not in self._is_project:
             folder = self.top / parent
-            self._is_project[parent] = (folder / "shoal.toml").is_file() or (folder / STATE).is_dir()
+            self._is_project[parent] = (folder / "shoal.toml").is_file() or (folder / STATE_DIRECTORY).is_dir()
         return self._is_project[parent]
 
 
-def _write(parts: Sequence[_Part], target: Path, shared: bool) -> Path:
+def _write_trees(parts: Sequence[_Repository], target: Path, shared: bool) -> Path:
     """Write the trees beside their name, so that nobody ever starts in half of one.
 
     In a shared project the group can read it and only its owner change it.
@@ -316,14 +318,14 @@ def _size_in(record: str) -> int:
         return 0
 
 
-def _link_the_rest(part: _Part, target: Path) -> None:
+def _link_excluded(part: _Repository, target: Path) -> None:
     """Link what is not code, each time: data may have come since the same code was kept first."""
-    for name in [*ignored(part.git), *part.large, *part.secrets, *part.outputs, *part.not_kept]:
-        if not is_written(name):
+    for name in [*ignored_paths(part.git), *part.large, *part.secrets, *part.outputs, *part.not_kept]:
+        if not is_program_output(name):
             _link(part.top / name, target / part.path / name)
 
 
-def ignored(git: Git) -> list[str]:
+def ignored_paths(git: GitIndex) -> list[str]:
     """What git ignores: of folders that have nothing else, the folder."""
     names = git.names("ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z")
     return [name.rstrip("/") for name in names]
@@ -331,7 +333,7 @@ def ignored(git: Git) -> list[str]:
 
 def _link(original: Path, link: Path) -> None:
     if (
-        link.name in (STATE, "__pycache__")
+        link.name in (STATE_DIRECTORY, "__pycache__")
         or not os.path.lexists(original)
         or (os.path.lexists(link) and not _is_empty(link))
     ):
@@ -349,7 +351,7 @@ def _is_empty(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
 
 
-class Git:
+class GitIndex:
     """git in one repository, with an index of our own, so that the user's stays as it is."""
 
     def __init__(self, cwd: Path, environ: Mapping[str, str], index: Path | None = None) -> None:
@@ -357,14 +359,14 @@ class Git:
         hidden = {name: value for name, value in environ.items() if not name.startswith("GIT_")}
         self.env = {**hidden, "LC_ALL": "C", **({"GIT_INDEX_FILE": str(index)} if index else {})}
 
-    def with_index(self, top: Path, index: Path) -> Git:
+    def with_index(self, top: Path, index: Path) -> GitIndex:
         """A copy of the user's index saves git from reading every file again. With its time: a file that changed in the
         second in which the index was written is read again by that alone.
         """
         current = self.ask("rev-parse", "--git-path", "index")
         if current and (self.cwd / current).is_file():
             shutil.copy2(self.cwd / current, index)
-        git = Git(top, self.environ, index)
+        git = GitIndex(top, self.environ, index)
         git.look_at_all_files()
         return git
 
@@ -378,15 +380,15 @@ class Git:
             if names:
                 self.must("update-index", flag, "-z", "--stdin", given="\0".join(names))
 
-    def outside_of_git(self, folder: Path) -> Git:
+    def outside_of_git(self, folder: Path) -> GitIndex:
         """The same folder as the work tree of an empty repository elsewhere."""
-        git = Git(self.cwd, self.environ, folder / "index")
+        git = GitIndex(self.cwd, self.environ, folder / "index")
         git.env.update(GIT_DIR=str(folder), GIT_WORK_TREE=str(self.cwd.resolve()))
         git.must("init", "-q")
-        own = self.cwd / IGNORE
+        own = self.cwd / IGNORE_FILE
         text = own.read_text("utf-8", "surrogateescape") if own.is_file() else ""
         (folder / "info").mkdir(exist_ok=True)
-        (folder / "info" / "exclude").write_text(_NOT_CODE + text, "utf-8", "surrogateescape")
+        (folder / "info" / "exclude").write_text(_EXCLUDED_PATTERNS + text, "utf-8", "surrogateescape")
         return git
 
     def ask(self, *words: str) -> str | None:
@@ -416,7 +418,9 @@ class Git:
             return None
         owned = re.search(r"dubious ownership in repository at '(.+)'", said)
         if owned is None:
-            raise SnapshotError(f"git cannot read the repository: {' '.join(said.split())[-200:]}", hint=_WITHOUT)
+            raise SnapshotError(
+                f"git cannot read the repository: {' '.join(said.split())[-200:]}", hint=_NO_SNAPSHOT_HINT
+            )
         raise SnapshotError(
             f"git does not read the repository {owned[1]}, because another user owns it",
             hint=f"git config --global --add safe.directory {shlex.quote(owned[1])}   # or add --no-snapshot",
@@ -438,10 +442,10 @@ class Git:
         try:
             done = self._run(words, given)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise SnapshotError(f"the code could not be kept: {error}", hint=_WITHOUT) from None
+            raise SnapshotError(f"the code could not be kept: {error}", hint=_NO_SNAPSHOT_HINT) from None
         if done.returncode != 0:
             said = " ".join(done.stderr.decode("utf-8", "replace").split())[-200:]
-            raise SnapshotError(f"the code could not be kept: git {words[0]}: {said}", hint=_WITHOUT)
+            raise SnapshotError(f"the code could not be kept: git {words[0]}: {said}", hint=_NO_SNAPSHOT_HINT)
         return done.stdout.decode("utf-8", "surrogateescape")
 
     def _run(self, words: Sequence[str], given: str) -> subprocess.CompletedProcess[bytes]:

@@ -6,20 +6,20 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from shoal.backends.slurm.commands import run
+from shoal.backends.slurm.commands import run_slurm
 from shoal.batch import SbatchFlags
 from shoal.describe import Cluster, Project
 from shoal.errors import InputError, SchedulerError
 from shoal.model import Request
-from shoal.plan import ShapeCost, over_nodes, resolve
+from shoal.plan import LayoutCost, resolve_request, split_over_nodes
 from shoal.units import format_slurm_time
 
-_STARTS = re.compile(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
+_START_TIME = re.compile(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
 _TIMEOUT_S = 20.0
 
 
 def expected_starts(
-    shapes: Sequence[ShapeCost],
+    shapes: Sequence[LayoutCost],
     per_gpu: Request,
     project: Project,
     cluster: Cluster,
@@ -45,8 +45,8 @@ def expected_starts(
     return found
 
 
-def _argv(shape: ShapeCost, per_gpu: Request, project: Project, cluster: Cluster) -> list[str]:
-    nodes, gpus = over_nodes(shape.gpus, cluster.gpus_per_node)
+def _argv(shape: LayoutCost, per_gpu: Request, project: Project, cluster: Cluster) -> list[str]:
+    nodes, gpus = split_over_nodes(shape.gpus, cluster.gpus_per_node)
     request = Request(
         nodes=nodes,
         gpus=gpus,
@@ -55,7 +55,7 @@ def _argv(shape: ShapeCost, per_gpu: Request, project: Project, cluster: Cluster
         memory=f"{per_gpu.memory_mb * gpus}M" if per_gpu.memory_mb else None,
         time=format_slurm_time(max(60, int(shape.time_limit_s))),
     )
-    return resolve(request, SbatchFlags(), cluster, project.clusters).argv()
+    return resolve_request(request, SbatchFlags(), cluster, project.clusters).argv()
 
 
 def expected_start(
@@ -63,10 +63,10 @@ def expected_start(
 ) -> float | None:
     """Seconds until Slurm would start a job with these options; None if it does not say."""
     try:
-        answer = run(["sbatch", "--test-only", *argv], _TIMEOUT_S, environ=environ, stdin="#!/bin/bash\ntrue\n")
+        answer = run_slurm(["sbatch", "--test-only", *argv], _TIMEOUT_S, environ=environ, stdin="#!/bin/bash\ntrue\n")
     except SchedulerError:
         return None
-    told = _STARTS.search(answer.stderr + answer.stdout)
+    told = _START_TIME.search(answer.stderr + answer.stdout)
     if told is None:
         return None
     return max(0.0, time.mktime(time.strptime(told[1], "%Y-%m-%dT%H:%M:%S")) - clock())

@@ -12,18 +12,18 @@ from typing import NamedTuple
 import msgspec
 
 from shoal.batch import parse_flags
-from shoal.describe import Asked, Cluster, PlannedRun, Project
+from shoal.describe import Cluster, PlannedRun, Project, RequestedRun
 from shoal.doctor import Advice, Alternative, advise, batch_notes, size_ratio
 from shoal.errors import InputError, RefusedError
 from shoal.kernel import Progress
-from shoal.model import LIVE, Request, RunSpec
+from shoal.model import ACTIVE_STATES, Request, RunSpec
 from shoal.names import check_length
-from shoal.observe import Asked as Requested
-from shoal.observe import Reader, RunFiles, RunView, Submission, observe, words_of
+from shoal.observe import RequestedResources as Requested
+from shoal.observe import RunFiles, RunReader, RunView, Submission, command_words, observe
 from shoal.plan import named_cluster
 from shoal.submit import standing
-from shoal.submit.carrying import carry_out
-from shoal.submit.orders import Order, Result, prepare
+from shoal.submit.carrying import execute_plan
+from shoal.submit.orders import SubmissionPlan, SubmitResult, prepare_submission
 from shoal.submit.speed import TOLD, efficiency, measured, progress_of
 from shoal.submit.starts import expected_start
 from shoal.units import format_memory, format_slurm_time, parse_memory_mb, plural
@@ -49,8 +49,8 @@ class Comparison(NamedTuple):
     request: Request
     progress: Progress
     advice: Advice
-    asked: Asked
-    order: Order
+    asked: RequestedRun
+    order: SubmissionPlan
     cluster: Cluster
     trial_state: str
 
@@ -59,7 +59,7 @@ def compare(name: str, wish: Wish, project: Project, environ: Mapping[str, str],
     """Measure and ask; changes nothing. InputError when there is nothing to compare."""
     home = str(project.home)
     view = observe(home, [name], environ=environ).views[name]
-    reader = Reader(home)
+    reader = RunReader(home)
     files = reader.run(name)
     spec, submission = _running(reader, view, files)
     cluster = named_cluster(project, submission.cluster)
@@ -82,7 +82,7 @@ def compare(name: str, wish: Wish, project: Project, environ: Mapping[str, str],
         time_limit_s=request.time_limit_s,
     )
     told = advise(running, other)
-    batch = batch_notes(words_of(spec), size_ratio(running, other), "GPU" if gpus else "node")
+    batch = batch_notes(command_words(spec), size_ratio(running, other), "GPU" if gpus else "node")
     notes = [*told.notes, *batch, *_launch_note(spec, gpus)]
     told = msgspec.structs.replace(told, notes=notes)
     return Comparison(view, asked.run.spec.name, request, seen, told, asked, order, cluster, state)
@@ -103,10 +103,12 @@ def _complete(name: str, wish: Wish, had: Requested) -> Wish:
     return wish._replace(gpus=gpus, nodes=nodes)
 
 
-def _prepared(asked: Asked, wish: Wish, project: Project, cluster: Cluster, environ: Mapping[str, str]) -> Order:
+def _prepared(
+    asked: RequestedRun, wish: Wish, project: Project, cluster: Cluster, environ: Mapping[str, str]
+) -> SubmissionPlan:
     """The order for the trial. What is refused is explained with a switch that would not be."""
     try:
-        return prepare([asked], project, cluster, environ)
+        return prepare_submission([asked], project, cluster, environ)
     except RefusedError as error:
         if error.hint and "--gpus" not in error.hint and all(word.startswith("--") for word in error.hint.split()):
             of = asked.run.spec.trial["of"]
@@ -117,21 +119,21 @@ def _prepared(asked: Asked, wish: Wish, project: Project, cluster: Cluster, envi
 
 def apply(
     found: Comparison, wish: Wish, project: Project, environ: Mapping[str, str], request_id: str | None = None
-) -> list[Result]:
+) -> list[SubmitResult]:
     """Submit the trial, once; one that is under way already is left alone."""
     if found.progress.source == TOLD:
         raise InputError(
             f"nothing would tell when {found.trial} is healthy, because its steps cannot be seen",
             hint="let the program write lines such as 300/1000 to $SHOAL_PROGRESS",
         )
-    given = standing.find(str(project.home), "switch", [found.trial], wish, request_id, environ)
+    given = standing.find_order(str(project.home), "switch", [found.trial], wish, request_id, environ)
     if given.submitted or given.is_done:
-        standing.finish(str(project.home), given)
+        standing.finish_order(str(project.home), given)
         return given.results()
-    return carry_out(found.order, project, found.cluster, environ, follow=False, given=given)
+    return execute_plan(found.order, project, found.cluster, environ, follow=False, given=given)
 
 
-def _running(reader: Reader, view: RunView, files: RunFiles) -> tuple[RunSpec, Submission]:
+def _running(reader: RunReader, view: RunView, files: RunFiles) -> tuple[RunSpec, Submission]:
     """What runs, with the flags that its job was asked for with, and that job's submission."""
     spec, submission = reader.spec(view.name), files.origin.submission if files.origin else None
     if view.state != "running" or spec is None or submission is None:
@@ -164,7 +166,7 @@ def _trial(
     nodes: int,
     cluster: Cluster,
     environ: Mapping[str, str],
-) -> tuple[Asked, str]:
+) -> tuple[RequestedRun, str]:
     """The trial as a run to submit, and the state of one that exists already."""
     label = f"{nodes}x{wish.gpus}gpus" if nodes > 1 else f"{wish.gpus}gpus"
     if not wish.gpus:
@@ -181,7 +183,7 @@ def _trial(
         flags=[*spec.flags, *_flags(spec, submission, wish, nodes, cluster), *wish.flags],
         trial={"of": spec.name, "revision": revision, "after_step": wish.after_step},
     )
-    return Asked(PlannedRun(changed), again=state not in LIVE), state
+    return RequestedRun(PlannedRun(changed), again=state not in ACTIVE_STATES), state
 
 
 def _flags(spec: RunSpec, submission: Submission, wish: Wish, nodes: int, cluster: Cluster) -> list[str]:

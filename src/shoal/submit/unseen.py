@@ -9,19 +9,19 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from shoal.submit.snapshot import WEIGHTS, SnapshotError, ignored, is_written, open_git
-from shoal.units import listed
+from shoal.submit.snapshot import WEIGHT_SUFFIXES, SnapshotError, ignored_paths, is_program_output, open_git
+from shoal.units import shorten_list
 
 #: Where names of folders are no sign that a program reads them.
-_NOT_PROGRAMS = ("*.md", "*.rst", "*.html", "*.svg", "*.ipynb", "*ignore", "*.lock")
-_MOST_NAMES = 200
+_NON_PROGRAM_PATTERNS = ("*.md", "*.rst", "*.html", "*.svg", "*.ipynb", "*ignore", "*.lock")
+_MAX_NAMES = 200
 #: The folder that shoal itself writes to: only paths in it are told.
 _OUTPUTS = "outputs"
 #: A path with one of these is made up when the program runs.
-_MADE_UP = re.compile(r"[{}%*$<>]")
+_PLACEHOLDER_CHARACTERS = re.compile(r"[{}%*$<>]")
 
 
-def unseen(root: Path, environ: Mapping[str, str], link: Sequence[str], words: Iterable[str]) -> list[str]:
+def find_missing_files(root: Path, environ: Mapping[str, str], link: Sequence[str], words: Iterable[str]) -> list[str]:
     """Paths from `root`, or with ../ in front, that programs may want to read. `words` are those of the commands."""
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         try:
@@ -29,28 +29,30 @@ def unseen(root: Path, environ: Mapping[str, str], link: Sequence[str], words: I
             if opened is None:
                 return []
             git, top, _ = opened
-            places = {os.path.relpath(top / name, root): name for name in ignored(git) if is_written(name)}
+            places = {os.path.relpath(top / name, root): name for name in ignored_paths(git) if is_program_output(name)}
         except SnapshotError:
             return []  # `submit` tells why
         linked = tuple(f"{name}/" for name in link)
         places = {
-            path: name for path, name in places.items() if not f"{path}/".startswith(linked) and _has(root / path)
+            path: name
+            for path, name in places.items()
+            if not f"{path}/".startswith(linked) and _has_content(root / path)
         }
         if not places:
             return []
         always = [path for path in places if _is_weight(os.path.basename(path))]
         others = [path for path in places if path not in always]
-        pattern = _pattern({os.path.basename(path) for path in others[:_MOST_NAMES]})
-        texts = git.matches(pattern, "--untracked", _NOT_PROGRAMS) if others else set()
+        pattern = _pattern({os.path.basename(path) for path in others[:_MAX_NAMES]})
+        texts = git.matches(pattern, "--untracked", _NON_PROGRAM_PATTERNS) if others else set()
         texts |= {found.group() for word in set(words) if others for found in re.finditer(pattern, f'"{word}"')}
-        named = [path for place in others for path in _named(root, place, texts)]
+        named = [path for place in others for path in _paths_named(root, place, texts)]
     return [*always, *dict.fromkeys(named)]
 
 
-def note(paths: Sequence[str]) -> str:
+def missing_files_note(paths: Sequence[str]) -> str:
     wanted = ", ".join(f'"{path}"' for path in paths[:3])
     return (
-        f"runs do not see {listed(paths, 3)} of the project, because each run has its own; if they read it, "
+        f"runs do not see {shorten_list(paths, 3)} of the project, because each run has its own; if they read it, "
         f"write link = [{wanted}] in shoal.toml"
     )
 
@@ -61,7 +63,7 @@ def _pattern(names: Iterable[str]) -> str:
     return f"[\"'=](\\./)?({either})[\"']|(^|[^A-Za-z0-9_])({either})/[^ \"'`(),;:]*"
 
 
-def _named(root: Path, place: str, texts: Iterable[str]) -> list[str]:
+def _paths_named(root: Path, place: str, texts: Iterable[str]) -> list[str]:
     """What these texts name of a place: the place itself, or paths in it that exist."""
     base, found = os.path.basename(place), []
     for text in texts:
@@ -69,18 +71,18 @@ def _named(root: Path, place: str, texts: Iterable[str]) -> list[str]:
         if at is None:
             continue
         rest = at[1].strip("/\"'")
-        if (not rest or _MADE_UP.search(rest)) and place != _OUTPUTS:
+        if (not rest or _PLACEHOLDER_CHARACTERS.search(rest)) and place != _OUTPUTS:
             return [place]
-        if rest and _has(root / place / rest):
+        if rest and _has_content(root / place / rest):
             found.append(os.path.join(place, rest))
     return sorted(found)
 
 
 def _is_weight(base: str) -> bool:
-    return "ckpt" in base or "checkpoint" in base or base.endswith(WEIGHTS)
+    return "ckpt" in base or "checkpoint" in base or base.endswith(WEIGHT_SUFFIXES)
 
 
-def _has(path: Path) -> bool:
+def _has_content(path: Path) -> bool:
     """Whether there is something to read."""
     try:
         return any(path.iterdir()) if path.is_dir() else path.exists()

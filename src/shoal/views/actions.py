@@ -8,33 +8,37 @@ import sys
 from collections.abc import Sequence
 
 from shoal.errors import InputError, ShoalError
-from shoal.observe import Reader, observe
+from shoal.observe import RunReader, observe
 
-_SHOAL = (sys.executable, "-c", "import sys; from shoal.cli import main; sys.exit(main())")
+_SHOAL_COMMAND = (sys.executable, "-c", "import sys; from shoal.cli import main; sys.exit(main())")
 #: What a retry may ask for more of -> flags of `shoal retry`.
-MORE = {"memory": ("--mem", "x2"), "time": ("--time", "x2")}
+RETRY_INCREASES = {"memory": ("--mem", "x2"), "time": ("--time", "x2")}
 
 
-def cancel(home: str, names: Sequence[str]) -> str:
+def cancel_active(home: str, names: Sequence[str]) -> str:
     """Cancel those of the runs that are live, and say how many that were."""
     from shoal.submit import cancelling
 
-    views = cancelling.live_among(home, list(names))
-    done = cancelling.cancel(home, views, os.environ).names if views else []
+    views = cancelling.active_runs(home, list(names))
+    done = cancelling.cancel_runs(home, views, os.environ).names if views else []
     return f"cancelled {len(done)} of {len(names)}"
 
 
-def retry(home: str, names: Sequence[str], more: str | None = None, root: str | None = None) -> str:
+def retry_runs(home: str, names: Sequence[str], more: str | None = None, root: str | None = None) -> str:
     """`shoal retry` these runs, from a checkpoint where there is one; `more` is a key of MORE. Runs on Slurm only."""
     states = {view.state for view in observe(home, names).views.values()}
-    words = ["retry", *names, "--state", ",".join(sorted(states)), *(MORE[more] if more else ())]
-    reader = Reader(home)
+    words = ["retry", *names, "--state", ",".join(sorted(states)), *(RETRY_INCREASES[more] if more else ())]
+    reader = RunReader(home)
     for name in names:
         origin = reader.run(name).origin
         if origin is not None and origin.submission is not None and origin.submission.backend != "slurm":
             raise InputError("runs on this machine are started in a terminal", hint=f"shoal retry {name}")
     done = subprocess.run(
-        [*_SHOAL, *words, "-q"], cwd=root or os.path.dirname(home), capture_output=True, timeout=600, check=False
+        [*_SHOAL_COMMAND, *words, "-q"],
+        cwd=root or os.path.dirname(home),
+        capture_output=True,
+        timeout=600,
+        check=False,
     )
     if done.returncode != 0:
         text = done.stderr.decode("utf-8", "replace").strip().splitlines()

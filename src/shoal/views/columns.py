@@ -8,48 +8,48 @@ from typing import NamedTuple
 
 from shoal.describe import Said
 from shoal.errors import InputError
-from shoal.kernel import SELF_EVIDENT, WORDS
+from shoal.kernel import KIND_TEXTS, SELF_EXPLAINING_KINDS
 from shoal.observe import RunView
 from shoal.units import format_duration
-from shoal.views.details import Details
-from shoal.views.reasons import explain
-from shoal.views.render import cell_width, plain, shorter, state_word
+from shoal.views.details import RunDetails
+from shoal.views.reasons import explain_reason
+from shoal.views.render import cell_width, safe_line, short_path, state_word
 from shoal.views.screen import Screen
 
 
-class Cell(NamedTuple):
+class ColumnInput(NamedTuple):
     """What a column is computed from."""
 
     view: RunView
-    details: Details
+    details: RunDetails
     now: float
     tty: bool
 
 
-class Column(NamedTuple):
+class StatusColumn(NamedTuple):
     """`key` is also the key of --json. `gives_way`: the higher, the sooner it is left out of a narrow terminal."""
 
     name: str
     header: str
     key: str
-    text: Callable[[Cell], str]
+    text: Callable[[ColumnInput], str]
     gives_way: int = 0
 
 
-def _moment(seconds: float | None, cell: Cell) -> str:
+def _relative_time(seconds: float | None, cell: ColumnInput) -> str:
     """A short span for people, the moment itself for machines."""
     if seconds is None:
         return "-"
     if cell.tty:
         return f"{format_duration(seconds)} ago"
-    return iso(cell.now - seconds)
+    return iso_time(cell.now - seconds)
 
 
-def iso(moment: float) -> str:
+def iso_time(moment: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))
 
 
-def _elapsed(cell: Cell) -> str:
+def _elapsed_text(cell: ColumnInput) -> str:
     view = cell.view
     if view.started is None:
         return "-"
@@ -57,15 +57,15 @@ def _elapsed(cell: Cell) -> str:
     return f"{spent} / {format_duration(view.time_limit_s)}" if view.time_limit_s else spent
 
 
-def _why(cell: Cell) -> str:
+def _reason_text(cell: ColumnInput) -> str:
     """For people the most telling words first, because space is scarce; for machines the cause as it is."""
     cause, known = cell.view.cause, cell.details.cause
     if cause and cell.tty and known and cell.view.state == "failed":
-        word = "" if known.kind in SELF_EVIDENT else f"{WORDS[known.kind]}: "
+        word = "" if known.kind in SELF_EXPLAINING_KINDS else f"{KIND_TEXTS[known.kind]}: "
         return f"{word}{known.line}"
     if cause and cell.tty and cell.view.state == "pending":
         before, semicolon, word = cause.rpartition("; ")
-        return f"{before}{semicolon}{explain(word).sentence}"
+        return f"{before}{semicolon}{explain_reason(word).sentence}"
     if cause:
         return cause
     idle = cell.details.gpu_idle_s
@@ -75,55 +75,57 @@ def _why(cell: Cell) -> str:
     return "   ".join(filter(None, (f"GPUs idle for {format_duration(idle)}" if idle else "", progress)))
 
 
-def _gpu(cell: Cell) -> str:
+def _gpu_text(cell: ColumnInput) -> str:
     if cell.details.gpu_percent is not None:
         return f"{cell.details.gpu_percent:.0f}%"
     return "no data" if cell.view.state == "running" and cell.view.gpus else "-"
 
 
-def _log(cell: Cell) -> str:
-    return _moment(cell.details.log_age_s, cell)
+def _log_age_text(cell: ColumnInput) -> str:
+    return _relative_time(cell.details.log_age_s, cell)
 
 
-def _memory(cell: Cell) -> str:
+def _memory_text(cell: ColumnInput) -> str:
     return "-" if cell.details.memory_mb is None else f"{cell.details.memory_mb / 1024:.1f}G"
 
 
 COLUMNS = (
-    Column("run", "RUN", "name", lambda c: c.view.name),
-    Column("state", "STATE", "state", lambda c: state_word(c.view.state)),
-    Column("why", "WHY", "cause", _why),
-    Column("try", "TRY", "attempt", lambda c: str(c.view.attempt or "-"), 4),
-    Column("job", "JOB", "job_id", lambda c: c.view.job_id or "-", 5),
-    Column("node", "NODE", "node", lambda c: c.view.node or "-", 3),
-    Column("time", "TIME", "started", _elapsed, 1),
-    Column("gpus", "GPUS", "gpus", lambda c: "-" if c.view.gpus is None else str(c.view.gpus), 6),
-    Column("gpu", "GPU", "gpu_percent", _gpu, 2),
-    Column("memory", "MEMORY", "memory_mb", _memory, 7),
-    Column("log", "LOG", "log_age_s", _log, 6),
-    Column("partition", "PARTITION", "partition", lambda c: c.view.partition or "-", 8),
-    Column("slurm", "SLURM", "slurm_state", lambda c: c.view.slurm_state or "-", 9),
-    Column("exit", "EXIT", "exit_code", lambda c: "-" if c.view.exit_code is None else str(c.view.exit_code), 7),
-    Column("output", "OUTPUT", "output_dir", lambda c: shorter(c.view.output_dir) if c.view.output_dir else "-", 10),
+    StatusColumn("run", "RUN", "name", lambda c: c.view.name),
+    StatusColumn("state", "STATE", "state", lambda c: state_word(c.view.state)),
+    StatusColumn("why", "WHY", "cause", _reason_text),
+    StatusColumn("try", "TRY", "attempt", lambda c: str(c.view.attempt or "-"), 4),
+    StatusColumn("job", "JOB", "job_id", lambda c: c.view.job_id or "-", 5),
+    StatusColumn("node", "NODE", "node", lambda c: c.view.node or "-", 3),
+    StatusColumn("time", "TIME", "started", _elapsed_text, 1),
+    StatusColumn("gpus", "GPUS", "gpus", lambda c: "-" if c.view.gpus is None else str(c.view.gpus), 6),
+    StatusColumn("gpu", "GPU", "gpu_percent", _gpu_text, 2),
+    StatusColumn("memory", "MEMORY", "memory_mb", _memory_text, 7),
+    StatusColumn("log", "LOG", "log_age_s", _log_age_text, 6),
+    StatusColumn("partition", "PARTITION", "partition", lambda c: c.view.partition or "-", 8),
+    StatusColumn("slurm", "SLURM", "slurm_state", lambda c: c.view.slurm_state or "-", 9),
+    StatusColumn("exit", "EXIT", "exit_code", lambda c: "-" if c.view.exit_code is None else str(c.view.exit_code), 7),
+    StatusColumn(
+        "output", "OUTPUT", "output_dir", lambda c: short_path(c.view.output_dir) if c.view.output_dir else "-", 10
+    ),
 )
-BY_NAME = {column.name: column for column in COLUMNS}
-DEFAULT = ("run", "state", "why", "try", "job", "node", "time", "gpu", "log", "output")
+COLUMNS_BY_NAME = {column.name: column for column in COLUMNS}
+DEFAULT_COLUMNS = ("run", "state", "why", "try", "job", "node", "time", "gpu", "log", "output")
 
 
-def choose(said: Sequence[Said]) -> list[Column]:
+def choose_columns(said: Sequence[Said]) -> list[StatusColumn]:
     """`name,name` replaces the usual columns, `+name,-name` adds to and removes from them; the last word counts."""
-    names = list(DEFAULT)
+    names = list(DEFAULT_COLUMNS)
     for one in said:
-        names = _apply(names, one.text, one.place)
-    return [BY_NAME[name] for name in names]
+        names = _apply_setting(names, one.text, one.place)
+    return [COLUMNS_BY_NAME[name] for name in names]
 
 
-def _apply(names: Sequence[str], text: str, place: str) -> list[str]:
+def _apply_setting(names: Sequence[str], text: str, place: str) -> list[str]:
     words = [word.strip().lower() for word in text.split(",") if word.strip()]
     for word in words:
-        if word.lstrip("+-") not in BY_NAME:
+        if word.lstrip("+-") not in COLUMNS_BY_NAME:
             raise InputError(
-                f"there is no column {word.lstrip('+-')!r}", hint=f"one of {', '.join(BY_NAME)}", place=place
+                f"there is no column {word.lstrip('+-')!r}", hint=f"one of {', '.join(COLUMNS_BY_NAME)}", place=place
             )
     if all(word[0] not in "+-" for word in words):
         return list(dict.fromkeys(words))
@@ -137,12 +139,13 @@ def _apply(names: Sequence[str], text: str, place: str) -> list[str]:
 
 
 def fit_columns(
-    columns: Sequence[Column], rows: Sequence[Sequence[str]], screen: Screen, fixed: bool
-) -> tuple[list[Column], list[list[str]]]:
+    columns: Sequence[StatusColumn], rows: Sequence[Sequence[str]], screen: Screen, fixed: bool
+) -> tuple[list[StatusColumn], list[list[str]]]:
     """Leave out columns until the rest fits with some room for WHY; `fixed` ones were asked for."""
     kept = list(range(len(columns)))
     widths = [
-        max([cell_width(columns[at].header), *(cell_width(plain(row[at])) for row in rows)], default=0) for at in kept
+        max([cell_width(columns[at].header), *(cell_width(safe_line(row[at])) for row in rows)], default=0)
+        for at in kept
     ]
     least = {"why": 28}
 

@@ -8,32 +8,45 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InputError, ShoalError
-from shoal.units import bytes_words, format_duration
+from shoal.units import format_bytes, format_duration
 from shoal.views.render import print_json, print_table
 
 if TYPE_CHECKING:
-    from shoal.data import Advice, Bench, Delivery, Estimate, Packed, Scan, Unpacked, Verified
+    from shoal.data import (
+        BenchResult,
+        ExtractResult,
+        LoaderAdvice,
+        ReadThroughput,
+        ShardingEstimate,
+        ShardingResult,
+        SourceScan,
+        VerifyResult,
+    )
 from collections.abc import Sequence
 from html import escape
 
 #: How many classes or fields are listed by name.
-_SHOWN = 10
+_MAX_SHOWN = 10
 
 
 _ROW, _LEFT, _WIDTH = 28, 150, 480
 
 
-def print_estimate(estimate: Estimate, args: argparse.Namespace) -> None:
+def print_estimate(estimate: ShardingEstimate, args: argparse.Namespace) -> None:
     if args.json:
         numbers = {key: value for key, value in estimate._asdict().items() if key != "scan"}
-        return print_json({"dry_run": True, **numbers, **_contents(estimate.scan), "left_out": estimate.scan.bad})
-    print(f"{estimate.samples:,} samples, {estimate.files:,} files, {bytes_words(estimate.bytes)}")
-    print(f"{estimate.shards} {'shard' if estimate.shards == 1 else 'shards'}, about {_seconds(estimate.seconds)}")
-    _print_contents(estimate.scan, estimate.scan.bad)
+        return print_json(
+            {"dry_run": True, **numbers, **_source_document(estimate.scan), "left_out": estimate.scan.bad}
+        )
+    print(f"{estimate.samples:,} samples, {estimate.files:,} files, {format_bytes(estimate.bytes)}")
+    print(
+        f"{estimate.shards} {'shard' if estimate.shards == 1 else 'shards'}, about {_format_seconds(estimate.seconds)}"
+    )
+    _print_source(estimate.scan, estimate.scan.bad)
     return None
 
 
-def print_packed(packed: Packed, args: argparse.Namespace) -> None:
+def print_sharded(packed: ShardingResult, args: argparse.Namespace) -> None:
     manifest = packed.manifest
     if args.json:
         return print_json(
@@ -47,7 +60,7 @@ def print_packed(packed: Packed, args: argparse.Namespace) -> None:
                 "reused_shards": packed.reused,
                 "seconds": round(packed.seconds, 3),
                 "existed": packed.existed,
-                **_contents(packed.scan),
+                **_source_document(packed.scan),
                 "left_out": manifest.left_out,
             }
         )
@@ -55,15 +68,15 @@ def print_packed(packed: Packed, args: argparse.Namespace) -> None:
         return print(packed.path)
     if packed.existed:
         print(f"{packed.path} is up to date: nothing was packed")
-        return _print_contents(packed.scan, manifest.left_out)
+        return _print_source(packed.scan, manifest.left_out)
     again = f", {packed.reused} of them from an earlier try" if packed.reused else ""
     shards = f"{len(manifest.shards)} shard{'' if len(manifest.shards) == 1 else 's'}"
-    print(f"{packed.path}: {manifest.samples:,} samples, {bytes_words(manifest.bytes)} in {shards}{again}")
-    print(f"took {_seconds(packed.seconds)} ({manifest.bytes / max(packed.seconds, 1e-9) / 1e6:,.0f} MB/s)")
-    return _print_contents(packed.scan, manifest.left_out)
+    print(f"{packed.path}: {manifest.samples:,} samples, {format_bytes(manifest.bytes)} in {shards}{again}")
+    print(f"took {_format_seconds(packed.seconds)} ({manifest.bytes / max(packed.seconds, 1e-9) / 1e6:,.0f} MB/s)")
+    return _print_source(packed.scan, manifest.left_out)
 
 
-def print_verified(verified: Verified, args: argparse.Namespace) -> None:
+def print_verified(verified: VerifyResult, args: argparse.Namespace) -> None:
     """Damage is an error: it goes to stderr as one sentence, after the table that names all of it."""
     if args.json:
         print_json({**verified._asdict(), "problems": [problem._asdict() for problem in verified.problems]})
@@ -72,7 +85,7 @@ def print_verified(verified: Verified, args: argparse.Namespace) -> None:
             print_table(("shard", "problem"), [(problem.shard, problem.message) for problem in verified.problems])
         else:
             shards = f"{verified.shards} shard{'' if verified.shards == 1 else 's'}"
-            print(f"{verified.path}: {shards}, {bytes_words(verified.bytes)}: {verified.how} right")
+            print(f"{verified.path}: {shards}, {format_bytes(verified.bytes)}: {verified.how} right")
     if verified.problems:
         first = verified.problems[0]
         more = f" (and {len(verified.problems) - 1} more)" if len(verified.problems) > 1 else ""
@@ -93,8 +106,8 @@ def print_info(document: dict[str, Any], args: argparse.Namespace) -> None:
         ("id", document["id"] or "none: made elsewhere"),
         ("format", document["format"]),
         ("samples", f"{document['samples']:,}"),
-        ("bytes", f"{bytes_words(document['bytes'])} ({bytes_words(document['bytes_on_disk'])} on disk)"),
-        ("shards", f"{document['shards']}, the largest {bytes_words(document['largest_shard_bytes'])}"),
+        ("bytes", f"{format_bytes(document['bytes'])} ({format_bytes(document['bytes_on_disk'])} on disk)"),
+        ("shards", f"{document['shards']}, the largest {format_bytes(document['largest_shard_bytes'])}"),
         ("fields", ", ".join(document["fields"]) or "-"),
         ("classes", str(document["classes"])),
         ("order", "as it was" if document["seed"] is None else f"shuffled with seed {document['seed']}"),
@@ -105,15 +118,15 @@ def print_info(document: dict[str, Any], args: argparse.Namespace) -> None:
     return print_table(("what", "value"), rows)
 
 
-def print_unpacked(unpacked: Unpacked, args: argparse.Namespace) -> None:
+def print_extracted(unpacked: ExtractResult, args: argparse.Namespace) -> None:
     if args.json:
         return print_json(unpacked._asdict())
     return print(
-        unpacked.path if args.quiet else f"{unpacked.path}: {unpacked.files:,} files, {bytes_words(unpacked.bytes)}"
+        unpacked.path if args.quiet else f"{unpacked.path}: {unpacked.files:,} files, {format_bytes(unpacked.bytes)}"
     )
 
 
-def print_staged(record: dict[str, Any], args: argparse.Namespace, *, ran: bool) -> None:
+def print_staging(record: dict[str, Any], args: argparse.Namespace, *, ran: bool) -> None:
     if args.json:
         return print_json(record)
     if args.quiet:
@@ -131,31 +144,31 @@ def describe_staged(record: dict[str, Any]) -> str:
     seconds = float(record.get("seconds") or 0)
     speed = f" ({copied / seconds / 1e6:,.0f} MB/s)" if seconds else ""
     rest = int(record.get("left_at_source_bytes") or 0)
-    left = f", {bytes_words(rest)} left at the source for lack of room" if rest else ""
-    return f"{record['name']}: {bytes_words(copied)} copied in {_seconds(seconds)}{speed} to {path}{left}"
+    left = f", {format_bytes(rest)} left at the source for lack of room" if rest else ""
+    return f"{record['name']}: {format_bytes(copied)} copied in {_format_seconds(seconds)}{speed} to {path}{left}"
 
 
-def print_bench(bench: Bench, args: argparse.Namespace) -> None:
+def print_bench(bench: BenchResult, args: argparse.Namespace) -> None:
     if args.picture:
-        _draw_bench(bench, args)
+        _bench_svg(bench, args)
     if args.json:
         rows = [
             {**row._asdict(), "mb_per_s": row.mb_per_s, "estimate_s": row.estimate_s(args.estimate)}
             for row in bench.rows
         ]
         return print_json({**bench._asdict(), "rows": rows, "cold": bench.cold, "estimate_gb": args.estimate})
-    print(f"{bench.files:,} files, {bytes_words(bench.bytes)}, from {bench.storage} to {bench.scratch}")
+    print(f"{bench.files:,} files, {format_bytes(bench.bytes)}, from {bench.storage} to {bench.scratch}")
     print(_describe_readers(bench, args.slurm))
-    print(_CACHE[bench.cold])
+    print(_CACHE_NOTES[bench.cold])
     header = ("method", "readers", "seconds", "MB/s each", "first sample s", f"{args.estimate:g} GB")
     table = [
         (
             row.method,
             str(row.readers),
-            _spread(row.seconds, "{:.2f}".format),
+            _median_and_range(row.seconds, "{:.2f}".format),
             f"{row.mb_per_s:.0f}",
-            _spread(row.first_s, "{:.2f}".format),
-            _spread(row.estimate_s(args.estimate), format_duration),
+            _median_and_range(row.first_s, "{:.2f}".format),
+            _median_and_range(row.estimate_s(args.estimate), format_duration),
         )
         for row in bench.rows
     ]
@@ -165,14 +178,14 @@ def print_bench(bench: Bench, args: argparse.Namespace) -> None:
     return None
 
 
-_CACHE = {
+_CACHE_NOTES = {
     True: "cache: each reader's node forgot the files before every measurement; the storage's own cache is as it was",
     False: "cache: warm, because the system would not forget the files",
     None: "cache: each reader's node was asked to forget the files, and does not tell whether it did",
 }
 
 
-def _describe_readers(bench: Bench, slurm: bool) -> str:
+def _describe_readers(bench: BenchResult, slurm: bool) -> str:
     """What readers that run at once have in common, and so do not measure separately."""
     where = ", ".join(f"{count} on {node}" for node, count in sorted(bench.nodes.items()))
     if not slurm:
@@ -180,7 +193,7 @@ def _describe_readers(bench: Bench, slurm: bool) -> str:
     return f"readers: tasks of a job array (at most {where}); those of one node share its link, memory and disk"
 
 
-def _spread(values: list[float] | None, show: Callable[[float], str]) -> str:
+def _median_and_range(values: list[float] | None, show: Callable[[float], str]) -> str:
     """The median and the range of the repeats; nothing where nothing is known."""
     if not values:
         return "-"
@@ -188,18 +201,18 @@ def _spread(values: list[float] | None, show: Callable[[float], str]) -> str:
     return median if len(values) == 1 else f"{median} ({show(min(values))} to {show(max(values))})"
 
 
-def _draw_bench(bench: Bench, args: argparse.Namespace) -> None:
+def _bench_svg(bench: BenchResult, args: argparse.Namespace) -> None:
 
     labels = [f"{row.method} x{row.readers}" for row in bench.rows]
-    title, values = f"{bytes_words(bench.bytes)} to a node's disk, seconds", [row.median_s for row in bench.rows]
+    title, values = f"{format_bytes(bench.bytes)} to a node's disk, seconds", [row.median_s for row in bench.rows]
     if bench.enough_files is None:
         title = f"{args.estimate:g} GB to a node's disk, minutes"
         values = [statistics.median(row.estimate_s(args.estimate) or [0]) / 60 for row in bench.rows]
     with open(args.picture, "w", encoding="utf-8") as file:  # noqa: PTH123
-        file.write(bars(title, labels, values))
+        file.write(bar_chart_svg(title, labels, values))
 
 
-def print_advice(advice: Advice, delivery: Delivery | None, args: argparse.Namespace) -> None:
+def print_advice(advice: LoaderAdvice, delivery: ReadThroughput | None, args: argparse.Namespace) -> None:
     if args.json:
         return print_json(
             {
@@ -228,11 +241,11 @@ def parse_counts(text: str) -> list[int]:
         raise InputError(f"{text!r} is not a list of numbers", hint="--readers 1,8", place="--readers") from None
 
 
-def _seconds(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else format_duration(seconds)
 
 
-def _contents(scan: Scan) -> dict[str, Any]:
+def _source_document(scan: SourceScan) -> dict[str, Any]:
     """What was found in the source, what was left out of it, and what nobody said, as a document."""
     return {
         "classes": scan.class_counts(),
@@ -243,10 +256,10 @@ def _contents(scan: Scan) -> dict[str, Any]:
     }
 
 
-def _print_contents(scan: Scan, left_out: list[str]) -> None:
+def _print_source(scan: SourceScan, left_out: list[str]) -> None:
     classes, fields = scan.class_counts(), scan.field_counts()
-    print("classes: " + (f"{len(classes):,}: {_counts(classes)}" if classes else "none, samples have no label"))
-    print("fields: " + _counts(fields))
+    print("classes: " + (f"{len(classes):,}: {_format_counts(classes)}" if classes else "none, samples have no label"))
+    print("fields: " + _format_counts(fields))
     partial = [field for field in fields if fields[field] < len(scan.samples)]
     if len(partial) > 1 and sum(fields[field] for field in partial) == len(scan.samples):
         print(f"note: each sample has one of these fields; read them together as {';'.join(partial)!r}")
@@ -264,15 +277,17 @@ def _print_contents(scan: Scan, left_out: list[str]) -> None:
         print(f"left out: and {len(left_out) - 5} more, all in the manifest")
 
 
-def _counts(counts: dict[str, int]) -> str:
+def _format_counts(counts: dict[str, int]) -> str:
     """Names with counts; of many the first ones, and how the counts are spread."""
-    first = ", ".join(f"{name} {count:,}" for name, count in list(counts.items())[:_SHOWN])
-    if len(counts) <= _SHOWN:
+    first = ", ".join(f"{name} {count:,}" for name, count in list(counts.items())[:_MAX_SHOWN])
+    if len(counts) <= _MAX_SHOWN:
         return first
-    return f"{first}, and {len(counts) - _SHOWN:,} more with {min(counts.values()):,} to {max(counts.values()):,} each"
+    return (
+        f"{first}, and {len(counts) - _MAX_SHOWN:,} more with {min(counts.values()):,} to {max(counts.values()):,} each"
+    )
 
 
-def bars(title: str, labels: Sequence[str], values: Sequence[float]) -> str:
+def bar_chart_svg(title: str, labels: Sequence[str], values: Sequence[float]) -> str:
     """One horizontal bar per value, with the value written behind it."""
     height = 50 + _ROW * len(labels)
     top = max([*values, 1e-12])

@@ -9,32 +9,32 @@ from typing import Any
 
 import msgspec
 
-from shoal.doctor import ORDER, ClusterFacts, Examined, Explained, Finding, as_record, table
-from shoal.views.render import plain, print_json
+from shoal.doctor import SEVERITY_ORDER, ClusterLimits, Finding, LaunchNumbers, ScriptCheck, as_record, explain_rows
+from shoal.views.render import print_json, safe_line
 
 _COLOUR = {"error": "31", "warning": "33", "hint": "36"}
 
 
 def show_findings(
-    examined: Sequence[Examined], *, quiet: bool, fixed: Sequence[tuple[Path, list[Finding]]] = ()
+    examined: Sequence[ScriptCheck], *, quiet: bool, fixed: Sequence[tuple[Path, list[Finding]]] = ()
 ) -> None:
     """file:line: severity CODE sentence; below it what will happen and what to do. Quiet: only the first line."""
     for one in examined:
         for finding in one.findings:
             place = f"{finding.file}:{finding.line}"
-            print(f"{place}: {_paint(finding.severity)} {finding.code} {plain(finding.message)}")
+            print(f"{place}: {_paint(finding.severity)} {finding.code} {safe_line(finding.message)}")
             if not quiet:
-                print(f"    then  {plain(finding.effect)}\n    fix   {plain(finding.fix)}")
+                print(f"    then  {safe_line(finding.effect)}\n    fix   {safe_line(finding.fix)}")
     for path, done in fixed:
         print(f"wrote {path} ({', '.join(dict.fromkeys(finding.code for finding in done))})")
     if not quiet:
         print(_summary(examined, fixed))
 
 
-def document(
-    examined: Sequence[Examined],
-    cluster: ClusterFacts | None,
-    explained: Sequence[tuple[str, Explained]] = (),
+def findings_document(
+    examined: Sequence[ScriptCheck],
+    cluster: ClusterLimits | None,
+    explained: Sequence[tuple[str, LaunchNumbers]] = (),
     fixed: Sequence[tuple[Path, list[Finding]]] = (),
 ) -> dict[str, Any]:
     """What --json prints: all findings of all files, and per file what could be read."""
@@ -56,22 +56,22 @@ def show_document(value: dict[str, Any]) -> None:
     print_json(value)
 
 
-def show_explained(explained: Sequence[tuple[str, Explained]]) -> None:
+def show_geometry(explained: Sequence[tuple[str, LaunchNumbers]]) -> None:
     """One block of names and values for each launch."""
     for file, one in explained:
         print(f"{file}:{one.line}" if one.line else file)
-        for name, value in table(one):
-            print(f"  {name:<20} {plain(value)}")
+        for name, value in explain_rows(one):
+            print(f"  {name:<20} {safe_line(value)}")
         for line in one.header:
             print(f"  {line}")
         if one.command:
             print(f"  {one.command}")
         for note in one.notes:
-            print(f"  note: {plain(note)}")
+            print(f"  note: {safe_line(note)}")
 
 
-def _summary(examined: Sequence[Examined], fixed: Sequence[tuple[Path, list[Finding]]]) -> str:
-    counts = dict.fromkeys(ORDER, 0)
+def _summary(examined: Sequence[ScriptCheck], fixed: Sequence[tuple[Path, list[Finding]]]) -> str:
+    counts = dict.fromkeys(SEVERITY_ORDER, 0)
     for one in examined:
         for finding in one.findings:
             counts[finding.severity] += 1

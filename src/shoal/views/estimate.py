@@ -11,18 +11,18 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from shoal.backends.slurm.commands import run
+from shoal.backends.slurm.commands import run_slurm
 from shoal.errors import InputError, SchedulerError
 from shoal.units import format_slurm_time, parse_slurm_time_s
 
 _TIMEOUT_S = 20.0
 _FIELDS = "%r|%P|%Q|%S|%V|%l|%D|%C|%m|%b|%E"
-_TO_START = re.compile(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
+_START_TIME = re.compile(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
 _GPUS = re.compile(r"(?:gres[:/])?gpu:(?:([A-Za-z][\w.-]*):)?(\d+)")
 _IN_HEADER = re.compile(r"#SBATCH --(gres|gpus-per-node|gpus)=(\S+)")
 
 
-class Waiting(NamedTuple):
+class PendingJob(NamedTuple):
     """What squeue tells about one pending job."""
 
     reason: str
@@ -38,14 +38,14 @@ class Waiting(NamedTuple):
     dependency: str
 
 
-class NodeCount(NamedTuple):
+class PartitionNodes(NamedTuple):
     """Nodes of a partition by what they are doing."""
 
     by_state: dict[str, int]
     total: int
 
 
-class Sooner(NamedTuple):
+class EarlierStart(NamedTuple):
     """A change of the request, and when Slurm would start it."""
 
     what: str
@@ -53,24 +53,24 @@ class Sooner(NamedTuple):
     start: float
 
 
-def ask_waiting(job: str, environ: Mapping[str, str]) -> Waiting | None:
+def query_pending_job(job: str, environ: Mapping[str, str]) -> PendingJob | None:
     """The job's row in the queue; None if it is not there or Slurm does not answer."""
-    text = _ask(["squeue", "-h", "--start", "-j", job, "-o", _FIELDS], environ) or ""
+    text = _query(["squeue", "-h", "--start", "-j", job, "-o", _FIELDS], environ) or ""
     if not text.strip():
-        text = _ask(["squeue", "-h", "-j", job, "-o", _FIELDS], environ) or ""
+        text = _query(["squeue", "-h", "-j", job, "-o", _FIELDS], environ) or ""
     fields = text.splitlines()[0].split("|") if text.strip() else []
     if len(fields) < 11:
         return None
     # A reason may hold the separator; the ten fields behind it do not.
     reason, rest = "|".join(fields[:-10]), fields[-10:]
     partition, priority, start, submitted, limit, nodes, cpus, memory, tres, dependency = rest
-    return Waiting(
+    return PendingJob(
         reason,
         partition,
         int(priority) if priority.isdigit() else None,
         parse_time(start),
         parse_time(submitted),
-        _limit(limit),
+        _time_limit_s(limit),
         nodes,
         cpus,
         memory,
@@ -79,43 +79,43 @@ def ask_waiting(job: str, environ: Mapping[str, str]) -> Waiting | None:
     )
 
 
-class Ahead(NamedTuple):
+class QueuePosition(NamedTuple):
     """Pending jobs that come before one, each task of an array counted; `own_tasks` are of the job's own array."""
 
     jobs: int
     own_tasks: int
 
 
-def ahead(job: str, waiting: Waiting, environ: Mapping[str, str]) -> Ahead | None:
+def queue_position(job: str, waiting: PendingJob, environ: Mapping[str, str]) -> QueuePosition | None:
     """How many pending jobs of its partition come before it; None if Slurm does not tell."""
     if waiting.priority is None:
         return None
-    text = _ask(["squeue", "-h", "-r", "-t", "PD", "-p", waiting.partition, "-o", "%Q|%F|%K"], environ)
-    return None if text is None else count_ahead(text, job, waiting.priority)
+    text = _query(["squeue", "-h", "-r", "-t", "PD", "-p", waiting.partition, "-o", "%Q|%F|%K"], environ)
+    return None if text is None else count_jobs_before(text, job, waiting.priority)
 
 
-def count_ahead(text: str, job: str, priority: int) -> Ahead:
+def count_jobs_before(text: str, job: str, priority: int) -> QueuePosition:
     """From lines of priority, job and task: a higher priority is before it, and of equal ones the lower number, as
     Slurm's scheduler sorts them. Pure."""
     own_job, _, own_task = job.partition("_")
-    mine = (-priority, *_numbers(own_job, own_task))
+    mine = (-priority, *_job_and_task(own_job, own_task))
     jobs = own_tasks = 0
     for line in text.splitlines():
         fields = line.strip().split("|")
         if len(fields) != 3 or not fields[0].isdigit():
             continue
-        if (-int(fields[0]), *_numbers(fields[1], fields[2])) < mine:
+        if (-int(fields[0]), *_job_and_task(fields[1], fields[2])) < mine:
             jobs += 1
             own_tasks += fields[1] == own_job and bool(own_task)
-    return Ahead(jobs, own_tasks)
+    return QueuePosition(jobs, own_tasks)
 
 
-def _numbers(job: str, task: str) -> tuple[int, int]:
+def _job_and_task(job: str, task: str) -> tuple[int, int]:
     return (int(job) if job.isdigit() else 0, int(task) if task.isdigit() else 0)
 
 
-def nodes_of(partition: str, environ: Mapping[str, str]) -> NodeCount | None:
-    text = _ask(["sinfo", "-h", "-p", partition, "-o", "%D|%T"], environ)
+def partition_nodes(partition: str, environ: Mapping[str, str]) -> PartitionNodes | None:
+    text = _query(["sinfo", "-h", "-p", partition, "-o", "%D|%T"], environ)
     if text is None:
         return None
     counts: dict[str, int] = {}
@@ -124,20 +124,20 @@ def nodes_of(partition: str, environ: Mapping[str, str]) -> NodeCount | None:
         word = state.rstrip("*$~#!%@^-+") or "unknown"
         if number.strip().isdigit():
             counts[word] = counts.get(word, 0) + int(number)
-    return NodeCount(counts, sum(counts.values()))
+    return PartitionNodes(counts, sum(counts.values()))
 
 
-def test_start(script: str, extra: Iterable[str], environ: Mapping[str, str]) -> float | None:
+def expected_start(script: str, extra: Iterable[str], environ: Mapping[str, str]) -> float | None:
     """When Slurm would start this script if it were submitted now with these options on top."""
     try:
-        done = run(["sbatch", "--test-only", *extra, script], _TIMEOUT_S, environ=environ)
+        done = run_slurm(["sbatch", "--test-only", *extra, script], _TIMEOUT_S, environ=environ)
     except (SchedulerError, InputError):
         return None
-    match = _TO_START.search(done.stderr)
+    match = _START_TIME.search(done.stderr)
     return parse_time(match[1]) if match else None
 
 
-def smaller_requests(waiting: Waiting, header: str) -> list[tuple[str, str]]:
+def smaller_requests(waiting: PendingJob, header: str) -> list[tuple[str, str]]:
     """(in words, sbatch flag) of requests that ask for less: half the time, half the GPUs. Pure."""
     found = []
     if waiting.time_limit_s and waiting.time_limit_s >= 1200:
@@ -153,17 +153,17 @@ def smaller_requests(waiting: Waiting, header: str) -> list[tuple[str, str]]:
     return found
 
 
-def sooner(
-    script: str, header: str, waiting: Waiting, environ: Mapping[str, str], now: float
-) -> tuple[float | None, list[Sooner]]:
+def find_earlier_starts(
+    script: str, header: str, waiting: PendingJob, environ: Mapping[str, str], now: float
+) -> tuple[float | None, list[EarlierStart]]:
     """(when this request would start, smaller requests that would start at least a minute earlier)."""
     array = ["--array=0"] if "#SBATCH --array" in header else []
-    base = waiting.start or test_start(script, array, environ)
+    base = waiting.start or expected_start(script, array, environ)
     found = []
     for words, flag in smaller_requests(waiting, header):
-        start = test_start(script, [*array, flag], environ)
+        start = expected_start(script, [*array, flag], environ)
         if start is not None and (base is None or start < base - 60) and start > now - 86400:
-            found.append(Sooner(words, flag, start))
+            found.append(EarlierStart(words, flag, start))
     return base, found
 
 
@@ -175,16 +175,16 @@ def parse_time(text: str) -> float | None:
         return None
 
 
-def _limit(text: str) -> int | None:
+def _time_limit_s(text: str) -> int | None:
     try:
         return parse_slurm_time_s(text)
     except InputError:
         return None
 
 
-def _ask(argv: list[str], environ: Mapping[str, str]) -> str | None:
+def _query(argv: list[str], environ: Mapping[str, str]) -> str | None:
     try:
-        done = run(argv, _TIMEOUT_S, environ=environ)
+        done = run_slurm(argv, _TIMEOUT_S, environ=environ)
     except SchedulerError:
         return None
     return done.stdout if done.returncode == 0 else None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from shoal.kernel import layout, names_in
+from shoal.kernel import layout, list_names
 from shoal.observe import DamagedRecord, read_start
 
 
-def events(home: str, name: str) -> list[dict[str, Any]]:
+def run_events(home: str, name: str) -> list[dict[str, Any]]:
     """What happened to a run, oldest first: the small files of its folder, by the time they were written."""
     words = {
         "claim": "submitted",
@@ -22,14 +22,14 @@ def events(home: str, name: str) -> list[dict[str, Any]]:
     }
     folder = layout.run_dir(home, name)
     found = []
-    for file in names_in(folder):
+    for file in list_names(folder):
         parts = file.split(".")
         if len(parts) not in (3, 4) or parts[0] not in ("submit", "attempt"):
             continue
         text = words.get(parts[2].rstrip("0123456789"), "")
         if text:
             try:
-                moment = _started(folder, int(parts[1])) if parts[2] == "start" else None
+                moment = _start_time(folder, int(parts[1])) if parts[2] == "start" else None
                 moment = moment or os.stat(os.path.join(folder, file)).st_mtime
             except (OSError, ValueError):
                 continue
@@ -37,7 +37,7 @@ def events(home: str, name: str) -> list[dict[str, Any]]:
     return sorted(found, key=lambda event: (event["t"], event["file"]))
 
 
-def _started(folder: str, attempt: int) -> float | None:
+def _start_time(folder: str, attempt: int) -> float | None:
     """As the record says: its file is the one that the end is written to."""
     try:
         start = read_start(folder, attempt)

@@ -7,15 +7,15 @@ import os
 import msgspec
 
 from shoal.kernel import layout
-from shoal.model import LIVE
-from shoal.observe import End, Reader, RunFiles, RunView, Verdict, fold_attempt, records
+from shoal.model import ACTIVE_STATES
+from shoal.observe import End, RunFiles, RunReader, RunView, Verdict, derive_attempt_state, records
 from shoal.units import format_duration
-from shoal.views.faults import look, words_of
+from shoal.views.faults import error_sentence, find_error
 
 _MAX_ATTEMPTS = 5
 
 
-class Sooner(msgspec.Struct, frozen=True, kw_only=True):
+class SmallerRequest(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     flag: str
     start: float
@@ -33,12 +33,12 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     slurm_reason: str | None = None
     start_estimate: float | None = None
     estimate_note: str | None = None
-    sooner: list[Sooner] = []
+    sooner: list[SmallerRequest] = []
     log_lines: list[str] = []
     log_path: str | None = None
 
 
-def lasted(view: RunView, now: float | None = None) -> str:
+def elapsed_text(view: RunView, now: float | None = None) -> str:
     end = view.ended or now
     if view.started is None or end is None:
         return "it never started"
@@ -49,13 +49,13 @@ def lasted(view: RunView, now: float | None = None) -> str:
 def earlier_attempts(home: str, view: RunView) -> list[str]:
     """How the attempts before this one ended, oldest first: one that was preempted or lost with its node is explained
     although the run goes on."""
-    reader, folder = Reader(home), layout.run_dir(home, view.name)
+    reader, folder = RunReader(home), layout.run_dir(home, view.name)
     files = reader.run(view.name)
     names = files.names
     numbers = [
         number
         for number in names.attempts.get("start", [])
-        if not names.is_live(number) and (number < view.attempt or view.state in LIVE)
+        if not names.is_live(number) and (number < view.attempt or view.state in ACTIVE_STATES)
     ]
     found = []
     for number in numbers[-_MAX_ATTEMPTS:]:
@@ -64,13 +64,13 @@ def earlier_attempts(home: str, view: RunView) -> list[str]:
         except records.DamagedRecord:
             end = None
         if end is not None:
-            found.append(_one_attempt(home, files, end, _verdict(folder, names, end)))
+            found.append(_attempt_sentence(home, files, end, _attempt_verdict(folder, names, end)))
     left = len(numbers) - _MAX_ATTEMPTS
     return [f"{left} earlier attempts are not listed; shoal logs {view.name} --all shows them"] * (left > 0) + found
 
 
-def _one_attempt(home: str, files: RunFiles, end: End, verdict: Verdict | None) -> str:
-    one = fold_attempt(files, end, verdict)
+def _attempt_sentence(home: str, files: RunFiles, end: End, verdict: Verdict | None) -> str:
+    one = derive_attempt_state(files, end, verdict)
     following = records.read_start(layout.run_dir(home, files.name), end.attempt + 1)
     came_again = following is not None and end.job_id is not None and following.job_id == end.job_id
     bad_nodes = ", ".join(following.failed_nodes) if following is not None else ""
@@ -80,21 +80,21 @@ def _one_attempt(home: str, files: RunFiles, end: End, verdict: Verdict | None) 
         signal = end.stopped_by or "no signal"
         how = f"Slurm stopped it ({signal}) and put its job into the queue again: preempted or requeued"
     elif one.state == "failed":
-        how = words_of(one, look(home, one))
+        how = error_sentence(one, find_error(home, one))
     else:
         how = one.cause or one.state
     span = format_duration(max(0.0, end.ended - end.began))
     return f"attempt {end.attempt} on {one.node}, {span} long: {how}"
 
 
-def _verdict(folder: str, names: layout.RunNames, end: End) -> Verdict | None:
+def _attempt_verdict(folder: str, names: layout.RunNames, end: End) -> Verdict | None:
     kind = layout.verdict_kind(end.attempt)
     if not names.has_submit(end.generation, kind):
         return None
-    return records.read(os.path.join(folder, layout.submit_file(end.generation, kind)), Verdict)
+    return records.read_checked(os.path.join(folder, layout.submit_file(end.generation, kind)), Verdict)
 
 
-def start_again(home: str, run: str) -> str:
+def resubmit_command(home: str, run: str) -> str:
     """The command that submits a run once more: its script, the folder where it comes from a sweep, or retry where
     nothing describes it, as after `shoal pack -- COMMAND`."""
     root = os.path.dirname(home)

@@ -6,27 +6,27 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from shoal.kernel import layout, names_in
-from shoal.model import LIVE
+from shoal.kernel import layout, list_names
+from shoal.model import ACTIVE_STATES
 from shoal.observe import observe
-from shoal.submit import observe_and_finish
-from shoal.units import listed
-from shoal.views.faults import ending
-from shoal.views.logs import Form, Source, find_parts, prefix_of, with_prefix
-from shoal.views.polling import SharedSlurm
-from shoal.views.render import BAD_STATES
-from shoal.views.tail import BLOCK, Collapser, seek_last_lines
-from shoal.views.terminal_text import Sieve
+from shoal.submit import observe_and_follow_up
+from shoal.units import shorten_list
+from shoal.views.faults import failure_summary
+from shoal.views.logs import LogFormat, LogSource, find_rank_logs, prefix_lines, prefix_of
+from shoal.views.polling import QueueCache
+from shoal.views.render import FAILED_STATES
+from shoal.views.tail import BLOCK, CarriageReturnFilter, seek_last_lines
+from shoal.views.terminal_text import ControlSequenceFilter
 
 #: Files are looked at often; Slurm through the answer that all watchers share.
-_LOOK_EVERY_S = 0.3
-_ASK_EVERY_S = 5.0
+_READ_INTERVAL_S = 0.3
+_STATE_INTERVAL_S = 5.0
 
 
-def follow(
+def follow_output(
     home: str,
-    sources: Sequence[Source],
-    form: Form,
+    sources: Sequence[LogSource],
+    form: LogFormat,
     *,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
@@ -35,51 +35,51 @@ def follow(
 
     Ctrl-C ends the following, never a run. Returns 0 if all are done, 4 if one ended otherwise.
     """
-    pipes = _Pipes(sources, form)
+    pipes = _LogFollower(sources, form)
     states = dict.fromkeys(pipes.runs, "unknown")
     told: dict[str, str] = {}
-    asked_at, ask = float("-inf"), SharedSlurm(home)
+    asked_at, ask = float("-inf"), QueueCache(home)
     try:
         while True:
-            open_runs = [run for run, state in states.items() if state in LIVE]
-            if clock() - asked_at >= _ASK_EVERY_S or any(_has_ended(home, run) for run in open_runs):
-                views = observe_and_finish(home, open_runs, ask=ask)[0].views
+            open_runs = [run for run, state in states.items() if state in ACTIVE_STATES]
+            if clock() - asked_at >= _STATE_INTERVAL_S or any(_is_finished(home, run) for run in open_runs):
+                views = observe_and_follow_up(home, open_runs, ask=ask)[0].views
                 states.update({run: view.state for run, view in views.items()})
                 asked_at = clock()
             for run, first in pipes.runs.items():
-                newest = find_parts(home, run, first.pick, strict=False)
-                started = bool(newest[0].paths) and not (newest[0].outdated and states[run] in LIVE)
+                newest = find_rank_logs(home, run, first.pick, strict=False)
+                started = bool(newest[0].paths) and not (newest[0].outdated and states[run] in ACTIVE_STATES)
                 if started:
                     pipes.copy(newest)
-                if run in open_runs and told.get(run) != states[run] and not started and states[run] in LIVE:
+                if run in open_runs and told.get(run) != states[run] and not started and states[run] in ACTIVE_STATES:
                     sys.stderr.write(f"{run} is {states[run]}\n")
                     told[run] = states[run]
-            if not any(state in LIVE for state in states.values()):
+            if not any(state in ACTIVE_STATES for state in states.values()):
                 break
-            sleep(_LOOK_EVERY_S)
+            sleep(_READ_INTERVAL_S)
     except KeyboardInterrupt:
         go = "goes" if len(states) == 1 else "go"
-        sys.stderr.write(f"\nstopped following; {listed(states, 3)} {go} on\n")
+        sys.stderr.write(f"\nstopped following; {shorten_list(states, 3)} {go} on\n")
         return 130
     pipes.finish()
     ended = observe(home, list(states), ask=ask).views
     for run, state in states.items():
-        lines = ending(home, ended[run]) if state in BAD_STATES else [f"{run} is {state}"]
+        lines = failure_summary(home, ended[run]) if state in FAILED_STATES else [f"{run} is {state}"]
         sys.stderr.write("".join(f"{line}\n" for line in lines))
     return 0 if all(state == "done" for state in states.values()) else 4
 
 
-class _Pipes:
+class _LogFollower:
     """One pipe for each source. Ranks and replicas join when they begin to write; then they have labels."""
 
-    def __init__(self, sources: Sequence[Source], form: Form) -> None:
+    def __init__(self, sources: Sequence[LogSource], form: LogFormat) -> None:
         self.runs = {source.run: source for source in reversed(sources)}
         self._form = form
         # What the run wrote before it was submitted again is not followed, and must not appear beside what is.
         fresh = [one._replace(paths=[]) if one.outdated else one for one in sources]
         self._pipes = {self._key(one): self._pipe(one) for one in fresh}
 
-    def copy(self, sources: Iterable[Source]) -> None:
+    def copy(self, sources: Iterable[LogSource]) -> None:
         for source in sources:
             key = self._key(source)
             if key not in self._pipes:
@@ -90,21 +90,21 @@ class _Pipes:
         for pipe in self._pipes.values():
             pipe.finish()
 
-    def _key(self, source: Source) -> tuple[str, str]:
+    def _key(self, source: LogSource) -> tuple[str, str]:
         return source.run, source.label
 
-    def _pipe(self, source: Source) -> _Pipe:
-        return _Pipe(source, self._form, prefix_of(source, len(self.runs) > 1))
+    def _pipe(self, source: LogSource) -> _FollowedFile:
+        return _FollowedFile(source, self._form, prefix_of(source, len(self.runs) > 1))
 
 
-class _Pipe:
+class _FollowedFile:
     """Copies what one source writes to our output: as it comes, or in whole lines with a prefix if it has one."""
 
-    def __init__(self, source: Source, form: Form, prefix: bytes) -> None:
+    def __init__(self, source: LogSource, form: LogFormat, prefix: bytes) -> None:
         self.form, self._prefix = form, prefix
         self._offsets: dict[str, int] = dict.fromkeys(source.paths, -1)
-        self._bars = Collapser() if prefix and not form.raw else None
-        self._sieve = Sieve(form.colour) if form.tty else None
+        self._bars = CarriageReturnFilter() if prefix and not form.raw else None
+        self._sieve = ControlSequenceFilter(form.colour) if form.tty else None
 
     def copy(self, paths: Sequence[str]) -> None:
         """What came since the last time; also of the file before, which may have grown until these began."""
@@ -138,9 +138,9 @@ class _Pipe:
             return
         if self._sieve:
             data = self._sieve.feed(data)
-        sys.stdout.buffer.write(with_prefix(data, self._prefix) if self._prefix else data)
+        sys.stdout.buffer.write(prefix_lines(data, self._prefix) if self._prefix else data)
 
 
-def _has_ended(home: str, run: str) -> bool:
-    names = layout.parse_names(names_in(layout.run_dir(home, run)))
+def _is_finished(home: str, run: str) -> bool:
+    names = layout.parse_names(list_names(layout.run_dir(home, run)))
     return names.has_attempt(names.attempt, "end")

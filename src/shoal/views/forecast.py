@@ -5,9 +5,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 
-from shoal.model import LIVE
+from shoal.model import ACTIVE_STATES
 from shoal.observe import RunView
-from shoal.views.family import family_key
+from shoal.views.family import group_key
 
 
 def median(numbers: Sequence[float]) -> float:
@@ -28,7 +28,7 @@ def remaining_s(view: RunView, left_s: float | None, usual_s: float | None, now:
 
 def latest_end(views: Sequence[RunView]) -> float | None:
     """When the time limits end the last of the running runs; None if others wait, or one has no limit."""
-    if any(view.state in LIVE and view.state != "running" for view in views):
+    if any(view.state in ACTIVE_STATES and view.state != "running" for view in views):
         return None
     ends = [
         view.started + view.time_limit_s if view.started is not None and view.time_limit_s else None
@@ -49,24 +49,24 @@ def expected_end(views: Sequence[RunView], left: Mapping[str, float | None], now
     durations: dict[str, list[float]] = {}
     for view in views:
         if view.state == "done" and view.started is not None and view.ended is not None:
-            durations.setdefault(family_key(view.name), []).append(view.ended - view.started)
+            durations.setdefault(group_key(view.name), []).append(view.ended - view.started)
     usual = {key: median(found) for key, found in durations.items()}
     places = []
     for view in views:
         if view.state == "running":
-            left_s = remaining_s(view, left.get(view.name), usual.get(family_key(view.name)), now)
+            left_s = remaining_s(view, left.get(view.name), usual.get(group_key(view.name)), now)
             if left_s is None:
                 return None
             places.append(left_s)
-            if family_key(view.name) not in usual and view.started is not None:
-                durations.setdefault(family_key(view.name), []).append(now - view.started + left_s)
+            if group_key(view.name) not in usual and view.started is not None:
+                durations.setdefault(group_key(view.name), []).append(now - view.started + left_s)
     waiting = [view for view in views if view.state in ("pending", "queued", "unknown")]
     if not places or any(view.state == "stuck" for view in views):
         return None
     typical = {key: median(found) for key, found in durations.items()}
     heapq.heapify(places)
     for view in waiting:
-        lasts = typical.get(family_key(view.name))
+        lasts = typical.get(group_key(view.name))
         if lasts is None:
             return None
         heapq.heapreplace(places, places[0] + lasts)

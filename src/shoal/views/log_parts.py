@@ -7,24 +7,24 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from shoal.kernel import layout, names_in
+from shoal.kernel import layout, list_names
 from shoal.views.tail import has_bytes
 
-_NAME = re.compile(
+_LOG_FILE_NAME = re.compile(
     r"(?:replica-(?P<replica>\d+)(?:\.start-(?P<start>\d+))?\.try-(?P<attempt>\d+)\.?)?"
     r"(?:rank-(?P<rank>\d+)(?:\.restart-(?P<restart>\d+))?)?\.?out\Z"
 )
-Number = int | Literal["all"] | None
+RankNumber = int | Literal["all"] | None
 
 
-class Pick(NamedTuple):
+class RankSelection(NamedTuple):
     """What to show of several ranks or replicas: a number, all, or None: rank 0 of every replica there is."""
 
-    replica: Number = None
-    rank: Number = None
+    replica: RankNumber = None
+    rank: RankNumber = None
 
 
-class Part(NamedTuple):
+class RankLog(NamedTuple):
     """The output of one rank. `tries`: its files, oldest first; what was started again has several."""
 
     replica: int | None
@@ -39,24 +39,24 @@ class Part(NamedTuple):
         return " ".join(words)
 
 
-def parts(log_dir: str, attempt: int) -> list[Part]:
+def rank_logs(log_dir: str, attempt: int) -> list[RankLog]:
     """Every rank of an attempt, by replica and rank. Rank 0 without a replica is what the run itself printed."""
     folder = os.path.join(log_dir, f"attempt-{attempt}.launch")
     found: dict[tuple[int, int], list[tuple[int, int, int, str]]] = {}
-    for name in names_in(folder):
-        match = _NAME.match(name)
+    for name in list_names(folder):
+        match = _LOG_FILE_NAME.match(name)
         if match:
             start, again, restart = (int(match[key] or 1) for key in ("start", "attempt", "restart"))
             place = (int(match["replica"]) if match["replica"] else -1, int(match["rank"] or 0))
             found.setdefault(place, []).append((start, again, restart, os.path.join(folder, name)))
     found.setdefault((-1, 0), []).append((0, 0, 0, layout.log_file(log_dir, attempt)))
     return [
-        Part(None if replica < 0 else replica, rank, [path for *_, path in sorted(tries)])
+        RankLog(None if replica < 0 else replica, rank, [path for *_, path in sorted(tries)])
         for (replica, rank), tries in sorted(found.items())
     ]
 
 
-def first_telling(found: Sequence[Part]) -> int:
+def first_nonempty(found: Sequence[RankLog]) -> int:
     """The place of the one to show first: the run's own log, or where that is empty the first that printed something.
 
     Beside replicas the run itself may have nothing to say.
@@ -64,12 +64,12 @@ def first_telling(found: Sequence[Part]) -> int:
     return next((place for place, part in enumerate(found) if has_bytes(part.tries[-1])), 0)
 
 
-def has_label(part: Part, pick: Pick) -> bool:
+def needs_label(part: RankLog, pick: RankSelection) -> bool:
     """Whether its lines must say whose they are, because others are shown beside it."""
-    return "all" in pick or (pick == Pick() and part.replica is not None)
+    return "all" in pick or (pick == RankSelection() and part.replica is not None)
 
 
-def picked(found: Iterable[Part], pick: Pick) -> list[Part]:
+def select_ranks(found: Iterable[RankLog], pick: RankSelection) -> list[RankLog]:
     return [
         part
         for part in found

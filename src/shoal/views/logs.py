@@ -12,18 +12,18 @@ from collections.abc import Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 from shoal.errors import InputError
-from shoal.kernel import layout, names_in
-from shoal.observe import Reader, records
-from shoal.views.log_parts import Pick, has_label, parts, picked
-from shoal.views.render import plain, print_json
+from shoal.kernel import layout, list_names
+from shoal.observe import RunReader, records
+from shoal.views.log_parts import RankSelection, needs_label, rank_logs, select_ranks
+from shoal.views.render import print_json, safe_line
 from shoal.views.screen import Screen
-from shoal.views.tail import BLOCK, Collapser, seek_last_lines
-from shoal.views.terminal_text import Sieve
+from shoal.views.tail import BLOCK, CarriageReturnFilter, seek_last_lines
+from shoal.views.terminal_text import ControlSequenceFilter
 
-_MOST_JSON = 16 << 20
+_MAX_JSON_BYTES = 16 << 20
 
 
-class Source(NamedTuple):
+class LogSource(NamedTuple):
     """The files to show, and the attempt that wrote them (0: not started).
 
     `label` names a part of the run, such as "replica 1". `outdated`: the run was submitted again since, and that
@@ -35,10 +35,10 @@ class Source(NamedTuple):
     paths: list[str]
     outdated: bool = False
     label: str = ""
-    pick: Pick = Pick()
+    pick: RankSelection = RankSelection()
 
 
-class Form(NamedTuple):
+class LogFormat(NamedTuple):
     """How to print: `raw` bytes as they are, whether a terminal reads them, and whether it wants the log's colours."""
 
     lines: int = 200
@@ -47,23 +47,23 @@ class Form(NamedTuple):
     colour: bool = True
 
 
-def form_for(screen: Screen, *, lines: int, raw: bool = False) -> Form:
-    return Form(lines, raw, screen.tty and not raw, screen.colour)
+def format_for(screen: Screen, *, lines: int, raw: bool = False) -> LogFormat:
+    return LogFormat(lines, raw, screen.tty and not raw, screen.colour)
 
 
-def find(
+def find_logs(
     home: str,
     run: str,
     *,
     attempt: int | None = None,
     slurm: bool = False,
     every: bool = False,
-) -> Source:
+) -> LogSource:
     """The log files of a run; InputError when that attempt never was. `every` takes all attempts, oldest first."""
-    names = layout.parse_names(names_in(layout.run_dir(home, run)))
+    names = layout.parse_names(list_names(layout.run_dir(home, run)))
     number = names.attempt if attempt is None else attempt
     if slurm:
-        return Source(run, number, slurm_files(home, run))
+        return LogSource(run, number, slurm_files(home, run))
     if attempt is not None and not names.has_attempt(attempt, "start"):
         known = ", ".join(map(str, names.attempts.get("start", []))) or "none"
         raise InputError(f"{run} has no attempt {attempt}; it has {known}", hint=f"shoal logs {run}")
@@ -74,40 +74,40 @@ def find(
         if start is not None:
             paths.append(layout.log_file(start.log_dir, one))
     outdated = start is not None and start.generation < names.generation
-    return Source(run, number if paths else 0, paths, outdated)
+    return LogSource(run, number if paths else 0, paths, outdated)
 
 
-def find_parts(
+def find_rank_logs(
     home: str,
     run: str,
-    pick: Pick,
+    pick: RankSelection,
     *,
     attempt: int | None = None,
     every: bool = False,
     strict: bool = True,
-) -> list[Source]:
+) -> list[LogSource]:
     """The picked ranks and replicas of a run, a source for each. Nothing picked: rank 0, and that of every replica.
 
     Without `strict` those that are not there may still come; else that is an InputError. `every` takes all tries.
     """
-    whole = find(home, run, attempt=attempt)._replace(pick=pick)
+    whole = find_logs(home, run, attempt=attempt)._replace(pick=pick)
     if not whole.paths:
         return [whole]
-    found = parts(os.path.dirname(whole.paths[0]), whole.attempt)
-    wanted = picked(found, pick)
+    found = rank_logs(os.path.dirname(whole.paths[0]), whole.attempt)
+    wanted = select_ranks(found, pick)
     if not wanted and strict:
         there = ", ".join(part.label for part in found)
         hint = f"shoal logs {run} --rank all"
         raise InputError(f"attempt {whole.attempt} of {run} has no such part; it has {there}", hint=hint)
     return [
         whole._replace(
-            paths=part.tries if every else part.tries[-1:], label=part.label if has_label(part, pick) else ""
+            paths=part.tries if every else part.tries[-1:], label=part.label if needs_label(part, pick) else ""
         )
         for part in wanted
     ] or [whole._replace(paths=[])]
 
 
-def show(sources: Sequence[Source], form: Form, out: BinaryIO | None = None) -> int:
+def show_logs(sources: Sequence[LogSource], form: LogFormat, out: BinaryIO | None = None) -> int:
     """Print the last lines. A run that has not started is told so on standard error, and is no error."""
     out = out or sys.stdout.buffer
     several = len({source.run for source in sources}) > 1
@@ -117,7 +117,7 @@ def show(sources: Sequence[Source], form: Form, out: BinaryIO | None = None) -> 
             sys.stderr.write(f"{source.run} has not started yet; shoal logs {source.run} -f waits for it\n")
         for path in source.paths:
             if headed and not source.label:
-                out.write(f"==> {plain(os.path.basename(path))} <==\n".encode())
+                out.write(f"==> {safe_line(os.path.basename(path))} <==\n".encode())
             try:
                 _copy_tail(path, form, prefix_of(source, several), out)
             except FileNotFoundError:
@@ -126,30 +126,30 @@ def show(sources: Sequence[Source], form: Form, out: BinaryIO | None = None) -> 
     return 0
 
 
-def show_json(sources: Sequence[Source], lines: int) -> int:
+def show_logs_json(sources: Sequence[LogSource], lines: int) -> int:
     by_run: dict[str, dict[str, Any]] = {}
     for source in sources:
         one = by_run.setdefault(source.run, {"run": source.run, "attempt": source.attempt, "logs": []})
-        one["logs"] += _texts(source, lines)
+        one["logs"] += _log_texts(source, lines)
     found = list(by_run.values())
     print_json({**found[0], "runs": found} if len(found) == 1 else {"runs": found})
     return 0
 
 
-def _texts(source: Source, lines: int) -> list[dict[str, Any]]:
+def _log_texts(source: LogSource, lines: int) -> list[dict[str, Any]]:
     parts = []
     for path in source.paths:
         try:
             with open(path, "rb") as file:  # noqa: PTH123
-                start = seek_last_lines(file, lines, _MOST_JSON)
-                text = file.read(_MOST_JSON).decode("utf-8", "replace")
+                start = seek_last_lines(file, lines, _MAX_JSON_BYTES)
+                text = file.read(_MAX_JSON_BYTES).decode("utf-8", "replace")
         except FileNotFoundError:
             start, text = 0, ""
         parts.append({"path": path, "offset": start, "text": text})
     return parts
 
 
-def page(paths: Sequence[str]) -> int:
+def open_pager(paths: Sequence[str]) -> int:
     """Hand the files to the person's pager, at their end; it reads only what it shows."""
     import shlex
     import subprocess
@@ -162,37 +162,37 @@ def page(paths: Sequence[str]) -> int:
         raise InputError(f"cannot start the pager {words[0]}: {error.strerror}", hint="export PAGER=less") from None
 
 
-def _copy_tail(path: str, form: Form, prefix: bytes, out: BinaryIO) -> None:
-    bars = None if form.raw else Collapser()
-    sieve = Sieve(form.colour) if form.tty else None
+def _copy_tail(path: str, form: LogFormat, prefix: bytes, out: BinaryIO) -> None:
+    bars = None if form.raw else CarriageReturnFilter()
+    sieve = ControlSequenceFilter(form.colour) if form.tty else None
     with open(path, "rb") as file:  # noqa: PTH123
         seek_last_lines(file, form.lines)
         last = b"\n"
         while block := file.read(BLOCK):
             data = bars.feed(block) if bars else block
-            last = _print(data, prefix, sieve, out) or last
+            last = _print_block(data, prefix, sieve, out) or last
         if bars and (rest := bars.flush()):
-            last = _print(rest, prefix, sieve, out) or last
+            last = _print_block(rest, prefix, sieve, out) or last
         if sieve:
             out.write(sieve.flush())
         if (form.tty or prefix) and not last.endswith(b"\n"):
             out.write(b"\n")
 
 
-def _print(data: bytes, prefix: bytes, sieve: Sieve | None, out: BinaryIO) -> bytes:
+def _print_block(data: bytes, prefix: bytes, sieve: ControlSequenceFilter | None, out: BinaryIO) -> bytes:
     if sieve:
         data = sieve.feed(data)
-    out.write(with_prefix(data, prefix) if prefix else data)
+    out.write(prefix_lines(data, prefix) if prefix else data)
     return data[-1:]
 
 
-def prefix_of(source: Source, several: bool) -> bytes:
+def prefix_of(source: LogSource, several: bool) -> bytes:
     """The run where there are several, the rank or replica where its others are shown too; else nothing."""
     words = " ".join(word for word in (source.run if several else "", source.label) if word)
     return f"{words} | ".encode() if words else b""
 
 
-def with_prefix(data: bytes, prefix: bytes) -> bytes:
+def prefix_lines(data: bytes, prefix: bytes) -> bytes:
     lines = data.split(b"\n")
     tail = lines.pop()
     return b"".join(prefix + line + b"\n" for line in lines) + (prefix + tail if tail else b"")
@@ -200,10 +200,10 @@ def with_prefix(data: bytes, prefix: bytes) -> bytes:
 
 def slurm_files(home: str, run: str) -> list[str]:
     """What Slurm and the cluster's set-up lines printed about the newest submission of a run."""
-    claim = Reader(home).newest_claim(run)
+    claim = RunReader(home).newest_claim(run)
     if claim is None:
         return []
     folder = layout.submission_dir(home, claim.token)
     tail = f"_{claim.index}.out"
-    names = sorted(name for name in names_in(folder) if name.startswith("slurm-"))
+    names = sorted(name for name in list_names(folder) if name.startswith("slurm-"))
     return [os.path.join(folder, name) for name in names if "_" not in name or name.endswith(tail)]

@@ -12,23 +12,25 @@ from pathlib import Path
 from typing import Any
 
 from shoal.kernel import replace
-from shoal.model import AS_MEANT
+from shoal.model import SUCCESSFUL_STATES
 from shoal.observe import observe
-from shoal.plan import Job, lower_bound
-from shoal.submit import Packed, Result
+from shoal.plan import PackJob, min_makespan_s
+from shoal.submit import PackResult, SubmitResult
 from shoal.units import plural
-from shoal.views.faults import look, words_of
-from shoal.views.png import as_png
-from shoal.views.render import BAD_STATES, print_json, print_table, state_word
-from shoal.views.screen import screen_of
+from shoal.views.faults import error_sentence, find_error
+from shoal.views.png import timeline_png
+from shoal.views.render import FAILED_STATES, print_json, print_table, state_word
+from shoal.views.screen import detect_screen
 from shoal.views.timeline import Timeline, read_timeline
-from shoal.views.timeline_drawing import as_svg, as_text
+from shoal.views.timeline_drawing import timeline_svg, timeline_text
 
 #: More rows than this on a terminal help nobody; then only what did not end well is listed.
-_MOST_ROWS = 40
+_MAX_ROWS = 40
 
 
-def show(packed: Packed, *, as_json: bool, quiet: bool, csv: Path | None, svg: Path | None, png: Path | None) -> None:
+def show_pack(
+    packed: PackResult, *, as_json: bool, quiet: bool, csv: Path | None, svg: Path | None, png: Path | None
+) -> None:
     """Print what became of a pack, or what would; write the files that were asked for."""
     if packed.dry_run:
         _show_plan(packed, as_json=as_json, quiet=quiet)
@@ -37,13 +39,13 @@ def show(packed: Packed, *, as_json: bool, quiet: bool, csv: Path | None, svg: P
     ran = timeline.since(packed.began)
     ran = ran if ran.bars else timeline
     if csv is not None:
-        replace(str(csv), as_csv(packed, timeline).encode())
+        replace(str(csv), pack_csv(packed, timeline).encode())
     if svg is not None:
-        replace(str(svg), as_svg(ran, packed.names[0].partition("/")[0]).encode())
+        replace(str(svg), timeline_svg(ran, packed.names[0].partition("/")[0]).encode())
     if png is not None:
-        replace(str(png), as_png(ran, packed.names[0].partition("/")[0]))
+        replace(str(png), timeline_png(ran, packed.names[0].partition("/")[0]))
     if as_json:
-        print_json({"runs": [_record(result, timeline) for result in packed.results], **ran.record()})
+        print_json({"runs": [_run_record(result, timeline) for result in packed.results], **ran.record()})
     elif quiet:
         sys.stdout.write("".join(f"{result.name}\n" for result in packed.results))
     elif packed.local:
@@ -52,19 +54,19 @@ def show(packed: Packed, *, as_json: bool, quiet: bool, csv: Path | None, svg: P
         _show_submitted(packed)
 
 
-def as_csv(packed: Packed, timeline: Timeline) -> str:
+def pack_csv(packed: PackResult, timeline: Timeline) -> str:
     """One row for each run: name, state, exit code, attempts, when and where it ran."""
     text = io.StringIO()
     writer = csv_format.writer(text)
     writer.writerow(["name", "state", "exit_code", "attempt", "start", "end", "duration_s", "lane", "output_dir"])
     for result in packed.results:
-        one = _record(result, timeline)
+        one = _run_record(result, timeline)
         row = [one["name"], one["state"], one["exit_code"], one["attempt"], one["start"], one["end"]]
         writer.writerow([*row, one["duration_s"], one["lane"], one["output_dir"]])
     return text.getvalue()
 
 
-def _record(result: Result, timeline: Timeline) -> dict[str, Any]:
+def _run_record(result: SubmitResult, timeline: Timeline) -> dict[str, Any]:
     bar = next((bar for bar in reversed(timeline.bars) if bar.run == result.name), None)
     return {
         **result._asdict(),
@@ -76,19 +78,19 @@ def _record(result: Result, timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def _show_runs(packed: Packed, timeline: Timeline, ran: Timeline) -> None:
-    screen = screen_of()
+def _show_runs(packed: PackResult, timeline: Timeline, ran: Timeline) -> None:
+    screen = detect_screen()
     results = packed.results
     counts = Counter(result.state for result in results)
-    shown = results if len(results) <= _MOST_ROWS or not screen.tty else [r for r in results if r.state != "done"]
-    shown = shown[: _MOST_ROWS if screen.tty else None]
-    failed = [result.name for result in shown if result.did == "ran" and result.state in BAD_STATES]
+    shown = results if len(results) <= _MAX_ROWS or not screen.tty else [r for r in results if r.state != "done"]
+    shown = shown[: _MAX_ROWS if screen.tty else None]
+    failed = [result.name for result in shown if result.did == "ran" and result.state in FAILED_STATES]
     views = observe(packed.home, failed).views if failed else {}
     rows = []
     for result in shown:
         view = views.get(result.name)
-        why = result.reason if view is None else words_of(view, look(packed.home, view))
-        one = _record(result, timeline)
+        why = result.reason if view is None else error_sentence(view, find_error(packed.home, view))
+        one = _run_record(result, timeline)
         length = "" if one["duration_s"] is None else f"{one['duration_s']:.1f} s"
         where = (one["lane"] or "").rpartition(":")[2]
         rows.append([result.name, state_word(result.state), length, where, why])
@@ -100,22 +102,22 @@ def _show_runs(packed: Packed, timeline: Timeline, ran: Timeline) -> None:
         sys.stdout.write(f"{left}; shoal status {experiment} --all --tasks lists them\n")
     if ran.bars:
         if screen.tty:
-            sys.stdout.write("\n" + "".join(f"{line}\n" for line in as_text(ran, screen.width)))
-        sys.stdout.write(summary(ran) + "\n")
+            sys.stdout.write("\n" + "".join(f"{line}\n" for line in timeline_text(ran, screen.width)))
+        sys.stdout.write(pack_summary(ran) + "\n")
     words = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     sys.stdout.write(f"{plural(len(results), 'run')}: {words}\n")
-    if set(counts) - AS_MEANT:
+    if set(counts) - SUCCESSFUL_STATES:
         sys.stdout.write("the same command again continues with what is not done\n")
     if "stopped" in counts:
         experiment = packed.names[0].partition("/")[0]
         sys.stdout.write(f"what the search stopped goes on with: shoal retry {experiment} --state stopped\n")
 
 
-def summary(timeline: Timeline) -> str:
+def pack_summary(timeline: Timeline) -> str:
     """Makespan against what no schedule can beat, and idle time, both measured."""
     lanes = len(timeline.lanes)
-    lengths = [Job(at, expect_s=bar.end - bar.start) for at, bar in enumerate(timeline.bars)]
-    bound = lower_bound(lengths, slots=lanes) if all(bar.share >= 1 for bar in timeline.bars) else None
+    lengths = [PackJob(at, expect_s=bar.end - bar.start) for at, bar in enumerate(timeline.bars)]
+    bound = min_makespan_s(lengths, slots=lanes) if all(bar.share >= 1 for bar in timeline.bars) else None
     ratio = f" ({timeline.makespan_s / bound:.2f} of the least possible)" if bound else ""
     idle = timeline.idle_s / max(1e-9, lanes * timeline.makespan_s)
     return (
@@ -124,7 +126,7 @@ def summary(timeline: Timeline) -> str:
     )
 
 
-def _show_submitted(packed: Packed) -> None:
+def _show_submitted(packed: PackResult) -> None:
     jobs = list(dict.fromkeys(result.job_id for result in packed.results if result.job_id))
     did = Counter(result.did for result in packed.results)
     told = ", ".join(f"{count} {word}" for word, count in did.items())
@@ -132,7 +134,7 @@ def _show_submitted(packed: Packed) -> None:
     sys.stdout.write(f"next: shoal status {packed.names[0].partition('/')[0]}\n")
 
 
-def _show_plan(packed: Packed, *, as_json: bool, quiet: bool) -> None:
+def _show_plan(packed: PackResult, *, as_json: bool, quiet: bool) -> None:
     planned = packed.planned
     pack = planned.pack if planned is not None else None
     jobs = pack.jobs if pack is not None else ()

@@ -7,18 +7,18 @@ from typing import Any
 
 import msgspec
 
-from shoal.describe import Asked, Cluster, Project, with_step
+from shoal.describe import Cluster, Project, RequestedRun, with_training_step
 from shoal.model import Request, RunSpec
 from shoal.observe import RunView
-from shoal.plan import PlannedSubmission, gpu_hours, makespan_s, script_text
-from shoal.submit import Order
-from shoal.units import format_duration, hours_words, plural
+from shoal.plan import PlannedSubmission, max_gpu_hours, max_makespan_s, submission_script
+from shoal.submit import SubmissionPlan
+from shoal.units import format_duration, format_hours, plural
 from shoal.views.render import print_json, print_table
 
 
-def show(
-    order: Order,
-    asked: Sequence[Asked],
+def show_plan(
+    order: SubmissionPlan,
+    asked: Sequence[RequestedRun],
     project: Project,
     cluster: Cluster,
     *,
@@ -29,7 +29,7 @@ def show(
 ) -> None:
     if as_json:
         removed = [{"name": view.name, "state": view.state} for view in gone]
-        print_json({**document(order, asked, project, cluster), "removed": removed})
+        print_json({**plan_document(order, asked, project, cluster), "removed": removed})
         return
     starting = [run.spec.name for planned in order.submissions for run in planned.runs]
     if quiet:
@@ -38,12 +38,14 @@ def show(
     where = "this machine" if cluster.is_local else f"cluster {cluster.name}"
     jobs = plural(len(order.submissions), "job")
     print(f"{plural(len(asked), 'run')} asked for; {len(starting):,} to submit as {jobs} on {where}")
-    resumed = {one.name: f"resume from {with_step(one.checkpoint)}" for one in order.continuations if one.resumes}
+    resumed = {
+        one.name: f"resume from {with_training_step(one.checkpoint)}" for one in order.continuations if one.resumes
+    }
     rows = [
         (
             run.spec.name,
             planned.shape,
-            _words(planned.request),
+            _request_text(planned.request),
             planned.resolved.get("partition") or "-",
             resumed.get(run.spec.name, "submit"),
         )
@@ -53,17 +55,17 @@ def show(
     rows += [(left.name, "-", "-", "-", left.reason) for left in order.left_alone]
     rows += [(view.name, "-", "-", "-", f"{view.state}, no longer described; --prune cancels it") for view in gone]
     print_table(("RUN", "SHAPE", "REQUEST", "PARTITION", "WHAT"), rows, widest=4)
-    if cost := cost_words(order.submissions, here=cluster.is_local):
+    if cost := cost_sentence(order.submissions, here=cluster.is_local):
         print(cost)
     for note in order.notes:
         print(f"note: {note}")
     for planned in order.submissions if scripts else ():
-        print(f"\n{_script(planned, project)}", end="")
+        print(f"\n{_script_text(planned, project)}", end="")
 
 
-def document(
-    order: Order,
-    asked: Sequence[Asked],
+def plan_document(
+    order: SubmissionPlan,
+    asked: Sequence[RequestedRun],
     project: Project,
     cluster: Cluster,
 ) -> dict[str, Any]:
@@ -74,7 +76,7 @@ def document(
         "cluster": cluster.name,
         "runs": [
             {
-                **_run(one.run.spec, requests.get(one.run.spec.name)),
+                **_run_document(one.run.spec, requests.get(one.run.spec.name)),
                 "left_alone": left.get(one.run.spec.name),
                 "resume_from": resumed.get(one.run.spec.name),
             }
@@ -85,27 +87,27 @@ def document(
                 "shape": planned.shape,
                 "runs": [run.spec.name for run in planned.runs],
                 "options": planned.resolved.argv(),
-                "request": _request(planned.request),
-                "gpu_hours": gpu_hours(planned),
-                "script": _script(planned, project),
+                "request": _request_document(planned.request),
+                "gpu_hours": max_gpu_hours(planned),
+                "script": _script_text(planned, project),
             }
             for planned in order.submissions
         ],
-        "makespan_s": makespan_s(order.submissions, one_by_one=cluster.is_local),
+        "makespan_s": max_makespan_s(order.submissions, one_by_one=cluster.is_local),
         "notes": order.notes,
     }
 
 
-def cost_words(submissions: Sequence[PlannedSubmission], *, here: bool) -> str:
+def cost_sentence(submissions: Sequence[PlannedSubmission], *, here: bool) -> str:
     """What they cost at most, as far as time limits tell; "" if they tell nothing."""
-    hours = sum(map(gpu_hours, submissions))
-    span = makespan_s(submissions, one_by_one=here)
-    words = [f"{hours_words(hours)} GPU-hours"] if hours else []
+    hours = sum(map(max_gpu_hours, submissions))
+    span = max_makespan_s(submissions, one_by_one=here)
+    words = [f"{format_hours(hours)} GPU-hours"] if hours else []
     words += [f"{format_duration(span)} from the first start to the last end"] if span else []
     return f"at most {' and '.join(words)}" if words else ""
 
 
-def _run(spec: RunSpec, request: Request | None) -> dict[str, Any]:
+def _run_document(spec: RunSpec, request: Request | None) -> dict[str, Any]:
     return {
         "name": spec.name,
         "experiment": spec.experiment,
@@ -113,7 +115,7 @@ def _run(spec: RunSpec, request: Request | None) -> dict[str, Any]:
         "step_kind": spec.step_kind,
         "seed": spec.seed,
         "params": spec.params,
-        "request": _request(request or spec.request),
+        "request": _request_document(request or spec.request),
         "command": spec.command,
         "args": spec.args,
         "env": spec.env,
@@ -125,12 +127,12 @@ def _run(spec: RunSpec, request: Request | None) -> dict[str, Any]:
     }
 
 
-def _request(request: Request) -> dict[str, Any]:
+def _request_document(request: Request) -> dict[str, Any]:
     values = msgspec.structs.asdict(request)
     return {**values, "memory_mb": request.memory_mb, "time_limit_s": request.time_limit_s}
 
 
-def _words(request: Request) -> str:
+def _request_text(request: Request) -> str:
     parts = [plural(request.nodes or 1, "node")]
     if request.gpus:
         parts.append(f"{request.gpus} {request.gpu_type}" if request.gpu_type else plural(request.gpus, "GPU"))
@@ -139,6 +141,6 @@ def _words(request: Request) -> str:
     return " ".join(parts)
 
 
-def _script(planned: PlannedSubmission, project: Project) -> str:
+def _script_text(planned: PlannedSubmission, project: Project) -> str:
     folder = str(project.home / "submissions" / "TOKEN")
-    return script_text(planned, folder, str(project.home / "agent" / "agent.pyz"), str(project.root), "TOKEN")
+    return submission_script(planned, folder, str(project.home / "agent" / "agent.pyz"), str(project.root), "TOKEN")

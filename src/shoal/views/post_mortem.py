@@ -6,19 +6,19 @@ import re
 import shlex
 from typing import NamedTuple
 
-from shoal.kernel import KIND_OF_STATE, WORDS, checkpoints
+from shoal.kernel import KIND_OF_STATE, KIND_TEXTS, checkpoints
 from shoal.model import RunSpec
-from shoal.observe import Asked, RunView
-from shoal.units import format_memory, format_slurm_time, memory_words
+from shoal.observe import RequestedResources, RunView
+from shoal.units import format_memory, format_memory_short, format_slurm_time
 from shoal.views import collectives, usage
-from shoal.views.explanation import Explanation, lasted, start_again
-from shoal.views.faults import Fault, look
+from shoal.views.explanation import Explanation, elapsed_text, resubmit_command
+from shoal.views.faults import LogError, find_error
 from shoal.views.render import state_word
 
 #: A path in an error message, quoted or not.
 _PATH = re.compile(r"['\"]((?:~|/)[^'\"]+)['\"]|(?<![\w/])((?:~|/)[\w./+~-]+)")
 #: A part of the path, or of the traceback's files, that tells whose cache is full -> the variable that moves it.
-_CACHES = {
+_CACHE_VARIABLES = {
     "huggingface": "HF_HOME",
     "torch/hub": "TORCH_HOME",
     "torch_extensions": "TORCH_EXTENSIONS_DIR",
@@ -29,24 +29,24 @@ _CACHES = {
 }
 
 
-class Failure(NamedTuple):
+class FailedRun(NamedTuple):
     """A run that failed, and what is known about it. `kind` is Slurm's or the kernel's word before the log's."""
 
     home: str
     view: RunView
     kind: str | None
-    fault: Fault
+    fault: LogError
     spec: RunSpec | None
-    asked: Asked | None
+    asked: RequestedResources | None
     peak_memory_mb: float | None
-    stall: collectives.Stall | None
+    stall: collectives.CollectiveStall | None
 
     @property
     def checkpoint(self) -> str | None:
         """The newest one that it left."""
         if self.spec is None or not self.spec.checkpoint or not self.view.output_dir:
             return None
-        return checkpoints.newest(self.view.output_dir, self.spec.checkpoint)
+        return checkpoints.newest_checkpoint(self.view.output_dir, self.spec.checkpoint)
 
     @property
     def damaged(self) -> str | None:
@@ -55,7 +55,7 @@ class Failure(NamedTuple):
 
     @property
     def again(self) -> str:
-        return self.resume() if self.checkpoint else start_again(self.home, self.view.name)
+        return self.resume() if self.checkpoint else resubmit_command(self.home, self.view.name)
 
     def resume(self, flags: str = "") -> str:
         """The command that continues it; where its program is not known to do that, a person has to say so."""
@@ -65,19 +65,19 @@ class Failure(NamedTuple):
         return f"shoal resume {self.view.name}{said}{flags}{told}"
 
 
-def post_mortem(home: str, view: RunView, spec: RunSpec | None, asked: Asked | None) -> Explanation:
+def explain_failure(home: str, view: RunView, spec: RunSpec | None, asked: RequestedResources | None) -> Explanation:
     """What a run that did not end well died of: the verdict, the end record and the end of its log together."""
-    fault = look(home, view)
-    kind = _kind(view, fault)
-    sample = usage.read(home, view.name, view.attempt) if view.attempt else None
+    fault = find_error(home, view)
+    kind = _failure_kind(view, fault)
+    sample = usage.read_usage(home, view.name, view.attempt) if view.attempt else None
     stall = collectives.read_stall(view) if kind is not None and kind.startswith("nccl") else None
-    failure = Failure(home, view, kind, fault, spec, asked, sample.peak_memory_mb if sample else None, stall)
+    failure = FailedRun(home, view, kind, fault, spec, asked, sample.peak_memory_mb if sample else None, stall)
     return Explanation(
         run=view.name,
         state=view.state,
-        headline=_headline(failure),
-        evidence=_evidence(failure),
-        next=_remedies(failure),
+        headline=_failure_headline(failure),
+        evidence=_failure_evidence(failure),
+        next=_failure_remedies(failure),
         kind=kind,
         slurm_reason=view.slurm_state,
         log_lines=fault.window[-16:],
@@ -85,48 +85,50 @@ def post_mortem(home: str, view: RunView, spec: RunSpec | None, asked: Asked | N
     )
 
 
-def _kind(view: RunView, fault: Fault) -> str | None:
+def _failure_kind(view: RunView, fault: LogError) -> str | None:
     """Slurm's and the kernel's word comes before the log's: a run that was killed for memory may print anything."""
     if view.state in KIND_OF_STATE:
         return KIND_OF_STATE[view.state]
     return fault.cause.kind if fault.cause is not None and view.state in ("failed", "lost") else None
 
 
-def _headline(failure: Failure) -> str:
+def _failure_headline(failure: FailedRun) -> str:
     kind, cause = failure.kind, failure.fault.cause
-    if kind is None or kind not in WORDS:
+    if kind is None or kind not in KIND_TEXTS:
         return failure.fault.line if failure.view.state == "failed" else failure.view.cause or failure.view.state
     if cause is None or kind != cause.kind:
-        return WORDS[kind]
-    return cause.line if WORDS[kind].lower() in cause.line.lower() else f"{WORDS[kind]}: {cause.line}"
+        return KIND_TEXTS[kind]
+    return cause.line if KIND_TEXTS[kind].lower() in cause.line.lower() else f"{KIND_TEXTS[kind]}: {cause.line}"
 
 
-def _evidence(failure: Failure) -> list[str]:
+def _failure_evidence(failure: FailedRun) -> list[str]:
     view, asked, peak_mb = failure.view, failure.asked, failure.peak_memory_mb
     found = [f"{state_word(view.state)}: {view.cause}"] if view.cause else []
-    found += [lasted(view)] if view.started else []
+    found += [elapsed_text(view)] if view.started else []
     if view.node:
         found.append(f"on {view.node}" + (f", job {view.job_id}" if view.job_id else ""))
     if peak_mb and asked is not None and asked.memory_mb:
-        found.append(f"it used up to {memory_words(peak_mb)} of {memory_words(asked.memory_mb)} of memory")
+        found.append(
+            f"it used up to {format_memory_short(peak_mb)} of {format_memory_short(asked.memory_mb)} of memory"
+        )
     found += collectives.explain_stall(failure.stall) if failure.stall is not None else []
     found += [f"it was reading {failure.damaged}"] if failure.damaged else []
     return found
 
 
-def _remedies(failure: Failure) -> list[str]:
+def _failure_remedies(failure: FailedRun) -> list[str]:
     """Commands that work when pasted; a comment behind # says what to change first where no command can."""
     view, kind, again = failure.view, failure.kind, failure.again
-    fresh = start_again(failure.home, view.name)
+    fresh = resubmit_command(failure.home, view.name)
     if kind == "host_oom":
-        return [_more_memory(failure)]
+        return [_more_memory_remedy(failure)]
     if kind == "time_limit":
         more = f"--time={format_slurm_time(view.time_limit_s * 2)}" if view.time_limit_s else "--time=LONGER"
         if failure.checkpoint:
             return [failure.resume(f" -- {more}")]
         return [f"{fresh}   # with {more}; nothing to resume from was saved"]
     if kind == "nccl_timeout":
-        return collectives.remedies(view, failure.stall, again)
+        return collectives.stall_remedies(view, failure.stall, again)
     if kind == "gpu_error" and view.node:
         return [f"shoal retry {view.name} --exclude-nodes"]
     if kind in ("preempted", "node", "nccl", "gpu_error", "port"):
@@ -142,9 +144,9 @@ def _remedies(failure: Failure) -> list[str]:
             f"{fresh}   # with gc.collect() and torch.distributed.destroy_process_group() at its end, outside of main()"
         ]
     if kind == "disk":
-        return _more_room(failure)
+        return _disk_full_remedies(failure)
     if kind == "checkpoint":
-        return _older_checkpoint(failure)
+        return _older_checkpoint_remedies(failure)
     if view.state == "stopped":
         return [
             f"shoal results {view.experiment}",
@@ -158,7 +160,7 @@ def _remedies(failure: Failure) -> list[str]:
     return [f"shoal logs {view.name}{where}", f"{again}   # once it is fixed"]
 
 
-def _more_memory(failure: Failure) -> str:
+def _more_memory_remedy(failure: FailedRun) -> str:
     """Twice what it had, where that is known; else twice what it was seen to use."""
     view, asked = failure.view, failure.asked
     if view.job_id is None:
@@ -167,16 +169,16 @@ def _more_memory(failure: Failure) -> str:
         return f"shoal retry {view.name} --mem x2"
     used_mb = failure.peak_memory_mb or 0.0
     more = format_memory(max(1024, 1024 * round(2 * used_mb / 1024)))
-    return f"shoal retry {view.name} --mem {more}   # it set no --mem; it used up to {memory_words(used_mb)}"
+    return f"shoal retry {view.name} --mem {more}   # it set no --mem; it used up to {format_memory_short(used_mb)}"
 
 
-def _more_room(failure: Failure) -> list[str]:
+def _disk_full_remedies(failure: FailedRun) -> list[str]:
     """Which file system is full, and if a cache filled it, how to move that."""
     line = failure.fault.line
     match = _PATH.search(line)
     path = (match[1] or match[2]) if match else None
     shown = " ".join([line, *failure.fault.window])
-    cache = next((variable for part, variable in _CACHES.items() if part in shown), None)
+    cache = next((variable for part, variable in _CACHE_VARIABLES.items() if part in shown), None)
     if cache is None and path is not None and "/.cache/" in path:
         cache = "XDG_CACHE_HOME"
     if cache is not None:
@@ -189,12 +191,12 @@ def _more_room(failure: Failure) -> list[str]:
     return [f"df -h {place}   # free some space, then: {failure.again}"]
 
 
-def _older_checkpoint(failure: Failure) -> list[str]:
+def _older_checkpoint_remedies(failure: FailedRun) -> list[str]:
     """Put the damaged checkpoint aside under a name that is passed over, and continue from the one before it."""
     view, spec, damaged = failure.view, failure.spec, failure.damaged
     if damaged is None or spec is None or not spec.checkpoint or not view.output_dir:
         return [f"shoal logs {view.name}", f"{failure.again}   # once it is fixed"]
-    before = checkpoints.before(view.output_dir, spec.checkpoint, damaged)
+    before = checkpoints.previous_checkpoint(view.output_dir, spec.checkpoint, damaged)
     quoted = shlex.quote(damaged)
     if before is None:
         return [f"shoal retry {view.name} --fresh   # no checkpoint before {damaged} is left"]

@@ -13,15 +13,15 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TextIO
 
-from shoal.views.render import bar
-from shoal.views.screen import screen_of
+from shoal.views.render import text_bar
+from shoal.views.screen import detect_screen
 
-_DRAW_EVERY_S = 0.2
-_SAY_EVERY_S = 30.0
+_DRAW_INTERVAL_S = 0.2
+_PRINT_INTERVAL_S = 30.0
 
 
-class Bar:
-    """`bar(done, total)` as often as one likes; `total` None or 0 where it is not known. `words` spells a number."""
+class ProgressLine:
+    """Call it as `bar(done, total)`; `total` is None or 0 where it is not known. `words` spells a number."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Bar:
     ) -> None:
         self._what, self._words, self._clock = what, words, clock
         self._stream = sys.stderr if stream is None else stream
-        self._screen = screen_of(self._stream, environ)
+        self._screen = detect_screen(self._stream, environ)
         dumb = environ.get("TERM", "dumb") == "dumb"
         self._off = off or not self._screen.tty or bool(environ.get("SHOAL_NO_PROGRESS"))
         self._plain = self._screen.accessible or dumb
@@ -44,7 +44,7 @@ class Bar:
 
     def __call__(self, done: float, total: float | None = None) -> None:
         now = self._clock()
-        if self._off or now - self._drawn_at < (_SAY_EVERY_S if self._plain else _DRAW_EVERY_S):
+        if self._off or now - self._drawn_at < (_PRINT_INTERVAL_S if self._plain else _DRAW_INTERVAL_S):
             return
         self._drawn_at = now
         line = self._line(done, total, now - self._began)
@@ -60,7 +60,7 @@ class Bar:
         if not total:
             return f"{self._what}  {self._words(done)}{speed}"
         part = min(1.0, done / total)
-        return f"{self._what} {part:4.0%} {bar(part)}  {self._words(done)} of {self._words(total)}{speed}"
+        return f"{self._what} {part:4.0%} {text_bar(part)}  {self._words(done)} of {self._words(total)}{speed}"
 
     def clear(self) -> None:
         """Before something else is printed, and at the end."""
@@ -69,7 +69,7 @@ class Bar:
             self._stream.flush()
             self._is_drawn = False
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> ProgressLine:
         return self
 
     def __exit__(

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 
-def agreed(question: str, environ: Mapping[str, str] = os.environ) -> bool:
+def confirm(question: str, environ: Mapping[str, str] = os.environ) -> bool:
     """Only a clear yes is one; Ctrl-D is no. Numbers to choose from where the screen is read aloud (ACCESSIBLE=1) or
     the terminal can do nothing but print (TERM=dumb)."""
     numbered = bool(environ.get("ACCESSIBLE")) or environ.get("TERM") == "dumb"
@@ -19,7 +19,7 @@ def agreed(question: str, environ: Mapping[str, str] = os.environ) -> bool:
     return answer in (("1",) if numbered else ("y", "yes"))
 
 
-def chosen(question: str, words: Sequence[str], environ: Mapping[str, str] = os.environ) -> str:
+def choose_word(question: str, words: Sequence[str], environ: Mapping[str, str] = os.environ) -> str:
     """One of the words, by its first letter or whole; the last one for anything else, and for Ctrl-D."""
     numbered = bool(environ.get("ACCESSIBLE")) or environ.get("TERM") == "dumb"
     if numbered:

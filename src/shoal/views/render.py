@@ -9,10 +9,10 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-from shoal.views.screen import Screen, screen_of
+from shoal.views.screen import Screen, detect_screen
 
 #: state -> (symbol, colour of the terminal's own sixteen). The word always comes first; neither of these is needed.
-_LOOK = {
+_STATE_STYLES = {
     "done": ("+", "32"),
     "running": (">", "36"),
     "pending": (".", "33"),
@@ -24,9 +24,9 @@ _LOOK = {
     "stopped": ("-", "0"),
     "preempted": ("-", "33"),
 }
-_BAD = ("x", "31")
-_PAINT = re.compile(r"\x1b\[[0-9;]*m")
-BAD_STATES = frozenset({"failed", "oom", "timeout", "node_fail", "lost"})
+_FAILED_STYLE = ("x", "31")
+_COLOUR_SEQUENCE = re.compile(r"\x1b\[[0-9;]*m")
+FAILED_STATES = frozenset({"failed", "oom", "timeout", "node_fail", "lost"})
 
 
 def print_json(document: dict[str, Any]) -> None:
@@ -44,13 +44,15 @@ def print_table(
     screen: Screen | None = None,
 ) -> None:
     """Rows under a header. On a terminal columns line up and the `widest` one is cut to fit; off it nothing is cut."""
-    sys.stdout.write("".join(f"{line}\n" for line in table_lines(header, rows, screen or screen_of(), widest=widest)))
+    sys.stdout.write(
+        "".join(f"{line}\n" for line in table_lines(header, rows, screen or detect_screen(), widest=widest))
+    )
 
 
 def table_lines(
     header: Sequence[str], rows: Sequence[Sequence[str]], screen: Screen, *, widest: int | None = None
 ) -> list[str]:
-    cells = [[plain(cell) for cell in row] for row in [header, *rows]]
+    cells = [[safe_line(cell) for cell in row] for row in [header, *rows]]
     if not screen.tty:
         return ["\t".join(row) for row in cells]
     widths = [max(cell_width(row[column]) for row in cells) for column in range(len(header))]
@@ -59,38 +61,38 @@ def table_lines(
         widths[widest] = max(12, widths[widest] + room)
     lines = []
     for number, row in enumerate(cells):
-        line = "  ".join(fit(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        line = "  ".join(fit_cell(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
         lines.append(screen.paint(line, "1") if number == 0 else _paint_state_in(line, row, screen))
     return lines
 
 
 def state_word(state: str) -> str:
     """The state with its symbol, readable without colour."""
-    return f"{state} {_LOOK.get(state, _BAD)[0]}".rstrip()
+    return f"{state} {_STATE_STYLES.get(state, _FAILED_STYLE)[0]}".rstrip()
 
 
 def state_code(state: str) -> str:
-    return _LOOK.get(state, _BAD)[1]
+    return _STATE_STYLES.get(state, _FAILED_STYLE)[1]
 
 
 def paint_state(text: str, state: str, screen: Screen | None = None) -> str:
-    return (screen or screen_of()).paint(text, state_code(state))
+    return (screen or detect_screen()).paint(text, state_code(state))
 
 
-def shorter(path: str) -> str:
+def short_path(path: str) -> str:
     """A path as a person would type it from here, where that is shorter."""
     relative = os.path.relpath(path)
     return relative if len(relative) < len(path) else path
 
 
-def plain(text: str) -> str:
+def safe_line(text: str) -> str:
     """One line that cannot act on a terminal: no control, escape or direction-changing character is left."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-def fit(cell: str, width: int) -> str:
+def fit_cell(cell: str, width: int) -> str:
     """A cell padded or cut to a width of terminal columns."""
     long = cell_width(cell)
     if long <= width:
@@ -105,14 +107,14 @@ def fit(cell: str, width: int) -> str:
     return cut + " " * (width - cell_width(cut))
 
 
-def fit_end(cell: str, width: int) -> str:
+def fit_cell_end(cell: str, width: int) -> str:
     """The same, but what is too long loses its beginning: the end of a name tells runs apart."""
     if cell_width(cell) <= width:
-        return fit(cell, width)
+        return fit_cell(cell, width)
     at = max(1, len(cell) - width + 1)
     while cell_width(cell[at:]) > width - 1:
         at += 1
-    return fit("…" + cell[at:], width)
+    return fit_cell("…" + cell[at:], width)
 
 
 def cell_width(text: str) -> int:
@@ -125,29 +127,29 @@ def cell_width(text: str) -> int:
     )
 
 
-def shown_width(line: str) -> int:
+def visible_width(line: str) -> int:
     """Columns of a line that may be painted."""
-    return cell_width(_PAINT.sub("", line))
+    return cell_width(_COLOUR_SEQUENCE.sub("", line))
 
 
-def wrapped(line: str, screen: Screen, indent: str = "    ") -> list[str]:
+def wrap_line(line: str, screen: Screen, indent: str = "    ") -> list[str]:
     """A long line for a terminal: broken where two spaces part its pieces, else at a word. Off it, as it is.
 
     Not for commands and paths: who copies them wants one line, and the terminal's own breaking keeps it one.
     """
-    if not screen.tty or shown_width(line) <= screen.width:
+    if not screen.tty or visible_width(line) <= screen.width:
         return [line]
     room = screen.width - len(indent)
     pieces = re.split(r"(?<=  )(?=\S)", line)
     words = [
         word
         for piece in pieces
-        for word in ([piece] if shown_width(piece.rstrip()) <= room else re.findall(r"\S+\s*", piece))
+        for word in ([piece] if visible_width(piece.rstrip()) <= room else re.findall(r"\S+\s*", piece))
     ]
     lines: list[str] = []
     now = ""
     for word in words:
-        if now and shown_width((now + word).rstrip()) > (room if lines else screen.width):
+        if now and visible_width((now + word).rstrip()) > (room if lines else screen.width):
             lines.append(now.rstrip())
             now = ""
         now += word
@@ -155,7 +157,7 @@ def wrapped(line: str, screen: Screen, indent: str = "    ") -> list[str]:
     return [lines[0], *(indent + rest for rest in lines[1:])]
 
 
-def bar(fraction: float, width: int = 10) -> str:
+def text_bar(fraction: float, width: int = 10) -> str:
     """[######----], always next to the number it draws."""
     full = round(max(0.0, min(1.0, fraction)) * width)
     return f"[{'#' * full}{'-' * (width - full)}]"
@@ -165,6 +167,6 @@ def _paint_state_in(line: str, row: Sequence[str], screen: Screen) -> str:
     if screen.colour:
         for cell in row:
             word = cell.split(" ")[0]
-            if word in _LOOK or word in BAD_STATES:
+            if word in _STATE_STYLES or word in FAILED_STATES:
                 return line.replace(cell, screen.paint(cell, state_code(word)), 1)
     return line

@@ -9,42 +9,52 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal.describe import read_naming
-from shoal.job import text_of
+from shoal.job import format_value
 from shoal.kernel import read_metrics
 from shoal.model import RunSpec
 from shoal.names import stem_without_seed
-from shoal.observe import Group, Reader, Results, RunResult, RunView, Statistic, in_parallel, observe, output_of
+from shoal.observe import (
+    ResultGroup,
+    ResultTable,
+    RunMetrics,
+    RunReader,
+    RunView,
+    Statistic,
+    map_in_threads,
+    observe,
+    run_output,
+)
 from shoal.units import plural
-from shoal.views.render import plain, print_json, print_table
+from shoal.views.render import print_json, print_table, safe_line
 from shoal.views.screen import Screen
-from shoal.views.select import select_runs, unselected
+from shoal.views.select import select_runs, unselected_sentence
 
 #: In a cell; JSON names all of them.
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 FORMATS = ("text", "csv", "json", "markdown", "latex")
 
 
-def gather(
+def gather_results(
     home: str, which: Sequence[str], environ: Mapping[str, str], *, partial: bool
-) -> tuple[list[RunResult], dict[str, Any], list[str]]:
+) -> tuple[list[RunMetrics], dict[str, Any], list[str]]:
     """The runs with their numbers, the declared defaults of parameters that older runs lack, and notes on the runs that
     are in no row."""
     views = observe(home, select_runs(home, which), environ=environ).listed(which)
     names = list(views)
-    reader = Reader(home)
+    reader = RunReader(home)
     defaults: dict[str, Any] = {}
     sweeps = set()
 
-    def read(name: str) -> RunResult | None:
+    def read(name: str) -> RunMetrics | None:
         spec, view = reader.spec(name), views[name]
         counts = view.output_dir is not None and (view.state == "done" or partial)
-        found = result_of(spec, view, read_metrics(output_of(view, spec)) if counts else {})
+        found = run_metrics(spec, view, read_metrics(run_output(view, spec)) if counts else {})
         if found is not None and spec is not None:
             sweeps.add((spec.experiment, spec.sweep))
         return found
 
-    found = [run for run in in_parallel(read, names) if run is not None] if names else []
-    notes = unselected(home, names)
+    found = [run for run in map_in_threads(read, names) if run is not None] if names else []
+    notes = unselected_sentence(home, names)
     if len(found) < len(names):
         notes.append(f"{plural(len(names) - len(found), 'smoke or trial run')} left out")
     for experiment, base in sweeps:
@@ -54,11 +64,11 @@ def gather(
     return found, defaults, notes
 
 
-def result_of(spec: RunSpec | None, view: RunView, numbers: Mapping[str, float]) -> RunResult | None:
+def run_metrics(spec: RunSpec | None, view: RunView, numbers: Mapping[str, float]) -> RunMetrics | None:
     """A run for the table; None for one that nobody described, or that only tries something out."""
     if spec is None or spec.smoke or spec.trial:
         return None
-    return RunResult(
+    return RunMetrics(
         view.name,
         spec.step,
         spec.seed,
@@ -74,37 +84,37 @@ def result_of(spec: RunSpec | None, view: RunView, numbers: Mapping[str, float])
     )
 
 
-def show(results: Results, kind: str, screen: Screen | None = None) -> None:
+def show_results(results: ResultTable, kind: str, screen: Screen | None = None) -> None:
     """`kind` is one of FORMATS, or "names" for those of the groups alone. Notes go to standard error."""
-    _show(results, kind, screen)
+    _show_format(results, kind, screen)
     for note in results.notes if kind not in ("json", "names") else ():
-        sys.stderr.write(f"note: {plain(note)}\n")
+        sys.stderr.write(f"note: {safe_line(note)}\n")
 
 
-def _show(results: Results, kind: str, screen: Screen | None) -> None:
+def _show_format(results: ResultTable, kind: str, screen: Screen | None) -> None:
     if kind == "json":
-        print_json(document(results))
+        print_json(results_document(results))
         return
     if kind == "names":
         print("\n".join(group.name for group in results.groups))
         return
-    header, rows = cells(results, plus_minus=" ± " if kind in ("text", "markdown") else None)
+    header, rows = table_cells(results, plus_minus=" ± " if kind in ("text", "markdown") else None)
     if kind == "csv":
         writer = csv.writer(sys.stdout)
         writer.writerows([header, *rows])
     elif kind == "markdown":
         print(_markdown(header, rows))
-        if (said := _missing_words(results)) is not None:
+        if (said := _missing_sentence(results)) is not None:
             print(f"\n{said}")
     elif kind == "latex":
         print(_latex(results))
     else:
         print_table(header, rows, widest=len(header) - 1, screen=screen)
-        if (said := _missing_words(results)) is not None:
+        if (said := _missing_sentence(results)) is not None:
             print(said)
 
 
-def document(results: Results) -> dict[str, Any]:
+def results_document(results: ResultTable) -> dict[str, Any]:
     return {
         "params": results.params,
         "metrics": results.metrics,
@@ -131,7 +141,7 @@ def document(results: Results) -> dict[str, Any]:
                 "seed": run.seed,
                 "params": dict(run.params),
                 "state": run.state,
-                "metrics": {name: finite(value) for name, value in run.numbers.items()},
+                "metrics": {name: finite_or_none(value) for name, value in run.numbers.items()},
             }
             for group in results.groups
             for run in group.runs
@@ -139,7 +149,7 @@ def document(results: Results) -> dict[str, Any]:
     }
 
 
-def cells(results: Results, plus_minus: str | None) -> tuple[list[str], list[list[str]]]:
+def table_cells(results: ResultTable, plus_minus: str | None) -> tuple[list[str], list[list[str]]]:
     """Header and rows. With `plus_minus` mean and deviation share a cell, else they are columns of full precision."""
     header = ["group", *results.params]
     for name in results.metrics:
@@ -148,74 +158,74 @@ def cells(results: Results, plus_minus: str | None) -> tuple[list[str], list[lis
     header += ["n", "runs", "missing", *counted]
     rows = []
     for group in results.groups:
-        row = [group.name, *(_param(group.params.get(name)) for name in results.params)]
+        row = [group.name, *(_format_parameter(group.params.get(name)) for name in results.params)]
         for name in results.metrics:
             one = group.metrics.get(name)
             if plus_minus:
-                row.append(mean_words(one, plus_minus))
+                row.append(format_mean(one, plus_minus))
             else:
                 row += ["", ""] if one is None else [repr(one.mean), "" if one.std is None else repr(one.std)]
         counted = [f"{results.missing_value:g}"] if counted else []
-        rows.append([*row, _seeds(group), _count(group), _missing(group), *counted])
+        rows.append([*row, _seeds(group), _seed_count_text(group), _missing_seeds(group), *counted])
     return header, rows
 
 
-def _seeds(group: Group) -> str:
+def _seeds(group: ResultGroup) -> str:
     """Over how many seeds the statistics are; 2-3 where that depends on the metric."""
     sizes = sorted({one.size for one in group.metrics.values()}) or [0]
     return str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]}-{sizes[-1]}"
 
 
-def _missing_words(results: Results) -> str | None:
+def _missing_sentence(results: ResultTable) -> str | None:
     if results.missing_value is None:
         return None
     return f"missing runs that have ended count as {results.missing_value:g}"
 
 
-def _count(group: Group) -> str:
+def _seed_count_text(group: ResultGroup) -> str:
     """2/3, and how many of them tell only what they had so far."""
     partial = sum(1 for run in group.runs if run.numbers and run.state != "done")
     words = f"{len(group.runs) - len(group.missing)}/{len(group.runs)}"
     return f"{words} ({partial} not done)" if partial else words
 
 
-def _missing(group: Group) -> str:
+def _missing_seeds(group: ResultGroup) -> str:
     """Who is missing, and why: seed 2 failed."""
     seeds = [run.seed for run in group.runs]
     unique = len(set(seeds)) == len(seeds)
-    told = [f"{_told(run, unique)} {_why(run)}" for run in group.missing]
-    return ", ".join(told[:_MOST_NAMED]) + (f" and {len(told) - _MOST_NAMED} more" if len(told) > _MOST_NAMED else "")
+    told = [f"{_describe_run(run, unique)} {_missing_reason(run)}" for run in group.missing]
+    return ", ".join(told[:_MAX_NAMED]) + (f" and {len(told) - _MAX_NAMED} more" if len(told) > _MAX_NAMED else "")
 
 
-def _told(run: RunResult, unique: bool) -> str:
+def _describe_run(run: RunMetrics, unique: bool) -> str:
     if not unique:
         return run.name.partition("/")[2]
     return "run" if run.seed is None else f"seed {run.seed}"
 
 
-def _why(run: RunResult) -> str:
+def _missing_reason(run: RunMetrics) -> str:
     if run.state == "stopped" and run.cause:
         return run.cause  # with the value that it had: partial, and in no mean
     return "has no metrics" if run.state == "done" else run.state
 
 
-def mean_words(one: Statistic | None, plus_minus: str = " ± ") -> str:
+def format_mean(one: Statistic | None, plus_minus: str = " ± ") -> str:
     """0.912 ± 0.004, or the number alone for one seed."""
     if one is None:
         return "-"
     return f"{one.mean:.4g}" if one.std is None else f"{one.mean:.4g}{plus_minus}{one.std:.2g}"
 
 
-def _param(value: Any) -> str:
-    return "-" if value is None else text_of(value)
+def _format_parameter(value: Any) -> str:
+    return "-" if value is None else format_value(value)
 
 
 def _statistic(one: Statistic) -> dict[str, Any]:
-    values = {seed: finite(value) for seed, value in one.values.items()}
-    return {"mean": finite(one.mean), "std": finite(one.std), "count": one.size, "values": values}
+    values = {seed: finite_or_none(value) for seed, value in one.values.items()}
+    return {"mean": finite_or_none(one.mean), "std": finite_or_none(one.std), "count": one.size, "values": values}
 
 
-def finite(value: float | None) -> float | None:
+def finite_or_none(value: float | None) -> float | None:
     """JSON has no NaN."""
     return value if value is not None and math.isfinite(value) else None
 
@@ -232,16 +242,16 @@ _LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
 }
 
 
-def _latex(results: Results) -> str:
+def _latex(results: ResultTable) -> str:
     """A booktabs table: parameters and metrics, and the rows' names where the parameters do not tell them apart."""
 
     def escape(text: str) -> str:
         return "".join(_LATEX.get(letter, letter) for letter in text)
 
     def number(one: Statistic | None) -> str:
-        return "--" if one is None else "$" + mean_words(one, r" \pm ") + "$"
+        return "--" if one is None else "$" + format_mean(one, r" \pm ") + "$"
 
-    params = [tuple(_param(group.params.get(name)) for name in results.params) for group in results.groups]
+    params = [tuple(_format_parameter(group.params.get(name)) for name in results.params) for group in results.groups]
     has_names = not results.params or len(set(params)) < len(params)
     named = [*(["group"] if has_names else []), *results.params]
     lines = [
@@ -252,11 +262,11 @@ def _latex(results: Results) -> str:
     ]
     for group in results.groups:
         first = [group.name] if has_names else []
-        first += [_param(group.params.get(name)) for name in results.params]
+        first += [_format_parameter(group.params.get(name)) for name in results.params]
         count = _seeds(group)
         row = [*map(escape, first), *(number(group.metrics.get(name)) for name in results.metrics), count]
         lines.append(" & ".join(row) + r" \\")
-    if (said := _missing_words(results)) is not None:
+    if (said := _missing_sentence(results)) is not None:
         lines += [r"\midrule", rf"\multicolumn{{{len(named) + len(results.metrics) + 1}}}{{l}}{{{said}}} \\"]
-    told = [f"% note: {plain(note)}" for note in results.notes]  # the table may be read long after standard error
+    told = [f"% note: {safe_line(note)}" for note in results.notes]  # the table may be read long after standard error
     return "\n".join([*told, *lines, r"\bottomrule", r"\end{tabular}"])

@@ -25,7 +25,7 @@ class Screen(NamedTuple):
         return f"\x1b[{code}m{text}\x1b[0m" if self.colour and code != "0" and text else text
 
 
-def screen_of(
+def detect_screen(
     stream: TextIO | None = None, environ: Mapping[str, str] | None = None, force: bool | None = None
 ) -> Screen:
     """The screen behind a stream; `force` is what --tty (True) or --plain (False) says."""

@@ -10,16 +10,16 @@ from fnmatch import fnmatchcase
 from shoal.describe import find_run
 from shoal.errors import InputError
 from shoal.kernel import layout
-from shoal.model import ENDED, LIVE, STATES
+from shoal.model import ACTIVE_STATES, ENDED_STATES, RUN_STATES
 from shoal.observe import RunView, run_names
 from shoal.units import plural
 
 _NUMBERS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*", re.ASCII)
 #: Words that stand for several states.
-_GROUPS = {
-    "live": LIVE,
-    "active": LIVE,
-    "ended": ENDED,
+_STATE_GROUPS = {
+    "live": ACTIVE_STATES,
+    "active": ACTIVE_STATES,
+    "ended": ENDED_STATES,
     "bad": frozenset({"failed", "oom", "timeout", "preempted", "node_fail", "lost"}),
 }
 
@@ -39,7 +39,7 @@ def select_runs(home: str, words: Sequence[str]) -> list[str]:
     return list(found)
 
 
-def unselected(home: str, names: Sequence[str]) -> list[str]:
+def unselected_sentence(home: str, names: Sequence[str]) -> list[str]:
     """What a selection leaves out of the experiments that it is about, in words."""
     chosen = set(names)
     missing: dict[str, list[bool]] = {}
@@ -64,11 +64,11 @@ def _matches(home: str, names: Sequence[str], word: str) -> list[str]:
     experiment, slash, numbers = wanted.partition("/")
     if not matches and slash and _NUMBERS.fullmatch(numbers):
         inside = [name for name in names if name.split("/")[0] == experiment]
-        matches = [inside[index] for index in _indices(numbers, len(inside))]
+        matches = [inside[index] for index in _parse_indices(numbers, len(inside))]
     return matches or [find_run(home, word)]
 
 
-def _indices(text: str, size: int) -> Iterable[int]:
+def _parse_indices(text: str, size: int) -> Iterable[int]:
     for part in text.split(","):
         first, _, last = part.partition("-")
         yield from range(int(first), min(int(last or first) + 1, size))
@@ -102,14 +102,14 @@ def parse_states(text: str | None) -> frozenset[str] | None:
         return None
     found: set[str] = set()
     for state in (word.strip().lower() for word in text.split(",") if word.strip()):
-        if state not in STATES and state not in _GROUPS:
-            known = ", ".join((*STATES, *_GROUPS))
+        if state not in RUN_STATES and state not in _STATE_GROUPS:
+            known = ", ".join((*RUN_STATES, *_STATE_GROUPS))
             raise InputError(f"{state!r} is not a state", hint=f"one of {known}", place="--state")
-        found |= _GROUPS.get(state, {state})
+        found |= _STATE_GROUPS.get(state, {state})
     return frozenset(found)
 
 
-def touched_since(view: RunView, since: float) -> bool:
+def active_since(view: RunView, since: float) -> bool:
     """Whether anything happened to a run since a moment: submitted, started or ended; a live run always counts."""
     moments = (view.submitted, view.started, view.ended)
-    return view.state in LIVE or any(moment is not None and moment >= since for moment in moments)
+    return view.state in ACTIVE_STATES or any(moment is not None and moment >= since for moment in moments)

@@ -14,7 +14,7 @@ from shoal.errors import InterruptError
 if TYPE_CHECKING:
     from shoal.describe import Cluster
     from shoal.observe import RunView
-    from shoal.submit import Continuation, Order, Result
+    from shoal.submit import CheckpointDecision, SubmissionPlan, SubmitResult
 
 #: A sweep of a thousand runs is a number, not a thousand lines.
 _MAX_LINES = 20
@@ -36,18 +36,18 @@ class SubmitPrinter:
         self._guard = contextlib.ExitStack()
 
     def __enter__(self) -> SubmitPrinter:
-        from shoal.kernel import unbroken
-        from shoal.views.progress import Bar
+        from shoal.kernel import failsafe_output
+        from shoal.views.progress import ProgressLine
 
-        self._guard.enter_context(unbroken())
-        self._bar = Bar("runs so far", off=self.as_json or self.quiet)
+        self._guard.enter_context(failsafe_output())
+        self._bar = ProgressLine("runs so far", off=self.as_json or self.quiet)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._guard:
             self._finish(kind)
 
-    def order_is_whole(self) -> None:
+    def submission_is_complete(self) -> None:
         """From here on it is only told what becomes of the runs: a reader that leaves ends that."""
         self._bar.clear()
         self._guard.close()
@@ -55,7 +55,7 @@ class SubmitPrinter:
     def _finish(self, kind: type[BaseException] | None) -> None:
         self._bar.clear()
         if kind is None:
-            self._tell_a_person()
+            self._print_text()
         if self.as_json and kind is None:
             from shoal.views.render import print_json
 
@@ -64,14 +64,14 @@ class SubmitPrinter:
             self._summary()
             self._failures()
 
-    def __call__(self, result: Result) -> None:
+    def __call__(self, result: SubmitResult) -> None:
         self.results[result.name] = result._asdict()
         if self.as_json:
             return
         if self.quiet:
             print(result.name, flush=True)
         elif len(self.results) <= _MAX_LINES:
-            print(_line(result), flush=True)
+            print(_result_line(result), flush=True)
         else:
             self._bar(len(self.results))
 
@@ -80,56 +80,56 @@ class SubmitPrinter:
         if not self.quiet and not self.as_json:
             sys.stderr.write(f"note: {text}\n")
 
-    def agrees(self, order: Order, cluster: Cluster) -> bool:
+    def agrees(self, order: SubmissionPlan, cluster: Cluster) -> bool:
         """On a terminal, before several runs go to a cluster: what they are, what they cost, and a question."""
         runs = sum(len(planned.runs) for planned in order.submissions)
         if not self.ask or cluster.is_local or runs < 2:
             return True
         from shoal.units import plural
-        from shoal.views.plan import cost_words
-        from shoal.views.question import agreed
+        from shoal.views.plan import cost_sentence
+        from shoal.views.question import confirm
 
         jobs = plural(len(order.submissions), "job")
-        cost = cost_words(order.submissions, here=False)
+        cost = cost_sentence(order.submissions, here=False)
         print(f"{plural(runs, 'run')} as {jobs} on cluster {cluster.name}" + (f": {cost}" if cost else ""))
-        if agreed("submit them?"):
+        if confirm("submit them?"):
             return True
         print("nothing was submitted; shoal plan shows the runs and their scripts")
         return False
 
-    def chooses(self, found: Sequence[Continuation]) -> bool | None:
+    def chooses(self, found: Sequence[CheckpointDecision]) -> bool | None:
         """On a terminal: whether runs that did not end well continue from their checkpoints."""
         if not self.ask:
             return None
         from shoal.submit import continuing
-        from shoal.views.question import chosen
+        from shoal.views.question import choose_word
 
-        for note in continuing.notes(found):
+        for note in continuing.checkpoint_notes(found):
             print(note)
-        word = chosen("continue from the checkpoint, or start over?", ("resume", "fresh", "cancel"))
+        word = choose_word("continue from the checkpoint, or start over?", ("resume", "fresh", "cancel"))
         if word == "cancel":
             raise InterruptError("nothing was submitted")
         return word == "resume"
 
-    def is_sure(self, found: Sequence[Continuation]) -> bool:
+    def is_sure(self, found: Sequence[CheckpointDecision]) -> bool:
         """On a terminal: whether a program that may start over is given its checkpoint all the same."""
         if not self.ask:
             return False
-        from shoal.submit import why_unknown
-        from shoal.views.question import agreed
+        from shoal.submit import unknown_resume_reason
+        from shoal.views.question import confirm
 
-        print(f"{found[0].name} may start over: {why_unknown(found[0])}")
-        if not agreed("resume it anyway? A copy of the checkpoint is kept."):
+        print(f"{found[0].name} may start over: {unknown_resume_reason(found[0])}")
+        if not confirm("resume it anyway? A copy of the checkpoint is kept."):
             raise InterruptError("nothing was submitted")
         return True
 
     def update(self, view: RunView) -> None:
         """What a followed run came to, for --json."""
-        from shoal.views.status import as_record
+        from shoal.views.status import run_document
 
-        self.results[view.name] = {**self.results.get(view.name, {}), **as_record(view)}
+        self.results[view.name] = {**self.results.get(view.name, {}), **run_document(view)}
 
-    def _tell_a_person(self) -> None:
+    def _print_text(self) -> None:
         """Runs on this machine are through: [notify] may want to know; jobs on Slurm tell by themselves."""
         ran = {name.split("/")[0]: name for name, result in self.results.items() if result["did"] == "ran"}
         if ran:
@@ -137,7 +137,7 @@ class SubmitPrinter:
             from shoal.job import notices, read_secrets
 
             for name in ran.values():
-                notices.after_end(home_here(), name, {**os.environ, **read_secrets(os.environ)})
+                notices.notify_end(home_here(), name, {**os.environ, **read_secrets(os.environ)})
 
     def _failures(self) -> None:
         """Why runs on this machine failed; the output of a single one has just been shown."""
@@ -149,7 +149,7 @@ class SubmitPrinter:
             from shoal.views import faults
 
             views = list(observe(home_here(), bad).views.values())
-            told = faults.endings(home_here(), views, lines=0 if len(ran) == 1 else faults.LAST_LINES)
+            told = faults.failure_summaries(home_here(), views, lines=0 if len(ran) == 1 else faults.LAST_LINES)
             sys.stderr.write("".join(f"{line}\n" for line in told))
 
     def _summary(self) -> None:
@@ -166,10 +166,10 @@ class SubmitPrinter:
             print(f"next: shoal status {experiment}   shoal watch {experiment}   shoal logs {sent[0]} -f")
 
 
-def _line(result: Result) -> str:
-    from shoal.views.render import shorter
+def _result_line(result: SubmitResult) -> str:
+    from shoal.views.render import short_path
 
-    output = f"\n  output {shorter(result.output_dir)}" if result.output_dir else ""
+    output = f"\n  output {short_path(result.output_dir)}" if result.output_dir else ""
     if result.did == "submitted":
         return f"submitted {result.name} as job {result.job_id}{output}"
     if result.did == "ran":

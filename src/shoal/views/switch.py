@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 from shoal.observe import RunView
-from shoal.submit import Comparison, Result
+from shoal.submit import Comparison, SubmitResult
 from shoal.units import format_duration, plural
-from shoal.views.render import plain, print_json
+from shoal.views.render import print_json, safe_line
 
 
-def record(found: Comparison, applied: list[Result]) -> dict[str, Any]:
+def record(found: Comparison, applied: list[SubmitResult]) -> dict[str, Any]:
     view, seen = found.view, found.progress
     return {
         "run": view.name,
@@ -36,7 +36,7 @@ def record(found: Comparison, applied: list[Result]) -> dict[str, Any]:
     }
 
 
-def show(found: Comparison, applied: list[Result], *, as_json: bool, quiet: bool, now: float) -> None:
+def show(found: Comparison, applied: list[SubmitResult], *, as_json: bool, quiet: bool, now: float) -> None:
     if as_json:
         print_json(record(found, applied))
     elif quiet:
@@ -45,12 +45,12 @@ def show(found: Comparison, applied: list[Result], *, as_json: bool, quiet: bool
         _print(found, applied, now)
 
 
-def _print(found: Comparison, applied: list[Result], now: float) -> None:
+def _print(found: Comparison, applied: list[SubmitResult], now: float) -> None:
     view, advice, seen = found.view, found.advice, found.progress
     since = f" for {format_duration(now - view.started)}" if view.started else ""
     on = f"on {plural(view.gpus, 'GPU')}" if view.gpus else "without GPUs"
     print(f"{view.name} runs {on} as job {view.job_id}{since}")
-    print(f"  progress  {seen.fraction or 0:.0%}: {plain(seen.text)} ({seen.source})")
+    print(f"  progress  {seen.fraction or 0:.0%}: {safe_line(seen.text)} ({seen.source})")
     print(f"  keep      done in {_span(advice.keep_s, now)}{_cost(view, advice.keep_gpu_hours)}")
     wait = "starts at a time that Slurm does not tell" if advice.wait_s is None else _starts(advice.wait_s)
     again = f", does {format_duration(advice.lost_s)} of work again" if advice.lost_s >= 1 else ""
@@ -66,7 +66,7 @@ def _print(found: Comparison, applied: list[Result], now: float) -> None:
     if advice.recommend == "switch" and advice.worth_above is not None:
         print(f"  it pays as long as the efficiency is above {advice.worth_above:.2g}")
     for note in advice.notes:
-        print(f"note: {plain(note)}")
+        print(f"note: {safe_line(note)}")
     for result in applied:
         job = f" as job {result.job_id}" if result.job_id else ""
         print(f"{result.did} {result.name}{job}" + (f": {result.reason}" if result.reason else ""))

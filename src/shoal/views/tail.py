@@ -9,21 +9,21 @@ from shoal.kernel import layout
 
 BLOCK = 1 << 16
 #: No single line is kept beyond this; a program that prints no line break must not fill our memory.
-LONGEST_LINE = 1 << 16
+MAX_LINE_BYTES = 1 << 16
 #: Of fewer lines than this one is longer than all that is read.
-_FEW = 40
+_MIN_LINES_FOUND = 40
 #: How far back the beginning of such a line is looked for, and how much of it is kept.
-_LINE_BACK = 2 << 20
-_HEAD = 4000
+_MAX_LINE_SEARCH = 2 << 20
+_LINE_HEAD_BYTES = 4000
 #: The last lines begin at most so far before the end: 10 GB without a line break are not one line that anybody reads.
-_MOST_BACK = 32 << 20
+_MAX_SEARCH_BYTES = 32 << 20
 
 
 def seek_last_lines(file: BinaryIO, lines: int, most: int | None = None) -> int:
     """Place the file at the beginning of its last lines, reading backwards at most `most` bytes; 0 means all of it."""
     end = position = file.seek(0, os.SEEK_END)
     if most is None:
-        most = _MOST_BACK if lines > 0 else end
+        most = _MAX_SEARCH_BYTES if lines > 0 else end
     floor = max(0, end - most)
     while position > floor and lines > 0:
         start = max(floor, position - BLOCK)
@@ -39,21 +39,21 @@ def seek_last_lines(file: BinaryIO, lines: int, most: int | None = None) -> int:
     return file.seek(floor)
 
 
-def collapse(data: bytes) -> bytes:
+def collapse_carriage_returns(data: bytes) -> bytes:
     r"""Each line as a terminal would leave it: of parts separated by `\r`, the last that is not empty."""
     if b"\r" not in data:
         return data
-    return b"\n".join(_settled(line) for line in data.split(b"\n"))
+    return b"\n".join(_last_overwrite(line) for line in data.split(b"\n"))
 
 
-def _settled(line: bytes) -> bytes:
+def _last_overwrite(line: bytes) -> bytes:
     if b"\r" not in line:
         return line
     kept = line.rstrip(b"\r")
     return kept[kept.rfind(b"\r") + 1 :]
 
 
-class Collapser:
+class CarriageReturnFilter:
     r"""The same for a stream that comes in pieces: what follows the last `\r` of an unfinished line is held back."""
 
     def __init__(self) -> None:
@@ -63,16 +63,16 @@ class Collapser:
         """Whole lines of what came so far."""
         data = self._rest + data
         at = data.rfind(b"\n") + 1
-        self._rest = _settled(data[at:])
+        self._rest = _last_overwrite(data[at:])
         if data[at:].endswith(b"\r"):
             self._rest += b"\r"
-        if len(self._rest) > LONGEST_LINE:
-            out, self._rest = collapse(data[:at]) + self._rest, b""
+        if len(self._rest) > MAX_LINE_BYTES:
+            out, self._rest = collapse_carriage_returns(data[:at]) + self._rest, b""
             return out
-        return collapse(data[:at])
+        return collapse_carriage_returns(data[:at])
 
     def flush(self) -> bytes:
-        out, self._rest = _settled(self._rest), b""
+        out, self._rest = _last_overwrite(self._rest), b""
         return out
 
 
@@ -86,12 +86,12 @@ def last_text(path: str, lines: int, most: int = 1 << 16) -> list[str]:
         with open(path, "rb") as file:  # noqa: PTH123
             start = seek_last_lines(file, lines, most)
             data = file.read(most)
-            if start and _is_inside_a_line(file, start) and data.count(b"\n", 0, -1) < min(lines, _FEW):
-                begin = file.seek(max(0, start - _LINE_BACK))
+            if start and _is_inside_a_line(file, start) and data.count(b"\n", 0, -1) < min(lines, _MIN_LINES_FOUND):
+                begin = file.seek(max(0, start - _MAX_LINE_SEARCH))
                 data = _cut_long_lines(file.read(start - begin) + data, is_whole=begin == 0)
     except OSError:
         return []
-    text = collapse(data.replace(b"\0", b"")).decode("utf-8", "replace")
+    text = collapse_carriage_returns(data.replace(b"\0", b"")).decode("utf-8", "replace")
     return text.split("\n")[:-1] if text.endswith("\n") else text.split("\n") if text else []
 
 
@@ -102,10 +102,10 @@ def _is_inside_a_line(file: BinaryIO, start: int) -> bool:
 
 def _cut_long_lines(data: bytes, is_whole: bool) -> bytes:
     """The last lines, cut to their beginnings; a first one without its beginning is left out, if others follow."""
-    lines = collapse(data.replace(b"\0", b"")).split(b"\n")
+    lines = collapse_carriage_returns(data.replace(b"\0", b"")).split(b"\n")
     if not is_whole and len(lines) > 1 and any(lines[1:]):
         del lines[0]
-    return b"\n".join(line[:_HEAD] for line in lines[-_FEW:])
+    return b"\n".join(line[:_LINE_HEAD_BYTES] for line in lines[-_MIN_LINES_FOUND:])
 
 
 def read_slice(path: str, offset: int, most: int = 1 << 20) -> tuple[bytes, int, int]:

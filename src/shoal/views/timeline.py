@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from shoal.kernel import layout, names_in
+from shoal.kernel import layout, list_names
 from shoal.observe import DamagedRecord, records
-from shoal.units import natural
+from shoal.units import natural_sort_key
 
 
-class Bar(NamedTuple):
+class TimelineBar(NamedTuple):
     """One attempt on one lane. `share` is its part of the lane: below 1 others may run beside it."""
 
     lane: str
@@ -28,13 +28,13 @@ class Bar(NamedTuple):
 class Timeline(NamedTuple):
     """All attempts of some runs, and what they leave idle. Times are Unix seconds."""
 
-    bars: list[Bar]
+    bars: list[TimelineBar]
     begin: float
     end: float
 
     @property
     def lanes(self) -> list[str]:
-        return sorted({bar.lane for bar in self.bars}, key=natural)
+        return sorted({bar.lane for bar in self.bars}, key=natural_sort_key)
 
     @property
     def lane_word(self) -> str:
@@ -56,7 +56,7 @@ class Timeline(NamedTuple):
 
     def since(self, t: float) -> Timeline:
         """What began at that time or later."""
-        return timeline_of(bar for bar in self.bars if bar.start >= t)
+        return make_timeline(bar for bar in self.bars if bar.start >= t)
 
     def record(self) -> dict[str, Any]:
         return {
@@ -70,20 +70,20 @@ class Timeline(NamedTuple):
 
 def read_timeline(home: str, names: Iterable[str], now: float) -> Timeline:
     """The attempts of these runs that held a slot of a pack."""
-    return timeline_of([bar for name in names for bar in _bars(home, name, now)])
+    return make_timeline([bar for name in names for bar in _run_bars(home, name, now)])
 
 
-def timeline_of(bars: Iterable[Bar]) -> Timeline:
+def make_timeline(bars: Iterable[TimelineBar]) -> Timeline:
     """From the first start to the last end."""
     found = sorted(bars, key=lambda bar: (bar.start, bar.run))
     begin = min((bar.start for bar in found), default=0.0)
     return Timeline(found, begin, max((bar.end for bar in found), default=0.0))
 
 
-def _bars(home: str, name: str, now: float) -> list[Bar]:
+def _run_bars(home: str, name: str, now: float) -> list[TimelineBar]:
     folder = layout.run_dir(home, name)
-    numbers = layout.parse_names(names_in(folder))
-    found: list[Bar] = []
+    numbers = layout.parse_names(list_names(folder))
+    found: list[TimelineBar] = []
     for number in numbers.attempts.get("start", []):
         try:
             start = records.read_start(folder, number)
@@ -100,9 +100,9 @@ def _bars(home: str, name: str, now: float) -> list[Bar]:
         host = held.host or start.node or start.host
         lanes = [f"{host}:gpu{gpu}" for gpu in held.gpus] or [f"{host}:{held.slot}"]
         share = held.share if held.gpus and held.share < 1 else 1.0
-        found += [Bar(lane, name, number, begin, max(begin, last), state, share) for lane in lanes]
+        found += [TimelineBar(lane, name, number, begin, max(begin, last), state, share) for lane in lanes]
     return found
 
 
-def several_hosts(lanes: Sequence[str]) -> bool:
+def has_several_hosts(lanes: Sequence[str]) -> bool:
     return len({lane.rpartition(":")[0] for lane in lanes}) > 1

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from html import escape
 
-from shoal.views.timeline import Bar, Timeline, several_hosts
+from shoal.views.timeline import Timeline, TimelineBar, has_several_hosts
 
-_COLOURS = {"done": ("#2f6f9f", "#5b9bc7"), "running": ("#3a8f5c", "#3a8f5c"), "stopped": ("#b58a2f", "#b58a2f")}
-_BAD = ("#b23a3a", "#b23a3a")
-_STEPS = (0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600, 7200, 14400, 43200, 86400)
+_STATE_COLOURS = {"done": ("#2f6f9f", "#5b9bc7"), "running": ("#3a8f5c", "#3a8f5c"), "stopped": ("#b58a2f", "#b58a2f")}
+_FAILED_COLOURS = ("#b23a3a", "#b23a3a")
+_AXIS_STEPS_S = (0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600, 7200, 14400, 43200, 86400)
 #: Sizes of the picture, for whoever draws it.
-ROW, LEFT, WIDTH, TOP = 26, 110, 820, 46
+ROW_HEIGHT, LEFT_MARGIN, WIDTH, TOP_MARGIN = 26, 110, 820, 46
 
 
-def as_text(timeline: Timeline, width: int) -> list[str]:
+def timeline_text(timeline: Timeline, width: int) -> list[str]:
     """A line for each lane: # and = change from run to run, x where one failed, dots where nothing ran."""
     lanes = timeline.lanes
-    short = not several_hosts(lanes)
+    short = not has_several_hosts(lanes)
     labels = [lane.rpartition(":")[2] if short else lane for lane in lanes]
     wide = max((len(label) for label in labels), default=0)
     room = max(10, width - wide - 12)
@@ -24,11 +24,11 @@ def as_text(timeline: Timeline, width: int) -> list[str]:
     for lane, label in zip(lanes, labels, strict=True):
         bars = [bar for bar in timeline.bars if bar.lane == lane]
         busy = min(1.0, sum((bar.end - bar.start) * bar.share for bar in bars) / max(1e-9, timeline.makespan_s))
-        lines.append(f"{label:<{wide}} |{_cells(timeline, bars, room)}| {busy:4.0%}")
+        lines.append(f"{label:<{wide}} |{_lane_cells(timeline, bars, room)}| {busy:4.0%}")
     return lines
 
 
-def _cells(timeline: Timeline, bars: list[Bar], room: int) -> str:
+def _lane_cells(timeline: Timeline, bars: list[TimelineBar], room: int) -> str:
     cells = ["."] * room
     scale = room / max(1e-9, timeline.makespan_s)
     for number, bar in enumerate(bars):
@@ -40,78 +40,78 @@ def _cells(timeline: Timeline, bars: list[Bar], room: int) -> str:
     return "".join(cells)
 
 
-def as_svg(timeline: Timeline, title: str) -> str:
+def timeline_svg(timeline: Timeline, title: str) -> str:
     """Lanes against time with idle time hatched; each bar carries its run's name as a tooltip."""
     lanes = timeline.lanes
-    height = TOP + ROW * len(lanes) + 40
+    height = TOP_MARGIN + ROW_HEIGHT * len(lanes) + 40
     scale = WIDTH / max(1e-9, timeline.makespan_s)
-    text = escape(headline(timeline, title))
+    text = escape(timeline_title(timeline, title))
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 30} {height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT_MARGIN + WIDTH + 30} {height}" '
         'font-family="sans-serif" font-size="12">',
         '<defs><pattern id="idle" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
         '<rect width="6" height="6" fill="#f1efe9"/><line y2="6" stroke="#cfc9bb" stroke-width="3"/></pattern></defs>',
         f'<rect width="100%" height="100%" fill="#ffffff"/><text x="12" y="24" font-size="14">{text}</text>',
     ]
     for row, lane in enumerate(lanes):
-        y = TOP + ROW * row
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 15}" text-anchor="end">{escape(lane)}</text>')
-        parts.append(f'<rect x="{LEFT}" y="{y}" width="{WIDTH}" height="{ROW - 6}" fill="url(#idle)"/>')
+        y = TOP_MARGIN + ROW_HEIGHT * row
+        parts.append(f'<text x="{LEFT_MARGIN - 8}" y="{y + 15}" text-anchor="end">{escape(lane)}</text>')
+        parts.append(f'<rect x="{LEFT_MARGIN}" y="{y}" width="{WIDTH}" height="{ROW_HEIGHT - 6}" fill="url(#idle)"/>')
         bars = [bar for bar in timeline.bars if bar.lane == lane]
-        parts += [_bar(bar, number, y, timeline.begin, scale) for number, bar in enumerate(bars)]
-    parts += _axis(timeline, TOP + ROW * len(lanes) + 6, scale)
+        parts += [_svg_bar(bar, number, y, timeline.begin, scale) for number, bar in enumerate(bars)]
+    parts += _svg_axis(timeline, TOP_MARGIN + ROW_HEIGHT * len(lanes) + 6, scale)
     return "\n".join([*parts, "</svg>", ""])
 
 
-def headline(timeline: Timeline, title: str) -> str:
+def timeline_title(timeline: Timeline, title: str) -> str:
     lanes = len(timeline.lanes)
     idle = timeline.idle_s / max(1e-9, lanes * timeline.makespan_s)
     on = f"{lanes} {timeline.lane_word}{'' if lanes == 1 else 's'}"
     return f"{title}: {timeline.makespan_s:.1f} s on {on}, {idle:.1%} idle"
 
 
-def colour_of(bar: Bar, number: int) -> str:
+def bar_colour(bar: TimelineBar, number: int) -> str:
     """Neighbours on a lane differ."""
-    return _COLOURS.get(bar.state, _BAD)[number % 2]
+    return _STATE_COLOURS.get(bar.state, _FAILED_COLOURS)[number % 2]
 
 
-def label_of(bar: Bar) -> str:
+def bar_label(bar: TimelineBar) -> str:
     """The end of the run's name, which is what differs."""
     return bar.run.rpartition("/")[2].rpartition("_")[2]
 
 
 def axis_step(timeline: Timeline) -> float:
     """Seconds between two marks: a round number, and at most twelve of them up to a day."""
-    return next((step for step in _STEPS if timeline.makespan_s / step <= 12), 7 * 86400.0)
+    return next((step for step in _AXIS_STEPS_S if timeline.makespan_s / step <= 12), 7 * 86400.0)
 
 
-def mark_words(number: int, step: float) -> str:
+def tick_label(number: int, step: float) -> str:
     """What stands at a mark of the axis, all in one unit."""
     unit, size = next(((u, s) for u, s in (("d", 86400), ("h", 3600), ("min", 60)) if step % s == 0), ("s", 1))
     return f"{number * step / size:g} {unit}"
 
 
-def _bar(bar: Bar, number: int, y: float, begin: float, scale: float) -> str:
-    colour = colour_of(bar, number)
-    x, wide = LEFT + (bar.start - begin) * scale, max(0.8, (bar.end - bar.start) * scale)
+def _svg_bar(bar: TimelineBar, number: int, y: float, begin: float, scale: float) -> str:
+    colour = bar_colour(bar, number)
+    x, wide = LEFT_MARGIN + (bar.start - begin) * scale, max(0.8, (bar.end - bar.start) * scale)
     tip = escape(f"{bar.run}, attempt {bar.attempt}: {bar.state}, {bar.end - bar.start:.2f} s")
     opacity = "" if bar.share >= 1 else f' opacity="{max(0.35, bar.share):.2f}"'
     label = ""
-    word = label_of(bar)
+    word = bar_label(bar)
     if wide > 7 * len(word) + 6:
         label = f'<text x="{x + 4:.1f}" y="{y + 14}" fill="#ffffff" font-size="10">{escape(word)}</text>'
     return (
-        f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="{ROW - 6}" fill="{colour}" stroke="#ffffff" '
+        f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="{ROW_HEIGHT - 6}" fill="{colour}" stroke="#ffffff" '
         f'stroke-width="0.6"{opacity}><title>{tip}</title></rect>{label}'
     )
 
 
-def _axis(timeline: Timeline, y: float, scale: float) -> list[str]:
+def _svg_axis(timeline: Timeline, y: float, scale: float) -> list[str]:
     step = axis_step(timeline)
     marks = []
     for number in range(int(timeline.makespan_s / step) + 1):
-        x = LEFT + number * step * scale
+        x = LEFT_MARGIN + number * step * scale
         marks.append(f'<line x1="{x:.1f}" y1="{y - 6}" x2="{x:.1f}" y2="{y}" stroke="#777777"/>')
-        words = mark_words(number, step)
+        words = tick_label(number, step)
         marks.append(f'<text x="{x:.1f}" y="{y + 13}" text-anchor="middle" fill="#555555">{words}</text>')
     return marks

@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.kernel import layout, names_in
+from shoal.kernel import layout, list_names
 
 #: GPUs that have done nothing for this long are pointed out.
-IDLE_ALARM_S = 600.0
+MAX_IDLE_S = 600.0
 #: A GPU that was never busier than this, in percent, did nothing.
-_NOTHING = 5.0
+_IDLE_PERCENT = 5.0
 
 
-class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+class GpuUsage(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU over an attempt: mean and peak of its use in percent, memory, and how long it did nothing."""
 
     name: str = ""
@@ -27,7 +27,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float = 0.0
 
 
-class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
+class NodeUsage(msgspec.Struct, frozen=True, kw_only=True):
     """An attempt's samples on one node. `points`: [seconds since start, CPUs in use, memory in MB, mean GPU %, its
     memory in MB]. The last two are null where no GPU could be read, which `gpu_problem` explains."""
 
@@ -36,7 +36,7 @@ class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
     host: str = ""
     cpu_s: float = 0.0
     peak_memory_mb: float = 0.0
-    gpus: list[Gpu] = []
+    gpus: list[GpuUsage] = []
     gpu_problem: str | None = None
     gpu_idle_for_s: float = 0.0
     points: list[tuple[float, float, float, float | None, float | None]] = []
@@ -57,20 +57,20 @@ class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 #: Learnt here and not by the first of several threads, which would crash Python.
-_NODEUSE = msgspec.json.Decoder(NodeUse)
+_NODE_USAGE = msgspec.json.Decoder(NodeUsage)
 
 
-class Usage(NamedTuple):
+class AttemptUsage(NamedTuple):
     """An attempt on all nodes that told, the first one first. Memory and CPUs are per node, as they are asked for."""
 
-    nodes: list[NodeUse]
+    nodes: list[NodeUsage]
 
     @property
-    def first(self) -> NodeUse:
+    def first(self) -> NodeUsage:
         return self.nodes[0]
 
     @property
-    def gpus(self) -> list[Gpu]:
+    def gpus(self) -> list[GpuUsage]:
         return [gpu for node in self.nodes for gpu in node.gpus]
 
     @property
@@ -104,36 +104,36 @@ class Usage(NamedTuple):
         return self._over_nodes(lambda node: node.gpu_percent)
 
     @property
-    def idle_node(self) -> NodeUse | None:
+    def idle_node(self) -> NodeUsage | None:
         """The node whose GPUs have done nothing for longest, if that is long enough to be pointed out."""
         worst = max(self.nodes, key=lambda node: node.gpu_idle_for_s)
-        return worst if worst.gpu_idle_for_s >= IDLE_ALARM_S else None
+        return worst if worst.gpu_idle_for_s >= MAX_IDLE_S else None
 
     @property
     def never_used(self) -> int:
         """How many GPUs have done nothing at all, while others worked, for long enough to be pointed out."""
-        unused = sum(gpu.peak_percent < _NOTHING for gpu in self.gpus)
-        lasted = max(node.duration_s for node in self.nodes) >= IDLE_ALARM_S
+        unused = sum(gpu.peak_percent < _IDLE_PERCENT for gpu in self.gpus)
+        lasted = max(node.duration_s for node in self.nodes) >= MAX_IDLE_S
         return unused if lasted and unused < len(self.gpus) else 0
 
-    def _over_nodes(self, value: Callable[[NodeUse], float | None]) -> float | None:
+    def _over_nodes(self, value: Callable[[NodeUsage], float | None]) -> float | None:
         return _mean([found for node in self.nodes if (found := value(node)) is not None])
 
 
-def read(home: str, run: str, attempt: int) -> Usage | None:
+def read_usage(home: str, run: str, attempt: int) -> AttemptUsage | None:
     """The samples of an attempt; None where none were taken or they cannot be read."""
     folder, name = layout.run_dir(home, run), layout.attempt_file(attempt, "use")
     # attempt.3.use of the first node, attempt.3.use1 of the next.
-    further = (one[len(name) :] for one in names_in(folder) if one.startswith(name))
+    further = (one[len(name) :] for one in list_names(folder) if one.startswith(name))
     numbers = sorted((end for end in further if not end.strip("0123456789")), key=lambda end: int(end or 0))
-    found = [node for end in numbers if (node := _read(os.path.join(folder, name + end))) is not None]
-    return Usage(found) if found else None
+    found = [node for end in numbers if (node := _read_node_usage(os.path.join(folder, name + end))) is not None]
+    return AttemptUsage(found) if found else None
 
 
-def _read(path: str) -> NodeUse | None:
+def _read_node_usage(path: str) -> NodeUsage | None:
     try:
         with open(path, "rb") as file:  # noqa: PTH123
-            found = _NODEUSE.decode(file.read(1 << 20))
+            found = _NODE_USAGE.decode(file.read(1 << 20))
     except (OSError, msgspec.MsgspecError):
         return None
     return found if found.schema == 1 else None

@@ -14,32 +14,32 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from shoal.describe import Said
-from shoal.model import AS_MEANT, ENDED, LIVE
+from shoal.model import ACTIVE_STATES, ENDED_STATES, SUCCESSFUL_STATES
 from shoal.observe import RunView, observe
-from shoal.submit import Result, observe_and_finish
+from shoal.submit import SubmitResult, observe_and_follow_up
 from shoal.views import logs, status
-from shoal.views.columns import iso
+from shoal.views.columns import iso_time
 from shoal.views.details import progress_of
-from shoal.views.faults import endings, look, words_of
-from shoal.views.following import follow
-from shoal.views.polling import SharedSlurm
-from shoal.views.render import BAD_STATES, plain, shown_width
-from shoal.views.screen import Screen, can_redraw, screen_of
-from shoal.views.status import Filter, Report
+from shoal.views.faults import error_sentence, failure_summaries, find_error
+from shoal.views.following import follow_output
+from shoal.views.polling import QueueCache
+from shoal.views.render import FAILED_STATES, safe_line, visible_width
+from shoal.views.screen import Screen, can_redraw, detect_screen
+from shoal.views.status import StatusFilter, StatusReport
 
 #: Seconds between two looks at the files: this at least, and five times what a look costs.
-_LOOK_S = 2.0
-_STILL_HERE_S = 30.0
+_REFRESH_S = 2.0
+_HEARTBEAT_S = 30.0
 
 
-class Heard(Protocol):
+class ResultPrinter(Protocol):
     quiet: bool
     as_json: bool
 
     def update(self, view: RunView) -> None: ...
 
 
-class Manner(NamedTuple):
+class WatchOptions(NamedTuple):
     """How to watch: in which form, which runs the table shows, whether the exit code tells, whether to ring."""
 
     as_json: bool = False
@@ -51,10 +51,10 @@ class Manner(NamedTuple):
     bell: bool = False
 
 
-def watch(
+def watch_runs(
     home: str,
-    wanted: Filter,
-    manner: Manner,
+    wanted: StatusFilter,
+    manner: WatchOptions,
     screen: Screen,
     *,
     environ: Mapping[str, str] = os.environ,
@@ -62,15 +62,19 @@ def watch(
     clock: Callable[[], float] = time.time,
 ) -> int:
     """Watch until no selected run is live. Returns 0, or with `exit_status` 4 if one did not end well; Ctrl-C 130."""
-    ask = SharedSlurm(home)
-    teller = _Redrawer(screen, manner) if can_redraw(screen, environ) and not manner.as_json else _Liner(screen, manner)
-    look_s = float(environ.get("SHOAL_LOOK_S") or _LOOK_S)
+    ask = QueueCache(home)
+    teller = (
+        _TableRedrawer(screen, manner)
+        if can_redraw(screen, environ) and not manner.as_json
+        else _LineWriter(screen, manner)
+    )
+    look_s = float(environ.get("SHOAL_LOOK_S") or _REFRESH_S)
     try:
         while True:
             begin = time.monotonic()
-            report = status.gather(home, wanted, ask=ask, clock=clock)
+            report = status.gather_status(home, wanted, ask=ask, clock=clock)
             teller.tell(report)
-            if not any(view.state in LIVE for view in report.views):
+            if not any(view.state in ACTIVE_STATES for view in report.views):
                 break
             sleep(max(look_s, 5 * (time.monotonic() - begin)))
     except KeyboardInterrupt:
@@ -78,23 +82,23 @@ def watch(
         return 130
     teller.end(report)
     if not manner.quiet and not manner.as_json:
-        sys.stderr.write("".join(f"{line}\n" for line in endings(home, report.views)))
+        sys.stderr.write("".join(f"{line}\n" for line in failure_summaries(home, report.views)))
     if manner.bell:
         sys.stderr.write("\a")
-    bad = any(view.state in ENDED - AS_MEANT for view in report.views)
+    bad = any(view.state in ENDED_STATES - SUCCESSFUL_STATES for view in report.views)
     return 4 if manner.exit_status and bad else 0
 
 
-class _Liner:
+class _LineWriter:
     """One line per change of state: for pipes, logs of CI, and people whose screen is read to them."""
 
-    def __init__(self, screen: Screen, manner: Manner) -> None:
+    def __init__(self, screen: Screen, manner: WatchOptions) -> None:
         self.screen, self.manner = screen, manner
         self.seen: dict[str, tuple[str, int, str | None]] = {}
         self.problem: str | None = None
         self.told_at = 0.0
 
-    def tell(self, report: Report) -> None:
+    def tell(self, report: StatusReport) -> None:
         for view in report.views:
             word = (view.state, view.attempt, view.cause if view.state != "running" else self._idle(view, report))
             if self.seen.get(view.name) != word:
@@ -105,77 +109,79 @@ class _Liner:
         if report.slurm_problem != self.problem:
             self.problem = report.slurm_problem
             status.warn_about_slurm(report)
-        if self.screen.accessible and report.now - self.told_at >= _STILL_HERE_S and not self.manner.as_json:
-            self._print(f"{self._when(report.now)} still working: {_counts(report)}", report.now)
+        if self.screen.accessible and report.now - self.told_at >= _HEARTBEAT_S and not self.manner.as_json:
+            self._print(f"{self._when(report.now)} still working: {_state_counts(report)}", report.now)
 
-    def end(self, report: Report) -> None:
+    def end(self, report: StatusReport) -> None:
         if self.manner.as_json:
             document = {"schema": 1, "event": "end", "t": report.now, "counts": report.counts}
             print(json.dumps(document), flush=True)
         elif not self.manner.quiet:
-            self._print(f"{self._when(report.now)} all ended: {_counts(report)}", report.now)
+            self._print(f"{self._when(report.now)} all ended: {_state_counts(report)}", report.now)
 
-    def _change(self, view: RunView, report: Report) -> None:
+    def _change(self, view: RunView, report: StatusReport) -> None:
         if self.manner.as_json:
-            record = status.as_record(view, report.details.get(view.name))
+            record = status.run_document(view, report.details.get(view.name))
             print(json.dumps({"schema": 1, "event": "run", "t": report.now, **record}), flush=True)
         elif self.manner.quiet:
             self._print(view.name, report.now)
         else:
             why = view.cause or self._idle(view, report)
-            cause = f" ({plain(why)})" if why else ""
-            self._print(f"{self._when(report.now)} {plain(view.name)} {view.state}{cause}", report.now)
+            cause = f" ({safe_line(why)})" if why else ""
+            self._print(f"{self._when(report.now)} {safe_line(view.name)} {view.state}{cause}", report.now)
 
     @staticmethod
-    def _idle(view: RunView, report: Report) -> str | None:
+    def _idle(view: RunView, report: StatusReport) -> str | None:
         details = report.details.get(view.name)
         return "its GPUs are idle" if details is not None and details.gpu_idle_s else None
 
     def _when(self, now: float) -> str:
-        return time.strftime("%H:%M:%S", time.localtime(now)) if self.screen.tty else iso(now)
+        return time.strftime("%H:%M:%S", time.localtime(now)) if self.screen.tty else iso_time(now)
 
     def _print(self, line: str, now: float) -> None:
         self.told_at = now
         print(line, flush=True)
 
 
-class _Redrawer:
+class _TableRedrawer:
     """The table of `status`, drawn over itself; the last frame stays in the terminal, in full."""
 
-    def __init__(self, screen: Screen, manner: Manner) -> None:
+    def __init__(self, screen: Screen, manner: WatchOptions) -> None:
         self.manner = manner
         self.drawn = 0
 
-    def tell(self, report: Report) -> None:
+    def tell(self, report: StatusReport) -> None:
         lines = self._lines(report)
-        room = max(5, _height() - 2)
+        room = max(5, _terminal_height() - 2)
         if len(lines) > room:
             lines = [*lines[: room - 1], f"... {len(lines) - room + 1} more lines; shoal status shows them"]
         self._draw([*lines, "Ctrl-C stops watching; the runs go on"])
 
-    def end(self, report: Report) -> None:
+    def end(self, report: StatusReport) -> None:
         self._draw(self._lines(report))
         status.warn_about_slurm(report)
 
-    def _lines(self, report: Report) -> list[str]:
+    def _lines(self, report: StatusReport) -> list[str]:
         shown = [view for view in report.views if self.manner.everything or view.state != "done"]
-        lines = status.lines_of(report, shown, screen_of(), tasks=self.manner.tasks, columns=self.manner.columns)
-        return lines + ([f"Slurm does not answer: {plain(report.slurm_problem)}"] if report.slurm_problem else [])
+        lines = status.status_lines(
+            report, shown, detect_screen(), tasks=self.manner.tasks, columns=self.manner.columns
+        )
+        return lines + ([f"Slurm does not answer: {safe_line(report.slurm_problem)}"] if report.slurm_problem else [])
 
     def _draw(self, lines: Sequence[str]) -> None:
         up = f"\x1b[{self.drawn}A\r\x1b[J" if self.drawn else ""
         sys.stdout.write(up + "".join(f"{line}\n" for line in lines))
         sys.stdout.flush()
         # A line that is wider than the terminal takes several of its rows.
-        width = screen_of().width
-        self.drawn = sum(max(1, -(-shown_width(line) // width)) for line in lines)
+        width = detect_screen().width
+        self.drawn = sum(max(1, -(-visible_width(line) // width)) for line in lines)
 
 
-def _counts(report: Report) -> str:
+def _state_counts(report: StatusReport) -> str:
     return "  ".join(f"{count:,} {state}" for state, count in report.counts.items())
 
 
-def _height() -> int:
+def _terminal_height() -> int:
     try:
         return os.get_terminal_size(sys.stdout.fileno()).lines or 24
     except (OSError, ValueError):
@@ -184,8 +190,8 @@ def _height() -> int:
 
 def follow_to_end(
     home: str,
-    results: Sequence[Result],
-    say: Heard,
+    results: Sequence[SubmitResult],
+    say: ResultPrinter,
     environ: Mapping[str, str],
     *,
     sleep: Callable[[float], None] = time.sleep,
@@ -193,32 +199,32 @@ def follow_to_end(
     """Wait until none of the runs is live. Returns 0 if all are done, else 4; Ctrl-C is 130 and ends nothing."""
     names = [result.name for result in results]
     if len(names) == 1 and not say.quiet and not say.as_json:
-        code = follow(home, [logs.find(home, names[0])], logs.form_for(screen_of(), lines=0))
+        code = follow_output(home, [logs.find_logs(home, names[0])], logs.format_for(detect_screen(), lines=0))
         say.update(observe(home, names, environ=environ).views[names[0]])
         return code
     seen: dict[str, str] = {}
-    ask = SharedSlurm(home)
+    ask = QueueCache(home)
     try:
         while True:
             begin = time.monotonic()
-            views = observe_and_finish(home, names, environ=environ, ask=ask)[0].views
+            views = observe_and_follow_up(home, names, environ=environ, ask=ask)[0].views
             for view in views.values():
                 progress = progress_of(home, view)
                 word = f"{view.state} {(progress.words if progress else view.cause) or ''}".strip()
                 if seen.get(view.name) != word:
                     seen[view.name] = word
                     if not say.quiet and not say.as_json:
-                        failed = view.state in BAD_STATES
-                        told = f"{view.state} {words_of(view, look(home, view))}" if failed else word
-                        print(f"{time.strftime('%H:%M:%S')} {view.name} {plain(told)}", flush=True)
-            if not any(view.state in LIVE for view in views.values()):
+                        failed = view.state in FAILED_STATES
+                        told = f"{view.state} {error_sentence(view, find_error(home, view))}" if failed else word
+                        print(f"{time.strftime('%H:%M:%S')} {view.name} {safe_line(told)}", flush=True)
+            if not any(view.state in ACTIVE_STATES for view in views.values()):
                 break
-            sleep(max(float(environ.get("SHOAL_LOOK_S") or _LOOK_S) / 2, 5 * (time.monotonic() - begin)))
+            sleep(max(float(environ.get("SHOAL_LOOK_S") or _REFRESH_S) / 2, 5 * (time.monotonic() - begin)))
     except KeyboardInterrupt:
         sys.stderr.write("\nstopped following; the runs go on\n")
         return 130
     if not say.quiet and not say.as_json:
-        sys.stderr.write("".join(f"{line}\n" for line in endings(home, list(views.values()))))
+        sys.stderr.write("".join(f"{line}\n" for line in failure_summaries(home, list(views.values()))))
     for view in views.values():
         say.update(view)
     return 0 if all(view.state == "done" for view in views.values()) else 4

@@ -8,57 +8,57 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from shoal.job import nodes, trials_of
+from shoal.job import nodes, replacements_of
 from shoal.kernel import layout
-from shoal.model import ENDED, LIVE
-from shoal.observe import Asked, Observation, Reader, RunView, observe
-from shoal.units import format_duration, format_slurm_time, memory_words, plural
+from shoal.model import ACTIVE_STATES, ENDED_STATES
+from shoal.observe import Observation, RequestedResources, RunReader, RunView, observe
+from shoal.units import format_duration, format_memory_short, format_slurm_time, plural
 from shoal.views import estimate, usage
-from shoal.views.details import details_of, restart_of
-from shoal.views.explanation import Explanation, Sooner, earlier_attempts, lasted, start_again
-from shoal.views.post_mortem import post_mortem
-from shoal.views.reasons import explain
-from shoal.views.render import plain, print_json, wrapped
+from shoal.views.details import ignored_checkpoint, run_details
+from shoal.views.explanation import Explanation, SmallerRequest, earlier_attempts, elapsed_text, resubmit_command
+from shoal.views.post_mortem import explain_failure
+from shoal.views.reasons import explain_reason
+from shoal.views.render import print_json, safe_line, wrap_line
 from shoal.views.screen import Screen
-from shoal.views.terminal_text import harmless
+from shoal.views.terminal_text import strip_control_sequences
 
 
-def gather(home: str, run: str, environ: Mapping[str, str], clock: Callable[[], float] = time.time) -> Explanation:
+def explain_run(home: str, run: str, environ: Mapping[str, str], clock: Callable[[], float] = time.time) -> Explanation:
     found = observe(home, [run], environ=environ, clock=clock)
-    told = _explain(home, found, run, environ, clock)
-    bad = nodes.failed(layout.run_dir(home, run), nodes.ask_slurm(environ))
+    told = _explain_view(home, found, run, environ, clock)
+    bad = nodes.failed_nodes(layout.run_dir(home, run), nodes.ask_slurm(environ))
     failed = [f"{', '.join(bad)} failed under it; jobs that follow avoid it where they can"] if bad else []
-    restart = restart_of(home, found.views[run])
+    restart = ignored_checkpoint(home, found.views[run])
     earlier = earlier_attempts(home, found.views[run])
-    more = [*earlier, *failed, *([restart] if restart else []), *_of_its_files(home, run, told.headline)]
+    more = [*earlier, *failed, *([restart] if restart else []), *_file_evidence(home, run, told.headline)]
     return msgspec.structs.replace(told, evidence=[*told.evidence, *more])
 
 
-def _of_its_files(home: str, run: str, headline: str) -> list[str]:
+def _file_evidence(home: str, run: str, headline: str) -> list[str]:
     """Where the program's relative paths lead, and what it changed that is not its own."""
-    files = Reader(home).run(run)
+    files = RunReader(home).run(run)
     if files.end is None:
         return []
-    notes = [plain(note) for note in files.end.notes if note not in headline]
-    own = layout.written_by(files.end.output_dir)[1:]
-    return [*notes, *(f"what it wrote by relative path is in {plain(place)}" for place in own)]
+    notes = [safe_line(note) for note in files.end.notes if note not in headline]
+    own = layout.written_dirs(files.end.output_dir)[1:]
+    return [*notes, *(f"what it wrote by relative path is in {safe_line(place)}" for place in own)]
 
 
-def _explain(
+def _explain_view(
     home: str, found: Observation, run: str, environ: Mapping[str, str], clock: Callable[[], float]
 ) -> Explanation:
     view, now = found.views[run], clock()
-    before = _unmet(home, run, environ, clock) if view.started is None else []
-    if before and (view.state in LIVE or any(one.state in ENDED for one in before)):
-        return _held_up(home, view, before)
+    before = _unmet_dependencies(home, run, environ, clock) if view.started is None else []
+    if before and (view.state in ACTIVE_STATES or any(one.state in ENDED_STATES for one in before)):
+        return _explain_blocked(home, view, before)
     if view.state in ("pending", "stuck"):
-        return _waiting(home, view, found.slurm_problem, environ, now)
-    reader = Reader(home)
+        return _explain_pending(home, view, found.slurm_problem, environ, now)
+    reader = RunReader(home)
     spec = reader.spec(run)
     if view.state == "running":
-        return _running(home, view, environ, now)
+        return _explain_running(home, view, environ, now)
     if view.state == "done":
-        evidence = [lasted(view)] if view.started else []
+        evidence = [elapsed_text(view)] if view.started else []
         return Explanation(run=run, state="done", headline=view.cause or "it ended well", evidence=evidence)
     if view.state in ("new", "queued", "unknown"):
         return Explanation(
@@ -67,22 +67,22 @@ def _explain(
             headline=f"Slurm refused it: {view.cause}"
             if view.refused
             else view.cause or "it has not been submitted yet",
-            next=[start_again(home, run)] if view.state == "new" else [f"shoal status {run}"],
+            next=[resubmit_command(home, run)] if view.state == "new" else [f"shoal status {run}"],
         )
-    return post_mortem(home, view, spec, _asked(home, reader, run))
+    return explain_failure(home, view, spec, _requested_resources(home, reader, run))
 
 
-def _unmet(home: str, run: str, environ: Mapping[str, str], clock: Callable[[], float]) -> list[RunView]:
+def _unmet_dependencies(home: str, run: str, environ: Mapping[str, str], clock: Callable[[], float]) -> list[RunView]:
     """The runs that must be done before this one starts, as far as they are not."""
-    origin = Reader(home).run(run).origin
+    origin = RunReader(home).run(run).origin
     needs = origin.submission.needs if origin and origin.submission else []
     views = observe(home, needs, environ=environ, clock=clock).views if needs else {}
     return [view for view in views.values() if view.state != "done"]
 
 
-def _held_up(home: str, view: RunView, before: list[RunView]) -> Explanation:
+def _explain_blocked(home: str, view: RunView, before: list[RunView]) -> Explanation:
     """A run that waits for others, or never started because one of them ended badly."""
-    bad = next((one for one in before if one.state in ENDED), None)
+    bad = next((one for one in before if one.state in ENDED_STATES), None)
     evidence = [f"{one.name} is {one.state}{f': {one.cause}' if one.cause else ''}" for one in before]
     if bad is None:
         names = ", ".join(one.name for one in before)
@@ -90,7 +90,7 @@ def _held_up(home: str, view: RunView, before: list[RunView]) -> Explanation:
         return Explanation(
             run=view.name, state=view.state, headline=headline, evidence=evidence, next=[f"shoal why {before[0].name}"]
         )
-    told = post_mortem(home, bad, Reader(home).spec(bad.name), None)
+    told = explain_failure(home, bad, RunReader(home).spec(bad.name), None)
     smoke = " --smoke" if bad.name.endswith("_smoke") else ""
     what = "its smoke run" if smoke else "what it builds on,"
     return Explanation(
@@ -98,29 +98,31 @@ def _held_up(home: str, view: RunView, before: list[RunView]) -> Explanation:
         state=view.state,
         headline=f"it never started, because {what} {bad.name} is {bad.state}",
         evidence=[*evidence, told.headline],
-        next=[f"shoal why {bad.name}", f"{start_again(home, view.name)}{smoke}   # once it is fixed"],
+        next=[f"shoal why {bad.name}", f"{resubmit_command(home, view.name)}{smoke}   # once it is fixed"],
     )
 
 
-def _waiting(home: str, view: RunView, problem: str | None, environ: Mapping[str, str], now: float) -> Explanation:
+def _explain_pending(
+    home: str, view: RunView, problem: str | None, environ: Mapping[str, str], now: float
+) -> Explanation:
     if problem is not None or view.job_id is None:
         headline = "it waits in Slurm's queue, and Slurm does not answer now"
         return Explanation(
             run=view.name, state=view.state, headline=headline, evidence=[problem or ""], next=["scontrol ping"]
         )
-    waiting = estimate.ask_waiting(view.job_id, environ)
+    waiting = estimate.query_pending_job(view.job_id, environ)
     word = waiting.reason if waiting else (view.cause or "").rpartition("; ")[2] or None
-    reason = explain(word)
+    reason = explain_reason(word)
     partition = waiting.partition if waiting else view.partition or "?"
     waited = format_duration(max(0.0, now - ((waiting.submitted if waiting else None) or view.submitted or now)))
-    evidence = [f"waiting for {waited} in partition {plain(partition)} as job {view.job_id}"]
+    evidence = [f"waiting for {waited} in partition {safe_line(partition)} as job {view.job_id}"]
     evidence += _queue_evidence(view.job_id, waiting, reason.moves, environ) if waiting else []
     start, note = None, None
-    better: list[estimate.Sooner] = []
+    better: list[estimate.EarlierStart] = []
     if waiting is not None and reason.moves:
         script, header = _saved_script(home, view.name)
         if reason.smaller and script is not None:
-            start, better = estimate.sooner(script, header, waiting, environ, now)
+            start, better = estimate.find_earlier_starts(script, header, waiting, environ, now)
         else:
             start = waiting.start
         note = None if start is not None else "Slurm gives no estimate of its start"
@@ -135,11 +137,11 @@ def _waiting(home: str, view: RunView, problem: str | None, environ: Mapping[str
         slurm_reason=word,
         start_estimate=start,
         estimate_note=note,
-        sooner=[Sooner(what=one.what, flag=one.flag, start=one.start) for one in better],
+        sooner=[SmallerRequest(what=one.what, flag=one.flag, start=one.start) for one in better],
     )
 
 
-def _queue_evidence(job: str, waiting: estimate.Waiting, moves: bool, environ: Mapping[str, str]) -> list[str]:
+def _queue_evidence(job: str, waiting: estimate.PendingJob, moves: bool, environ: Mapping[str, str]) -> list[str]:
     asked = [f"{waiting.nodes} node(s)", f"{waiting.cpus} CPUs", f"{waiting.memory} memory"]
     asked += [waiting.tres.replace("gres/", "").replace("gres:", "")] if waiting.tres not in ("N/A", "") else []
     lines = [
@@ -147,38 +149,40 @@ def _queue_evidence(job: str, waiting: estimate.Waiting, moves: bool, environ: M
         + (f", {format_slurm_time(waiting.time_limit_s)}" if waiting.time_limit_s else "")
     ]
     if waiting.dependency:
-        lines.append(f"it depends on {plain(waiting.dependency)}")
+        lines.append(f"it depends on {safe_line(waiting.dependency)}")
     if not moves:
         return lines
-    before = estimate.ahead(job, waiting, environ)
+    before = estimate.queue_position(job, waiting, environ)
     if before is not None:
         own = f", {before.own_tasks} of them tasks of its array" if before.own_tasks else ""
         is_one = before.jobs == 1
         lines.append(
             f"{plural(before.jobs, 'pending job')} of the partition {'is' if is_one else 'are'} before it{own}"
         )
-    nodes = estimate.nodes_of(waiting.partition, environ)
+    nodes = estimate.partition_nodes(waiting.partition, environ)
     if nodes is not None and nodes.total:
-        states = ", ".join(f"{number} {plain(state)}" for state, number in sorted(nodes.by_state.items()))
-        lines.append(f"nodes of {plain(waiting.partition)}: {states}")
+        states = ", ".join(f"{number} {safe_line(state)}" for state, number in sorted(nodes.by_state.items()))
+        lines.append(f"nodes of {safe_line(waiting.partition)}: {states}")
     return lines
 
 
-def _running(home: str, view: RunView, environ: Mapping[str, str], now: float) -> Explanation:
-    details = details_of(home, view, now)
-    evidence = [lasted(view, now)]
-    trials = trials_of(home, view.name)
+def _explain_running(home: str, view: RunView, environ: Mapping[str, str], now: float) -> Explanation:
+    details = run_details(home, view, now)
+    evidence = [elapsed_text(view, now)]
+    trials = replacements_of(home, view.name)
     for trial in observe(home, trials, environ=environ).views.values() if trials else ():
-        if trial.state in LIVE:
+        if trial.state in ACTIVE_STATES:
             evidence.append(f"{trial.name} is {trial.state}, and takes it over when it is healthy (shoal switch)")
     evidence += [f"progress {details.progress.words}"] if details.progress else []
     if details.log_age_s is not None:
         evidence.append(f"it last printed something {format_duration(details.log_age_s)} ago")
-    sample = usage.read(home, view.name, view.attempt)
+    sample = usage.read_usage(home, view.name, view.attempt)
     if sample is not None:
-        evidence += [f"on {plain(node.host or view.node or '?')}: {_use_words(node)}" for node in sample.nodes]
+        evidence += [f"on {safe_line(node.host or view.node or '?')}: {_usage_sentence(node)}" for node in sample.nodes]
     if view.gpus and details.gpu_percent is None:
-        evidence.append(f"GPU use: no data{f' ({plain(sample.gpu_problem)})' if sample and sample.gpu_problem else ''}")
+        evidence.append(
+            f"GPU use: no data{f' ({safe_line(sample.gpu_problem)})' if sample and sample.gpu_problem else ''}"
+        )
     headline = "it is running"
     if details.gpu_idle_s:
         headline = f"it runs, but its GPUs have done nothing for {format_duration(details.gpu_idle_s)}"
@@ -191,22 +195,22 @@ def _running(home: str, view: RunView, environ: Mapping[str, str], now: float) -
     )
 
 
-def _use_words(node: usage.NodeUse) -> str:
+def _usage_sentence(node: usage.NodeUsage) -> str:
     """What a node of a run uses now: CPUs, memory, GPUs."""
     if not node.points:
         return "no samples yet"
     _, cpus, memory_mb, gpu, _ = node.points[-1]
-    words = f"{cpus:.1f} CPUs busy, {memory_words(memory_mb)} of memory"
+    words = f"{cpus:.1f} CPUs busy, {format_memory_short(memory_mb)} of memory"
     return words if gpu is None else f"{words}, {len(node.gpus)} GPU{'s' * (len(node.gpus) != 1)} at {gpu:.0f}%"
 
 
-def _asked(home: str, reader: Reader, run: str) -> Asked | None:
+def _requested_resources(home: str, reader: RunReader, run: str) -> RequestedResources | None:
     origin = reader.run(run).origin
     return origin.submission.asked if origin and origin.submission else None
 
 
 def _saved_script(home: str, run: str) -> tuple[str | None, str]:
-    claim = Reader(home).run(run).claim
+    claim = RunReader(home).run(run).claim
     if claim is None:
         return None, ""
     path = os.path.join(layout.submission_dir(home, claim.token), "script.sh")
@@ -217,7 +221,7 @@ def _saved_script(home: str, run: str) -> tuple[str | None, str]:
         return None, ""
 
 
-def show(
+def show_explanation(
     told: Explanation, screen: Screen, *, as_json: bool = False, quiet: bool = False, now: float | None = None
 ) -> int:
     """Print it. Exit code 5 only when Slurm was needed and silent."""
@@ -225,29 +229,31 @@ def show(
         print_json(msgspec.to_builtins(told))
         return 0
     if quiet:
-        print(plain(told.headline))
+        print(safe_line(told.headline))
         return 0
     moment = time.time() if now is None else now
-    reason = "" if told.headline == f"it is {told.state}" else f": {plain(told.headline)}"
-    sentences = [f"{screen.paint(plain(told.run), '1')} is {told.state}{reason}"]
-    sentences += [f"  {plain(line)}" for line in told.evidence]
+    reason = "" if told.headline == f"it is {told.state}" else f": {safe_line(told.headline)}"
+    sentences = [f"{screen.paint(safe_line(told.run), '1')} is {told.state}{reason}"]
+    sentences += [f"  {safe_line(line)}" for line in told.evidence]
     if told.start_estimate is not None:
-        sentences.append(f"Slurm estimates its start at {_clock(told.start_estimate, moment)}")
+        sentences.append(f"Slurm estimates its start at {_clock_time(told.start_estimate, moment)}")
     elif told.estimate_note:
         sentences.append(told.estimate_note)
-    sentences += [f"with {one.what} it could start at {_clock(one.start, moment)}: {one.flag}" for one in told.sooner]
+    sentences += [
+        f"with {one.what} it could start at {_clock_time(one.start, moment)}: {one.flag}" for one in told.sooner
+    ]
     for sentence in sentences:
-        print("\n".join(wrapped(sentence, screen)))
+        print("\n".join(wrap_line(sentence, screen)))
     if told.log_lines:
-        print(f"from {plain(told.log_path or 'its log')}:")
+        print(f"from {safe_line(told.log_path or 'its log')}:")
         for line in told.log_lines:
-            print(f"    {harmless(line, colour=False)}")
+            print(f"    {strip_control_sequences(line, colour=False)}")
     for command in told.next:
         print(f"hint: {command}")
     return 0
 
 
-def _clock(moment: float, now: float) -> str:
+def _clock_time(moment: float, now: float) -> str:
     away = moment - now
     span = f"in {format_duration(away)}" if away > 0 else "now"
     return f"{time.strftime('%a %H:%M' if away > 72000 else '%H:%M', time.localtime(moment))} ({span})"

@@ -9,10 +9,10 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from shoal.backends.slurm.facts import ask
+from shoal.backends.slurm.facts import query_slurm
 
 _ENFORCED = re.compile(r"(?m)^AccountingStorageEnforce\s*=.*\b(?:limits|safe)\b")
-_QOS_OF_PARTITION = re.compile(r"\bQoS=(\S+)")
+_PARTITION_QOS = re.compile(r"\bQoS=(\S+)")
 
 
 class SubmitLimit(NamedTuple):
@@ -37,8 +37,8 @@ def submit_limit(
     if kinds:
         fields = "format=Name,MaxSubmitJobsPU,MaxSubmitJobsPA,GrpSubmitJobs"
         limits += parse_qos(_sacctmgr(environ, "show", "qos", ",".join(kinds), fields))
-    limits += parse_tree(tree, account)
-    if not limits or _ENFORCED.search(ask(["scontrol", "show", "config"], environ, []) or "") is None:
+    limits += parse_account_tree(tree, account)
+    if not limits or _ENFORCED.search(query_slurm(["scontrol", "show", "config"], environ, []) or "") is None:
         return None
     return SubmitLimit(min(limits), account, ",".join(kinds))
 
@@ -50,36 +50,36 @@ def parse_association(text: str, account: str | None) -> tuple[str, str, list[in
     rows = [row for row in rows if (row[0] == account if account else row[0] == row[1] or not row[1])]
     if not rows:
         return None
-    return rows[0][0], rows[0][2], [number for row in rows for number in _numbers(row[3:])]
+    return rows[0][0], rows[0][2], [number for row in rows for number in _limits_in(row[3:])]
 
 
-def parse_tree(text: str, account: str) -> list[int]:
+def parse_account_tree(text: str, account: str) -> list[int]:
     """The limits on all jobs of an account and of those above it."""
     rows = {fields[0]: fields for line in text.splitlines() if len(fields := line.split("|")) == 4 and not fields[1]}
     found: list[int] = []
     seen: set[str] = set()
     while account in rows and account not in seen:
         seen.add(account)
-        found += _numbers(rows[account][3:])
+        found += _limits_in(rows[account][3:])
         account = rows[account][2]
     return found
 
 
 def parse_qos(text: str) -> list[int]:
-    return [number for line in text.splitlines() for number in _numbers(line.split("|")[1:])]
+    return [number for line in text.splitlines() for number in _limits_in(line.split("|")[1:])]
 
 
 def _partition_qos(environ: Mapping[str, str], partition: str | None) -> str | None:
     """A partition may have a QOS of its own, whose limits hold beside the job's."""
     if not partition or "," in partition:
         return None
-    told = _QOS_OF_PARTITION.search(ask(["scontrol", "-o", "show", "partition", partition], environ, []) or "")
+    told = _PARTITION_QOS.search(query_slurm(["scontrol", "-o", "show", "partition", partition], environ, []) or "")
     return told[1] if told is not None and told[1] != "N/A" else None
 
 
 def _sacctmgr(environ: Mapping[str, str], *words: str) -> str:
-    return ask(["sacctmgr", "--noheader", "--parsable2", *words], environ, []) or ""
+    return query_slurm(["sacctmgr", "--noheader", "--parsable2", *words], environ, []) or ""
 
 
-def _numbers(fields: list[str]) -> list[int]:
+def _limits_in(fields: list[str]) -> list[int]:
     return [int(field) for field in map(str.strip, fields) if field.isascii() and field.isdigit()]

@@ -1,13 +1,13 @@
-"""All rules of the doctor, one module for each family. `load` registers them in `finding.RULES`."""
+"""All rules of the doctor, one module for each family. `load_rules` registers them in `finding.RULES`."""
 
 from importlib import import_module
 
-FAMILIES = (
+RULE_MODULES = (
     "directives", "values", "files", "cluster", "geometry", "launch", "steps", "shell", "network", "gpu_env", "signals",
 )  # fmt: skip
 
 
-def load() -> None:
+def load_rules() -> None:
     """Import every family; doing so twice changes nothing."""
-    for family in FAMILIES:
+    for family in RULE_MODULES:
         import_module(f"shoal.doctor.rules.{family}")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from shoal.doctor.finding import Facts, Hit, rule
-from shoal.doctor.nearest import Misfit, closest, qos_misfits
+from shoal.doctor.finding import CheckFacts, RuleHit, rule
+from shoal.doctor.nearest import RequestMismatch, closest_node_kind, qos_mismatches
 from shoal.units import plural
 
 _GPU_NAMES = ("gpu", "a100", "h100", "h200", "v100", "a40", "l40", "b200", "gh200", "mi250", "mi300", "rtx", "2080")
 
 
-def _line(facts: Facts, name: str) -> int:
+def _option_line(facts: CheckFacts, name: str) -> int:
     options = facts.script.options
     option = options.get(name) or next(
         (options[other] for other in ("gres", "gpus-per-node", "gpus", "ntasks-per-node") if other in options), None
@@ -20,44 +20,44 @@ def _line(facts: Facts, name: str) -> int:
     return option.line if option else 1
 
 
-def _fix(facts: Facts, otherwise: str) -> str:
+def _fix_text(facts: CheckFacts, otherwise: str) -> str:
     return f"sbatch {facts.nearest} {facts.script.path}   # tried: Slurm accepts it" if facts.nearest else otherwise
 
 
-def _found(facts: Facts, *about: str) -> Iterator[tuple[str, Misfit]]:
+def _mismatches(facts: CheckFacts, *about: str) -> Iterator[tuple[str, RequestMismatch]]:
     if facts.cluster is None or facts.script.directives.is_het:
         return
-    best = closest(facts.script.geometry, facts.script.options, facts.cluster)
+    best = closest_node_kind(facts.script.geometry, facts.script.options, facts.cluster)
     for misfit in best[1] if best else ():
         if misfit.about in about and best:
             yield best[0].partition, misfit
 
 
 @rule("D11", "error", "more time than the partition gives")
-def too_long(facts: Facts) -> Iterator[Hit]:
-    for partition, misfit in _found(facts, "time"):
-        yield Hit(
-            _line(facts, "time"),
+def time_above_limit(facts: CheckFacts) -> Iterator[RuleHit]:
+    for partition, misfit in _mismatches(facts, "time"):
+        yield RuleHit(
+            _option_line(facts, "time"),
             f"--time={misfit.asked} is more than partition {partition} gives: {misfit.most}",
             "Slurm refuses it, or accepts it and never starts it (PartitionTimeLimit)",
-            _fix(facts, f"--time={misfit.most}"),
+            _fix_text(facts, f"--time={misfit.most}"),
         )
 
 
 @rule("D12", "error", "a GPU type that is not here")
-def gpu_type(facts: Facts) -> Iterator[Hit]:
-    for partition, misfit in _found(facts, "type"):
+def unavailable_gpu_type(facts: CheckFacts) -> Iterator[RuleHit]:
+    for partition, misfit in _mismatches(facts, "type"):
         kinds = facts.cluster.kinds(facts.script.options) if facts.cluster else []
         names = ", ".join(dict.fromkeys(name for kind in kinds for name in kind.gpu_types)) or "no named types"
-        yield Hit(
-            _line(facts, misfit.option),
+        yield RuleHit(
+            _option_line(facts, misfit.option),
             f"partition {partition} has no GPU type {misfit.asked}; it has {names} (capital letters count)",
             "Slurm refuses it: requested node configuration is not available",
-            _fix(facts, f"--gres=gpu:{misfit.most}:{facts.script.geometry.gpus_per_node}"),
+            _fix_text(facts, f"--gres=gpu:{misfit.most}:{facts.script.geometry.gpus_per_node}"),
         )
     option = facts.script.options.get("gres")
     if option is not None and any(item.strip().startswith("gpus:") for item in (option.value or "").split(",")):
-        yield Hit(
+        yield RuleHit(
             option.line,
             "the generic resource is called gpu, not gpus",
             "sbatch refuses it: invalid generic resource specification",
@@ -66,7 +66,7 @@ def gpu_type(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("D13", "error", "more than any node has")
-def too_much(facts: Facts) -> Iterator[Hit]:
+def request_above_node(facts: CheckFacts) -> Iterator[RuleHit]:
     cluster, options = facts.cluster, facts.script.options
     if cluster is None:
         return
@@ -74,36 +74,36 @@ def too_much(facts: Facts) -> Iterator[Hit]:
     names = [one.name for one in cluster.partitions]
     for name in (asked.value or "").split(",") if asked is not None and asked.is_literal else ():
         if name and name not in names:
-            yield Hit(
+            yield RuleHit(
                 asked.line if asked else 1,
                 f"there is no partition {name} here; there are {', '.join(names)}",
                 "sbatch refuses it: invalid partition",
-                _fix(facts, f"--partition={names[0]}" if names else "sinfo"),
+                _fix_text(facts, f"--partition={names[0]}" if names else "sinfo"),
             )
     words = {"gpus": "GPUs per node", "cpus": "CPUs per task", "memory": "memory per node", "nodes": "nodes",
              "tasks": "tasks per node"}  # fmt: skip
-    for partition, misfit in _found(facts, *words):
-        yield Hit(
-            _line(facts, misfit.option),
+    for partition, misfit in _mismatches(facts, *words):
+        yield RuleHit(
+            _option_line(facts, misfit.option),
             f"no node of partition {partition} gives {misfit.asked} {words[misfit.about]}; at most {misfit.most}",
             "Slurm refuses it, or leaves it in the queue for ever",
-            _fix(facts, f"--{misfit.option}={misfit.most}"),
+            _fix_text(facts, f"--{misfit.option}={misfit.most}"),
         )
-    for partition, misfit in _found(facts, "feature"):
-        yield Hit(
-            _line(facts, "constraint"),
+    for partition, misfit in _mismatches(facts, "feature"):
+        yield RuleHit(
+            _option_line(facts, "constraint"),
             f"no node of partition {partition} has the feature {misfit.asked}; there are: {misfit.most or 'none'}",
             "Slurm refuses it: invalid feature specification",
-            _fix(facts, "leave --constraint out"),
+            _fix_text(facts, "leave --constraint out"),
         )
 
 
 @rule("D21", "error", "more array tasks than the cluster takes")
-def array_size(facts: Facts) -> Iterator[Hit]:
+def array_above_limit(facts: CheckFacts) -> Iterator[RuleHit]:
     last, most = facts.script.geometry.array_last, facts.cluster.max_array_size if facts.cluster else None
     if last is not None and most is not None and last >= most:
-        yield Hit(
-            _line(facts, "array"),
+        yield RuleHit(
+            _option_line(facts, "array"),
             f"the largest index of the array is {last}, and here it must be below {most}",
             "sbatch refuses it: invalid job array specification",
             f"--array=0-{most - 1}, and the rest as a second array, or several steps in each task",
@@ -111,40 +111,40 @@ def array_size(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("D27", "error", "an account or QOS that is not yours")
-def not_yours(facts: Facts) -> Iterator[Hit]:
+def account_not_allowed(facts: CheckFacts) -> Iterator[RuleHit]:
     cluster, options = facts.cluster, facts.script.options
     if cluster is None:
         return
     for name, known in (("account", cluster.accounts), ("qos", cluster.qos)):
         option = options.get(name)
         if option is not None and known and option.is_literal and option.value not in known:
-            yield Hit(
+            yield RuleHit(
                 option.line,
                 f"you have no {name} {option.value} here; you have {', '.join(known)}",
                 "Slurm refuses it: invalid account, partition or QOS combination",
-                _fix(facts, f"--{name}={known[0]}"),
+                _fix_text(facts, f"--{name}={known[0]}"),
             )
     for partition in cluster.chosen(options):
         account = options["account"].value if "account" in options else cluster.default_account
         if partition.allow_accounts and account and account not in partition.allow_accounts:
-            yield Hit(
-                _line(facts, "partition"),
+            yield RuleHit(
+                _option_line(facts, "partition"),
                 f"partition {partition.name} is for {', '.join(partition.allow_accounts)}, not for account {account}",
                 "Slurm refuses it, or leaves it in the queue for ever",
-                _fix(facts, f"--account={partition.allow_accounts[0]}, if you have it"),
+                _fix_text(facts, f"--account={partition.allow_accounts[0]}, if you have it"),
             )
         if not partition.is_up:
-            yield Hit(
-                _line(facts, "partition"),
+            yield RuleHit(
+                _option_line(facts, "partition"),
                 f"partition {partition.name} is not up",
                 "the job waits until somebody opens it",
-                _fix(facts, "sinfo   # which partitions are up"),
+                _fix_text(facts, "sinfo   # which partitions are up"),
                 "warning",
             )
 
 
 @rule("D28", "warning", "maintenance before the job can end")
-def maintenance(facts: Facts) -> Iterator[Hit]:
+def maintenance(facts: CheckFacts) -> Iterator[RuleHit]:
     cluster, limit = facts.cluster, facts.script.geometry.time_s
     if cluster is None or not limit:
         return
@@ -153,8 +153,8 @@ def maintenance(facts: Facts) -> Iterator[Hit]:
             left = max(0, int(window.start_s - cluster.now_s))
             when = datetime.fromtimestamp(window.start_s).strftime("%Y-%m-%d %H:%M")
             hours, minutes = divmod(left // 60, 60)
-            yield Hit(
-                _line(facts, "time"),
+            yield RuleHit(
+                _option_line(facts, "time"),
                 f"maintenance {window.name} begins at {when}, before this job could end",
                 "the job does not start until the maintenance is over",
                 f"--time={hours:02}:{minutes:02}:00 would still fit before it"
@@ -165,34 +165,34 @@ def maintenance(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("D29", "error", "Slurm refuses the request")
-def refused(facts: Facts) -> Iterator[Hit]:
+def rejected_by_slurm(facts: CheckFacts) -> Iterator[RuleHit]:
     if facts.refusal is not None:
-        yield Hit(
+        yield RuleHit(
             facts.script.directives.lines[0] if facts.script.directives.lines else 1,
             f"sbatch --test-only refuses the script: {facts.refusal}",
             "it cannot be submitted as it is",
-            _fix(facts, f"sbatch --test-only {facts.script.path}   # asks again"),
+            _fix_text(facts, f"sbatch --test-only {facts.script.path}   # asks again"),
         )
 
 
 @rule("D32", "error", "more than the QOS gives")
-def qos_limit(facts: Facts) -> Iterator[Hit]:
+def request_above_qos(facts: CheckFacts) -> Iterator[RuleHit]:
     if facts.cluster is None:
         return
     words = {"time": "of time", "gpus": "GPUs at once"}
     option = facts.script.options.get("qos")
     name = option.value if option else ""
-    for misfit in qos_misfits(facts.script.geometry, facts.script.options, facts.cluster):
-        yield Hit(
-            _line(facts, misfit.option),
+    for misfit in qos_mismatches(facts.script.geometry, facts.script.options, facts.cluster):
+        yield RuleHit(
+            _option_line(facts, misfit.option),
             f"QOS {name} gives at most {misfit.most} {words[misfit.about]}, not {misfit.asked}",
             "Slurm accepts it and never starts it (QOSMaxWallDurationPerJobLimit, QOSMaxGRESPerUser)",
-            _fix(facts, f"at most {misfit.most}, or another QOS"),
+            _fix_text(facts, f"at most {misfit.most}, or another QOS"),
         )
 
 
 @rule("G14", "error", "a GPU partition, and no GPU asked for")
-def no_gpu(facts: Facts) -> Iterator[Hit]:
+def gpu_partition_without_gpu(facts: CheckFacts) -> Iterator[RuleHit]:
     script = facts.script
     if script.geometry.wants_gpus or script.kind != "batch" or script.directives.is_het:
         return
@@ -207,7 +207,7 @@ def no_gpu(facts: Facts) -> Iterator[Hit]:
         certain = False
     if gpus and needs and "exclusive" not in script.options:
         name = option.value if option is not None else "of this cluster"
-        yield Hit(
+        yield RuleHit(
             option.line if option else 1,
             f"partition {name} has GPUs, and the script asks for none",
             "the program finds no CUDA GPUs",
@@ -217,7 +217,7 @@ def no_gpu(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("G17", "warning", "more CPUs than the GPUs' share")
-def cpu_share(facts: Facts) -> Iterator[Hit]:
+def cpus_above_gpu_share(facts: CheckFacts) -> Iterator[RuleHit]:
     geometry, options = facts.script.geometry, facts.script.options
     cpus, gpus = geometry.cpus_per_node, geometry.gpus_per_node
     if facts.cluster is None or not cpus or not gpus or "exclusive" in options:
@@ -225,8 +225,8 @@ def cpu_share(facts: Facts) -> Iterator[Hit]:
     shares = [kind.cpus * gpus // kind.gpus for kind in facts.cluster.kinds(options) if kind.gpus >= gpus]
     if shares and cpus > max(shares):
         tasks = geometry.tasks_on_node
-        yield Hit(
-            _line(facts, "cpus-per-task"),
+        yield RuleHit(
+            _option_line(facts, "cpus-per-task"),
             f"{plural(cpus, 'CPU')} for {plural(gpus, 'GPU')} is more than their share of a node, {max(shares)}",
             "other GPUs of the node are left without CPUs, and the job waits longer",
             f"--cpus-per-task={max(1, max(shares) // tasks)}",

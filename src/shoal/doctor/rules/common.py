@@ -4,38 +4,38 @@ from __future__ import annotations
 
 import re
 
-from shoal.doctor.finding import Facts
-from shoal.doctor.launches import Launch, as_number
-from shoal.doctor.script import Script
+from shoal.doctor.finding import CheckFacts
+from shoal.doctor.launches import ScriptLaunch, as_number
+from shoal.doctor.script import BatchScript
 
 _LIGHTNING_ARGS = re.compile(
     r"(?:^|[\s-])\+*trainer\.(?:devices|gpus|num_nodes|strategy|accelerator)\b|lightning|\bLightningCLI\b"
 )
 #: Words in a command that say that the program itself spreads over GPUs.
-_SPREADS = re.compile(
+_SELF_DISTRIBUTING = re.compile(
     r"\b(?:vllm|ray|tensor[_-]parallel|device_map|data[_-]?parallel|spawn|submitit|mp_spawn|fsdp|ddp)\b", re.I
 )
 
 
-def header_line(facts: Facts, *names: str) -> int:
+def header_line(facts: CheckFacts, *names: str) -> int:
     """The line of the first of these options that the header has."""
     options = facts.script.options
     return next((options[name].line for name in names if name in options), 1)
 
 
-def is_native(launch: Launch) -> bool:
+def is_native(launch: ScriptLaunch) -> bool:
     """One process for each task: srun starts Python itself."""
     return launch.srun is not None and launch.launcher == "python"
 
 
-def step_nodes(launch: Launch, script: Script) -> int | None:
+def step_nodes(launch: ScriptLaunch, script: BatchScript) -> int | None:
     """Nodes of a launch: its srun's own, else the job's; None when only Slurm knows."""
     if launch.srun is not None and "nodes" in launch.srun:
         return as_number(launch.srun["nodes"], script.values)
     return None if "nodes" in script.geometry.uncertain else script.geometry.n
 
 
-def step_tasks_per_node(launch: Launch, script: Script) -> int | None:
+def step_tasks_per_node(launch: ScriptLaunch, script: BatchScript) -> int | None:
     """Tasks on one node of the launch's step; None when it cannot be told."""
     geometry, srun = script.geometry, launch.srun
     if srun is None:
@@ -54,7 +54,7 @@ def step_tasks_per_node(launch: Launch, script: Script) -> int | None:
     return geometry.tasks_on_node
 
 
-def lightning(facts: Facts, launch: Launch) -> tuple[bool, bool]:
+def uses_lightning(facts: CheckFacts, launch: ScriptLaunch) -> tuple[bool, bool]:
     """(it is Lightning, and that is certain): from the program's imports, or from the words of its command."""
     hints = facts.script.hints(launch)
     if hints is not None:
@@ -62,16 +62,16 @@ def lightning(facts: Facts, launch: Launch) -> tuple[bool, bool]:
     return bool(_LIGHTNING_ARGS.search(" ".join((launch.program, *launch.args)))), False
 
 
-def spreads_itself(facts: Facts, launch: Launch) -> bool:
+def distributes_itself(facts: CheckFacts, launch: ScriptLaunch) -> bool:
     """The program is known, or looks, to start its own processes on all GPUs it sees."""
     hints = facts.script.hints(launch)
     if hints is not None:
         tools = {"ray", "vllm", "submitit", "transformers", "accelerate", "deepspeed", "jax", "tensorflow"}
         return hints.spawns or bool(hints.imports & tools)
-    return bool(_SPREADS.search(launch.raw))
+    return bool(_SELF_DISTRIBUTING.search(launch.raw))
 
 
-def trainer_number(launch: Launch, name: str) -> int | None:
+def trainer_number(launch: ScriptLaunch, name: str) -> int | None:
     """A Lightning number in the command's words: trainer.devices=4, --trainer.devices 4, --devices=4."""
     words = list(launch.args)
     for index, word in enumerate(words):

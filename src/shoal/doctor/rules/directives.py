@@ -5,24 +5,36 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from shoal.batch import SLURM_MOST_BYTES, is_template, known_options
-from shoal.doctor.finding import Edit, Facts, Hit, rule
+from shoal.batch import SLURM_MAX_BYTES, is_template, known_options
+from shoal.doctor.finding import CheckFacts, RuleHit, ScriptEdit, rule
 
 _PATHS = ("output", "error", "chdir", "input")
-_NAMES = frozenset({"job-name", "comment", "mail-user", "wckey", "licenses"})
-_NEEDED = frozenset({"time", "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "mem", "mem-per-cpu"})
+_FREE_TEXT_OPTIONS = frozenset({"job-name", "comment", "mail-user", "wckey", "licenses"})
+_REQUIRED_OPTIONS = frozenset({"time", "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "mem", "mem-per-cpu"})
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
-_SPACED = re.compile(r"(--?[A-Za-z][\w-]*)(?:\s+=\s*|\s*=\s+)(?=\S)")
+_SPACED_OPTION = re.compile(r"(--?[A-Za-z][\w-]*)(?:\s+=\s*|\s*=\s+)(?=\S)")
 #: Removed or never part of sbatch, and what takes their place.
-_REPLACED = {"workdir": "chdir", "share": "oversubscribe", "cores": "cpus-per-task", "cpu_bind": "srun --cpu-bind",
+_RENAMED_OPTIONS = {"workdir": "chdir", "share": "oversubscribe", "cores": "cpus-per-task",
+             "cpu_bind": "srun --cpu-bind",
              "gpu": "gpus-per-node or gres=gpu:", "ntask": "ntasks", "cpus": "cpus-per-task", "memory": "mem",
              "queue": "partition", "walltime": "time", "num-nodes": "nodes"}  # fmt: skip
 #: Options that site plugins add to sbatch (containers above all); unknown to Slurm itself and right where they exist.
-_PLUGINS = ("container-", "no-container-", "x11", "auks", "spank-", "tmpdir", "qos-", "multi-", "lustre", "private-")
+_PLUGIN_PREFIXES = (
+    "container-",
+    "no-container-",
+    "x11",
+    "auks",
+    "spank-",
+    "tmpdir",
+    "qos-",
+    "multi-",
+    "lustre",
+    "private-",
+)
 
 
 @rule("D01", "error", "a directive below the first command")
-def late(facts: Facts) -> Iterator[Hit]:
+def directive_after_command(facts: CheckFacts) -> Iterator[RuleHit]:
     read = facts.script.directives.last()
     for one in facts.script.directives.ignored:
         if one.why != "late":
@@ -31,18 +43,18 @@ def late(facts: Facts) -> Iterator[Hit]:
         known = one.options and all(
             option.name in read and read[option.name].value == option.value for option in one.options
         )
-        yield Hit(
+        yield RuleHit(
             one.line,
             f"this directive stands below the first command (line {first}), so sbatch does not read it",
             "it repeats what the header says" if known else "the job starts without what this line asks for",
             "move it up, below the other #SBATCH lines",
             "hint" if known else None,
-            (Edit("drop", one.line), *(() if known else (Edit("header", new=one.text.rstrip()),))),
+            (ScriptEdit("drop", one.line), *(() if known else (ScriptEdit("header", new=one.text.rstrip()),))),
         )
 
 
 @rule("D02", "error", "a directive that is only a comment")
-def only_a_comment(facts: Facts) -> Iterator[Hit]:
+def commented_directive(facts: CheckFacts) -> Iterator[RuleHit]:
     given = {option.name for option in facts.script.directives.options}
     for one in facts.script.directives.ignored:
         if one.why == "late" or not one.options:
@@ -53,72 +65,72 @@ def only_a_comment(facts: Facts) -> Iterator[Hit]:
             if not missing:
                 continue
             said = "looks like a directive that was switched off, and nothing else sets --" + missing[0]
-            yield Hit(
+            yield RuleHit(
                 one.line, f"this line {said}", "sbatch does not read it", "#SBATCH, with one # and no blank", "warning"
             )
             continue
         fixed = "#SBATCH " + re.sub(r"^\s*#+\s*(?i:sbatch)\s*:?\s*", "", one.text).rstrip()
         what = "is indented" if one.why == "indented" else "is not spelled #SBATCH"
-        yield Hit(
+        yield RuleHit(
             one.line,
             f"this directive {what}, so sbatch takes it for a comment",
             "the job starts without what this line asks for",
             f"{fixed}   # at the beginning of the line",
             None,
-            (Edit("drop", one.line), Edit("header", new=fixed)),
+            (ScriptEdit("drop", one.line), ScriptEdit("header", new=fixed)),
         )
 
 
 @rule("D03", "error", "DOS line ends")
-def crlf(facts: Facts) -> Iterator[Hit]:
+def dos_line_endings(facts: CheckFacts) -> Iterator[RuleHit]:
     text = facts.script.text
     if text.crlf and not text.encoding.startswith("utf-16"):
-        yield Hit(
+        yield RuleHit(
             text.first_crlf,
             f"{text.crlf} line{'s end' if text.crlf > 1 else ' ends'} as on DOS (CR LF)",
             "sbatch refuses the script: it contains DOS line breaks",
             f"sed -i 's/\\r$//' {facts.script.path}",
             None,
-            (Edit("replace", 0, "\r", ""),),
+            (ScriptEdit("replace", 0, "\r", ""),),
         )
 
 
 @rule("D04", "error", "no shebang")
-def no_shebang(facts: Facts) -> Iterator[Hit]:
+def no_shebang(facts: CheckFacts) -> Iterator[RuleHit]:
     script = facts.script
     if script.kind != "batch" or script.text.encoding.startswith("utf-16"):
         return
     lines = script.text.lines
     if script.text.encoding == "utf-8-sig":
-        yield Hit(
+        yield RuleHit(
             1,
             "the file begins with a byte order mark, so its first two bytes are not #!",
             "sbatch refuses it: this does not look like a batch script",
             f"sed -i '1s/^\\xEF\\xBB\\xBF//' {script.path}",
             None,
-            (Edit("replace", 1, "\ufeff", ""),),
+            (ScriptEdit("replace", 1, "\ufeff", ""),),
         )
     elif not lines[0].startswith("#!"):
         other = next((number for number, line in enumerate(lines, start=1) if line.lstrip().startswith("#!")), None)
-        lower = () if other is None else (Edit("drop", other),)
-        yield Hit(
+        lower = () if other is None else (ScriptEdit("drop", other),)
+        yield RuleHit(
             1,
             "the first line is not a shebang" + (f"; it stands in line {other}" if other else ""),
             "sbatch refuses it: this does not look like a batch script",
             "#!/bin/bash   # as the very first line",
             # Without a single directive it may be a helper that nobody submits.
             None if script.directives.options or script.directives.ignored else "hint",
-            (*lower, Edit("top", new=lines[other - 1].strip() if other else "#!/bin/bash")),
+            (*lower, ScriptEdit("top", new=lines[other - 1].strip() if other else "#!/bin/bash")),
         )
 
 
 @rule("D05", "error", "a shell variable in a directive")
-def variable(facts: Facts) -> Iterator[Hit]:
+def variable_in_directive(facts: CheckFacts) -> Iterator[RuleHit]:
     for option in facts.script.directives.options:
         value = option.value or ""
         if "$" not in value and "`" not in value:
             continue
-        names_only = option.name in _NAMES
+        names_only = option.name in _FREE_TEXT_OPTIONS
         path = option.name in _PATHS
         effect = (
             "the job dies at once (0:53) and leaves no log"
@@ -128,7 +140,7 @@ def variable(facts: Facts) -> Iterator[Hit]:
             else "sbatch refuses the value"
         )
         better = "%x, %j, %A and %a are Slurm's own names" if path or names_only else "the shell expands it there"
-        yield Hit(
+        yield RuleHit(
             option.line,
             f"sbatch expands no shell variables: --{option.name}={value} is taken as it stands",
             effect,
@@ -138,10 +150,10 @@ def variable(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("D06", "error", "a tilde in a path of a directive")
-def tilde(facts: Facts) -> Iterator[Hit]:
+def tilde_in_path(facts: CheckFacts) -> Iterator[RuleHit]:
     for option in facts.script.directives.options:
         if option.name in _PATHS and (option.value or "").startswith("~"):
-            yield Hit(
+            yield RuleHit(
                 option.line,
                 f"sbatch does not expand ~ in --{option.name}={option.value}",
                 "the job dies at once (0:53), or writes into a folder that is called ~",
@@ -150,24 +162,24 @@ def tilde(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("D09", "error", "a directive that sbatch cannot split into options")
-def unreadable(facts: Facts) -> Iterator[Hit]:
+def unparsable_directive(facts: CheckFacts) -> Iterator[RuleHit]:
     for number in facts.script.directives.lines:
         line = facts.script.text.lines[number - 1]
         comment = line.find("#", 1)
-        spaced = _SPACED.search(line[:comment] if comment > 0 else line)
+        spaced = _SPACED_OPTION.search(line[:comment] if comment > 0 else line)
         if spaced is not None:
-            yield Hit(
+            yield RuleHit(
                 number,
                 f"{spaced[1]} has a blank beside its =",
                 "sbatch refuses the script: the value is read as '='",
                 f"{spaced[1]}=VALUE, without blanks",
                 None,
-                (Edit("replace", number, spaced[0], f"{spaced[1]}="),),
+                (ScriptEdit("replace", number, spaced[0], f"{spaced[1]}="),),
             )
     for option in facts.script.directives.options:
         # --export= and --constraint= are ways to say "nothing"; a number cannot be nothing.
-        if option.value == "" and option.name in _NEEDED:
-            yield Hit(
+        if option.value == "" and option.name in _REQUIRED_OPTIONS:
+            yield RuleHit(
                 option.line,
                 f"--{option.name} has no value",
                 "sbatch refuses the script",
@@ -176,16 +188,20 @@ def unreadable(facts: Facts) -> Iterator[Hit]:
     for stray in facts.script.directives.strays:
         if stray.word[:1] in _DASHES and stray.word:
             plain = "--" + stray.word.lstrip(_DASHES + "-")
-            yield Hit(
+            yield RuleHit(
                 stray.line,
                 f"{stray.word!r} begins with a dash that is not the one on the keyboard",
                 "sbatch refuses the script",
                 plain,
                 None,
-                (Edit("replace", stray.line, stray.word, plain),),
+                (ScriptEdit("replace", stray.line, stray.word, plain),),
             )
-        elif not is_template(stray.text) and not _SPACED.search(stray.text) and stray.word not in ("hetjob", "packjob"):
-            yield Hit(
+        elif (
+            not is_template(stray.text)
+            and not _SPACED_OPTION.search(stray.text)
+            and stray.word not in ("hetjob", "packjob")
+        ):
+            yield RuleHit(
                 stray.line,
                 f"{stray.word!r} belongs to no option",
                 "sbatch refuses the script, or reads it as part of the option before",
@@ -195,35 +211,37 @@ def unreadable(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("D23", "hint", "a comment glued to a value")
-def glued_comment(facts: Facts) -> Iterator[Hit]:
+def glued_comment(facts: CheckFacts) -> Iterator[RuleHit]:
     for number in facts.script.directives.lines:
         line = facts.script.text.lines[number - 1]
         match = re.search(r"[^\s\\#\"']#", line[1:])
         if match is not None:
             place = match.start() + 2
-            yield Hit(
+            yield RuleHit(
                 number,
                 "the comment begins without a blank behind the value",
                 "this Slurm cuts it off; site filters that read the script may not",
                 "a blank before #",
                 None,
-                (Edit("replace", number, line[place:], f" {line[place:]}"),),
+                (ScriptEdit("replace", number, line[place:], f" {line[place:]}"),),
             )
 
 
 @rule("D25", "warning", "an option that sbatch does not know")
-def unknown(facts: Facts) -> Iterator[Hit]:
+def unknown_option(facts: CheckFacts) -> Iterator[RuleHit]:
     from difflib import get_close_matches
 
     takes = known_options()
     for option in facts.script.directives.options:
-        if option.name in takes or option.name.startswith(_PLUGINS):
+        if option.name in takes or option.name.startswith(_PLUGIN_PREFIXES):
             continue
-        near = _REPLACED.get(option.name) or next(iter(get_close_matches(option.name, takes, n=1, cutoff=0.8)), None)
+        near = _RENAMED_OPTIONS.get(option.name) or next(
+            iter(get_close_matches(option.name, takes, n=1, cutoff=0.8)), None
+        )
         hint = f"did you mean --{near}?" if near else "sbatch --help   # lists what this Slurm and its plugins take"
         if len([name for name in takes if name.startswith(option.name)]) > 1:
             hint = f"write it in full, such as --{next(name for name in takes if name.startswith(option.name))}"
-        yield Hit(
+        yield RuleHit(
             option.line,
             f"sbatch has no option --{option.name}, unless a plugin of the site adds it",
             "sbatch refuses the script: unrecognized option",
@@ -232,12 +250,12 @@ def unknown(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("D26", "warning", "options that contradict each other")
-def contradiction(facts: Facts) -> Iterator[Hit]:
+def conflicting_options(facts: CheckFacts) -> Iterator[RuleHit]:
     seen: dict[str, tuple[int, str | None]] = {}
     for option in facts.script.directives.options:
         before = seen.get(option.name)
         if before is not None and before[1] != option.value and option.name not in ("dependency", "constraint"):
-            yield Hit(
+            yield RuleHit(
                 option.line,
                 f"--{option.name} is given twice, {before[1]} in line {before[0]} and {option.value} here",
                 f"the later one counts: {option.value}",
@@ -246,11 +264,11 @@ def contradiction(facts: Facts) -> Iterator[Hit]:
         seen[option.name] = (option.line, option.value)
     options = facts.script.options
     if "requeue" in options and "no-requeue" in options:
-        yield Hit(
+        yield RuleHit(
             options["no-requeue"].line, "--requeue and --no-requeue are both given", "the later one counts", "keep one"
         )
     if "gpus-per-task" in options and not {"gpus", "ntasks", "ntasks-per-node"} & set(options):
-        yield Hit(
+        yield RuleHit(
             options["gpus-per-task"].line,
             "--gpus-per-task needs --ntasks or --gpus beside it",
             "some releases of Slurm refuse it (22.05: invalid generic resource specification)",
@@ -259,26 +277,28 @@ def contradiction(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("D30", "error", "a file that sbatch cannot take")
-def not_text(facts: Facts) -> Iterator[Hit]:
+def unsupported_file(facts: CheckFacts) -> Iterator[RuleHit]:
     text, path = facts.script.text, facts.script.path
     if text.encoding != "binary" and not any(line.strip() for line in text.lines):
-        yield Hit(1, "the file is empty", "sbatch refuses it: batch script is empty", "write a script into it")
+        yield RuleHit(1, "the file is empty", "sbatch refuses it: batch script is empty", "write a script into it")
         return
     if text.encoding.startswith("utf-16"):
-        yield Hit(
+        yield RuleHit(
             1,
             "the file is text in UTF-16, in which every second byte is a NUL",
             "sbatch refuses it: this does not look like a batch script",
             f"iconv -f utf-16 -t utf-8 {path} > fixed.sh",
         )
     elif text.encoding == "binary":
-        yield Hit(
+        yield RuleHit(
             1, "the file is not text", "sbatch refuses it, or runs something unreadable", "name the script instead"
         )
     elif text.has_nul:
-        yield Hit(1, "the file has NUL characters", "Slurm refuses the script", f"tr -d '\\000' < {path} > fixed.sh")
-    if text.size > SLURM_MOST_BYTES:
-        yield Hit(
+        yield RuleHit(
+            1, "the file has NUL characters", "Slurm refuses the script", f"tr -d '\\000' < {path} > fixed.sh"
+        )
+    if text.size > SLURM_MAX_BYTES:
+        yield RuleHit(
             1,
             f"the file has {text.size:,} bytes, and Slurm takes scripts of 4 MiB",
             "sbatch refuses it: job script too large",
@@ -287,26 +307,26 @@ def not_text(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("D31", "hint", "what could not be read")
-def not_understood(facts: Facts) -> Iterator[Hit]:
+def unparsed_lines(facts: CheckFacts) -> Iterator[RuleHit]:
     script = facts.script
     for problem in script.problems:
-        yield Hit(
+        yield RuleHit(
             problem.line, problem.sentence, "bash stops there; nothing below it was checked", "close it", "warning"
         )
     if script.kind == "batch" and not script.is_shell:
-        yield Hit(
+        yield RuleHit(
             1,
             f"the script is {script.language}, of which only the #SBATCH lines were checked",
             "nothing is known about its commands",
             "check its commands by eye",
         )
     if script.text.cut:
-        yield Hit(
+        yield RuleHit(
             1, "the file is very long; only its beginning was checked", "the rest is unknown", "shorten the script"
         )
     for number in script.directives.lines:
         if is_template(script.text.lines[number - 1]):
-            yield Hit(
+            yield RuleHit(
                 number,
                 "this directive looks like a template that was not filled in",
                 "sbatch would take it as it stands",
@@ -314,7 +334,7 @@ def not_understood(facts: Facts) -> Iterator[Hit]:
             )
     for program, hints in script.python.items():
         if hints.unread:
-            yield Hit(
+            yield RuleHit(
                 next((one.line for one in script.launches if one.program == program), 1),
                 f"{program} could not be read as Python ({hints.unread.splitlines()[0][:80]})",
                 "what it needs is not known",

@@ -7,16 +7,17 @@ import re
 from collections.abc import Iterator
 
 from shoal.batch import known_options, short_names
-from shoal.doctor.finding import Facts, Hit, rule
+from shoal.doctor.finding import CheckFacts, RuleHit, rule
 
-_LOUD = frozenset({"gres", "partition", "account", "qos", "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus",
-                   "gpus-per-node", "mem", "array", "dependency", "job-name", "constraint", "exclude"})  # fmt: skip
+_REQUEST_OPTIONS = frozenset({"gres", "partition", "account", "qos", "nodes", "ntasks", "ntasks-per-node",
+                   "cpus-per-task", "gpus", "gpus-per-node", "mem", "array", "dependency", "job-name",
+                   "constraint", "exclude"})  # fmt: skip
 _SRUN = re.compile(r"^[^#\n]*(?:^|[\s;&|(])srun\s", re.MULTILINE)
 _DIRECTIVE = re.compile(r"^#SBATCH\s+-", re.MULTILINE)
 
 
 @rule("D07", "error", "the log folder does not exist")
-def log_folder(facts: Facts) -> Iterator[Hit]:
+def missing_log_directory(facts: CheckFacts) -> Iterator[RuleHit]:
     if facts.script.kind != "batch":
         return
     base = facts.script.options.get("chdir")
@@ -33,7 +34,7 @@ def log_folder(facts: Facts) -> Iterator[Hit]:
             continue
         made = any(one.name == "mkdir" and folder.strip("./") in " ".join(one.texts) for one in facts.script.commands)
         certain = facts.cluster is not None and os.path.isabs(folder)
-        yield Hit(
+        yield RuleHit(
             option.line,
             f"the folder {folder} of --{name} does not exist" + (" yet; the script makes it too late" if made else ""),
             "the job fails at once (0:53) and leaves no log at all; Slurm makes no folders",
@@ -43,26 +44,26 @@ def log_folder(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("D08", "error", "sbatch options behind the script's name")
-def options_behind(facts: Facts) -> Iterator[Hit]:
+def options_after_script(facts: CheckFacts) -> Iterator[RuleHit]:
     for command in facts.script.commands:
         if command.name != "sbatch":
             continue
         words = command.texts[1:]
-        at = _script_at(words)
+        at = _script_index(words)
         behind = [word for word in words[at + 1 :] if word.startswith("--")] if at is not None else []
         for word in behind:
             name = word[2:].partition("=")[0]
             if name in known_options():
-                yield Hit(
+                yield RuleHit(
                     command.line,
                     f"{word} stands behind the script's name",
                     "sbatch passes it to the script as an argument and does not act on it",
                     f"sbatch {word} {words[at or 0]}",
-                    None if name in _LOUD else "warning",
+                    None if name in _REQUEST_OPTIONS else "warning",
                 )
 
 
-def _script_at(words: list[str]) -> int | None:
+def _script_index(words: list[str]) -> int | None:
     """Where the script's name stands in the words behind sbatch."""
     takes, letters = known_options(), short_names()
     index = 0
@@ -80,7 +81,7 @@ def _script_at(words: list[str]) -> int | None:
 
 
 @rule("D24", "warning", "a batch script that is run instead of submitted")
-def run_not_submitted(facts: Facts) -> Iterator[Hit]:
+def run_not_submitted(facts: CheckFacts) -> Iterator[RuleHit]:
     for command in facts.script.commands:
         words = command.texts
         target = (
@@ -90,7 +91,7 @@ def run_not_submitted(facts: Facts) -> Iterator[Hit]:
             continue
         text = facts.files.text(target)
         if text is not None and _DIRECTIVE.search(text):
-            yield Hit(
+            yield RuleHit(
                 command.line,
                 f"{target} has #SBATCH lines, and is run here instead of submitted",
                 "to bash they are comments: it runs here, with the resources of this script or of the login node",
@@ -99,7 +100,7 @@ def run_not_submitted(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("S06", "error", "srun inside srun")
-def nested_srun(facts: Facts) -> Iterator[Hit]:
+def nested_srun(facts: CheckFacts) -> Iterator[RuleHit]:
     for step in facts.script.steps:
         words = " ".join(step.rest)
         inner = (
@@ -113,7 +114,7 @@ def nested_srun(facts: Facts) -> Iterator[Hit]:
         tool = any("--launcher slurm" in words.replace("=", " ") for _ in (0,)) and "deepspeed" in words
         if inner or reads or tool:
             what = script if reads else "deepspeed --launcher slurm" if tool else "the command"
-            yield Hit(
+            yield RuleHit(
                 step.line,
                 f"{what} calls srun inside this srun",
                 "the inner one waits for resources that the outer one holds: step creation temporarily disabled",

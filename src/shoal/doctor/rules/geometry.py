@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shoal.doctor.finding import Edit, Facts, Hit, rule
-from shoal.doctor.rules.common import header_line, is_native, lightning, spreads_itself, step_tasks_per_node
+from shoal.doctor.finding import CheckFacts, RuleHit, ScriptEdit, rule
+from shoal.doctor.rules.common import distributes_itself, header_line, is_native, step_tasks_per_node, uses_lightning
 from shoal.units import plural
 
 
 @rule("G01", "error", "more tasks than GPUs")
-def more_tasks_than_gpus(facts: Facts) -> Iterator[Hit]:
+def more_tasks_than_gpus(facts: CheckFacts) -> Iterator[RuleHit]:
     gpus = facts.script.geometry.gpus_per_node
     for launch in facts.script.work:
         tasks = step_tasks_per_node(launch, facts.script)
@@ -20,7 +20,7 @@ def more_tasks_than_gpus(facts: Facts) -> Iterator[Hit]:
             continue  # NVIDIA's MPS is for just this
         hints = facts.script.hints(launch)
         shares = hints is not None and bool(hints.imports & {"mpi4py", "cupy"})
-        yield Hit(
+        yield RuleHit(
             header_line(facts, "ntasks-per-node", "ntasks"),
             f"srun starts {plural(tasks, 'task')} on a node, and the job has {plural(gpus, 'GPU')} there",
             f"{tasks} processes share {plural(gpus, 'GPU')}: out of memory, or NCCL's Duplicate GPU, or a hang",
@@ -30,7 +30,7 @@ def more_tasks_than_gpus(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("G02", "error", "one task for many GPUs under Lightning")
-def one_task_many_gpus(facts: Facts) -> Iterator[Hit]:
+def one_task_many_gpus(facts: CheckFacts) -> Iterator[RuleHit]:
     script, geometry = facts.script, facts.script.geometry
     gpus = geometry.gpus_per_node or 0
     said_one = (geometry.ntasks == 1 or geometry.tasks_per_node == 1) and geometry.tasks == geometry.n
@@ -41,18 +41,18 @@ def one_task_many_gpus(facts: Facts) -> Iterator[Hit]:
         tasks = step_tasks_per_node(launch, script)
         if tasks != 1 or not (said_one or launch.srun is not None):
             continue
-        is_lightning, certain = lightning(facts, launch)
+        is_lightning, certain = uses_lightning(facts, launch)
         fix = f"--ntasks-per-node={gpus} and srun python, or torchrun --nproc-per-node={gpus}"
         if is_lightning:
-            yield Hit(
+            yield RuleHit(
                 launch.line,
                 f"Lightning under Slurm takes the number of tasks for the number of processes: 1, not {gpus}",
                 f"1 of {gpus} GPUs trains, on 1/{gpus} of the data, and the job ends as COMPLETED",
                 fix,
                 None if certain else "warning",
             )
-        elif script.hints(launch) is None and not spreads_itself(facts, launch):
-            yield Hit(
+        elif script.hints(launch) is None and not distributes_itself(facts, launch):
+            yield RuleHit(
                 launch.line,
                 f"one process is started for {gpus} GPUs, and its program could not be read here",
                 f"if it is Lightning, 1 of {gpus} GPUs trains on 1/{gpus} of the data",
@@ -62,7 +62,7 @@ def one_task_many_gpus(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("G03", "error", "--ntasks below nodes x tasks per node")
-def fewer_tasks(facts: Facts) -> Iterator[Hit]:
+def ntasks_below_total(facts: CheckFacts) -> Iterator[RuleHit]:
     geometry = facts.script.geometry
     if geometry.ntasks is None or geometry.tasks_per_node is None or {"nodes", "nodes range"} & geometry.uncertain:
         return
@@ -72,18 +72,18 @@ def fewer_tasks(facts: Facts) -> Iterator[Hit]:
     if geometry.ntasks < wanted:
         line = header_line(facts, "ntasks")
         alone = facts.script.text.lines[line - 1].split("#", 2)[1].count("-n") <= 1 if line else False
-        yield Hit(
+        yield RuleHit(
             line,
             f"--ntasks={geometry.ntasks} is less than {geometry.n} x {geometry.tasks_per_node} tasks per node",
             f"{geometry.ntasks} of {wanted} ranks start; under Lightning the data of the others is left out silently",
             "leave --ntasks out",
             None,
-            (Edit("drop", line),) if alone and facts.script.kind == "batch" else (),
+            (ScriptEdit("drop", line),) if alone and facts.script.kind == "batch" else (),
         )
 
 
 @rule("G04", "error", "tasks over nodes without --ntasks-per-node")
-def uneven_tasks(facts: Facts) -> Iterator[Hit]:
+def ntasks_without_per_node(facts: CheckFacts) -> Iterator[RuleHit]:
     geometry, options = facts.script.geometry, facts.script.options
     if geometry.n < 2 or geometry.ntasks is None or geometry.tasks_per_node is not None or not geometry.wants_gpus:
         return
@@ -93,20 +93,27 @@ def uneven_tasks(facts: Facts) -> Iterator[Hit]:
     each, rest = divmod(geometry.ntasks, geometry.n)
     option = options["ntasks"]
     better = f"--ntasks-per-node={each}"
-    yield Hit(
+    yield RuleHit(
         option.line,
         f"{geometry.ntasks} tasks may be laid unevenly over {geometry.n} nodes, such as "
         f"{geometry.ntasks - geometry.n + 1}+1",
         "some nodes get more tasks than GPUs: invalid device ordinal",
         better if not rest else f"--ntasks-per-node, and a number of tasks that {geometry.n} divides",
         None if native else "warning",
-        (Edit("replace", option.line, _spelling(facts, option.line, ("--ntasks", "-n"), str(geometry.ntasks)), better),)
+        (
+            ScriptEdit(
+                "replace",
+                option.line,
+                _option_text(facts, option.line, ("--ntasks", "-n"), str(geometry.ntasks)),
+                better,
+            ),
+        )
         if not rest
         else (),
     )
 
 
-def _spelling(facts: Facts, line: int, names: tuple[str, ...], value: str) -> str:
+def _option_text(facts: CheckFacts, line: int, names: tuple[str, ...], value: str) -> str:
     """How an option and its value are written in a line."""
     text = facts.script.text.lines[line - 1]
     for name in names:
@@ -117,7 +124,7 @@ def _spelling(facts: Facts, line: int, names: tuple[str, ...], value: str) -> st
 
 
 @rule("G05", "error", "--gpus over several nodes")
-def uneven_gpus(facts: Facts) -> Iterator[Hit]:
+def gpus_over_nodes(facts: CheckFacts) -> Iterator[RuleHit]:
     geometry, options = facts.script.geometry, facts.script.options
     if geometry.n < 2 or "gpus" not in options or geometry.gpus_per_node is not None or not geometry.gpus_total:
         return
@@ -127,12 +134,14 @@ def uneven_gpus(facts: Facts) -> Iterator[Hit]:
     option = options["gpus"]
     kind = f"{geometry.gpu_type}:" if geometry.gpu_type else ""
     better = f"--gpus-per-node={kind}{each}"
-    edits: tuple[Edit, ...] = ()
+    edits: tuple[ScriptEdit, ...] = ()
     if not rest:
         edits = (
-            Edit("replace", option.line, _spelling(facts, option.line, ("--gpus", "-G"), option.value or ""), better),
+            ScriptEdit(
+                "replace", option.line, _option_text(facts, option.line, ("--gpus", "-G"), option.value or ""), better
+            ),
         )
-    yield Hit(
+    yield RuleHit(
         option.line,
         f"--gpus={option.value} counts over the whole job: {geometry.n} nodes may get "
         f"{geometry.gpus_total - geometry.n + 1}+1",
@@ -144,13 +153,13 @@ def uneven_gpus(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("G06", "warning", "tasks without a number of nodes")
-def tasks_without_nodes(facts: Facts) -> Iterator[Hit]:
+def tasks_without_nodes(facts: CheckFacts) -> Iterator[RuleHit]:
     geometry = facts.script.geometry
     if geometry.nodes_given or geometry.tasks_per_node is not None or (geometry.ntasks or 1) < 2:
         return
     if not geometry.wants_gpus and not any(launch.srun is not None for launch in facts.script.launches):
         return
-    yield Hit(
+    yield RuleHit(
         header_line(facts, "ntasks"),
         f"--ntasks={geometry.ntasks} without --nodes may be spread over several nodes",
         "then GPUs and files of one node are not there for the tasks on another",
@@ -159,7 +168,7 @@ def tasks_without_nodes(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("G15", "warning", "no CPUs asked for")
-def no_cpus(facts: Facts) -> Iterator[Hit]:
+def missing_cpus(facts: CheckFacts) -> Iterator[RuleHit]:
     script, geometry, options = facts.script, facts.script.geometry, facts.script.options
     if script.kind != "batch" or not geometry.wants_gpus:
         return
@@ -169,7 +178,7 @@ def no_cpus(facts: Facts) -> Iterator[Hit]:
     if geometry.tasks_on_node > gpus:
         return
     line = script.directives.lines[-1] if script.directives.lines else 1
-    yield Hit(
+    yield RuleHit(
         line,
         f"there is no --cpus-per-task: {plural(geometry.tasks_on_node, 'CPU')} per node for {plural(gpus, 'GPU')}",
         "data loading runs on one CPU for each task and the GPUs wait for it",

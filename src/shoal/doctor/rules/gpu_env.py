@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from shoal.doctor.finding import Edit, Facts, Hit, rule
-from shoal.doctor.launches import Launch, as_number
-from shoal.doctor.rules.common import is_native, lightning, step_tasks_per_node
+from shoal.doctor.finding import CheckFacts, RuleHit, ScriptEdit, rule
+from shoal.doctor.launches import ScriptLaunch, as_number
+from shoal.doctor.rules.common import is_native, step_tasks_per_node, uses_lightning
 from shoal.secrecy import has_secret, is_secret
 from shoal.units import plural
 
 _LIST = re.compile(r"\d+(?:,\d+)*")
 _WORKERS = re.compile(r"(?:^|[._-])(?:num[_-]?)?workers\Z")
-_LONG = re.compile(r"[A-Za-z0-9_\-+/=]{16,}\Z")
+_TOKEN_LIKE = re.compile(r"[A-Za-z0-9_\-+/=]{16,}\Z")
 
 
 @rule("X01", "warning", "CUDA_VISIBLE_DEVICES by hand")
-def visible_devices(facts: Facts) -> Iterator[Hit]:
+def visible_devices(facts: CheckFacts) -> Iterator[RuleHit]:
     script = facts.script
     if script.kind != "batch" or not script.directives.options:
         return
@@ -29,25 +29,25 @@ def visible_devices(facts: Facts) -> Iterator[Hit]:
         many = len(export.value.split(","))
         more = f", {many} of them where the job has {asked}" if asked and many > asked else ""
         alone = script.text.lines[export.line - 1].strip() in (export.raw, f"export {export.raw}")
-        yield Hit(
+        yield RuleHit(
             export.line,
             f"CUDA_VISIBLE_DEVICES is set to {export.value} by hand{more}",
             "it overrides what Slurm gave: other jobs' GPUs, invalid device ordinals, or GPUs that stand idle",
             "leave it out; Slurm sets it",
             "hint" if prefix and not more else None,
-            (Edit("drop", export.line),) if alone and not prefix else (),
+            (ScriptEdit("drop", export.line),) if alone and not prefix else (),
         )
 
 
 @rule("X02", "warning", "a GPU mask carried into a container")
-def container_mask(facts: Facts) -> Iterator[Hit]:
+def container_mask(facts: CheckFacts) -> Iterator[RuleHit]:
     script = facts.script
     if not any(launch.in_container for launch in script.launches):
         return
     for export in script.exports:
         carried = re.fullmatch(r"(?:SINGULARITYENV_|APPTAINERENV_)?(?:CUDA|NVIDIA)_VISIBLE_DEVICES", export.name)
         if carried and _LIST.fullmatch(export.value):
-            yield Hit(
+            yield RuleHit(
                 export.line,
                 f"{export.name}={export.value} is carried into the container",
                 "inside, the GPUs that Slurm gave are numbered from 0: No CUDA GPUs are available",
@@ -56,13 +56,13 @@ def container_mask(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("X03", "warning", "threads that do not fit the CPUs of a task")
-def threads(facts: Facts) -> Iterator[Hit]:
+def thread_count(facts: CheckFacts) -> Iterator[RuleHit]:
     script, cpus = facts.script, facts.script.geometry.cpus_per_task
     exports = [export for export in script.exports if export.name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")]
     for export in exports:
         number = as_number(export.value, script.values)
         if number and cpus and number > cpus:
-            yield Hit(
+            yield RuleHit(
                 export.line,
                 f"{export.name}={number} is more than the {plural(cpus, 'CPU')} of a task",
                 "threads fight for CPUs, and everything gets slower",
@@ -75,7 +75,7 @@ def threads(facts: Facts) -> Iterator[Hit]:
         and (step_tasks_per_node(native, script) or 1) > 1
         and "OMP_NUM_THREADS" not in native.raw
     ):
-        yield Hit(
+        yield RuleHit(
             native.line,
             "OMP_NUM_THREADS is not set",
             "each of the processes may start as many threads as the node has CPUs",
@@ -84,7 +84,7 @@ def threads(facts: Facts) -> Iterator[Hit]:
         )
 
 
-def _world(facts: Facts, launch: Launch) -> int:
+def _process_count(facts: CheckFacts, launch: ScriptLaunch) -> int:
     """Processes that a launch starts, as far as the script says; 1 when nothing says more."""
     script, nodes = facts.script, facts.script.geometry.n
     if launch.launcher == "torchrun":
@@ -96,31 +96,31 @@ def _world(facts: Facts, launch: Launch) -> int:
 
 
 @rule("X04", "warning", "a tracker started by every rank")
-def tracker(facts: Facts) -> Iterator[Hit]:
+def tracker_per_rank(facts: CheckFacts) -> Iterator[RuleHit]:
     for launch in facts.script.work:
         hints = facts.script.hints(launch)
-        if hints is None or hints.wandb_line is None or hints.is_lightning or _world(facts, launch) < 2:
+        if hints is None or hints.wandb_line is None or hints.is_lightning or _process_count(facts, launch) < 2:
             continue
-        yield Hit(
+        yield RuleHit(
             launch.line,
             f"{launch.program} calls wandb.init (line {hints.wandb_line}) without looking at its rank",
-            f"{_world(facts, launch)} runs appear in the tracker instead of one",
+            f"{_process_count(facts, launch)} runs appear in the tracker instead of one",
             "if rank == 0: wandb.init(...)",
         )
 
 
 @rule("X05", "hint", "another batch size than before")
-def effective_batch(facts: Facts) -> Iterator[Hit]:
+def effective_batch(facts: CheckFacts) -> Iterator[RuleHit]:
     size, rate = facts.batch_size, facts.learning_rate
     if size is None and rate is None:
         return
     for launch in facts.script.work[:1]:
-        world = _world(facts, launch)
+        world = _process_count(facts, launch)
         if world < 2:
             continue
         batch = f"{world} x {size} = {world * size}" if size else f"{world} times that of one process"
         also = f"; the learning rate stays {rate:g}" if rate is not None else ""
-        yield Hit(
+        yield RuleHit(
             launch.line,
             f"the effective batch size is {batch}{also}",
             "fewer steps per epoch and another optimum: results are not comparable with those of one GPU",
@@ -131,13 +131,13 @@ def effective_batch(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("X06", "warning", "a job name that Lightning takes for an interactive job")
-def job_name(facts: Facts) -> Iterator[Hit]:
+def interactive_job_name(facts: CheckFacts) -> Iterator[RuleHit]:
     option = facts.script.options.get("job-name")
     if option is None or option.value not in ("bash", "interactive"):
         return
     for launch in facts.script.work:
-        if lightning(facts, launch)[0] and launch.srun is not None:
-            yield Hit(
+        if uses_lightning(facts, launch)[0] and launch.srun is not None:
+            yield RuleHit(
                 option.line,
                 f"Lightning does not look for Slurm in a job that is called {option.value}",
                 "each task trains on its own: copies instead of one distributed run",
@@ -147,12 +147,12 @@ def job_name(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("X07", "warning", "a secret in the script")
-def secret(facts: Facts) -> Iterator[Hit]:
+def secret_in_script(facts: CheckFacts) -> Iterator[RuleHit]:
     for export in facts.script.exports:
         value = export.value
-        is_literal = _LONG.fullmatch(value) and "$" not in value and "/" not in value[:1]
+        is_literal = _TOKEN_LIKE.fullmatch(value) and "$" not in value and "/" not in value[:1]
         if (is_secret(export.name) and is_literal) or has_secret(value):
-            yield Hit(
+            yield RuleHit(
                 export.line,
                 f"{export.name} holds what looks like a secret",
                 "everybody who can read the script, its copies in Slurm or the repository can use it",
@@ -161,9 +161,9 @@ def secret(facts: Facts) -> Iterator[Hit]:
     for command in facts.script.commands:
         words = command.texts
         login = words[:2] in (["wandb", "login"], ["huggingface-cli", "login"], ["hf", "auth"])
-        key = next((word for word in words[2:] if len(word) >= 20 and _LONG.fullmatch(word)), None)
+        key = next((word for word in words[2:] if len(word) >= 20 and _TOKEN_LIKE.fullmatch(word)), None)
         if (login and key) or (not login and has_secret(" ".join(words[1:])) and command.name != "export"):
-            yield Hit(
+            yield RuleHit(
                 command.line,
                 f"{' '.join(words[:2])} has what looks like a secret among its words",
                 "it is in the script, in Slurm's copy of it, and in the process list of the node",
@@ -172,10 +172,10 @@ def secret(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("X08", "hint", "a launcher that has a successor")
-def old_launcher(facts: Facts) -> Iterator[Hit]:
+def old_launcher(facts: CheckFacts) -> Iterator[RuleHit]:
     for launch in facts.script.launches:
         if launch.options.get("by-module") == "torch.distributed.launch":
-            yield Hit(
+            yield RuleHit(
                 launch.line,
                 "torch.distributed.launch is deprecated",
                 "it passes --local_rank as an argument, which newer programs do not take",
@@ -184,19 +184,19 @@ def old_launcher(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("G18", "warning", "more loader workers than CPUs")
-def workers(facts: Facts) -> Iterator[Hit]:
+def too_many_workers(facts: CheckFacts) -> Iterator[RuleHit]:
     script, cpus = facts.script, facts.script.geometry.cpus_per_task
     if not cpus:
         return
     for launch in script.work:
-        number = _workers(launch) or facts.workers
+        number = _worker_count(launch) or facts.workers
         if number is None:
             hints = script.hints(launch)
             number = hints.max_workers if hints is not None else None
-        processes = max(1, _world(facts, launch) // script.geometry.n) if launch.is_distributed else 1
+        processes = max(1, _process_count(facts, launch) // script.geometry.n) if launch.is_distributed else 1
         if number and number * processes > cpus:
             total = f"{processes} x {number} = {number * processes}" if processes > 1 else str(number)
-            yield Hit(
+            yield RuleHit(
                 launch.line,
                 f"{total} loader workers share the {plural(cpus, 'CPU')} of the task",
                 "the workers slow each other down, and may freeze or run out of memory",
@@ -204,7 +204,7 @@ def workers(facts: Facts) -> Iterator[Hit]:
             )
 
 
-def _workers(launch: Launch) -> int | None:
+def _worker_count(launch: ScriptLaunch) -> int | None:
     words = list(launch.args)
     for index, word in enumerate(words):
         key, equals, value = word.partition("=")
@@ -216,11 +216,11 @@ def _workers(launch: Launch) -> int | None:
 
 
 @rule("G19", "warning", "workers counted from the node's CPUs")
-def cpu_count(facts: Facts) -> Iterator[Hit]:
+def workers_from_cpu_count(facts: CheckFacts) -> Iterator[RuleHit]:
     for launch in facts.script.work:
         hints = facts.script.hints(launch)
         if hints is not None and hints.cpu_count_line is not None:
-            yield Hit(
+            yield RuleHit(
                 launch.line,
                 f"{launch.program} (line {hints.cpu_count_line}) counts the CPUs of the node, not those of the job",
                 "far too many workers on a shared node",
@@ -229,14 +229,14 @@ def cpu_count(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("G21", "warning", "one process for several GPUs")
-def trains_on_one(facts: Facts) -> Iterator[Hit]:
+def single_process_many_gpus(facts: CheckFacts) -> Iterator[RuleHit]:
     gpus = facts.script.geometry.gpus_per_node or 0
     for launch in facts.script.work:
         hints = facts.script.hints(launch)
         if gpus < 2 or launch.launcher != "python" or launch.command.background or hints is None:
             continue
         if hints.trains_alone and step_tasks_per_node(launch, facts.script) == 1:
-            yield Hit(
+            yield RuleHit(
                 launch.line,
                 f"{launch.program} is started once for {gpus} GPUs, and nothing in it speaks of more than one",
                 f"1 of {gpus} GPUs trains, and the others are paid for",

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shoal.doctor.finding import Edit, Facts, Hit, rule
-from shoal.doctor.launches import Launch, as_number
+from shoal.doctor.finding import CheckFacts, RuleHit, ScriptEdit, rule
+from shoal.doctor.launches import ScriptLaunch, as_number
 from shoal.doctor.rules.common import (
+    distributes_itself,
     header_line,
     is_native,
-    lightning,
-    spreads_itself,
     step_nodes,
     step_tasks_per_node,
     trainer_number,
+    uses_lightning,
 )
 from shoal.units import plural
 
 
 @rule("G07", "error", "a launcher for each GPU")
-def launcher_per_task(facts: Facts) -> Iterator[Hit]:
+def launcher_per_task(facts: CheckFacts) -> Iterator[RuleHit]:
     for launch in facts.script.work:
         tasks = step_tasks_per_node(launch, facts.script)
         if launch.srun is None or not launch.is_distributed or tasks is None or tasks < 2:
             continue
         if as_number(launch.option("nproc-per-node"), facts.script.values) == 1:
             continue  # one agent for each GPU is unusual, and right
-        yield Hit(
+        yield RuleHit(
             launch.line,
             f"srun starts {launch.launcher} {tasks} times on each node, and each starts all processes of the node",
             "copies of the training, NCCL's Duplicate GPU, or agents that wait as spares and then fail",
@@ -35,7 +35,7 @@ def launcher_per_task(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("G08", "error", "one visible GPU for code that counts from LOCAL_RANK")
-def one_visible_gpu(facts: Facts) -> Iterator[Hit]:
+def one_visible_gpu(facts: CheckFacts) -> Iterator[RuleHit]:
     script, options = facts.script, facts.script.options
     for launch in script.work:
         srun = launch.srun or {}
@@ -48,7 +48,7 @@ def one_visible_gpu(facts: Facts) -> Iterator[Hit]:
         if hints is None or not (hints.set_device_line or hints.is_jax):
             continue
         where = f"line {hints.set_device_line}" if hints.set_device_line else "JAX"
-        yield Hit(
+        yield RuleHit(
             header_line(facts, "gpus-per-task"),
             f"--gpus-per-task=1 shows each task one GPU, cuda:0, and {launch.program} ({where}) takes cuda:LOCAL_RANK",
             "invalid device ordinal on all ranks but the first of each node",
@@ -57,18 +57,18 @@ def one_visible_gpu(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("G09", "error", "processes per node that are not the GPUs per node")
-def processes_not_gpus(facts: Facts) -> Iterator[Hit]:
+def processes_differ_from_gpus(facts: CheckFacts) -> Iterator[RuleHit]:
     script = facts.script
     gpus = script.geometry.gpus_per_node
     together = sum(1 for launch in script.launches if launch.command.background)
     for launch in script.work:
-        asked, name = _processes(facts, launch)
+        asked, name = _processes_per_node(facts, launch)
         if asked is None or not gpus or asked == gpus or (launch.srun or {}).keys() & {"gres", "gpus", "gpus-per-node"}:
             continue
         fewer = asked < gpus
         if fewer and (together or launch.command.within):
             continue
-        yield Hit(
+        yield RuleHit(
             launch.line,
             f"{name} is {asked}, on a node with {plural(gpus, 'GPU')}",
             f"{gpus - asked} GPUs stand idle" if fewer else "invalid device ordinal on the ranks beyond the GPUs",
@@ -77,7 +77,7 @@ def processes_not_gpus(facts: Facts) -> Iterator[Hit]:
         )
 
 
-def _processes(facts: Facts, launch: Launch) -> tuple[int | None, str]:
+def _processes_per_node(facts: CheckFacts, launch: ScriptLaunch) -> tuple[int | None, str]:
     """(processes on one node, the option that says so)."""
     values, nodes = facts.script.values, step_nodes(launch, facts.script)
     if launch.launcher == "torchrun" and launch.has("nproc-per-node"):
@@ -94,7 +94,7 @@ def _processes(facts: Facts, launch: Launch) -> tuple[int | None, str]:
 
 
 @rule("G10", "error", "a launcher for another number of nodes")
-def other_nodes(facts: Facts) -> Iterator[Hit]:
+def launcher_node_count(facts: CheckFacts) -> Iterator[RuleHit]:
     for launch in facts.script.work:
         option = {"torchrun": "nnodes", "accelerate": "num-machines", "deepspeed": "num-nodes"}.get(launch.launcher, "")
         asked = as_number(launch.option(option), facts.script.values) if option else None
@@ -115,15 +115,15 @@ def other_nodes(facts: Facts) -> Iterator[Hit]:
                 f"{flag}{between}{value}"
                 for flag in (f"--{option}", f"--{option.replace('-', '_')}")
                 for between in ("=", " ")
-                if f"{flag}{between}{value}" in "\n".join(_lines(facts, launch))
+                if f"{flag}{between}{value}" in "\n".join(_launch_lines_of(facts, launch))
             ),
             "",
         )
-        edits: tuple[Edit, ...] = ()
+        edits: tuple[ScriptEdit, ...] = ()
         if literal and written and launch.launcher == "torchrun" and asked > nodes:
-            at = next(number for number, line in _numbered(facts, launch) if written in line)
-            edits = (Edit("replace", at, written, written.replace(value, "$SLURM_NNODES")),)
-        yield Hit(
+            at = next(number for number, line in _node_count_option(facts, launch) if written in line)
+            edits = (ScriptEdit("replace", at, written, written.replace(value, "$SLURM_NNODES")),)
+        yield RuleHit(
             launch.line,
             f"{launch.launcher} expects {plural(asked, 'node')}, and the job has {nodes}",
             "it waits for nodes that never come" if asked > nodes else "some nodes train alone, or not at all",
@@ -134,19 +134,19 @@ def other_nodes(facts: Facts) -> Iterator[Hit]:
         )
 
 
-def _numbered(facts: Facts, launch: Launch) -> list[tuple[int, str]]:
+def _node_count_option(facts: CheckFacts, launch: ScriptLaunch) -> list[tuple[int, str]]:
     first, last = launch.command.line, launch.command.last_line
     return [(number, facts.script.text.lines[number - 1]) for number in range(first, last + 1)]
 
 
-def _lines(facts: Facts, launch: Launch) -> list[str]:
-    return [line for _, line in _numbered(facts, launch)]
+def _launch_lines_of(facts: CheckFacts, launch: ScriptLaunch) -> list[str]:
+    return [line for _, line in _node_count_option(facts, launch)]
 
 
 @rule("G11", "error", "Lightning's devices or nodes are not Slurm's")
-def lightning_numbers(facts: Facts) -> Iterator[Hit]:
+def lightning_numbers(facts: CheckFacts) -> Iterator[RuleHit]:
     for launch in facts.script.work:
-        is_lightning, certain = lightning(facts, launch)
+        is_lightning, certain = uses_lightning(facts, launch)
         if not is_lightning or launch.launcher != "python":
             continue
         hints = facts.script.hints(launch)
@@ -154,7 +154,7 @@ def lightning_numbers(facts: Facts) -> Iterator[Hit]:
         nodes = trainer_number(launch, "num_nodes") or (hints.num_nodes if hints else None)
         tasks, have = step_tasks_per_node(launch, facts.script), step_nodes(launch, facts.script)
         if launch.srun is not None and devices and tasks and tasks > 1 and devices != tasks:
-            yield Hit(
+            yield RuleHit(
                 launch.line,
                 f"Lightning is told devices={devices}, and srun starts {tasks} tasks per node",
                 "ValueError at the start",
@@ -162,7 +162,7 @@ def lightning_numbers(facts: Facts) -> Iterator[Hit]:
                 None if certain else "warning",
             )
         if nodes and have and nodes != have and launch.srun is not None:
-            yield Hit(
+            yield RuleHit(
                 launch.line,
                 f"Lightning is told num_nodes={nodes}, and the job has {have}",
                 "ValueError, or it waits for nodes that never come",
@@ -172,21 +172,24 @@ def lightning_numbers(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("G12", "error", "several nodes, and a launch on the first only")
-def first_node_only(facts: Facts) -> Iterator[Hit]:
+def first_node_only(facts: CheckFacts) -> Iterator[RuleHit]:
     script = facts.script
     if script.geometry.n < 2 or any(one.srun is not None or "mpirun" in one.wrappers for one in script.launches):
         return
-    if any(not step.is_small for step in script.steps) or any(
+    if any(not step.is_utility for step in script.steps) or any(
         one.name in ("ssh", "pdsh", "mpirun") for one in script.commands
     ):
         return
     for launch in script.work:
         if launch.launcher == "deepspeed" and launch.has("hostfile", "launcher"):
             continue
-        known = launch.launcher in ("torchrun", "accelerate", "deepspeed") or lightning(facts, launch) == (True, True)
-        if launch.launcher == "python" and spreads_itself(facts, launch) and not known:
+        known = launch.launcher in ("torchrun", "accelerate", "deepspeed") or uses_lightning(facts, launch) == (
+            True,
+            True,
+        )
+        if launch.launcher == "python" and distributes_itself(facts, launch) and not known:
             continue
-        yield Hit(
+        yield RuleHit(
             launch.line,
             f"{launch.launcher} runs on the first of {script.geometry.n} nodes only: nothing starts it on the others",
             "it waits for the other nodes until its rendezvous times out, or trains on one node"
@@ -198,16 +201,16 @@ def first_node_only(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("G13", "error", "several tasks, and no srun that starts them")
-def no_srun(facts: Facts) -> Iterator[Hit]:
+def missing_srun(facts: CheckFacts) -> Iterator[RuleHit]:
     script, geometry = facts.script, facts.script.geometry
     if geometry.tasks_on_node < 2 or script.steps or any("mpirun" in one.wrappers for one in script.launches):
         return
     for launch in script.work:
         if launch.launcher != "python" or launch.command.background:
             continue
-        is_lightning, certain = lightning(facts, launch)
+        is_lightning, certain = uses_lightning(facts, launch)
         if is_lightning:
-            yield Hit(
+            yield RuleHit(
                 launch.line,
                 f"the job has {geometry.tasks} tasks, and python starts one: Lightning waits for the others",
                 "it hangs at the start until the time limit",
@@ -215,7 +218,7 @@ def no_srun(facts: Facts) -> Iterator[Hit]:
                 None if certain else "warning",
             )
         else:
-            yield Hit(
+            yield RuleHit(
                 launch.line,
                 f"the job has {geometry.tasks} tasks, and python runs once, without srun",
                 "one process does all the work; a framework that reads SLURM_NTASKS waits for the others",

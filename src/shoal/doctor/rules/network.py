@@ -5,31 +5,31 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from shoal.doctor.finding import Edit, Facts, Hit, rule
-from shoal.doctor.launches import Launch
+from shoal.doctor.finding import CheckFacts, RuleHit, ScriptEdit, rule
+from shoal.doctor.launches import ScriptLaunch
 from shoal.doctor.rules.common import is_native, step_nodes, step_tasks_per_node
-from shoal.doctor.script import Export
+from shoal.doctor.script import ShellExport
 
 _PORT_NAMES = ("MASTER_PORT", "MAIN_PROCESS_PORT", "RDZV_PORT", "PORT", "LIGHTHOUSE_PORT", "MAIN_PORT")
-_EPHEMERAL = range(32768, 61000)
-_FROM_JOB = "$((20000 + SLURM_JOB_ID % 10000))"
-_LOCAL = re.compile(r"(?:localhost|127\.0\.0\.1|0\.0\.0\.0|::1)\Z")
+_EPHEMERAL_PORTS = range(32768, 61000)
+_PORT_FROM_JOB_ID = "$((20000 + SLURM_JOB_ID % 10000))"
+_LOCAL_ADDRESS = re.compile(r"(?:localhost|127\.0\.0\.1|0\.0\.0\.0|::1)\Z")
 _RANDOM = re.compile(r"\bRANDOM\b|shuf\s+-i|get_free_port|free_port|random\.randint")
 _RANGE = re.compile(
     r"(\d{4,6})\s*[-+]\s*(\d{4,6})|RANDOM\s*%\s*(\d+)\s*\+\s*(\d+)|(\d+)\s*\+\s*\(?\s*\$?\{?RANDOM\}?\s*%\s*(\d+)"
 )
-_SLOW = {"NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "CUDA_LAUNCH_BLOCKING": "1",
-         "TORCH_DISTRIBUTED_DEBUG": "DETAIL", "NCCL_DEBUG": "INFO TRACE"}  # fmt: skip
+_DEBUG_SETTINGS = {"NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1",
+         "CUDA_LAUNCH_BLOCKING": "1", "TORCH_DISTRIBUTED_DEBUG": "DETAIL", "NCCL_DEBUG": "INFO TRACE"}  # fmt: skip
 
 #: Commands that need the world outside, and what shows that they do not.
 _DOWNLOAD = re.compile(
     r"^(?:wget|curl)\s|^git (?:clone|pull|fetch)\b|^(?:hf|huggingface-cli) (?:download|snapshot)|^gdown\b"
     r"|^(?:python3? -m )?(?:uv )?pip3? install\b|^(?:conda|mamba|micromamba) (?:install|create|update|env )"
 )
-_NOT_FAR = re.compile(r"--no-index|--offline|localhost|127\.0\.0\.1|file://|--no-deps\s+(?:-e\s+)?\.")
+_LOCAL_DOWNLOAD = re.compile(r"--no-index|--offline|localhost|127\.0\.0\.1|file://|--no-deps\s+(?:-e\s+)?\.")
 
 
-def _ports(facts: Facts) -> Iterator[tuple[int, str, str, Export | Launch]]:
+def _ports(facts: CheckFacts) -> Iterator[tuple[int, str, str, ShellExport | ScriptLaunch]]:
     """(line, what sets it, value) of every rendezvous port that is written in the script."""
     for export in facts.script.exports:
         if export.name in _PORT_NAMES and export.value:
@@ -43,7 +43,7 @@ def _ports(facts: Facts) -> Iterator[tuple[int, str, str, Export | Launch]]:
 
 
 @rule("N01", "warning", "a fixed port")
-def fixed_port(facts: Facts) -> Iterator[Hit]:
+def fixed_port(facts: CheckFacts) -> Iterator[RuleHit]:
     if not facts.script.directives.options and facts.script.kind != "batch":
         return
     seen: set[str] = set()
@@ -51,34 +51,34 @@ def fixed_port(facts: Facts) -> Iterator[Hit]:
         if not re.fullmatch(r"[1-9]\d{3,4}", value) or value in seen:
             continue
         seen.add(value)
-        edits: tuple[Edit, ...] = ()
-        if isinstance(source, Export) and f"{name}={value}" in source.raw:
-            edits = (Edit("replace", line, f"{name}={value}", f"{name}={_FROM_JOB}"),)
-        yield Hit(
+        edits: tuple[ScriptEdit, ...] = ()
+        if isinstance(source, ShellExport) and f"{name}={value}" in source.raw:
+            edits = (ScriptEdit("replace", line, f"{name}={value}", f"{name}={_PORT_FROM_JOB_ID}"),)
+        yield RuleHit(
             line,
             f"port {value} is the same for every job ({name})",
             "two jobs on one node clash (EADDRINUSE), or the second joins the first",
-            f"export MASTER_PORT={_FROM_JOB}",
+            f"export MASTER_PORT={_PORT_FROM_JOB_ID}",
             "hint" if "exclusive" in facts.script.options else None,
             edits,
         )
 
 
 @rule("N02", "warning", "a port that the system gives away")
-def ephemeral_port(facts: Facts) -> Iterator[Hit]:
+def ephemeral_port(facts: CheckFacts) -> Iterator[RuleHit]:
     for line, name, value, _ in _ports(facts):
-        top = _highest(value)
-        if top is not None and top in _EPHEMERAL:
-            yield Hit(
+        top = _max_port(value)
+        if top is not None and top in _EPHEMERAL_PORTS:
+            yield RuleHit(
                 line,
                 f"{name} can lie in 32768-60999, from which the system takes ports for connections",
                 "now and then the port is taken already (EADDRINUSE)",
-                f"export MASTER_PORT={_FROM_JOB}",
+                f"export MASTER_PORT={_PORT_FROM_JOB_ID}",
             )
             return
 
 
-def _highest(value: str) -> int | None:
+def _max_port(value: str) -> int | None:
     if value.isdigit():
         return int(value)
     match = _RANGE.search(value) if _RANDOM.search(value) else None
@@ -91,14 +91,14 @@ def _highest(value: str) -> int | None:
 
 
 @rule("N03", "error", "localhost as the address of several nodes")
-def localhost(facts: Facts) -> Iterator[Hit]:
+def localhost(facts: CheckFacts) -> Iterator[RuleHit]:
     script = facts.script
     if script.geometry.n < 2:
         return
     alone = [launch.has("standalone") or launch.option("nnodes") == "1" for launch in script.work]
     for export in script.exports if not alone or not all(alone) else ():
-        if export.name in ("MASTER_ADDR", "MAIN_PROCESS_IP", "RDZV_HOST") and _LOCAL.fullmatch(export.value):
-            yield Hit(
+        if export.name in ("MASTER_ADDR", "MAIN_PROCESS_IP", "RDZV_HOST") and _LOCAL_ADDRESS.fullmatch(export.value):
+            yield RuleHit(
                 export.line,
                 f"{export.name}={export.value} is another machine on each of {script.geometry.n} nodes",
                 "each node waits for the others alone, for ever",
@@ -111,8 +111,8 @@ def localhost(facts: Facts) -> Iterator[Hit]:
             host = (
                 (launch.option(name) or "").rpartition(":")[0] if name == "rdzv-endpoint" else launch.option(name) or ""
             )
-            if host and _LOCAL.fullmatch(host):
-                yield Hit(
+            if host and _LOCAL_ADDRESS.fullmatch(host):
+                yield RuleHit(
                     launch.line,
                     f"--{name} {host} is another machine on each node",
                     "each node waits for the others alone, for ever",
@@ -121,15 +121,15 @@ def localhost(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("N04", "error", "a port that each process chooses for itself")
-def port_per_process(facts: Facts) -> Iterator[Hit]:
+def port_per_process(facts: CheckFacts) -> Iterator[RuleHit]:
     for step in facts.script.steps:
         inner = [word for word in step.command.words if word.raw.startswith("'") or "\\$" in word.raw]
         if any("PORT" in word.raw.upper() and _RANDOM.search(word.raw) for word in inner):
-            yield Hit(
+            yield RuleHit(
                 step.line,
                 "each task draws its own port",
                 "the ranks look for each other at different ports, and hang",
-                f"export MASTER_PORT={_FROM_JOB}   # before srun",
+                f"export MASTER_PORT={_PORT_FROM_JOB_ID}   # before srun",
             )
     for launch in facts.script.work:
         hints = facts.script.hints(launch)
@@ -138,24 +138,24 @@ def port_per_process(facts: Facts) -> Iterator[Hit]:
         if hints is None or told or not is_native(launch) or tasks * facts.script.geometry.n < 2:
             continue
         if hints.free_port and hints.inits_group and not hints.spawns:
-            yield Hit(
+            yield RuleHit(
                 launch.line,
                 f"{launch.program} looks for a free port in each of its processes",
                 "unless rank 0 tells the others, they look for each other at different ports, and hang",
-                f"export MASTER_PORT={_FROM_JOB}   # before srun",
+                f"export MASTER_PORT={_PORT_FROM_JOB_ID}   # before srun",
                 "warning",
             )
 
 
 @rule("N05", "warning", "the address of the node from hostname -i")
-def hostname_i(facts: Facts) -> Iterator[Hit]:
+def hostname_i(facts: CheckFacts) -> Iterator[RuleHit]:
     for command in facts.script.commands:
         words = command.texts
         at = next((index for index, word in enumerate(words) if word.rsplit("/", 1)[-1] == "hostname"), None)
         if at is not None and any(
             word in ("-i", "-I", "--ip-address", "--all-ip-addresses") for word in words[at + 1 :]
         ):
-            yield Hit(
+            yield RuleHit(
                 command.line,
                 "hostname -i may answer 127.0.1.1, or several addresses",
                 "other nodes cannot connect, or the address cannot be parsed",
@@ -164,11 +164,11 @@ def hostname_i(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("N06", "warning", "the name of a network interface")
-def interface(facts: Facts) -> Iterator[Hit]:
+def network_interface(facts: CheckFacts) -> Iterator[RuleHit]:
     for export in facts.script.exports:
         named = export.name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
         if named and export.value and export.value[0] not in "^$" and not export.value.startswith("=^"):
-            yield Hit(
+            yield RuleHit(
                 export.line,
                 f"{export.name}={export.value} names an interface of one cluster",
                 "elsewhere: no socket interface found",
@@ -178,11 +178,11 @@ def interface(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("N07", "hint", "a setting for debugging, left in")
-def left_in(facts: Facts) -> Iterator[Hit]:
+def debug_settings(facts: CheckFacts) -> Iterator[RuleHit]:
     for export in facts.script.exports:
-        if export.value and export.value.upper() in _SLOW.get(export.name, "").split():
+        if export.value and export.value.upper() in _DEBUG_SETTINGS.get(export.name, "").split():
             loud = export.name in ("NCCL_DEBUG", "TORCH_DISTRIBUTED_DEBUG")
-            yield Hit(
+            yield RuleHit(
                 export.line,
                 f"{export.name}={export.value} is for finding faults",
                 "logs grow large" if loud else "training runs slower, often several times",
@@ -191,10 +191,10 @@ def left_in(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("N08", "warning", "one manager port for all replicas")
-def manager_port(facts: Facts) -> Iterator[Hit]:
+def shared_manager_port(facts: CheckFacts) -> Iterator[RuleHit]:
     for export in facts.script.exports:
         if export.name == "TORCHFT_MANAGER_PORT" and export.value not in ("", "0"):
-            yield Hit(
+            yield RuleHit(
                 export.line,
                 "TORCHFT_MANAGER_PORT is the same for all replicas",
                 "the second replica on a node dies: address already in use (os error 98)",
@@ -203,12 +203,12 @@ def manager_port(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("N10", "hint", "a download inside the job")
-def downloads(facts: Facts) -> Iterator[Hit]:
+def download_in_job(facts: CheckFacts) -> Iterator[RuleHit]:
     if facts.script.kind != "batch" or not facts.script.directives.options:
         return
     for command in facts.script.commands:
-        if _DOWNLOAD.search(" ".join(command.texts)) and not _NOT_FAR.search(command.raw):
-            yield Hit(
+        if _DOWNLOAD.search(" ".join(command.texts)) and not _LOCAL_DOWNLOAD.search(command.raw):
+            yield RuleHit(
                 command.line,
                 f"the job itself fetches something from the network ({' '.join(command.texts[:2])})",
                 "on many clusters compute nodes reach no network: it hangs or times out; else the GPUs wait for it",
@@ -218,12 +218,12 @@ def downloads(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("N11", "warning", "a launcher that needs ssh between nodes")
-def ssh_launcher(facts: Facts) -> Iterator[Hit]:
+def ssh_launcher(facts: CheckFacts) -> Iterator[RuleHit]:
     if facts.script.geometry.n < 2:
         return
     for command in facts.script.commands:
         if command.name in ("pdsh", "clush", "parallel-ssh") or (command.name == "ssh" and "loop" in command.within):
-            yield Hit(
+            yield RuleHit(
                 command.line,
                 f"{command.name} starts processes outside of Slurm's steps",
                 "many clusters allow no ssh between nodes; where they do, Slurm cannot signal or account for it",
@@ -233,7 +233,7 @@ def ssh_launcher(facts: Facts) -> Iterator[Hit]:
         if launch.launcher != "deepspeed" or launch.has("no-ssh") or launch.srun is not None:
             continue
         if launch.option("launcher") not in ("slurm", "openmpi", "mpich", "mvapich"):
-            yield Hit(
+            yield RuleHit(
                 launch.line,
                 "deepspeed reaches other nodes with pdsh, by ssh",
                 "where there is no ssh between nodes it hangs or fails",
@@ -242,7 +242,7 @@ def ssh_launcher(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("N12", "warning", "Ray with its usual ports on a shared node")
-def ray_ports(facts: Facts) -> Iterator[Hit]:
+def ray_ports(facts: CheckFacts) -> Iterator[RuleHit]:
     for command in facts.script.commands:
         text = " ".join(command.texts)
         if not re.search(r"\bray start\b", text) or "--head" not in text or "exclusive" in facts.script.options:
@@ -250,9 +250,9 @@ def ray_ports(facts: Facts) -> Iterator[Hit]:
         port = re.search(r"--port[= ](\S+)", text)
         if port is None or port[1].isdigit() or "--temp-dir" not in text:
             missing = "--port" if port is None or port[1].isdigit() else "--temp-dir"
-            yield Hit(
+            yield RuleHit(
                 command.line,
                 f"Ray's head has no {missing} of its own",
                 "on a shared node it clashes with another Ray, or joins it",
-                f"ray start --head --port={_FROM_JOB} --temp-dir=/tmp/ray-$SLURM_JOB_ID ...",
+                f"ray start --head --port={_PORT_FROM_JOB_ID} --temp-dir=/tmp/ray-$SLURM_JOB_ID ...",
             )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from shoal.doctor.finding import Edit, Facts, Hit, rule
-from shoal.doctor.launches import Launch
-from shoal.doctor.script import Script
+from shoal.doctor.finding import CheckFacts, RuleHit, ScriptEdit, rule
+from shoal.doctor.launches import ScriptLaunch
+from shoal.doctor.script import BatchScript
 
-_HARMLESS_AFTER = frozenset({"wait", "exit", "trap", "set", "unset", "}", "return", "exec"})
+_STATUS_NEUTRAL_COMMANDS = frozenset({"wait", "exit", "trap", "set", "unset", "}", "return", "exec"})
 _STATUS = re.compile(r"\$\{?(?:\?|PIPESTATUS|rc\b|ret\b|status\b|exit_code\b|code\b|EXIT)", re.IGNORECASE)
-_SPOOL = re.compile(
+_SPOOL_DIRECTORY = re.compile(
     r"dirname\s+[\"']?\$\{?(?:0|BASH_SOURCE)|(?:readlink|realpath)[^|;)]*\$\{?(?:0|BASH_SOURCE)|\$\{(?:0|BASH_SOURCE)%"
 )
 _CONDA_READY = re.compile(
@@ -19,7 +19,7 @@ _CONDA_READY = re.compile(
 )
 
 
-def _checks_status(script: Script, launch: Launch) -> bool:
+def _checks_status(script: BatchScript, launch: ScriptLaunch) -> bool:
     """The launch's exit code is looked at: || exit, if train; then, rc=$?, a trap on ERR."""
     command = launch.command
     if command.after in ("||", "&&") or command.condition or command.background or command.nested:
@@ -31,7 +31,7 @@ def _checks_status(script: Script, launch: Launch) -> bool:
 
 
 @rule("S01", "warning", "a failed training that ends as COMPLETED")
-def exit_code_lost(facts: Facts) -> Iterator[Hit]:
+def lost_exit_code(facts: CheckFacts) -> Iterator[RuleHit]:
     script = facts.script
     work = [launch for launch in script.work if launch.command.function is None and not launch.command.background]
     if not work or script.sets("e"):
@@ -42,11 +42,11 @@ def exit_code_lost(facts: Facts) -> Iterator[Hit]:
     after = [
         one
         for one in script.top
-        if one.line > last.command.last_line and one.name not in _HARMLESS_AFTER and (one.words or one.assigns)
+        if one.line > last.command.last_line and one.name not in _STATUS_NEUTRAL_COMMANDS and (one.words or one.assigns)
     ]
     piped = last.command.piped
     if after and not piped:
-        yield Hit(
+        yield RuleHit(
             after[-1].line,
             f"the script goes on after the training of line {last.line} whatever came of it",
             "a crash is reported as COMPLETED with exit code 0, and follow-up jobs start",
@@ -55,24 +55,24 @@ def exit_code_lost(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("S02", "warning", "an exit code lost in a pipe")
-def pipe(facts: Facts) -> Iterator[Hit]:
+def pipe_hides_exit_code(facts: CheckFacts) -> Iterator[RuleHit]:
     script = facts.script
     if script.sets("pipefail") or any("PIPESTATUS" in command.raw for command in script.commands):
         return
     for launch in script.work:
         if launch.command.piped and not launch.command.nested:
-            yield Hit(
+            yield RuleHit(
                 launch.line,
                 "the exit code of this pipe is that of its last program",
                 "a crash is reported as COMPLETED with exit code 0",
                 "set -o pipefail   # below the #SBATCH lines",
                 None,
-                (Edit("body", new="set -o pipefail"),),
+                (ScriptEdit("body", new="set -o pipefail"),),
             )
 
 
 @rule("S03", "error", "exit 0 whatever happened")
-def always_zero(facts: Facts) -> Iterator[Hit]:
+def always_exit_zero(facts: CheckFacts) -> Iterator[RuleHit]:
     script = facts.script
     top = script.top
     if not top or not script.work or script.sets("e"):
@@ -85,18 +85,18 @@ def always_zero(facts: Facts) -> Iterator[Hit]:
         return
     before = top[-2] if len(top) > 1 else None
     direct = before is not None and before.line == last.command.line
-    yield Hit(
+    yield RuleHit(
         end.line,
         "the script ends with exit 0, whatever came of the training",
         "every run is reported as COMPLETED, and follow-up jobs start",
         "leave it out, or set -e below the #SBATCH lines",
         None,
-        (Edit("drop", end.line),) if direct and script.text.lines[end.line - 1].strip() == "exit 0" else (),
+        (ScriptEdit("drop", end.line),) if direct and script.text.lines[end.line - 1].strip() == "exit 0" else (),
     )
 
 
 @rule("S07", "error", "conda activate in a shell that has no conda")
-def conda(facts: Facts) -> Iterator[Hit]:
+def conda_not_initialized(facts: CheckFacts) -> Iterator[RuleHit]:
     script = facts.script
     if script.is_login or script.kind == "experiment" or script.language != "bash":
         return
@@ -107,7 +107,7 @@ def conda(facts: Facts) -> Iterator[Hit]:
         if any(_CONDA_READY.search(one.raw) for one in before) or script.functions & {"conda", "mamba"}:
             return
         maybe = any(one.name in ("source", ".", "module", "ml", "eval") for one in before)
-        yield Hit(
+        yield RuleHit(
             command.line,
             f"{command.name} activate needs a shell function that a batch job's shell does not have",
             "it fails, and without set -e the script goes on with another Python",
@@ -120,7 +120,7 @@ def conda(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("S08", "warning", "module in a shell that may not have it")
-def module(facts: Facts) -> Iterator[Hit]:
+def module_not_initialized(facts: CheckFacts) -> Iterator[RuleHit]:
     script = facts.script
     export = (script.options["export"].value if "export" in script.options else "") or ""
     bare = export.upper() in ("NONE", "NIL") or script.language in ("sh", "dash")
@@ -130,7 +130,7 @@ def module(facts: Facts) -> Iterator[Hit]:
         if command.name in ("source", ".") and re.search(r"modules|lmod|profile|/init", command.raw):
             return
         if command.name in ("module", "ml"):
-            yield Hit(
+            yield RuleHit(
                 command.line,
                 f"module is a shell function, and {'--export=NONE' if export else script.language} does not have it",
                 "command not found, and the script goes on without the module",
@@ -142,7 +142,7 @@ def module(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("S09", "error", "--export=NONE with srun")
-def export_none(facts: Facts) -> Iterator[Hit]:
+def export_none_with_srun(facts: CheckFacts) -> Iterator[RuleHit]:
     script = facts.script
     option = script.options.get("export")
     if option is None or (option.value or "").upper() not in ("NONE", "NIL"):
@@ -153,43 +153,43 @@ def export_none(facts: Facts) -> Iterator[Hit]:
         return
     for step in script.steps:
         if "export" not in step.options:
-            yield Hit(
+            yield RuleHit(
                 option.line,
                 f"--export=NONE also holds for the srun of line {step.line}",
                 "its tasks get no PATH and no variable of this script: execve, no such file",
                 "srun --export=ALL ..., or export SLURM_EXPORT_ENV=ALL before it",
                 None,
-                (Edit("body", new="export SLURM_EXPORT_ENV=ALL"),),
+                (ScriptEdit("body", new="export SLURM_EXPORT_ENV=ALL"),),
             )
             return
 
 
 @rule("S10", "error", "--export that drops the environment")
-def export_some(facts: Facts) -> Iterator[Hit]:
+def partial_export(facts: CheckFacts) -> Iterator[RuleHit]:
     option = facts.script.directives.last().get("export")
     value = option.value or "" if option else ""
     if option is None or not value or value.upper() in ("NONE", "NIL", "ALL"):
         return
     if not any(part.strip().upper() == "ALL" for part in value.split(",")):
-        yield Hit(
+        yield RuleHit(
             option.line,
             f"--export={value} passes on these variables and nothing else",
             "PATH and everything else of your shell are missing in the job",
             f"--export=ALL,{value}",
             None,
-            (Edit("replace", option.line, f"--export={value}", f"--export=ALL,{value}"),),
+            (ScriptEdit("replace", option.line, f"--export={value}", f"--export=ALL,{value}"),),
         )
 
 
 @rule("S11", "warning", "the folder of the script, which is Slurm's spool")
-def spool_folder(facts: Facts) -> Iterator[Hit]:
+def spool_directory(facts: CheckFacts) -> Iterator[RuleHit]:
     if facts.script.kind != "batch" or not facts.script.directives.options:
         return
     if any("SLURM_SUBMIT_DIR" in command.raw for command in facts.script.commands):
         return  # who knows this variable also knows why
     for command in facts.script.commands:
-        if not command.nested and _SPOOL.search(command.raw):
-            yield Hit(
+        if not command.nested and _SPOOL_DIRECTORY.search(command.raw):
+            yield RuleHit(
                 command.line,
                 "Slurm runs a copy of the script, so its own path leads into Slurm's spool folder",
                 "files beside the script are not found",
@@ -199,7 +199,7 @@ def spool_folder(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("S12", "hint", "a job that submits jobs")
-def submits(facts: Facts) -> Iterator[Hit]:
+def nested_sbatch(facts: CheckFacts) -> Iterator[RuleHit]:
     script = facts.script
     if script.kind != "batch" or not script.directives.options:
         return
@@ -207,7 +207,7 @@ def submits(facts: Facts) -> Iterator[Hit]:
         return
     for command in script.commands:
         if command.name == "sbatch":
-            yield Hit(
+            yield RuleHit(
                 command.line,
                 "sbatch inside a job inherits the job's SLURM_ variables",
                 "the new job may be refused (memory options mutually exclusive) or bound to wrong CPUs",
@@ -217,10 +217,10 @@ def submits(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("S16", "hint", "an environment that depends on the login files")
-def login_files(facts: Facts) -> Iterator[Hit]:
+def login_file_dependency(facts: CheckFacts) -> Iterator[RuleHit]:
     for command in facts.script.commands:
         if command.name in ("source", ".") and re.search(r"\.(?:bashrc|bash_profile|profile)\b", command.raw):
-            yield Hit(
+            yield RuleHit(
                 command.line,
                 "the job's environment comes from a login file, which often returns early without a terminal",
                 "the environment differs between people and between shells",

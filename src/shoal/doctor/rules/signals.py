@@ -5,27 +5,27 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from shoal.batch import Command
-from shoal.doctor.finding import Edit, Facts, Hit, rule
-from shoal.doctor.rules.common import lightning, step_tasks_per_node
-from shoal.doctor.script import Script
+from shoal.batch import ShellCommand
+from shoal.doctor.finding import CheckFacts, RuleHit, ScriptEdit, rule
+from shoal.doctor.rules.common import step_tasks_per_node, uses_lightning
+from shoal.doctor.script import BatchScript
 
 _SIGNAL = re.compile(r"(?:(?P<flags>[BR]{1,2}):)?(?P<name>[A-Za-z0-9]+)?(?:@(?P<lead>\d+))?")
-_USER = frozenset({"USR1", "USR2", "SIGUSR1", "SIGUSR2", "10", "12"})
+_USER_SIGNALS = frozenset({"USR1", "USR2", "SIGUSR1", "SIGUSR2", "10", "12"})
 _RESUME = re.compile(
     r"resume|ckpt|checkpoint|RESTART_COUNT|last\.pt|latest|restore|auto[_-]?load|--load\b", re.IGNORECASE
 )
-_DATED = re.compile(r"\$\(\s*date\b|`date\b|SLURM_RESTART_COUNT")
+_TIMESTAMPED_PATH = re.compile(r"\$\(\s*date\b|`date\b|SLURM_RESTART_COUNT")
 _FOLDER_NAME = re.compile(
     r"(?:OUT|OUTPUT|SAVE|LOG|RUN|EXP|WORK|CKPT|CHECKPOINT)\w*(?:DIR|FOLDER|PATH|NAME)?\Z", re.IGNORECASE
 )
-_ENOUGH_S = 60
+_MIN_WARNING_S = 60
 
 
-class _Wish:
+class SignalOption:
     """--signal=[B:]NAME[@SECONDS] of a script."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: BatchScript) -> None:
         option = script.options.get("signal")
         match = _SIGNAL.fullmatch((option.value or "").strip()) if option else None
         self.given = match is not None
@@ -36,7 +36,7 @@ class _Wish:
         self.lead_s = int(match["lead"]) if match and match["lead"] else None
 
 
-def _traps(script: Script) -> list[tuple[Command, set[str]]]:
+def _traps(script: BatchScript) -> list[tuple[ShellCommand, set[str]]]:
     return [
         (command, {word.upper().removeprefix("SIG") for word in command.texts[2:]})
         for command in script.commands
@@ -45,14 +45,14 @@ def _traps(script: Script) -> list[tuple[Command, set[str]]]:
 
 
 @rule("R01", "error", "a signal that never reaches the program")
-def unreached(facts: Facts) -> Iterator[Hit]:
+def signal_not_delivered(facts: CheckFacts) -> Iterator[RuleHit]:
     script = facts.script
     for launch in script.work:
         hints = script.hints(launch)
         wanted = {name.removeprefix("SIG") for name in hints.signals} & {"TERM", "USR1", "USR2"} if hints else set()
         if not wanted or launch.srun is not None or "exec" in launch.wrappers or _traps(script):
             continue
-        yield Hit(
+        yield RuleHit(
             launch.line,
             f"{launch.program} waits for SIG{' and SIG'.join(sorted(wanted))}, and is started without srun or exec",
             "only the batch shell is signalled: the program is killed without writing a checkpoint",
@@ -61,13 +61,13 @@ def unreached(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("R02", "error", "a signal that kills torchrun")
-def kills_torchrun(facts: Facts) -> Iterator[Hit]:
-    wish = _Wish(facts.script)
-    if not wish.given or wish.to_shell or wish.name not in _USER:
+def kills_torchrun(facts: CheckFacts) -> Iterator[RuleHit]:
+    wish = SignalOption(facts.script)
+    if not wish.given or wish.to_shell or wish.name not in _USER_SIGNALS:
         return
     for launch in facts.script.work:
         if launch.launcher == "torchrun" and launch.srun is not None and not launch.has("signals-to-handle"):
-            yield Hit(
+            yield RuleHit(
                 launch.line,
                 f"SIG{wish.name} goes to torchrun, which does not know it and dies",
                 "the workers never see the signal, and no checkpoint is written",
@@ -76,14 +76,14 @@ def kills_torchrun(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("R03", "error", "a trap that runs too late")
-def late_trap(facts: Facts) -> Iterator[Hit]:
-    script, wish = facts.script, _Wish(facts.script)
+def late_trap(facts: CheckFacts) -> Iterator[RuleHit]:
+    script, wish = facts.script, SignalOption(facts.script)
     if not wish.given or not wish.to_shell:
         return
     traps = [command for command, names in _traps(script) if wish.name in names or not wish.name]
     if not traps:
         if not any(one.name == "trap" for one in script.commands) and script.is_shell and script.work:
-            yield Hit(
+            yield RuleHit(
                 wish.line,
                 f"--signal={wish.value} signals the batch shell, which has no trap for it",
                 f"the shell dies of SIG{wish.name or 'TERM'} and the job ends before its time",
@@ -93,7 +93,7 @@ def late_trap(facts: Facts) -> Iterator[Hit]:
         return
     work = [launch for launch in script.work if launch.line > traps[0].line] or script.work
     if work and not any(launch.command.background for launch in work):
-        yield Hit(
+        yield RuleHit(
             work[-1].line,
             f"the trap of line {traps[0].line} runs only when this command in the foreground has ended",
             "the signal is handled after the job's time is over, and no checkpoint is written",
@@ -102,8 +102,8 @@ def late_trap(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("R04", "warning", "a trap in a shell that gets no signal")
-def trap_without_signal(facts: Facts) -> Iterator[Hit]:
-    script, wish = facts.script, _Wish(facts.script)
+def trap_without_signal(facts: CheckFacts) -> Iterator[RuleHit]:
+    script, wish = facts.script, SignalOption(facts.script)
     if wish.to_shell:
         return
     for command, names in _traps(script):
@@ -111,8 +111,8 @@ def trap_without_signal(facts: Facts) -> Iterator[Hit]:
         if not caught:
             continue
         if wish.given:
-            edit = Edit("replace", wish.line, f"--signal={wish.value}", f"--signal=B:{wish.value}")
-            yield Hit(
+            edit = ScriptEdit("replace", wish.line, f"--signal={wish.value}", f"--signal=B:{wish.value}")
+            yield RuleHit(
                 wish.line,
                 f"--signal={wish.value} signals the steps, not the batch shell with the trap of line {command.line}",
                 "the trap never runs",
@@ -121,7 +121,7 @@ def trap_without_signal(facts: Facts) -> Iterator[Hit]:
                 (edit,),
             )
         else:
-            yield Hit(
+            yield RuleHit(
                 command.line,
                 f"there is a trap for {sorted(caught)[0]}, and no --signal that asks Slurm to send it",
                 "the trap never runs",
@@ -131,12 +131,12 @@ def trap_without_signal(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("R05", "warning", "little time between signal and end")
-def little_time(facts: Facts) -> Iterator[Hit]:
-    wish = _Wish(facts.script)
-    if wish.given and wish.lead_s is not None and wish.lead_s < _ENOUGH_S:
+def short_warning_time(facts: CheckFacts) -> Iterator[RuleHit]:
+    wish = SignalOption(facts.script)
+    if wish.given and wish.lead_s is not None and wish.lead_s < _MIN_WARNING_S:
         kill_wait = facts.cluster.kill_wait_s if facts.cluster else None
         then = f"; after the limit {kill_wait} s are left here" if kill_wait else ""
-        yield Hit(
+        yield RuleHit(
             wish.line,
             f"the signal comes {wish.lead_s} s before the end{then}",
             "a step and a checkpoint that take longer are lost",
@@ -145,25 +145,25 @@ def little_time(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("R06", "warning", "a requeued job overwrites its log")
-def log_overwritten(facts: Facts) -> Iterator[Hit]:
+def log_overwritten(facts: CheckFacts) -> Iterator[RuleHit]:
     options = facts.script.options
     if facts.script.kind != "batch" or "requeue" not in options:
         return
     mode = (options["open-mode"].value or "") if "open-mode" in options else ""
     if not mode.startswith("a"):
         new = "#SBATCH --open-mode=append"
-        yield Hit(
+        yield RuleHit(
             options["requeue"].line,
             "the job may be requeued, and starts its log from the beginning each time",
             "the log of the first time, with the reason of its end, is lost",
             new,
             None,
-            (Edit("header", new=new),),
+            (ScriptEdit("header", new=new),),
         )
 
 
 @rule("R07", "warning", "a requeued job that starts over")
-def starts_over(facts: Facts) -> Iterator[Hit]:
+def requeue_starts_over(facts: CheckFacts) -> Iterator[RuleHit]:
     script, options = facts.script, facts.script.options
     if script.kind != "batch" or not script.work or "no-requeue" in options:
         return
@@ -177,8 +177,8 @@ def starts_over(facts: Facts) -> Iterator[Hit]:
         else "jobs of this partition may be preempted and requeued"
     )
     for export in script.exports:
-        if _DATED.search(export.value) and _FOLDER_NAME.search(export.name):
-            yield Hit(
+        if _TIMESTAMPED_PATH.search(export.value) and _FOLDER_NAME.search(export.name):
+            yield RuleHit(
                 export.line,
                 f"{why}, and {export.name} has another value each time",
                 "it starts over in a new folder, and does not find its checkpoint",
@@ -187,7 +187,7 @@ def starts_over(facts: Facts) -> Iterator[Hit]:
             return
     reads = any(hints.resumes for hints in script.python.values())
     if not reads and not any(_RESUME.search(line) for line in script.text.lines):
-        yield Hit(
+        yield RuleHit(
             line,
             f"{why}, and nothing in the script speaks of a checkpoint",
             "it starts at step 0 each time",
@@ -197,8 +197,8 @@ def starts_over(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("R08", "warning", "two owners of requeueing")
-def two_owners(facts: Facts) -> Iterator[Hit]:
-    script, wish = facts.script, _Wish(facts.script)
+def two_requeue_mechanisms(facts: CheckFacts) -> Iterator[RuleHit]:
+    script, wish = facts.script, SignalOption(facts.script)
     requeues = next((one for one in script.commands if one.texts[:2] == ["scontrol", "requeue"]), None)
     inside = requeues or next(
         (one for one in script.commands if one.name == "trap" and "scontrol requeue" in one.raw), None
@@ -206,8 +206,8 @@ def two_owners(facts: Facts) -> Iterator[Hit]:
     if inside is None or not wish.given:
         return
     for launch in script.work:
-        if lightning(facts, launch)[0] and launch.srun is not None and not wish.to_shell:
-            yield Hit(
+        if uses_lightning(facts, launch)[0] and launch.srun is not None and not wish.to_shell:
+            yield RuleHit(
                 inside.line,
                 "the script requeues the job, and so does Lightning when it gets the signal",
                 "the job is requeued twice, or leaves before its checkpoint is written",
@@ -217,7 +217,7 @@ def two_owners(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("R10", "warning", "a rank that leaves alone")
-def leaves_alone(facts: Facts) -> Iterator[Hit]:
+def rank_exits_alone(facts: CheckFacts) -> Iterator[RuleHit]:
     script = facts.script
     for launch in script.work:
         hints = script.hints(launch)
@@ -225,7 +225,7 @@ def leaves_alone(facts: Facts) -> Iterator[Hit]:
             continue
         several = launch.launcher != "python" or (step_tasks_per_node(launch, script) or 1) > 1 or script.geometry.n > 1
         if several:
-            yield Hit(
+            yield RuleHit(
                 launch.line,
                 f"line {hints.leaves_line} of {launch.program} ends its own rank on a signal, at whatever step that is",
                 "the others wait for it in a collective operation until the job is killed, and no checkpoint is whole",
@@ -235,25 +235,25 @@ def leaves_alone(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("R11", "warning", "replicas that a lost node takes along")
-def no_kill(facts: Facts) -> Iterator[Hit]:
+def missing_no_kill(facts: CheckFacts) -> Iterator[RuleHit]:
     script = facts.script
     if script.geometry.n < 2 or "no-kill" in script.options:
         return
     for command in script.commands:
         if "torchft_lighthouse" in command.raw:
-            yield Hit(
+            yield RuleHit(
                 command.line,
                 "the replicas tolerate the loss of a node, and the job does not",
                 "Slurm ends the whole job when one of its nodes fails",
                 "#SBATCH --no-kill",
                 None,
-                (Edit("header", new="#SBATCH --no-kill"),),
+                (ScriptEdit("header", new="#SBATCH --no-kill"),),
             )
             return
 
 
 @rule("R12", "warning", "a lighthouse that tolerates nothing, or everything")
-def min_replicas(facts: Facts) -> Iterator[Hit]:
+def min_replicas(facts: CheckFacts) -> Iterator[RuleHit]:
     replicas = next(
         (one.value for one in facts.script.exports if one.name in ("NUM_REPLICA_GROUPS", "NUM_REPLICAS")), ""
     )
@@ -264,7 +264,7 @@ def min_replicas(facts: Facts) -> Iterator[Hit]:
         number = match[1].strip("\"'")
         everybody = number == replicas or (number.startswith("$") and re.search(r"REPLICA", number))
         if number == "1" or everybody:
-            yield Hit(
+            yield RuleHit(
                 command.line,
                 "the lighthouse needs all replicas" if everybody else "the lighthouse is content with one replica",
                 "one failure stops all" if everybody else "a replica that was cut off trains alone, from step 0",

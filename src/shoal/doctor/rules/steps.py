@@ -5,18 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from shoal.doctor.finding import Edit, Facts, Hit, rule
-from shoal.doctor.launches import Launch, as_number
+from shoal.doctor.finding import CheckFacts, RuleHit, ScriptEdit, rule
+from shoal.doctor.launches import ScriptLaunch, as_number
 from shoal.doctor.rules.common import is_native, step_tasks_per_node
 
 _TASK_VARIABLE = re.compile(r"(?<!\\)\$\{?(SLURM_(?:NODEID|PROCID|LOCALID))\b")
 #: Commands that do not keep a script alive.
-_QUICK = frozenset({"echo", "exit", "date", "printf", "pids+=", "disown", "done", "set", "export", "true", ":", "cd"})
+_SHORT_COMMANDS = frozenset(
+    {"echo", "exit", "date", "printf", "pids+=", "disown", "done", "set", "export", "true", ":", "cd"}
+)
 _NODE_RANK = re.compile(r"--(?:node[_-]rank|machine[_-]rank)[ =](\d+)")
 
 
 @rule("S04", "error", "background work, and no wait")
-def no_wait(facts: Facts) -> Iterator[Hit]:
+def background_without_wait(facts: CheckFacts) -> Iterator[RuleHit]:
     script = facts.script
     started = [launch for launch in script.launches if launch.command.background]
     if not started:
@@ -29,7 +31,7 @@ def no_wait(facts: Facts) -> Iterator[Hit]:
         if any(
             one.program == launch.program and one.launcher == launch.launcher for one in later for launch in started
         ):
-            yield Hit(
+            yield RuleHit(
                 later[-1].line,
                 "the job ends when this command ends, whether or not those in the background have",
                 "the others are killed, and their exit codes are lost",
@@ -37,23 +39,23 @@ def no_wait(facts: Facts) -> Iterator[Hit]:
                 "warning",
             )
         return
-    behind = [one for one in script.top if one.line > last and one.words and one.name not in _QUICK]
+    behind = [one for one in script.top if one.line > last and one.words and one.name not in _SHORT_COMMANDS]
     if any(one.name in ("tail", "sleep") for one in behind):
         return
-    yield Hit(
+    yield RuleHit(
         last,
         "this work is started in the background, and the script ends without waiting for it",
         "Slurm kills it at once, and the job ends as COMPLETED",
         "wait   # as the last line",
         # Something else runs in the foreground meanwhile, such as a client of a server: then it may be meant so.
         "warning" if behind else None,
-        () if behind else (Edit("end", new="wait"),),
+        () if behind else (ScriptEdit("end", new="wait"),),
     )
 
 
 @rule("S05", "warning", "parallel steps that run one after another")
-def serial_steps(facts: Facts) -> Iterator[Hit]:
-    parallel = [step for step in facts.script.steps if step.command.background and not step.is_small]
+def serial_steps(facts: CheckFacts) -> Iterator[RuleHit]:
+    parallel = [step for step in facts.script.steps if step.command.background and not step.is_utility]
     many = len(parallel) > 1 or any("loop" in step.command.within for step in parallel)
     if not many:
         return
@@ -62,14 +64,14 @@ def serial_steps(facts: Facts) -> Iterator[Hit]:
         apart = {"exact", "exclusive", "overlap"} & names
         gpus = {"gres", "gpus", "gpus-per-node", "gpus-per-task", "tres-per-task"} & names
         if not apart:
-            yield Hit(
+            yield RuleHit(
                 step.line,
                 "these steps share the job, and none says which part of it it takes",
                 "each takes everything, so they run one after another",
                 "srun --exact -n1 -c4 --gres=gpu:1 --mem=16G ... &",
             )
         elif facts.script.geometry.wants_gpus and not gpus and "overlap" not in names:
-            yield Hit(
+            yield RuleHit(
                 step.line,
                 "these steps do not say how many GPUs each takes",
                 "each takes all GPUs, so they run one after another",
@@ -78,7 +80,7 @@ def serial_steps(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("S14", "warning", "a variable of the tasks, expanded before there are tasks")
-def expanded_too_early(facts: Facts) -> Iterator[Hit]:
+def task_variable_in_batch_shell(facts: CheckFacts) -> Iterator[RuleHit]:
     for step in facts.script.steps:
         for word in step.command.words:
             match = (
@@ -87,7 +89,7 @@ def expanded_too_early(facts: Facts) -> Iterator[Hit]:
                 else _TASK_VARIABLE.search(re.sub(r"'[^']*'", "", word.raw) if '"' not in word.raw else word.raw)
             )
             if match is not None:
-                yield Hit(
+                yield RuleHit(
                     step.line,
                     f"the batch shell replaces ${match[1]} before srun starts anything",
                     "it is 0 (or empty) in every task: all nodes think that they are the first, and hang",
@@ -100,7 +102,7 @@ def expanded_too_early(facts: Facts) -> Iterator[Hit]:
         match = _TASK_VARIABLE.search(export.raw)
         ranks = export.name in ("RANK", "LOCAL_RANK", "NODE_RANK", "MACHINE_RANK", "GROUP_RANK", "GLOBAL_RANK")
         if match is not None and ranks and not export.command.nested and export.command.name == "export":
-            yield Hit(
+            yield RuleHit(
                 export.line,
                 f"{export.name} gets the batch shell's ${match[1]}, and every task of srun inherits that value",
                 "all tasks have the same rank, and hang",
@@ -109,14 +111,14 @@ def expanded_too_early(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("S15", "warning", "node ranks that are started one after another")
-def ranks_in_sequence(facts: Facts) -> Iterator[Hit]:
-    seen: Launch | None = None
+def ranks_in_sequence(facts: CheckFacts) -> Iterator[RuleHit]:
+    seen: ScriptLaunch | None = None
     for launch in facts.script.launches:
         match = _NODE_RANK.search(launch.raw)
         if match is None or launch.command.background:
             continue
         if seen is not None and match[1] != "0":
-            yield Hit(
+            yield RuleHit(
                 seen.line,
                 "node rank 0 is started in the foreground, and the next one only when it has ended",
                 "rank 0 waits for the others for ever",
@@ -127,7 +129,7 @@ def ranks_in_sequence(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("G16", "warning", "srun without the job's CPUs per task")
-def cpus_not_passed(facts: Facts) -> Iterator[Hit]:
+def cpus_not_passed(facts: CheckFacts) -> Iterator[RuleHit]:
     script = facts.script
     cpus = script.geometry.cpus_per_task or 1
     if cpus < 2 or any(export.name == "SRUN_CPUS_PER_TASK" for export in script.exports):
@@ -138,19 +140,19 @@ def cpus_not_passed(facts: Facts) -> Iterator[Hit]:
         if launch.srun is None or {"cpus-per-task", "cpus-per-gpu", "overlap", "exclusive"} & set(launch.srun):
             continue
         line = "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"
-        yield Hit(
+        yield RuleHit(
             launch.line,
             f"srun does not take over --cpus-per-task={cpus} from the header since Slurm 22.05",
             "each task is bound to one CPU, and data loading is slow",
             f"{line}   # before srun, or srun -c $SLURM_CPUS_PER_TASK",
             None,
-            (Edit("body", new=line),),
+            (ScriptEdit("body", new=line),),
         )
         return
 
 
 @rule("R09", "warning", "one dead rank, and the others wait")
-def kill_on_bad_exit(facts: Facts) -> Iterator[Hit]:
+def missing_kill_on_bad_exit(facts: CheckFacts) -> Iterator[RuleHit]:
     script = facts.script
     if any(export.name == "SLURM_KILL_BAD_EXIT" for export in script.exports):
         return
@@ -163,17 +165,17 @@ def kill_on_bad_exit(facts: Facts) -> Iterator[Hit]:
         if {"kill-on-bad-exit", "wait"} & set(launch.srun):
             continue
         at = _line_with_srun(facts, launch)
-        yield Hit(
+        yield RuleHit(
             launch.line,
             "srun goes on when one of its tasks dies",
             "the other ranks wait in a collective, and their GPUs stand idle until the time limit",
             "srun --kill-on-bad-exit=1 ...",
             None,
-            (Edit("replace", at, "srun ", "srun --kill-on-bad-exit=1 "),) if at else (),
+            (ScriptEdit("replace", at, "srun ", "srun --kill-on-bad-exit=1 "),) if at else (),
         )
 
 
-def _line_with_srun(facts: Facts, launch: Launch) -> int:
+def _line_with_srun(facts: CheckFacts, launch: ScriptLaunch) -> int:
     lines = facts.script.text.lines
     for number in range(launch.command.line, min(launch.command.last_line, len(lines)) + 1):
         if "srun " in lines[number - 1]:

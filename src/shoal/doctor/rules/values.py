@@ -5,30 +5,30 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from shoal.doctor.finding import Edit, Facts, Hit, rule
+from shoal.doctor.finding import CheckFacts, RuleHit, ScriptEdit, rule
 from shoal.units import format_duration, plural
 
-_BARE = re.compile(r"\d+", re.ASCII)
+_BARE_NUMBER = re.compile(r"\d+", re.ASCII)
 _MINUTES_SECONDS = re.compile(r"\d{1,3}:\d{1,2}", re.ASCII)
-_SMALL_MB = 2048
+_MIN_MEMORY_MB = 2048
 
 
 @rule("D10", "warning", "a time that Slurm reads in minutes")
-def minutes(facts: Facts) -> Iterator[Hit]:
+def time_in_minutes(facts: CheckFacts) -> Iterator[RuleHit]:
     option = facts.script.options.get("time")
     value = (option.value or "").strip() if option else ""
     seconds = facts.script.geometry.time_s
     if option is None or seconds is None:
         return
     # 60 and more are what people write who do mean minutes.
-    if (_BARE.fullmatch(value) and int(value) < 60 and int(value) != 30) or _MINUTES_SECONDS.fullmatch(value):
+    if (_BARE_NUMBER.fullmatch(value) and int(value) < 60 and int(value) != 30) or _MINUTES_SECONDS.fullmatch(value):
         hours = int(value.split(":")[0])
         meant = (
             f"{hours // 24}-{hours % 24:02}:00:00"
             if hours >= 24
             else f"{hours:02}:{value.partition(':')[2] or '00':0>2}:00"
         )
-        yield Hit(
+        yield RuleHit(
             option.line,
             f"--time={value} is {format_duration(seconds)} for Slurm, which reads minutes (and minutes:seconds)",
             f"the job is killed after {format_duration(seconds)}",
@@ -41,14 +41,14 @@ def _clock(seconds: int) -> str:
 
 
 @rule("D14", "warning", "memory in megabytes by accident")
-def megabytes(facts: Facts) -> Iterator[Hit]:
+def memory_in_megabytes(facts: CheckFacts) -> Iterator[RuleHit]:
     for name in ("mem", "mem-per-cpu", "mem-per-gpu"):
         option = facts.script.options.get(name)
         value = (option.value or "").strip() if option else ""
-        if option is not None and _BARE.fullmatch(value) and 0 < int(value) < _SMALL_MB:
+        if option is not None and _BARE_NUMBER.fullmatch(value) and 0 < int(value) < _MIN_MEMORY_MB:
             if name == "mem-per-cpu" and int(value) >= 500:
                 continue
-            yield Hit(
+            yield RuleHit(
                 option.line,
                 f"--{name}={value} is {value} MB: without a unit Slurm counts megabytes",
                 "the job is killed for memory as soon as Python starts"
@@ -59,13 +59,13 @@ def megabytes(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("D15", "error", "two ways of asking for memory")
-def memory_twice(facts: Facts) -> Iterator[Hit]:
+def conflicting_memory_options(facts: CheckFacts) -> Iterator[RuleHit]:
     found = [
         facts.script.options[name] for name in ("mem", "mem-per-cpu", "mem-per-gpu") if name in facts.script.options
     ]
     if len(found) > 1:
         names = " and ".join(f"--{option.name}" for option in found)
-        yield Hit(
+        yield RuleHit(
             max(option.line for option in found),
             f"{names} are both given",
             "sbatch refuses the script: they are mutually exclusive",
@@ -76,7 +76,7 @@ def memory_twice(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("D17", "warning", "whole nodes by --mem=0 or --exclusive")
-def whole_node(facts: Facts) -> Iterator[Hit]:
+def whole_node_request(facts: CheckFacts) -> Iterator[RuleHit]:
     options, geometry = facts.script.options, facts.script.geometry
     all_memory = "mem" in options and (options["mem"].value or "").strip() in ("0", "0G", "0M")
     few = geometry.gpus_per_node is not None and geometry.gpus_per_node < 4
@@ -84,14 +84,14 @@ def whole_node(facts: Facts) -> Iterator[Hit]:
     if most and geometry.gpus_per_node is not None:
         few = geometry.gpus_per_node < most
     if all_memory and few and "exclusive" not in options:
-        yield Hit(
+        yield RuleHit(
             options["mem"].line,
             f"--mem=0 takes all memory of a node for {plural(geometry.gpus_per_node or 0, 'GPU')}",
             "nobody else fits on the node, so the job waits for an empty one",
             "--mem=64G, or what the program needs",
         )
     if "exclusive" in options and few and (options["exclusive"].value or "") in ("", "exclusive"):
-        yield Hit(
+        yield RuleHit(
             options["exclusive"].line,
             f"--exclusive takes whole nodes, and {geometry.gpus_per_node} of their GPUs are asked for",
             "the job waits for an empty node; the other GPUs stand idle, and memory is still the default",
@@ -100,7 +100,7 @@ def whole_node(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("D18", "warning", "no time limit")
-def no_time(facts: Facts) -> Iterator[Hit]:
+def missing_time_limit(facts: CheckFacts) -> Iterator[RuleHit]:
     script = facts.script
     if script.kind != "batch" or not script.directives.options or "time" in script.options:
         return
@@ -108,7 +108,7 @@ def no_time(facts: Facts) -> Iterator[Hit]:
     if facts.cluster is not None:
         partitions = facts.cluster.chosen(script.options)
         default = next((one.default_time_s for one in partitions if one.default_time_s), None)
-    yield Hit(
+    yield RuleHit(
         script.directives.lines[-1],
         "there is no --time",
         f"the partition's default holds: {format_duration(default)} here"
@@ -119,7 +119,7 @@ def no_time(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("D16", "warning", "no memory asked for")
-def no_memory(facts: Facts) -> Iterator[Hit]:
+def missing_memory(facts: CheckFacts) -> Iterator[RuleHit]:
     script, options = facts.script, facts.script.options
     if script.kind != "batch" or not script.geometry.wants_gpus:
         return
@@ -127,7 +127,7 @@ def no_memory(facts: Facts) -> Iterator[Hit]:
         return
     line = script.directives.lines[-1] if script.directives.lines else 1
     if facts.cluster is None:
-        yield Hit(
+        yield RuleHit(
             line,
             "there is no --mem",
             "the cluster's default holds, often a few GB for each CPU",
@@ -138,7 +138,7 @@ def no_memory(facts: Facts) -> Iterator[Hit]:
     each = next((one.def_mem_per_cpu_mb for one in facts.cluster.chosen(options) if one.def_mem_per_cpu_mb), None)
     if each:
         cpus = script.geometry.cpus_per_node or 1
-        yield Hit(
+        yield RuleHit(
             line,
             f"there is no --mem, and this cluster gives {each} MB for each CPU: {each * cpus} MB per node",
             "the job is killed when it needs more" if each * cpus < 16000 else "that may or may not be enough",
@@ -148,7 +148,7 @@ def no_memory(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("D19", "warning", "array tasks that share a log")
-def shared_log(facts: Facts) -> Iterator[Hit]:
+def shared_log(facts: CheckFacts) -> Iterator[RuleHit]:
     options = facts.script.options
     if "array" not in options:
         return
@@ -164,21 +164,21 @@ def shared_log(facts: Facts) -> Iterator[Hit]:
                 if "%A" not in value
                 else value.replace("%A", "%A_%a")
             )
-            yield Hit(
+            yield RuleHit(
                 option.line,
                 f"every task of the array writes to {value}",
                 "the tasks overwrite each other's log",
                 f"--{name}={better}",
                 None,
-                (Edit("replace", option.line, value, better),),
+                (ScriptEdit("replace", option.line, value, better),),
             )
 
 
 @rule("D20", "hint", "an array without a throttle")
-def throttle(facts: Facts) -> Iterator[Hit]:
+def array_without_throttle(facts: CheckFacts) -> Iterator[RuleHit]:
     option, size = facts.script.options.get("array"), facts.script.geometry.array_size
     if option is not None and size is not None and size > 20 and "%" not in (option.value or ""):
-        yield Hit(
+        yield RuleHit(
             option.line,
             f"{size} array tasks may start at once",
             "they use up the fair share and the limits of everybody in the account",
@@ -187,24 +187,24 @@ def throttle(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("D22", "warning", "a dependency that may never come true")
-def dependency(facts: Facts) -> Iterator[Hit]:
+def fragile_dependency(facts: CheckFacts) -> Iterator[RuleHit]:
     options = facts.script.options
     if facts.cluster is not None and facts.cluster.kills_invalid_dependencies:
         return
     option = options.get("dependency")
     if option is not None and "afterok" in (option.value or "") and "kill-on-invalid-dep" not in options:
-        yield Hit(
+        yield RuleHit(
             option.line,
             "the job waits with afterok for a job that may fail",
             "if it does, this one stays in the queue for ever (DependencyNeverSatisfied)",
             "#SBATCH --kill-on-invalid-dep=yes",
             None,
-            (Edit("header", new="#SBATCH --kill-on-invalid-dep=yes"),),
+            (ScriptEdit("header", new="#SBATCH --kill-on-invalid-dep=yes"),),
         )
     for command in facts.script.commands:
         text = " ".join(command.texts)
         if command.name == "sbatch" and "afterok" in text and "kill-on-invalid-dep" not in text:
-            yield Hit(
+            yield RuleHit(
                 command.line,
                 "this sbatch waits with afterok for a job that may fail",
                 "if it does, the new job stays in the queue for ever (DependencyNeverSatisfied)",
@@ -214,7 +214,7 @@ def dependency(facts: Facts) -> Iterator[Hit]:
 
 
 @rule("G20", "warning", "replicas that do not divide the GPUs")
-def uneven_replicas(facts: Facts) -> Iterator[Hit]:
+def uneven_replicas(facts: CheckFacts) -> Iterator[RuleHit]:
     total = facts.script.geometry.gpus_total
     if not total:
         return
@@ -222,7 +222,7 @@ def uneven_replicas(facts: Facts) -> Iterator[Hit]:
         if export.name in ("NUM_REPLICA_GROUPS", "NUM_REPLICAS", "GROUP_SIZE") and export.value.isdigit():
             number = int(export.value)
             if number > 0 and total % number:
-                yield Hit(
+                yield RuleHit(
                     export.line,
                     f"{number} replicas cannot share {total} GPUs evenly",
                     "some replicas get fewer GPUs, or GPUs stand idle",

@@ -12,7 +12,7 @@ from typing import Dict
 from .. import processes, usage
 from . import family
 
-_LOOK_S = 0.5
+_RANK_POLL_S = 0.5
 
 
 def sample_node(path: str, env: Dict[str, str]) -> None:
@@ -31,36 +31,36 @@ def sample_node(path: str, env: Dict[str, str]) -> None:
     except OSError:
         return  # No room for one more process: the run matters more.
     try:
-        _let_go()
-        sampler = usage.Sampler(env)
-        sampler.add(path, env, lambda: processes.use_of_job(env))
-        sampler.run(_Rank(rank))
+        _detach()
+        sampler = usage.UsageSampler(env)
+        sampler.add(path, env, lambda: processes.job_use(env))
+        sampler.run(_RankProcess(rank))
     finally:
         os._exit(0)
 
 
-def _let_go() -> None:
+def _detach() -> None:
     """Hold nothing open that somebody waits for, and outlive the signals that are for the ranks."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
     os.closerange(3, 1024)
     os.chdir("/")
-    for number in family.FORWARDED:
+    for number in family.FORWARDED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
-class _Rank:
+class _RankProcess:
     """The rank's life, asked as a threading.Event is: has it ended?"""
 
     def __init__(self, pid: int) -> None:
-        self._pid, self._started = pid, processes.start_of(pid)
+        self._pid, self._started = pid, processes.process_start(pid)
 
     def wait(self, timeout: float) -> bool:
         end = time.monotonic() + timeout
-        while processes.start_of(self._pid) == self._started:
+        while processes.process_start(self._pid) == self._started:
             left_s = end - time.monotonic()
             if left_s <= 0:
                 return False
-            time.sleep(min(_LOOK_S, left_s))
+            time.sleep(min(_RANK_POLL_S, left_s))
         return True

@@ -13,10 +13,10 @@ from .. import environment
 
 RUNTIMES = ("apptainer", "singularity", "charliecloud", "podman", "pyxis")
 #: `container = "none"`: no container, although the cluster's profile has one.
-NONE = "none"
-GPUS = ("nvidia", "amd", "none")
+NO_CONTAINER = "none"
+GPU_VENDORS = ("nvidia", "amd", "none")
 #: The cluster's part of the settings, as the batch script hands it to the agent.
-VARIABLE = "SHOAL_CONTAINER"
+CONTAINER_VARIABLE = "SHOAL_CONTAINER"
 
 
 class ContainerError(ValueError):
@@ -56,10 +56,10 @@ class Bind(NamedTuple):
     mode: str = ""
 
 
-def merge(step: Mapping[str, Any], cluster: Mapping[str, Any]) -> Dict[str, Any]:
+def merge_settings(step: Mapping[str, Any], cluster: Mapping[str, Any]) -> Dict[str, Any]:
     """What a step says over what its cluster says: binds add up, options only where the runtime is the same."""
     merged = dict(cluster, **step)
-    if step.get("image") and not step.get("runtime") and merged.get("runtime") == NONE:
+    if step.get("image") and not step.get("runtime") and merged.get("runtime") == NO_CONTAINER:
         del merged["runtime"]
     merged["binds"] = list(dict.fromkeys([*cluster.get("binds", ()), *step.get("binds", ())]))
     same = merged.get("runtime") == cluster.get("runtime")
@@ -67,9 +67,9 @@ def merge(step: Mapping[str, Any], cluster: Mapping[str, Any]) -> Dict[str, Any]
     return merged
 
 
-def build(settings: Mapping[str, Any]) -> Optional[Container]:
+def build_container(settings: Mapping[str, Any]) -> Optional[Container]:
     """The container that merged settings describe; None without an image, or if none is wanted."""
-    if not wanted({"container": settings}):
+    if not has_container({"container": settings}):
         return None
     if not settings.get("runtime"):
         raise ContainerError(
@@ -79,27 +79,29 @@ def build(settings: Mapping[str, Any]) -> Optional[Container]:
     return Container(**{key: settings[key] for key in Container._fields if settings.get(key)})
 
 
-def settle(spec: Mapping[str, Any], environ: Mapping[str, str]) -> Dict[str, Any]:
+def resolve_settings(spec: Mapping[str, Any], environ: Mapping[str, str]) -> Dict[str, Any]:
     """A run's spec with the whole of its container: its own settings over those of the cluster, told by the script."""
-    return dict(spec, container=merge(spec.get("container") or {}, json.loads(environ.get(VARIABLE) or "{}")))
+    return dict(
+        spec, container=merge_settings(spec.get("container") or {}, json.loads(environ.get(CONTAINER_VARIABLE) or "{}"))
+    )
 
 
-def wanted(spec: Mapping[str, Any]) -> bool:
+def has_container(spec: Mapping[str, Any]) -> bool:
     """Whether a settled spec has a container."""
     settings = spec.get("container") or {}
-    return bool(settings.get("image")) and settings.get("runtime") != NONE
+    return bool(settings.get("image")) and settings.get("runtime") != NO_CONTAINER
 
 
-def chosen(spec: Mapping[str, Any], environ: Mapping[str, str]) -> Optional[Container]:
+def resolve_container(spec: Mapping[str, Any], environ: Mapping[str, str]) -> Optional[Container]:
     """The container of a settled spec, with whole paths, $NAMES and ~ as in the job's environment; None without one."""
-    one = build(spec.get("container") or {})
+    one = build_container(spec.get("container") or {})
     if one is None:
         return None
 
     def full(word: str, what: str) -> str:
         try:
-            return environment.expand(word, environ)
-        except environment.NotSet as name:
+            return environment.expand_path(word, environ)
+        except environment.VariableNotSet as name:
             raise ContainerError(
                 "the container's %s is %s, and $%s is not set in the job" % (what, word, name),
                 "export %s=...   # in the cluster's setup" % name,
@@ -110,10 +112,10 @@ def chosen(spec: Mapping[str, Any], environ: Mapping[str, str]) -> Optional[Cont
         binds=[full(bind, "bind") for bind in one.binds],
         workdir=None if one.workdir is None else full(one.workdir, "workdir"),
     )
-    return whole(filled, spec.get("root") or spec["cwd"])
+    return with_absolute_paths(filled, spec.get("root") or spec["cwd"])
 
 
-def whole(one: Container, root: str) -> Container:
+def with_absolute_paths(one: Container, root: str) -> Container:
     """The same with whole paths: what is relative begins at the project's root."""
 
     def full(path: str) -> str:
@@ -144,7 +146,7 @@ def all_binds(one: Container, places: Sequence[str]) -> List[Bind]:
     return asked
 
 
-def words(one: Container, places: Sequence[str], cwd: str, gpus: bool, as_root: bool) -> List[str]:
+def container_argv(one: Container, places: Sequence[str], cwd: str, gpus: bool, as_root: bool) -> List[str]:
     """The prefix, or for pyxis srun's flags. `places` are folders of this machine that the program needs."""
     binds = all_binds(one, places)
     return _BUILDERS[one.runtime](one, binds, one.workdir or cwd, one.gpu if gpus else "none", as_root)
@@ -152,7 +154,7 @@ def words(one: Container, places: Sequence[str], cwd: str, gpus: bool, as_root: 
 
 def _apptainer(one: Container, binds: List[Bind], cwd: str, gpu: str, as_root: bool) -> List[str]:
     flags = {"nvidia": ["--nv"], "amd": ["--rocm"], "none": []}[gpu]
-    mounts = [word for bind in binds for word in ("--bind", _joined(bind))]
+    mounts = [word for bind in binds for word in ("--bind", _format_bind(bind))]
     return [one.runtime, "exec", *flags, *mounts, "--pwd", cwd, *one.options, one.image]
 
 
@@ -169,20 +171,20 @@ def _podman(one: Container, binds: List[Bind], cwd: str, gpu: str, as_root: bool
     # Processes of a run find each other by address, pid and shared memory; podman would hide all three.
     flags = ["--rm", "--network=host", "--ipc=host", "--pid=host", "--env-host", "--security-opt=label=disable"]
     flags += [] if as_root else ["--userns=keep-id"]
-    flags += ["--volume=%s" % _joined(bind) for bind in binds]
+    flags += ["--volume=%s" % _format_bind(bind) for bind in binds]
     devices = {"nvidia": ["--device=nvidia.com/gpu=all"], "amd": ["--device=/dev/kfd", "--device=/dev/dri"], "none": []}
     image = ["--rootfs", one.image] if one.image_is_path else [one.image]
     return ["podman", "run", *flags, *devices[gpu], "--workdir=%s" % cwd, "--entrypoint=", *one.options, *image]
 
 
 def _pyxis(one: Container, binds: List[Bind], cwd: str, gpu: str, as_root: bool) -> List[str]:
-    mounts = ",".join(_joined(bind) for bind in binds)
+    mounts = ",".join(_format_bind(bind) for bind in binds)
     flags = ["--container-image=%s" % one.image, "--container-mounts=%s" % mounts, "--container-workdir=%s" % cwd]
     return [*flags, *one.options]
 
 
-_Builder = Callable[[Container, List[Bind], str, str, bool], List[str]]
-_BUILDERS: Dict[str, _Builder] = {
+_BuildArgv = Callable[[Container, List[Bind], str, str, bool], List[str]]
+_BUILDERS: Dict[str, _BuildArgv] = {
     "apptainer": _apptainer,
     "singularity": _apptainer,
     "charliecloud": _charliecloud,
@@ -191,23 +193,23 @@ _BUILDERS: Dict[str, _Builder] = {
 }
 
 
-def _joined(bind: Bind) -> str:
+def _format_bind(bind: Bind) -> str:
     return ":".join(part for part in bind if part)
 
 
-def places_of(spec: Mapping[str, Any], environ: Mapping[str, str], more: Sequence[str]) -> List[str]:
+def needed_dirs(spec: Mapping[str, Any], environ: Mapping[str, str], more: Sequence[str]) -> List[str]:
     """Folders that a run needs: its code, outputs, logs and state (`more`), what it starts from, scratch, its data."""
     found = [spec["cwd"], *more, environ.get("SHOAL_PARENT_DIR", "")]
     try:
-        found.append(environment.expand(environ.get("SHOAL_SCRATCH", ""), environ))
-    except environment.NotSet:
+        found.append(environment.expand_path(environ.get("SHOAL_SCRATCH", ""), environ))
+    except environment.VariableNotSet:
         pass  # It is not used then; who stages data says so.
     found += [os.path.dirname(environ.get(name, "")) for name in ("SHOAL_START_FROM", "SHOAL_RESUME_FROM")]
     found += [value for name, value in environ.items() if name.startswith("SHOAL_DATA_") and value.startswith("/")]
     return [place for place in found if place and os.path.isdir(place)]
 
 
-def surroundings(environ: Mapping[str, str]) -> Dict[str, str]:
+def runtime_environment(environ: Mapping[str, str]) -> Dict[str, str]:
     """What a runtime itself wants to find in the environment and a bare job may lack: ch-run stops without $USER."""
     if environ.get("USER"):
         return {}
@@ -219,7 +221,7 @@ def surroundings(environ: Mapping[str, str]) -> Dict[str, str]:
         return {"USER": str(os.getuid())}
 
 
-class Box(NamedTuple):
+class ContainerArgs(NamedTuple):
     """A container as words: `around` a program, or flags of srun. Without the paths `needs` it cannot be started."""
 
     around: Sequence[str] = ()
@@ -227,14 +229,16 @@ class Box(NamedTuple):
     needs: Sequence[str] = ()
 
 
-def box_of(spec: Mapping[str, Any], environ: Mapping[str, str], more: Sequence[str], gpus: bool) -> Box:
+def container_args(
+    spec: Mapping[str, Any], environ: Mapping[str, str], more: Sequence[str], gpus: bool
+) -> ContainerArgs:
     """The container of a run; an empty box where there is none."""
-    one = chosen(spec, environ)
+    one = resolve_container(spec, environ)
     if one is None:
-        return Box()
-    places = places_of(spec, environ, more)
-    found = words(one, places, spec["cwd"], gpus, os.getuid() == 0)
+        return ContainerArgs()
+    places = needed_dirs(spec, environ, more)
+    found = container_argv(one, places, spec["cwd"], gpus, os.getuid() == 0)
     if one.by_srun:
-        return Box(step_flags=found)
+        return ContainerArgs(step_flags=found)
     sources = [bind.source for bind in all_binds(one, places)]
-    return Box(found, needs=([one.image] if one.image_is_path else []) + sources)
+    return ContainerArgs(found, needs=([one.image] if one.image_is_path else []) + sources)

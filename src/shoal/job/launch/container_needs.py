@@ -5,10 +5,10 @@ import shutil
 from typing import Any, Mapping, Optional, Sequence
 
 from ...kernel import process, slurm
-from .container import Container, ContainerError, all_binds, chosen, places_of
+from .container import Container, ContainerError, all_binds, needed_dirs, resolve_container
 
 #: The program that each runtime is, and whose absence is told.
-PROGRAMS = {
+RUNTIME_PROGRAMS = {
     "apptainer": "apptainer",
     "singularity": "singularity",
     "charliecloud": "ch-run",
@@ -16,27 +16,27 @@ PROGRAMS = {
     "pyxis": "srun",
 }
 #: Mounted from the host by charliecloud itself, so that no image needs a folder for what lies in them.
-_CHARLIECLOUD_SHARES = ("/dev", "/proc", "/sys", "/tmp")  # noqa: S108
+_CHARLIECLOUD_MOUNTS = ("/dev", "/proc", "/sys", "/tmp")  # noqa: S108
 
 
-def problem_of(
+def container_problem(
     spec: Mapping[str, Any], environ: Mapping[str, str], more: Sequence[str], here_only: bool
 ) -> Optional[str]:
     """Before anything starts on this node: why the run's container cannot be used, or None."""
     try:
-        one = chosen(spec, environ)
+        one = resolve_container(spec, environ)
         if one is None:
             return None
         if one.by_srun and (here_only or not environ.get("SLURM_JOB_ID")):
             return "pyxis is a plugin of srun, and this run is not started by srun: another `runtime`"
-        return missing(one, places_of(spec, environ, more), environ)
+        return missing_on_node(one, needed_dirs(spec, environ, more), environ)
     except ContainerError as error:
         return "%s: %s" % (error.message, error.hint)
 
 
-def missing(one: Container, places: Sequence[str], environ: Mapping[str, str]) -> Optional[str]:
+def missing_on_node(one: Container, places: Sequence[str], environ: Mapping[str, str]) -> Optional[str]:
     """Why the container cannot be started on this node, with what helps; None if nothing speaks against it."""
-    node, program = process.node_name(), PROGRAMS[one.runtime]
+    node, program = process.node_name(), RUNTIME_PROGRAMS[one.runtime]
     if shutil.which(program, path=environ.get("PATH")) is None:
         twin = {"apptainer": "singularity", "singularity": "apptainer"}.get(one.runtime, "")
         helps = "install it, or run without: --container none"
@@ -58,7 +58,7 @@ def missing(one: Container, places: Sequence[str], environ: Mapping[str, str]) -
 
 def _srun_knows_containers(environ: Mapping[str, str]) -> bool:
     """Whether pyxis is there; srun's help has what plugins add to it."""
-    done = slurm.run(["srun", "--help"], slurm.QUERY_TIMEOUT_S, environ)
+    done = slurm.run_command(["srun", "--help"], slurm.QUERY_TIMEOUT_S, environ)
     return bool(done.failure) or "--container-image" in done.stdout  # else srun itself will say what is wrong
 
 
@@ -68,7 +68,7 @@ def _no_mount_point(one: Container, places: Sequence[str]) -> Optional[str]:
     if one.runtime != "charliecloud" or not os.path.isdir(one.image) or writable:
         return None
     for bind in all_binds(one, places):
-        shared = bind.target.startswith(tuple(path + "/" for path in _CHARLIECLOUD_SHARES))
+        shared = bind.target.startswith(tuple(path + "/" for path in _CHARLIECLOUD_MOUNTS))
         inside = os.path.join(one.image, bind.target.lstrip("/"))
         if not shared and not os.path.lexists(inside):
             return "the image has no folder to bind %s at: mkdir -p %s" % (bind.target, inside)

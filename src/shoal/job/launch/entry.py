@@ -9,79 +9,85 @@ from typing import Any, Dict, List
 from ...kernel import tree
 from .. import environment
 from . import container, failures, family, network, steps, watch, words
-from .geometry import ELASTIC, Geometry
-from .node import Node
-from .plan import wrapper
-from .rank import BAD_GEOMETRY
-from .unit import Unit
+from .geometry import TORCH_LAUNCHERS, LaunchGeometry
+from .node import NodeLauncher
+from .plan import agent_argv
+from .rank import EXIT_BAD_GEOMETRY
+from .unit import RankGroup
 
-NOT_FOUND = 127
+EXIT_NOT_FOUND = 127
 
 
 def main(argv: List[str]) -> int:
     with open(argv[0]) as file:
         plan = json.load(file)
-    family.end_with_parent()
+    family.kill_tree_with_parent()
     tree.become_subreaper()
-    family.say(plan["what"])
+    family.log_message(plan["what"])
     try:
         if plan["geometry"]["mode"] == "replicas":
             from .replicas import supervise
 
             return supervise(plan, os.environ)
-        return run(plan)
+        return run_group(plan)
     except network.NoSuchInterface as error:
-        family.say(str(error))
-        return BAD_GEOMETRY
+        family.log_message(str(error))
+        return EXIT_BAD_GEOMETRY
 
 
-def geometry_of(plan: Dict[str, Any]) -> Geometry:
-    return Geometry(**{"cpus": None, **{key: plan["geometry"].get(key) for key in Geometry._fields}})
+def geometry_of(plan: Dict[str, Any]) -> LaunchGeometry:
+    return LaunchGeometry(**{"cpus": None, **{key: plan["geometry"].get(key) for key in LaunchGeometry._fields}})
 
 
-def run(plan: Dict[str, Any]) -> int:
+def run_group(plan: Dict[str, Any]) -> int:
     """A run of one unit, to its end."""
     geometry = geometry_of(plan)
     needs_port = geometry.mode in ("srun", "deepspeed", "accelerate") or geometry.nodes > 1
     port, mark = network.reserve_port(int(plan["job"])) if needs_port else (0, None)
-    argv = environment.argv_of(plan, plan["values"])
-    one = unit_of(plan, geometry, argv, plan["nodes"], port, os.path.join(plan["folder"], ""))
-    begin = _size(plan["log"])
+    argv = environment.run_argv(plan, plan["values"])
+    one = make_rank_group(plan, geometry, argv, plan["nodes"], port, os.path.join(plan["folder"], ""))
+    begin = _file_size(plan["log"])
     one.save()
-    look = watch.Watch(one)
+    look = watch.DdpCheck(one)
     if one.watched:
-        watch.prepare(one)
+        watch.write_watch_module(one)
     if geometry.mode == "deepspeed":
         with open(one.log + "hosts", "w") as file:
             file.write(words.deepspeed_hosts(one))
     try:
-        if geometry.mode in ELASTIC and geometry.nodes == 1 and not one.step_flags:
-            code = Node(one._replace(slurm=False), 0).run(os.environ, look)
+        if geometry.mode in TORCH_LAUNCHERS and geometry.nodes == 1 and not one.step_flags:
+            code = NodeLauncher(one._replace(slurm=False), 0).run(os.environ, look)
         elif plan["slurm"]:
-            code = _as_step(plan, geometry, one, look)
+            code = _run_as_step(plan, geometry, one, look)
             steps.note_end_by_slurm(plan)
         else:
-            code = _ranks_here(one, look)
-    except watch.Apart as problem:
-        tree.kill_below()
-        family.say(str(problem))
-        return BAD_GEOMETRY
+            code = _run_locally(one, look)
+    except watch.RanksTrainAlone as problem:
+        tree.kill_descendants()
+        family.log_message(str(problem))
+        return EXIT_BAD_GEOMETRY
     if mark is not None:
         mark.close()
-    missing = failures.not_installed(plan["log"], begin) if code == 1 and geometry.mode in ELASTIC else None
+    missing = failures.missing_launcher(plan["log"], begin) if code == 1 and geometry.mode in TORCH_LAUNCHERS else None
     if missing is not None:
-        family.say(missing)
-        return NOT_FOUND
+        family.log_message(missing)
+        return EXIT_NOT_FOUND
     if code != 0:
-        code = failures.true_code(code, plan["log"], begin) if geometry.mode != "process" else code
-        for line in failures.last_words(one.log, failures.read_tail(plan["log"], begin)):
+        code = failures.first_exit_code(code, plan["log"], begin) if geometry.mode != "process" else code
+        for line in failures.log_tails(one.log, failures.read_tail(plan["log"], begin)):
             sys.stderr.write("shoal: %s\n" % line)
     return code
 
 
-def unit_of(
-    plan: Dict[str, Any], geometry: Geometry, argv: List[str], nodes: List[str], port: int, log: str, name: str = ""
-) -> Unit:
+def make_rank_group(
+    plan: Dict[str, Any],
+    geometry: LaunchGeometry,
+    argv: List[str],
+    nodes: List[str],
+    port: int,
+    log: str,
+    name: str = "",
+) -> RankGroup:
     """The unit of a run, or with `name` of one try of a replica."""
     settings = plan["settings"]
     replica = geometry.replicas > 0
@@ -89,10 +95,10 @@ def unit_of(
     address = "127.0.0.1"
     if plan["slurm"] and peers and port > 0:
         address = network.reachable_address(peers, settings.get("interface"))
-    box = container.box_of(plan, os.environ, plan["places"], geometry.gpus > 0)
+    box = container.container_args(plan, os.environ, plan["places"], geometry.gpus > 0)
     contained = box.around or box.step_flags
-    inner = [words.python_of(argv), *wrapper()[1:]] if contained else []
-    return Unit(
+    inner = [words.container_python(argv), *agent_argv()[1:]] if contained else []
+    return RankGroup(
         mode="torchrun" if replica else geometry.mode,
         nodes=nodes,
         processes=geometry.replica_processes if replica else geometry.processes,
@@ -103,8 +109,8 @@ def unit_of(
         out=log + "out" if name else plan["log"],
         host=os.uname().nodename,
         id="-".join(part for part in (plan["id"], name) if part),
-        start=words.start_of(geometry.mode, argv),
-        wrapper=inner if box.step_flags else wrapper(),
+        start=words.launcher_program(geometry.mode, argv),
+        wrapper=inner if box.step_flags else agent_argv(),
         slurm=plan["slurm"],
         peers=plan["nodes"] if peers else [],
         cpus=plan["cpus"],
@@ -121,29 +127,29 @@ def unit_of(
     )
 
 
-def _as_step(plan: Dict[str, Any], geometry: Geometry, one: Unit, look: watch.Watch) -> int:
+def _run_as_step(plan: Dict[str, Any], geometry: LaunchGeometry, one: RankGroup, look: watch.DdpCheck) -> int:
     tasks = geometry.tasks
     cpus = None if plan["cpus"] is None else plan["cpus"] // tasks
     nodes = 1 if geometry.mode == "process" else geometry.nodes
-    argv = words.srun(nodes, tasks, cpus, name="shoal", nodelist=one.nodes[:nodes], share=one.step_flags)
-    role = "node" if geometry.mode in ELASTIC else "rank"
-    inbox = family.Inbox()
-    step = steps.Step([*argv, *one.wrapper, role, one.path], one, dict(os.environ), plan["job"])
+    argv = words.srun_argv(nodes, tasks, cpus, name="shoal", nodelist=one.nodes[:nodes], share=one.step_flags)
+    role = "node" if geometry.mode in TORCH_LAUNCHERS else "rank"
+    inbox = family.SignalQueue()
+    step = steps.SlurmStep([*argv, *one.wrapper, role, one.path], one, dict(os.environ), plan["job"])
     return step.wait(inbox, look)
 
 
-def _ranks_here(one: Unit, look: watch.Watch) -> int:
+def _run_locally(one: RankGroup, look: watch.DdpCheck) -> int:
     """One process per rank on this machine, with the variables that srun's tasks would have."""
-    inbox = family.Inbox(1.0)
+    inbox = family.SignalQueue(1.0)
     ranks = steps.LocalRanks(one, dict(os.environ))
     try:
         return ranks.wait(inbox, look)
     finally:
-        signal.pthread_sigmask(signal.SIG_BLOCK, family.FORWARDED)
-        tree.kill_below()
+        signal.pthread_sigmask(signal.SIG_BLOCK, family.FORWARDED_SIGNALS)
+        tree.kill_descendants()
 
 
-def _size(path: str) -> int:
+def _file_size(path: str) -> int:
     try:
         return os.path.getsize(path)
     except OSError:

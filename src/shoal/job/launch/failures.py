@@ -11,15 +11,15 @@ from . import family
 
 _TAIL_BYTES = 256 * 1024
 _RANK_TAIL_BYTES = 16 * 1024
-_CAUSE = re.compile(
+_ROOT_CAUSE = re.compile(
     r"Root Cause \(first observed failure\):\s*\[\d+\]:\s*time\s*:\s*(?P<time>\S+)\s*host\s*:\s*(?P<host>\S+)\s*"
     r"rank\s*:\s*(?P<rank>\d+)[^\n]*\s*exitcode\s*:\s*(?P<code>-?\d+)"
 )
-_TASK = re.compile(
+_SRUN_TASK_EXIT = re.compile(
     r"^srun: error: \S+: tasks? \[?(?P<task>\d+)[\d,\-\]]*: Exited with exit code (?P<code>\d+)$", re.MULTILINE
 )
 #: From here on srun ends tasks, or somebody cancelled the step.
-_ENDED = re.compile(r"_step_signal: Terminating|\*\*\* (STEP|JOB) \S+ ON \S+ CANCELLED")
+_ENDED_BY_SLURM_LINE = re.compile(r"_step_signal: Terminating|\*\*\* (STEP|JOB) \S+ ON \S+ CANCELLED")
 #: As steps.LocalRanks says it.
 _LOCAL_RANK = re.compile(r"^shoal: rank (?P<task>\d+) ended with code", re.MULTILINE)
 _RANK_LOG = re.compile(r"rank-(\d+)[^/]*\.out\Z")
@@ -28,18 +28,18 @@ _NOT_INSTALLED = re.compile(
 )
 
 
-class Failure(NamedTuple):
+class RankFailure(NamedTuple):
     time: str
     host: str
     rank: int
     exit_code: int
 
 
-def first_failure(text: str) -> Optional[Failure]:
+def first_failure(text: str) -> Optional[RankFailure]:
     """The earliest root cause in what torchrun printed; ranks that were merely told to end come last."""
     found = [
-        Failure(match["time"], match["host"], int(match["rank"]), family.exit_code(int(match["code"])))
-        for match in _CAUSE.finditer(text)
+        RankFailure(match["time"], match["host"], int(match["rank"]), family.shell_exit_code(int(match["code"])))
+        for match in _ROOT_CAUSE.finditer(text)
     ]
     return min(found, key=lambda failure: (failure.exit_code == 143, failure.time)) if found else None
 
@@ -55,20 +55,20 @@ def read_tail(path: str, begin: int = 0, most: int = _TAIL_BYTES) -> str:
         return ""
 
 
-def true_code(returncode: int, log: str, begin: int) -> int:
+def first_exit_code(returncode: int, log: str, begin: int) -> int:
     """The exit code of the rank that failed first, where torchrun or srun said so; otherwise the launcher's own."""
-    code = family.exit_code(returncode)
+    code = family.shell_exit_code(returncode)
     if code == 0:
         return 0
     text = read_tail(log, begin)
     failure = first_failure(text)
     if failure is not None and failure.exit_code:
         return failure.exit_code
-    task = _TASK.search(_ENDED.split(text, maxsplit=1)[0]) if code > 128 else None
+    task = _SRUN_TASK_EXIT.search(_ENDED_BY_SLURM_LINE.split(text, maxsplit=1)[0]) if code > 128 else None
     return int(task["code"]) if task is not None else code
 
 
-def not_installed(log: str, begin: int) -> Optional[str]:
+def missing_launcher(log: str, begin: int) -> Optional[str]:
     """What is missing if the launcher could not even be found, in words."""
     match = _NOT_INSTALLED.search(read_tail(log, begin))
     if match is None:
@@ -76,24 +76,24 @@ def not_installed(log: str, begin: int) -> Optional[str]:
     return "%s is not installed in the job's environment: %s -m pip install %s" % (match[2], match[1], match[2])
 
 
-def named_rank(text: str) -> Optional[int]:
+def first_failed_rank(text: str) -> Optional[int]:
     """The rank that torchrun, srun or we ourselves say failed first."""
     failure = first_failure(text)
-    task = _TASK.search(_ENDED.split(text, maxsplit=1)[0]) or _LOCAL_RANK.search(text)
+    task = _SRUN_TASK_EXIT.search(_ENDED_BY_SLURM_LINE.split(text, maxsplit=1)[0]) or _LOCAL_RANK.search(text)
     return failure.rank if failure is not None else int(task["task"]) if task is not None else None
 
 
-def last_words(log: str, text: str, lines: int = 15, ranks: int = 2) -> List[str]:
+def log_tails(log: str, text: str, lines: int = 15, ranks: int = 2) -> List[str]:
     """The ends of logs that tell why ranks failed: first that of the rank which the launcher's `text` names, then those
     that were written to first, because other ranks fail a little later and because of that one."""
-    named = named_rank(text)
+    named = first_failed_rank(text)
     found = []
     for path in glob.glob(glob.escape(log) + "rank-*.out"):
         match = _RANK_LOG.search(path)
         last = read_tail(path, most=_RANK_TAIL_BYTES).splitlines()[-lines:]
         rank = int(match.group(1)) if match is not None else None
         if last and (rank == named or find_cause(last) is not None):
-            found.append((rank != named, _written(path), path, last))
+            found.append((rank != named, _mtime(path), path, last))
     told: List[str] = []
     for _, _, path, last in sorted(found)[:ranks]:
         told.append("the end of %s:" % path)
@@ -103,7 +103,7 @@ def last_words(log: str, text: str, lines: int = 15, ranks: int = 2) -> List[str
     return told
 
 
-def _written(path: str) -> float:
+def _mtime(path: str) -> float:
     try:
         return os.path.getmtime(path)
     except OSError:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import subprocess
 
 #: Handed on to the user's processes; the first three ask them to end.
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -23,12 +23,12 @@ def die_with_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def hear_parent_die(number: int) -> None:
+def signal_on_parent_death(number: int) -> None:
     """Ask the kernel for a signal when the process that started this one is gone."""
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
-def child_setup(deaf: bool, with_parent: bool = True) -> Callable[[], None]:
+def make_preexec(deaf: bool, with_parent: bool = True) -> Callable[[], None]:
     """What a child does between fork and exec. A deaf one never sees the signals that it would mishandle.
 
     torchrun dies of SIGUSR1, and after SIGTERM it counts a rank that saved and left with 0 as failed (measured with
@@ -39,12 +39,12 @@ def child_setup(deaf: bool, with_parent: bool = True) -> Callable[[], None]:
     def setup() -> None:
         if with_parent:
             die_with_parent()
-        signal.pthread_sigmask(signal.SIG_BLOCK if deaf else signal.SIG_UNBLOCK, FORWARDED)
+        signal.pthread_sigmask(signal.SIG_BLOCK if deaf else signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
 
     return setup
 
 
-class Inbox:
+class SignalQueue:
     """Signals as they came, each once for repeats within a few seconds; handled by the main loop, one after the other.
 
     Slurm signals a step's tasks, and the agent, told as well, signals the same step: one wish, heard twice. And what is
@@ -55,7 +55,7 @@ class Inbox:
         self._came: List[int] = []
         self._heard: Dict[int, float] = {}
         self._window_s = window_s
-        for number in FORWARDED:
+        for number in FORWARDED_SIGNALS:
             signal.signal(number, self._hear)
 
     def take(self) -> List[int]:
@@ -69,9 +69,9 @@ class Inbox:
             self._came.append(number)
 
 
-def wait(
+def wait_for_child(
     child: "subprocess.Popen[bytes]",
-    inbox: Inbox,
+    inbox: SignalQueue,
     handle: Callable[[int], None],
     look: Callable[[], None],
     poll_s: float = 0.1,
@@ -87,7 +87,7 @@ def wait(
         time.sleep(poll_s)
 
 
-def end_with_parent() -> None:
+def kill_tree_with_parent() -> None:
     """For the launcher: when the agent is killed, kill every descendant, whoever its parent is by then, and end.
 
     A rank's own children (loaders of data) have no parent-death signal; only somebody who survives can find them.
@@ -96,20 +96,20 @@ def end_with_parent() -> None:
         return
 
     def handler(number: int, frame: Optional[object]) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
-        tree.kill_below()
+        signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED_SIGNALS)
+        tree.kill_descendants()
         os._exit(128 + signal.SIGKILL)
 
     signal.signal(signal.SIGRTMIN, handler)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGRTMIN)
 
 
-def exit_code(returncode: int) -> int:
+def shell_exit_code(returncode: int) -> int:
     """A shell's exit code for what subprocess reports: death by a signal is 128 and its number."""
     return returncode if returncode >= 0 else 128 - returncode
 
 
-def say(text: str) -> None:
+def log_message(text: str) -> None:
     sys.stderr.write("shoal: %s\n" % text)
     sys.stderr.flush()
 

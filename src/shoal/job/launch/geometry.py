@@ -2,12 +2,12 @@
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
-MODES = ("process", "torchrun", "srun", "accelerate", "deepspeed", "replicas")
+LAUNCH_MODES = ("process", "torchrun", "srun", "accelerate", "deepspeed", "replicas")
 #: One launcher on each node, which starts the ranks of its node.
-ELASTIC = ("torchrun", "accelerate", "deepspeed")
+TORCH_LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 
 #: What holds when a launch says nothing. Times are torchft's own unless its documentation or our trials advise others.
-DEFAULTS: Dict[str, Any] = {
+LAUNCH_DEFAULTS: Dict[str, Any] = {
     "max_restarts": 0,
     "restarts": 3,
     "backoff_s": 0.2,
@@ -29,7 +29,7 @@ class GeometryError(ValueError):
         self.hint = hint
 
 
-class Geometry(NamedTuple):
+class LaunchGeometry(NamedTuple):
     """`gpus`, `cpus` and `processes` are per node; `tasks` are Slurm's tasks per node. `replicas` is 0 without them."""
 
     mode: str
@@ -63,17 +63,19 @@ class Geometry(NamedTuple):
         return self.gpus // self.replicas_per_node
 
 
-def compute(mode: str, settings: Mapping[str, Any], nodes: int, gpus: int, cpus: Optional[int]) -> Geometry:
+def compute_geometry(
+    mode: str, settings: Mapping[str, Any], nodes: int, gpus: int, cpus: Optional[int]
+) -> LaunchGeometry:
     """The geometry of a launch over a request; GeometryError if GPUs, nodes, ranks and replicas do not fit together."""
-    if mode not in MODES:
-        raise GeometryError("there is no launch %r" % mode, "one of %s" % ", ".join(MODES))
+    if mode not in LAUNCH_MODES:
+        raise GeometryError("there is no launch %r" % mode, "one of %s" % ", ".join(LAUNCH_MODES))
     if mode == "replicas":
         found = _replicas(settings, nodes, gpus, cpus)
     elif mode == "process":
-        found = Geometry(mode, nodes, gpus, cpus, 1, 1)
+        found = LaunchGeometry(mode, nodes, gpus, cpus, 1, 1)
     else:
         processes = _processes(settings, gpus, max(1, gpus))
-        found = Geometry(mode, nodes, gpus, cpus, processes, processes if mode == "srun" else 1)
+        found = LaunchGeometry(mode, nodes, gpus, cpus, processes, processes if mode == "srun" else 1)
     if found.cpus is not None and found.cpus < found.tasks:
         raise GeometryError(
             "%d CPUs per node are fewer than its %d tasks" % (found.cpus, found.tasks),
@@ -97,7 +99,7 @@ def _processes(settings: Mapping[str, Any], gpus: int, default: int) -> int:
     return processes
 
 
-def _replicas(settings: Mapping[str, Any], nodes: int, gpus: int, cpus: Optional[int]) -> Geometry:
+def _replicas(settings: Mapping[str, Any], nodes: int, gpus: int, cpus: Optional[int]) -> LaunchGeometry:
     over = int(settings.get("nodes_per_replica") or 1)
     asked = settings.get("replicas_per_node")
     if over > 1 and asked and asked > 1:
@@ -135,10 +137,10 @@ def _replicas(settings: Mapping[str, Any], nodes: int, gpus: int, cpus: Optional
             "finish = %d is more than the %d replicas of this request" % (wanted, replicas),
             "leave it out: min_replicas is the default",
         )
-    return Geometry("replicas", nodes, gpus, cpus, processes, per_node, replicas, per_node, over, least)
+    return LaunchGeometry("replicas", nodes, gpus, cpus, processes, per_node, replicas, per_node, over, least)
 
 
-def fold(geometry: Geometry) -> Geometry:
+def fold_to_one_node(geometry: LaunchGeometry) -> LaunchGeometry:
     """The same ranks and replicas on one machine, for trying a launch out without Slurm."""
     processes, replicas = geometry.world, geometry.replicas
     return geometry._replace(
@@ -152,32 +154,32 @@ def fold(geometry: Geometry) -> Geometry:
     )
 
 
-def describe(geometry: Geometry) -> str:
+def describe_geometry(geometry: LaunchGeometry) -> str:
     """One line for `shoal plan`: processes, GPUs and ports."""
     one = geometry
     if one.mode == "process":
         return "process: one program"
-    per_process = " with %s each" % _count(one.gpus // one.processes, "GPU") if one.gpus else " on CPUs"
+    per_process = " with %s each" % _plural(one.gpus // one.processes, "GPU") if one.gpus else " on CPUs"
     if one.mode == "replicas":
         where = (
-            "%s on each node" % _count(one.replicas_per_node, "replica")
+            "%s on each node" % _plural(one.replicas_per_node, "replica")
             if one.nodes_per_replica == 1
             else "%d nodes each" % one.nodes_per_replica
         )
         return "replicas: %d (%s), %s per replica%s; %d must be alive; lighthouse and rendezvous on free ports" % (
             one.replicas,
             where,
-            _count(one.replica_processes * one.nodes_per_replica, "process"),
+            _plural(one.replica_processes * one.nodes_per_replica, "process"),
             per_process,
             one.min_replicas,
         )
     ranks = "%s x %s = %s%s" % (
-        _count(one.nodes, "node"),
-        _count(one.processes, "process"),
-        _count(one.world, "rank"),
+        _plural(one.nodes, "node"),
+        _plural(one.processes, "process"),
+        _plural(one.world, "rank"),
         per_process,
     )
-    if one.mode in ELASTIC and one.nodes == 1:
+    if one.mode in TORCH_LAUNCHERS and one.nodes == 1:
         return "%s: %s; rendezvous on a free port of the node" % (one.mode, ranks)
     return "%s: %s; rendezvous on the first node, port from %d-%d by job id" % (
         one.mode,
@@ -191,18 +193,18 @@ def describe(geometry: Geometry) -> str:
 PORT_BASE, PORT_COUNT = 20000, 10000
 
 
-def to_record(geometry: Geometry) -> Dict[str, Any]:
+def geometry_record(geometry: LaunchGeometry) -> Dict[str, Any]:
     record: Dict[str, Any] = {name: value for name, value in geometry._asdict().items() if value is not None}
     record["world_size"] = geometry.world
     return record
 
 
-def slices(devices: List[str], parts: int) -> List[List[str]]:
+def slice_gpus(devices: List[str], parts: int) -> List[List[str]]:
     """A node's visible GPUs cut into equal neighbouring parts."""
     size = len(devices) // parts
     return [devices[part * size : (part + 1) * size] for part in range(parts)]
 
 
-def _count(number: int, noun: str) -> str:
+def _plural(number: int, noun: str) -> str:
     plural = noun + ("es" if noun.endswith("s") else "s")
     return "%d %s" % (number, noun if number == 1 else plural)

@@ -17,25 +17,25 @@ from . import family, words
 
 _LISTENING = re.compile(r"Lighthouse listening on: http://\S*:(\d+)")
 #: It imports torch first, which may lie on a cold file server; its death is seen at once.
-_READY_S = 300.0
+_MAX_START_S = 300.0
 
 
-class NotReady(Exception):
+class LighthouseNotReady(Exception):
     """The lighthouse did not come up; the message says why."""
 
 
-def program_of(command: List[str], environ: Mapping[str, str]) -> str:
+def lighthouse_program(command: List[str], environ: Mapping[str, str]) -> str:
     """The lighthouse that belongs to the command's Python, or the one on the search path; NotReady if there is none."""
-    beside = name_beside(command)
+    beside = lighthouse_path(command)
     if "/" in beside and os.access(beside, os.X_OK):
         return beside
     found = shutil.which("torchft_lighthouse", path=environ.get("PATH"))
     if found is None:
-        raise NotReady("torchft is not installed in the job's environment: pip install torchft")
+        raise LighthouseNotReady("torchft is not installed in the job's environment: pip install torchft")
     return found
 
 
-def name_beside(command: List[str]) -> str:
+def lighthouse_path(command: List[str]) -> str:
     """Its path beside the command's Python; only its name if that is found on a search path."""
     return os.path.join(os.path.dirname(command[0]), "torchft_lighthouse")
 
@@ -47,7 +47,7 @@ class Lighthouse:
         self.log = log
         self.port = 0
         for host in ("[::]", "0.0.0.0"):  # noqa: S104 (replicas of other nodes must reach it)
-            argv = words.lighthouse(program, settings, min_replicas, host)
+            argv = words.lighthouse_argv(program, settings, min_replicas, host)
             try:
                 with open(log, "ab") as file:
                     begin = file.tell()
@@ -58,13 +58,13 @@ class Lighthouse:
                         stdout=file,
                         stderr=file,
                         start_new_session=True,
-                        preexec_fn=family.child_setup(deaf=False),
+                        preexec_fn=family.make_preexec(deaf=False),
                     )
             except OSError as error:
-                raise NotReady("cannot start %s: %s" % (program[0], error.strerror))
+                raise LighthouseNotReady("cannot start %s: %s" % (program[0], error.strerror))
             if self._wait_until_ready(begin):
                 return
-        raise NotReady("the lighthouse ended with code %s: see %s" % (self.process.returncode, log))
+        raise LighthouseNotReady("the lighthouse ended with code %s: see %s" % (self.process.returncode, log))
 
     def is_alive(self) -> bool:
         return self.process.poll() is None
@@ -76,25 +76,25 @@ class Lighthouse:
 
     def _wait_until_ready(self, begin: int) -> bool:
         """True when it listens and answers; False when it has ended, as on a host without IPv6."""
-        deadline = time.monotonic() + _READY_S
+        deadline = time.monotonic() + _MAX_START_S
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 return False
-            self.port = self.port or self._told_port(begin)
-            if self.port and _answers(self.port):
+            self.port = self.port or self._logged_port(begin)
+            if self.port and _is_answering(self.port):
                 return True
             time.sleep(0.02)
         self.stop()
-        raise NotReady("the lighthouse was not ready after %.0f s: see %s" % (_READY_S, self.log))
+        raise LighthouseNotReady("the lighthouse was not ready after %.0f s: see %s" % (_MAX_START_S, self.log))
 
-    def _told_port(self, begin: int) -> int:
+    def _logged_port(self, begin: int) -> int:
         with open(self.log, "rb") as file:
             file.seek(begin)
             match = _LISTENING.search(file.read().decode("utf-8", "replace"))
         return int(match[1]) if match else 0
 
 
-def _answers(port: int) -> bool:
+def _is_answering(port: int) -> bool:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
     try:
         connection.request("GET", "/status")
@@ -105,5 +105,5 @@ def _answers(port: int) -> bool:
         connection.close()
 
 
-def address(host: str, port: int, path: Optional[str] = None) -> str:
+def http_address(host: str, port: int, path: Optional[str] = None) -> str:
     return "http://%s:%d" % ("[%s]" % host if ":" in host else host, port)

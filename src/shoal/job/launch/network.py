@@ -26,7 +26,7 @@ def reachable_address(peers: List[str], interface: Optional[str]) -> str:
     if interface:
         return interface_address(interface)
     for peer in peers:
-        for family, kind, _, _, place in _resolve(peer):
+        for family, kind, _, _, place in _resolve_host(peer):
             try:
                 with socket.socket(family, kind) as probe:
                     probe.connect(place)
@@ -40,9 +40,9 @@ def reachable_address(peers: List[str], interface: Optional[str]) -> str:
 
 def interface_address(name: str) -> str:
     """The IPv4 address of an interface; NoSuchInterface names those that there are."""
-    if name not in interfaces():
+    if name not in interface_names():
         raise NoSuchInterface(
-            "%s has no network interface %s; it has %s" % (node_name(), name, ", ".join(interfaces()))
+            "%s has no network interface %s; it has %s" % (node_name(), name, ", ".join(interface_names()))
         )
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -60,7 +60,7 @@ def check_interfaces(env: Mapping[str, str]) -> Optional[str]:
             continue
         exact = words.startswith("=") or variable.startswith("GLOO")
         wanted = words.lstrip("=").split(",")
-        there = interfaces()
+        there = interface_names()
         if not any(name == word if exact else name.startswith(word) for word in wanted for name in there):
             return "%s=%s names no interface of %s; it has %s" % (
                 variable,
@@ -71,7 +71,7 @@ def check_interfaces(env: Mapping[str, str]) -> Optional[str]:
     return None
 
 
-def interfaces() -> List[str]:
+def interface_names() -> List[str]:
     return [name for _, name in socket.if_nameindex()]
 
 
@@ -83,7 +83,7 @@ def reserve_port(seed: int) -> Tuple[int, Optional[socket.socket]]:
     """
     for step in range(PORT_COUNT):
         port = PORT_BASE + (seed + step) % PORT_COUNT
-        mark = _mark(port)
+        mark = _lock_port(port)
         if mark is None:
             continue
         if _is_free(port):
@@ -93,7 +93,7 @@ def reserve_port(seed: int) -> Tuple[int, Optional[socket.socket]]:
     raise OSError("no free port between %d and %d" % (PORT_BASE, PORT_BASE + PORT_COUNT - 1))
 
 
-def _mark(port: int) -> Optional[Tuple[Optional[socket.socket]]]:
+def _lock_port(port: int) -> Optional[Tuple[Optional[socket.socket]]]:
     """None if another launcher holds the port; else what holds it for us, if this system can."""
     if os.uname().sysname != "Linux":
         return (None,)
@@ -119,7 +119,7 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _resolve(peer: str) -> List[tuple]:  # type: ignore[type-arg]
+def _resolve_host(peer: str) -> List[tuple]:  # type: ignore[type-arg]
     try:
         found = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)
     except OSError:

@@ -16,22 +16,22 @@ from typing import Any, Callable, List, Mapping, Optional, Set
 from ...kernel import tree
 from .. import processes, usage
 from . import family, network, words
-from .rank import BAD_GEOMETRY
-from .unit import Unit, load, write
+from .rank import EXIT_BAD_GEOMETRY
+from .unit import RankGroup, load_group, write_json
 
-_MEET_S = 120.0
+_MAX_RENDEZVOUS_S = 120.0
 
 
 def main(argv: List[str]) -> int:
-    unit = load(argv[0])
+    unit = load_group(argv[0])
     number = int(os.environ.get("SLURM_NODEID") or 0) if unit.slurm else 0
-    return Node(unit, number).run(os.environ)
+    return NodeLauncher(unit, number).run(os.environ)
 
 
-class Node:
+class NodeLauncher:
     """torchrun (or a launcher like it) on one node, and the way to its ranks."""
 
-    def __init__(self, unit: Unit, number: int) -> None:
+    def __init__(self, unit: RankGroup, number: int) -> None:
         self.unit = unit
         self.number = number
         self.stopping: Optional[int] = None
@@ -42,36 +42,36 @@ class Node:
     def run(self, environ: Mapping[str, str], look: Callable[[], None] = lambda: None) -> int:
         """The launcher's exit code, or that of the signal which ended it before any rank had begun."""
         tree.become_subreaper()
-        inbox = family.Inbox()
+        inbox = family.SignalQueue()
         env = self.environment(environ)
         problem = network.check_interfaces(env) or self.unit.absent()
         if problem is not None:
-            family.say(problem)
-            return BAD_GEOMETRY
+            family.log_message(problem)
+            return EXIT_BAD_GEOMETRY
         if self.unit.slurm:
             self._note_step(environ)
         address = self._local_address()
         if self.unit.port < 0:
-            self._meet(address or socket.gethostname())
-        argv = words.launcher(self.unit, self.number, address)
+            self._agree_on_rendezvous(address or socket.gethostname())
+        argv = words.launcher_argv(self.unit, self.number, address)
         try:
             self._child = subprocess.Popen(
-                argv, env=env, cwd=self.unit.cwd, start_new_session=True, preexec_fn=family.child_setup(deaf=True)
+                argv, env=env, cwd=self.unit.cwd, start_new_session=True, preexec_fn=family.make_preexec(deaf=True)
             )
         except OSError as error:
-            family.say("cannot start %s: %s" % (argv[0], error.strerror))
+            family.log_message("cannot start %s: %s" % (argv[0], error.strerror))
             return 127 if isinstance(error, FileNotFoundError) else 126
 
         def look_around() -> None:
             look()
             if self.stopping is not None:
-                self._tell_ranks(self.stopping)  # also those that torchrun has started again meanwhile
+                self._signal_ranks(self.stopping)  # also those that torchrun has started again meanwhile
 
         over = self._sample(env)
-        code = family.wait(self._child, inbox, self.signal, look_around)
+        code = family.wait_for_child(self._child, inbox, self.signal, look_around)
         over.set()
-        tree.kill_below()
-        return 128 + self.stopping if code == -signal.SIGKILL and self.stopping else family.exit_code(code)
+        tree.kill_descendants()
+        return 128 + self.stopping if code == -signal.SIGKILL and self.stopping else family.shell_exit_code(code)
 
     def environment(self, environ: Mapping[str, str]) -> "dict[str, str]":
         """What torchrun and its ranks inherit: threads by the CPUs that each rank has, and the interface by name."""
@@ -94,22 +94,22 @@ class Node:
         path = self.unit.use_file(env.get("SLURMD_NODENAME", ""))
         if path is not None and self._child is not None:
             pid = self._child.pid
-            look = lambda: processes.use_of(pid, env)  # noqa: E731
-            threading.Thread(target=usage.watch, args=(path, env, look, over), daemon=True).start()
+            look = lambda: processes.process_use(pid, env)  # noqa: E731
+            threading.Thread(target=usage.sample_until, args=(path, env, look, over), daemon=True).start()
         return over
 
     def signal(self, number: int) -> None:
         """Hand a signal to every rank of this node. Before there is one, a wish to stop ends the launcher itself."""
-        if number not in family.STOPPING:
+        if number not in family.STOP_SIGNALS:
             self._told.clear()
-            self._tell_ranks(number)
+            self._signal_ranks(number)
             return
         self.stopping = number
         self._told.clear()
-        if not self._tell_ranks(number) and self._child is not None:
+        if not self._signal_ranks(number) and self._child is not None:
             self._child.kill()
 
-    def _tell_ranks(self, number: int) -> int:
+    def _signal_ranks(self, number: int) -> int:
         """Signal the ranks of this node that have not had it yet; how many ranks there are."""
         ranks = self._ranks()
         for pid in ranks:
@@ -125,10 +125,10 @@ class Node:
         """Pids of this node's ranks, as they noted them, unless the note is older than we are."""
         found = []
         for path in glob.glob(glob.escape(self.unit.log) + "rank-*.json"):
-            record = _read(path)
+            record = _read_json(path)
             if record.get("host") == socket.gethostname() and record.get("pid"):
                 pid = int(record["pid"])
-                if _is_ours(pid):
+                if _is_descendant(pid):
                     found.append(pid)
         return found
 
@@ -140,28 +140,28 @@ class Node:
         others = [peer for peer in self.unit.peers if peer.partition(".")[0] != own]
         return network.reachable_address(others, None) if others else None
 
-    def _meet(self, address: str) -> None:
+    def _agree_on_rendezvous(self, address: str) -> None:
         """Agree on a rendezvous: the unit's first node reserves a port there and writes it down, the others read it."""
         path = self.unit.log + "meet.json"
         if self.number == 0:
             port, self._mark = network.reserve_port(int(self.unit.id.partition("-")[0]))
-            write(path, {"address": address, "port": port})
-        deadline = time.monotonic() + _MEET_S
+            write_json(path, {"address": address, "port": port})
+        deadline = time.monotonic() + _MAX_RENDEZVOUS_S
         # A listing, because a file server's client may deny a new name for half a minute when asked for it alone.
         while os.path.basename(path) not in os.listdir(os.path.dirname(path)):
             if time.monotonic() > deadline:
                 raise TimeoutError("the first node of %s did not say where to meet" % self.unit.id)
             time.sleep(0.05)
-        record = _read(path)
+        record = _read_json(path)
         self.unit = self.unit._replace(address=record["address"], port=record["port"])
 
     def _note_step(self, environ: Mapping[str, str]) -> None:
         """The step's number, by which the supervisor can end it."""
         record = {"step": environ.get("SLURM_STEP_ID"), "host": socket.gethostname(), "pid": os.getpid()}
-        write("%snode-%d.json" % (self.unit.log, self.number), record)
+        write_json("%snode-%d.json" % (self.unit.log, self.number), record)
 
 
-def _is_ours(pid: int) -> bool:
+def _is_descendant(pid: int) -> bool:
     """Whether that process descends from this one: a pid alone may be somebody else's by now."""
     me, seen = os.getpid(), 0
     while pid > 1 and seen < 8:
@@ -176,7 +176,7 @@ def _is_ours(pid: int) -> bool:
     return pid == me
 
 
-def _read(path: str) -> "dict[str, Any]":
+def _read_json(path: str) -> "dict[str, Any]":
     try:
         with open(path) as file:
             record = json.load(file)

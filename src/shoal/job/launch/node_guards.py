@@ -23,9 +23,9 @@ from ...kernel import files, guard, layout, lease, node_lease, process, slurm
 from . import allocation, family, plan
 
 #: How long the step with the guards may take to start.
-_START_S = 120.0
+_MAX_START_S = 120.0
 #: How long guards may take to leave when the run has ended; a node that does not answer keeps its names.
-_LEAVE_S = 10.0
+_MAX_EXIT_S = 10.0
 _POLL_S = 0.1
 
 
@@ -49,13 +49,13 @@ class NodeGuards:
             self._nodes = _further_nodes(self._environ)
             if not self._nodes:
                 return None
-            node_lease.create(self._held, len(self._nodes))
+            node_lease.create_node_leases(self._held, len(self._nodes))
             self._start()
-        except (OSError, allocation.Mismatch) as error:
+        except (OSError, allocation.AllocationMismatch) as error:
             self._close_names()
             return "no guard can be started on its further nodes: %s" % error
-        threading.Thread(target=self._tend, daemon=True).start()
-        problem = self._wait(self._held, _START_S, self._asked_to_stop)
+        threading.Thread(target=self._poll, daemon=True).start()
+        problem = self._wait(self._held, _MAX_START_S, self._asked_to_stop)
         if problem is not None:
             self.close()
             self._close_names()
@@ -63,14 +63,14 @@ class NodeGuards:
 
     def _close_names(self) -> None:
         """Nothing of the attempt has run anywhere, whatever those guards do that came late."""
-        names = layout.parse_names(files.names_in(self._held.run_dir))
-        node_lease.close_all(self._held.run_dir, self._held.number, names)
+        names = layout.parse_names(files.list_names(self._held.run_dir))
+        node_lease.close_node_leases(self._held.run_dir, self._held.number, names)
 
     def move(self, held: lease.Lease) -> None:
         """The program goes on as another attempt; call before the old one ends."""
         if not self._nodes or self._is_over:
             return
-        node_lease.create(held, len(self._nodes))
+        node_lease.create_node_leases(held, len(self._nodes))
         with self._changed:
             self._held = held
         self._tell(run_dir=held.run_dir, number=held.number)
@@ -91,7 +91,7 @@ class NodeGuards:
         except OSError:
             pass
         try:
-            step.wait(_LEAVE_S)
+            step.wait(_MAX_EXIT_S)
         except subprocess.TimeoutExpired:
             step.kill()
             step.wait()
@@ -110,19 +110,19 @@ class NodeGuards:
         # It shares its CPU with the ranks: it sleeps nearly always.
         argv = ["srun", "--overlap", "--nodes=%d" % count, "--ntasks=%d" % count, "--ntasks-per-node=1", "--gres=none"]
         argv += ["--cpus-per-task=1", "--nodelist=%s" % ",".join(self._nodes), "--job-name=guard", "--input=all"]
-        argv += ["--kill-on-bad-exit=0", "--mpi=none", *plan.wrapper(), "node-guard"]
+        argv += ["--kill-on-bad-exit=0", "--mpi=none", *plan.agent_argv(), "node-guard"]
         argv += [self._held.run_dir, str(self._held.number), self._held.mark, repr(beat_s)]
-        environ = {name: value for name, value in self._environ.items() if name != process.MARK}
+        environ = {name: value for name, value in self._environ.items() if name != process.LEASE_MARK_VARIABLE}
         self._step = subprocess.Popen(
             argv,
             env=slurm.step_environ(environ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=family.child_setup(deaf=True),
+            preexec_fn=family.make_preexec(deaf=True),
         )
 
-    def _tend(self) -> None:
+    def _poll(self) -> None:
         """Hear what the guards say. A step that ends before the attempt is started again: the names are still there."""
         while True:
             step = self._step
@@ -148,7 +148,7 @@ class NodeGuards:
     ) -> Optional[str]:
         """Until each guard has renewed its lease of this attempt; else why that did not happen."""
         wanted = {(held.number, node) for node in range(1, len(self._nodes) + 1)}
-        deadline = lease.now() + within_s
+        deadline = lease.boot_time_s() + within_s
         with self._changed:
             while not wanted <= self._renewed:
                 why = asked_to_stop()
@@ -159,7 +159,7 @@ class NodeGuards:
                         ",".join(self._nodes),
                         self._step.returncode,
                     )
-                if lease.now() > deadline:
+                if lease.boot_time_s() > deadline:
                     missing = ",".join(self._nodes[node - 1] for _, node in sorted(wanted - self._renewed))
                     return "the guards of %s did not start within %.0f s" % (missing, within_s)
                 self._changed.wait(_POLL_S)
@@ -183,7 +183,7 @@ def _further_nodes(environ: Mapping[str, str]) -> List[str]:
     here = environ.get("SLURMD_NODENAME")
     if here and int(environ.get("SLURM_JOB_NUM_NODES") or 1) < 2:
         return []
-    return [node for node in allocation.hostnames(nodelist) if node != here]
+    return [node for node in allocation.expand_nodelist(nodelist) if node != here]
 
 
 def _retry_s(held: lease.Lease) -> float:
@@ -192,16 +192,16 @@ def _retry_s(held: lease.Lease) -> float:
 
 def main(argv: List[str]) -> int:
     """`agent node-guard RUN_DIR NUMBER MARK BEAT_S`, on one further node, as a task of a step of srun."""
-    return guard.run(lambda link: _Renewer(argv, link).run())
+    return guard.run_guarded(lambda link: _NodeLeaseRenewer(argv, link).run())
 
 
-class _Renewer:
+class _NodeLeaseRenewer:
     """Renews the lease of this node until its attempt is over; the guard above it then kills what is left."""
 
-    def __init__(self, argv: List[str], link: guard.Link) -> None:
+    def __init__(self, argv: List[str], link: guard.GuardLink) -> None:
         run_dir, number, self._mark, beat_s = argv
         self._link = link
-        self._times = lease.timing_by(float(beat_s))
+        self._times = lease.timing_for_beat(float(beat_s))
         self._node = int(os.environ.get("SLURM_NODEID") or 0) + 1
         self._leases = [self._lease(run_dir, int(number))]
         self._input: Optional[int] = 0
@@ -228,15 +228,15 @@ class _Renewer:
                 pass  # Nobody listens any more; the files tell why.
         for old in self._leases[:-1]:
             self._link.drop(old)
-            node_lease.close(old.run_dir, old.number, old.node, old.renewals)
+            node_lease.close_node_lease(old.run_dir, old.number, old.node, old.renewals)
         self._leases = [newest]
 
     def _listen(self, wait_s: float) -> None:
         """Wait, at most until the agent says something or is gone."""
-        deadline = lease.now() + wait_s
+        deadline = lease.boot_time_s() + wait_s
         while not self._is_over:
             inputs = [self._link.fd] + ([] if self._input is None else [self._input])
-            readable, _, _ = select.select(inputs, [], [], max(0.0, deadline - lease.now()))
+            readable, _, _ = select.select(inputs, [], [], max(0.0, deadline - lease.boot_time_s()))
             if self._link.fd in readable:
                 self._link.signals()  # Slurm's, when it ends the job: the ranks hear them too, and the agent decides.
                 if self._link.is_broken:

@@ -11,16 +11,16 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ...kernel import node_name
 from . import allocation, container
-from .geometry import DEFAULTS, GeometryError, compute, describe, to_record
-from .unit import write
+from .geometry import LAUNCH_DEFAULTS, GeometryError, compute_geometry, describe_geometry, geometry_record
+from .unit import write_json
 
 
-def folder_of(log: str, attempt: int) -> str:
+def launch_dir(log: str, attempt: int) -> str:
     """Where a launch keeps its notes and the logs of its ranks: beside the attempt's own."""
     return os.path.join(os.path.dirname(log), "attempt-%d.launch" % attempt)
 
 
-def prepare(
+def prepare_launch(
     spec: Mapping[str, Any],
     attempt: int,
     values: Mapping[str, str],
@@ -36,23 +36,23 @@ def prepare(
     nodes, gpus = (int(environ.get(name) or least) for name, least in (("SHOAL_NODES", 1), ("SHOAL_GPUS_PER_NODE", 0)))
     told = environ.get("SHOAL_CPUS_PER_NODE")
     try:
-        geometry = compute(spec.get("launch", "process"), settings, nodes, gpus, int(told) if told else None)
-        found = allocation.find(geometry, environ, here_only)
+        geometry = compute_geometry(spec.get("launch", "process"), settings, nodes, gpus, int(told) if told else None)
+        found = allocation.find_resources(geometry, environ, here_only)
         if not found.slurm:
-            geometry = allocation.on_this_machine(geometry, environ)
+            geometry = allocation.fold_onto_machine(geometry, environ)
     except GeometryError as error:
         return [], "%s: %s" % (error.message, error.hint)
-    except allocation.Mismatch as error:
+    except allocation.AllocationMismatch as error:
         return [], str(error)
     program = spec["command"][0]
-    if "{" not in program and not container.wanted(spec) and not _is_there(program, spec["cwd"], environ):
+    if "{" not in program and not container.has_container(spec) and not _is_executable(program, spec["cwd"], environ):
         return [], "there is no program %s on %s" % (program, node_name())
-    folder = folder_of(log, attempt)
+    folder = launch_dir(log, attempt)
     os.makedirs(folder, exist_ok=True)
     record: Dict[str, Any] = {
-        "what": describe(geometry),
-        "geometry": to_record(geometry),
-        "settings": dict(DEFAULTS, **settings),
+        "what": describe_geometry(geometry),
+        "geometry": geometry_record(geometry),
+        "settings": dict(LAUNCH_DEFAULTS, **settings),
         "slurm": found.slurm,
         "job": found.job,
         "nodes": found.nodes,
@@ -74,16 +74,16 @@ def prepare(
         "places": places,
     }
     path = os.path.join(folder, "plan.json")
-    write(path, record)
-    return [*wrapper(), "launch", path], None
+    write_json(path, record)
+    return [*agent_argv(), "launch", path], None
 
 
-def wrapper() -> List[str]:
+def agent_argv() -> List[str]:
     """How this very agent is called again, quickly: no site packages, no user settings."""
     return [sys.executable, "-I", "-S", os.path.abspath(sys.argv[0])]
 
 
-def for_process(environ: Dict[str, str]) -> Dict[str, str]:
+def process_environment(environ: Dict[str, str]) -> Dict[str, str]:
     """The environment of a single program in a Slurm job, which is not one of srun's tasks.
 
     Lightning takes SLURM_NTASKS for a promise that srun starts its ranks: with one task and eight GPUs it would train
@@ -100,7 +100,7 @@ def for_process(environ: Dict[str, str]) -> Dict[str, str]:
     return env
 
 
-def _is_there(program: str, cwd: str, environ: Mapping[str, str]) -> bool:
+def _is_executable(program: str, cwd: str, environ: Mapping[str, str]) -> bool:
     if "/" in program:
         return os.access(os.path.join(cwd, program), os.X_OK)
     return shutil.which(program, path=environ.get("PATH")) is not None

@@ -7,16 +7,16 @@ has lived for an hour has earned its tries back.
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Set
 
-_LONGEST_BACKOFF_S = 60.0
+_MAX_BACKOFF_S = 60.0
 #: How long a replica may be silent until its program says its first word: it imports, compiles, waits for its data.
-_STARTING_S = 300.0
+_MAX_STARTING_S = 300.0
 #: How long a replica may be silent after enough others have finished: it waits for a quorum that cannot form any more.
-_LINGER_S = 120.0
+_MAX_LINGER_S = 120.0
 #: The same for one that was started again: it came too late, and waits for peers that are gone.
-_TOO_LATE_S = 30.0
+_MIN_REMAINING_S = 30.0
 
 
-class Limits(NamedTuple):
+class ReplicaLimits(NamedTuple):
     replicas: int
     min_replicas: int
     finish: int
@@ -26,8 +26,8 @@ class Limits(NamedTuple):
     hang_s: float
 
 
-def limits(settings: Mapping[str, Any], replicas: int, min_replicas: int) -> Limits:
-    return Limits(
+def replica_limits(settings: Mapping[str, Any], replicas: int, min_replicas: int) -> ReplicaLimits:
+    return ReplicaLimits(
         replicas,
         min_replicas,
         int(settings.get("finish") or min_replicas),
@@ -38,10 +38,10 @@ def limits(settings: Mapping[str, Any], replicas: int, min_replicas: int) -> Lim
     )
 
 
-class Board:
+class ReplicaStates:
     """The state of every replica: running since, due at, finished, or given up with a code."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ReplicaLimits) -> None:
         self.limits = limits
         self.tries = dict.fromkeys(range(limits.replicas), 0)
         self.due: Dict[int, float] = dict.fromkeys(range(limits.replicas), 0.0)
@@ -84,22 +84,22 @@ class Board:
         if self.finished or self._strikes[number] > self.limits.restarts:
             self.lost[number] = code
             return None
-        wait = min(_LONGEST_BACKOFF_S, self.limits.backoff_s * 2.0 ** (self._strikes[number] - 1))
+        wait = min(_MAX_BACKOFF_S, self.limits.backoff_s * 2.0 ** (self._strikes[number] - 1))
         self.due[number] = now + wait
         return wait
 
-    def hanging(self, now: float) -> List[int]:
+    def hanging_replicas(self, now: float) -> List[int]:
         """Replicas that stand still while others move. When all stand still nobody can tell which one is to blame."""
-        still = [number for number in self.since if now - self.progress[number] > self._patience(number)]
+        still = [number for number in self.since if now - self.progress[number] > self._max_silence_s(number)]
         others_move = self.finished or len(still) < len(self.since)
         return still if others_move else []
 
-    def _patience(self, number: int) -> float:
+    def _max_silence_s(self, number: int) -> float:
         if len(self.finished) >= self.limits.finish:
-            return _TOO_LATE_S if self.tries[number] > 1 else _LINGER_S
+            return _MIN_REMAINING_S if self.tries[number] > 1 else _MAX_LINGER_S
         if self.finished:
-            return max(self.limits.hang_s, _LINGER_S)  # it may be leaving as well, and saves without a word
-        return self.limits.hang_s if number in self.speaking else max(self.limits.hang_s, _STARTING_S)
+            return max(self.limits.hang_s, _MAX_LINGER_S)  # it may be leaving as well, and saves without a word
+        return self.limits.hang_s if number in self.speaking else max(self.limits.hang_s, _MAX_STARTING_S)
 
     def verdict(self) -> Optional[int]:
         """The run's exit code once it is decided, else None: 0 when as many finished as were asked for.

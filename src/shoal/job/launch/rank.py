@@ -10,25 +10,27 @@ import sys
 from typing import Dict, List, Optional
 
 from . import family, watch
-from .unit import Unit, load, write
+from .unit import RankGroup, load_group, write_json
 
-BAD_GEOMETRY = 78
-_VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+EXIT_BAD_GEOMETRY = 78
+_VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
 
 def main(argv: List[str]) -> int:
-    unit = load(argv[0])
+    unit = load_group(argv[0])
     if not (unit.slurm and unit.mode == "srun"):
         family.die_with_parent()  # a Slurm task is Slurm's to end
     env = dict(os.environ)
     if unit.mode == "process":
-        return _alone(unit, env)
-    env.update(variables(unit, env))
+        return _run_single_process(unit, env)
+    env.update(rank_variables(unit, env))
     if "RANK" not in env:
-        family.say("this rank was started without a number: the launcher started one process and not %d" % unit.world)
-        return BAD_GEOMETRY
+        family.log_message(
+            "this rank was started without a number: the launcher started one process and not %d" % unit.world
+        )
+        return EXIT_BAD_GEOMETRY
     rank = int(env["RANK"])
-    env.update(watch.variables(unit, rank, env))
+    env.update(watch.watch_variables(unit, rank, env))
     restart = int(env.get("TORCHELASTIC_RESTART_COUNT") or 0)
     if rank > 0:
         _redirect(unit.rank_log(rank, restart))
@@ -36,36 +38,36 @@ def main(argv: List[str]) -> int:
         # Not through srun, which reads output and errors from two pipes and so loses their order. Not from another
         # node: NFS lets two of them that append to one file write over each other.
         _redirect(unit.out)
-    cpus = _affinity()
+    cpus = _cpu_count()
     # Under torchrun we are in the container already; as a task of srun we put it around the program.
     around = list(unit.around) if unit.mode == "srun" else []
-    problem = check(unit, env) or (unit.absent() if around else None)
-    _record(unit, env, rank, cpus)
+    problem = check_rank(unit, env) or (unit.absent() if around else None)
+    _write_rank_record(unit, env, rank, cpus)
     if problem is not None:
-        family.say(problem)
-        return BAD_GEOMETRY
+        family.log_message(problem)
+        return EXIT_BAD_GEOMETRY
     if cpus < int(env["LOCAL_WORLD_SIZE"]) and unit.mode != "srun" and env["LOCAL_RANK"] == "0":
-        family.say("%s ranks share %d CPU%s here" % (env["LOCAL_WORLD_SIZE"], cpus, "" if cpus == 1 else "s"))
+        family.log_message("%s ranks share %d CPU%s here" % (env["LOCAL_WORLD_SIZE"], cpus, "" if cpus == 1 else "s"))
     use = unit.use_file(env.get("SLURMD_NODENAME", "")) if unit.mode == "srun" and env["LOCAL_RANK"] == "0" else None
     if use is not None:
         from . import beside  # only here, because most ranks do without
 
         beside.sample_node(use, env)
-    return become([*around, *unit.argv], env)
+    return exec_program([*around, *unit.argv], env)
 
 
-def _alone(unit: Unit, env: Dict[str, str]) -> int:
+def _run_single_process(unit: RankGroup, env: Dict[str, str]) -> int:
     """A single program as a task of srun, as pyxis puts it in a container: no rank, and a step number to signal."""
-    from .plan import for_process
+    from .plan import process_environment
 
     record = {"host": os.uname().nodename, "pid": os.getpid(), "step": env.get("SLURM_STEP_ID")}
-    write(unit.rank_record(0), record)
+    write_json(unit.rank_record(0), record)
     if record["host"] == unit.host:
         _redirect(unit.out)
-    return become(unit.argv, for_process(env))
+    return exec_program(unit.argv, process_environment(env))
 
 
-def variables(unit: Unit, env: Dict[str, str]) -> Dict[str, str]:
+def rank_variables(unit: RankGroup, env: Dict[str, str]) -> Dict[str, str]:
     """What a rank adds to its environment: under srun its place by Slurm's numbers; its share of threads."""
     found = dict(unit.env)
     if unit.mode == "srun" and unit.slurm:
@@ -80,7 +82,7 @@ def variables(unit: Unit, env: Dict[str, str]) -> Dict[str, str]:
             MASTER_PORT=str(unit.port),
         )
         if not env.get("OMP_NUM_THREADS"):
-            found["OMP_NUM_THREADS"] = str(_affinity())
+            found["OMP_NUM_THREADS"] = str(_cpu_count())
     if unit.mode == "deepspeed":
         found["LOCAL_WORLD_SIZE"] = env.get("LOCAL_SIZE") or str(unit.processes)
         if env.get("SHOAL_DEVICES"):
@@ -89,7 +91,7 @@ def variables(unit: Unit, env: Dict[str, str]) -> Dict[str, str]:
     return found
 
 
-def check(unit: Unit, env: Dict[str, str]) -> Optional[str]:
+def check_rank(unit: RankGroup, env: Dict[str, str]) -> Optional[str]:
     """Why this rank must not begin, or None. With fewer ranks or GPUs it would train on a part of them."""
     world, local, here = (int(env[name]) for name in ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     if world != unit.world or here != unit.processes:
@@ -118,21 +120,21 @@ def check(unit: Unit, env: Dict[str, str]) -> Optional[str]:
 
 def visible_gpus(env: Dict[str, str]) -> Optional[List[str]]:
     """The GPUs that the environment lets a process see; None if it says nothing about them."""
-    for name in _VISIBLE:
+    for name in _VISIBLE_DEVICES:
         if name in env:
             return [device for device in env[name].split(",") if device not in ("", "-1", "NoDevFiles")]
     return None
 
 
-def become(argv: List[str], env: Dict[str, str]) -> int:
+def exec_program(argv: List[str], env: Dict[str, str]) -> int:
     """Exec; returns an exit code only if that fails."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, family.FORWARDED)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, family.FORWARDED_SIGNALS)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)  # Python ignores them, and exec would hand that on
     try:
         os.execvpe(argv[0], argv, env)  # noqa: S606
     except OSError as error:
-        family.say("cannot start %s: %s" % (argv[0], error.strerror))
+        family.log_message("cannot start %s: %s" % (argv[0], error.strerror))
         return 127 if isinstance(error, FileNotFoundError) else 126
     return 126
 
@@ -145,20 +147,20 @@ def _redirect(log: str) -> None:
     os.close(fd)
 
 
-def _size(path: str) -> int:
+def _file_size(path: str) -> int:
     try:
         return os.stat(path).st_size
     except OSError:
         return 0
 
 
-def _affinity() -> int:
+def _cpu_count() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def _record(unit: Unit, env: Dict[str, str], rank: int, cpus: int) -> None:
+def _write_rank_record(unit: RankGroup, env: Dict[str, str], rank: int, cpus: int) -> None:
     """Where this rank runs and what it sees, for people and for whoever has to signal it."""
     seen = visible_gpus(env)
     local = int(env["LOCAL_RANK"])
@@ -173,9 +175,9 @@ def _record(unit: Unit, env: Dict[str, str], rank: int, cpus: int) -> None:
         "cpus": cpus,
         "step": env.get("SLURM_STEP_ID") if unit.slurm else None,
         "restart": int(env.get("TORCHELASTIC_RESTART_COUNT") or 0),
-        "log_bytes": _size(unit.out),
+        "log_bytes": _file_size(unit.out),
     }
     try:
-        write(unit.rank_record(rank), record)
+        write_json(unit.rank_record(rank), record)
     except OSError as error:
         sys.stderr.write("shoal: cannot note rank %d: %s\n" % (rank, error))

@@ -9,9 +9,9 @@ import sys
 from typing import Any, Dict, Tuple
 
 #: A few steps may be a trial (a warm-up, a search for the batch size) before the ranks meet.
-STEPS = 10
+MIN_STEPS = 10
 #: Ranks can also meet through these.
-_OTHER_WAYS = ("horovod", "mpi4py", "torchft", "torch_xla", "ray", "bagua")
+_OTHER_LIBRARIES = ("horovod", "mpi4py", "torchft", "torch_xla", "ray", "bagua")
 
 
 def begin() -> None:
@@ -27,10 +27,10 @@ def _watch(torch: Any, world: int, path: str) -> None:
     seen = [0]
 
     def after_step(optimizer: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-        if compiling() or seen[0] > STEPS:
+        if compiling() or seen[0] > MIN_STEPS:
             return
         seen[0] += 1
-        if seen[0] == STEPS:
+        if seen[0] == MIN_STEPS:
             try:
                 _report(torch.distributed, world, path)
             except Exception:  # as above
@@ -41,6 +41,6 @@ def _watch(torch: Any, world: int, path: str) -> None:
 
 def _report(distributed: Any, world: int, path: str) -> None:
     size = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
-    if size < world and not any(name in sys.modules for name in _OTHER_WAYS):
+    if size < world and not any(name in sys.modules for name in _OTHER_LIBRARIES):
         with open(path, "w") as file:
             file.write(str(size))

@@ -10,17 +10,17 @@ from typing import Any, Callable, Dict, List, Optional
 
 from ...kernel import slurm
 from . import family
-from .unit import Unit
-from .watch import Apart
+from .unit import RankGroup
+from .watch import RanksTrainAlone
 
-_END_S = 10.0
-ENDED_BY_SLURM = "ended-by-slurm"
+_MAX_END_S = 10.0
+ENDED_BY_SLURM_FILE = "ended-by-slurm"
 
 
-class Step:
+class SlurmStep:
     """A Slurm step, and the srun that waits for it. It is signalled by its number: srun makes SIGKILL of SIGTERM."""
 
-    def __init__(self, argv: List[str], unit: Unit, env: Dict[str, str], job: str, log: Any = None):
+    def __init__(self, argv: List[str], unit: RankGroup, env: Dict[str, str], job: str, log: Any = None):
         self.unit = unit
         self.job = job
         self.process = subprocess.Popen(
@@ -31,13 +31,13 @@ class Step:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=family.child_setup(deaf=False),
+            preexec_fn=family.make_preexec(deaf=False),
         )
 
-    def wait(self, inbox: family.Inbox, look: Callable[[], None]) -> int:
+    def wait(self, inbox: family.SignalQueue, look: Callable[[], None]) -> int:
         try:
-            return family.exit_code(family.wait(self.process, inbox, self.pass_on, look))
-        except Apart:
+            return family.shell_exit_code(family.wait_for_child(self.process, inbox, self.pass_on, look))
+        except RanksTrainAlone:
             self.signal(signal.SIGKILL)
             self.process.wait()
             raise
@@ -51,7 +51,7 @@ class Step:
         """Signal the step's tasks; SIGKILL ends every process of the step on all its nodes."""
         number_of_step = self._step_id()
         if number_of_step is None:
-            if number in family.STOPPING or number == signal.SIGKILL:
+            if number in family.STOP_SIGNALS or number == signal.SIGKILL:
                 self.process.terminate()  # nothing of the user runs yet
             return
         told = "%s.%s" % (self.job, number_of_step)
@@ -74,7 +74,7 @@ class Step:
 class LocalNode:
     """A unit on this machine: its node process, which hands signals on and takes everything with it when killed."""
 
-    def __init__(self, argv: List[str], unit: Unit, env: Dict[str, str], job: str, log: Any = None):
+    def __init__(self, argv: List[str], unit: RankGroup, env: Dict[str, str], job: str, log: Any = None):
         self.process = subprocess.Popen(
             argv,
             env=env,
@@ -83,7 +83,7 @@ class LocalNode:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=family.child_setup(deaf=False),
+            preexec_fn=family.make_preexec(deaf=False),
         )
 
     def signal(self, number: int) -> None:
@@ -94,7 +94,7 @@ class LocalNode:
 class LocalRanks:
     """All ranks of a unit as processes of this machine; when one fails the others are ended, as srun would."""
 
-    def __init__(self, unit: Unit, env: Dict[str, str]) -> None:
+    def __init__(self, unit: RankGroup, env: Dict[str, str]) -> None:
         self.unit = unit
         self.ranks = [self._start(rank, env) for rank in range(unit.world)]
 
@@ -116,7 +116,7 @@ class LocalRanks:
             env=dict(env, **place),
             cwd=self.unit.cwd,
             start_new_session=True,
-            preexec_fn=family.child_setup(deaf=True),
+            preexec_fn=family.make_preexec(deaf=True),
         )
 
     def pass_on(self, number: int) -> None:
@@ -124,7 +124,7 @@ class LocalRanks:
             if rank.poll() is None:
                 rank.send_signal(number)
 
-    def wait(self, inbox: family.Inbox, look: Callable[[], None]) -> int:
+    def wait(self, inbox: family.SignalQueue, look: Callable[[], None]) -> int:
         """0 when all ended well; else the exit code of the first that did not."""
         first = 0
         deadline: Optional[float] = None
@@ -135,11 +135,11 @@ class LocalRanks:
             bad = [(code, rank) for rank, code in enumerate(codes) if code not in (None, 0)]
             if bad and not first:
                 first = bad[0][0] or 0
-                family.say("rank %d ended with code %d" % (bad[0][1], family.exit_code(first)))
-                deadline = time.monotonic() + _END_S
+                family.log_message("rank %d ended with code %d" % (bad[0][1], family.shell_exit_code(first)))
+                deadline = time.monotonic() + _MAX_END_S
                 self.pass_on(signal.SIGTERM)
             if None not in codes:
-                return family.exit_code(first)
+                return family.shell_exit_code(first)
             if deadline is not None and time.monotonic() > deadline:
                 self.pass_on(signal.SIGKILL)
             look()
@@ -157,5 +157,5 @@ def note_end_by_slurm(plan: Dict[str, Any]) -> None:
     preemption nobody else hears of it; and ranks that left politely are not done.
     """
     if slurm_is_ending(plan["job"]):
-        with open(os.path.join(plan["folder"], ENDED_BY_SLURM), "w"):
+        with open(os.path.join(plan["folder"], ENDED_BY_SLURM_FILE), "w"):
             pass

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 
-class Unit(NamedTuple):
+class RankGroup(NamedTuple):
     """`processes`, `gpus` and `cpus` are per node. `log` begins the name of every file about the unit's ranks,
     `out` is the log of the launcher and rank 0, which `host` opens.
 
@@ -82,16 +82,16 @@ class Unit(NamedTuple):
 
     def save(self) -> str:
         os.makedirs(os.path.dirname(self.log), exist_ok=True)
-        write(self.path, dict(self._asdict(), env=dict(self.env)))
+        write_json(self.path, dict(self._asdict(), env=dict(self.env)))
         return self.path
 
 
-def load(path: str) -> Unit:
+def load_group(path: str) -> RankGroup:
     with open(path) as file:
-        return Unit(**json.load(file))
+        return RankGroup(**json.load(file))
 
 
-def write(path: str, record: Dict[str, Any]) -> None:
+def write_json(path: str, record: Dict[str, Any]) -> None:
     """Whole or not at all; never synced, because it only matters while the job lives."""
     temp = "%s.tmp-%d" % (path, os.getpid())
     with open(temp, "w") as file:

@@ -11,17 +11,17 @@ import os
 import time
 from typing import Mapping
 
-from .unit import Unit
+from .unit import RankGroup
 
 _MODULE = "shoal_watch"
-_EVERY_S = 1.0
+_CHECK_EVERY_S = 1.0
 
 
-def prepare(unit: Unit) -> None:
+def write_watch_module(unit: RankGroup) -> None:
     """Write what a rank's Python is to find."""
     import pkgutil  # not needed by ranks, which import this too
 
-    folder = _folder(unit)
+    folder = _watch_dir(unit)
     about = os.path.join(folder, _MODULE + "-1.dist-info")
     os.makedirs(about, exist_ok=True)
     for path, data in (
@@ -33,44 +33,44 @@ def prepare(unit: Unit) -> None:
             file.write(data)
 
 
-def variables(unit: Unit, rank: int, env: Mapping[str, str]) -> "dict[str, str]":
+def watch_variables(unit: RankGroup, rank: int, env: Mapping[str, str]) -> "dict[str, str]":
     """What makes a rank's torch call us; nothing where there is nobody to train with."""
-    folder = _folder(unit)
+    folder = _watch_dir(unit)
     if not unit.watched or not os.path.exists(os.path.join(folder, _MODULE + ".py")):
         return {}
     theirs = env.get("PYTHONPATH")
     return {
-        "SHOAL_WATCH": "%d %s" % (unit.world, _mark(unit, rank)),
+        "SHOAL_WATCH": "%d %s" % (unit.world, _alone_file(unit, rank)),
         "PYTHONPATH": "%s%s%s" % (theirs, os.pathsep, folder) if theirs else folder,
     }
 
 
-class Apart(Exception):
+class RanksTrainAlone(Exception):
     """The ranks train, and each for itself; the message says so."""
 
 
-class Watch:
+class DdpCheck:
     """The launcher's eye on a unit; to be called now and then while it runs, raises Apart when that is certain."""
 
-    def __init__(self, unit: Unit) -> None:
+    def __init__(self, unit: RankGroup) -> None:
         self.unit = unit
         self._looked = 0.0
 
     def __call__(self) -> None:
         now = time.monotonic()
-        if self.unit.watched and now - self._looked >= _EVERY_S:
+        if self.unit.watched and now - self._looked >= _CHECK_EVERY_S:
             self._looked = now
             self._look()
 
     def _look(self) -> None:
         """Every rank must say it: where one learns and the others play for it, that one is alone, and rightly so."""
         here = set(os.listdir(os.path.dirname(self.unit.log)))
-        marks = [_mark(self.unit, rank) for rank in range(self.unit.world)]
+        marks = [_alone_file(self.unit, rank) for rank in range(self.unit.world)]
         if not here.issuperset(os.path.basename(mark) for mark in marks):
             return
         with open(marks[0]) as file:
             size = file.read().strip()
-        raise Apart(
+        raise RanksTrainAlone(
             "each of the %d ranks trains alone: the size of its process group is %s and not %d, so the run would be %d "
             "copies of one training; call torch.distributed.init_process_group(), with Lightning leave out devices and "
             'say strategy="ddp", or say independent = true in the launch if they are meant to be apart'
@@ -78,9 +78,9 @@ class Watch:
         )
 
 
-def _folder(unit: Unit) -> str:
+def _watch_dir(unit: RankGroup) -> str:
     return os.path.join(os.path.dirname(unit.log), "watch")
 
 
-def _mark(unit: Unit, rank: int) -> str:
+def _alone_file(unit: RankGroup, rank: int) -> str:
     return "%srank-%d.alone" % (unit.log, rank)

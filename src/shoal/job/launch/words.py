@@ -4,12 +4,12 @@ import os
 import re
 from typing import Any, List, Mapping, Optional, Sequence
 
-from .unit import Unit
+from .unit import RankGroup
 
 _PYTHON = re.compile(r"(?:.*/)?python(?:3(?:\.\d+)?)?\Z")
 
 
-def srun(
+def srun_argv(
     nodes: int,
     tasks: int,
     cpus_per_task: Optional[int],
@@ -35,32 +35,32 @@ def srun(
     return words + list(share)
 
 
-def share_of_node(gpus: int, memory_mb: Optional[int]) -> List[str]:
+def step_share(gpus: int, memory_mb: Optional[int]) -> List[str]:
     """What one of several steps of a node takes. Without --exact and an own gres each waits for the others."""
     words = ["--exact", "--gres=%s" % ("gpu:%d" % gpus if gpus else "none")]
     return words + (["--mem=%dM" % memory_mb] if memory_mb else [])
 
 
-def program_of(command: Sequence[str]) -> List[str]:
-    """How torch's launcher is started: by the Python that the command names, which has torch, or as `torchrun`."""
+def torchrun_command(command: Sequence[str]) -> List[str]:
+    """How torch's launcher is started: by the Python that the command names, which has torch, or as `torchrun_argv`."""
     if command and _PYTHON.match(command[0]):
         return [command[0], "-m", "torch.distributed.run"]
     return ["torchrun"]
 
 
-def python_of(command: Sequence[str]) -> str:
+def container_python(command: Sequence[str]) -> str:
     """The Python that runs our wrapper of a rank inside a container: the command's own, else python3."""
     return command[0] if command and _PYTHON.match(command[0]) else "python3"
 
 
-def launcher(unit: Unit, node: int, local_address: Optional[str]) -> List[str]:
+def launcher_argv(unit: RankGroup, node: int, local_address: Optional[str]) -> List[str]:
     """What runs on node number `node` of a unit and starts its ranks; each rank is our wrapper around the program."""
     rank = [*(unit.inner or unit.wrapper), "rank", unit.path]
-    build = {"accelerate": accelerate, "deepspeed": deepspeed}.get(unit.mode, torchrun)
+    build = {"accelerate": accelerate_argv, "deepspeed": deepspeed_argv}.get(unit.mode, torchrun_argv)
     return [*unit.around, *build(unit, node, local_address), *rank]
 
 
-def torchrun(unit: Unit, node: int, local_address: Optional[str]) -> List[str]:
+def torchrun_argv(unit: RankGroup, node: int, local_address: Optional[str]) -> List[str]:
     words = list(unit.start)
     if len(unit.nodes) == 1 and unit.port == 0:
         words.append("--standalone")
@@ -80,7 +80,7 @@ def torchrun(unit: Unit, node: int, local_address: Optional[str]) -> List[str]:
     return [*words, "--no-python"]
 
 
-def accelerate(unit: Unit, node: int, local_address: Optional[str]) -> List[str]:
+def accelerate_argv(unit: RankGroup, node: int, local_address: Optional[str]) -> List[str]:
     words = [
         *unit.start,
         "--num_machines=%d" % len(unit.nodes),
@@ -94,10 +94,10 @@ def accelerate(unit: Unit, node: int, local_address: Optional[str]) -> List[str]
         words += ["--main_process_ip=%s" % unit.address, "--main_process_port=%d" % unit.port]
     # "--cpu" would start one process, or ask for MPI: on CPUs, too, it is this path that starts one rank for each.
     words += ["--multi_gpu"] if unit.world > 1 else []
-    return [*_replaced(words, unit.options), *unit.options, "--no_python"]
+    return [*_override_defaults(words, unit.options), *unit.options, "--no_python"]
 
 
-def deepspeed(unit: Unit, node: int, local_address: Optional[str]) -> List[str]:
+def deepspeed_argv(unit: RankGroup, node: int, local_address: Optional[str]) -> List[str]:
     """One launcher per node, told its place: no ssh, no pdsh, no host file of the user."""
     words = [*unit.start, "--hostfile=%shosts" % unit.log, "--no_ssh", "--node_rank=%d" % node]
     words += ["--master_addr=%s" % unit.address, "--master_port=%d" % unit.port]
@@ -105,13 +105,13 @@ def deepspeed(unit: Unit, node: int, local_address: Optional[str]) -> List[str]:
     return [*words, *unit.options, "--no_python", "--no_local_rank"]
 
 
-def deepspeed_hosts(unit: Unit) -> str:
+def deepspeed_hosts(unit: RankGroup) -> str:
     return "".join("%s slots=%d\n" % (node, unit.processes) for node in unit.nodes)
 
 
-def start_of(mode: str, command: Sequence[str]) -> List[str]:
+def launcher_program(mode: str, command: Sequence[str]) -> List[str]:
     """The program that starts the ranks of a node, taken from the same environment as the command's Python."""
-    torchrun_words = program_of(command)
+    torchrun_words = torchrun_command(command)
     if mode == "accelerate":
         return (
             [torchrun_words[0], "-m", "accelerate.commands.launch"]
@@ -124,7 +124,7 @@ def start_of(mode: str, command: Sequence[str]) -> List[str]:
     return torchrun_words
 
 
-def lighthouse(program: Sequence[str], settings: Mapping[str, Any], min_replicas: int, host: str) -> List[str]:
+def lighthouse_argv(program: Sequence[str], settings: Mapping[str, Any], min_replicas: int, host: str) -> List[str]:
     return [
         *program,
         "--min_replicas=%d" % min_replicas,
@@ -135,7 +135,7 @@ def lighthouse(program: Sequence[str], settings: Mapping[str, Any], min_replicas
     ]
 
 
-def _replaced(words: List[str], options: Sequence[str]) -> List[str]:
+def _override_defaults(words: List[str], options: Sequence[str]) -> List[str]:
     """Defaults that the user's options name again are theirs."""
     named = {option.partition("=")[0] for option in options}
     return [word for word in words if word.partition("=")[0] not in named]

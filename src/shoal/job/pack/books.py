@@ -3,7 +3,7 @@
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 #: A GPU in parts: 0.25 is 250,000. Whole numbers add up exactly, and a third three times fits on one GPU.
-WHOLE = 1000000
+GPU_PARTS = 1000000
 
 
 class Demand(NamedTuple):
@@ -29,14 +29,14 @@ class Assignment(NamedTuple):
     empty: Tuple[int, ...] = ()
 
 
-def parts(gpus: float) -> int:
+def count_gpu_parts(gpus: float) -> int:
     """0.25 -> 250,000; ValueError for what no run can have."""
     if gpus < 0 or gpus != gpus or gpus > 1024:
         raise ValueError("a run cannot have %r GPUs" % gpus)
     if gpus > 1 and gpus != int(gpus):
         raise ValueError("a run has a share of one GPU or several whole ones, not %g" % gpus)
-    found = int(gpus * WHOLE + 1e-6)
-    if gpus > 0 and found < WHOLE // 1000:
+    found = int(gpus * GPU_PARTS + 1e-6)
+    if gpus > 0 and found < GPU_PARTS // 1000:
         raise ValueError("a thousandth of a GPU is the smallest share")
     return found
 
@@ -45,7 +45,7 @@ def even_share(slots: int, gpus: int) -> int:
     """What each of `slots` runs gets of `gpus` when nothing else was said: a share of one, or several whole ones."""
     if not gpus:
         return 0
-    return WHOLE // -(-slots // gpus) if slots >= gpus else WHOLE * (gpus // slots)
+    return GPU_PARTS // -(-slots // gpus) if slots >= gpus else GPU_PARTS * (gpus // slots)
 
 
 class Allocator:
@@ -59,7 +59,7 @@ class Allocator:
     def __init__(self, slots: int, gpus: int, cpus: Sequence[int], keep_whole: bool = False, nodes: int = 1) -> None:
         self.per_node, self.slots, self.keep_whole = slots, slots * nodes, keep_whole
         firsts = range(0, self.slots, slots)
-        self._nodes = [_NodeBooks(range(first, first + slots), gpus, cpus, keep_whole) for first in firsts]
+        self._nodes = [_NodeAllocator(range(first, first + slots), gpus, cpus, keep_whole) for first in firsts]
 
     @property
     def held(self) -> List[Assignment]:
@@ -96,19 +96,19 @@ class Allocator:
         self._nodes[slot // self.per_node].close(slot)
 
 
-class _NodeBooks:
+class _NodeAllocator:
     def __init__(self, slots: Sequence[int], gpus: int, cpus: Sequence[int], keep_whole: bool) -> None:
         self.keep_whole = keep_whole
         self.slots = set(slots)
         self.free_slots = list(slots)
-        self._free_parts = [WHOLE] * gpus
+        self._free_parts = [GPU_PARTS] * gpus
         self._free_cpus = sorted(cpus)
         self._all_cpus = len(self._free_cpus)
         self.held: Dict[int, Assignment] = {}
 
     def never(self, need: Demand) -> Optional[str]:
-        if need.gpus > WHOLE * len(self._free_parts):
-            return "it needs %g GPUs and this node has %d" % (need.gpus / WHOLE, len(self._free_parts))
+        if need.gpus > GPU_PARTS * len(self._free_parts):
+            return "it needs %g GPUs and this node has %d" % (need.gpus / GPU_PARTS, len(self._free_parts))
         if need.cpus > self._all_cpus:
             return "it needs %d CPUs and this node has %d" % (need.cpus, self._all_cpus)
         if need.slots > len(self.slots):
@@ -121,7 +121,7 @@ class _NodeBooks:
         gpus = self._choose(need.gpus)
         if gpus is None:
             return None
-        share = 0 if not gpus else min(need.gpus, WHOLE)
+        share = 0 if not gpus else min(need.gpus, GPU_PARTS)
         for index in gpus:
             self._free_parts[index] -= share
         slots, self.free_slots = self.free_slots[: need.slots], self.free_slots[need.slots :]
@@ -145,9 +145,9 @@ class _NodeBooks:
     def _choose(self, wanted: int) -> Optional[Tuple[int, ...]]:
         if wanted == 0:
             return ()
-        if wanted >= WHOLE:
-            empty = [index for index, free in enumerate(self._free_parts) if free == WHOLE]
-            return tuple(empty[: wanted // WHOLE]) if len(empty) >= wanted // WHOLE else None
+        if wanted >= GPU_PARTS:
+            empty = [index for index, free in enumerate(self._free_parts) if free == GPU_PARTS]
+            return tuple(empty[: wanted // GPU_PARTS]) if len(empty) >= wanted // GPU_PARTS else None
         fitting = [index for index, free in enumerate(self._free_parts) if free >= wanted]
         if not fitting:
             return None

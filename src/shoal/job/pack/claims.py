@@ -6,7 +6,7 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional
 from ...kernel import Allocation, End, Start, fence, files, layout, lease, process, slurm
 
 
-class Standing(NamedTuple):
+class QueuedRunStatus(NamedTuple):
     """What the files say about a run: `word` is free, done, ended, taken or gone; `attempt` is its last one.
 
     ended: tried in this generation and not done. taken: somebody works on it, `start` says who, and its lease was
@@ -27,23 +27,23 @@ class Standing(NamedTuple):
     names: layout.RunNames = layout.parse_names(())
 
 
-def look(home: str, name: str, token: str) -> Standing:
+def read_status(home: str, name: str, token: str) -> QueuedRunStatus:
     """How a run of submission `token` stands; reads one listing, the claim, and the records of its last attempt."""
     run_dir = layout.run_dir(home, name)
-    names = layout.parse_names(files.names_in(run_dir))
+    names = layout.parse_names(files.list_names(run_dir))
     claim = fence.read_claim(run_dir, names.generation)
     if claim is None or claim.token != token or names.has_submit(claim.generation, "cancel"):
-        return Standing("gone")
+        return QueuedRunStatus("gone")
     tried = lost = 0
     causes: Dict[str, int] = {}
-    last: Optional[lease.Attempt] = None
+    last: Optional[lease.AttemptRecord] = None
     for number in names.attempts.get("start", []):
-        last = lease.read(run_dir, names, number)
+        last = lease.read_attempt(run_dir, names, number)
         if last is None:
             continue
         end = last.end
         if end is not None and end.success and end.revision == claim.revision:
-            return Standing("done", claim, number, last.start, last.end)
+            return QueuedRunStatus("done", claim, number, last.start, last.end)
         if end is not None and end.cause and end.revision == claim.revision:
             causes[end.cause] = causes.get(end.cause, 0) + 1
         if last.start.generation == claim.generation:
@@ -53,32 +53,34 @@ def look(home: str, name: str, token: str) -> Standing:
         # Of an attempt that is just being created the record may not be there yet.
         start = last.start if last is not None and last.number == names.attempt else None
         renewals = names.renewals.get((names.attempt, "live"), 0)
-        return Standing("taken", claim, names.attempt, start, None, tried, lost, causes, renewals, names=names)
+        return QueuedRunStatus("taken", claim, names.attempt, start, None, tried, lost, causes, renewals, names=names)
     if last is None or last.start.generation != claim.generation:
-        return Standing("free", claim, names.attempt)
+        return QueuedRunStatus("free", claim, names.attempt)
     stopping = last.state == "lost" and bool(last.last_words)
-    return Standing("ended", claim, last.number, last.start, last.end, tried, lost, causes, 0, stopping)
+    return QueuedRunStatus("ended", claim, last.number, last.start, last.end, tried, lost, causes, 0, stopping)
 
 
-def policy_of(standing: Standing) -> Mapping[str, Any]:
+def recovery_policy(standing: QueuedRunStatus) -> Mapping[str, Any]:
     """What the run's step says about going on after an end."""
-    claim = claim_of(standing)
+    claim = required_claim(standing)
     spec = files.read_json(os.path.join(claim.run_dir, layout.spec_file(claim.revision))) or {}
     return dict(spec.get("survive") or {})
 
 
-def write_lost(standing: Standing) -> bool:
+def close_lost_attempt(standing: QueuedRunStatus) -> bool:
     """Close the attempt of an engine that is gone; False if it ended by itself after all."""
-    return fence.close(claim_of(standing).run_dir, standing.names, standing.attempt, standing.start, is_silent=True)
+    return fence.close_attempt(
+        required_claim(standing).run_dir, standing.names, standing.attempt, standing.start, is_silent=True
+    )
 
 
-def this_engine(environ: Dict[str, str], own_job: bool) -> Allocation:
+def engine_allocation(environ: Dict[str, str], own_job: bool) -> Allocation:
     """Who we are, for start and end records: process, host, and the Slurm job with its number of lives."""
-    job = slurm.this_job(environ) if own_job else {}
-    return Allocation(**process.this_process(), **job, engine="%s-%d" % (process.host(), os.getpid()))
+    job = slurm.current_job(environ) if own_job else {}
+    return Allocation(**process.own_identity(), **job, engine="%s-%d" % (process.host_name(), os.getpid()))
 
 
-def claim_of(standing: Standing) -> fence.Claim:
+def required_claim(standing: QueuedRunStatus) -> fence.Claim:
     if standing.claim is None:
         raise ValueError("a run that is %s has no claim to work on" % standing.word)
     return standing.claim

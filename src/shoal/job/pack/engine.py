@@ -17,51 +17,51 @@ from .. import children, notices
 from ..environment import read_secrets
 from ..executor import Executor
 from .books import Allocator, Assignment
-from .node import Node
-from .others import Others
-from .probe import Probes
-from .queue import Queue, Settings
-from .running import Running
-from .search import Search, rule_of
-from .tally import Tally
-from .turns import Turns
+from .node import EngineNode
+from .others import OtherEngines
+from .probe import DurationProbes
+from .queue import PackSettings, RunQueue
+from .running import PackAttempt
+from .search import EarlyStopping, read_rule
+from .tally import PackSummary
+from .turns import AttemptOwnership
 
-_LOOK_S = 2.0
+_CHECK_EVERY_S = 2.0
 
 
-class Engine(Executor[Running]):
+class Engine(Executor[PackAttempt]):
     """Works through a queue and returns the exit code of the whole: 0 all done, 4 some failed, 124 time ran out,
     128 + n ended by signal n, 74 the disk is full, 75 another life of this job goes on with the queue."""
 
     def __init__(
         self,
-        queue: Queue,
+        queue: RunQueue,
         books: Allocator,
-        settings: Settings,
-        node: Node,
+        settings: PackSettings,
+        node: EngineNode,
         starter: children.Starter,
         say: Callable[[str], None],
-        link: guard.Link,
+        link: guard.GuardLink,
     ) -> None:
         several = books.slots > books.per_node
         folder = os.path.join(node.folder, node.me.engine) if several else None
         super().__init__(node.home, node.me, node.environ, starter, link, say, alone=False, data_folder=folder)
         self.queue, self.books, self.settings, self.node = queue, books, settings, node
-        self.tally = Tally(len(queue), say)
+        self.tally = PackSummary(len(queue), say)
         self.draining = False
         self.problems: Dict[int, str] = {}
-        self.others = Others(node, queue, self.tally, self.times)
-        self.turns = Turns(queue, settings, node, books.per_node, self.others, self.tally, say)
-        self.probes = Probes(settings.probe_s)
-        self.search = Search(rule_of(settings.search), node.home, node.me.engine)
-        self.telling = Telling(node)
+        self.others = OtherEngines(node, queue, self.tally, self.times)
+        self.turns = AttemptOwnership(queue, settings, node, books.per_node, self.others, self.tally, say)
+        self.probes = DurationProbes(settings.probe_s)
+        self.search = EarlyStopping(read_rule(settings.search), node.home, node.me.engine)
+        self.telling = NotificationThreads(node)
         self._others_at = time.monotonic() + self.times.beat_s
-        self._look_at = time.monotonic() + _LOOK_S
+        self._look_at = time.monotonic() + _CHECK_EVERY_S
 
     def run(self) -> int:
         self.others.look_for_parents()
         self.loop()
-        for item in self.others.orphans:
+        for item in self.others.blocked_runs:
             self.say("%s was not started: it builds on %s" % (item.name, ", ".join(item.needs)))
         return self._exit_code()
 
@@ -80,7 +80,7 @@ class Engine(Executor[Running]):
         if self.starter.waiting:
             return False
         if self.ledger.is_full:
-            return self.ledger.is_hopeless
+            return self.ledger.has_waited_too_long
         if self.queue.later or not self.queue.is_stuck(self.books, self.left_s()):
             return False
         return bool(self.queue.waiting) or not self.others.look()
@@ -97,7 +97,7 @@ class Engine(Executor[Running]):
             return 130 if len(self.queue) else (4 if failed else 0)
         if self.stopping or self.queue.waiting or self.queue.later:
             return 124
-        return 4 if failed or self.others.orphans else 0
+        return 4 if failed or self.others.blocked_runs else 0
 
     def left_s(self) -> Optional[float]:
         """Time for runs: until the warning before the allocation's end."""
@@ -121,14 +121,14 @@ class Engine(Executor[Running]):
             self.books.close(slot)
         self.queue.wake(time.monotonic())
         self.turns.claims_at = None
-        while self.ledger.takes_more and self.turns.claims_at is None:
+        while self.ledger.accepts_more and self.turns.claims_at is None:
             choice = self.queue.next(self.books, self.left_s())
             if choice is None:
                 return
             item, holding = choice.item, choice.holding
             try:
                 running = self.turns.take(item, holding, self._node(holding).held(holding))
-                self.ledger.has_room()
+                self.ledger.clear_disk_full()
             except OSError as error:
                 if error.errno not in files.DISK_ERRNOS:
                     raise
@@ -142,12 +142,12 @@ class Engine(Executor[Running]):
                 environ = self._node(holding).environment(holding, self.books.per_node)
                 self.launch(running, environ, here_only=True, problem=self.problems.get(item.place))
 
-    def _node(self, holding: Assignment) -> Node:
+    def _node(self, holding: Assignment) -> EngineNode:
         """The node whose slot this is."""
         place = self.starter.place(holding.slot)
         return self.node if place is None else self.node.at(place)
 
-    def complete(self, running: Running, end: End) -> End:
+    def complete(self, running: PackAttempt, end: End) -> End:
         if running.child.slot_lost:
             self.books.close(running.holding.slot)
         self.books.give(running.holding)
@@ -155,7 +155,7 @@ class Engine(Executor[Running]):
             end = end._replace(expect_s=self.probes.expected_s(running.item))
         return end
 
-    def after(self, running: Running, end: End, ours: bool) -> None:
+    def after(self, running: PackAttempt, end: End, ours: bool) -> None:
         if self.turns.after(running.item, end, ours) == "failed":
             self.telling.failed(running.item.name)
 
@@ -166,9 +166,9 @@ class Engine(Executor[Running]):
             self.say("the allocation ends in %.0f s: running runs are asked to stop" % self.settings.warn_s)
             self.stop_all("walltime")
         if now >= self._look_at:
-            self._look_at = now + _LOOK_S * (1 + len(self.running) // 16)
+            self._look_at = now + _CHECK_EVERY_S * (1 + len(self.running) // 16)
             for running in list(self.running.values()):
-                why = _unwanted(running)
+                why = _why_unwanted(running)
                 if why is not None:
                     self.leave(running, why)
             self.others.look_for_parents()
@@ -179,7 +179,7 @@ class Engine(Executor[Running]):
             self._others_at = now + self.times.beat_s
             self.others.look()
 
-    def leave(self, running: Running, why: str) -> None:
+    def leave(self, running: PackAttempt, why: str) -> None:
         if why != "handover":
             super().leave(running, why)
         elif not self.stopping:
@@ -196,23 +196,23 @@ class Engine(Executor[Running]):
             self.stop_all(signal.Signals(number).name)
 
 
-def _unwanted(running: Running) -> Optional[str]:
+def _why_unwanted(running: PackAttempt) -> Optional[str]:
     """Was it cancelled, or are we taken for dead? A file server that is away ends nothing."""
     try:
-        return fence.unwanted(running.claim, running.number)
+        return fence.why_unwanted(running.claim, running.number)
     except OSError:
         return None
 
 
-def say(text: str) -> None:
+def log_message(text: str) -> None:
     sys.stderr.write("shoal: %s\n" % text)
     sys.stderr.flush()
 
 
-class Telling:
+class NotificationThreads:
     """Telling may wait for a network; it holds nothing up."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: EngineNode) -> None:
         self._node = node
         # On this machine the command that started the pack tells, when all of it is through.
         self._tells = bool(node.me.job_id)
@@ -236,6 +236,6 @@ class Telling:
     def _tell(self, name: str, last: bool) -> None:
         env = dict(self._node.environ, **read_secrets(self._node.environ))
         try:
-            notices.after_end(self._node.home, name, env, last=last)
+            notices.notify_end(self._node.home, name, env, last=last)
         except Exception as error:  # the ends of runs matter more
             sys.stderr.write("shoal: telling failed: %s\n" % error)

@@ -17,14 +17,14 @@ from .. import attempt, by_hand, survival
 from ..children import ColdStarter, StarterFailed
 from ..launch import container, family
 from . import claims, follow, machine, warm
-from .books import WHOLE, Allocator, Demand, even_share
-from .engine import Engine, say
-from .node import Node
-from .queue import Item, Queue, Settings, read_queue
-from .sharing import Sharing, share_gpus
-from .spread import spread
+from .books import GPU_PARTS, Allocator, Demand, even_share
+from .engine import Engine, log_message
+from .node import EngineNode
+from .queue import PackSettings, QueuedRun, RunQueue, read_queue
+from .sharing import GpuSharing, set_up_gpu_sharing
+from .spread import run_on_all_nodes
 
-_MOST_SLOTS = 4096
+_MAX_SLOTS = 4096
 
 
 def main(argv: List[str]) -> int:
@@ -37,27 +37,27 @@ def main(argv: List[str]) -> int:
         submission = files.read_json(os.path.join(folder, "submission.json"))
         record = files.read_json(os.path.join(folder, "pack.json"))
         if submission is None or record is None:
-            raise fence.Fenced("there is no record of this pack in %s" % folder)
+            raise fence.FencedError("there is no record of this pack in %s" % folder)
         me = _identify(submission, environ, in_step="--node" in options)
-        fence.settle(os.path.dirname(os.path.dirname(folder)), submission["token"], me)
-        outcome = follow.settle(folder, me, environ.get("SLURM_JOB_NAME", ""))
+        fence.settle_outcome(os.path.dirname(os.path.dirname(folder)), submission["token"], me)
+        outcome = follow.settle_send(folder, me, environ.get("SLURM_JOB_NAME", ""))
         if outcome is not None and outcome.kind == "void":
-            raise fence.Fenced("the follow-up job was given up: %s" % outcome.reason)
+            raise fence.FencedError("the follow-up job was given up: %s" % outcome.reason)
         settings, items = read_queue(record, submission["runs"])
-    except fence.Fenced as why:
-        say("nothing to do here: %s" % why)
+    except fence.FencedError as why:
+        log_message("nothing to do here: %s" % why)
         return 0
     except (OSError, ValueError, KeyError) as error:
-        say("the pack cannot be read: %s" % error)
+        log_message("the pack cannot be read: %s" % error)
         return 74 if getattr(error, "errno", None) in files.DISK_ERRNOS else 1
     set_up = int(options.get("--set-up-exit") or 0)
     if set_up:
-        say("the cluster's set-up lines ended with exit code %d; no run was started" % set_up)
+        log_message("the cluster's set-up lines ended with exit code %d; no run was started" % set_up)
         return set_up
     nodes = int(environ.get("SLURM_JOB_NUM_NODES") or 1) if me.job_id else 1
     if nodes > 1 and "--node" not in options and settings.engine != "ray":
-        return spread(folder, me, environ, settings.shrink, say)
-    return guard.run(lambda link: _work(folder, submission, settings, items, me, environ, nodes, link))
+        return run_on_all_nodes(folder, me, environ, settings.shrink, log_message)
+    return guard.run_guarded(lambda link: _work(folder, submission, settings, items, me, environ, nodes, link))
 
 
 def _identify(submission: Mapping[str, Any], environ: Dict[str, str], in_step: bool) -> Allocation:
@@ -67,50 +67,52 @@ def _identify(submission: Mapping[str, Any], environ: Dict[str, str], in_step: b
     """
     local = environ.get("SHOAL_TOKEN") == submission["token"]
     named = in_step or bool(re.search(r"\.%s(-\d+)?\Z" % submission["token"], environ.get("SLURM_JOB_NAME", "")))
-    own_job = not local and (named or by_hand.is_job_of_script(submission, environ))
-    me = claims.this_engine(environ, own_job)
+    own_job = not local and (named or by_hand.is_batch_job(submission, environ))
+    me = claims.engine_allocation(environ, own_job)
     if own_job and not named:
         by_hand.rename_job(me, submission["job_name"])
     if local and environ.get("SHOAL_PARENT"):
-        _end_with(int(environ["SHOAL_PARENT"]))
+        _stop_with_parent(int(environ["SHOAL_PARENT"]))
     return me
 
 
 def _work(
     folder: str,
     submission: Mapping[str, Any],
-    settings: Settings,
-    items: List[Item],
+    settings: PackSettings,
+    items: List[QueuedRun],
     me: Allocation,
     environ: Dict[str, str],
     nodes: int,
-    link: guard.Link,
+    link: guard.GuardLink,
 ) -> int:
-    gpus, cpus = machine.gpus_here(environ), machine.cpus_here(environ)
+    gpus, cpus = machine.visible_gpus_of_node(environ), machine.usable_cpus(environ)
     if settings.gpus is not None:
         gpus = gpus._replace(ids=gpus.ids[: settings.gpus])
     if settings.cpus is not None:
         cpus = cpus[: settings.cpus]
-    slots, items = lay_out(settings, items, len(gpus.ids), len(cpus))
+    slots, items = resolve_slots(settings, items, len(gpus.ids), len(cpus))
     ends_at = machine.end_of_allocation(environ, bool(me.job_id))
     if settings.time_limit_s is not None:
         ends_at = min(ends_at or float("inf"), time.time() + settings.time_limit_s)
     home = os.path.dirname(os.path.dirname(folder))
-    node = Node(home, submission["token"], me, gpus, cpus, _for_runs(environ), ends_at, code=submission.get("code"))
+    node = EngineNode(
+        home, submission["token"], me, gpus, cpus, _run_environment(environ), ends_at, code=submission.get("code")
+    )
     by_ray = settings.engine == "ray"
-    whole = {item.need.gpus >= WHOLE for item in items if item.need.gpus}
+    whole = {item.need.gpus >= GPU_PARTS for item in items if item.need.gpus}
     books = Allocator(slots, len(gpus.ids), cpus, keep_whole=len(whole) > 1, nodes=nodes if by_ray else 1)
-    queue, problems = _possible(items, books, gpus)
+    queue, problems = _split_possible(items, books, gpus)
     try:
         if by_ray:
             starter = _ray_starter(settings, items, node, slots, nodes)
         else:
             starter = _starter(settings, items, node, slots)
-            node = node._replace(sharing=_sharing(settings, items, node))
-        engine = Engine(queue, books, settings, node, starter, _teller(environ), link)
+            node = node._replace(sharing=_set_up_sharing(settings, items, node))
+        engine = Engine(queue, books, settings, node, starter, _logger(environ), link)
         return _finish(folder, submission, engine, problems)
     except StarterFailed as why:
-        say(str(why))
+        log_message(str(why))
         return 1
 
 
@@ -119,23 +121,23 @@ def _finish(folder: str, submission: Mapping[str, Any], engine: Engine, problems
     me, node, settings = engine.node.me, engine.node, engine.settings
     gpus = list(node.gpus.ids)
     note = dict(
-        records.fields_of(me),
+        records.non_default_fields(me),
         t=time.time(),
         slots=engine.books.slots,
         gpus=gpus,
         cpus=len(node.cpus),
         ends_at=node.ends_at,
     )
-    _note(folder, "engine.%s.json" % me.engine, note)
+    _write_record(folder, "engine.%s.json" % me.engine, note)
     engine.problems = problems
     code = engine.run()
     left_over = code == 124 or engine.stopping == "walltime"
-    following = follow.owed_after(me, settings.follow, os.environ) if left_over else None
-    _note(
+    following = follow.pending_after(me, settings.follow, os.environ) if left_over else None
+    _write_record(
         folder,
         "engine.%s.end" % me.engine,
         dict(
-            records.fields_of(me),
+            records.non_default_fields(me),
             t=time.time(),
             exit_code=code,
             counts=engine.tally.counts,
@@ -146,124 +148,128 @@ def _finish(folder: str, submission: Mapping[str, Any], engine: Engine, problems
     )
     if left_over:
         told = "no follow-up job was asked for"
-        if following is not None and not survival.answers_in_time():
+        if following is not None and not survival.slurm_answers_in_time():
             told = "Slurm does not answer; the next command that looks at them continues"
         elif following is not None:
-            told = follow.submit_follow_up(folder, following, dict(os.environ))
-        say("%d runs are left over: %s" % (len(engine.queue), told))
+            told = follow.submit_queue_follow_up(folder, following, dict(os.environ))
+        log_message("%d runs are left over: %s" % (len(engine.queue), told))
     elif code in (0, 4) and not len(engine.queue):
-        follow.cancel_waiting(me, os.environ)
+        follow.cancel_pending_tasks(me, os.environ)
         for name in {name.split("/")[0]: name for name in submission["runs"]}.values():
             engine.telling.all_ended(name)
     return code
 
 
-def lay_out(settings: Settings, items: List[Item], gpus: int, cpus: int) -> Tuple[int, List[Item]]:
+def resolve_slots(settings: PackSettings, items: List[QueuedRun], gpus: int, cpus: int) -> Tuple[int, List[QueuedRun]]:
     """How many runs at a time, and what each takes where nothing was said: the GPUs are divided among the slots."""
     slots = settings.slots
     needs = [item.need.gpus for item in items if item.need.gpus > 0]
     if slots is None:
         if needs:
-            slots = gpus * WHOLE // min(needs)
+            slots = gpus * GPU_PARTS // min(needs)
         elif gpus and any(item.need.gpus < 0 for item in items):
             slots = gpus
         else:
             slots = cpus // max(1, min((item.need.cpus for item in items), default=1))
-    slots = max(1, min(slots, _MOST_SLOTS))
+    slots = max(1, min(slots, _MAX_SLOTS))
     share = even_share(slots, gpus)
     even = [item if item.need.gpus >= 0 else item._replace(need=item.need._replace(gpus=share)) for item in items]
     return slots, even
 
 
-def _possible(items: List[Item], books: Allocator, gpus: machine.Gpus) -> Tuple[Queue, Dict[int, str]]:
+def _split_possible(
+    items: List[QueuedRun], books: Allocator, gpus: machine.VisibleGpus
+) -> Tuple[RunQueue, Dict[int, str]]:
     """The queue, with runs that this node can never hold turned into ones that fail at once, with a reason."""
     problems: Dict[int, str] = {}
     kept = []
     for item in items:
         why = books.never(item.need)
-        if why is None and gpus.mig and item.need.gpus > WHOLE:
-            why = "a process can use one MIG instance only, and it needs %d" % (item.need.gpus // WHOLE)
+        if why is None and gpus.mig and item.need.gpus > GPU_PARTS:
+            why = "a process can use one MIG instance only, and it needs %d" % (item.need.gpus // GPU_PARTS)
         if why is not None:
             problems[item.place] = why
             item = item._replace(need=Demand())
         kept.append(item)
-    return Queue(kept), problems
+    return RunQueue(kept), problems
 
 
-def _for_runs(environ: Mapping[str, str]) -> Dict[str, str]:
+def _run_environment(environ: Mapping[str, str]) -> Dict[str, str]:
     return {name: value for name, value in environ.items() if name != "SHOAL_PARENT"}
 
 
-def _starter(settings: Settings, items: List[Item], node: Node, slots: int) -> Any:
+def _starter(settings: PackSettings, items: List[QueuedRun], node: EngineNode, slots: int) -> Any:
     """What starts processes: as they are, or from a parent that has imported modules, if that was asked for."""
     cold = ColdStarter(node.environ)
     if not settings.preload or not items:
         return cold
     spec = _spec_of_first(items[0], node)
-    if spec is not None and container.wanted(spec):
-        say("--preload is not for containers; these start as usual")
+    if spec is not None and container.has_container(spec):
+        log_message("--preload is not for containers; these start as usual")
         return cold
     if spec is None or not warm.is_python(spec["command"][0]):
-        say("--preload is for commands that begin with python; these start as usual")
+        log_message("--preload is for commands that begin with python; these start as usual")
         return cold
-    env = warm.environment_of_server(dict(node.environ, **(spec.get("env") or {})))
+    env = warm.server_environment(dict(node.environ, **(spec.get("env") or {})))
     env.update(machine.thread_environment(max(1, len(node.cpus) // slots), env))
     try:
-        return warm.WarmStarter(cold, settings.preload, spec["command"][0], env, spec["cwd"], _teller(node.environ))
+        return warm.WarmStarter(cold, settings.preload, spec["command"][0], env, spec["cwd"], _logger(node.environ))
     except OSError as error:
-        say("runs start cold: %s" % error)
+        log_message("runs start cold: %s" % error)
         return cold
 
 
-def _spec_of_first(item: Item, node: Node) -> Optional[Dict[str, Any]]:
+def _spec_of_first(item: QueuedRun, node: EngineNode) -> Optional[Dict[str, Any]]:
     while True:
         all_claimed = node.all_claimed()
-        claim = claims.look(node.home, item.name, node.token).claim
+        claim = claims.read_status(node.home, item.name, node.token).claim
         if claim is not None or all_claimed:
-            return None if claim is None else attempt.spec_of(node.home, claim, node.code, node.environ)
+            return None if claim is None else attempt.read_run_spec(node.home, claim, node.code, node.environ)
         time.sleep(0.01)
 
 
-def _ray_starter(settings: Settings, items: List[Item], node: Node, slots: int, nodes: int) -> Any:
+def _ray_starter(settings: PackSettings, items: List[QueuedRun], node: EngineNode, slots: int, nodes: int) -> Any:
     """Ray on all nodes of the allocation, with the same number of slots on each."""
-    from .ray_cluster import Cluster
+    from .ray_cluster import RayCluster
     from .ray_starter import RayStarter
 
-    say("starting Ray on %d node%s" % (nodes, "" if nodes == 1 else "s"))
-    cluster = Cluster(node, nodes, settings.dashboard)
+    log_message("starting Ray on %d node%s" % (nodes, "" if nodes == 1 else "s"))
+    cluster = RayCluster(node, nodes, settings.dashboard)
     if settings.dashboard:
-        say(
+        log_message(
             "Ray's dashboard: %s on %s; it asks for the word in %s" % (cluster.page, process.node_name(), cluster.token)
         )
     mps_logs = _mps_logs(node) if settings.mps and _is_shared(items) else None
     try:
-        return RayStarter(cluster, nodes, slots, len(node.gpus.ids), mps_logs, _teller(node.environ))
+        return RayStarter(cluster, nodes, slots, len(node.gpus.ids), mps_logs, _logger(node.environ))
     except BaseException:
         cluster.close()
         raise
 
 
-def _sharing(settings: Settings, items: List[Item], node: Node) -> Sharing:
+def _set_up_sharing(settings: PackSettings, items: List[QueuedRun], node: EngineNode) -> GpuSharing:
     """Set up what runs that share a GPU need; nothing where none does."""
     if not _is_shared(items) or not node.gpus.ids:
-        return Sharing()
+        return GpuSharing()
     prefix, logs = ColdStarter(node.environ).prefix, _mps_logs(node)
-    return share_gpus(node.gpus, node.environ, mps=settings.mps, prefix=prefix, logs=logs, say=_teller(node.environ))
+    return set_up_gpu_sharing(
+        node.gpus, node.environ, mps=settings.mps, prefix=prefix, logs=logs, say=_logger(node.environ)
+    )
 
 
-def _is_shared(items: List[Item]) -> bool:
-    return any(0 < item.need.gpus < WHOLE for item in items)
+def _is_shared(items: List[QueuedRun]) -> bool:
+    return any(0 < item.need.gpus < GPU_PARTS for item in items)
 
 
-def _mps_logs(node: Node) -> str:
+def _mps_logs(node: EngineNode) -> str:
     return os.path.join(node.folder, "mps.%s" % node.me.engine)
 
 
-def _teller(environ: Mapping[str, str]) -> Any:
-    return say if environ.get("SHOAL_FOLLOW") != "0" else (lambda text: None)
+def _logger(environ: Mapping[str, str]) -> Any:
+    return log_message if environ.get("SHOAL_FOLLOW") != "0" else (lambda text: None)
 
 
-def _note(folder: str, name: str, record: Dict[str, Any]) -> None:
+def _write_record(folder: str, name: str, record: Dict[str, Any]) -> None:
     try:
         files.create_exclusive(os.path.join(folder, name), files.to_json(record), sync=False)
     except OSError:
@@ -274,8 +280,8 @@ def _max_rss_mb() -> float:
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0, 1)
 
 
-def _end_with(parent: int) -> None:
+def _stop_with_parent(parent: int) -> None:
     """Ask to be told when the command that started us is killed; if that has happened already, tell ourselves."""
-    family.hear_parent_die(signal.SIGTERM)
-    if os.getppid() != parent and process.started(parent) is None:
+    family.signal_on_parent_death(signal.SIGTERM)
+    if os.getppid() != parent and process.process_start_time(parent) is None:
         os.kill(os.getpid(), signal.SIGTERM)

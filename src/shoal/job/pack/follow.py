@@ -12,7 +12,7 @@ from ...kernel import Allocation, Outcome, files, records, slurm, submission
 from .. import nodes, stages
 
 
-def owed_after(me: Allocation, limit: int, environ: Mapping[str, str]) -> Optional[Dict[str, Any]]:
+def pending_after(me: Allocation, limit: int, environ: Mapping[str, str]) -> Optional[Dict[str, Any]]:
     """What the end record of an engine says about the job that continues its queue; None if none was asked for."""
     if not me.job_id or limit <= 0:
         return None
@@ -27,24 +27,24 @@ def owed_after(me: Allocation, limit: int, environ: Mapping[str, str]) -> Option
     }
 
 
-def still_owed(folder: str) -> List[Dict[str, Any]]:
+def pending_follow_ups(folder: str) -> List[Dict[str, Any]]:
     """What engines of a queue left to be followed, and nobody has sent, by their end records."""
-    ends = [_read(folder, name) for name in files.names_in(folder) if _is_end(name)]
+    ends = [_read_record(folder, name) for name in files.list_names(folder) if _is_end_record(name)]
     wanted = [end["next"] for end in ends if end.get("next")]
     if not wanted:
         return []
-    sent = submission.sends(folder)[1:]
+    sent = submission.read_sends(folder)[1:]
     good = [order.follows for _, order, outcome in sent if outcome is None or outcome.kind != "void"]
     refused = [order.follows for _, order, outcome in sent if outcome is not None and outcome.refused]
     return [one for one in wanted if one["follows"] not in good + refused and len(good) < int(one["limit"])]
 
 
-def submit_follow_up(folder: str, following: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+def submit_queue_follow_up(folder: str, following: Mapping[str, Any], environ: Mapping[str, str]) -> str:
     """Send one job that continues the queue; what happened, in words. At most one for each job and its `limit` for the
     whole queue, by exclusive creation."""
     home, token = os.path.dirname(os.path.dirname(folder)), os.path.basename(folder)
-    sent = submission.sends(folder)
-    intent, first = submission.read(home, token), submission.how_sent(home, token)
+    sent = submission.read_sends(folder)
+    intent, first = submission.read_submission_record(home, token), submission.last_send(home, token)
     if intent is None or first is None:
         return "nothing says how the pack was submitted"
     good = [order.follows for _, order, outcome in sent[1:] if outcome is None or outcome.kind != "void"]
@@ -53,11 +53,11 @@ def submit_follow_up(folder: str, following: Mapping[str, Any], environ: Mapping
     if len(good) >= int(following["limit"]):
         return "%d follow-up jobs were the limit" % int(following["limit"])
     index = max([number for number, _, _ in sent], default=0) + 1
-    argv = ["--job-name=%s-%d" % (intent.job_name, index), *slurm.after_this_job(str(following["job"]), environ)]
+    argv = ["--job-name=%s-%d" % (intent.job_name, index), *slurm.after_current_job(str(following["job"]), environ)]
     if following.get("task") is not None:
         argv.append("--array=%s" % following["task"])
-    elsewhere, avoided = _avoid(folder, list(first.argv), nodes.ask_slurm(environ))
-    order = records.sender([*argv, *elsewhere], first.environment, time.time(), str(following["follows"]))
+    elsewhere, avoided = _exclude_failed_nodes(folder, list(first.argv), nodes.ask_slurm(environ))
+    order = records.new_send([*argv, *elsewhere], first.environment, time.time(), str(following["follows"]))
     answer = submission.send(home, token, order, index)
     if answer.kind == "taken":
         return "another job or command sends the follow-up job"
@@ -65,13 +65,13 @@ def submit_follow_up(folder: str, following: Mapping[str, Any], environ: Mapping
         return answer.message
     # The other tasks of an array may still work: whoever waits for it now waits for both.
     array = str(following.get("array") or "")
-    stages.move_children(
+    stages.move_dependents(
         array or str(following["job"]), "%s:%s" % (array, answer.job_id) if array else str(answer.job_id)
     )
     return "job %s continues%s" % (answer.job_id, ", and " + avoided if avoided else "")
 
 
-def settle(folder: str, me: Allocation, job_name: str) -> Optional[Outcome]:
+def settle_send(folder: str, me: Allocation, job_name: str) -> Optional[Outcome]:
     """A later job of a queue has begun: that is the best answer to its send, and the first writer decides. None for
     the first job, whose send everybody settles in the same way."""
     home, token = os.path.dirname(os.path.dirname(folder)), os.path.basename(folder)
@@ -79,32 +79,32 @@ def settle(folder: str, me: Allocation, job_name: str) -> Optional[Outcome]:
     if not end.isdigit() or end == job_name:
         return None
     job_id = me.array_job_id or me.job_id
-    return submission.settle(home, token, Outcome("accepted", job_id=job_id, adopted=True), int(end))
+    return submission.write_outcome(home, token, Outcome("accepted", job_id=job_id, adopted=True), int(end))
 
 
-def _avoid(folder: str, argv: List[str], ask: nodes.Ask) -> Tuple[List[str], str]:
+def _exclude_failed_nodes(folder: str, argv: List[str], ask: nodes.AskSlurm) -> Tuple[List[str], str]:
     """What keeps the next job from nodes that failed under this queue, as its engines have noted; and that in words."""
-    bad = {node: True for name in files.names_in(folder) for node in _failed_nodes(folder, name)}
-    argv, words = nodes.avoid(argv, list(bad), ask)
+    bad = {node: True for name in files.list_names(folder) for node in _failed_nodes(folder, name)}
+    argv, words = nodes.exclude_nodes(argv, list(bad), ask)
     return [word for word in argv if word.startswith("--exclude=")], words
 
 
 def _failed_nodes(folder: str, name: str) -> List[str]:
-    return list(_read(folder, name).get("failed_nodes") or []) if _is_end(name) else []
+    return list(_read_record(folder, name).get("failed_nodes") or []) if _is_end_record(name) else []
 
 
-def _is_end(name: str) -> bool:
+def _is_end_record(name: str) -> bool:
     return name.startswith("engine.") and name.endswith(".end")
 
 
-def _read(folder: str, name: str) -> Dict[str, Any]:
+def _read_record(folder: str, name: str) -> Dict[str, Any]:
     try:
         return files.read_json(os.path.join(folder, name)) or {}
     except (OSError, ValueError):  # The engine's node died while it was written.
         return {}
 
 
-def cancel_waiting(me: Allocation, environ: Mapping[str, str]) -> None:
+def cancel_pending_tasks(me: Allocation, environ: Mapping[str, str]) -> None:
     """The queue is empty: tasks of our array that have not started yet would only find that out."""
     array = me.array_job_id
     if array:

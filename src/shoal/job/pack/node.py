@@ -3,25 +3,25 @@
 import os
 from typing import Dict, List, Mapping, NamedTuple, Optional
 
-from ...kernel import Allocation, Held, layout
+from ...kernel import Allocation, AssignedResources, layout
 from . import machine
-from .books import WHOLE, Assignment
-from .sharing import Sharing
+from .books import GPU_PARTS, Assignment
+from .sharing import GpuSharing
 
 #: In the submission's folder, when every run is claimed; before that an engine may find runs that are not yet.
-CLAIMED = "claimed"
+CLAIMED_FILE = "claimed"
 
 
-class Place(NamedTuple):
+class RemoteNode(NamedTuple):
     """Another node of which an engine has slots, as a worker there found it."""
 
     host: str
-    gpus: machine.Gpus
+    gpus: machine.VisibleGpus
     cpus: List[int]
-    sharing: Sharing
+    sharing: GpuSharing
 
 
-class Node(NamedTuple):
+class EngineNode(NamedTuple):
     """A node as its engine sees it. `ends_at` is when its allocation ends (Unix time), if anything ends it; `code` is
     the copy of the project that runs execute, if one was kept; `host` its name where it is not the engine's own.
     """
@@ -29,15 +29,15 @@ class Node(NamedTuple):
     home: str
     token: str
     me: Allocation
-    gpus: machine.Gpus
+    gpus: machine.VisibleGpus
     cpus: List[int]
     environ: Mapping[str, str]
     ends_at: Optional[float]
-    sharing: Sharing = Sharing()
+    sharing: GpuSharing = GpuSharing()
     code: Optional[str] = None
     host: Optional[str] = None
 
-    def at(self, place: Place) -> "Node":
+    def at(self, place: RemoteNode) -> "EngineNode":
         return self._replace(host=place.host, gpus=place.gpus, cpus=place.cpus, sharing=place.sharing)
 
     @property
@@ -49,7 +49,7 @@ class Node(NamedTuple):
         """Whether every run of the queue is claimed that will be. On this machine that still goes on when we begin."""
         if self.environ.get("SHOAL_CLAIMING") != "1":
             return True
-        return os.path.exists(os.path.join(self.folder, CLAIMED))
+        return os.path.exists(os.path.join(self.folder, CLAIMED_FILE))
 
     def environment(self, holding: Assignment, slots: int) -> Dict[str, str]:
         """What a run finds around it: its GPUs and no others, as many threads as CPUs, its place."""
@@ -67,7 +67,9 @@ class Node(NamedTuple):
         env.update(self.sharing.environment(holding, env))
         return env
 
-    def held(self, holding: Assignment) -> Held:
+    def held(self, holding: Assignment) -> AssignedResources:
         """What the timeline is drawn from."""
         gpus = [self.gpus.ids[index] for index in holding.gpus]
-        return Held(holding.slot, gpus, holding.share / WHOLE, len(holding.cpus), self.me.engine, self.host)
+        return AssignedResources(
+            holding.slot, gpus, holding.share / GPU_PARTS, len(holding.cpus), self.me.engine, self.host
+        )

@@ -5,10 +5,10 @@ from typing import Any, Container, Dict, List, Mapping, NamedTuple, Optional, Se
 from .books import Allocator, Assignment, Demand
 
 #: An expectation is stretched by this before it is compared with the time left.
-SAFETY = 1.1
+DURATION_MARGIN = 1.1
 
 
-class Item(NamedTuple):
+class QueuedRun(NamedTuple):
     """One run of the queue. `expect_s` is its expected duration; `cost` only compares it with the others.
 
     `needs` are runs that must be done first; `warn_s` is the time before its end at which it wants to be warned.
@@ -24,7 +24,7 @@ class Item(NamedTuple):
     needs: Tuple[str, ...] = ()
 
 
-class Settings(NamedTuple):
+class PackSettings(NamedTuple):
     """How the queue is worked through, as `pack.json` of the submission says."""
 
     slots: Optional[int] = None
@@ -46,16 +46,16 @@ class Settings(NamedTuple):
     search: Optional[Dict[str, Any]] = None
 
 
-class Queue:
+class RunQueue:
     """Items that wait, in order. A run that other ones overtook too often is waited for, so that none starves.
 
     `later` may start from a moment on; `blocked` when the runs that they build on are done.
     """
 
-    def __init__(self, items: List[Item]) -> None:
+    def __init__(self, items: List[QueuedRun]) -> None:
         self.waiting = [item for item in items if not item.needs]
         self.blocked = [item for item in items if item.needs]
-        self.later: List[Tuple[float, Item]] = []
+        self.later: List[Tuple[float, QueuedRun]] = []
         self._rank = {item.place: rank for rank, item in enumerate(items)}
         self._rates: List[float] = []
         self._overtaken: Dict[int, int] = {}
@@ -63,12 +63,12 @@ class Queue:
     def __len__(self) -> int:
         return len(self.waiting) + len(self.later) + len(self.blocked)
 
-    def learn(self, item: Item, duration_s: float) -> None:
+    def learn(self, item: QueuedRun, duration_s: float) -> None:
         """A run has finished: what the others will take is now known better."""
         if item.cost and item.cost > 0:
             self._rates.append(duration_s / item.cost)
 
-    def expected_s(self, item: Item) -> Optional[float]:
+    def expected_s(self, item: QueuedRun) -> Optional[float]:
         """How long a run should take: what it was said to, or what its cost means by the runs that have finished."""
         if item.expect_s is not None:
             return item.expect_s
@@ -78,14 +78,14 @@ class Queue:
             return item.cost * statistics.median(self._rates)
         return None
 
-    def fits(self, item: Item, left_s: Optional[float]) -> bool:
+    def fits(self, item: QueuedRun, left_s: Optional[float]) -> bool:
         """Whether a run that started now would end in time; one that nobody knows anything about may try."""
         if left_s is None:
             return True
         expected = self.expected_s(item)
-        return left_s > item.warn_s and (expected is None or expected * SAFETY <= left_s)
+        return left_s > item.warn_s and (expected is None or expected * DURATION_MARGIN <= left_s)
 
-    def next(self, books: Allocator, left_s: Optional[float]) -> "Optional[Choice]":
+    def next(self, books: Allocator, left_s: Optional[float]) -> "Optional[NextRun]":
         """The first run in order that fits into what is free and into the time left, with what it now holds."""
         for position, item in enumerate(self.waiting):
             if not self.fits(item, left_s):
@@ -95,23 +95,23 @@ class Queue:
                 for passed in self.waiting[:position]:
                     self._overtaken[passed.place] = self._overtaken.get(passed.place, 0) + 1
                 del self.waiting[position]
-                return Choice(item, holding)
+                return NextRun(item, holding)
             if books.is_full:
                 return None
             if self._overtaken.get(item.place, 0) >= 2 * books.slots and books.never(item.need) is None:
                 return None
         return None
 
-    def put_back(self, item: Item, last: bool = False) -> None:
+    def put_back(self, item: QueuedRun, last: bool = False) -> None:
         self.waiting.insert(len(self.waiting) if last else 0, item)
 
-    def put_by_length(self, item: Item) -> None:
+    def put_by_length(self, item: QueuedRun) -> None:
         """A run whose length was just learnt: behind those of which nothing is known yet, and the longer ones."""
         shorter = (at for at, other in enumerate(self.waiting) if (other.expect_s or 0.0) < (item.expect_s or 0.0))
         known = (at for at in shorter if self.waiting[at].expect_s is not None)
         self.waiting.insert(next(known, len(self.waiting)), item)
 
-    def put_off(self, item: Item, until: float) -> None:
+    def put_off(self, item: QueuedRun, until: float) -> None:
         """Let a run wait until a moment of the clock that `wake` is told."""
         self.later.append((until, item))
 
@@ -133,14 +133,14 @@ class Queue:
         return all(not self.fits(item, left_s) or books.never(item.need) is not None for item in self.waiting)
 
 
-class Choice(NamedTuple):
-    item: Item
+class NextRun(NamedTuple):
+    item: QueuedRun
     holding: Assignment
 
 
-def read_queue(record: Mapping[str, Any], names: Sequence[str]) -> "tuple[Settings, List[Item]]":
+def read_queue(record: Mapping[str, Any], names: Sequence[str]) -> "tuple[PackSettings, List[QueuedRun]]":
     """`pack.json` and the submission's run names -> settings and items in order. ValueError if they do not agree."""
-    known = {key: value for key, value in record.get("settings", {}).items() if key in Settings._fields}
+    known = {key: value for key, value in record.get("settings", {}).items() if key in PackSettings._fields}
     items = []
     for row in record["queue"]:
         index = int(row["index"])
@@ -148,7 +148,7 @@ def read_queue(record: Mapping[str, Any], names: Sequence[str]) -> "tuple[Settin
             raise ValueError("the queue names run %d of %d" % (index, len(names)))
         need = Demand(int(row.get("gpu_parts", -1)), int(row.get("cpus", 0)))
         items.append(
-            Item(
+            QueuedRun(
                 names[index],
                 index,
                 need,
@@ -159,4 +159,4 @@ def read_queue(record: Mapping[str, Any], names: Sequence[str]) -> "tuple[Settin
                 tuple(row.get("needs") or ()),
             )
         )
-    return Settings(**known), items
+    return PackSettings(**known), items

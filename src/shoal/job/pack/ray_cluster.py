@@ -18,30 +18,30 @@ import threading
 import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from ...kernel import node_name, own_program
+from ...kernel import agent_path, node_name
 from ..children import StarterFailed
 from ..launch import allocation, family, network
 from . import machine
-from .node import Node
-from .short_folder import ShortFolder
+from .node import EngineNode
+from .short_folder import ShortTempDir
 
-_START_S = 120.0
+_MAX_START_S = 120.0
 _MIB = 1 << 20
 #: Ray's own choices are the same for every Ray of a node, and are looked at before they are taken; 0 leaves them to the
 #: system, which lets nobody else come in between.
-OWN_PORTS = ("--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0")
+FREE_PORT_FLAGS = ("--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0")
 
 
-class Cluster:
+class RayCluster:
     """Ray on the nodes of an allocation; `address` is where the driver connects. `close` leaves nothing behind."""
 
-    def __init__(self, node: Node, nodes: int, dashboard: bool = False) -> None:
-        self.ray = _program()
+    def __init__(self, node: EngineNode, nodes: int, dashboard: bool = False) -> None:
+        self.ray = _ray_program()
         if dashboard and importlib.util.find_spec("aiohttp_cors") is None:
             raise StarterFailed(
                 "Ray's dashboard is not installed: pip install 'ray[default]', or leave --dashboard out"
             )
-        self.temp = ShortFolder()
+        self.temp = ShortTempDir()
         name = "%s-%s" % (node.me.job_id or "here", os.getpid())
         self.token = _token_file(node.folder, name)
         self.log = os.path.join(node.folder, "ray.%s.log" % name)
@@ -51,12 +51,12 @@ class Cluster:
         self.dashboard, self.page = dashboard, ""
         self.step: Any = None
         self.head: Any = None
-        self.real_cpus = machine.least_cpus(node.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
-        self.sizes = sizes(len(node.cpus), len(node.gpus.ids), machine.memory_mb(node.environ))
+        self.real_cpus = machine.min_cpus(node.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+        self.sizes = resource_flags(len(node.cpus), len(node.gpus.ids), machine.memory_mb(node.environ))
         try:
             self.address = self._start_head()
             if nodes > 1:
-                self._start_others(nodes)
+                self._start_other_nodes(nodes)
         except BaseException:
             self.close()
             raise
@@ -64,26 +64,26 @@ class Cluster:
     def _start_head(self) -> str:
         """Start the head and return its address. Another job may take the port in between: then the next is tried."""
         why = ""
-        own = [*client_port(self.held), *OWN_PORTS, *self.sizes]
+        own = [*client_port_flags(self.held), *FREE_PORT_FLAGS, *self.sizes]
         for _ in range(3):
             port, page = free_port(), free_port()
             address = "%s:%d" % (_own_address(), port)
             argv = [self.ray, "start", "--head", "--block", "--port=%d" % port]
             # Ray looks at this port also when it starts no dashboard, and its own choice may be somebody else's.
             argv += ["--include-dashboard=%s" % str(self.dashboard).lower(), "--dashboard-port=%d" % page]
-            argv += ["--node-ip-address=%s" % _own_address(), "--temp-dir=%s" % _inner(self.temp), *own]
-            said = _size(self.log)
+            argv += ["--node-ip-address=%s" % _own_address(), "--temp-dir=%s" % _session_dir(self.temp), *own]
+            said = _file_size(self.log)
             head = self._start(argv)
             if self._is_up(head, said):
                 self.head = head
                 self.page = "http://127.0.0.1:%d" % page
                 return address
-            _end(head)
+            _kill_session(head)
             self.processes.remove(head)
             why = _last_line(self.log) or ""
         raise StarterFailed("Ray does not start: %s" % (why or "its head does not answer"))
 
-    def _start_others(self, nodes: int) -> None:
+    def _start_other_nodes(self, nodes: int) -> None:
         """One `ray start` on each other node, as a step of the job; a node's own folder is made there."""
         here = node_name()
         argv = ["srun", "--nodes=%d" % (nodes - 1), "--ntasks=%d" % (nodes - 1), "--ntasks-per-node=1"]
@@ -94,7 +94,7 @@ class Cluster:
             "--cpu-bind=none",
         ]
         argv += ["--cpus-per-task=%d" % self.real_cpus] if self.real_cpus else []
-        argv += [sys.executable, "-I", own_program(), "ray-node", self.ray, self.address, *OWN_PORTS, *self.sizes]
+        argv += [sys.executable, "-I", agent_path(), "ray-node", self.ray, self.address, *FREE_PORT_FLAGS, *self.sizes]
         self.step = self._start(argv, stdin=subprocess.PIPE)
 
     def _start(self, argv: Sequence[str], stdin: int = subprocess.DEVNULL) -> Any:
@@ -108,14 +108,14 @@ class Cluster:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=family.child_setup(deaf=True),
+                preexec_fn=family.make_preexec(deaf=True),
             )
         self.processes.append(process)
         return process
 
     def _is_up(self, head: Any, said: int) -> bool:
         """Whether this head says so itself; that somebody answers at the port may be somebody else's doing."""
-        deadline = time.monotonic() + _START_S
+        deadline = time.monotonic() + _MAX_START_S
         while time.monotonic() < deadline and head.poll() is None:
             with open(self.log, "rb") as log:
                 log.seek(said)
@@ -147,7 +147,7 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 pass
         for process in self.processes:
-            _end(process)
+            _kill_session(process)
         self.processes = []
         self.held.close()
         self.temp.close()
@@ -158,19 +158,19 @@ def node_main(argv: List[str]) -> int:
 
     Slurm signals everything here, and Ray would end at once, with its runs; they are told by the engine, and may save.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, family.FORWARDED)
+    signal.pthread_sigmask(signal.SIG_BLOCK, family.FORWARDED_SIGNALS)
     ray, address, *rest = argv
-    temp = ShortFolder()
+    temp = ShortTempDir()
     words = ["start", "--block", "--address=%s" % address, "--node-ip-address=%s" % _own_address()]
     joined = subprocess.Popen(
-        [ray, *words, "--temp-dir=%s" % _inner(temp), *rest],
+        [ray, *words, "--temp-dir=%s" % _session_dir(temp), *rest],
         stdin=subprocess.DEVNULL,
         start_new_session=True,
         preexec_fn=family.die_with_parent,
     )
     threading.Thread(target=_end_with_input, args=(joined,), daemon=True).start()
     try:
-        return family.exit_code(joined.wait())
+        return family.shell_exit_code(joined.wait())
     finally:
         temp.close()
 
@@ -178,10 +178,10 @@ def node_main(argv: List[str]) -> int:
 def _end_with_input(process: Any) -> None:
     while os.read(0, 4096):
         pass
-    _end(process)
+    _kill_session(process)
 
 
-def _inner(temp: ShortFolder) -> str:
+def _session_dir(temp: ShortTempDir) -> str:
     """Ray opens the folder that it is given to everybody, so it gets one inside."""
     return os.path.join(temp.path, "r")
 
@@ -208,12 +208,12 @@ def ray_environment(environ: Mapping[str, str], token: str) -> Dict[str, str]:
         RAY_EXPERIMENTAL_NOSET_ROCR_VISIBLE_DEVICES="1",
         RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
         RAY_DEDUP_LOGS="0",
-        PYTHONPATH=os.pathsep.join(filter(None, (own_program(), environ.get("PYTHONPATH")))),
+        PYTHONPATH=os.pathsep.join(filter(None, (agent_path(), environ.get("PYTHONPATH")))),
     )
     return env
 
 
-def sizes(cpus: int, gpus: int, memory_mb: Optional[int]) -> List[str]:
+def resource_flags(cpus: int, gpus: int, memory_mb: Optional[int]) -> List[str]:
     """What the allocation has, which is not what Ray finds. Hardly anything goes through its object store."""
     store_mb = 100 if memory_mb is None else max(80, min(100, memory_mb // 10))
     memory = [] if memory_mb is None else ["--memory=%d" % (memory_mb * _MIB)]
@@ -226,7 +226,7 @@ def sizes(cpus: int, gpus: int, memory_mb: Optional[int]) -> List[str]:
     ]
 
 
-def client_port(held: socket.socket) -> List[str]:
+def client_port_flags(held: socket.socket) -> List[str]:
     """A port for the server that Ray starts for clients from outside wherever grpcio is installed.
 
     It cannot be turned off, its port is 10001 for everybody, and when another user has that one all of this Ray ends.
@@ -248,7 +248,7 @@ def _token_file(folder: str, name: str) -> str:
     return path
 
 
-def _program() -> str:
+def _ray_program() -> str:
     """Where `ray` is. This Python has to have it too."""
     beside = os.path.join(os.path.dirname(sys.executable), "ray")
     found = beside if os.path.exists(beside) else shutil.which("ray")
@@ -269,13 +269,13 @@ def _own_address() -> str:
         return "127.0.0.1"
     here = node_name()
     try:
-        peers = [name for name in allocation.hostnames(os.environ["SLURM_JOB_NODELIST"]) if name != here]
+        peers = [name for name in allocation.expand_nodelist(os.environ["SLURM_JOB_NODELIST"]) if name != here]
         return socket.gethostbyname(network.reachable_address(peers, None))
-    except (KeyError, OSError, allocation.Mismatch):
+    except (KeyError, OSError, allocation.AllocationMismatch):
         return socket.gethostbyname(socket.gethostname())
 
 
-def _end(process: Any) -> None:
+def _kill_session(process: Any) -> None:
     """Kill one `ray start` and everything in its session; workers follow. Asked politely it would take 3 s for nothing:
     Ray keeps nothing that is not in its folder, which goes too.
     """
@@ -286,7 +286,7 @@ def _end(process: Any) -> None:
     process.wait()
 
 
-def _size(path: str) -> int:
+def _file_size(path: str) -> int:
     return os.path.getsize(path) if os.path.exists(path) else 0
 
 

@@ -15,19 +15,19 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 from ...kernel import process
 from ..children import Child, ColdStarter, Program, Starter, StarterFailed
 from ..launch import family
-from ..usage import sampled
+from ..usage import sampling
 from . import machine
-from .node import Place
-from .ray_cluster import Cluster
-from .sharing import Sharing, share_gpus
+from .node import RemoteNode
+from .ray_cluster import RayCluster
+from .sharing import GpuSharing, set_up_gpu_sharing
 
-_UP_S = 120.0
+_MAX_CONNECT_S = 120.0
 #: `ray start` looks once a second whether its own processes live.
-_DOUBT_S = 2.0
+_WORKER_CHECK_S = 2.0
 #: MPS ends within 20 s or is killed.
-_CLOSE_S = 30.0
+_MAX_CLOSE_S = 30.0
 #: What Slurm tells each node; the engine knows its own.
-_OF_THE_NODE = ("SLURMD_NODENAME", "SLURM_NODEID")
+_NODE_VARIABLES = ("SLURMD_NODENAME", "SLURM_NODEID")
 
 
 class SlotWorker:
@@ -36,19 +36,21 @@ class SlotWorker:
     def __init__(self) -> None:
         self.starter = ColdStarter(os.environ)
         self.child: Optional[Child] = None
-        self.sharing = Sharing()
-        for number in family.FORWARDED:  # Slurm may signal all that there is on a node; the engine tells us what to do.
+        self.sharing = GpuSharing()
+        for (
+            number
+        ) in family.FORWARDED_SIGNALS:  # Slurm may signal all that there is on a node; the engine tells us what to do.
             signal.signal(number, lambda number, frame: None)
 
-    def place(self, most_gpus: int, mps_logs: Optional[str]) -> Tuple[Place, List[str]]:
+    def place(self, most_gpus: int, mps_logs: Optional[str]) -> Tuple[RemoteNode, List[str]]:
         """Where this worker is, and what there is to say about it. With a path for its logs MPS is started there if it
         is installed, and kept by this worker.
         """
-        _hear()
-        found, host = machine.gpus_here(os.environ), process.node_name()
+        _unblock_signals()
+        found, host = machine.visible_gpus_of_node(os.environ), process.node_name()
         gpus = found._replace(ids=found.ids[:most_gpus])
         said: List[str] = []
-        self.sharing = share_gpus(
+        self.sharing = set_up_gpu_sharing(
             gpus,
             os.environ,
             mps=mps_logs is not None and bool(gpus.ids),
@@ -56,16 +58,16 @@ class SlotWorker:
             logs="%s.%s" % (mps_logs, host),
             say=said.append,
         )
-        return Place(host, gpus, machine.cpus_here(os.environ), self.sharing._replace(daemon=None)), said
+        return RemoteNode(host, gpus, machine.usable_cpus(os.environ), self.sharing._replace(daemon=None)), said
 
     def answers(self) -> bool:
         return True
 
     def run(self, program: Program) -> int:
-        _hear()
-        here = {name: os.environ[name] for name in _OF_THE_NODE if name in os.environ}
+        _unblock_signals()
+        here = {name: os.environ[name] for name in _NODE_VARIABLES if name in os.environ}
         self.child = self.starter.start(program._replace(env={**program.env, **here}))
-        with sampled(self.child.pid, program.use, program.env, program.log):
+        with sampling(self.child.pid, program.use, program.env, program.log):
             os.waitid(os.P_PID, self.child.pid, os.WEXITED | os.WNOWAIT)
         code = self.child.poll()
         self.child = None
@@ -79,9 +81,9 @@ class SlotWorker:
         self.sharing.close()
 
 
-def _hear() -> None:
+def _unblock_signals() -> None:
     """In the thread that starts something: a run, or MPS, would be as deaf as Ray."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, family.FORWARDED)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, family.FORWARDED_SIGNALS)
 
 
 class RayChild(Child):
@@ -114,7 +116,7 @@ class RayStarter(Starter):
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: RayCluster,
         nodes: int,
         per_node: int,
         gpus: int,
@@ -135,7 +137,7 @@ class RayStarter(Starter):
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         self.wait_on = [self._read]
-        self._places: Dict[int, Place] = {}
+        self._places: Dict[int, RemoteNode] = {}
         self._workers: List[Any] = []
         self.dead: Set[int] = set()
         self.pids = [process.pid for process in cluster.processes]
@@ -154,21 +156,21 @@ class RayStarter(Starter):
             self._workers = [made.options(scheduling_strategy=at[slot // self.per_node]).remote() for slot in slots]
             asked = [worker.place.remote(gpus, mps_logs) for worker in self._workers[:: self.per_node]]
             asked += [worker.answers.remote() for worker in self._workers]
-            places = ray.get(asked, timeout=_UP_S)[: len(joined)]
+            places = ray.get(asked, timeout=_MAX_CONNECT_S)[: len(joined)]
             self._post("ready", nodes, gpus, places)
         except Exception as error:
             self._post("failed", "%s: %s" % (type(error).__name__, str(error).splitlines()[0] if str(error) else ""))
 
     def _wait_for_nodes(self, wanted: int) -> List[str]:
         """The ids of the nodes that have come, this one first; those that are late are not waited for for ever."""
-        here, deadline = self.ray.get_runtime_context().get_node_id(), time.monotonic() + _UP_S
+        here, deadline = self.ray.get_runtime_context().get_node_id(), time.monotonic() + _MAX_CONNECT_S
         while True:
             found = [node["NodeID"] for node in self.ray.nodes() if node["Alive"]]
             if len(found) >= wanted or self.cluster.is_complete or time.monotonic() > deadline:
                 return sorted(found, key=lambda node: (node != here, node))
             time.sleep(0.1)
 
-    def _is_up(self, nodes: int, gpus: int, places: List[Tuple[Place, List[str]]]) -> None:
+    def _is_up(self, nodes: int, gpus: int, places: List[Tuple[RemoteNode, List[str]]]) -> None:
         self.waiting = False
         # Ray has put a handler before ours, which prints the report of a crash.
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
@@ -190,7 +192,7 @@ class RayStarter(Starter):
         self._messages.put(message)
         os.write(self._write, b"r")
 
-    def place(self, slot: int) -> Optional[Place]:
+    def place(self, slot: int) -> Optional[RemoteNode]:
         return self._places.get(slot // self.per_node)
 
     def start(self, program: Program) -> Child:
@@ -206,7 +208,7 @@ class RayStarter(Starter):
         code = None if error is not None else future.result()
         if code is not None and code < 0 and not child.was_signalled:
             # Nobody here killed it. A Ray that dies kills runs first: does the worker outlive it?
-            last = threading.Timer(_DOUBT_S, self._ask_worker, (number, child.slot, code))
+            last = threading.Timer(_WORKER_CHECK_S, self._ask_worker, (number, child.slot, code))
             last.daemon = True
             last.start()
         else:
@@ -226,7 +228,7 @@ class RayStarter(Starter):
         except BlockingIOError:
             pass
         if self.cluster.is_lost and not self.broken:
-            self._break()
+            self._lose_all()
         while True:
             try:
                 kind, *what = self._messages.get_nowait()
@@ -241,7 +243,7 @@ class RayStarter(Starter):
             else:
                 self._settle(*what)
 
-    def _break(self) -> None:
+    def _lose_all(self) -> None:
         """The head is gone: its workers follow, and every run that they had is lost; end them all before we say so."""
         self.say("Ray's head has died: what ran is lost, and nothing more is started here; see %s" % self.cluster.log)
         self.broken, self.waiting = True, False
@@ -250,7 +252,7 @@ class RayStarter(Starter):
             child.slot_lost, child.code = True, -signal.SIGKILL
         self._children = {}
 
-    def _look_beside(self, slot: int) -> None:
+    def _check_other_workers(self, slot: int) -> None:
         """A worker is gone: are the others on its node, too? Nothing should be started in their slots then."""
         first = slot - slot % self.per_node
         beside = range(first, first + self.per_node)
@@ -277,7 +279,7 @@ class RayStarter(Starter):
             self.say("a worker of Ray is gone: %s" % str(error).splitlines()[0])
             child.slot_lost = True
             child.code = -signal.SIGKILL
-            self._look_beside(child.slot)
+            self._check_other_workers(child.slot)
 
     def close(self) -> None:
         """End Ray. Its workers' runs have ended or are killed with them."""
@@ -285,7 +287,7 @@ class RayStarter(Starter):
             try:
                 if self._workers:
                     closing = [worker.close.remote() for worker in self._workers[:: self.per_node]]
-                    self.ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S)
+                    self.ray.wait(closing, num_returns=len(closing), timeout=_MAX_CLOSE_S)
                 self.ray.shutdown()
             except Exception:
                 pass

@@ -5,10 +5,10 @@ from typing import Any, Dict
 from ...kernel import fence, lease
 from ..attempt import Attempt
 from .books import Assignment
-from .queue import Item
+from .queue import QueuedRun
 
 
-class Running(Attempt):
+class PackAttempt(Attempt):
     """One attempt of a queue's run, in its slot."""
 
     def __init__(
@@ -16,7 +16,7 @@ class Running(Attempt):
         claim: fence.Claim,
         held: lease.Lease,
         spec: Dict[str, Any],
-        item: Item,
+        item: QueuedRun,
         holding: Assignment,
         grace_s: float,
     ) -> None:

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, NamedTuple
 from ...kernel import files, layout, progress
 
 if TYPE_CHECKING:  # The tool reads rules, and needs no engine for that.
-    from .running import Running
+    from .running import PackAttempt
 
 #: How often the reports of running runs are read.
-_EVERY_S = 1.0
-_MOST_BYTES = 4 << 20
+_CHECK_EVERY_S = 1.0
+_MAX_BYTES = 4 << 20
 #: Under these names a program usually counts its work.
 _COUNTERS = ("step", "epoch")
 
 
-class Rule(NamedTuple):
+class HalvingRule(NamedTuple):
     """`metric` is to become small (`mode` min) or large (max); `resource` names what counts the work.
 
     From `last` on there is no rung: a run that has nearly finished is not stopped.
@@ -43,22 +43,22 @@ class Rule(NamedTuple):
             yield rung
             rung *= self.eta
 
-    def better(self, value: float) -> float:
+    def sort_value(self, value: float) -> float:
         """Small is good; what is no number is worst."""
         return math.inf if math.isnan(value) else (-value if self.mode == "max" else value)
 
 
-def rank(rule: Rule, value: float, all_values: "List[float]") -> int:
+def rank_of_value(rule: HalvingRule, value: float, all_values: "List[float]") -> int:
     """The place of a value among all, its own included; equal ones share the better place."""
-    return 1 + sum(1 for other in all_values if rule.better(other) < rule.better(value))
+    return 1 + sum(1 for other in all_values if rule.sort_value(other) < rule.sort_value(value))
 
 
-def is_stopped(rule: Rule, place: int, of: int) -> bool:
+def is_stopped_at(rule: HalvingRule, place: int, of: int) -> bool:
     """Whether the one in this place of so many is stopped. Fewer than eta are too few to tell."""
     return of >= rule.eta and place > math.ceil(of / rule.eta)
 
 
-class Report(NamedTuple):
+class RungResult(NamedTuple):
     """What a run had when it reached a rung; `amount` is the work that it counted in `counter` by then."""
 
     rung: float
@@ -67,32 +67,32 @@ class Report(NamedTuple):
     counter: str
 
 
-class Reports:
+class RungReader:
     """The rungs that a run reaches, as its metrics.jsonl grows."""
 
-    def __init__(self, rule: Rule, path: str) -> None:
+    def __init__(self, rule: HalvingRule, path: str) -> None:
         self.rule, self.path = rule, path
         self._at = self._lines = 0
         self._reached = 0.0
 
-    def new(self) -> List[Report]:
+    def new(self) -> List[RungResult]:
         """What is new since the last call; a file that is not there, or was begun anew, is no mistake."""
         try:
             with open(self.path, "rb") as file:
                 if file.seek(0, os.SEEK_END) < self._at:
                     self._at = self._lines = 0
                 file.seek(self._at)
-                data = file.read(_MOST_BYTES)
+                data = file.read(_MAX_BYTES)
         except OSError:
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self._at += len(whole)
         return [report for line in whole.splitlines() for report in self._rungs(line)]
 
-    def _rungs(self, line: bytes) -> Iterator[Report]:
+    def _rungs(self, line: bytes) -> Iterator[RungResult]:
         # null may also be a value that was not measured yet: it stops nobody.
         given = progress.parse_object(line.decode("utf-8", "replace")) or {}
-        record = progress.flat({name: value for name, value in given.items() if value is not None})
+        record = progress.flatten_numbers({name: value for name, value in given.items() if value is not None})
         value = record.get(self.rule.metric)
         if value is None:
             return
@@ -105,13 +105,13 @@ class Reports:
         for rung in self.rule.rungs(amount):
             if rung > self._reached:
                 self._reached = rung
-                yield Report(rung, value, amount, counter or "report")
+                yield RungResult(rung, value, amount, counter or "report")
 
 
-class Board:
+class RungBoard:
     """What every run of an experiment had at each rung: one file for each engine, read by all."""
 
-    def __init__(self, home: str, engine: str, rule: Rule) -> None:
+    def __init__(self, home: str, engine: str, rule: HalvingRule) -> None:
         kind = "%s|%s|%s" % (rule.metric, rule.mode, rule.resource or "")
         self._home, self._engine = home, engine
         import hashlib  # here: the first run of a pack without a search should not wait for it
@@ -121,7 +121,7 @@ class Board:
         self._known: Dict[Tuple[str, float], Dict[str, Tuple[int, float]]] = {}
         self._revisions: Dict[str, int] = {}
 
-    def note(self, name: str, revision: int, report: Report) -> None:
+    def note(self, name: str, revision: int, report: RungResult) -> None:
         """Not synced: after a power cut the run's own metrics.jsonl still tells."""
         folder = layout.search_dir(self._home, name)
         files.make_dir(folder)
@@ -136,7 +136,7 @@ class Board:
         return {run: value for run, (revision, value) in found.items() if revision == self._revision(run, revision)}
 
     def _read(self, folder: str) -> None:
-        for name in sorted(files.names_in(folder)):
+        for name in sorted(files.list_names(folder)):
             if not name.startswith(self._prefix + "."):
                 continue
             path = os.path.join(folder, name)
@@ -160,23 +160,23 @@ class Board:
     def _revision(self, run: str, noted: int) -> int:
         """The newest revision of a run, looked up once: started over, it is another run."""
         if self._revisions.get(run, -1) < noted:
-            self._revisions[run] = layout.parse_names(files.names_in(layout.run_dir(self._home, run))).revision
+            self._revisions[run] = layout.parse_names(files.list_names(layout.run_dir(self._home, run))).revision
         return self._revisions[run]
 
 
-class Search:
+class EarlyStopping:
     """Watches the running runs of one engine and stops those that lose; without a rule it stops nobody."""
 
-    def __init__(self, rule: Optional[Rule], home: str, engine: str) -> None:
-        self.rule = rule or Rule("")
-        self.board = Board(home, engine, self.rule)
+    def __init__(self, rule: Optional[HalvingRule], home: str, engine: str) -> None:
+        self.rule = rule or HalvingRule("")
+        self.board = RungBoard(home, engine, self.rule)
         self.due_at = 0.0 if rule else math.inf
-        self._reports: Dict[Tuple[str, int], Reports] = {}
+        self._reports: Dict[Tuple[str, int], RungReader] = {}
 
-    def stop_losers(self, now: float, running: "Sequence[Running]") -> None:
+    def stop_losers(self, now: float, running: "Sequence[PackAttempt]") -> None:
         if now < self.due_at:
             return
-        self.due_at = now + _EVERY_S
+        self.due_at = now + _CHECK_EVERY_S
         for one in running:
             words = self.look(one.item.name, one.number, one.claim.revision, one.claim.output_dir)
             if words is not None:
@@ -185,7 +185,7 @@ class Search:
     def look(self, name: str, attempt: int, revision: int, output_dir: str) -> Optional[str]:
         """Why this attempt should stop, in words, or None. A disk that does not answer stops nothing."""
         path = os.path.join(output_dir, "metrics.jsonl")
-        reports = self._reports.setdefault((name, attempt), Reports(self.rule, path))
+        reports = self._reports.setdefault((name, attempt), RungReader(self.rule, path))
         for report in reports.new():
             try:
                 if name in self.board.values(name, report.rung):
@@ -195,12 +195,12 @@ class Search:
                 values = self.board.values(name, report.rung)
             except (OSError, ValueError):
                 continue
-            place = rank(self.rule, report.value, list(values.values()))
-            if is_stopped(self.rule, place, len(values)):
+            place = rank_of_value(self.rule, report.value, list(values.values()))
+            if is_stopped_at(self.rule, place, len(values)):
                 return self._words(report, place, len(values))
         return None
 
-    def _words(self, report: Report, place: int, of: int) -> str:
+    def _words(self, report: RungResult, place: int, of: int) -> str:
         return "stopped by search at %s %g: %s %.4g, rank %d of %d" % (
             report.counter,
             report.amount,
@@ -211,8 +211,8 @@ class Search:
         )
 
 
-def rule_of(record: Optional[Mapping[str, Any]]) -> Optional[Rule]:
+def read_rule(record: Optional[Mapping[str, Any]]) -> Optional[HalvingRule]:
     """The rule in a queue's settings, or None where nothing is stopped."""
     if not record:
         return None
-    return Rule(**{name: value for name, value in record.items() if name in Rule._fields})
+    return HalvingRule(**{name: value for name, value in record.items() if name in HalvingRule._fields})

@@ -13,20 +13,20 @@ import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from .. import nvml
-from .books import WHOLE, Assignment
-from .machine import Gpus
+from .books import GPU_PARTS, Assignment
+from .machine import VisibleGpus
 
-_CONTROL = "nvidia-cuda-mps-control"
-_ANSWERS_WITHIN_S, _QUIT_S = 20.0, 20.0
+_MPS_CONTROL = "nvidia-cuda-mps-control"
+_MAX_ANSWER_S, _MAX_QUIT_S = 20.0, 20.0
 _MIB = 1 << 20
 #: What a process takes on a GPU beside its tensors: its context, and the libraries' own work space.
-_CONTEXT = 600 * _MIB
+_CUDA_CONTEXT_BYTES = 600 * _MIB
 
 
 def memory_environment(share: int, memory: Optional[int], base: Mapping[str, str]) -> Dict[str, str]:
     """What a run with a share of a GPU of so much memory is told; what somebody has set before stays as it is."""
-    part = share / WHOLE
-    fraction = 0.9 * part if memory is None else max(0.5 * part, part - _CONTEXT / memory)
+    part = share / GPU_PARTS
+    fraction = 0.9 * part if memory is None else max(0.5 * part, part - _CUDA_CONTEXT_BYTES / memory)
     env = {"SHOAL_GPU_SHARE": "%g" % part, "SHOAL_GPU_MEMORY_FRACTION": "%.4f" % fraction}
     if memory is not None:
         env["SHOAL_GPU_MEMORY_BYTES"] = str(int(fraction * memory))
@@ -35,12 +35,12 @@ def memory_environment(share: int, memory: Optional[int], base: Mapping[str, str
     return env
 
 
-class Mps:
+class MpsDaemon:
     """One control daemon of MPS for some GPUs, named by UUID: indices would be counted anew by its clients."""
 
     def __init__(self, uuids: Sequence[str], environ: Mapping[str, str], prefix: Sequence[str], logs: str) -> None:
         """OSError, in words, when it does not come up."""
-        self._control = shutil.which(_CONTROL, path=environ.get("PATH", os.defpath)) or _CONTROL
+        self._control = shutil.which(_MPS_CONTROL, path=environ.get("PATH", os.defpath)) or _MPS_CONTROL
         self._pipes = tempfile.mkdtemp(prefix="mps-")  # short: there is a socket in it; 0700: it is ours alone
         self.environment = {"CUDA_MPS_PIPE_DIRECTORY": self._pipes, "CUDA_MPS_LOG_DIRECTORY": logs}
         self._env = dict(environ, CUDA_VISIBLE_DEVICES=",".join(uuids), **self.environment)
@@ -60,7 +60,7 @@ class Mps:
         self._wait_for_answer()
 
     def _wait_for_answer(self) -> None:
-        deadline = time.monotonic() + _ANSWERS_WITHIN_S
+        deadline = time.monotonic() + _MAX_ANSWER_S
         while not self._ask("get_server_list"):
             if self._daemon.poll() is not None or time.monotonic() > deadline:
                 self.close()
@@ -75,7 +75,7 @@ class Mps:
                 env=self._env,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                timeout=_QUIT_S,
+                timeout=_MAX_QUIT_S,
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired):
@@ -87,14 +87,14 @@ class Mps:
         if self._daemon.poll() is None:
             self._ask("quit -t 5")
             try:
-                self._daemon.wait(_QUIT_S)
+                self._daemon.wait(_MAX_QUIT_S)
             except subprocess.TimeoutExpired:
                 self._daemon.kill()
                 self._daemon.wait()
         shutil.rmtree(self._pipes, ignore_errors=True)
 
 
-class Sharing(NamedTuple):
+class GpuSharing(NamedTuple):
     """How the GPUs of a node are shared: their memory where it is known, their UUIDs, and, if MPS is there, how its
     clients find it. `daemon` is MPS itself, for whoever started it.
     """
@@ -102,11 +102,11 @@ class Sharing(NamedTuple):
     memory: Sequence[Optional[int]] = ()
     uuids: Sequence[Optional[str]] = ()
     mps: Optional[Mapping[str, str]] = None
-    daemon: Optional[Mps] = None
+    daemon: Optional[MpsDaemon] = None
 
     def environment(self, holding: Assignment, base: Mapping[str, str]) -> Dict[str, str]:
         """What a run that holds a share of one GPU finds; nothing for runs that have GPUs for themselves."""
-        if not holding.gpus or not 0 < holding.share < WHOLE:
+        if not holding.gpus or not 0 < holding.share < GPU_PARTS:
             return {}
         gpu = holding.gpus[0]
         memory = self.memory[gpu] if gpu < len(self.memory) else None
@@ -115,9 +115,9 @@ class Sharing(NamedTuple):
             # Twice its share of the processors: runs rarely need them at the same moment, and the last ones run faster.
             env.update(self.mps)
             env["CUDA_VISIBLE_DEVICES"] = str(self.uuids[gpu])
-            env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = "%d" % min(100, max(1, round(200 * holding.share / WHOLE)))
+            env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = "%d" % min(100, max(1, round(200 * holding.share / GPU_PARTS)))
             if memory is not None:
-                env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = "0=%dM" % (holding.share * memory // WHOLE // _MIB)
+                env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = "0=%dM" % (holding.share * memory // GPU_PARTS // _MIB)
         return env
 
     def close(self) -> None:
@@ -125,30 +125,30 @@ class Sharing(NamedTuple):
             self.daemon.close()
 
 
-def share_gpus(
-    gpus: Gpus,
+def set_up_gpu_sharing(
+    gpus: VisibleGpus,
     environ: Mapping[str, str],
     *,
     mps: bool,
     prefix: Sequence[str],
     logs: str,
     say: Callable[[str], Any],
-) -> Sharing:
+) -> GpuSharing:
     """Look at GPUs that runs will share, and start MPS if it is wanted, installed, and not there already."""
-    known = [nvml.identity(name) if gpus.is_nvidia else None for name in gpus.ids]
+    known = [nvml.gpu_identity(name) if gpus.is_nvidia else None for name in gpus.ids]
     memory: List[Optional[int]] = [one.memory if one else None for one in known]
     uuids = [name if name.startswith("GPU-") else one.uuid if one else None for name, one in zip(gpus.ids, known)]
-    alone = Sharing(memory, uuids)
+    alone = GpuSharing(memory, uuids)
     if not mps or not gpus.is_nvidia or "CUDA_MPS_PIPE_DIRECTORY" in environ:
         return alone  # Not wanted, not possible, or somebody has started it for us.
-    if shutil.which(_CONTROL, path=environ.get("PATH", os.defpath)) is None:
+    if shutil.which(_MPS_CONTROL, path=environ.get("PATH", os.defpath)) is None:
         return alone
     why = "MIG instances are parts of a GPU already" if gpus.mig else None
     if why is None and not all(uuids):
         why = "the driver does not tell the UUIDs of the GPUs"
     if why is None:
         try:
-            daemon = Mps([str(uuid) for uuid in uuids], environ, prefix, logs)
+            daemon = MpsDaemon([str(uuid) for uuid in uuids], environ, prefix, logs)
             say("runs share GPUs through MPS; its log is in %s" % logs)
             return alone._replace(mps=daemon.environment, daemon=daemon)
         except OSError as error:

@@ -6,24 +6,24 @@ import shutil
 import tempfile
 
 from ...kernel import files
-from ..cache import Lock
+from ..cache import FileLock
 
-_ROOT, _PREFIX = "/tmp", "sr"  # noqa: S108 - mkdtemp makes it ours
+_TEMP_ROOT, _PREFIX = "/tmp", "sr"  # noqa: S108 - mkdtemp makes it ours
 #: A file that the maker holds locked: the lock goes when the process does, however it ends.
-_MARK = "shoal-holds-this"
+_LOCK_FILE = "shoal-holds-this"
 
 
-class ShortFolder:
+class ShortTempDir:
     """Only we may enter it. Short, because the path of a socket has 107 bytes and Ray needs 60 of them."""
 
     def __init__(self) -> None:
-        for folder in glob.glob(os.path.join(_ROOT, _PREFIX + "?" * 8)):
-            _remove_if_left_over(folder)
+        for folder in glob.glob(os.path.join(_TEMP_ROOT, _PREFIX + "?" * 8)):
+            _remove_if_stale(folder)
         while True:
-            self.path = tempfile.mkdtemp(prefix=_PREFIX, dir=_ROOT)
-            mark = os.path.join(self.path, _MARK)
+            self.path = tempfile.mkdtemp(prefix=_PREFIX, dir=_TEMP_ROOT)
+            mark = os.path.join(self.path, _LOCK_FILE)
             try:
-                self._lock = Lock(mark)
+                self._lock = FileLock(mark)
             except FileNotFoundError:
                 continue  # Somebody took it for left over.
             self._lock.take(exclusive=True, wait=True)
@@ -36,11 +36,11 @@ class ShortFolder:
         self._lock.close()
 
 
-def _remove_if_left_over(folder: str) -> None:
+def _remove_if_stale(folder: str) -> None:
     try:
-        if os.lstat(folder).st_uid != os.getuid() or not os.path.exists(os.path.join(folder, _MARK)):
+        if os.lstat(folder).st_uid != os.getuid() or not os.path.exists(os.path.join(folder, _LOCK_FILE)):
             return
-        lock = Lock(os.path.join(folder, _MARK))
+        lock = FileLock(os.path.join(folder, _LOCK_FILE))
     except OSError:
         return  # It is being removed.
     if lock.take(exclusive=True):
@@ -50,8 +50,8 @@ def _remove_if_left_over(folder: str) -> None:
 
 def _remove(folder: str) -> None:
     """The mark goes last, so that what could not be removed is found again."""
-    for name in files.names_in(folder):
-        if name != _MARK:
+    for name in files.list_names(folder):
+        if name != _LOCK_FILE:
             shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
-    if files.names_in(folder) == [_MARK]:
+    if files.list_names(folder) == [_LOCK_FILE]:
         shutil.rmtree(folder, ignore_errors=True)

@@ -5,7 +5,7 @@ from typing import Callable
 from ...kernel import End
 
 
-class Tally:
+class PackSummary:
     """Counts ends and tells of them: of good ones in long queues only now and then."""
 
     def __init__(self, total: int, say: Callable[[str], None]) -> None:

@@ -7,42 +7,42 @@ import math
 import time
 from typing import Any, Callable, Mapping, NamedTuple, Optional
 
-from ...kernel import INTERRUPTED, End, Held
+from ...kernel import INTERRUPTING_STOPS, AssignedResources, End
 from .. import attempt
-from ..survival import GOES_ON
+from ..survival import CONTINUING_CAUSES
 from . import claims
 from .books import Assignment
-from .claims import Standing
-from .node import Node
-from .others import Others
-from .queue import Item, Queue, Settings
-from .running import Running
-from .tally import Tally
+from .claims import QueuedRunStatus
+from .node import EngineNode
+from .others import OtherEngines
+from .queue import PackSettings, QueuedRun, RunQueue
+from .running import PackAttempt
+from .tally import PackSummary
 
-_CLAIM_S = 0.01
-
-
-_LONGEST_BACKOFF_S = 3600.0
+_CLAIM_POLL_S = 0.01
 
 
-class Again(NamedTuple):
+_MAX_BACKOFF_S = 3600.0
+
+
+class PackRetry(NamedTuple):
     """After `wait_s`, and with so many slots' part of the node's memory."""
 
     wait_s: float = 0.0
     slots: int = 1
 
 
-class Turns:
+class AttemptOwnership:
     """Takes runs that may start, and puts those that go on back into the queue. `slots` share the node's memory."""
 
     def __init__(
         self,
-        queue: Queue,
-        settings: Settings,
-        node: Node,
+        queue: RunQueue,
+        settings: PackSettings,
+        node: EngineNode,
         slots: int,
-        others: Others,
-        tally: Tally,
+        others: OtherEngines,
+        tally: PackSummary,
         say: Callable[[str], None],
     ) -> None:
         self._queue, self._settings, self._node, self._slots = queue, settings, node, slots
@@ -50,12 +50,12 @@ class Turns:
         #: When the next run in order may have been claimed, while they still are.
         self.claims_at: Optional[float] = None
 
-    def take(self, item: Item, holding: Assignment, held: Held) -> Optional[Running]:
+    def take(self, item: QueuedRun, holding: Assignment, held: AssignedResources) -> Optional[PackAttempt]:
         """Take the run's next attempt if it may still run; None if there is nothing (more) to do for it now."""
         all_claimed = self._node.all_claimed()
         standing = self._look(item)
         if standing.word == "taken" and self._others.is_gone(standing):
-            self._others.write_off(standing)
+            self._others.close_lost(standing)
             standing = self._look(item)
         if standing.word == "taken":
             self._others.leave(item)
@@ -65,7 +65,7 @@ class Turns:
             self._others.is_done(item.name)
             return None
         if standing.word == "ended":
-            more = self._again(standing)
+            more = self._plan_retry(standing)
             if more is None:
                 by_search = standing.end is not None and standing.end.stopped_by == "search"
                 self._tally.count("by_search" if by_search else "failed")
@@ -76,7 +76,7 @@ class Turns:
         if standing.word == "gone" and not all_claimed:
             # Claims are made in the queue's order: this one is next.
             self._queue.put_back(item)
-            self.claims_at = time.monotonic() + _CLAIM_S
+            self.claims_at = time.monotonic() + _CLAIM_POLL_S
         if standing.word == "gone":
             return None
         running = self._begin(standing, item, holding, held)
@@ -84,22 +84,24 @@ class Turns:
             self._others.leave(item)
         return running
 
-    def _begin(self, standing: claims.Standing, item: Item, holding: Assignment, held: Held) -> Optional[Running]:
-        claim, node = claims.claim_of(standing), self._node
-        spec = attempt.spec_of(node.home, claim, node.code, node.environ)
-        own = attempt.begin(
+    def _begin(
+        self, standing: claims.QueuedRunStatus, item: QueuedRun, holding: Assignment, held: AssignedResources
+    ) -> Optional[PackAttempt]:
+        claim, node = claims.required_claim(standing), self._node
+        spec = attempt.read_run_spec(node.home, claim, node.code, node.environ)
+        own = attempt.begin_attempt(
             claim,
             standing.attempt + 1,
             node.me,
             spec,
             again=bool(standing.tried),
             environ=node.environ,
-            failed_nodes=self._others.failed_with(standing),
+            failed_nodes=self._others.nodes_failed_under(standing),
             held=held,
         )
-        return None if own is None else Running(claim, own, spec, item, holding, self._settings.grace_s)
+        return None if own is None else PackAttempt(claim, own, spec, item, holding, self._settings.grace_s)
 
-    def after(self, item: Item, end: End, ours: bool) -> str:
+    def after(self, item: QueuedRun, end: End, ours: bool) -> str:
         """An end is on disk: does the run go on? What became of it, in a word, counted and told."""
         why = end.stopped_by
         if not ours:
@@ -109,7 +111,7 @@ class Turns:
         more = None
         if not end.success:
             standing = self._look(item)
-            more = self._again(standing) if standing.word == "ended" else None
+            more = self._plan_retry(standing) if standing.word == "ended" else None
         if end.success:
             self._tally.count("done")
             self._queue.learn(item, end.duration_s)
@@ -122,7 +124,7 @@ class Turns:
             self._tally.count("by_search")
             word = "stopped"
         elif more is not None:
-            stopped = why in INTERRUPTED and why != "lost"
+            stopped = why in INTERRUPTING_STOPS and why != "lost"
             self._put_back(item, more)
             self._tally.count("stopped" if stopped else "again")
             word = "stopped" if stopped else "failed, will be tried again:"
@@ -132,13 +134,13 @@ class Turns:
         self._tally.tell(item.name, word, end)
         return word
 
-    def _look(self, item: Item) -> claims.Standing:
-        return claims.look(self._node.home, item.name, self._node.token)
+    def _look(self, item: QueuedRun) -> claims.QueuedRunStatus:
+        return claims.read_status(self._node.home, item.name, self._node.token)
 
-    def _again(self, standing: claims.Standing) -> Optional[Again]:
-        return again(standing, self._settings, claims.policy_of(standing), self._slots)
+    def _plan_retry(self, standing: claims.QueuedRunStatus) -> Optional[PackRetry]:
+        return plan_retry(standing, self._settings, claims.recovery_policy(standing), self._slots)
 
-    def _put_back(self, item: Item, how: Again) -> None:
+    def _put_back(self, item: QueuedRun, how: PackRetry) -> None:
         item = item._replace(need=item.need._replace(slots=how.slots))
         if how.wait_s:
             self._queue.put_off(item, time.monotonic() + how.wait_s)
@@ -146,7 +148,9 @@ class Turns:
             self._queue.put_back(item, last=True)
 
 
-def again(standing: Standing, settings: Settings, policy: Mapping[str, Any], slots: int) -> Optional[Again]:
+def plan_retry(
+    standing: QueuedRunStatus, settings: PackSettings, policy: Mapping[str, Any], slots: int
+) -> Optional[PackRetry]:
     """How a run that ended goes on, or None if it does not. `slots` are what the node has.
 
     An interruption always continues, a lost engine twice; then the step's policy for the cause counts, and --retries.
@@ -154,21 +158,27 @@ def again(standing: Standing, settings: Settings, policy: Mapping[str, Any], slo
     """
     end = standing.end
     why, cause = (end.stopped_by, str(end.cause)) if end is not None else (None, "None")
-    width = _width(standing.causes.get("oom", 0), float(policy.get("memory") or 1), slots)
+    width = _slots_for_memory(standing.causes.get("oom", 0), float(policy.get("memory") or 1), slots)
     if why == "lost":
-        return Again(slots=width) if standing.lost <= settings.losses else None
-    if why in INTERRUPTED:
-        return Again(slots=width)
+        return PackRetry(slots=width) if standing.lost <= settings.losses else None
+    if why in INTERRUPTING_STOPS:
+        return PackRetry(slots=width)
     if why in ("cancelled", "superseded", "search"):
         return None
     before = standing.causes.get(cause, 1) - 1
-    allowed = int(policy.get("follow_ups") or 0) if cause in GOES_ON else int((policy.get("retry") or {}).get(cause, 0))
-    if before < allowed and not (cause == "oom" and width == _width(before, float(policy.get("memory") or 1), slots)):
-        wait_s = 0.0 if cause in GOES_ON else float(policy.get("backoff_s") or 0) * 2**before
-        return Again(min(wait_s, _LONGEST_BACKOFF_S), width)
-    return Again(slots=width) if standing.tried <= settings.retries else None
+    allowed = (
+        int(policy.get("follow_ups") or 0)
+        if cause in CONTINUING_CAUSES
+        else int((policy.get("retry") or {}).get(cause, 0))
+    )
+    if before < allowed and not (
+        cause == "oom" and width == _slots_for_memory(before, float(policy.get("memory") or 1), slots)
+    ):
+        wait_s = 0.0 if cause in CONTINUING_CAUSES else float(policy.get("backoff_s") or 0) * 2**before
+        return PackRetry(min(wait_s, _MAX_BACKOFF_S), width)
+    return PackRetry(slots=width) if standing.tried <= settings.retries else None
 
 
-def _width(times: int, factor: float, slots: int) -> int:
+def _slots_for_memory(times: int, factor: float, slots: int) -> int:
     """Slots of a run that lacked memory so many times, at most all of them."""
     return min(slots, math.ceil(factor ** min(times, 16)))

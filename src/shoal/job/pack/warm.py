@@ -15,11 +15,11 @@ import socket
 import subprocess
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ...kernel import own_program
+from ...kernel import agent_path
 from ..children import Child, ColdStarter, Program, Starter
 
 _PYTHON = re.compile(r"(?:.*/)?python(?:\d(?:\.\d+)?)?\Z")
-_REPLY_S = 60.0
+_MAX_REPLY_S = 60.0
 
 
 class WarmChild(Child):
@@ -50,7 +50,7 @@ class WarmStarter(Starter):
         self._rest = b""
         ours, theirs = socket.socketpair()
         self._socket: Optional[socket.socket] = ours
-        argv = [*cold.prefix, self._python, "-u", own_program(), "warm", str(theirs.fileno()), *modules]
+        argv = [*cold.prefix, self._python, "-u", agent_path(), "warm", str(theirs.fileno()), *modules]
         self._server = subprocess.Popen(
             argv,
             env=dict(env, PYTHONUNBUFFERED="1"),
@@ -68,7 +68,7 @@ class WarmStarter(Starter):
     def start(self, program: Program) -> Child:
         """Fork the run if it can be had that way; else start it like any other."""
         argv, env, cwd, log, cpus, _ = program
-        how = program_of(argv)
+        how = parse_python_command(argv)
         if self._socket is None or how is None or not self._fits(argv[0], env, cwd):
             return self.cold.start(program)
         self._count += 1
@@ -120,7 +120,7 @@ class WarmStarter(Starter):
     def _wait_for(self, child: WarmChild) -> None:
         """Return when a run that was just ordered has a process, or the server has died instead."""
         while self._socket is not None and not child.pid:
-            self._socket.settimeout(_REPLY_S)
+            self._socket.settimeout(_MAX_REPLY_S)
             try:
                 data = self._socket.recv(1 << 16)
             except OSError:
@@ -138,7 +138,7 @@ class WarmStarter(Starter):
     def _send(self, order: Dict[str, Any]) -> None:
         if self._socket is None:
             return
-        self._socket.settimeout(_REPLY_S)
+        self._socket.settimeout(_MAX_REPLY_S)
         try:
             self._socket.sendall(json.dumps(order).encode("ascii") + b"\n")
         except OSError:
@@ -162,7 +162,7 @@ class WarmStarter(Starter):
         self._children = {}
 
 
-def program_of(argv: Sequence[str]) -> Optional[Tuple[str, str, List[str]]]:
+def parse_python_command(argv: Sequence[str]) -> Optional[Tuple[str, str, List[str]]]:
     """(kind, what, its arguments) of `python [-u] script|-m module|-c code ...`; None if it is anything else."""
     if not argv or not _PYTHON.match(argv[0]):
         return None
@@ -182,6 +182,6 @@ def is_python(word: str) -> bool:
     return _PYTHON.match(word) is not None
 
 
-def environment_of_server(base: Mapping[str, str]) -> Dict[str, str]:
+def server_environment(base: Mapping[str, str]) -> Dict[str, str]:
     """What the server runs in: no GPU is hidden or chosen, since it must not look at any."""
     return {name: value for name, value in base.items() if not name.startswith("SHOAL_")}

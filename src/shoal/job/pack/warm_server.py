@@ -24,13 +24,13 @@ def main(argv: List[str]) -> int:
         for name in modules:
             __import__(name)
     except BaseException as error:
-        _tell(link, {"failed": "cannot import %s: %s: %s" % (name, type(error).__name__, error)})
+        _send(link, {"failed": "cannot import %s: %s: %s" % (name, type(error).__name__, error)})
         return 1
     extra = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     if extra:
-        _tell(link, {"failed": "importing %s starts threads (%s)" % (", ".join(modules), ", ".join(extra[:3]))})
+        _send(link, {"failed": "importing %s starts threads (%s)" % (", ".join(modules), ", ".join(extra[:3]))})
         return 1
-    _tell(link, {"ready": modules, "took_s": time.monotonic() - begin})
+    _send(link, {"ready": modules, "took_s": time.monotonic() - begin})
     return _serve(link)
 
 
@@ -52,7 +52,7 @@ def _serve(link: socket.socket) -> int:
             code = child.poll()
             if code is not None:
                 del running[order_id]
-                _tell(link, {"id": order_id, "code": code})
+                _send(link, {"id": order_id, "code": code})
         if link.fileno() in ready:
             data = link.recv(1 << 20)
             if not data:
@@ -65,16 +65,16 @@ def _serve(link: socket.socket) -> int:
                     os.close(wake)
                     os.close(wake_end)
                     link.close()
-                    _become(order)
+                    _run_order(order)
                 running[order["id"]] = Child(pid)
-                _tell(link, {"id": order["id"], "pid": pid})
+                _send(link, {"id": order["id"], "pid": pid})
 
 
-def _become(order: Dict[str, Any]) -> None:
+def _run_order(order: Dict[str, Any]) -> None:
     """In the child: be the run. Never returns."""
     code = 1
     try:
-        _surroundings(order)
+        _set_up_process(order)
         code = _execute(*order["how"])
     except BaseException as error:
         sys.stderr.write("shoal: cannot start: %s\n" % error)
@@ -83,7 +83,7 @@ def _become(order: Dict[str, Any]) -> None:
         os._exit(code & 0xFF)
 
 
-def _surroundings(order: Dict[str, Any]) -> None:
+def _set_up_process(order: Dict[str, Any]) -> None:
     os.setsid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)
@@ -100,10 +100,10 @@ def _surroundings(order: Dict[str, Any]) -> None:
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["env"])
-    _new_random_numbers()
+    _reseed_random()
     for name in [name for name in sys.modules if name.split(".")[0] == "shoal_agent"]:
         del sys.modules[name]
-    _keep_to_the_share(order["env"].get("SHOAL_GPU_MEMORY_FRACTION"))
+    _limit_gpu_memory(order["env"].get("SHOAL_GPU_MEMORY_FRACTION"))
     kind, what, args = order["how"]
     sys.argv = [what if kind == "file" else "-" + kind, *args]
     if hasattr(sys, "orig_argv"):
@@ -111,14 +111,14 @@ def _surroundings(order: Dict[str, Any]) -> None:
     sys.path[0] = os.path.dirname(os.path.abspath(what)) if kind == "file" else ""
 
 
-def _keep_to_the_share(fraction: Optional[str]) -> None:
+def _limit_gpu_memory(fraction: Optional[str]) -> None:
     """torch takes no more of a shared GPU than the run's part; it hears of it when it first touches CUDA."""
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     if fraction and hasattr(cuda, "_lazy_call"):
         cuda._lazy_call(lambda: cuda.set_per_process_memory_fraction(float(fraction)))
 
 
-def _new_random_numbers() -> None:
+def _reseed_random() -> None:
     """Children of one parent would all draw the same numbers. Python's own generator takes care of itself."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and hasattr(numpy, "random"):
@@ -142,16 +142,16 @@ def _execute(kind: str, what: str, args: List[str]) -> int:
             sys.modules["__main__"] = main
             exec(_compile(main, kind, what), main.__dict__)  # noqa: S102
     except SystemExit as leave:
-        code = _code_of(leave.code)
+        code = _exit_code(leave.code)
     except KeyboardInterrupt as error:
-        _show(error)
-        _end(130)
+        _print_traceback(error)
+        _shut_down_interpreter(130)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     except BaseException as error:
-        _show(error)
+        _print_traceback(error)
         code = 1
-    return _end(code)
+    return _shut_down_interpreter(code)
 
 
 def _compile(main: types.ModuleType, kind: str, what: str) -> Any:
@@ -168,7 +168,7 @@ def _compile(main: types.ModuleType, kind: str, what: str) -> Any:
     return compile(loader.get_data(what), what, "exec")
 
 
-def _code_of(given: Any) -> int:
+def _exit_code(given: Any) -> int:
     if given is None:
         return 0
     if isinstance(given, int):
@@ -177,15 +177,15 @@ def _code_of(given: Any) -> int:
     return 1
 
 
-def _show(error: BaseException) -> None:
+def _print_traceback(error: BaseException) -> None:
     """The traceback as the interpreter prints it: without the frames that are ours."""
-    trace, ours = error.__traceback__, _show.__code__.co_filename
+    trace, ours = error.__traceback__, _print_traceback.__code__.co_filename
     while trace is not None and trace.tb_frame.f_code.co_filename == ours:
         trace = trace.tb_next
     sys.excepthook(type(error), error.with_traceback(trace), trace)
 
 
-def _end(code: int) -> int:
+def _shut_down_interpreter(code: int) -> int:
     """What the interpreter does when a program is over: wait for threads, call what was registered, flush."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -201,7 +201,7 @@ def _flush() -> bool:
     return True
 
 
-def _tell(link: socket.socket, message: Dict[str, Any]) -> None:
+def _send(link: socket.socket, message: Dict[str, Any]) -> None:
     link.sendall(json.dumps(message).encode("ascii") + b"\n")
 
 

@@ -8,20 +8,20 @@
 Nothing is asked of the program.
 """
 
-from .lines import Count, parse, totals, value_of
-from .reader import Output, Progress, read, read_metrics, read_series
-from .tables import flat, parse_object
+from .lines import ProgressCount, parse_progress, totals_of_command, value_of
+from .reader import Progress, RunOutput, read_metrics, read_progress, read_series
+from .tables import flatten_numbers, parse_object
 
 __all__ = [
-    "Count",
-    "Output",
     "Progress",
-    "flat",
-    "parse",
+    "ProgressCount",
+    "RunOutput",
+    "flatten_numbers",
     "parse_object",
-    "read",
+    "parse_progress",
     "read_metrics",
+    "read_progress",
     "read_series",
-    "totals",
+    "totals_of_command",
     "value_of",
 ]

@@ -12,8 +12,8 @@ from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequenc
 
 from .. import layout
 from . import lines, tables, trackers
-from .lines import Count, Facts
-from .tables import Row
+from .lines import PrintedTotals, ProgressCount
+from .tables import MetricRow
 
 #: Of a log: the end, which tells how far the program is; the beginning, which tells its settings; and what is searched
 #: for metrics.
@@ -29,7 +29,7 @@ _MAX_POINTS = 600
 _MAX_NAME = 60
 
 
-class Output(NamedTuple):
+class RunOutput(NamedTuple):
     """Where a run's numbers are. `metrics` are names that its step declares, printed with a value in the log; `steps`
     and `epochs` what its command promises, for sources that tell only how many are done."""
 
@@ -58,41 +58,41 @@ class Progress(NamedTuple):
         return "%s (%.0f%%)" % (self.text, math.floor(100 * self.fraction))
 
 
-def read(output: Output) -> Optional[Progress]:
+def read_progress(output: RunOutput) -> Optional[Progress]:
     """The newest word on a run's progress, or None."""
     written, unclear = _progress_file(output)
     if written is not None:
         return written
-    facts = _facts(output)
+    facts = _totals(output)
     found = _newest_of_logs(output, facts)
     if found is None or found.fraction is None:
-        for candidate in _of_files(output, facts):
+        for candidate in _progress_of_files(output, facts):
             if candidate.fraction is not None:
                 return candidate
             found = found or candidate
     return found or unclear
 
 
-def _progress_file(output: Output) -> Tuple[Optional[Progress], Optional[Progress]]:
+def _progress_file(output: RunOutput) -> Tuple[Optional[Progress], Optional[Progress]]:
     """What the program wrote to $SHOAL_PROGRESS; or, apart, its last words where they tell no number."""
     path = os.path.join(output.folder, "progress")
-    written = lines.split(tables.read_end(path, _TAIL_BYTES))
+    written = lines.split_lines(tables.read_end(path, _TAIL_BYTES))
     if not written:
         return None, None
     source = "progress file"
-    count = lines.newest(written, Facts(output.steps, output.epochs), plain=True)
+    count = lines.newest_count(written, PrintedTotals(output.steps, output.epochs), plain=True)
     if count is None:
-        return None, Progress(None, None, None, source, lines.clean(written[-1])[:120], _written(path))
-    if not lines.clean(written[-1]).startswith("{") and lines.parse(written[-1], plain=True) is not None:
-        count = count._replace(text=lines.clean(written[-1]))
+        return None, Progress(None, None, None, source, lines.clean_line(written[-1])[:120], _mtime(path))
+    if not lines.clean_line(written[-1]).startswith("{") and lines.parse_progress(written[-1], plain=True) is not None:
+        count = count._replace(text=lines.clean_line(written[-1]))
     return _progress(count, source, path), None
 
 
-def _newest_of_logs(output: Output, facts: Facts) -> Optional[Progress]:
+def _newest_of_logs(output: RunOutput, facts: PrintedTotals) -> Optional[Progress]:
     """stdout and stderr tell different things: the one with a total counts, then the newer one."""
     best: Optional[Progress] = None
     for log in output.logs:
-        count = lines.newest(lines.split(tables.read_end(log, _TAIL_BYTES)), facts)
+        count = lines.newest_count(lines.split_lines(tables.read_end(log, _TAIL_BYTES)), facts)
         if count is None:
             continue
         candidate = _progress(count, "log", log)
@@ -101,19 +101,19 @@ def _newest_of_logs(output: Output, facts: Facts) -> Optional[Progress]:
     return best
 
 
-def _facts(output: Output) -> Facts:
+def _totals(output: RunOutput) -> PrintedTotals:
     """The settings that a program prints first, in any of its logs; what the command promises counts more."""
     steps, epochs, first_epoch = output.steps, output.epochs, None
     for log in output.logs:
-        printed = lines.facts_of(lines.split(tables.read_start(log, _HEAD_BYTES)))
+        printed = lines.printed_totals(lines.split_lines(tables.read_start(log, _HEAD_BYTES)))
         steps, epochs = steps or printed.steps, epochs or printed.epochs
         first_epoch = first_epoch if first_epoch is not None else printed.first_epoch
-    return Facts(steps, epochs, first_epoch)
+    return PrintedTotals(steps, epochs, first_epoch)
 
 
-def _of_files(output: Output, facts: Facts) -> Iterator[Progress]:
-    files = tables.find_files(output.folder, _MAX_ENTRIES)
-    own = _own(output, "metrics.jsonl")
+def _progress_of_files(output: RunOutput, facts: PrintedTotals) -> Iterator[Progress]:
+    files = tables.find_metric_files(output.folder, _MAX_ENTRIES)
+    own = _own_file(output, "metrics.jsonl")
     for source, paths, read_rows in (
         ("metrics.jsonl", [own], lambda path: tables.jsonl_rows(tables.read_end(path, _TAIL_BYTES))),
         ("trainer_state.json", files.trainer_states[-1:], _trainer_state),
@@ -131,11 +131,11 @@ def _of_files(output: Output, facts: Facts) -> Iterator[Progress]:
         for path in paths:
             step = last_step(path)
             if step is not None:
-                count = _count_of_rows([Row({}, float(step))], facts)
-                yield _progress(count or Count(None, None, None, ""), source, path)
+                count = _count_of_rows([MetricRow({}, float(step))], facts)
+                yield _progress(count or ProgressCount(None, None, None, ""), source, path)
 
 
-def _count_of_rows(rows: Iterable[Row], facts: Facts) -> Optional[Count]:
+def _count_of_rows(rows: Iterable[MetricRow], facts: PrintedTotals) -> Optional[ProgressCount]:
     """The newest step, and the newest word on how many there are; else the newest epoch."""
     step = total = epoch = None
     for row in rows:
@@ -144,36 +144,36 @@ def _count_of_rows(rows: Iterable[Row], facts: Facts) -> Optional[Count]:
     total = total or facts.steps
     if step is not None and (total or epoch is None or not facts.epochs):
         fraction = max(0.0, min(1.0, step / total)) if total else None
-        return Count(step, total, fraction, "step %d" % step + ("/%d" % total if total else ""))
+        return ProgressCount(step, total, fraction, "step %d" % step + ("/%d" % total if total else ""))
     if epoch is None:
         return None
     fraction = max(0.0, min(1.0, epoch / facts.epochs)) if facts.epochs else None
     text = "epoch %g" % epoch + ("/%g" % facts.epochs if facts.epochs else "")
-    return Count(epoch if step is None else step, None, fraction, text)
+    return ProgressCount(epoch if step is None else step, None, fraction, text)
 
 
-def _progress(count: Count, source: str, path: str) -> Progress:
-    return Progress(count.step, count.total, count.fraction, source, count.text[:120], _written(path))
+def _progress(count: ProgressCount, source: str, path: str) -> Progress:
+    return Progress(count.step, count.total, count.fraction, source, count.text[:120], _mtime(path))
 
 
-def _written(path: str) -> float:
+def _mtime(path: str) -> float:
     try:
         return os.stat(path).st_mtime
     except OSError:
         return 0.0
 
 
-def read_metrics(output: Output) -> Dict[str, float]:
+def read_metrics(output: RunOutput) -> Dict[str, float]:
     """The last value of each metric; damaged or half-written files give what is whole in them."""
     found: Dict[str, float] = {}
     for rows in _sources(output, _MAX_METRICS_BYTES, summaries=True):
         for row in rows:
             found.update(row.values)
-    found.update(tables.flat(tables.parse_json(_bytes(_own(output, "metrics.json")))))
+    found.update(tables.flatten_numbers(tables.parse_json(_bytes(_own_file(output, "metrics.json")))))
     return found
 
 
-def read_series(output: Output) -> Dict[str, List[List[float]]]:
+def read_series(output: RunOutput) -> Dict[str, List[List[float]]]:
     """Metric -> [[step, value], ...], thinned to what a plot can show. A metric comes from the best of its sources."""
     found: Dict[str, List[List[float]]] = {}
     for rows in _sources(output, _MAX_SERIES_BYTES, summaries=False):
@@ -185,29 +185,29 @@ def read_series(output: Output) -> Dict[str, List[List[float]]]:
                     fresh.setdefault(name[:_MAX_NAME], []).append([step, value])
         fresh.update((name, points) for name, points in found.items() if name not in fresh)
         found = dict(list(fresh.items())[:_MAX_CURVES])
-    return {name: _thin(points) for name, points in found.items()}
+    return {name: _downsample(points) for name, points in found.items()}
 
 
-def _thin(points: List[List[float]]) -> List[List[float]]:
+def _downsample(points: List[List[float]]) -> List[List[float]]:
     """Every k-th point, and always the last."""
     step = -(-len(points) // _MAX_POINTS)
     return points if step <= 1 else [*points[::step], points[-1]]
 
 
-def _sources(output: Output, max_bytes: int, summaries: bool) -> Iterator[Iterator[Row]]:
+def _sources(output: RunOutput, max_bytes: int, summaries: bool) -> Iterator[Iterator[MetricRow]]:
     """Rows of each source, the least telling source first: what comes later wins. `summaries` hold final values, and
     are no points of a curve."""
-    files = tables.find_files(output.folder)
+    files = tables.find_metric_files(output.folder)
     yield _log_records(output)
     yield (
-        Row({tag: value}, float(step))
+        MetricRow({tag: value}, float(step))
         for path in files.tensorboard
         for tag, step, value in trackers.tensorboard_points(tables.read_whole(path, max_bytes))
         if tag != "epoch"
     )
-    yield (tables.row_of(tables.parse_json(_bytes(path))) for path in files.wandb_summaries if summaries)
+    yield (tables.metric_row(tables.parse_json(_bytes(path))) for path in files.wandb_summaries if summaries)
     yield (
-        tables.row_of(row)
+        tables.metric_row(row)
         for path in files.wandb
         for logged, row in trackers.wandb_rows(tables.read_whole(path, max_bytes))
         if logged or summaries
@@ -215,53 +215,53 @@ def _sources(output: Output, max_bytes: int, summaries: bool) -> Iterator[Iterat
     yield (row for path in files.metrics_csv for row in _metrics_csv(path))
     yield (row for path in files.summaries for row in _summary(path))
     yield (row for path in files.trainer_states[-1:] for row in _trainer_state(path))
-    yield (tables.row_of(tables.parse_json(_bytes(path))) for path in files.results if summaries)
-    yield _printed(output)
-    yield tables.jsonl_rows(tables.read_end(_own(output, "metrics.jsonl"), max_bytes))
+    yield (tables.metric_row(tables.parse_json(_bytes(path))) for path in files.results if summaries)
+    yield _printed_metrics(output)
+    yield tables.jsonl_rows(tables.read_end(_own_file(output, "metrics.jsonl"), max_bytes))
 
 
-def _own(output: Output, name: str) -> str:
+def _own_file(output: RunOutput, name: str) -> str:
     """A file of this name in the output directory, or else in the program's working directory."""
     own = layout.OwnFiles(output.folder)
-    paths = [os.path.join(place, name) for place in layout.written_by(output.folder)]
+    paths = [os.path.join(place, name) for place in layout.written_dirs(output.folder)]
     return next((path for path in paths if os.path.exists(path) and path in own), paths[0])
 
 
-def _log_records(output: Output) -> Iterator[Row]:
+def _log_records(output: RunOutput) -> Iterator[MetricRow]:
     """Lines of logs that are records of metrics: an object that counts steps or epochs."""
     for log in output.logs:
-        for line in lines.split(tables.read_end(log, _LOG_BYTES)):
+        for line in lines.split_lines(tables.read_end(log, _LOG_BYTES)):
             if line.lstrip().startswith("{"):
-                record = tables.parse_object(lines.clean(line))
-                row = tables.row_of(record) if record else None
+                record = tables.parse_object(lines.clean_line(line))
+                row = tables.metric_row(record) if record else None
                 if row is not None and (row.step is not None or row.epoch is not None):
                     yield row
 
 
-def _printed(output: Output) -> Iterator[Row]:
+def _printed_metrics(output: RunOutput) -> Iterator[MetricRow]:
     """Values that the log prints behind names which the step declares, at the step that was printed last."""
     if not output.metrics:
         return
     for log in output.logs:
         step: Optional[float] = None
-        for line in lines.split(tables.read_end(log, _LOG_BYTES)):
-            count = lines.parse(line)
+        for line in lines.split_lines(tables.read_end(log, _LOG_BYTES)):
+            count = lines.parse_progress(line)
             if count is not None and count.step is not None:
                 step = max(step or 0.0, count.step)  # an epoch's last line counts epochs, those before it steps
-            values = lines.named_values(lines.clean(line), output.metrics)
+            values = lines.named_values(lines.clean_line(line), output.metrics)
             if values:
-                yield Row(values, step)
+                yield MetricRow(values, step)
 
 
-def _trainer_state(path: str) -> Iterator[Row]:
+def _trainer_state(path: str) -> Iterator[MetricRow]:
     return tables.trainer_state_rows(_bytes(path))
 
 
-def _summary(path: str) -> Iterator[Row]:
+def _summary(path: str) -> Iterator[MetricRow]:
     return tables.csv_rows(_bytes(path), is_row_per_epoch=True)
 
 
-def _metrics_csv(path: str) -> Iterator[Row]:
+def _metrics_csv(path: str) -> Iterator[MetricRow]:
     return tables.csv_rows(_bytes(path))
 
 

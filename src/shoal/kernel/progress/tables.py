@@ -13,16 +13,16 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 from .. import layout
 
 #: Keys that say when a row was written, the best first; never metrics themselves.
-STEPS = ("step", "_step", "global_step", "iter", "iteration")
-TOTALS = ("total", "max_steps", "total_steps")
-TIMES = ("t", "time", "timestamp", "_timestamp", "_runtime")
-_COUNTERS = frozenset((*STEPS, *TOTALS, *TIMES, "epoch"))
+STEP_KEYS = ("step", "_step", "global_step", "iter", "iteration")
+TOTAL_KEYS = ("total", "max_steps", "total_steps")
+TIME_KEYS = ("t", "time", "timestamp", "_timestamp", "_runtime")
+_COUNTER_KEYS = frozenset((*STEP_KEYS, *TOTAL_KEYS, *TIME_KEYS, "epoch"))
 _MAX_DEPTH = 4
 #: A log's line that is longer is no record of metrics.
 _MAX_LINE = 1 << 14
 
 
-class Row(NamedTuple):
+class MetricRow(NamedTuple):
     """Numbers that were written together, and after how much work that was."""
 
     values: Dict[str, float]
@@ -31,25 +31,25 @@ class Row(NamedTuple):
     epoch: Optional[float] = None
 
 
-def row_of(record: Any) -> Row:
+def metric_row(record: Any) -> MetricRow:
     """A record's numbers; what counts the work and what tells the time are not among the metrics."""
-    numbers = flat(record)
+    numbers = flatten_numbers(record)
 
     def first(names: Tuple[str, ...]) -> Optional[float]:
         return next((numbers[name] for name in names if math.isfinite(numbers.get(name, math.nan))), None)
 
-    values = {name: value for name, value in numbers.items() if name not in _COUNTERS and not name.startswith("_")}
-    total = first(TOTALS)
-    return Row(values, first(STEPS), total if total and total > 0 else None, first(("epoch",)))
+    values = {name: value for name, value in numbers.items() if name not in _COUNTER_KEYS and not name.startswith("_")}
+    total = first(TOTAL_KEYS)
+    return MetricRow(values, first(STEP_KEYS), total if total and total > 0 else None, first(("epoch",)))
 
 
-def flat(value: Any, prefix: str = "", depth: int = 0) -> Dict[str, float]:
+def flatten_numbers(value: Any, prefix: str = "", depth: int = 0) -> Dict[str, float]:
     """The numbers of nested objects, under dotted names; true and false are 1 and 0, numbers in quotes are numbers, and
     null, which is how JSON writes a NaN, is one: a value that was lost must not leave the one before it in place."""
     if isinstance(value, dict) and depth < _MAX_DEPTH:
         found: Dict[str, float] = {}
         for name, inner in value.items():
-            found.update(flat(inner, "%s.%s" % (prefix, name) if prefix else str(name), depth + 1))
+            found.update(flatten_numbers(inner, "%s.%s" % (prefix, name) if prefix else str(name), depth + 1))
         return found
     if not prefix or not (value is None or isinstance(value, (int, float, str))):
         return {}
@@ -84,7 +84,7 @@ def _python_dict(text: str) -> Any:
         return None
 
 
-def jsonl_rows(data: bytes) -> Iterator[Row]:
+def jsonl_rows(data: bytes) -> Iterator[MetricRow]:
     """Rows of metrics.jsonl; the line that is being written and somebody's print are passed over."""
     for line in data.split(b"\n"):
         if not line.strip():
@@ -94,32 +94,32 @@ def jsonl_rows(data: bytes) -> Iterator[Row]:
         except ValueError:
             continue
         if isinstance(record, dict):
-            yield row_of(record)
+            yield metric_row(record)
 
 
-def csv_rows(data: bytes, is_row_per_epoch: bool = False) -> Iterator[Row]:
+def csv_rows(data: bytes, is_row_per_epoch: bool = False) -> Iterator[MetricRow]:
     """Rows of a CSV file with a column `step` or `epoch`. A row per epoch is written when that epoch, counted from 0,
     is over."""
     import csv
 
     whole = data[: data.rfind(b"\n") + 1].decode("utf-8", "replace")
     reader = csv.DictReader(whole.splitlines())
-    if not any(name in (*STEPS, "epoch") for name in reader.fieldnames or ()):
+    if not any(name in (*STEP_KEYS, "epoch") for name in reader.fieldnames or ()):
         return
     for line in reader:
-        row = row_of({name: text for name, text in line.items() if name and text})
+        row = metric_row({name: text for name, text in line.items() if name and text})
         yield row._replace(epoch=row.epoch + 1) if is_row_per_epoch and row.epoch is not None else row
 
 
-def trainer_state_rows(data: bytes) -> Iterator[Row]:
+def trainer_state_rows(data: bytes) -> Iterator[MetricRow]:
     """Hugging Face's trainer_state.json: its log history, then where the training stands."""
     state = parse_json(data)
     history = state.get("log_history")
     for record in history if isinstance(history, list) else []:
         if isinstance(record, dict):
-            yield row_of(record)
+            yield metric_row(record)
     standing = {name: state.get(name) for name in ("global_step", "max_steps", "epoch")}
-    yield row_of({name: value for name, value in standing.items() if isinstance(value, (int, float))})
+    yield metric_row({name: value for name, value in standing.items() if isinstance(value, (int, float))})
 
 
 def parse_json(data: bytes) -> Dict[str, Any]:
@@ -163,7 +163,7 @@ def read_whole(path: str, max_bytes: int) -> bytes:
     return read_start(path, max_bytes)
 
 
-class Files(NamedTuple):
+class MetricFiles(NamedTuple):
     """Files of an output directory that hold numbers, the newest of each kind last."""
 
     trainer_states: List[str]
@@ -181,13 +181,13 @@ _MAX_LEVELS = 7
 _HUGGING_FACE_RESULTS = frozenset(("all_results.json", "eval_results.json", "train_results.json"))
 
 
-def find_files(folder: str, max_entries: int = _MAX_ENTRIES) -> Files:
+def find_metric_files(folder: str, max_entries: int = _MAX_ENTRIES) -> MetricFiles:
     """Found level by level, so that a directory too large to be looked at hides only what is deep in it. Also in the
     program's working directory, of which directories with Python files are code, and so are files of the snapshot."""
-    found = Files([], [], [], [], [], [], [])
+    found = MetricFiles([], [], [], [], [], [], [])
     own = layout.OwnFiles(folder)
     work = layout.work_dir(folder)
-    left, level = layout.written_by(folder), 0
+    left, level = layout.written_dirs(folder), 0
     seen = 0
     while left and level <= _MAX_LEVELS:
         deeper: List[str] = []
@@ -206,17 +206,17 @@ def find_files(folder: str, max_entries: int = _MAX_ENTRIES) -> Files:
                     if not is_code and entry.path != work:
                         deeper.append(entry.path)
                 else:
-                    _sort_in(found, entry.name, entry.path, own)
+                    _add_file(found, entry.name, entry.path, own)
         left, level = deeper, level + 1
     for paths in (found.trainer_states, found.results, found.summaries, found.metrics_csv):
-        paths.sort(key=_written)
+        paths.sort(key=_mtime)
     for paths in (found.tensorboard, found.wandb, found.wandb_summaries):
         # Names carry the time at which a tracker began, so that a resumed run's later file comes last.
         paths.sort(key=lambda path: path.split(os.sep)[-3:])
     return found
 
 
-def _sort_in(found: Files, name: str, path: str, own: layout.OwnFiles) -> None:
+def _add_file(found: MetricFiles, name: str, path: str, own: layout.OwnFiles) -> None:
     for matches, paths in (
         (name == "trainer_state.json", found.trainer_states),
         (name in _HUGGING_FACE_RESULTS, found.results),
@@ -232,7 +232,7 @@ def _sort_in(found: Files, name: str, path: str, own: layout.OwnFiles) -> None:
             return
 
 
-def _written(path: str) -> float:
+def _mtime(path: str) -> float:
     try:
         return os.stat(path).st_mtime
     except OSError:

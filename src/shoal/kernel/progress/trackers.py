@@ -13,11 +13,11 @@ from typing import Any, BinaryIO, Dict, Iterator, List, Optional, Tuple, Union
 #: LevelDB's log format, in which W&B frames its records: blocks of 32 KiB, after a header of 7 bytes.
 _BLOCK = 32 * 1024
 _WANDB_HEADER = 7
-_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+_CHUNK_FULL, _CHUNK_FIRST, _CHUNK_MIDDLE, _CHUNK_LAST = 1, 2, 3, 4
 #: In W&B's record of a step the value follows its key: field 16 of the item, whose text is JSON.
 _WANDB_STEP = re.compile(rb"\x05_step\x82\x01(.)(\d+)", re.DOTALL)
 
-Field = Tuple[int, Union[int, bytes]]
+ProtobufField = Tuple[int, Union[int, bytes]]
 
 
 def wandb_numbers(data: bytes) -> Iterator[Tuple[str, Any]]:
@@ -28,11 +28,11 @@ def wandb_numbers(data: bytes) -> Iterator[Tuple[str, Any]]:
 
 def wandb_rows(data: bytes) -> Iterator[Tuple[bool, Dict[str, Any]]]:
     """(whether it was logged and not a summary, key -> value) of every record with numbers, in order."""
-    for record in _leveldb(data):
-        for number, value in fields(record):
+    for record in _leveldb_records(data):
+        for number, value in protobuf_fields(record):
             if number not in (2, 3) or not isinstance(value, bytes):
                 continue  # 2 is a history record, 3 a summary; both hold items as their field 1
-            items = (item for inner, item in fields(value) if inner == 1 and isinstance(item, bytes))
+            items = (item for inner, item in protobuf_fields(value) if inner == 1 and isinstance(item, bytes))
             yield number == 2, {key: value for item in items for key, value in _wandb_item(item)}
 
 
@@ -51,11 +51,11 @@ def tensorboard_points(data: bytes) -> Iterator[Tuple[str, int, float]]:
     """(tag, step, value) of every scalar in an event file, in order."""
     for event in _tensorboard_events(io.BytesIO(data), len(data)):
         step = 0
-        for number, value in fields(event):
+        for number, value in protobuf_fields(event):
             if number == 2 and isinstance(value, int):
                 step = value
             elif number == 5 and isinstance(value, bytes):
-                for inner, one in fields(value):
+                for inner, one in protobuf_fields(value):
                     if inner == 1 and isinstance(one, bytes):
                         yield from ((tag, step, scalar) for tag, scalar in _tensorboard_value(one))
 
@@ -66,7 +66,7 @@ def tensorboard_last_step(path: str) -> Optional[int]:
     try:
         with open(path, "rb") as file:
             for event in _tensorboard_events(file, 32):
-                newest = next((value for number, value in fields(event) if number == 2), newest)
+                newest = next((value for number, value in protobuf_fields(event) if number == 2), newest)
     except (OSError, ValueError):
         pass
     return newest if isinstance(newest, int) else None
@@ -84,7 +84,7 @@ def _tensorboard_events(file: BinaryIO, max_bytes: int) -> Iterator[bytes]:
         at = file.seek(at + 12 + length + 4)
 
 
-def fields(message: bytes) -> Iterator[Field]:
+def protobuf_fields(message: bytes) -> Iterator[ProtobufField]:
     """The fields of a protobuf message: numbers as int (fixed-width ones as their bytes), the rest as bytes.
 
     A message that breaks off ends the walk without a word.
@@ -120,7 +120,7 @@ def _varint(data: bytes, at: int) -> Tuple[int, int]:
     return value, at
 
 
-def _leveldb(data: bytes) -> Iterator[bytes]:
+def _leveldb_records(data: bytes) -> Iterator[bytes]:
     parts: List[bytes] = []
     at = _WANDB_HEADER
     while at + 7 <= len(data):
@@ -133,17 +133,17 @@ def _leveldb(data: bytes) -> Iterator[bytes]:
             return
         body = data[at + 7 : at + 7 + length]
         at += 7 + length
-        if kind in (_FULL, _FIRST):
+        if kind in (_CHUNK_FULL, _CHUNK_FIRST):
             parts = []
         parts.append(body)
-        if kind in (_FULL, _LAST):
+        if kind in (_CHUNK_FULL, _CHUNK_LAST):
             yield b"".join(parts)
             parts = []
 
 
 def _wandb_item(item: bytes) -> Iterator[Tuple[str, Any]]:
     key, nested, text = "", [], b""
-    for number, value in fields(item):
+    for number, value in protobuf_fields(item):
         if isinstance(value, bytes):
             if number == 1:
                 key = value.decode("utf-8", "replace")
@@ -159,7 +159,7 @@ def _wandb_item(item: bytes) -> Iterator[Tuple[str, Any]]:
 
 def _tensorboard_value(message: bytes) -> Iterator[Tuple[str, float]]:
     tag, number = "", None
-    for field, value in fields(message):
+    for field, value in protobuf_fields(message):
         if field == 1 and isinstance(value, bytes):
             tag = value.decode("utf-8", "replace")
         elif field == 2 and isinstance(value, bytes) and len(value) == 4:
@@ -172,7 +172,7 @@ def _tensorboard_value(message: bytes) -> Iterator[Tuple[str, float]]:
 
 def _tensor(message: bytes) -> Optional[float]:
     """A scalar that TensorFlow 2 wrote as a tensor: 32 or 64 bits, as content or as a list of one."""
-    for field, value in fields(message):
+    for field, value in protobuf_fields(message):
         if isinstance(value, bytes) and field in (4, 5, 6) and len(value) in (4, 8):
             return float(struct.unpack("<f" if len(value) == 4 else "<d", value)[0])
     return None

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from shoal.kernel import WORDS
-from shoal.views.report.history import RunHistory, Try
+from shoal.kernel import KIND_TEXTS
+from shoal.views.report.history import AttemptHistory, RunHistory
 
 
-class Hours(NamedTuple):
+class ResourceHours(NamedTuple):
     """GPU-hours, or CPU-hours. `requested` is what the time limits allowed, `held` what passed while it was allocated,
     `idle` the part of it in which samples saw nothing being done, `used` the rest; `lost` was held by attempts whose
     work was thrown away. `sampled` is the part of `held` that was sampled at all.
@@ -27,13 +27,13 @@ class Hours(NamedTuple):
     unseen: float = 0.0
 
 
-class Wait(NamedTuple):
+class QueueWait(NamedTuple):
     median_s: float
     longest_s: float
     attempts: int
 
 
-class Failure(NamedTuple):
+class FailureGroup(NamedTuple):
     """Attempts that ended badly for the same reason."""
 
     cause: str
@@ -42,7 +42,7 @@ class Failure(NamedTuple):
     runs: list[str]
 
 
-def gpu_hours(tries: Sequence[Try]) -> Hours:
+def gpu_hours(tries: Sequence[AttemptHistory]) -> ResourceHours:
     requested = held = idle = lost = sampled = useful = unseen = 0.0
     for one in tries:
         here = one.gpus * one.hours
@@ -58,10 +58,10 @@ def gpu_hours(tries: Sequence[Try]) -> Hours:
             useful += here - idle_here if one.kept else 0.0
         else:
             unseen += here if one.kept else 0.0
-    return Hours(requested, held, held - idle, idle, lost, sampled, useful, unseen)
+    return ResourceHours(requested, held, held - idle, idle, lost, sampled, useful, unseen)
 
 
-def cpu_hours(tries: Sequence[Try]) -> Hours:
+def cpu_hours(tries: Sequence[AttemptHistory]) -> ResourceHours:
     requested = held = used = lost = sampled = useful = unseen = 0.0
     for one in tries:
         cpus = one.asked.nodes * (one.asked.cpus or 1)
@@ -76,45 +76,45 @@ def cpu_hours(tries: Sequence[Try]) -> Hours:
             useful += used_here if one.kept else 0.0
         else:
             unseen += here if one.kept else 0.0
-    return Hours(requested, held, used, max(0.0, sampled - used), lost, sampled, useful, unseen)
+    return ResourceHours(requested, held, used, max(0.0, sampled - used), lost, sampled, useful, unseen)
 
 
-def queue_wait(tries: Sequence[Try]) -> Wait | None:
+def queue_wait(tries: Sequence[AttemptHistory]) -> QueueWait | None:
     """From submission to start; attempts that follow a requeue have waited for something else and do not count."""
     waits = [max(0.0, one.begin - one.submitted) for one in tries if one.submitted is not None]
-    return Wait(median(waits), max(waits), len(waits)) if waits else None
+    return QueueWait(median(waits), max(waits), len(waits)) if waits else None
 
 
-def makespan_s(tries: Sequence[Try]) -> float | None:
+def total_makespan_s(tries: Sequence[AttemptHistory]) -> float | None:
     """From the first submission to the last end."""
     if not tries:
         return None
     return max(one.end for one in tries) - min(one.submitted or one.begin for one in tries)
 
 
-def failures(histories: Sequence[RunHistory], causes: dict[str, str]) -> list[Failure]:
+def group_failures(histories: Sequence[RunHistory], causes: dict[str, str]) -> list[FailureGroup]:
     """Bad ends by cause, the costliest first. `causes` are the words found in the logs of runs that failed for good."""
-    groups: dict[str, list[Try]] = {}
+    groups: dict[str, list[AttemptHistory]] = {}
     for history in histories:
         for one in history.tries:
             if one.state in ("done", "running", "stopped"):
                 continue
             is_last = one is history.tries[-1]
             word = causes.get(one.run) if is_last else None
-            groups.setdefault(word or _plain_cause(one.state), []).append(one)
+            groups.setdefault(word or _cause_of_state(one.state), []).append(one)
     found = [
-        Failure(cause, len(tries), sum(one.gpus * one.hours for one in tries), sorted({one.run for one in tries}))
+        FailureGroup(cause, len(tries), sum(one.gpus * one.hours for one in tries), sorted({one.run for one in tries}))
         for cause, tries in groups.items()
     ]
     return sorted(found, key=lambda one: (one.gpu_hours, one.times), reverse=True)
 
 
-def _plain_cause(state: str) -> str:
+def _cause_of_state(state: str) -> str:
     return {
-        "oom": WORDS["host_oom"],
-        "timeout": WORDS["time_limit"],
-        "preempted": WORDS["preempted"],
-        "node_fail": WORDS["node"],
+        "oom": KIND_TEXTS["host_oom"],
+        "timeout": KIND_TEXTS["time_limit"],
+        "preempted": KIND_TEXTS["preempted"],
+        "node_fail": KIND_TEXTS["node"],
         "failed": "ended with an error",
         "lost": "vanished without a trace",
     }.get(state, state)

@@ -6,42 +6,42 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from shoal.job import text_of
-from shoal.kernel import WORDS, fields_of, read_metrics
+from shoal.job import format_value
+from shoal.kernel import KIND_TEXTS, non_default_fields, read_metrics
 from shoal.model import RunSpec
-from shoal.observe import Ask, Group, Reader, Statistic, in_parallel, observe, output_of, tabulate
+from shoal.observe import AskQueue, ResultGroup, RunReader, Statistic, map_in_threads, observe, run_output, tabulate
 from shoal.units import plural
-from shoal.views.columns import iso
-from shoal.views.details import Details, details_of, with_cause
-from shoal.views.family import family_key, tally
+from shoal.views.columns import iso_time
+from shoal.views.details import RunDetails, run_details, with_log_reason
+from shoal.views.family import count_states, group_key
 from shoal.views.report import account, efficiency, nodes, timeline
-from shoal.views.report.history import RunHistory, Try, read_history
-from shoal.views.report.shapes import shapes
-from shoal.views.report.staged import staged
-from shoal.views.results import finite, result_of
-from shoal.views.select import select_runs, unselected
-from shoal.views.status import as_record
-from shoal.views.usage import NodeUse
+from shoal.views.report.history import AttemptHistory, RunHistory, read_history
+from shoal.views.report.shapes import layout_breakdown
+from shoal.views.report.staged import dataset_breakdown
+from shoal.views.results import finite_or_none, run_metrics
+from shoal.views.select import select_runs, unselected_sentence
+from shoal.views.status import run_document
+from shoal.views.usage import NodeUsage
 
 
-class Report(NamedTuple):
+class CostReport(NamedTuple):
     title: str
     now: float
     histories: list[RunHistory]
     counts: dict[str, int]
-    tries: list[Try]
-    gpu: account.Hours
-    cpu: account.Hours
-    wait: account.Wait | None
+    tries: list[AttemptHistory]
+    gpu: account.ResourceHours
+    cpu: account.ResourceHours
+    wait: account.QueueWait | None
     makespan_s: float | None
-    spreads: list[efficiency.Spread]
-    advice: list[efficiency.Advice]
-    lanes: list[timeline.Lane]
-    failures: list[account.Failure]
-    rows: list[Row]
+    spreads: list[efficiency.UsageSpread]
+    advice: list[efficiency.RequestAdvice]
+    lanes: list[timeline.GpuLane]
+    failures: list[account.FailureGroup]
+    rows: list[ReportRow]
     notes: list[str]
     metrics: dict[str, dict[str, float]]
-    details: dict[str, Details]
+    details: dict[str, RunDetails]
     slurm_problem: str | None
 
     @property
@@ -49,39 +49,39 @@ class Report(NamedTuple):
         return sum(1 for history in self.histories if len(history.tries) > 1)
 
 
-def gather(
-    home: str, which: Sequence[str], *, ask: Ask | None = None, clock: Callable[[], float] = time.time
-) -> Report:
+def gather_report(
+    home: str, which: Sequence[str], *, ask: AskQueue | None = None, clock: Callable[[], float] = time.time
+) -> CostReport:
     """Look at the selected runs once and add everything up."""
     names = select_runs(home, which)
     found = observe(home, names, clock=clock, ask=ask)
     now = clock()
-    reader, listed = Reader(home), found.listed(which)
-    details = {name: details_of(home, view, now) for name, view in listed.items()}
-    views = {name: with_cause(view, details[name].fault) for name, view in listed.items()}
+    reader, listed = RunReader(home), found.listed(which)
+    details = {name: run_details(home, view, now) for name, view in listed.items()}
+    views = {name: with_log_reason(view, details[name].fault) for name, view in listed.items()}
     histories = [read_history(home, view, reader, now) for view in views.values()]
     tries = [one for history in histories for one in history.tries]
-    causes = {name: WORDS[one.cause.kind] for name, one in details.items() if one.cause is not None}
+    causes = {name: KIND_TEXTS[one.cause.kind] for name, one in details.items() if one.cause is not None}
     python = {name: one.cause.line for name, one in details.items() if one.cause and one.cause.kind == "python"}
-    metrics = dict(in_parallel(_metrics, histories)) if histories else {}
-    rows, notes = over_seeds(histories, metrics)
+    metrics = dict(map_in_threads(_metrics, histories)) if histories else {}
+    rows, notes = rows_over_seeds(histories, metrics)
     experiments = list(dict.fromkeys(view.experiment for view in views.values()))
-    return Report(
+    return CostReport(
         title=experiments[0] if len(experiments) == 1 else f"{len(experiments)} experiments",
         now=now,
         histories=histories,
-        counts=tally(list(views.values())),
+        counts=count_states(list(views.values())),
         tries=tries,
         gpu=account.gpu_hours(tries),
         cpu=account.cpu_hours(tries),
         wait=account.queue_wait(tries),
-        makespan_s=account.makespan_s(tries),
-        spreads=efficiency.spreads(tries),
-        advice=_advice(tries),
-        lanes=timeline.lanes(tries),
-        failures=account.failures(histories, {**causes, **python}),
+        makespan_s=account.total_makespan_s(tries),
+        spreads=efficiency.usage_spreads(tries),
+        advice=_advice_by_group(tries),
+        lanes=timeline.attempt_lanes(tries),
+        failures=account.group_failures(histories, {**causes, **python}),
         rows=rows,
-        notes=[*unselected(home, names), *notes],
+        notes=[*unselected_sentence(home, names), *notes],
         metrics=metrics,
         details=details,
         slurm_problem=found.slurm_problem,
@@ -90,74 +90,74 @@ def gather(
 
 def _metrics(history: RunHistory) -> tuple[str, dict[str, float]]:
     counts = history.view.output_dir and history.tries
-    return history.view.name, read_metrics(output_of(history.view, history.spec)) if counts else {}
+    return history.view.name, read_metrics(run_output(history.view, history.spec)) if counts else {}
 
 
-def _advice(tries: Sequence[Try]) -> list[efficiency.Advice]:
+def _advice_by_group(tries: Sequence[AttemptHistory]) -> list[efficiency.RequestAdvice]:
     """For each kind of run by itself: what one kind needs says nothing about another."""
-    kinds: dict[str, list[Try]] = {}
+    kinds: dict[str, list[AttemptHistory]] = {}
     for one in tries:
-        kinds.setdefault(family_key(one.run), []).append(one)
-    found = [(key, advice) for key, members in kinds.items() for advice in efficiency.advise(members)]
+        kinds.setdefault(group_key(one.run), []).append(one)
+    found = [(key, advice) for key, members in kinds.items() for advice in efficiency.request_advice(members)]
     if len(kinds) == 1:
         return [advice for _, advice in found]
     return [advice._replace(sentence=f"{key}: {advice.sentence}") for key, advice in found]
 
 
-def document(report: Report) -> dict[str, Any]:
+def report_document(report: CostReport) -> dict[str, Any]:
     """The JSON of a report: hours as numbers, times in Unix seconds and as text."""
     return {
         "title": report.title,
         "time": report.now,
         "counts": report.counts,
         "retried": report.retried,
-        "gpu_hours": _hours(report.gpu),
-        "cpu_hours": _hours(report.cpu),
+        "gpu_hours": _hours_document(report.gpu),
+        "cpu_hours": _hours_document(report.cpu),
         "queue_wait": report.wait._asdict() if report.wait else None,
         "makespan_s": report.makespan_s,
         "efficiency": [one._asdict() for one in report.spreads],
         "advice": [one._asdict() for one in report.advice],
         "timeline": [
-            {**bar._asdict(), "start_at": iso(bar.start), "end_at": iso(bar.end)}
+            {**bar._asdict(), "start_at": iso_time(bar.start), "end_at": iso_time(bar.end)}
             for lane in report.lanes
             for bar in lane.bars
         ],
-        "shapes": [shape._asdict() for shape in shapes(report.tries)],
+        "shapes": [shape._asdict() for shape in layout_breakdown(report.tries)],
         "lanes": [{"name": lane.name, "busy": lane.busy} for lane in report.lanes],
         "failures": [one._asdict() for one in report.failures],
-        "nodes": [one._asdict() for one in nodes.nodes(report.tries)],
-        "data": [one._asdict() for one in staged(report.tries)],
+        "nodes": [one._asdict() for one in nodes.node_breakdown(report.tries)],
+        "data": [one._asdict() for one in dataset_breakdown(report.tries)],
         "results": [
-            {**row._asdict(), "metrics": {key: _value(value) for key, value in row.metrics.items()}}
+            {**row._asdict(), "metrics": {key: _json_value(value) for key, value in row.metrics.items()}}
             for row in report.rows
         ],
         "notes": report.notes,
-        "runs": [_run(report, history) for history in report.histories],
+        "runs": [_run_document(report, history) for history in report.histories],
         "slurm_problem": report.slurm_problem,
     }
 
 
-def _hours(hours: account.Hours) -> dict[str, float]:
+def _hours_document(hours: account.ResourceHours) -> dict[str, float]:
     return {name: round(value, 6) for name, value in hours._asdict().items()}
 
 
-def _run(report: Report, history: RunHistory) -> dict[str, Any]:
+def _run_document(report: CostReport, history: RunHistory) -> dict[str, Any]:
     spec, name = history.spec, history.view.name
     return {
-        **as_record(history.view, report.details.get(name)),
+        **run_document(history.view, report.details.get(name)),
         "seed": spec.seed if spec else None,
         "step": spec.step if spec else None,
         "params": spec.params if spec else {},
-        "metrics": {key: finite(value) for key, value in report.metrics.get(name, {}).items()},
-        "attempts": [_attempt(one) for one in history.tries],
+        "metrics": {key: finite_or_none(value) for key, value in report.metrics.get(name, {}).items()},
+        "attempts": [_attempt_document(one) for one in history.tries],
     }
 
 
-def _value(value: Statistic) -> dict[str, Any]:
-    return {"mean": finite(value.mean), "spread": finite(value.std), "runs": value.size}
+def _json_value(value: Statistic) -> dict[str, Any]:
+    return {"mean": finite_or_none(value.mean), "spread": finite_or_none(value.std), "runs": value.size}
 
 
-def _attempt(one: Try) -> dict[str, Any]:
+def _attempt_document(one: AttemptHistory) -> dict[str, Any]:
     use = one.use
     return {
         "attempt": one.attempt,
@@ -169,18 +169,18 @@ def _attempt(one: Try) -> dict[str, Any]:
         "gpus": one.gpus,
         "gpu_hours": round(one.gpus * one.hours, 6),
         "time_limit_s": one.time_limit_s,
-        "asked": fields_of(one.asked),
+        "asked": non_default_fields(one.asked),
         "kept": one.kept,
         "peak_memory_mb": use.peak_memory_mb if use else None,
         "mean_cpus": use.mean_cpus if use else None,
         "mean_gpu_percent": use.mean_gpu_percent if use else None,
         "gpu_problem": use.gpu_problem if use else None,
-        "nodes": [_node(node) for node in use.nodes] if use else [],
+        "nodes": [_node_document(node) for node in use.nodes] if use else [],
         "data": list(one.data),
     }
 
 
-def _node(node: NodeUse) -> dict[str, Any]:
+def _node_document(node: NodeUsage) -> dict[str, Any]:
     """What one node of an attempt used."""
     return {
         "host": node.host,
@@ -191,19 +191,19 @@ def _node(node: NodeUse) -> dict[str, Any]:
     }
 
 
-def metric_names(rows: Sequence[Row]) -> list[str]:
+def metric_names(rows: Sequence[ReportRow]) -> list[str]:
     return list(dict.fromkeys(key for row in rows for key in row.metrics))
 
 
-def setting_names(rows: Sequence[Row]) -> list[str]:
+def setting_names(rows: Sequence[ReportRow]) -> list[str]:
     return list(dict.fromkeys(key for row in rows for key in row.settings))
 
 
-def hours_words(hours: account.Hours) -> Mapping[str, str]:
+def hours_sentence(hours: account.ResourceHours) -> Mapping[str, str]:
     return {name: f"{value:.2f}" if value < 100 else f"{value:,.0f}" for name, value in hours._asdict().items()}
 
 
-class Row(NamedTuple):
+class ReportRow(NamedTuple):
     """`settings` holds only what differs between rows."""
 
     label: str
@@ -212,27 +212,27 @@ class Row(NamedTuple):
     metrics: dict[str, Statistic]
 
 
-def over_seeds(
+def rows_over_seeds(
     histories: Sequence[RunHistory], metrics: Mapping[str, Mapping[str, float]]
-) -> tuple[list[Row], list[str]]:
+) -> tuple[list[ReportRow], list[str]]:
     """Rows of finished runs with metrics, in the order of the runs; and notes on what looks wrong or is in no row."""
     runs = []
     for history in histories:
         numbers, spec = metrics.get(history.view.name), history.spec
-        run = result_of(spec, history.view, numbers) if numbers and history.view.state == "done" else None
+        run = run_metrics(spec, history.view, numbers) if numbers and history.view.state == "done" else None
         if run is not None and spec is not None:
             runs.append(run._replace(params=_settings(spec)))
     table = tabulate(runs)
     experiments = {run.name.partition("/")[0] for run in runs}
     left_out = len([one for one in histories if one.spec is not None]) - len(runs)
     notes = [f"{plural(left_out, 'run')} without results left out"] if runs and left_out else []
-    return [_row(group, table.params, len(experiments) > 1) for group in table.groups], [*notes, *table.notes]
+    return [_make_row(group, table.params, len(experiments) > 1) for group in table.groups], [*notes, *table.notes]
 
 
-def _row(group: Group, differing: Sequence[str], full_name: bool) -> Row:
-    settings = {name: text_of(group.params[name]) for name in differing if name in group.params}
+def _make_row(group: ResultGroup, differing: Sequence[str], full_name: bool) -> ReportRow:
+    settings = {name: format_value(group.params[name]) for name in differing if name in group.params}
     seeds = sorted(run.seed for run in group.runs if run.seed is not None)
-    return Row(group.name if full_name else group.name.partition("/")[2], settings, seeds, group.metrics)
+    return ReportRow(group.name if full_name else group.name.partition("/")[2], settings, seeds, group.metrics)
 
 
 def _settings(spec: RunSpec) -> dict[str, Any]:

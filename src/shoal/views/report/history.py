@@ -6,14 +6,23 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from shoal.kernel import layout, names_in
+from shoal.kernel import layout, list_names
 from shoal.model import RunSpec
-from shoal.observe import Asked, Claim, DamagedRecord, End, Held, Reader, RunView, records
+from shoal.observe import (
+    AssignedResources,
+    ClaimRecord,
+    DamagedRecord,
+    End,
+    RequestedResources,
+    RunReader,
+    RunView,
+    records,
+)
 from shoal.views import usage
-from shoal.views.usage import Usage
+from shoal.views.usage import AttemptUsage
 
 
-class Try(NamedTuple):
+class AttemptHistory(NamedTuple):
     """One attempt. `end` is when it ended, or was last known to live; `kept`: its work was not lost.
 
     `share` is its part of each GPU, when it shared them with other runs of a pack; `held` is what it had there, and
@@ -28,13 +37,13 @@ class Try(NamedTuple):
     end: float
     state: str
     kept: bool
-    asked: Asked
+    asked: RequestedResources
     time_limit_s: int | None
-    use: Usage | None
+    use: AttemptUsage | None
     resumed: bool = False
     data: Sequence[dict[str, Any]] = ()
     share: float = 1.0
-    held: Held | None = None
+    held: AssignedResources | None = None
     job: str = ""
 
     @property
@@ -50,21 +59,21 @@ class Try(NamedTuple):
 class RunHistory(NamedTuple):
     view: RunView
     spec: RunSpec | None
-    tries: list[Try]
+    tries: list[AttemptHistory]
 
 
-def read_history(home: str, view: RunView, reader: Reader, now: float) -> RunHistory:
+def read_history(home: str, view: RunView, reader: RunReader, now: float) -> RunHistory:
     """All attempts of one run, oldest first; what is damaged is left out."""
     folder = layout.run_dir(home, view.name)
-    names = layout.parse_names(names_in(folder))
+    names = layout.parse_names(list_names(folder))
     try:
         spec = reader.spec(view.name)
     except DamagedRecord:
         spec = None
-    tries: list[Try] = []
+    tries: list[AttemptHistory] = []
     for number in names.attempts.get("start", []):
         try:
-            found = _read_try(home, folder, names, view, reader, number, now)
+            found = _read_attempt(home, folder, names, view, reader, number, now)
         except DamagedRecord:
             continue
         if found is not None:
@@ -72,27 +81,30 @@ def read_history(home: str, view: RunView, reader: Reader, now: float) -> RunHis
     return RunHistory(view, spec, _with_kept(tries))
 
 
-def _read_try(
-    home: str, folder: str, names: layout.RunNames, view: RunView, reader: Reader, number: int, now: float
-) -> Try | None:
+def _read_attempt(
+    home: str, folder: str, names: layout.RunNames, view: RunView, reader: RunReader, number: int, now: float
+) -> AttemptHistory | None:
     start = records.read_start(folder, number)
     if start is None:
         return None
     end = records.read_end(folder, names, number)
-    claim = records.read(os.path.join(folder, layout.submit_file(start.generation, "claim")), Claim)
+    claim = records.read_checked(os.path.join(folder, layout.submit_file(start.generation, "claim")), ClaimRecord)
     submission = reader.submission(claim.token).submission if claim else None
     is_last = number == names.attempt
     if end is not None:
-        until, state = end.ended, "done" if end.success else (view.state if is_last else _word(end))
+        until, state = end.ended, "done" if end.success else (view.state if is_last else _end_state(end))
     else:
         until, state = now, "running"
     first = not any(other < number for other in names.attempts.get("start", []))
-    asked = (submission.asked if submission else None) or Asked()
+    asked = (submission.asked if submission else None) or RequestedResources()
     limit, held = submission.time_limit_s if submission else None, start.held
     if held is not None:
         # One of many in a pack: it held its slot, and the time limit was everybody's.
-        asked, limit = Asked(nodes=1, gpus=len(held.gpus), cpus=held.cpus or None, partition=asked.partition), None
-    return Try(
+        asked, limit = (
+            RequestedResources(nodes=1, gpus=len(held.gpus), cpus=held.cpus or None, partition=asked.partition),
+            None,
+        )
+    return AttemptHistory(
         view.name,
         number,
         (held.host if held else None) or start.node or start.host,
@@ -103,7 +115,7 @@ def _read_try(
         state == "done",
         asked,
         limit,
-        usage.read(home, view.name, number),
+        usage.read_usage(home, view.name, number),
         start.resume_from is not None,
         end.data if end is not None else (),
         held.share if held is not None and 0 < held.share < 1 else 1.0,
@@ -112,15 +124,15 @@ def _read_try(
     )
 
 
-def _word(end: End) -> str:
+def _end_state(end: End) -> str:
     if end.oom:
         return "oom"
     return {"cancelled": "cancelled", "search": "stopped"}.get(end.stopped_by or "", "failed")
 
 
-def _with_kept(tries: list[Try]) -> list[Try]:
+def _with_kept(tries: list[AttemptHistory]) -> list[AttemptHistory]:
     """An attempt's work is kept if it succeeded or still runs, or if the next one went on from its checkpoint."""
-    found: list[Try] = []
+    found: list[AttemptHistory] = []
     for one in reversed(tries):
         went_on = bool(found) and found[-1].resumed and found[-1].kept
         found.append(one._replace(kept=one.state in ("done", "running", "stopped") or went_on))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from shoal.units import memory_words
-from shoal.views.report.history import Try
-from shoal.views.usage import NodeUse
+from shoal.units import format_memory_short
+from shoal.views.report.history import AttemptHistory
+from shoal.views.usage import NodeUsage
 
-HEADER = ("NODE", "ATTEMPTS", "HOURS", "CPUS BUSY", "MEMORY AT MOST", "GPU", "GPU-HOURS IDLE")
+NODE_HEADER = ("NODE", "ATTEMPTS", "HOURS", "CPUS BUSY", "MEMORY AT MOST", "GPU", "GPU-HOURS IDLE")
 
 
-class Node(NamedTuple):
+class NodeReport(NamedTuple):
     """One node over all attempts that were sampled on it; `gpu_percent` is None where no GPU could be read."""
 
     host: str
@@ -24,19 +24,19 @@ class Node(NamedTuple):
     gpu_idle_hours: float | None
 
 
-def nodes(tries: Iterable[Try]) -> list[Node]:
+def node_breakdown(tries: Iterable[AttemptHistory]) -> list[NodeReport]:
     """By name; nodes that told nothing are left out."""
-    groups: dict[str, list[NodeUse]] = {}
+    groups: dict[str, list[NodeUsage]] = {}
     for one in tries:
         for use in one.use.nodes if one.use else ():
             groups.setdefault(use.host or one.host, []).append(use)
-    return [_sum(host, uses) for host, uses in sorted(groups.items())]
+    return [_sum_node(host, uses) for host, uses in sorted(groups.items())]
 
 
-def _sum(host: str, uses: list[NodeUse]) -> Node:
+def _sum_node(host: str, uses: list[NodeUsage]) -> NodeReport:
     seconds = sum(use.duration_s for use in uses)
     gpus = [gpu for use in uses for gpu in use.gpus]
-    return Node(
+    return NodeReport(
         host,
         len(uses),
         seconds / 3600,
@@ -47,14 +47,14 @@ def _sum(host: str, uses: list[NodeUse]) -> Node:
     )
 
 
-def rows(found: Iterable[Node]) -> list[list[str]]:
+def node_rows(found: Iterable[NodeReport]) -> list[list[str]]:
     return [
         [
             one.host,
             str(one.attempts),
             f"{one.hours:.2f}",
             f"{one.mean_cpus:.1f}",
-            memory_words(one.peak_memory_mb),
+            format_memory_short(one.peak_memory_mb),
             "no data" if one.gpu_percent is None else f"{one.gpu_percent:.0f}%",
             "no data" if one.gpu_idle_hours is None else f"{one.gpu_idle_hours:.2f}",
         ]

@@ -8,16 +8,16 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from shoal.secrecy import redact_page, secret_values
-from shoal.units import format_duration, listed
-from shoal.views.columns import iso
+from shoal.units import format_duration, shorten_list
+from shoal.views.columns import iso_time
 from shoal.views.report import nodes, shapes, timeline
-from shoal.views.report.account import Hours
-from shoal.views.report.gather import Report, hours_words
-from shoal.views.report.staged import HEADER, rows, staged
+from shoal.views.report.account import ResourceHours
+from shoal.views.report.gather import CostReport, hours_sentence
+from shoal.views.report.staged import DATASET_HEADER, dataset_breakdown, dataset_rows
 from shoal.views.report.text import results_table, stopped_rows
 
-_MAX_RUNS = 2000
-_WIDTH, _LANE, _LEFT = 920, 18, 150
+_MAX_RUN_ROWS = 2000
+_WIDTH, _LANE_HEIGHT, _LEFT = 920, 18, 150
 
 
 STYLE = """
@@ -63,7 +63,7 @@ section:last-of-type{break-inside:auto}*{-webkit-print-color-adjust:exact;print-
 """.replace("\n", "")
 
 
-def page(report: Report) -> str:
+def report_page(report: CostReport) -> str:
     sections = [
         ("Hours", _hours(report)),
         ("Next time", _advice(report)),
@@ -86,11 +86,11 @@ def page(report: Report) -> str:
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         f"<title>{escape(report.title)} - report</title><style>{STYLE}</style></head><body><main>"
         f"<header><h1>{escape(report.title)}</h1><p class=sub>{_headline(report)}</p></header>{body}"
-        f"<footer>made by shoal on {made}; state of {iso(report.now)}</footer></main></body></html>\n"
+        f"<footer>made by shoal on {made}; state of {iso_time(report.now)}</footer></main></body></html>\n"
     )
 
 
-def _headline(report: Report) -> str:
+def _headline(report: CostReport) -> str:
     chips = " ".join(
         f'<span class="chip {escape(state)}">{count:,} {escape(state)}</span>' for state, count in report.counts.items()
     )
@@ -104,12 +104,12 @@ def _headline(report: Report) -> str:
     return f"{chips}<br>{escape(' · '.join(facts))}"
 
 
-def _hours(report: Report) -> str:
+def _hours(report: CostReport) -> str:
     cards = []
     for name, hours in (("GPU-hours", report.gpu), ("CPU-hours", report.cpu)):
         if not hours.held:
             continue
-        words = hours_words(hours)
+        words = hours_sentence(hours)
         no_data = "no data"
         parts = [("requested", words["requested"]), ("held", words["held"])]
         parts += [(key, words[key] if hours.sampled else no_data) for key in ("used", "idle")]
@@ -117,7 +117,9 @@ def _hours(report: Report) -> str:
         numbers = "".join(f"<div><b>{value}</b><span>{label}</span></div>" for label, value in parts)
         some = 0 < hours.sampled < 0.995 * hours.held
         note = f", sampled in {hours.sampled / hours.held:.0%} of them" if some else ""
-        cards.append(f"<div class=card><h3>{name}{note}</h3><div class=numbers>{numbers}</div>{_stripe(hours)}</div>")
+        cards.append(
+            f"<div class=card><h3>{name}{note}</h3><div class=numbers>{numbers}</div>{_hours_bar(hours)}</div>"
+        )
     legend = (
         "<p class=legend><i class=done></i>useful <i class=lost></i>lost to failures <i class=idle></i>idle "
         "<i class=unseen></i>no data</p>"
@@ -125,7 +127,7 @@ def _hours(report: Report) -> str:
     return f"<div class=cards>{''.join(cards)}</div>{legend}" if cards else ""
 
 
-def _stripe(hours: Hours) -> str:
+def _hours_bar(hours: ResourceHours) -> str:
     """What became of the hours that were held: useful, lost, without data, and idle to its end."""
     left, parts = 0.0, []
     for kind, part in (("done", hours.useful), ("lost", hours.lost), ("unseen", hours.unseen)):
@@ -139,7 +141,7 @@ def _stripe(hours: Hours) -> str:
     )
 
 
-def _advice(report: Report) -> str:
+def _advice(report: CostReport) -> str:
     items = "".join(
         f"<li>{escape(one.sentence)}" + (f" <code>{escape(one.flag)}</code>" if one.flag else "") + "</li>"
         for one in report.advice
@@ -147,7 +149,7 @@ def _advice(report: Report) -> str:
     return f"<ul class=advice>{items}</ul>" if items else ""
 
 
-def _efficiency(report: Report) -> str:
+def _efficiency(report: CostReport) -> str:
     rows = []
     for one in report.spreads:
         most = max(one.bins)
@@ -168,62 +170,62 @@ def _efficiency(report: Report) -> str:
     return f"<table><tr>{head}</tr>{''.join(rows)}</table>{note}"
 
 
-def gantt(report: Report) -> str:
+def gantt(report: CostReport) -> str:
     """The timeline as SVG: a lane per GPU, a bar per attempt with its name as a tooltip."""
     if not report.lanes:
         return ""
-    begin, end = timeline.span(report.tries)
+    begin, end = timeline.time_span(report.tries)
     length = max(1e-9, end - begin)
     room = _WIDTH - _LEFT - 60
-    height = len(report.lanes) * _LANE + 24
+    height = len(report.lanes) * _LANE_HEIGHT + 24
     parts = []
     for row, lane in enumerate(report.lanes):
-        top = row * _LANE
+        top = row * _LANE_HEIGHT
         parts.append(f'<text x="{_LEFT - 8}" y="{top + 13}" class=lane>{escape(lane.name[-22:])}</text>')
-        parts.append(f'<rect x="{_LEFT}" y="{top + 2}" width="{room}" height="{_LANE - 4}" class=track />')
+        parts.append(f'<rect x="{_LEFT}" y="{top + 2}" width="{room}" height="{_LANE_HEIGHT - 4}" class=track />')
         for bar in lane.bars:
             left = _LEFT + room * (bar.start - begin) / length
             wide = max(1.0, room * (bar.end - bar.start) / length - 0.5)
             title = f"{bar.run} (attempt {bar.attempt}) {bar.state}, {format_duration(bar.end - bar.start)}"
             parts.append(
-                f'<rect x="{left:.1f}" y="{top + 2}" width="{wide:.1f}" height="{_LANE - 4}" rx="2" '
+                f'<rect x="{left:.1f}" y="{top + 2}" width="{wide:.1f}" height="{_LANE_HEIGHT - 4}" rx="2" '
                 f'class="bar s-{escape(bar.state)}"><title>{escape(title)}</title></rect>'
             )
         parts.append(f'<text x="{_WIDTH - 52}" y="{top + 13}" class=busy>{lane.busy:.0%}</text>')
-    for at, tick in enumerate(timeline.ticks(begin, end, 5)):
+    for at, tick in enumerate(timeline.axis_ticks(begin, end, 5)):
         x = _LEFT + room * at / 4
         anchor = "start" if at == 0 else "end" if at == 4 else "middle"
         parts.append(f'<text x="{x:.0f}" y="{height - 6}" text-anchor="{anchor}" class=axis>{tick}</text>')
     return f'<svg class=gantt viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="timeline">{"".join(parts)}</svg>'
 
 
-def _nodes(report: Report) -> str:
-    found = nodes.rows(nodes.nodes(report.tries))
-    return _table(nodes.HEADER, found) if len(found) > 1 else ""
+def _nodes(report: CostReport) -> str:
+    found = nodes.node_rows(nodes.node_breakdown(report.tries))
+    return _table(nodes.NODE_HEADER, found) if len(found) > 1 else ""
 
 
-def _shapes(report: Report) -> str:
-    found = shapes.rows(shapes.shapes(report.tries))
-    return _table(shapes.header(report.tries), found) if found else ""
+def _shapes(report: CostReport) -> str:
+    found = shapes.layout_rows(shapes.layout_breakdown(report.tries))
+    return _table(shapes.layout_header(report.tries), found) if found else ""
 
 
-def _stopped(report: Report) -> str:
+def _stopped(report: CostReport) -> str:
     return _table(["run", "stopped"], stopped_rows(report))
 
 
-def _data(report: Report) -> str:
-    found = rows(staged(report.tries))
-    return _table(HEADER, found) if found else ""
+def _data(report: CostReport) -> str:
+    found = dataset_rows(dataset_breakdown(report.tries))
+    return _table(DATASET_HEADER, found) if found else ""
 
 
-def _failures(report: Report) -> str:
-    rows = [[one.cause, str(one.times), f"{one.gpu_hours:.2f}", listed(one.runs, 4)] for one in report.failures]
+def _failures(report: CostReport) -> str:
+    rows = [[one.cause, str(one.times), f"{one.gpu_hours:.2f}", shorten_list(one.runs, 4)] for one in report.failures]
     return _table(["cause", "times", "GPU-hours", "runs"], rows)
 
 
-def _runs(report: Report) -> str:
+def _runs(report: CostReport) -> str:
     rows = []
-    for history in report.histories[:_MAX_RUNS]:
+    for history in report.histories[:_MAX_RUN_ROWS]:
         view = history.view
         lasted = sum(one.hours for one in history.tries) * 3600
         cells = [escape(view.name), f'<span class="chip {escape(view.state)}">{escape(view.state)}</span>']
@@ -231,7 +233,7 @@ def _runs(report: Report) -> str:
         cells += [format_duration(lasted) if lasted else "-"]
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     head = "".join(f"<th>{title}</th>" for title in ("run", "state", "why", "tries", "node", "time"))
-    left = len(report.histories) - _MAX_RUNS
+    left = len(report.histories) - _MAX_RUN_ROWS
     more = f"<p>{left:,} more runs are not listed; shoal status --all --tasks lists them</p>" if left > 0 else ""
     table = f"<table class=runs><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     return table + more if rows else ""

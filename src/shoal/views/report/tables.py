@@ -7,52 +7,59 @@ import io
 from collections.abc import Sequence
 
 from shoal.units import format_duration
-from shoal.views.columns import iso
-from shoal.views.render import plain
-from shoal.views.report.gather import Report, hours_words
+from shoal.views.columns import iso_time
+from shoal.views.render import safe_line
+from shoal.views.report.gather import CostReport, hours_sentence
 from shoal.views.report.text import results_notes, results_table
 
 
-def markdown(report: Report) -> str:
-    parts = [f"# {_cell(report.title)}", ", ".join(f"{count} {state}" for state, count in report.counts.items())]
+def report_markdown(report: CostReport) -> str:
+    parts = [
+        f"# {_markdown_cell(report.title)}",
+        ", ".join(f"{count} {state}" for state, count in report.counts.items()),
+    ]
     facts = []
     if report.makespan_s is not None:
         facts.append(["from first submission to last end", format_duration(report.makespan_s)])
     if report.wait is not None:
         facts.append(["queue wait, median", format_duration(report.wait.median_s)])
     for name, hours in (("GPU-hours", report.gpu), ("CPU-hours", report.cpu)):
-        words = hours_words(hours)
+        words = hours_sentence(hours)
         if hours.held:
             used, idle = (words[key] if hours.sampled else "no data" for key in ("used", "idle"))
             facts += [[f"{name} requested", words["requested"]], [f"{name} held", words["held"]]]
             facts += [[f"{name} used", used], [f"{name} idle", idle], [f"{name} lost", words["lost"]]]
-    parts.append(_table(["what", "how much"], facts))
+    parts.append(_markdown_table(["what", "how much"], facts))
     if report.advice:
         parts.append("## Next time")
         parts.append("\n".join(f"- {one.sentence}" + (f": `{one.flag}`" if one.flag else "") for one in report.advice))
     if report.failures:
         rows = [[one.cause, str(one.times), f"{one.gpu_hours:.2f}"] for one in report.failures]
-        parts += ["## Failures", _table(["cause", "times", "GPU-hours"], rows)]
+        parts += ["## Failures", _markdown_table(["cause", "times", "GPU-hours"], rows)]
     header, rows = results_table(report)
     if rows:
-        parts += ["## Results", _table(header, rows), "\n".join(f"- {_cell(note)}" for note in results_notes(report))]
+        parts += [
+            "## Results",
+            _markdown_table(header, rows),
+            "\n".join(f"- {_markdown_cell(note)}" for note in results_notes(report)),
+        ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines) if rows else ""
+    return "\n".join(f"| {' | '.join(_markdown_cell(cell) for cell in line)} |" for line in lines) if rows else ""
 
 
-def _cell(text: str) -> str:
+def _markdown_cell(text: str) -> str:
     """Names and causes are other people's text: nothing in them may begin a tag, a column or a link."""
-    escaped = plain(text).replace("\\", "\\\\")
+    escaped = safe_line(text).replace("\\", "\\\\")
     for letter in "|<>[]`*_":
         escaped = escaped.replace(letter, f"\\{letter}") if letter in "|[]`*<>" else escaped
     return escaped
 
 
-def as_csv(report: Report) -> str:
+def report_csv(report: CostReport) -> str:
     """One line per attempt, with the run's parameters and metrics behind it."""
     params = list(dict.fromkeys(key for one in report.histories if one.spec for key in one.spec.params))
     metrics = list(dict.fromkeys(key for found in report.metrics.values() for key in found))
@@ -76,16 +83,16 @@ def as_csv(report: Report) -> str:
                 view.cause,
                 one.host,
             ]
-            row += [iso(moment) if moment else None for moment in (one.submitted, one.begin, one.end)]
+            row += [iso_time(moment) if moment else None for moment in (one.submitted, one.begin, one.end)]
             row += [one.gpus, round(one.gpus * one.hours, 6), one.kept]
             row += [use.peak_memory_mb, use.mean_cpus, use.mean_gpu_percent] if use else [None, None, None]
-            writer.writerow([_harmless(value) for value in [*row, *tail]])
+            writer.writerow([_csv_safe(value) for value in [*row, *tail]])
     return out.getvalue()
 
 
-def _harmless(value: object) -> object:
+def _csv_safe(value: object) -> object:
     """A spreadsheet runs what begins with = + - @; a quote before it makes it text."""
     if isinstance(value, str):
-        text = plain(value)
+        text = safe_line(value)
         return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
     return value

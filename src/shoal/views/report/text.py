@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.units import format_duration, listed, plural
-from shoal.views.render import bar, fit, paint_state, plain, print_json, table_lines, wrapped
+from shoal.units import format_duration, plural, shorten_list
+from shoal.views.render import fit_cell, paint_state, print_json, safe_line, table_lines, text_bar, wrap_line
 from shoal.views.report import nodes, shapes, timeline
-from shoal.views.report.efficiency import Spread
-from shoal.views.report.gather import Report, document, hours_words, metric_names, setting_names
-from shoal.views.report.staged import HEADER, rows, staged
-from shoal.views.results import mean_words
+from shoal.views.report.efficiency import UsageSpread
+from shoal.views.report.gather import CostReport, hours_sentence, metric_names, report_document, setting_names
+from shoal.views.report.staged import DATASET_HEADER, dataset_breakdown, dataset_rows
+from shoal.views.results import format_mean
 from shoal.views.screen import Screen
 
-_MOST_LANES = 24
-_MOST_METRICS = 12
-_SPARK = " ▁▂▃▄▅▆▇█"
+_MAX_LANES = 24
+_MAX_METRICS = 12
+_HISTOGRAM_BARS = " ▁▂▃▄▅▆▇█"
 
 
-def show(report: Report, screen: Screen, *, as_json: bool = False, quiet: bool = False) -> None:
+def show_report(report: CostReport, screen: Screen, *, as_json: bool = False, quiet: bool = False) -> None:
     if as_json:
-        print_json(document(report))
+        print_json(report_document(report))
     elif quiet:
         print("\n".join(history.view.name for history in report.histories))
     else:
-        print("\n".join(lines_of(report, screen)))
+        print("\n".join(report_lines(report, screen)))
 
 
-def lines_of(report: Report, screen: Screen) -> list[str]:
+def report_lines(report: CostReport, screen: Screen) -> list[str]:
     lines = _summary(report, screen)
     for title, part in (
         ("hours", _hours(report, screen)),
@@ -46,10 +46,10 @@ def lines_of(report: Report, screen: Screen) -> list[str]:
     return lines
 
 
-def _summary(report: Report, screen: Screen) -> list[str]:
+def _summary(report: CostReport, screen: Screen) -> list[str]:
     total = sum(report.counts.values())
     states = "  ".join(paint_state(f"{n:,} {state}", state, screen) for state, n in report.counts.items())
-    parts = [f"{screen.paint(plain(report.title), '1')}   {plural(total, 'run')}   {states}"]
+    parts = [f"{screen.paint(safe_line(report.title), '1')}   {plural(total, 'run')}   {states}"]
     if report.retried:
         parts.append(f"{report.retried:,} tried more than once")
     if report.makespan_s is not None:
@@ -60,63 +60,71 @@ def _summary(report: Report, screen: Screen) -> list[str]:
             f"queue wait {format_duration(wait.median_s)} (median), {format_duration(wait.longest_s)} (longest)"
         )
     lines = [parts[0], *([f"  {', '.join(parts[1:])}"] if parts[1:] else [])]
-    return [part for line in lines for part in wrapped(line, screen)]
+    return [part for line in lines for part in wrap_line(line, screen)]
 
 
-def _hours(report: Report, screen: Screen) -> list[str]:
+def _hours(report: CostReport, screen: Screen) -> list[str]:
     lines = []
     for name, hours in (("GPU-hours", report.gpu), ("CPU-hours", report.cpu)):
         if not hours.held:
             continue
-        words = hours_words(hours)
+        words = hours_sentence(hours)
         seen = f"used {words['used']}   idle {words['idle']}" if hours.sampled else "used and idle: no data"
         part = (
             f", sampled in {hours.sampled / hours.held:.0%} of them" if 0 < hours.sampled < 0.995 * hours.held else ""
         )
         line = f"  {name}   requested {words['requested']}   held {words['held']}   {seen}"
-        lines += wrapped(f"{line}   lost to failures {words['lost']}{part}", screen)
+        lines += wrap_line(f"{line}   lost to failures {words['lost']}{part}", screen)
     return lines
 
 
-def _efficiency(report: Report, screen: Screen) -> list[str]:
+def _efficiency(report: CostReport, screen: Screen) -> list[str]:
     if not report.spreads:
         return []
     rows = [
-        (one.name, f"{one.low:.0%}", f"{one.middle:.0%}", f"{one.high:.0%}", bar(one.middle), _histogram(one, screen))
+        (
+            one.name,
+            f"{one.low:.0%}",
+            f"{one.middle:.0%}",
+            f"{one.high:.0%}",
+            text_bar(one.middle),
+            _histogram(one, screen),
+        )
         for one in report.spreads
     ]
-    lines = table_lines(("OF WHAT WAS ASKED", "LEAST", "MEDIAN", "MOST", "", "0-100%"), rows, _inside(screen))
+    lines = table_lines(("OF WHAT WAS ASKED", "LEAST", "MEDIAN", "MOST", "", "0-100%"), rows, _indented_screen(screen))
     if not any(one.name == "gpu" for one in report.spreads):
         problem = next((one.use.gpu_problem for one in report.tries if one.use and one.use.gpu_problem), None)
-        lines.append(f"gpu: no data{f' ({plain(problem)})' if problem else ''}")
+        lines.append(f"gpu: no data{f' ({safe_line(problem)})' if problem else ''}")
     return [f"  {line}" for line in lines] if screen.tty else lines
 
 
-def _histogram(one: Spread, screen: Screen) -> str:
+def _histogram(one: UsageSpread, screen: Screen) -> str:
     if not screen.unicode or screen.accessible or not screen.tty:
         return ",".join(map(str, one.bins))
     most = max(one.bins)
-    return "".join(_SPARK[0 if not count else 1 + round(7 * count / most)] for count in one.bins)
+    return "".join(_HISTOGRAM_BARS[0 if not count else 1 + round(7 * count / most)] for count in one.bins)
 
 
-def _advice(report: Report, screen: Screen) -> list[str]:
+def _advice(report: CostReport, screen: Screen) -> list[str]:
     lines = (f"  {one.sentence}" + (f"   next time: {one.flag}" if one.flag else "") for one in report.advice)
-    return [part for line in lines for part in wrapped(line, screen)]
+    return [part for line in lines for part in wrap_line(line, screen)]
 
 
-def _timeline(report: Report, screen: Screen) -> list[str]:
+def _timeline(report: CostReport, screen: Screen) -> list[str]:
     if not report.lanes:
         return []
-    begin, end = timeline.span(report.tries)
+    begin, end = timeline.time_span(report.tries)
     wide = min(28, max(len(lane.name) for lane in report.lanes))
     width = max(20, min(100, screen.width - wide - 16))
     lines = [
-        f"  {fit(plain(lane.name), wide)} |{timeline.draw(lane, begin, end, width)}|  {lane.busy:.0%} busy"
-        for lane in report.lanes[:_MOST_LANES]
+        f"  {fit_cell(safe_line(lane.name), wide)} |{timeline.lane_text(lane, begin, end, width)}|"
+        f"  {lane.busy:.0%} busy"
+        for lane in report.lanes[:_MAX_LANES]
     ]
-    if len(report.lanes) > _MOST_LANES:
-        lines.append(f"  and {len(report.lanes) - _MOST_LANES} more; --html shows them all")
-    first, last = timeline.ticks(begin, end, 2)
+    if len(report.lanes) > _MAX_LANES:
+        lines.append(f"  and {len(report.lanes) - _MAX_LANES} more; --html shows them all")
+    first, last = timeline.axis_ticks(begin, end, 2)
     axis = f"{first}{last.rjust(width - len(first))}"
     mean = sum(lane.busy for lane in report.lanes) / len(report.lanes)
     return [
@@ -126,83 +134,85 @@ def _timeline(report: Report, screen: Screen) -> list[str]:
     ]
 
 
-def _shapes(report: Report, screen: Screen) -> list[str]:
-    found = shapes.rows(shapes.shapes(report.tries))
-    lines = table_lines(shapes.header(report.tries), found, _inside(screen)) if found else []
+def _shapes(report: CostReport, screen: Screen) -> list[str]:
+    found = shapes.layout_rows(shapes.layout_breakdown(report.tries))
+    lines = table_lines(shapes.layout_header(report.tries), found, _indented_screen(screen)) if found else []
     return [f"  {line}" if screen.tty else line for line in lines]
 
 
-def _stopped(report: Report, screen: Screen) -> list[str]:
+def _stopped(report: CostReport, screen: Screen) -> list[str]:
     found = stopped_rows(report)
     if not found:
         return []
-    lines = table_lines(("RUN", "STOPPED"), found[:_MOST_LANES], _inside(screen))
-    more = [f"and {len(found) - _MOST_LANES} more; --json names them all"] if len(found) > _MOST_LANES else []
+    lines = table_lines(("RUN", "STOPPED"), found[:_MAX_LANES], _indented_screen(screen))
+    more = [f"and {len(found) - _MAX_LANES} more; --json names them all"] if len(found) > _MAX_LANES else []
     return [f"  {line}" if screen.tty else line for line in [*lines, *more]]
 
 
-def stopped_rows(report: Report) -> list[tuple[str, str]]:
+def stopped_rows(report: CostReport) -> list[tuple[str, str]]:
     """What each run had when a search stopped it; their numbers are in no mean."""
     stopped = [history.view for history in report.histories if history.view.state == "stopped"]
     return [(view.name, (view.cause or "").removeprefix("stopped by search ")) for view in stopped]
 
 
-def _nodes(report: Report, screen: Screen) -> list[str]:
-    found = nodes.rows(nodes.nodes(report.tries))
-    lines = table_lines(nodes.HEADER, found[:_MOST_LANES], _inside(screen)) if len(found) > 1 else []
-    if len(found) > _MOST_LANES:
-        lines.append(f"and {len(found) - _MOST_LANES} more; --html shows them all")
+def _nodes(report: CostReport, screen: Screen) -> list[str]:
+    found = nodes.node_rows(nodes.node_breakdown(report.tries))
+    lines = table_lines(nodes.NODE_HEADER, found[:_MAX_LANES], _indented_screen(screen)) if len(found) > 1 else []
+    if len(found) > _MAX_LANES:
+        lines.append(f"and {len(found) - _MAX_LANES} more; --html shows them all")
     return [f"  {line}" for line in lines] if screen.tty else lines
 
 
-def _data(report: Report, screen: Screen) -> list[str]:
-    found = rows(staged(report.tries))
-    lines = table_lines(HEADER, found, screen) if found else []
+def _data(report: CostReport, screen: Screen) -> list[str]:
+    found = dataset_rows(dataset_breakdown(report.tries))
+    lines = table_lines(DATASET_HEADER, found, screen) if found else []
     return [f"  {line}" for line in lines] if screen.tty else lines
 
 
-def _failures(report: Report, screen: Screen) -> list[str]:
+def _failures(report: CostReport, screen: Screen) -> list[str]:
     rows = [
         (
-            plain(one.cause),
+            safe_line(one.cause),
             str(one.times),
             f"{one.gpu_hours:.2f}",
-            listed(one.runs, 3),
+            shorten_list(one.runs, 3),
         )
         for one in report.failures
     ]
-    lines = table_lines(("CAUSE", "TIMES", "GPU-HOURS", "RUNS"), rows, _inside(screen), widest=3) if rows else []
+    lines = (
+        table_lines(("CAUSE", "TIMES", "GPU-HOURS", "RUNS"), rows, _indented_screen(screen), widest=3) if rows else []
+    )
     return [f"  {line}" for line in lines] if screen.tty else lines
 
 
-def _results(report: Report, screen: Screen) -> list[str]:
+def _results(report: CostReport, screen: Screen) -> list[str]:
     header, rows = results_table(report)
-    lines = table_lines(header, rows, _inside(screen), widest=0) if rows else []
-    lines += [f"note: {plain(note)}" for note in results_notes(report)]
+    lines = table_lines(header, rows, _indented_screen(screen), widest=0) if rows else []
+    lines += [f"note: {safe_line(note)}" for note in results_notes(report)]
     return [f"  {line}" for line in lines] if screen.tty else lines
 
 
-def _inside(screen: Screen) -> Screen:
+def _indented_screen(screen: Screen) -> Screen:
     """What is left of it behind the indentation."""
     return screen._replace(width=screen.width - 2)
 
 
-def results_notes(report: Report) -> list[str]:
-    cut = len(metric_names(report.rows)) - _MOST_METRICS
+def results_notes(report: CostReport) -> list[str]:
+    cut = len(metric_names(report.rows)) - _MAX_METRICS
     more = [f"{plural(cut, 'more metric')}; shoal results shows all"] if cut > 0 else []
     return [*report.notes, *more]
 
 
-def results_table(report: Report) -> tuple[list[str], list[list[str]]]:
+def results_table(report: CostReport) -> tuple[list[str], list[list[str]]]:
     """(header, rows) of the results; also for Markdown, CSV and the page."""
-    settings, metrics = setting_names(report.rows), metric_names(report.rows)[:_MOST_METRICS]
+    settings, metrics = setting_names(report.rows), metric_names(report.rows)[:_MAX_METRICS]
     header = ["RUN", *settings, "SEEDS", *metrics]
     rows = [
         [
-            plain(row.label),
-            *(plain(row.settings.get(key, "-")) for key in settings),
+            safe_line(row.label),
+            *(safe_line(row.settings.get(key, "-")) for key in settings),
             _seeds(row.seeds),
-            *(mean_words(row.metrics.get(key)) for key in metrics),
+            *(format_mean(row.metrics.get(key)) for key in metrics),
         ]
         for row in report.rows
     ]

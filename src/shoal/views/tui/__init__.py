@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from shoal.views.status import Filter
+from shoal.views.status import StatusFilter
 
 
-def run_app(home: str, wanted: Filter, *, everything: bool = False) -> int:
+def run_app(home: str, wanted: StatusFilter, *, everything: bool = False) -> int:
     """Run it until the person quits. Needs a terminal; the caller has checked."""
     from shoal.views.tui.app import WatchApp
 

@@ -15,21 +15,21 @@ from textual.widgets import Footer, Input, RichLog, Static
 
 from shoal.errors import ShoalError
 from shoal.kernel import layout
-from shoal.model import LIVE
+from shoal.model import ACTIVE_STATES
 from shoal.observe import RunView
 from shoal.views import actions, logs, status
-from shoal.views.details import Details
-from shoal.views.polling import SharedSlurm
-from shoal.views.render import plain
+from shoal.views.details import RunDetails
+from shoal.views.polling import QueueCache
+from shoal.views.render import safe_line
 from shoal.views.screen import Screen
-from shoal.views.status import Filter, Report
-from shoal.views.tui.detail import TABS, text_of, title_of
-from shoal.views.tui.runlist import Line, RunList, lay_out
+from shoal.views.status import StatusFilter, StatusReport
+from shoal.views.tui.detail import TABS, detail_title, tab_text
+from shoal.views.tui.runlist import RunLine, RunList, list_lines
 
-_LOOK_S = 2.0
+_REFRESH_S = 2.0
 #: Answers that mean yes -> what a retry asks for more of.
 _MAX_CAUSES = 200
-_MORE = {"y": None, "m": "memory", "t": "time"}
+_RETRY_KEYS = {"y": None, "m": "memory", "t": "time"}
 _HELP = """j k, arrows   move            1-5, tab   log, errors, metrics, script, events
 Enter         fold, unfold    /          filter: words, or state:failed
 a             done runs too   Esc        clear the filter
@@ -39,7 +39,7 @@ l             log of the next rank or replica
 q             quit; the runs go on"""
 
 
-class Ask(ModalScreen[str]):
+class ConfirmDialog(ModalScreen[str]):
     """A question that names what would be done. The answer is the key: y is yes, and a retry may also be m or t."""
 
     BINDINGS: ClassVar = [
@@ -64,7 +64,7 @@ class Ask(ModalScreen[str]):
             self.dismiss(answer)
 
 
-class Help(ModalScreen[None]):
+class HelpDialog(ModalScreen[None]):
     BINDINGS: ClassVar = [Binding("escape,q,question_mark,enter", "dismiss", "close")]
 
     def compose(self) -> ComposeResult:
@@ -103,14 +103,16 @@ class WatchApp(App[int]):
         *(Binding(str(number + 1), f"tab({number})", "", show=False) for number in range(len(TABS))),
     ]
 
-    def __init__(self, home: str, wanted: Filter, *, everything: bool = False, look_s: float = _LOOK_S) -> None:
+    def __init__(
+        self, home: str, wanted: StatusFilter, *, everything: bool = False, look_s: float = _REFRESH_S
+    ) -> None:
         super().__init__()
         self.home, self.wanted, self.everything, self.look_s = home, wanted, everything, look_s
-        self.report: Report | None = None
+        self.report: StatusReport | None = None
         self.tab = 0
         self.part = 0
         self.unfolded: frozenset[str] = frozenset()
-        self._ask = SharedSlurm(home)
+        self._ask = QueueCache(home)
         self._shown: tuple[str, int, tuple[str, ...]] | None = None
 
     def compose(self) -> ComposeResult:
@@ -132,30 +134,32 @@ class WatchApp(App[int]):
 
     @work(thread=True, exclusive=True, exit_on_error=False)
     def _look(self) -> None:
-        report = status.gather(self.home, self.wanted, ask=self._ask)
+        report = status.gather_status(self.home, self.wanted, ask=self._ask)
         self.call_from_thread(self.put, report)
 
-    def put(self, report: Report) -> None:
+    def put(self, report: StatusReport) -> None:
         """Show what was found; also the door for tests."""
         self.report = report
         plain_screen = Screen(tty=True, width=self.size.width)
         text = status.headline(report, plain_screen)
-        problem = f"  SLURM DOES NOT ANSWER: {plain(report.slurm_problem)}" if report.slurm_problem else ""
+        problem = f"  SLURM DOES NOT ANSWER: {safe_line(report.slurm_problem)}" if report.slurm_problem else ""
         self.query_one("#headline", Static).update(text + problem)
         self._lay_out()
 
     def _lay_out(self) -> None:
         views = self.report.views if self.report else []
         words = self.query_one("#filter", Input).value.lower().split()
-        shown = [view for view in views if (self.everything or view.state != "done" or words) and _passes(view, words)]
-        self.query_one(RunList).put(lay_out(shown, self.unfolded))
+        shown = [
+            view for view in views if (self.everything or view.state != "done" or words) and _matches_words(view, words)
+        ]
+        self.query_one(RunList).put(list_lines(shown, self.unfolded))
 
     def on_run_list_moved(self, event: RunList.Moved) -> None:
         # A message that was on its way when the person quit finds no widgets any more.
         if self.query("#title"):
             self._show(event.line)
 
-    def _show(self, line: Line | None) -> None:
+    def _show(self, line: RunLine | None) -> None:
         title, tabs = self.query_one("#title", Static), self.query_one("#tabs", Static)
         tabs.update("".join(f"[{name}]" if at == self.tab else f" {name} " for at, name in enumerate(TABS)))
         if line is None or self.report is None:
@@ -163,17 +167,17 @@ class WatchApp(App[int]):
             self._put_text("", ())
             return
         if len(line.views) > 1:
-            title.update(plain(f"{line.key}: {line.word}"))
+            title.update(safe_line(f"{line.key}: {line.word}"))
             causes = dict.fromkeys(view.cause for view in line.views if view.cause)
             left = [f"{len(causes) - _MAX_CAUSES:,} more causes; Enter unfolds the runs"] * (len(causes) > _MAX_CAUSES)
             shown = [f"{len(line.views)} runs; Enter unfolds", "", *list(causes)[:_MAX_CAUSES], *left]
             self._put_text(line.key, tuple(shown))
             return
         view = line.views[0]
-        details = self.report.details.get(view.name, Details())
-        title.update(title_of(view, details, time.time()))
+        details = self.report.details.get(view.name, RunDetails())
+        title.update(detail_title(view, details, time.time()))
         width = self.query_one("#text").size.width
-        self._put_text(view.name, tuple(text_of(TABS[self.tab], self.home, view, details, width, self.part)))
+        self._put_text(view.name, tuple(tab_text(TABS[self.tab], self.home, view, details, width, self.part)))
 
     def _put_text(self, key: str, lines: Sequence[str]) -> None:
         shown = (key, self.tab, tuple(lines))
@@ -227,17 +231,19 @@ class WatchApp(App[int]):
             self._lay_out()
 
     def action_help(self) -> None:
-        self.push_screen(Help())
+        self.push_screen(HelpDialog())
 
     def action_cancel(self) -> None:
-        views = [view for view in self._chosen() if view.state in LIVE]
+        views = [view for view in self._chosen() if view.state in ACTIVE_STATES]
         if not views:
             self.notify("nothing to cancel here: none of it is queued or running", markup=False)
             return
         self._confirm("cancel", views)
 
     def action_retry(self) -> None:
-        views = [view for view in self._chosen() if view.state not in LIVE and view.state not in ("done", "new")]
+        views = [
+            view for view in self._chosen() if view.state not in ACTIVE_STATES and view.state not in ("done", "new")
+        ]
         if not views:
             self.notify("nothing to retry here: nothing of it has ended badly", markup=False)
             return
@@ -245,21 +251,25 @@ class WatchApp(App[int]):
 
     def _confirm(self, what: str, views: Sequence[RunView]) -> None:
         names = [view.name for view in views]
-        many = plain(names[0]) if len(names) == 1 else f"{len(names)} runs, from {plain(names[0])}"
+        many = safe_line(names[0]) if len(names) == 1 else f"{len(names)} runs, from {safe_line(names[0])}"
 
         def answered(answer: str | None) -> None:
-            if answer in _MORE:
-                self._act(what, names, _MORE[answer])
+            if answer in _RETRY_KEYS:
+                self._act(what, names, _RETRY_KEYS[answer])
 
-        self.push_screen(Ask(f"{what} {many}?", more=what == "retry"), answered)
+        self.push_screen(ConfirmDialog(f"{what} {many}?", more=what == "retry"), answered)
 
     @work(thread=True, exit_on_error=False)
     def _act(self, what: str, names: Sequence[str], more: str | None) -> None:
         try:
-            said = actions.cancel(self.home, names) if what == "cancel" else actions.retry(self.home, names, more)
+            said = (
+                actions.cancel_active(self.home, names)
+                if what == "cancel"
+                else actions.retry_runs(self.home, names, more)
+            )
         except (ShoalError, OSError) as error:
             said = f"{what} failed: {error}"
-        self.call_from_thread(self.notify, plain(said), markup=False)
+        self.call_from_thread(self.notify, safe_line(said), markup=False)
 
     def action_page(self) -> None:
         """The log in the person's pager, with the view out of the way meanwhile."""
@@ -268,7 +278,7 @@ class WatchApp(App[int]):
             self.notify("it has no log yet", markup=False)
             return
         with self.suspend():
-            logs.page([layout.log_file(view.log_dir, view.attempt)])
+            logs.open_pager([layout.log_file(view.log_dir, view.attempt)])
         self.refresh()
 
     def action_copy(self) -> None:
@@ -276,14 +286,14 @@ class WatchApp(App[int]):
         if view is not None and view.log_dir:
             path = layout.log_file(view.log_dir, view.attempt)
             self.copy_to_clipboard(path)
-            self.notify(plain(path), markup=False)
+            self.notify(safe_line(path), markup=False)
 
     def _chosen(self) -> list[RunView]:
         line = self.query_one(RunList).current
         return line.views if line is not None else []
 
 
-def _passes(view: RunView, words: Sequence[str]) -> bool:
+def _matches_words(view: RunView, words: Sequence[str]) -> bool:
     """Words are searched in name, state, cause, node and job; state:failed asks for that alone. Never an error."""
     text = f"{view.name} {view.state} {view.cause or ''} {view.node or ''} {view.job_id or ''}".lower()
     for word in words:

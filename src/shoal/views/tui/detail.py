@@ -5,71 +5,71 @@ from __future__ import annotations
 import time
 
 from shoal.kernel import read_metrics, read_series
-from shoal.observe import DamagedRecord, Reader, RunView, find_output
+from shoal.observe import DamagedRecord, RunReader, RunView, find_output
 from shoal.units import format_duration
 from shoal.views import usage
-from shoal.views.details import Details
-from shoal.views.events import events
-from shoal.views.faults import look
-from shoal.views.log_parts import first_telling, parts
-from shoal.views.render import bar, plain
+from shoal.views.details import RunDetails
+from shoal.views.events import run_events
+from shoal.views.faults import find_error
+from shoal.views.log_parts import first_nonempty, rank_logs
+from shoal.views.render import safe_line, text_bar
 from shoal.views.tail import last_text
-from shoal.views.terminal_text import harmless
+from shoal.views.terminal_text import strip_control_sequences
 
 TABS = ("log", "errors", "metrics", "script", "events")
 _SPARK = "▁▂▃▄▅▆▇█"
 
 
-def text_of(tab: str, home: str, view: RunView, details: Details, width: int = 60, part: int = 0) -> list[str]:
+def tab_text(tab: str, home: str, view: RunView, details: RunDetails, width: int = 60, part: int = 0) -> list[str]:
     """The lines of one tab, harmless for a terminal. `part` counts the ranks and replicas of the log."""
     if tab == "log":
-        lines = _log(view, part)
+        lines = _log_tab(view, part)
     else:
-        lines = {"errors": _errors, "metrics": _metrics, "script": _script, "events": _events}[tab](
+        lines = {"errors": _errors_tab, "metrics": _metrics_tab, "script": _script_tab, "events": _events_tab}[tab](
             home, view, details, width
         )
-    return [harmless(line.expandtabs(4), colour=False) for line in lines]
+    return [strip_control_sequences(line.expandtabs(4), colour=False) for line in lines]
 
 
-def _log(view: RunView, turn: int) -> list[str]:
+def _log_tab(view: RunView, turn: int) -> list[str]:
     if not view.log_dir or not view.attempt:
         return ["it has not started yet"]
-    found = parts(view.log_dir, view.attempt)
-    place = (first_telling(found) + turn) % len(found)
+    found = rank_logs(view.log_dir, view.attempt)
+    place = (first_nonempty(found) + turn) % len(found)
     head = [f"--- {found[place].label}, {place + 1} of {len(found)}; l shows the next ---"] if len(found) > 1 else []
     return [*head, *(last_text(found[place].tries[-1], 400) or ["nothing was printed yet"])]
 
 
-def _errors(home: str, view: RunView, details: Details, width: int) -> list[str]:
-    fault = look(home, view)
+def _errors_tab(home: str, view: RunView, details: RunDetails, width: int) -> list[str]:
+    fault = find_error(home, view)
     return [fault.line, "", *fault.window] if fault.window else [view.cause or "no error was found in its log"]
 
 
-def _metrics(home: str, view: RunView, details: Details, width: int) -> list[str]:
+def _metrics_tab(home: str, view: RunView, details: RunDetails, width: int) -> list[str]:
     lines = []
-    sample = usage.read(home, view.name, view.attempt) if view.attempt else None
+    sample = usage.read_usage(home, view.name, view.attempt) if view.attempt else None
     if details.progress is not None:
         part = details.progress.fraction
-        lines.append(f"progress {details.progress.words}" + (f" {bar(part, 20)}" if part is not None else ""))
+        lines.append(f"progress {details.progress.words}" + (f" {text_bar(part, 20)}" if part is not None else ""))
     for node in sample.nodes if sample else ():
         lines += _node_use(node, node.host or view.node or "here", width)
     output = find_output(home, view) if view.output_dir else None
     for name, points in read_series(output).items() if output else ():
         values = [value for _, value in points]
-        lines.append(f"{plain(name)[:14]:<14} {sparkline(values, width - 30)} {values[-1]:.4g}")
+        lines.append(f"{safe_line(name)[:14]:<14} {sparkline(values, width - 30)} {values[-1]:.4g}")
     if output and view.state == "done":
-        lines += [f"{plain(name)} {value:.5g}" for name, value in read_metrics(output).items()]
+        lines += [f"{safe_line(name)} {value:.5g}" for name, value in read_metrics(output).items()]
     return lines or ["no data"]
 
 
-def _node_use(node: usage.NodeUse, host: str, width: int) -> list[str]:
+def _node_use(node: usage.NodeUsage, host: str, width: int) -> list[str]:
     """Numbers first, then little bars over time: processors, memory and every GPU of one node."""
     lines = [f"{host}: {node.peak_memory_mb:.0f} MB at most, {node.cpu_s:.0f} CPU seconds"]
     for gpu in node.gpus:
         lines.append(
-            f"GPU {gpu.mean_percent:.0f}% {bar(gpu.mean_percent / 100)} {gpu.peak_memory_mb:.0f} MB  {gpu.name}"
+            f"GPU {gpu.mean_percent:.0f}% {text_bar(gpu.mean_percent / 100)} {gpu.peak_memory_mb:.0f} MB  {gpu.name}"
         )
-    if node.gpu_idle_for_s >= usage.IDLE_ALARM_S:
+    if node.gpu_idle_for_s >= usage.MAX_IDLE_S:
         lines.append(f"GPU      idle for {format_duration(node.gpu_idle_for_s)}")
     if not node.gpus:
         lines.append(f"GPU      no data{f' ({node.gpu_problem})' if node.gpu_problem else ''}")
@@ -80,8 +80,8 @@ def _node_use(node: usage.NodeUse, host: str, width: int) -> list[str]:
     return lines
 
 
-def _script(home: str, view: RunView, details: Details, width: int) -> list[str]:
-    reader = Reader(home)
+def _script_tab(home: str, view: RunView, details: RunDetails, width: int) -> list[str]:
+    reader = RunReader(home)
     try:
         spec = reader.spec(view.name)
         script = reader.script_file(view.name)
@@ -94,19 +94,20 @@ def _script(home: str, view: RunView, details: Details, width: int) -> list[str]
     return [*lines, "", *last_text(script, 0)] if script else lines
 
 
-def _events(home: str, view: RunView, details: Details, width: int) -> list[str]:
+def _events_tab(home: str, view: RunView, details: RunDetails, width: int) -> list[str]:
     return [
-        f"{time.strftime('%m-%d %H:%M:%S', time.localtime(one['t']))}  {one['what']}" for one in events(home, view.name)
+        f"{time.strftime('%m-%d %H:%M:%S', time.localtime(one['t']))}  {one['what']}"
+        for one in run_events(home, view.name)
     ]
 
 
-def title_of(view: RunView, details: Details, now: float) -> str:
+def detail_title(view: RunView, details: RunDetails, now: float) -> str:
     parts = [view.state, view.cause or (details.progress.words if details.progress else "")]
     if view.started is not None:
         parts.append(format_duration(max(0.0, (view.ended or now) - view.started)))
     if view.job_id:
         parts.append(f"job {view.job_id}")
-    return plain("  ".join(part for part in parts if part))
+    return safe_line("  ".join(part for part in parts if part))
 
 
 def sparkline(values: list[float], width: int) -> str:

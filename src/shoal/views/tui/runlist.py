@@ -15,12 +15,12 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from shoal.observe import RunView
-from shoal.views.family import Family, families, tally
-from shoal.views.render import fit, fit_end, plain, state_code, state_word
+from shoal.views.family import RunGroup, count_states, group_runs
+from shoal.views.render import fit_cell, fit_cell_end, safe_line, state_code, state_word
 
 #: SGR code of the plain table -> rich's name for the same theme colour.
 _COLOURS = {"32": "green", "36": "cyan", "33": "yellow", "35": "magenta", "31": "red", "0": "default"}
-_SHORT = {
+_SHORT_STATES = {
     "running": "run",
     "pending": "pend",
     "failed": "fail",
@@ -31,7 +31,7 @@ _SHORT = {
 }
 
 
-class Line(NamedTuple):
+class RunLine(NamedTuple):
     """One line: a run, or a family with its tally. `depth` is 1 inside an unfolded family."""
 
     key: str
@@ -42,18 +42,18 @@ class Line(NamedTuple):
     depth: int = 0
 
 
-def lay_out(views: Sequence[RunView], unfolded: frozenset[str]) -> list[Line]:
+def list_lines(views: Sequence[RunView], unfolded: frozenset[str]) -> list[RunLine]:
     """The lines for these runs; families are folded unless their key is in `unfolded`. Pure."""
     lines = []
-    for row in families(views):
-        if isinstance(row, Family):
-            counts = tally(row.views)
-            words = " ".join(f"{count} {_SHORT.get(state, state)}" for state, count in counts.items())
+    for row in group_runs(views):
+        if isinstance(row, RunGroup):
+            counts = count_states(row.views)
+            words = " ".join(f"{count} {_SHORT_STATES.get(state, state)}" for state, count in counts.items())
             worst = next(
                 (state for state in ("failed", "oom", "timeout", "running", "pending") if state in counts), "done"
             )
             is_open = row.key in unfolded
-            lines.append(Line(row.key, f"{'-' if is_open else '+'} {row.key}", worst, words, row.views))
+            lines.append(RunLine(row.key, f"{'-' if is_open else '+'} {row.key}", worst, words, row.views))
             if is_open:
                 lines += [_run_line(view, 1) for view in row.views]
         else:
@@ -61,8 +61,8 @@ def lay_out(views: Sequence[RunView], unfolded: frozenset[str]) -> list[Line]:
     return lines
 
 
-def _run_line(view: RunView, depth: int) -> Line:
-    return Line(view.name, "  " * depth + view.name, view.state, state_word(view.state), [view], depth)
+def _run_line(view: RunView, depth: int) -> RunLine:
+    return RunLine(view.name, "  " * depth + view.name, view.state, state_word(view.state), [view], depth)
 
 
 class RunList(ScrollView, can_focus=True):
@@ -81,19 +81,19 @@ class RunList(ScrollView, can_focus=True):
     class Moved(Message):
         """The cursor is on another line, or that line has changed."""
 
-        def __init__(self, line: Line | None) -> None:
+        def __init__(self, line: RunLine | None) -> None:
             super().__init__()
             self.line = line
 
     def __init__(self, id: str) -> None:
         super().__init__(id=id)
-        self.lines: list[Line] = []
+        self.lines: list[RunLine] = []
 
     @property
-    def current(self) -> Line | None:
+    def current(self) -> RunLine | None:
         return self.lines[self.cursor] if 0 <= self.cursor < len(self.lines) else None
 
-    def put(self, lines: Sequence[Line]) -> None:
+    def put(self, lines: Sequence[RunLine]) -> None:
         """Show these lines; the cursor stays on the run it was on, wherever that is now."""
         key = self.current.key if self.current else None
         self.lines = list(lines)
@@ -122,11 +122,11 @@ class RunList(ScrollView, can_focus=True):
         line = self.lines[at]
         room = min(max(10, len(line.word)), max(10, width // 2))
         lead = line.text[: len(line.text) - len(line.key)]
-        name = lead + fit_end(plain(line.key), max(6, width - room - 2 - len(lead)))
+        name = lead + fit_cell_end(safe_line(line.key), max(6, width - room - 2 - len(lead)))
         here = at == self.cursor
         base = Style(reverse=here and self.has_focus, bold=here)
         colour = base + Style(color=_COLOURS[state_code(line.state)])
         mark = ">" if here else " "
         return Strip(
-            [Segment(f"{mark}{name} ", base), Segment(fit(plain(line.word), room), colour)]
+            [Segment(f"{mark}{name} ", base), Segment(fit_cell(safe_line(line.word), room), colour)]
         ).adjust_cell_length(width)

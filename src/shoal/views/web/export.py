@@ -16,29 +16,29 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import InputError
-from shoal.model import LIVE
+from shoal.model import ACTIVE_STATES
 from shoal.secrecy import redact, secret_values
-from shoal.views.render import BAD_STATES
-from shoal.views.web.feed import Feed
+from shoal.views.render import FAILED_STATES
+from shoal.views.web.feed import DashboardData
 
-_STATIC = Path(__file__).with_name("static")
+_STATIC_DIRECTORY = Path(__file__).with_name("static")
 _SCRIPTS = ("table.js", "detail.js", "app.js")
-_MOST_DETAILS = 1000
+_MAX_DETAILS = 1000
 _LOG_BYTES = 16 << 10
 
 
-def export(feed: Feed, folder: str, project: str) -> str:
+def export_page(feed: DashboardData, folder: str, project: str) -> str:
     """Write the copy and return the path of its page; an existing file that is not ours to replace is an InputError."""
     found = feed.runs()
     kept: dict[str, Any] = {"/api/runs": {**found, "actions": [], "project": project, "snapshot": True}}
-    for run in _most_telling(found["runs"]):
-        kept.update(_details(feed, run))
+    for run in _runs_to_export(found["runs"]):
+        kept.update(_run_responses(feed, run))
     try:
         os.makedirs(folder, exist_ok=True)
         for experiment in ("", *dict.fromkeys(run["experiment"] for run in found["runs"])):
             _write(os.path.join(folder, report_name(experiment)), feed.report(experiment))
         page = os.path.join(folder, "index.html")
-        _write(page, _page(_redacted(kept, secret_values(os.environ))))
+        _write(page, _single_file(_redacted(kept, secret_values(os.environ))))
     except OSError as error:
         raise InputError(
             f"cannot write {error.filename}: {error.strerror}", hint="shoal ui --export /tmp/copy", place="--export"
@@ -60,34 +60,37 @@ def report_name(experiment: str) -> str:
     return f"report{f'-{experiment}' if experiment else ''}.html"
 
 
-def _most_telling(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _runs_to_export(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     def rank(run: dict[str, Any]) -> tuple[int, float]:
-        return 0 if run["state"] in BAD_STATES else 1 if run["state"] in LIVE else 2, -(run["started"] or 0.0)
+        return 0 if run["state"] in FAILED_STATES else 1 if run["state"] in ACTIVE_STATES else 2, -(
+            run["started"] or 0.0
+        )
 
-    return sorted(runs, key=rank)[:_MOST_DETAILS]
+    return sorted(runs, key=rank)[:_MAX_DETAILS]
 
 
-def _details(feed: Feed, run: dict[str, Any]) -> dict[str, Any]:
+def _run_responses(feed: DashboardData, run: dict[str, Any]) -> dict[str, Any]:
     """What the page would ask about a run, by the address it would ask under; why a run waits only Slurm knows."""
     one = run["id"]
     kept = {f"/api/run {one}": feed.run(one), f"/api/metrics {one}": feed.metrics(one)}
     kept[f"/api/log {one} out"] = feed.log(one, "out", None, -_LOG_BYTES)
-    if run["state"] not in LIVE or run["state"] == "running":
+    if run["state"] not in ACTIVE_STATES or run["state"] == "running":
         kept[f"/api/why {one}"] = feed.why(one)
     return kept
 
 
-def _page(kept: dict[str, Any]) -> str:
+def _single_file(kept: dict[str, Any]) -> str:
     """One file: scripts are named by their hash in its policy, so nothing else in it can run."""
-    script = "\n".join(_without_modules((_STATIC / name).read_text("utf-8")) for name in _SCRIPTS)
+    script = "\n".join(_without_modules((_STATIC_DIRECTORY / name).read_text("utf-8")) for name in _SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    icon = "data:image/svg+xml;base64," + base64.b64encode((_STATIC / "icon.svg").read_bytes()).decode()
+    icon = "data:image/svg+xml;base64," + base64.b64encode((_STATIC_DIRECTORY / "icon.svg").read_bytes()).decode()
     policy = f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; frame-src *"
     data = json.dumps(kept, separators=(",", ":")).replace("<", "\\u003c")
-    text = (_STATIC / "index.html").read_text("utf-8")
+    text = (_STATIC_DIRECTORY / "index.html").read_text("utf-8")
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
     text = text.replace(
-        '<link rel="stylesheet" href="/style.css">', f"<style>{(_STATIC / 'style.css').read_text('utf-8')}</style>"
+        '<link rel="stylesheet" href="/style.css">',
+        f"<style>{(_STATIC_DIRECTORY / 'style.css').read_text('utf-8')}</style>",
     )
     text = text.replace('<script type="module" src="/app.js"></script>\n', "").replace("<head>\n", f"<head>\n{head}", 1)
     text = text.replace("/icon.svg", icon)

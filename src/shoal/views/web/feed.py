@@ -16,18 +16,18 @@ from typing import Any
 import msgspec
 
 from shoal.errors import InputError
-from shoal.kernel import layout, names_in, read_series, strip_escapes
-from shoal.observe import Ask, DamagedRecord, Reader, find_output
+from shoal.kernel import layout, list_names, read_series, strip_escapes
+from shoal.observe import AskQueue, DamagedRecord, RunReader, find_output
 from shoal.views import logs, status, usage, why
-from shoal.views.events import events
-from shoal.views.log_parts import first_telling, parts
-from shoal.views.report.gather import gather as gather_report
-from shoal.views.report.page import page as report_page
-from shoal.views.tail import collapse, read_slice
-from shoal.views.terminal_text import harmless
+from shoal.views.events import run_events
+from shoal.views.log_parts import first_nonempty, rank_logs
+from shoal.views.report.gather import gather_report as gather_report
+from shoal.views.report.page import report_page as report_page
+from shoal.views.tail import collapse_carriage_returns, read_slice
+from shoal.views.terminal_text import strip_control_sequences
 
-_LOOK_S = 2.0
-_SLICE = 1 << 20
+_REFRESH_S = 2.0
+_MAX_LOG_BYTES = 1 << 20
 _FIELDS = (
     "name", "experiment", "state", "cause", "attempt", "job_id", "node", "exit_code", "submitted", "started", "ended",
     "time_limit_s", "gpus", "partition", "progress", "progress_fraction", "gpu_percent", "gpu_idle_s", "memory_mb",
@@ -35,23 +35,23 @@ _FIELDS = (
 )  # fmt: skip
 
 
-class NotFound(InputError):
+class ApiNotFound(InputError):
     """The page asked for something that is not there."""
 
 
-def id_of(name: str) -> str:
+def run_id(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
-def project_of(home: str) -> str:
+def project_name(home: str) -> str:
     """What the page calls the project: its folder's name."""
     return os.path.basename(os.path.dirname(home)) or home
 
 
-class Feed:
+class DashboardData:
     """One project, looked at on demand. Safe to use from several threads."""
 
-    def __init__(self, home: str, ask: Ask, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, home: str, ask: AskQueue, clock: Callable[[], float] = time.time) -> None:
         self.home = home
         self._ask, self._clock = ask, clock
         self._lock = threading.Lock()
@@ -65,7 +65,7 @@ class Feed:
     def runs(self, since: int = 0) -> dict[str, Any]:
         """Counts, and every run that changed after version `since`; the page keeps the others."""
         with self._lock:
-            if self._clock() - self._looked_at >= _LOOK_S:
+            if self._clock() - self._looked_at >= _REFRESH_S:
                 self._look()
                 self._looked_at = self._clock()
             fresh = since > self._version  # a page of an earlier server
@@ -79,13 +79,13 @@ class Feed:
         if run not in self._names:
             self.runs()
         if run not in self._names:
-            raise NotFound("there is no such run")
+            raise ApiNotFound("there is no such run")
         return self._names[run]
 
     def run(self, run: str) -> dict[str, Any]:
         """One run in full: record, spec, script, attempts, events."""
         name = self.name_of(run)
-        reader = Reader(self.home)
+        reader = RunReader(self.home)
         try:
             spec = reader.spec(name)
         except DamagedRecord:
@@ -95,45 +95,45 @@ class Feed:
             "run": self._records[run][1],
             "spec": msgspec.to_builtins(spec) if spec else None,
             "script": self._script(name),
-            "attempts": layout.parse_names(names_in(layout.run_dir(self.home, name))).attempts.get("start", []),
-            "events": events(self.home, name),
+            "attempts": layout.parse_names(list_names(layout.run_dir(self.home, name))).attempts.get("start", []),
+            "events": run_events(self.home, name),
         }
 
     def why(self, run: str) -> dict[str, Any]:
-        found: dict[str, Any] = msgspec.to_builtins(why.gather(self.home, self.name_of(run), os.environ))
-        return {**found, "log_lines": [harmless(line, colour=False) for line in found["log_lines"]]}
+        found: dict[str, Any] = msgspec.to_builtins(why.explain_run(self.home, self.name_of(run), os.environ))
+        return {**found, "log_lines": [strip_control_sequences(line, colour=False) for line in found["log_lines"]]}
 
     def log(
-        self, run: str, stream: str, attempt: int | None, offset: int, *, most: int = _SLICE, part: str = ""
+        self, run: str, stream: str, attempt: int | None, offset: int, *, most: int = _MAX_LOG_BYTES, part: str = ""
     ) -> dict[str, Any]:
         """A slice of a log as harmless text, cut at a line's end where more may follow.
 
-        `part` is one of the answer's `parts`: a rank or a replica, whose newest try is shown. Without one it is the
+        `part` is one of the answer's `rank_logs`: a rank or a replica, whose newest try is shown. Without one it is the
         run's own log, or the first part that has printed something, because beside replicas it may be empty.
         """
         if stream not in ("out", "slurm"):
-            raise NotFound("there is no such log")
-        source = logs.find(self.home, self.name_of(run), attempt=attempt, slurm=stream == "slurm")
+            raise ApiNotFound("there is no such log")
+        source = logs.find_logs(self.home, self.name_of(run), attempt=attempt, slurm=stream == "slurm")
         files, labels, label = source.paths, [], ""
         if files and stream != "slurm":
-            found = parts(os.path.dirname(files[-1]), source.attempt)
+            found = rank_logs(os.path.dirname(files[-1]), source.attempt)
             labels = [one.label for one in found]
             if part and part not in labels:
-                raise NotFound("there is no such part of it")
-            chosen = found[labels.index(part) if part else first_telling(found)]
+                raise ApiNotFound("there is no such part of it")
+            chosen = found[labels.index(part) if part else first_nonempty(found)]
             files, label = chosen.tries, chosen.label
         answer = {"text": "", "offset": 0, "next": 0, "size": 0, "attempt": source.attempt}
         answer |= {"part": label, "parts": labels, "tries": len(files)}
         try:
-            data, start, size = read_slice(files[-1], offset, max(1, min(most, _SLICE)))
+            data, start, size = read_slice(files[-1], offset, max(1, min(most, _MAX_LOG_BYTES)))
         except (IndexError, FileNotFoundError):
             return answer
         if offset < 0 and start > 0:
             data, start = data[data.find(b"\n") + 1 :], start + data.find(b"\n") + 1
         if start + len(data) < size and b"\n" in data:
             data = data[: data.rfind(b"\n") + 1]
-        text = strip_escapes(collapse(data.replace(b"\0", b"")).decode("utf-8", "replace"))
-        text = harmless(text, colour=False)
+        text = strip_escapes(collapse_carriage_returns(data.replace(b"\0", b"")).decode("utf-8", "replace"))
+        text = strip_control_sequences(text, colour=False)
         return {**answer, "text": text, "offset": start, "next": start + len(data), "size": size}
 
     def metrics(self, run: str) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class Feed:
         name = self.name_of(run)
         view = self._views.get(name)
         record = self._records[run][1]
-        sample = usage.read(self.home, name, record["attempt"]) if record["attempt"] else None
+        sample = usage.read_usage(self.home, name, record["attempt"]) if record["attempt"] else None
         return {
             "series": read_series(find_output(self.home, view)) if view is not None and view.output_dir else {},
             "usage": [msgspec.to_builtins(node) for node in sample.nodes] if sample else [],
@@ -150,17 +150,17 @@ class Feed:
     def report(self, experiment: str) -> str:
         experiments = {record["experiment"] for _, record in self._records.values()}
         if experiment and experiment not in experiments:
-            raise NotFound("there is no such experiment")
+            raise ApiNotFound("there is no such experiment")
         return report_page(gather_report(self.home, [experiment] if experiment else [], ask=self._ask))
 
     def _look(self) -> None:
-        report = status.gather(self.home, ask=self._ask, clock=self._clock)
+        report = status.gather_status(self.home, ask=self._ask, clock=self._clock)
         self._views = {view.name: view for view in report.views}
-        document = status.document(report)
+        document = status.status_document(report)
         version, changed = self._version + 1, False
         seen = set()
         for record in document.pop("runs"):
-            one = id_of(record["name"])
+            one = run_id(record["name"])
             seen.add(one)
             self._names[one] = record["name"]
             slim = {"id": one, **{key: record[key] for key in _FIELDS}}
@@ -177,7 +177,7 @@ class Feed:
 
     def _script(self, name: str) -> str:
         try:
-            with open(Reader(self.home).script_file(name) or os.devnull, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
-                return harmless(file.read(1 << 18), colour=False)
+            with open(RunReader(self.home).script_file(name) or os.devnull, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+                return strip_control_sequences(file.read(1 << 18), colour=False)
         except OSError:
             return ""

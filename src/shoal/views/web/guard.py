@@ -13,8 +13,8 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Protocol
 
 #: The page is reached under these names only; the port may differ, because ssh -L may have another one at its end.
-_HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
-HEADERS = {
+_LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
+SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "SAMEORIGIN",
     "Referrer-Policy": "no-referrer",
@@ -23,7 +23,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
 }
-POLICY = (
+CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
@@ -31,13 +31,13 @@ POLICY = (
 REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'self'; sandbox"
 
 
-class Headers(Protocol):
+class RequestHeaders(Protocol):
     """Names in any case; http.server's own type, or a dict in tests."""
 
     def get(self, name: str, default: str, /) -> str: ...
 
 
-class Guard:
+class SessionAuth:
     """The secrets of one server: a cookie for as long as it lives, and a token for the next browser."""
 
     def __init__(self, port: int) -> None:
@@ -59,7 +59,7 @@ class Guard:
     def set_cookie(self, value: str) -> str:
         return f"{self.cookie_name}={value}; HttpOnly; SameSite=Strict; Path=/"
 
-    def knows(self, headers: Headers) -> bool:
+    def is_authenticated(self, headers: RequestHeaders) -> bool:
         """Whether the request carries the cookie."""
         try:
             cookie = SimpleCookie(headers.get("Cookie", ""))
@@ -69,15 +69,15 @@ class Guard:
         return found is not None and hmac.compare_digest(found.value.encode(), self._session.encode())
 
 
-def host_is_ours(headers: Headers) -> bool:
+def is_local_host(headers: RequestHeaders) -> bool:
     host = headers.get("Host", "").strip().lower()
     name, colon, port = host.rpartition(":")
     if not colon or host.endswith("]"):
         name, port = host, "0"
-    return name in _HOSTS and port.isascii() and port.isdigit()
+    return name in _LOCAL_HOSTS and port.isascii() and port.isdigit()
 
 
-def comes_from_page(headers: Headers) -> bool:
+def is_same_origin(headers: RequestHeaders) -> bool:
     """For requests that change something: the browser says that our own page sent it."""
     origin = headers.get("Origin", "").strip().lower()
     if headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
@@ -85,6 +85,6 @@ def comes_from_page(headers: Headers) -> bool:
     return origin == f"http://{headers.get('Host', '').strip().lower()}"
 
 
-def is_foreign(headers: Headers) -> bool:
+def is_cross_site(headers: RequestHeaders) -> bool:
     """For reading: another site's page asks through this browser (where the browser says so)."""
     return headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none")

@@ -15,12 +15,12 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from shoal.errors import ShoalError
-from shoal.views.actions import MORE
+from shoal.views.actions import RETRY_INCREASES
 from shoal.views.web import guard
-from shoal.views.web.feed import Feed, NotFound, project_of
-from shoal.views.web.guard import Guard
+from shoal.views.web.feed import ApiNotFound, DashboardData, project_name
+from shoal.views.web.guard import SessionAuth
 
-_STATIC = {
+_STATIC_FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/app.js": ("app.js", "text/javascript; charset=utf-8"),
     "/table.js": ("table.js", "text/javascript; charset=utf-8"),
@@ -28,27 +28,27 @@ _STATIC = {
     "/style.css": ("style.css", "text/css; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
-_MOST_BODY = 1 << 16
-_MOST_AT_ONCE = 32
+_MAX_BODY_BYTES = 1 << 16
+_MAX_CONNECTIONS = 32
 _READ_TIMEOUT_S = 20.0
 
 #: (names of the runs, what a retry asks for more of) -> one line for the person
-Action = Callable[[list[str], str | None], str]
+RunAction = Callable[[list[str], str | None], str]
 
 
-class Server(ThreadingHTTPServer):
+class DashboardServer(ThreadingHTTPServer):
     """Listens on loopback at a free port. `actions` is empty unless the person allowed them."""
 
     daemon_threads = True
     allow_reuse_address = False
     request_queue_size = 64
 
-    def __init__(self, feed: Feed, *, port: int = 0, actions: Mapping[str, Action] | None = None) -> None:
-        super().__init__(("127.0.0.1", port), Handler)
+    def __init__(self, feed: DashboardData, *, port: int = 0, actions: Mapping[str, RunAction] | None = None) -> None:
+        super().__init__(("127.0.0.1", port), DashboardHandler)
         self.feed = feed
         self.actions = dict(actions or {})
-        self.guard = Guard(self.server_address[1])
-        self.places = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        self.guard = SessionAuth(self.server_address[1])
+        self.places = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         #: Connections that have not shown the cookie yet, oldest first.
         self.strangers: dict[int, socket.socket] = {}
         self.on_new_link: Callable[[str], None] = lambda link: None
@@ -66,14 +66,14 @@ class Server(ThreadingHTTPServer):
         try:
             super().process_request(request, client_address)
         except BaseException:
-            self._over(request)
+            self._close_oldest(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._over(request)
+            self._close_oldest(request)
 
     def _make_room(self) -> bool:
         for key in list(self.strangers)[:1]:
@@ -84,7 +84,7 @@ class Server(ThreadingHTTPServer):
                 return self.places.acquire(timeout=1)
         return False
 
-    def _over(self, request: Any) -> None:
+    def _close_oldest(self, request: Any) -> None:
         self.strangers.pop(id(request), None)
         self.places.release()
 
@@ -95,8 +95,8 @@ class Server(ThreadingHTTPServer):
             sys.stderr.write(f"ui: {type(error).__name__}: {error}\n")
 
 
-class Handler(BaseHTTPRequestHandler):
-    server: Server
+class DashboardHandler(BaseHTTPRequestHandler):
+    server: DashboardServer
     server_version = "shoal"
     sys_version = ""
     protocol_version = "HTTP/1.1"
@@ -105,15 +105,15 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         url = urlsplit(self.path)
         query = {key: values[-1] for key, values in parse_qs(url.query, max_num_fields=20).items()}
-        if not guard.host_is_ours(self.headers):
+        if not guard.is_local_host(self.headers):
             self._refuse(403, "this address is not the page's own")
         elif url.path == "/" and "token" in query:
             self._log_in(query["token"])
         elif not self._is_known():
             self._refuse(403, "open the link that `shoal ui` printed in the terminal; each link works once")
-        elif url.path in _STATIC:
-            self._static(*_STATIC[url.path])
-        elif guard.is_foreign(self.headers):
+        elif url.path in _STATIC_FILES:
+            self._static(*_STATIC_FILES[url.path])
+        elif guard.is_cross_site(self.headers):
             self._refuse(403, "this is for the page itself")
         elif url.path == "/report":
             self._answer(lambda: self.server.feed.report(query.get("experiment", "")))
@@ -122,11 +122,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
-        if not guard.host_is_ours(self.headers) or not guard.comes_from_page(self.headers):
+        if not guard.is_local_host(self.headers) or not guard.is_same_origin(self.headers):
             self._refuse(403, "only the page itself may do this")
         elif not self._is_known():
             self._refuse(403, "open the link that `shoal ui` printed in the terminal")
-        elif not (length.isascii() and length.isdigit()) or int(length) > _MOST_BODY:
+        elif not (length.isascii() and length.isdigit()) or int(length) > _MAX_BODY_BYTES:
             self._refuse(413, "that is too much")
         elif self.headers.get("Content-Type", "") != "application/json":
             self._refuse(415, "JSON is expected")
@@ -134,7 +134,7 @@ class Handler(BaseHTTPRequestHandler):
             self._act(urlsplit(self.path).path, self.rfile.read(int(length)))
 
     def _is_known(self) -> bool:
-        known = self.server.guard.knows(self.headers)
+        known = self.server.guard.is_authenticated(self.headers)
         if known:
             self.server.strangers.pop(id(self.connection), None)
         return known
@@ -143,7 +143,7 @@ class Handler(BaseHTTPRequestHandler):
         value = self.server.guard.redeem(token)
         if value is None:
             # A page that is logged in already may be reloaded with its old link.
-            if self.server.guard.knows(self.headers):
+            if self.server.guard.is_authenticated(self.headers):
                 self._send(303, b"", "text/plain", {"Location": "/"})
             else:
                 self._refuse(403, "this link was used before; the terminal shows the next one")
@@ -157,7 +157,7 @@ class Handler(BaseHTTPRequestHandler):
             "/api/runs": lambda: {
                 **feed.runs(_integer(query.get("since"), 0)),
                 "actions": sorted(self.server.actions),
-                "project": project_of(feed.home),
+                "project": project_name(feed.home),
             },
             "/api/run": lambda: feed.run(run),
             "/api/why": lambda: feed.why(run),
@@ -189,9 +189,9 @@ class Handler(BaseHTTPRequestHandler):
             wanted = json.loads(body)
             ids, more = (wanted.get("runs"), wanted.get("more")) if isinstance(wanted, dict) else (None, None)
             if not isinstance(ids, list) or not ids or len(ids) > 5000 or not all(isinstance(one, str) for one in ids):
-                raise NotFound("which runs?")
-            if more is not None and more not in MORE:
-                raise NotFound("more of what?")
+                raise ApiNotFound("which runs?")
+            if more is not None and more not in RETRY_INCREASES:
+                raise ApiNotFound("more of what?")
             return {"said": self.server.actions[name]([self.server.feed.name_of(one) for one in ids], more)}
 
         self._answer(act)
@@ -199,7 +199,7 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self, work: Callable[[], dict[str, Any] | str]) -> None:
         try:
             found = work()
-        except NotFound as error:
+        except ApiNotFound as error:
             self._refuse(404, error.message)
         except ShoalError as error:
             self._refuse(409, error.message)
@@ -220,7 +220,12 @@ class Handler(BaseHTTPRequestHandler):
         self._send(code, json.dumps({"error": sentence}).encode(), "application/json")
 
     def _send(self, code: int, body: bytes, kind: str, extra: Mapping[str, str] | None = None) -> None:
-        headers = {**guard.HEADERS, "Content-Security-Policy": guard.POLICY, "Content-Type": kind, **(extra or {})}
+        headers = {
+            **guard.SECURITY_HEADERS,
+            "Content-Security-Policy": guard.CONTENT_POLICY,
+            "Content-Type": kind,
+            **(extra or {}),
+        }
         if len(body) > 2000 and "gzip" in self.headers.get("Accept-Encoding", ""):
             body = gzip.compress(body, 1)
             headers["Content-Encoding"] = "gzip"

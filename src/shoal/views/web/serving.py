@@ -13,13 +13,13 @@ from tempfile import TemporaryDirectory
 
 from shoal.errors import InputError
 from shoal.views import actions
-from shoal.views.polling import SharedSlurm
+from shoal.views.polling import QueueCache
 from shoal.views.render import print_json
-from shoal.views.web.feed import Feed, project_of
-from shoal.views.web.server import Action, Server
+from shoal.views.web.feed import DashboardData, project_name
+from shoal.views.web.server import DashboardServer, RunAction
 
 
-def serve(
+def serve_dashboard(
     home: str,
     port: int,
     *,
@@ -29,17 +29,17 @@ def serve(
     quiet: bool = False,
 ) -> int:
     """Serve until Ctrl-C, which is the normal end: 0."""
-    allowed: Mapping[str, Action] = (
-        {"cancel": lambda names, more: actions.cancel(home, names), "retry": partial(actions.retry, home)}
+    allowed: Mapping[str, RunAction] = (
+        {"cancel": lambda names, more: actions.cancel_active(home, names), "retry": partial(actions.retry_runs, home)}
         if allow_actions
         else {}
     )
     try:
-        server = Server(Feed(home, SharedSlurm(home)), port=port, actions=allowed)
+        server = DashboardServer(DashboardData(home, QueueCache(home)), port=port, actions=allowed)
     except (OSError, OverflowError) as error:
         what = error.strerror if isinstance(error, OSError) else "ports are numbers up to 65535"
         raise InputError(f"cannot listen on port {port}: {what}", hint="shoal ui   # takes a free port") from None
-    tunnel = tunnel_line(server.server_address[1])
+    tunnel = tunnel_command(server.server_address[1])
     if as_json:
         print_json({"link": server.link, "ssh": tunnel, "actions": sorted(allowed)})
     elif quiet:
@@ -52,7 +52,7 @@ def serve(
     with ExitStack() as stack:
         stack.callback(server.server_close)
         if browser:
-            open_privately(server.link, stack.enter_context(TemporaryDirectory(prefix="shoal-ui-")))
+            open_browser(server.link, stack.enter_context(TemporaryDirectory(prefix="shoal-ui-")))
         try:
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
@@ -60,7 +60,7 @@ def serve(
     return 0
 
 
-def open_privately(link: str, folder: str) -> None:
+def open_browser(link: str, folder: str) -> None:
     """Open this machine's browser by way of a file in a folder that nobody else can enter: the words of a command are
     seen by every user of the machine, and the link is worth a login."""
     import webbrowser
@@ -70,11 +70,11 @@ def open_privately(link: str, folder: str) -> None:
     webbrowser.open(page.as_uri())
 
 
-def save_copy(home: str, folder: str, *, as_json: bool = False, quiet: bool = False) -> int:
+def export_dashboard(home: str, folder: str, *, as_json: bool = False, quiet: bool = False) -> int:
     """`--export`: no server, only files."""
-    from shoal.views.web.export import export
+    from shoal.views.web.export import export_page
 
-    page = export(Feed(home, SharedSlurm(home)), folder, project_of(home))
+    page = export_page(DashboardData(home, QueueCache(home)), folder, project_name(home))
     if as_json:
         print_json({"page": page})
     else:
@@ -82,6 +82,6 @@ def save_copy(home: str, folder: str, *, as_json: bool = False, quiet: bool = Fa
     return 0
 
 
-def tunnel_line(port: int) -> str:
+def tunnel_command(port: int) -> str:
     """An ssh command for the person's own machine that brings the page there, under the same port."""
     return f"ssh -N -L {port}:127.0.0.1:{port} {getpass.getuser()}@{socket.getfqdn()}"
