@@ -240,7 +240,7 @@ def test_only_the_kernel_starts_programs_of_slurm() -> None:
         through_kernel = {
             id(argument)
             for node in ast.walk(tree)
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "slurm.run"
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "slurm.run_command"
             for argument in node.args
         }
         for node in ast.walk(tree):
