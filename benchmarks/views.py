@@ -52,7 +52,7 @@ def main() -> None:
 
 def page(made: MadeUp) -> None:
     """What the browser waits for: everything once, then what changed."""
-    from shoal.backends.slurm.query import QueueState
+    from shoal.clusters import QueueState
     from shoal.views.web.feed import DashboardData
     from shoal.views.web.server import DashboardServer
 

@@ -10,32 +10,31 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from shoal.doctor.cluster import ClusterLimits, NodeKind, PartitionLimits, QosLimits, Reservation
+from shoal.clusters import Association, ClusterFacts, NodeKind, Partition, Qos, Reservation
 
 GPU = "--gres=gpu:4\n--cpus-per-task=32\n--mem=100G\n--time=1-00:00:00\n--nodes=1"
 LIGHTNING = "import lightning as L\ntrainer = L.Trainer(devices=4, num_nodes=1, strategy='ddp')\n"
 TRAINS = "import torch\nfor batch in loader:\n    model(batch).sum().backward()\n    optimizer.step()\n"
 DDP = "import os, torch\nlocal_rank = int(os.environ['SLURM_LOCALID'])\ntorch.cuda.set_device(local_rank)\n"
 
-CLUSTER = ClusterLimits(
+CLUSTER = ClusterFacts(
     version=(22, 5),
     partitions=(
-        PartitionLimits("main", True, True, 3 * 86400, 3600, None, 4, def_mem_per_cpu_mb=250, preempts=False),
-        PartitionLimits("low", False, True, 12 * 3600, None, 2, 4, def_mem_per_cpu_mb=250, preempts=True),
-        PartitionLimits("closed", False, False, None, None, None, 4, allow_accounts=("other",)),
+        Partition("main", True, 3 * 86400, default_time_s=3600, total_nodes=4, def_mem_per_cpu_mb=250),
+        Partition("low", False, 12 * 3600, max_nodes=2, total_nodes=4, def_mem_per_cpu_mb=250, preempts=True),
+        Partition("closed", is_up=False, total_nodes=4, allow_accounts=("other",)),
     ),
-    all_kinds=(
+    node_kinds=(
         NodeKind("main", 16, 4000, 4, ("a100",), ("ib",), 4),
         NodeKind("low", 16, 4000, 4, ("a100",), (), 4),
         NodeKind("closed", 64, 64000, 8, ("h100",), (), 4),
     ),
     max_array_size=1001,
     kill_wait_s=30,
-    accounts=("lab", "small"),
+    associations=(Association("lab", qos=("normal", "high")), Association("small")),
     default_account="lab",
-    qos=("normal", "high"),
-    qos_limits=(QosLimits("normal"), QosLimits("high", 86400, 8)),
-    now_s=1_000_000.0,
+    qos_limits=(Qos("normal"), Qos("high", 86400, 8)),
+    read_at_s=1_000_000.0,
 )
 MAINTENANCE = CLUSTER._replace(reservations=(Reservation("update", 1_007_200.0, 1_050_000.0, True),))
 
@@ -46,7 +45,7 @@ class Case(NamedTuple):
     program: str | None = None
     files: Mapping[str, str] = MappingProxyType({})
     folders: tuple[str, ...] = ("logs",)
-    cluster: ClusterLimits | None = None
+    cluster: ClusterFacts | None = None
     refusal: str | None = None
     nearest: str | None = None
     raw: bytes | None = None

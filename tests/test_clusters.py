@@ -9,14 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from shoal.backends.slurm.facts import cluster_name, parse_associations, parse_gres, parse_sinfo
 from shoal.batch.flags import parse_flags
 from shoal.cli import main
-from shoal.describe.cluster import CLUSTER_KEYS
+from shoal.clusters import ClusterFacts, NodeKind, Partition, cluster_name
+from shoal.clusters.parse import parse_gres, parse_partitions, parse_sinfo, parse_user
+from shoal.describe.cluster import CLUSTER_KEYS, Cluster
 from shoal.describe.networks import NETWORKS
 from shoal.describe.project import Project, find_project
-from shoal.errors import InputError
+from shoal.doctor.request import refuse_impossible
+from shoal.errors import InputError, RefusedError
+from shoal.model import Request
 from shoal.plan.cluster_choice import choose_cluster, match_cluster, named_cluster
+from shoal.plan.sbatch_options import resolve_request
 from shoal.sandbox import Sandbox
 
 PROJECT = """
@@ -134,24 +138,83 @@ def test_the_cluster_name_is_read_from_the_text_of_slurm_conf(project: Project, 
 def test_what_slurm_says_is_parsed_without_trust() -> None:
     text = "\n".join(
         [
-            "main|main*|3-00:00:00|16|4000|gpu:fake:4(S:0-1)",
-            "main|main*|3-00:00:00|8+|2000+|gpu:other:2,tmp:1",
-            "cpu|cpu|infinite|64|256000|(null)",
+            "main|main*|3-00:00:00|16|4000|gpu:fake:4(S:0-1)|3|ib,a|b",
+            "main|main*|3-00:00:00|8+|2000+|gpu:other:2,tmp:1|1|(null)",
+            "cpu|cpu|infinite|64|256000|(null)|9|",
             "too|few|fields",
-            "$(rm -rf)|x|1:00|1|1|(null)",
-            "odd|odd|whenever|4|100|gpu:3",
-            "bad|bad|1:00|many|100|gpu:3",
+            "$(rm -rf)|x|1:00|1|1|(null)|1|(null)",
+            "odd|odd|whenever|4|100|gpu:3|some|(null)",
+            "bad|bad|1:00|many|100|gpu:3|1|(null)",
         ]
     )
-    main_, cpu, odd = parse_sinfo(text)
-    assert (main_.cpus_per_node, main_.memory_per_node_mb, main_.gpus_per_node) == (8, 2000, 2)
-    assert (main_.gpu_types, main_.is_default, main_.max_time_s) == (("fake", "other"), True, 259200)
-    assert (cpu.max_time_s, cpu.gpus_per_node) == (None, 0)
-    assert (odd.max_time_s, odd.gpus_per_node, odd.gpu_types) == (None, 3, ())
+    partitions, kinds = parse_sinfo(text)
+    facts = ClusterFacts(partitions=partitions, node_kinds=kinds)
+    main_, cpu, odd = partitions
+    assert (main_.is_default, main_.max_time_s, cpu.max_time_s, odd.max_time_s) == (True, 259200, None, None)
+    assert [(kind.partition, kind.nodes) for kind in kinds] == [("main", 3), ("main", 1), ("cpu", 9), ("odd", 1)]
+    assert [kind.features for kind in kinds] == [("ib", "a|b"), (), (), ()]
+    assert [(kind.gpus, kind.gpu_types) for kind in kinds[2:]] == [(0, ()), (3, ())]
+    assert facts.smallest_node("main") == ("main", 8, 2000, 2, ("fake", "other"), ("ib", "a|b"), 4)
+    assert facts.smallest_node("none") is None
+    assert facts.chosen(None) == [main_] and facts.chosen("odd,cpu,none") == [cpu, odd]
     assert parse_gres("gpu:1g.5gb:7,gpu:a100:2") == (("1g.5gb", "a100"), 9)
-    assert parse_associations("lab|lab|normal,high\nsmall|lab|normal\nx;y|a|b\n\n") == (
-        ("lab", "small"), "lab", ("normal", "high"),
-    )  # fmt: skip
+    mine, default = parse_user("lab|lab|normal|normal,high||\nsmall|lab||normal|5|\nx;y|a||b||\n\n", "me")
+    facts = ClusterFacts(associations=mine, default_account=default)
+    assert (facts.accounts, facts.default_account, facts.qos) == (("lab", "small"), "lab", ("normal", "high"))
+
+
+def test_a_partition_gets_the_clusters_defaults_where_it_has_none_of_its_own() -> None:
+    settings = {"DefMemPerCPU": "250", "PreemptMode": "REQUEUE", "PreemptType": "preempt/partition_prio"}
+    text = "\n".join(
+        [
+            "PartitionName=a AllowAccounts=ALL DenyAccounts=x,y QoS=N/A Default=YES MaxTime=1-00:00:00 MaxNodes=UNL",
+            "PartitionName=b AllowAccounts=lab QoS=tight DefMemPerNode=4000 PriorityTier=10 State=DOWN TotalNodes=3",
+            "nonsense",
+        ]
+    )
+    a, b = parse_partitions(text, settings)
+    assert (a.is_default, a.max_time_s, a.max_nodes, a.deny_accounts) == (True, 86400, None, ("x", "y"))
+    assert (a.def_mem_per_cpu_mb, a.preempts, a.qos, a.is_up) == (250, True, None, True)
+    assert (b.def_mem_per_cpu_mb, b.preempts, b.qos, b.is_up) == (None, False, "tight", False)
+    assert (b.allow_accounts, b.total_nodes, b.default_time_s) == (("lab",), 3, None)
+
+
+NODES = ClusterFacts(
+    partitions=(Partition("main", True, 3600), Partition("big", max_time_s=86400)),
+    node_kinds=(
+        NodeKind("main", 16, 4096, 4, ("fake",)),
+        NodeKind("main", 64, 2048),
+        NodeKind("big", 128, 65536, 8, ("A100", "h100")),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("request_", "flags", "message", "hint"),
+    [
+        (Request(gpus=4, cpus=16, memory="4G", time="1h"), [], None, None),
+        (Request(cpus=64), [], None, None),
+        (Request(gpus=1, cpus=64), [], "no node of partition main can serve", "--cpus-per-task=16"),
+        (Request(time="2h"), [], "02:00:00 of time (at most 01:00:00)", "--time=01:00:00"),
+        (Request(gpus=8, gpu_type="a100", time="1d"), ["--partition=big"], None, None),
+        (Request(gpus=1, gpu_type="v100"), ["--partition=big"], "GPU type v100 (at most gpu:A100:1)", "--gres="),
+        (Request(gpus=9, memory="1T"), ["--partition=main,big"], "9 GPUs (at most", "--gpus-per-node="),
+        (Request(), ["--partition=none"], "there is no partition 'none' here; there are main, big", "--partition=main"),
+    ],
+)
+def test_a_request_that_no_kind_of_node_can_serve_is_refused_with_the_nearest_one(
+    request_: Request, flags: list[str], message: str | None, hint: str | None
+) -> None:
+    profile = Cluster(name="here", gpu_types={"a100": "A100"})
+    resolved = resolve_request(request_, parse_flags(flags), profile, {})
+    refuse_impossible([resolved], ClusterFacts())  # a silent Slurm refuses nothing
+    if message is None or hint is None:
+        refuse_impossible([resolved], NODES)
+        return
+    with pytest.raises(RefusedError) as caught:
+        refuse_impossible([resolved], NODES)
+    assert message in caught.value.message
+    assert hint in (caught.value.hint or "")
 
 
 def show(capsys: pytest.CaptureFixture[str], *words: str) -> str:

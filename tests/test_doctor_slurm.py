@@ -12,8 +12,7 @@ import pytest
 
 from conftest import MakeSandbox
 from shoal.cli import main
-from shoal.doctor.check import check_scripts
-from shoal.doctor.cluster import query_cluster
+from shoal.doctor.check import ask_cluster, check_scripts
 from shoal.sandbox import Sandbox
 
 pytestmark = pytest.mark.slurm
@@ -127,12 +126,12 @@ def test_what_sbatch_silently_ignores_the_doctor_refuses(
 
 
 def test_the_facts_of_the_cluster_are_read_from_it(slurm: Sandbox) -> None:
-    facts = query_cluster(slurm.env(), "nobody")
+    facts = ask_cluster(slurm.env(), "nobody")
     assert facts is not None
     assert facts.version is not None
     assert facts.version >= (20, 0)
     assert [(one.name, one.max_time_s) for one in facts.partitions] == [("main", 259200), ("low", 43200)]
-    assert {(kind.cpus, kind.gpus, kind.gpu_types) for kind in facts.all_kinds} == {(16, 4, ("fake",))}
+    assert {(kind.cpus, kind.gpus, kind.gpu_types) for kind in facts.node_kinds} == {(16, 4, ("fake",))}
     assert facts.partition("low").preempts  # type: ignore[union-attr]
     assert not facts.partition("main").preempts  # type: ignore[union-attr]
 

@@ -13,7 +13,7 @@ import pytest
 from launching import Launching
 from made_up import MadeUp, put_attempt
 from project import Project
-from shoal.backends.slurm.query import QueueState
+from shoal.clusters import QueueState
 from shoal.observe.run_views import observe
 from shoal.units import shorten_list
 from shoal.views import collectives, status, why

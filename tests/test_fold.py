@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from made_up import put_attempt
-from shoal.backends.slurm.query import QueueState
+from shoal.clusters import QueueState
 from shoal.kernel import files
 from shoal.kernel.slurm_text import SLURM_ACTIVE_STATES, SLURM_ENDED_STATES, JobRow, parse_sacct, parse_squeue
 from shoal.model import ACTIVE_STATES, ENDED_STATES, RUN_STATES

@@ -27,7 +27,7 @@ ORDER = (
     "names",
     "secrecy",
     "batch",
-    "backends",
+    "clusters",
     "observe",
     "describe",
     "plan",

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from shoal.backends.slurm.facts import ClusterSummary, PartitionSummary, cluster_name, draft_profile
 from shoal.cli import main
+from shoal.clusters import Association, ClusterFacts, NodeKind, Partition, cluster_name
 from shoal.describe.project import Project, find_project
-from shoal.describe.scaffold import Draft, toml_text
+from shoal.describe.scaffold import Draft, draft_profile, toml_text
 from shoal.plan.cluster_choice import choose_cluster
 from shoal.sandbox import Sandbox
 
@@ -86,22 +86,17 @@ def test_a_folder_that_is_not_there_or_not_writable_is_a_clean_error(
     assert main(["init", "file"]) == 2
 
 
-def part(name: str, **more: object) -> PartitionSummary:
-    common: dict[str, object] = {"is_default": False, "max_time_s": 3600}
-    node: dict[str, object] = {"cpus_per_node": 8, "memory_per_node_mb": 4096}
-    return PartitionSummary(name=name, **{**common, **node, **more})  # type: ignore[arg-type]
+def node(partition: str, gpus: int = 0, gpu_types: tuple[str, ...] = (), cpus: int = 8) -> NodeKind:
+    return NodeKind(partition, cpus, 4096, gpus, gpu_types)
 
 
 def test_partitions_are_sorted_by_gpu_type_and_spelled_types_are_aliased(tmp_path: Path) -> None:
-    facts = ClusterSummary(
-        cluster="big",
-        partitions=(
-            part("cpu", is_default=True),
-            part("a", gpus_per_node=4, gpu_types=("A100",)),
-            part("v", gpus_per_node=4, gpu_types=("v100",)),
-        ),
+    facts = ClusterFacts(
+        name="big",
+        partitions=(Partition("cpu", True, 3600), Partition("a", False, 3600), Partition("v", False, 3600)),
+        node_kinds=(node("cpu"), node("a", 4, ("A100",)), node("v", 4, ("v100",))),
+        associations=(Association("lab", qos=("normal",)),),
         default_account="lab",
-        qos=("normal",),
     )
     draft = draft_profile(facts, "login1")
     assert draft is not None
@@ -113,13 +108,15 @@ def test_partitions_are_sorted_by_gpu_type_and_spelled_types_are_aliased(tmp_pat
 
 
 def test_numbers_that_differ_between_partitions_are_left_to_the_user() -> None:
-    small, large = part("a", gpus_per_node=4, max_time_s=None), part("b", gpus_per_node=8, cpus_per_node=16)
-    facts = ClusterSummary(partitions=(small, large))
+    facts = ClusterFacts(
+        partitions=(Partition("a"), Partition("b", max_time_s=3600)),
+        node_kinds=(node("a", 4), node("b", 8, cpus=16)),
+    )
     draft = draft_profile(facts, "login1")
     assert draft is not None
     assert (draft.gpus_per_node, draft.cpus_per_node, draft.max_time) == (None, None, None)
     assert (draft.name, draft.match) == ("mycluster", {"host": "login1"})
-    assert draft_profile(ClusterSummary(), "login1") is None
+    assert draft_profile(ClusterFacts(), "login1") is None
 
 
 def test_odd_names_from_slurm_still_give_a_file_that_loads(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from shoal.job.pack.search import (
     is_stopped_at,
     rank_of_value,
 )
+from shoal.kernel import layout
 from shoal.sandbox import Sandbox
 from waiting import wait_until
 
@@ -126,7 +127,7 @@ def test_several_engines_decide_as_one(tmp_path_factory: pytest.TempPathFactory,
 
 def test_rungs_are_reached_as_the_file_grows_each_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    reports = RungReader(HalvingRule("val.loss", first=2, eta=2, last=16, resource="epoch"), str(path))
+    reports = RungReader(HalvingRule("val.loss", first=2, eta=2, last=16, resource="epoch"), str(tmp_path))
     assert reports.new() == []
     path.write_text(
         '{"epoch": 1, "val": {"loss": 9}}\nnot json\n{"epoch": 2, "lr": 1}\n{"epoch": 3, "val.loss": 8}\n{"ep'
@@ -139,9 +140,31 @@ def test_rungs_are_reached_as_the_file_grows_each_once(tmp_path: Path) -> None:
     assert reports.new() == [], "begun anew: what it has reached it has reached"
 
 
+def test_reports_in_the_working_directory_count_too(tmp_path: Path) -> None:
+    work = Path(layout.work_dir(str(tmp_path)))
+    (work / "repository").mkdir(parents=True)
+    (work / layout.CWD_NAME).symlink_to("repository")
+    reports = RungReader(HalvingRule("loss"), str(tmp_path))
+    assert reports.new() == []
+    (work / "repository" / "metrics.jsonl").write_text('{"step": 1, "loss": 2}\n')
+    assert reports.new() == [RungResult(1, 2, 1, "step")]
+
+
+def test_reports_without_a_counter_are_counted_anew_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    reports = RungReader(HalvingRule("loss", first=2, eta=2), str(tmp_path))
+    path.write_text("{'loss': 3}\n" + '{"loss": 2}\n' * 2)
+    assert reports.new() == [RungResult(2, 2, 2, "report")], "a printed dict is a report too"
+    path.write_text('{"loss": 1}\n')
+    assert reports.new() == []
+    with path.open("a") as file:
+        file.write('{"loss": 1}\n' * 3)
+    assert reports.new() == [RungResult(4, 1, 4, "report")]
+
+
 def test_a_value_that_was_not_measured_stops_nobody_and_an_endless_count_does_not_hang(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    reports = RungReader(HalvingRule("loss", first=1, eta=2), str(path))
+    reports = RungReader(HalvingRule("loss", first=1, eta=2), str(tmp_path))
     path.write_text('{"step": 1, "loss": null}\n{"step": Infinity, "epoch": 1, "loss": 3}\n{"step": 2, "loss": NaN}\n')
     assert [(one.rung, math.isnan(one.value)) for one in reports.new()] == [(1, False), (2, True)]
 

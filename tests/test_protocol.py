@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from made_up import END, START
-from shoal.backends.slurm.query import QueueState
+from shoal.clusters import QueueState
 from shoal.kernel import fence, layout, lease
 from shoal.kernel import submission as transaction
 from shoal.kernel.records import Allocation

@@ -11,7 +11,7 @@ import pytest
 
 from sandboxes import shoal_sandbox
 from shoal.errors import InputError, ShoalError
-from shoal.sandbox import Sandbox, SandboxPartition, SandboxSpec, machine, parse_partitions, sandbox_names
+from shoal.sandbox import PartitionSpec, Sandbox, SandboxSpec, machine, parse_partitions, sandbox_names
 from shoal.sandbox.conf import slurm_conf
 from shoal.sandbox.layout import HOME_VARIABLE, Ports, SandboxPaths, SandboxState, directory_lock
 
@@ -50,7 +50,7 @@ def test_a_name_that_cannot_be_a_host_and_folder_is_refused(name: str) -> None:
         {"memory_mb": 1},
         {"gpu_type": "a 100"},
         {"partitions": ()},
-        {"partitions": (SandboxPartition("a"), SandboxPartition("A"))},
+        {"partitions": (PartitionSpec("a"), PartitionSpec("A"))},
         {"settings": (("NodeName", "x"),)},
         {"settings": (("slurmctldport", "6817"),)},
         {"settings": (("MinJobAge", "2\nInclude /etc/passwd"),)},
@@ -63,7 +63,7 @@ def test_a_shape_that_cannot_be_built_is_refused(spec: dict[str, object]) -> Non
 
 
 def test_partitions_are_spelled_with_their_limits() -> None:
-    assert parse_partitions("gpu:12h, cpu") == (SandboxPartition("gpu", 43200), SandboxPartition("cpu", 259200))
+    assert parse_partitions("gpu:12h, cpu") == (PartitionSpec("gpu", 43200), PartitionSpec("cpu", 259200))
     for bad in ("", "a,,b", "a:", "a:7", "DEFAULT", "a b", "-a"):
         with pytest.raises(InputError):
             parse_partitions(bad)

@@ -9,7 +9,7 @@ import pytest
 
 from conftest import MakeSandbox
 from project import Project, env_of
-from shoal.sandbox import Sandbox, SandboxPartition
+from shoal.sandbox import PartitionSpec, Sandbox
 from terminal import run_in_terminal
 from waiting import wait_until
 
@@ -224,10 +224,8 @@ def test_a_run_over_its_time_limit_is_timeout(tmp_path: Path, make_sandbox: Make
 
 
 def test_the_same_script_runs_on_two_clusters_with_other_partitions(tmp_path: Path, make_sandbox: MakeSandbox) -> None:
-    east = make_sandbox(
-        "east", nodes=1, gpus=2, partitions=(SandboxPartition("a100-east"), SandboxPartition("cpu-east"))
-    )
-    west = make_sandbox("west", nodes=1, gpus=4, partitions=(SandboxPartition("gpu_west"),))
+    east = make_sandbox("east", nodes=1, gpus=2, partitions=(PartitionSpec("a100-east"), PartitionSpec("cpu-east")))
+    west = make_sandbox("west", nodes=1, gpus=4, partitions=(PartitionSpec("gpu_west"),))
     toml = f"""
 [clusters.{east.spec.name}]
 partition = {{ fake = "a100-east", default = "cpu-east" }}

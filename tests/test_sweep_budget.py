@@ -11,7 +11,9 @@ import pytest
 
 from conftest import cancel_all
 from project import Project
-from shoal.backends.slurm.submit_limits import parse_account_tree, parse_association, parse_qos
+from shoal.clusters import ClusterFacts
+from shoal.clusters.parse import parse_accounts, parse_qos, parse_user
+from shoal.clusters.submit_limits import associations_of, submit_limits
 from shoal.job import accounts, admission
 from shoal.sandbox import Sandbox
 from waiting import wait_until
@@ -158,15 +160,23 @@ def test_limits_of_a_qos_count_and_so_do_other_jobs(tmp_path: Path, accounting_c
 
 
 def test_the_limit_is_the_smallest_of_association_accounts_above_and_qos() -> None:
-    text = "small|lab|normal|5|\nlab|lab|normal||\nlab|lab|normal|100|40\nroot|lab|||\n"
-    assert parse_association(text, "small") == ("small", "normal", [5])
-    assert parse_association(text, None) == ("lab", "normal", [100, 40])
-    assert parse_association(text, "root") == ("root", "", [])
-    assert parse_association("nonsense\n", None) is None
-    tree = "root|||700\nlab||root|50\nsub||lab|\nlab|me|lab|3\nodd||odd|9\n"
-    assert parse_account_tree(tree, "sub") == [50, 700]
-    assert parse_account_tree(tree, "odd") == [9] and parse_account_tree(tree, "none") == []
-    assert parse_qos("normal|||\ntight|4|6|9\n") == [4, 6, 9]
+    text = "small|lab|normal||5|\nlab|lab|normal|||\nlab|lab|normal||100|40\nsub|lab||||\nodd|lab||||\nnonsense\n"
+    mine, default = parse_user(text, "me")
+    tree = parse_accounts("root|||700\nlab||root|50\nsub||lab|\nlab|me|lab|3\nodd||odd|9\n")
+    facts = ClusterFacts(associations=mine, default_account=default, parent_accounts=tree)
+
+    def limits(account: str | None) -> list[int]:
+        return submit_limits(facts, associations_of(facts, account))
+
+    assert [one.default_qos for one in associations_of(facts, "small")] == ["normal"]
+    assert limits("small") == [5]
+    assert limits(None) == [100, 40, 50, 700]
+    assert limits("sub") == [50, 700]
+    assert limits("odd") == [9]
+    assert associations_of(facts, "none") == []
+    facts = facts._replace(qos_limits=parse_qos("normal||||||\ntight|1:00:00|gres/gpu=8|gres/gpu=4,cpu=2|4|6|9\n"))
+    assert limits("small") == [5, 4, 6, 9]
+    assert facts.qos_limits[1][:3] == ("tight", 3600, 4)
 
 
 SHOWN = """\

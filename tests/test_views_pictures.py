@@ -14,7 +14,7 @@ import pytest
 
 from browsing import ENTER, ESCAPE, Album, Browser, chromium
 from made_up import MadeUp, picture, usage
-from shoal.backends.slurm.query import QueueState
+from shoal.clusters import QueueState
 from shoal.views import web
 from shoal.views.report.gather import gather_report
 from shoal.views.report.page import STYLE

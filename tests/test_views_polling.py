@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from project import Project
-from shoal.backends.slurm.query import QueueState
+from shoal.clusters import QueueState
 from shoal.kernel.slurm_text import JobRow
 from shoal.sandbox import Sandbox
 from shoal.views.polling import QueueCache, poll_interval

@@ -20,7 +20,7 @@ import pytest
 
 from browsing import END, ENTER, ESCAPE, Browser, chromium
 from made_up import MadeUp, picture
-from shoal.backends.slurm.query import QueueState
+from shoal.clusters import QueueState
 from shoal.views.web import guard
 from shoal.views.web.feed import DashboardData, run_id
 from shoal.views.web.server import DashboardServer

@@ -4,7 +4,14 @@ from shoal.kernel import lazy_exports
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from shoal.batch.directives import SbatchOption, ScriptDirectives, is_template, parse_option_words, read_directives
+    from shoal.batch.directives import (
+        SbatchOption,
+        ScriptDirectives,
+        is_template,
+        parse_option_words,
+        partitions_asked,
+        read_directives,
+    )
     from shoal.batch.flags import (
         DASHES,
         RESERVED_OPTIONS,

@@ -7,7 +7,7 @@ with #SBATCH (no blank before it), and what follows needs no blank either; # beg
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.batch.flags import known_options, long_name, short_names
@@ -180,3 +180,8 @@ def _short_option(word: str, rest: list[str], line: int, stray: list[str]) -> li
             return [*found, SbatchOption(name, value, line, word[: position - 1] if position > 2 else word[:2])]
         found.append(SbatchOption(name, None, line, word))
     return found
+
+
+def partitions_asked(options: Mapping[str, SbatchOption]) -> str | None:
+    """What --partition says: names with commas between them."""
+    return options["partition"].value if "partition" in options else None

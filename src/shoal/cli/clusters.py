@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shoal.clusters import ClusterFacts
     from shoal.describe import Cluster, Project
 
 
@@ -85,7 +86,7 @@ def show_profile(project: Project, name: str | None) -> CommandOutput:
     cluster = chosen if name is None else named_cluster(project, name, "clusters show")
     values = _values(cluster)
     if cluster.name == chosen.name and not cluster.is_local:
-        from shoal.backends.slurm.facts import cluster_name
+        from shoal.clusters import cluster_name
 
         values["cluster_name"] = {"value": cluster_name(os.environ), "origin": "detected"}
     rows = [("KEY", "VALUE", "FROM")]
@@ -119,34 +120,54 @@ def _values(cluster: Cluster) -> dict[str, dict[str, Any]]:
 
 def detect_profile(project: Project, name: str | None) -> CommandOutput:
     """What this machine says, and the profile that follows from it."""
-    import getpass
     import shutil
     import socket
 
-    from msgspec import to_builtins
-
-    from shoal.backends.slurm.facts import ClusterSummary, query_summary
+    from shoal.clusters import UNKNOWN, read_cluster
+    from shoal.describe import node_text
     from shoal.errors import InputError
     from shoal.plan import choose_cluster
-    from shoal.units import format_memory
 
     if name is not None:
         raise InputError(f"{name} has no effect: detect looks at this machine", hint=f"shoal clusters show {name}")
     chosen = choose_cluster(project, None, os.environ)
-    facts = (
-        query_summary(os.environ, getpass.getuser())
-        if shutil.which("sinfo")
-        else ClusterSummary(silent=("sinfo: not on PATH",))
-    )
-    rows = [("profile", chosen.name), ("host", socket.gethostname()), ("cluster", facts.cluster or "unknown")]
-    for one in facts.partitions:
-        gpus = f", {one.gpus_per_node} GPUs {' '.join(one.gpu_types)}".rstrip() if one.gpus_per_node else ""
-        node = f"{one.cpus_per_node} CPUs, {format_memory(one.memory_per_node_mb)}{gpus}"
-        rows.append(("partition", f"{one.name}{' (default)' if one.is_default else ''}: {node}"))
+    if shutil.which("sinfo"):
+        facts = read_cluster(os.environ, "nodes", "name", "user")
+    else:
+        facts = UNKNOWN._replace(silent=("sinfo: not on PATH",))
+    rows = [("profile", chosen.name), ("host", socket.gethostname()), ("cluster", facts.name or "unknown")]
+    for partition in facts.partitions:
+        if (node := facts.smallest_node(partition.name)) is not None:
+            name = f"{partition.name} (default)" if partition.is_default else partition.name
+            rows.append(("partition", f"{name}: {node_text(node)}"))
     rows += [("account", account) for account in facts.accounts]
     rows += [("qos", qos) for qos in facts.qos]
-    document = {"profile": chosen.name, "host": socket.gethostname(), "facts": to_builtins(facts)}
+    document = {"profile": chosen.name, "host": socket.gethostname(), "facts": _facts(facts)}
     return document, rows, [f"no answer from {reason}" for reason in facts.silent]
+
+
+def _facts(facts: ClusterFacts) -> dict[str, Any]:
+    nodes = [(partition, facts.smallest_node(partition.name)) for partition in facts.partitions]
+    return {
+        "cluster": facts.name,
+        "partitions": [
+            {
+                "name": partition.name,
+                "is_default": partition.is_default,
+                "max_time_s": partition.max_time_s,
+                "cpus_per_node": node.cpus,
+                "memory_per_node_mb": node.memory_mb,
+                "gpus_per_node": node.gpus,
+                "gpu_types": node.gpu_types,
+            }
+            for partition, node in nodes
+            if node is not None
+        ],
+        "accounts": facts.accounts,
+        "default_account": facts.default_account,
+        "qos": facts.qos,
+        "silent": facts.silent,
+    }
 
 
 def test_profile(project: Project, name: str | None) -> CommandOutput:
@@ -169,20 +190,21 @@ def test_profile(project: Project, name: str | None) -> CommandOutput:
 
 
 def _test_request(project: Project, cluster: Cluster, gpu_type: str | None) -> dict[str, Any]:
-    from shoal.backends.slurm.commands import run_slurm as run_program
     from shoal.batch import SbatchFlags
+    from shoal.clusters import check_with_sbatch
     from shoal.errors import SchedulerError
-    from shoal.kernel import is_controller_silent
     from shoal.model import Request
     from shoal.plan import resolve_request
 
     request = Request(nodes=1, gpus=1 if gpu_type else None, gpu_type=gpu_type, time="1m")
     options = resolve_request(request, SbatchFlags(), cluster, project.clusters).argv()
-    answer = run_program(["sbatch", "--test-only", *options], 30.0, stdin="#!/bin/bash\ntrue\n")
-    said = " ".join(answer.stderr.split()).removeprefix("sbatch: ").removeprefix("error: ")
-    if answer.returncode != 0 and is_controller_silent(said):
+    check = check_with_sbatch(options, os.environ, timeout_s=30.0)
+    if check.problem is not None:
+        raise check.problem
+    said = " ".join(check.text.split()).removeprefix("sbatch: ").removeprefix("error: ")
+    if check.accepted is None:
         raise SchedulerError(f"Slurm does not answer: {said}", hint="scontrol ping")
-    return {"options": options, "ok": answer.returncode == 0, "answer": said}
+    return {"options": options, "ok": check.accepted, "answer": said}
 
 
 def _format_value(value: Any) -> str:

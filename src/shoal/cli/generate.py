@@ -91,8 +91,8 @@ def _cluster(project: Project, on: str | None) -> Cluster:
 
 def check_shell(script: str, cluster: Cluster) -> None:
     """Only the profile's own setup lines can be wrong shell; say so before the job does."""
-    from shoal.backends.slurm.commands import ProgramMissingError
-    from shoal.backends.slurm.commands import run_slurm as run_program
+    from shoal.clusters import ProgramMissingError
+    from shoal.clusters import run as run_program
     from shoal.errors import InputError
 
     try:

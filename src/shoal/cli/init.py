@@ -61,16 +61,15 @@ def _shared_text(root: Path) -> str:
 
 def draft_settings(*, shared: bool = False) -> tuple[str, tuple[str, ...]]:
     """The text of shoal.toml for this machine, and which programs had no answer."""
-    import getpass
     import shutil
     import socket
 
-    from shoal.backends.slurm.facts import draft_profile, query_summary
-    from shoal.describe import toml_text
+    from shoal.clusters import read_cluster
+    from shoal.describe import draft_profile, toml_text
 
     if shutil.which("sinfo") is None:
         return toml_text(None, shared=shared), ("Slurm's programs are not on PATH",)
-    facts = query_summary(os.environ, getpass.getuser())
+    facts = read_cluster(os.environ, "nodes", "name", "user")
     return toml_text(draft_profile(facts, socket.gethostname()), shared=shared), facts.silent
 
 

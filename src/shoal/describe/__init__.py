@@ -13,7 +13,7 @@ if TYPE_CHECKING:
         exported_settings,
         refuse_while_collecting,
     )
-    from shoal.describe.cluster import CLUSTER_KEYS, LOCAL, UNNAMED, Cluster
+    from shoal.describe.cluster import CLUSTER_KEYS, Cluster, LOCAL, UNNAMED
     from shoal.describe.columns import Said, saved_columns
     from shoal.describe.containers import over, parse_word
     from shoal.describe.document import Document, Given
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
         with_training_step,
     )
     from shoal.describe.runs import Sweep
-    from shoal.describe.scaffold import EXAMPLE, EXAMPLE_PATH, IGNORED, Draft, toml_text
+    from shoal.describe.scaffold import EXAMPLE, EXAMPLE_PATH, IGNORED, draft_profile, node_text, toml_text
     from shoal.describe.search import common_early_stopping, parse_early_stop_flag
     from shoal.describe.shell_functions import function_definitions
     from shoal.describe.smoke import Smoke

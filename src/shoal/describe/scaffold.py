@@ -1,10 +1,21 @@
-"""The files of a new project, as text: shoal.toml, an example that runs as it is, lines for .gitignore."""
+"""The files of a new project, as text: shoal.toml, an example that runs as it is, lines for .gitignore.
+
+The profile in shoal.toml is drafted from what the cluster says about itself.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
+
+from shoal.describe.cluster import LOCAL
+from shoal.units import format_memory, format_slurm_time
+
+if TYPE_CHECKING:
+    from shoal.clusters import ClusterFacts, NodeKind
 
 EXAMPLE_PATH = "experiments/001_example/000_hello_0.sh"
 EXAMPLE = """\
@@ -29,6 +40,60 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     memory_per_node: str | None = None
     max_time: str | None = None
     comments: tuple[str, ...] = ()
+
+
+def draft_profile(facts: ClusterFacts, host: str) -> Draft | None:
+    """A first profile from the facts, or None when there are no partitions. Numbers are kept where all nodes agree."""
+    nodes = [node for partition in facts.partitions if (node := facts.smallest_node(partition.name)) is not None]
+    if not nodes:
+        return None
+    default_name = next((partition.name for partition in facts.partitions if partition.is_default), nodes[0].partition)
+    default = next(node for node in nodes if node.partition == default_name)
+    with_gpus = [node for node in nodes if node.gpus]
+    spellings = dict.fromkeys(gpu_type for node in (default, *with_gpus) for gpu_type in node.gpu_types)
+    portable = {gpu_type.lower(): gpu_type for gpu_type in spellings}
+    by_type = {
+        name: next(node.partition for node in (default, *with_gpus) if gpu_type in node.gpu_types)
+        for name, gpu_type in portable.items()
+        if name != "default"
+    }
+    partition = {**by_type, "default": default_name}
+    limits_s = [one.max_time_s for one in facts.partitions]
+    used = with_gpus or [default]
+    memory_mb = _agreed([node.memory_mb for node in used], [node.memory_mb for node in nodes])
+    return Draft(
+        # "local" is this machine's own name in shoal.
+        name=facts.name if facts.name and facts.name != LOCAL else "mycluster",
+        match={"cluster": facts.name} if facts.name else {"host": host},
+        account=facts.default_account,
+        partition={"default": default_name} if set(partition.values()) == {default_name} else partition,
+        gpu_types={name: gpu_type for name, gpu_type in portable.items() if name != gpu_type},
+        gpus_per_node=_agreed([node.gpus for node in with_gpus], [node.gpus for node in nodes]),
+        cpus_per_node=_agreed([node.cpus for node in used], [node.cpus for node in nodes]),
+        memory_per_node=None if not memory_mb else format_memory(memory_mb),
+        max_time=None if None in limits_s else format_slurm_time(max(limit for limit in limits_s if limit)),
+        comments=_comments(facts, nodes),
+    )
+
+
+def _agreed(numbers: Sequence[int], of_all: Sequence[int]) -> int | None:
+    """The one number, unless some partition has larger nodes: as a limit it would refuse what those can serve."""
+    return max(of_all) if set(numbers) == {max(of_all)} else None
+
+
+def _comments(facts: ClusterFacts, nodes: Sequence[NodeKind]) -> tuple[str, ...]:
+    lines = [f"partition {node.partition}: {node_text(node)}" for node in nodes]
+    if len(facts.accounts) > 1:
+        lines.append(f"accounts of this user: {', '.join(facts.accounts)}")
+    if facts.qos:
+        lines.append(f"QOS of this user: {', '.join(facts.qos)}")
+    return tuple(lines)
+
+
+def node_text(node: NodeKind) -> str:
+    """What a node has, for people: 16 CPUs, 4G, 4 GPUs a100."""
+    gpus = f", {node.gpus} GPUs {' '.join(node.gpu_types)}".rstrip() if node.gpus else ""
+    return f"{node.cpus} CPUs, {format_memory(node.memory_mb)}{gpus}"
 
 
 def toml_text(draft: Draft | None, *, shared: bool = False) -> str:

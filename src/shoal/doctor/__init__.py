@@ -15,9 +15,8 @@ if TYPE_CHECKING:
         find_files,
         write_fixed,
     )
-    from shoal.doctor.cluster import ClusterLimits
     from shoal.doctor.explain import LaunchNumbers, construct_launch, explain_facts, explain_rows
-    from shoal.doctor.finding import SEVERITY_ORDER, Finding
+    from shoal.doctor.finding import Finding, SEVERITY_ORDER
     from shoal.doctor.request import refuse_impossible
     from shoal.doctor.switching import ASSUMED_EFFICIENCY, Advice, Alternative, Running, advise, batch_notes, size_ratio
 else:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import msgspec
 
 from shoal.batch import SbatchOption, ScriptText, decode_text, read_text
+from shoal.clusters import ClusterFacts, check_with_sbatch, read_cluster
 from shoal.doctor import rules
-from shoal.doctor.cluster import ClusterLimits, query_cluster, test_only
 from shoal.doctor.finding import SEVERITY_ORDER, CheckFacts, FileAccess, Finding, ScriptEdit, apply_rules
 from shoal.doctor.geometry import RequestGeometry, read_geometry
 from shoal.doctor.nearest import apply_changes, as_flags, closest_node_kind, propose_changes, qos_mismatches
@@ -104,9 +104,9 @@ def check_scripts(
     ask: bool = True,
     inputs: TrainingInputs = _NO_INPUTS,
     steps: frozenset[str] = frozenset(),
-) -> tuple[list[ScriptCheck], ClusterLimits | None]:
+) -> tuple[list[ScriptCheck], ClusterFacts | None]:
     """Examine scripts, and with `ask` against the Slurm that answers here. DiskError for a file that cannot be read."""
-    cluster = query_cluster(environ, user) if ask else None
+    cluster = ask_cluster(environ, user) if ask else None
     asked: TestOnlyAnswers = {}
     examined = []
     for path in paths:
@@ -118,10 +118,19 @@ def check_scripts(
     return examined, cluster
 
 
+def ask_cluster(environ: Mapping[str, str], user: str) -> ClusterFacts | None:
+    """All that rules look at, of the cluster that answers here; None when there is no Slurm."""
+    facts = read_cluster(environ, "nodes")
+    if not facts.node_kinds:
+        return None
+    facts = read_cluster(environ, "settings", "partitions", "reservations", "user", user=user, known=facts)
+    return read_cluster(environ, "qos", known=facts) if facts.qos else facts
+
+
 def check_script(
     text: ScriptText,
     path: Path,
-    cluster: ClusterLimits | None,
+    cluster: ClusterFacts | None,
     environ: Mapping[str, str],
     *,
     inputs: TrainingInputs = _NO_INPUTS,
@@ -161,25 +170,28 @@ def facts_without_script(inputs: TrainingInputs) -> CheckFacts:
     return CheckFacts(read_batch_script(decode_text(b""), str(path)), DiskFiles(path), None, None, None, *inputs)
 
 
-def _ask_slurm(facts: CheckFacts, cluster: ClusterLimits, environ: Mapping[str, str]) -> tuple[str | None, str | None]:
+def _ask_slurm(facts: CheckFacts, cluster: ClusterFacts, environ: Mapping[str, str]) -> tuple[str | None, str | None]:
     """(what `sbatch --test-only` objects to, flags with which it accepts), each None when there is none.
 
     Where it or our own reading refuses, requests that fit are tried until Slurm accepts one.
     """
     script = facts.script
-    answer = test_only(script.path, [], environ)
-    refusal = answer.said if answer.accepted is False else None
+    answer = check_with_sbatch([], environ, script.path)
+    refusal = answer.objection if answer.accepted is False else None
     if refusal is None and _satisfies(script.geometry, script.options, cluster):
         return None, None
     for changes in propose_changes(script.geometry, script.options, cluster):
         options = apply_changes(script.options, changes)
         flags = as_flags(changes)
-        if _satisfies(read_geometry(options), options, cluster) and test_only(script.path, flags, environ).accepted:
+        if (
+            _satisfies(read_geometry(options), options, cluster)
+            and check_with_sbatch(flags, environ, script.path).accepted
+        ):
             return refusal, " ".join(flags)
     return refusal, None
 
 
-def _satisfies(geometry: RequestGeometry, options: Mapping[str, SbatchOption], cluster: ClusterLimits) -> bool:
+def _satisfies(geometry: RequestGeometry, options: Mapping[str, SbatchOption], cluster: ClusterFacts) -> bool:
     best = closest_node_kind(geometry, options, cluster)
     return best is not None and not best[1] and not qos_mismatches(geometry, options, cluster)
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import msgspec
 
+from shoal.batch import partitions_asked
 from shoal.doctor.script import BatchScript
 
 if TYPE_CHECKING:
-    from shoal.doctor.cluster import ClusterLimits
+    from shoal.clusters import ClusterFacts, NodeKind, Partition
 
 Severity = Literal["error", "warning", "hint"]
 SEVERITY_ORDER: dict[str, int] = {"error": 0, "warning": 1, "hint": 2}
@@ -70,12 +71,21 @@ class CheckFacts(NamedTuple):
 
     script: BatchScript
     files: FileAccess
-    cluster: ClusterLimits | None = None
+    cluster: ClusterFacts | None = None
     refusal: str | None = None
     nearest: str | None = None
     batch_size: int | None = None
     learning_rate: float | None = None
     workers: int | None = None
+
+    @property
+    def partitions(self) -> list[Partition]:
+        """The partitions that the script may run in; none without a cluster."""
+        return self.cluster.chosen(partitions_asked(self.script.options)) if self.cluster else []
+
+    @property
+    def node_kinds(self) -> list[NodeKind]:
+        return self.cluster.kinds(partitions_asked(self.script.options)) if self.cluster else []
 
 
 class CheckRule(NamedTuple):

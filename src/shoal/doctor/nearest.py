@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from shoal.batch import SbatchOption
-from shoal.doctor.cluster import ClusterLimits, NodeKind, PartitionLimits
+from shoal.batch import SbatchOption, partitions_asked
+from shoal.clusters import ClusterFacts, NodeKind, Partition
 from shoal.doctor.geometry import RequestGeometry
 from shoal.units import format_memory, format_slurm_time
 
@@ -26,7 +26,7 @@ class RequestMismatch(NamedTuple):
 
 
 def find_mismatches(
-    geometry: RequestGeometry, options: Mapping[str, SbatchOption], partition: PartitionLimits, kind: NodeKind
+    geometry: RequestGeometry, options: Mapping[str, SbatchOption], partition: Partition, kind: NodeKind
 ) -> list[RequestMismatch]:
     """What is too much for this kind of node in this partition."""
     found: list[RequestMismatch] = []
@@ -96,7 +96,7 @@ def _features(options: Mapping[str, SbatchOption]) -> list[str]:
 
 
 def qos_mismatches(
-    geometry: RequestGeometry, options: Mapping[str, SbatchOption], cluster: ClusterLimits
+    geometry: RequestGeometry, options: Mapping[str, SbatchOption], cluster: ClusterFacts
 ) -> list[RequestMismatch]:
     """What is too much for the QOS that a request names."""
     asked = options["qos"].value if "qos" in options else None
@@ -112,7 +112,7 @@ def qos_mismatches(
     return found
 
 
-def _other_qos(geometry: RequestGeometry, options: Mapping[str, SbatchOption], cluster: ClusterLimits) -> list[Changes]:
+def _other_qos(geometry: RequestGeometry, options: Mapping[str, SbatchOption], cluster: ClusterFacts) -> list[Changes]:
     """Ways out of a QOS that is too small: less time, or another of the user's."""
     found = qos_mismatches(geometry, options, cluster)
     if not found:
@@ -125,11 +125,11 @@ def _other_qos(geometry: RequestGeometry, options: Mapping[str, SbatchOption], c
 
 
 def closest_node_kind(
-    geometry: RequestGeometry, options: Mapping[str, SbatchOption], cluster: ClusterLimits
+    geometry: RequestGeometry, options: Mapping[str, SbatchOption], cluster: ClusterFacts
 ) -> tuple[NodeKind, list[RequestMismatch]] | None:
     """The kind of node, among those asked for, that the request misses by least."""
     best: tuple[NodeKind, list[RequestMismatch]] | None = None
-    for kind in cluster.kinds(options):
+    for kind in cluster.kinds(partitions_asked(options)):
         partition = cluster.partition(kind.partition)
         if partition is None:
             continue
@@ -140,13 +140,13 @@ def closest_node_kind(
 
 
 def propose_changes(
-    geometry: RequestGeometry, options: Mapping[str, SbatchOption], cluster: ClusterLimits
+    geometry: RequestGeometry, options: Mapping[str, SbatchOption], cluster: ClusterFacts
 ) -> list[Changes]:
     """Changes that make the request fit, the smallest first; each still needs Slurm's own word."""
     found: list[Changes] = []
     bases = [{**_identity(options, cluster), **way} for way in _other_qos(geometry, options, cluster)]
-    known = {one.name for one in cluster.chosen(options)}
-    for kind in sorted(cluster.all_kinds, key=lambda kind: kind.partition not in known):
+    known = {one.name for one in cluster.chosen(partitions_asked(options))}
+    for kind in sorted(cluster.node_kinds, key=lambda kind: kind.partition not in known):
         partition = cluster.partition(kind.partition)
         if partition is None or not partition.is_up:
             continue
@@ -200,7 +200,7 @@ def _gpu_changes(count: int, kind: str, geometry: RequestGeometry, options: Mapp
     return {option: typed if option != "gpus" or geometry.n == 1 else str(count * geometry.n)}
 
 
-def _identity(options: Mapping[str, SbatchOption], cluster: ClusterLimits) -> Changes:
+def _identity(options: Mapping[str, SbatchOption], cluster: ClusterFacts) -> Changes:
     """Account and QOS that this user has."""
     changes: Changes = {}
     account = options.get("account")
@@ -213,7 +213,7 @@ def _identity(options: Mapping[str, SbatchOption], cluster: ClusterLimits) -> Ch
 
 
 def _is_allowed_in(
-    partition: PartitionLimits, changes: Changes, options: Mapping[str, SbatchOption], cluster: ClusterLimits
+    partition: Partition, changes: Changes, options: Mapping[str, SbatchOption], cluster: ClusterFacts
 ) -> bool:
     account = changes.get("account") or (options["account"].value if "account" in options else cluster.default_account)
     if partition.allow_accounts and account and account not in partition.allow_accounts:

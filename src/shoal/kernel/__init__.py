@@ -27,10 +27,10 @@ if TYPE_CHECKING:
         tree,
     )
     from .causes import (
+        Cause,
         KIND_OF_STATE,
         KIND_TEXTS,
         SELF_EXPLAINING_KINDS,
-        Cause,
         clean_log_line,
         describe_exit_code,
         error_signature,
@@ -77,7 +77,14 @@ if TYPE_CHECKING:
         user_name,
     )
     from .slurm import QUERY_TIMEOUT_S, USER_VARIABLES, clean_environ
-    from .slurm_text import SLURM_ACTIVE_STATES, SLURM_ENDED_STATES, JobRow, is_controller_silent, replace_job
+    from .slurm_text import (
+        JobRow,
+        SLURM_ACTIVE_STATES,
+        SLURM_ENDED_STATES,
+        is_controller_silent,
+        parse_time,
+        replace_job,
+    )
     from .submission import accept_locally, new_token
 else:
     __getattr__ = lazy_exports(__name__)

@@ -1,4 +1,4 @@
-"""Look at runs: their folders and one snapshot of Slurm, folded; what is learnt about open questions is written down.
+"""Look at runs: their folders and one squeue, folded; what is learnt about open questions is written down.
 Nothing is begun or sent.
 
 Slurm is asked before the files of a live run are read for good: a job that has left its queue wrote its files first.
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.backends.slurm.query import QueueState, newest_row, sacct, squeue
+from shoal.clusters import QueueState, newest, sacct, squeue
 from shoal.kernel import SLURM_ENDED_STATES, JobRow, fence, layout, lease, process, submission
 from shoal.model import ACTIVE_STATES
 from shoal.observe import writing
@@ -51,7 +51,7 @@ class Observation(NamedTuple):
         }
 
 
-#: (environment, time of the newest claim) -> a snapshot taken after that claim. Views share one through a file.
+#: (environment, time of the newest claim) -> the queue as it was after that claim. Views share one through a file.
 AskQueue = Callable[[Mapping[str, str], float], QueueState]
 
 
@@ -66,8 +66,8 @@ def observe(
     """The state of the named runs, or of all runs. Answers found on the way are kept (verdicts, adopted jobs)."""
     environ = os.environ if environ is None else environ
     wanted = list(run_names(home) if names is None else names)
-    runs, asked, snapshot = _read_runs(home, wanted, environ, ask)
-    rows = _find_rows(runs, asked, snapshot, environ)
+    runs, asked, queue_state = _read_runs(home, wanted, environ, ask)
+    rows = _find_rows(runs, asked, queue_state, environ)
     now = clock()
     grace_s = float(environ.get("SHOAL_SUBMIT_GRACE_S") or SUBMIT_GRACE_S)
     reader, watching, times = RunReader(home), ObservationHistory(home), lease.timing(environ)
@@ -76,10 +76,12 @@ def observe(
     owing: list[RunFiles] = []
     me = getpass.getuser()
     for name, files in runs.items():
-        answered = name in asked and snapshot.problem is None and not _is_older_than_end(snapshot, files)
+        answered = name in asked and queue_state.problem is None and not _is_older_than_end(queue_state, files)
         # Where Slurm hides other people's jobs, it says nothing about theirs.
         answered = answered and (name in rows or _user_of(files) in (me, ""))
-        if _settle_unacknowledged(home, files, rows.get(name), snapshot.t if answered else None, now, grace_s, lines):
+        if _settle_unacknowledged(
+            home, files, rows.get(name), queue_state.t if answered else None, now, grace_s, lines
+        ):
             files = reader.run(name)
         evidence = _evidence(files, rows.get(name), answered, now)._replace(times=times)
         watching.note_checked(name)
@@ -95,10 +97,9 @@ def observe(
         if answered and files.owes and _user_of(files) == me:
             owing.append(files)
     watching.save()
-    jobs = (
-        {row.name: row.array_job_id or row.job_id for rows in snapshot.rows.values() for row in rows} if owing else {}
-    )
-    return Observation(views, snapshot.problem, snapshot.t, tuple(owing), jobs)
+    queued = [row for rows in queue_state.rows.values() for row in rows] if owing else []
+    jobs = {row.name: row.array_job_id or row.job_id for row in queued}
+    return Observation(views, queue_state.problem, queue_state.t, tuple(owing), jobs)
 
 
 def _read_runs(
@@ -112,30 +113,30 @@ def _read_runs(
     reader = RunReader(home)
     runs: dict[str, RunFiles] = {}
     asked: set[str] = set()
-    snapshot: QueueState | None = None
+    queue_state: QueueState | None = None
     here = None
     for name in names:
         files = reader.run(name)
         if _needs_slurm(files):
-            if snapshot is None:
-                from shoal.backends.slurm.facts import cluster_name  # only where Slurm is asked: it reads profiles too
+            if queue_state is None:
+                from shoal.clusters import cluster_name  # only where Slurm is asked
 
-                here, snapshot = cluster_name(environ), squeue(environ) if ask is None else ask(environ, 0.0)
+                here, queue_state = cluster_name(environ), squeue(environ) if ask is None else ask(environ, 0.0)
                 reader = RunReader(home)
                 files = reader.run(name)
             if _is_on_cluster(files, here):
                 asked.add(name)
         runs[name] = files
     newest = max((claim.t for name in asked if (claim := runs[name].claim) is not None), default=0.0)
-    if ask is not None and snapshot is not None and snapshot.problem is None and (snapshot.t or 0.0) <= newest:
-        snapshot = ask(environ, newest)
+    if ask is not None and queue_state is not None and queue_state.problem is None and (queue_state.t or 0.0) <= newest:
+        queue_state = ask(environ, newest)
         reader = RunReader(home)
         runs.update((name, reader.run(name)) for name in asked)
     others = {_user_of(runs[name]) for name in asked} - {getpass.getuser(), ""}
-    if others and ask is None and snapshot is not None and snapshot.problem is None:
+    if others and ask is None and queue_state is not None and queue_state.problem is None:
         theirs = squeue(environ, sorted(others))
-        snapshot = snapshot._replace(rows={**theirs.rows, **snapshot.rows})
-    return runs, asked, snapshot or QueueState({})
+        queue_state = queue_state._replace(rows={**theirs.rows, **queue_state.rows})
+    return runs, asked, queue_state or QueueState({})
 
 
 def _user_of(files: RunFiles) -> str:
@@ -149,12 +150,12 @@ def _user_of(files: RunFiles) -> str:
         return submission.user
 
 
-def _is_older_than_end(snapshot: QueueState, files: RunFiles) -> bool:
+def _is_older_than_end(queue_state: QueueState, files: RunFiles) -> bool:
     """Whether a shared answer shows the job as it was before the run ended by itself, and so says nothing any more."""
     end = files.end
-    if end is None or end.generation != files.generation or snapshot.t is None or was_interrupted(end):
+    if end is None or end.generation != files.generation or queue_state.t is None or was_interrupted(end):
         return False
-    return end.ended > snapshot.t
+    return end.ended > queue_state.t
 
 
 def _needs_slurm(files: RunFiles) -> bool:
@@ -172,7 +173,7 @@ def _is_on_cluster(files: RunFiles, here: str | None) -> bool:
 
 
 def _find_rows(
-    runs: Mapping[str, RunFiles], asked: Iterable[str], snapshot: QueueState, environ: Mapping[str, str]
+    runs: Mapping[str, RunFiles], asked: Iterable[str], queue_state: QueueState, environ: Mapping[str, str]
 ) -> dict[str, JobRow]:
     """The newest row of each run that was asked about: from squeue, and for those it has forgotten from sacct."""
     found: dict[str, JobRow] = {}
@@ -183,14 +184,14 @@ def _find_rows(
         files = runs[name]
         if files.claim is None or files.origin is None or files.origin.submission is None:
             continue
-        if _is_older_than_end(snapshot, files):
+        if _is_older_than_end(queue_state, files):
             continue
-        row = _row_in(snapshot, files, queues)
+        row = _row_in(queue_state, files, queues)
         if row is not None:
             found[name] = row
         if row is None or row.word == "FAILED":
             forgotten.append(files)  # Only sacct knows the steps, and so whether FAILED was lack of memory.
-    if not forgotten or snapshot.problem is not None:
+    if not forgotten or queue_state.problem is not None:
         return found
     ids = [files.origin.outcome.job_id for files in forgotten if files.origin and files.origin.outcome]
     # Jobs that continue a queue are known by name alone.
@@ -211,7 +212,7 @@ def _waits_in_queue(files: RunFiles) -> bool:
     return submission is not None and submission.shape is not None
 
 
-def _row_in(snapshot: QueueState, files: RunFiles, queues: dict[str, list[JobRow]]) -> JobRow | None:
+def _row_in(queue_state: QueueState, files: RunFiles, queues: dict[str, list[JobRow]]) -> JobRow | None:
     """The row of the run's job. For a run of a queue: of the job that works on it, or else of one that may come to it.
 
     `queues` remembers the rows of each queue, which thousands of runs may share.
@@ -220,16 +221,16 @@ def _row_in(snapshot: QueueState, files: RunFiles, queues: dict[str, list[JobRow
     if claim is None or submission is None:
         return None
     if submission.shape is None:
-        return snapshot.row(claim.token, claim.index, len(submission.runs))
+        return queue_state.row(claim.token, claim.index, len(submission.runs))
     if claim.token not in queues:
-        queues[claim.token] = snapshot.rows_of(claim.token)
+        queues[claim.token] = queue_state.rows_of(claim.token)
     rows = queues[claim.token]
     if files.start is not None and files.start.generation == files.generation:
         ended = files.end is not None and files.end.attempt == files.start.attempt
-        own = newest_row(row for row in rows if row.job_id == files.start.job_id)
-        live = newest_row(row for row in rows if row.word not in SLURM_ENDED_STATES)
+        own = newest(row for row in rows if row.job_id == files.start.job_id)
+        live = newest(row for row in rows if row.word not in SLURM_ENDED_STATES)
         return (live or own) if ended else (own or live)
-    return newest_row(row for row in rows if row.word == "RUNNING") or newest_row(rows)
+    return newest(row for row in rows if row.word == "RUNNING") or newest(rows)
 
 
 def _settle_unacknowledged(

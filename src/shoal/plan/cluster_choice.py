@@ -28,7 +28,7 @@ def choose_cluster(
     if inside_job or not has_slurm(environ):
         return named_cluster(project, LOCAL)
     if any(name not in (LOCAL, UNNAMED) for name in project.clusters):
-        from shoal.backends.slurm.facts import cluster_name
+        from shoal.clusters import cluster_name
 
         return match_cluster(project, cluster_name(environ), socket.gethostname())
     return named_cluster(project, UNNAMED)
@@ -41,7 +41,7 @@ def has_slurm(environ: Mapping[str, str]) -> bool:
     """
     if shutil.which("sbatch", path=environ.get("PATH")) is None:
         return False
-    from shoal.backends.slurm.facts import cluster_name
+    from shoal.clusters import cluster_name
 
     return bool(environ.get("SLURM_CONF")) or cluster_name(environ) is not None
 

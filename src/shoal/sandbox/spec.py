@@ -47,7 +47,7 @@ RESERVED_KEYS = frozenset(
 """slurm.conf keys that hold the sandbox together (folders, ports, identity); `--set` may not touch them."""
 
 
-class SandboxPartition(msgspec.Struct, frozen=True):
+class PartitionSpec(msgspec.Struct, frozen=True):
     """A partition over all nodes; spelled NAME or NAME:MAXTIME."""
 
     name: str
@@ -75,7 +75,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     gpu_type: str = "fake"
     cpus: int = 16
     memory_mb: int = 4000
-    partitions: tuple[SandboxPartition, ...] = (SandboxPartition("main"), SandboxPartition("low", 12 * 3600))
+    partitions: tuple[PartitionSpec, ...] = (PartitionSpec("main"), PartitionSpec("low", 12 * 3600))
     accounting: bool = False
     hosts: bool = False
     cgroups: CgroupChoice = "auto"
@@ -112,15 +112,15 @@ def check_sandbox_name(name: str) -> None:
         )
 
 
-def parse_partitions(text: str) -> tuple[SandboxPartition, ...]:
+def parse_partitions(text: str) -> tuple[PartitionSpec, ...]:
     """Partitions of "main:3d,low:12h"; a missing time means three days."""
     partitions = []
     for word in text.split(","):
         name, colon, max_time = word.strip().partition(":")
         if colon:
-            partitions.append(SandboxPartition(name, parse_duration_s(max_time, place="--partitions")))
+            partitions.append(PartitionSpec(name, parse_duration_s(max_time, place="--partitions")))
         else:
-            partitions.append(SandboxPartition(name))
+            partitions.append(PartitionSpec(name))
     return tuple(partitions)
 
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from shoal.backends.slurm.submit_limits import submit_limit
+from shoal.clusters import ClusterFacts, read_submit_limit
 from shoal.describe import Cluster, Project
 from shoal.errors import InputError, SchedulerError
 from shoal.job import ResourceCounts, accounts, admission
@@ -76,11 +76,18 @@ def queue_name(cluster: Cluster) -> str:
 
 
 def enter_queue(
-    home: str, cluster: Cluster, submissions: Sequence[PlannedSubmission], environ: Mapping[str, str]
+    home: str,
+    cluster: Cluster,
+    submissions: Sequence[PlannedSubmission],
+    facts: ClusterFacts,
+    environ: Mapping[str, str],
 ) -> BudgetAdmission | None:
-    """Take our turn and look at the room; None if there is no budget. Whoever waits already goes first."""
+    """Take our turn and look at the room; None if there is no budget. Whoever waits already goes first.
+
+    `facts` are what is known about the cluster already.
+    """
     queue = queue_name(cluster)
-    _read_account_limit(home, queue, submissions, environ)
+    _read_account_limit(home, queue, submissions, facts, environ)
     most = admission.limits(home, queue)
     if not most:
         return None
@@ -113,14 +120,19 @@ def set_limits(home: str, cluster: Cluster, text: str) -> None:
 
 
 def _read_account_limit(
-    home: str, queue: str, submissions: Sequence[PlannedSubmission], environ: Mapping[str, str]
+    home: str,
+    queue: str,
+    submissions: Sequence[PlannedSubmission],
+    facts: ClusterFacts,
+    environ: Mapping[str, str],
 ) -> None:
     """Many runs at once: ask how many jobs accounting allows; Slurm need not refuse what can wait on disk."""
     count = sum(len(planned.runs) for planned in submissions)
     if count < 2:
         return
     asked = submissions[0].resolved
-    limit = submit_limit(environ, getpass.getuser(), asked.get("account"), asked.get("qos"), asked.get("partition"))
+    options = (asked.get("account"), asked.get("qos"), asked.get("partition"))
+    limit = read_submit_limit(environ, getpass.getuser(), *options, known=facts)
     if limit is None:
         return
     left = accounts.slurm_room(limit.account, limit.qos)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.backends.slurm.query import scancel, squeue
+from shoal.clusters import scancel, squeue
 from shoal.errors import SchedulerError
 from shoal.job import replacements_of
 from shoal.kernel import SLURM_ENDED_STATES, is_shared, lease, process, user_name

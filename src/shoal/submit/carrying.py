@@ -107,7 +107,7 @@ def _submit_all(
     admit_waiting(home)
     if not order.submissions:
         return
-    gate = enter_queue(home, cluster, order.submissions, environ)
+    gate = enter_queue(home, cluster, order.submissions, order.facts, environ)
     now, later = (order.submissions, []) if gate is None else gate.split(order.submissions)
     try:
         errand.send_all(now)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from shoal import secrecy
-from shoal.backends.slurm.facts import max_array_size
+from shoal.clusters import UNKNOWN, ClusterFacts, read_cluster
 from shoal.describe import (
     BlockedRun,
     Cluster,
@@ -69,13 +69,17 @@ class SubmitResult(NamedTuple):
 
 
 class SubmissionPlan(NamedTuple):
-    """Runs that were asked for, checked and laid out: what `plan` shows, and what `submit` carries out."""
+    """Runs that were asked for, checked and laid out: what `plan` shows, and what `submit` carries out.
+
+    `facts` are what the cluster has been asked on the way.
+    """
 
     submissions: list[PlannedSubmission]
     left_alone: list[SubmitResult]
     views: dict[str, RunView]
     notes: list[str]
     continuations: Sequence[CheckpointDecision] = ()
+    facts: ClusterFacts = UNKNOWN
 
 
 class SubmitOptions(NamedTuple):
@@ -143,7 +147,7 @@ def prepare_submission(
         start, avoided = failed_nodes.avoided_by_each(start)
         notes += avoided
     requeue = {step.name: step.requeue for step in project.steps.values()}
-    most = max_array_size(environ) if len(start) > 1 and not cluster.is_local else None
+    facts = read_cluster(environ, "settings") if len(start) > 1 and not cluster.is_local else UNKNOWN
     smoked = {one.run.spec.name for one in asked if one.smoke or how.smoke}
     if smoked and not how.runs_smoke_locally(cluster) and start:
         start, under_way = add_smoke_runs(start, views, project, cluster, environ, smoked)
@@ -156,7 +160,7 @@ def prepare_submission(
         shape="job" if packed else how.shape,
         requeue=requeue,
         at_once=how.at_once,
-        largest_array=most or DEFAULT_MAX_ARRAY,
+        largest_array=facts.max_array_size or DEFAULT_MAX_ARRAY,
     )
     if packed:
         rest = [run for run in start if not run.spec.smoke]
@@ -178,10 +182,11 @@ def prepare_submission(
         )
 
         if not how.force:
-            refuse_impossible([planned.resolved for planned in submissions], environ)
+            facts = read_cluster(environ, "nodes", known=facts)
+            refuse_impossible([planned.resolved for planned in submissions], facts)
         seen = [packs.pack_share(planned, project, cluster) for planned in submissions]
         notes += check_submissions(seen, str(project.root), force=how.force)
-    return SubmissionPlan(submissions, left, views, notes, continuations)
+    return SubmissionPlan(submissions, left, views, notes, continuations, facts)
 
 
 def _missing_file_notes(

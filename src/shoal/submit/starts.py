@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from shoal.backends.slurm.commands import run_slurm
 from shoal.batch import SbatchFlags
+from shoal.clusters import check_with_sbatch
 from shoal.describe import Cluster, Project
-from shoal.errors import InputError, SchedulerError
+from shoal.errors import InputError
 from shoal.model import Request
 from shoal.plan import LayoutCost, resolve_request, split_over_nodes
 from shoal.units import format_slurm_time
 
-_START_TIME = re.compile(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
 _TIMEOUT_S = 20.0
 
 
@@ -62,11 +60,5 @@ def expected_start(
     argv: Sequence[str], environ: Mapping[str, str], clock: Callable[[], float] = time.time
 ) -> float | None:
     """Seconds until Slurm would start a job with these options; None if it does not say."""
-    try:
-        answer = run_slurm(["sbatch", "--test-only", *argv], _TIMEOUT_S, environ=environ, stdin="#!/bin/bash\ntrue\n")
-    except SchedulerError:
-        return None
-    told = _START_TIME.search(answer.stderr + answer.stdout)
-    if told is None:
-        return None
-    return max(0.0, time.mktime(time.strptime(told[1], "%Y-%m-%dT%H:%M:%S")) - clock())
+    start = check_with_sbatch(argv, environ, timeout_s=_TIMEOUT_S).start
+    return None if start is None else max(0.0, start - clock())

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from shoal import __version__, secrecy
-from shoal.backends.slurm.facts import cluster_name
+from shoal.clusters import cluster_name
 from shoal.describe import PlannedRun, Project
 from shoal.job import admission, packages, stages, write_agent_zip
 from shoal.kernel import Provenance, clean_environ, failpoint, files, list_names, process, records, submission

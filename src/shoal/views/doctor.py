@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from shoal.doctor import SEVERITY_ORDER, ClusterLimits, Finding, LaunchNumbers, ScriptCheck, as_record, explain_rows
+from shoal.clusters import ClusterFacts
+from shoal.doctor import SEVERITY_ORDER, Finding, LaunchNumbers, ScriptCheck, as_record, explain_rows
 from shoal.views.render import print_json, safe_line
 
 _COLOUR = {"error": "31", "warning": "33", "hint": "36"}
@@ -33,7 +34,7 @@ def show_findings(
 
 def findings_document(
     examined: Sequence[ScriptCheck],
-    cluster: ClusterLimits | None,
+    cluster: ClusterFacts | None,
     explained: Sequence[tuple[str, LaunchNumbers]] = (),
     fixed: Sequence[tuple[Path, list[Finding]]] = (),
 ) -> dict[str, Any]:

@@ -7,17 +7,15 @@ would start, and submits nothing.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from shoal.backends.slurm.commands import run_slurm
-from shoal.errors import InputError, SchedulerError
-from shoal.units import format_slurm_time, parse_slurm_time_s
+from shoal.clusters import ask, check_with_sbatch, parse_time_limit_s
+from shoal.kernel import parse_time
+from shoal.units import format_slurm_time
 
 _TIMEOUT_S = 20.0
 _FIELDS = "%r|%P|%Q|%S|%V|%l|%D|%C|%m|%b|%E"
-_START_TIME = re.compile(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
 _GPUS = re.compile(r"(?:gres[:/])?gpu:(?:([A-Za-z][\w.-]*):)?(\d+)")
 _IN_HEADER = re.compile(r"#SBATCH --(gres|gpus-per-node|gpus)=(\S+)")
 
@@ -55,9 +53,9 @@ class EarlierStart(NamedTuple):
 
 def query_pending_job(job: str, environ: Mapping[str, str]) -> PendingJob | None:
     """The job's row in the queue; None if it is not there or Slurm does not answer."""
-    text = _query(["squeue", "-h", "--start", "-j", job, "-o", _FIELDS], environ) or ""
+    text = ask(["squeue", "-h", "--start", "-j", job, "-o", _FIELDS], environ, _TIMEOUT_S) or ""
     if not text.strip():
-        text = _query(["squeue", "-h", "-j", job, "-o", _FIELDS], environ) or ""
+        text = ask(["squeue", "-h", "-j", job, "-o", _FIELDS], environ, _TIMEOUT_S) or ""
     fields = text.splitlines()[0].split("|") if text.strip() else []
     if len(fields) < 11:
         return None
@@ -70,7 +68,7 @@ def query_pending_job(job: str, environ: Mapping[str, str]) -> PendingJob | None
         int(priority) if priority.isdigit() else None,
         parse_time(start),
         parse_time(submitted),
-        _time_limit_s(limit),
+        parse_time_limit_s(limit),
         nodes,
         cpus,
         memory,
@@ -90,7 +88,7 @@ def queue_position(job: str, waiting: PendingJob, environ: Mapping[str, str]) ->
     """How many pending jobs of its partition come before it; None if Slurm does not tell."""
     if waiting.priority is None:
         return None
-    text = _query(["squeue", "-h", "-r", "-t", "PD", "-p", waiting.partition, "-o", "%Q|%F|%K"], environ)
+    text = ask(["squeue", "-h", "-r", "-t", "PD", "-p", waiting.partition, "-o", "%Q|%F|%K"], environ, _TIMEOUT_S)
     return None if text is None else count_jobs_before(text, job, waiting.priority)
 
 
@@ -115,7 +113,7 @@ def _job_and_task(job: str, task: str) -> tuple[int, int]:
 
 
 def partition_nodes(partition: str, environ: Mapping[str, str]) -> PartitionNodes | None:
-    text = _query(["sinfo", "-h", "-p", partition, "-o", "%D|%T"], environ)
+    text = ask(["sinfo", "-h", "-p", partition, "-o", "%D|%T"], environ, _TIMEOUT_S)
     if text is None:
         return None
     counts: dict[str, int] = {}
@@ -129,12 +127,7 @@ def partition_nodes(partition: str, environ: Mapping[str, str]) -> PartitionNode
 
 def expected_start(script: str, extra: Iterable[str], environ: Mapping[str, str]) -> float | None:
     """When Slurm would start this script if it were submitted now with these options on top."""
-    try:
-        done = run_slurm(["sbatch", "--test-only", *extra, script], _TIMEOUT_S, environ=environ)
-    except (SchedulerError, InputError):
-        return None
-    match = _START_TIME.search(done.stderr)
-    return parse_time(match[1]) if match else None
+    return check_with_sbatch([*extra], environ, script, _TIMEOUT_S).start
 
 
 def smaller_requests(waiting: PendingJob, header: str) -> list[tuple[str, str]]:
@@ -165,26 +158,3 @@ def find_earlier_starts(
         if start is not None and (base is None or start < base - 60) and start > now - 86400:
             found.append(EarlierStart(words, flag, start))
     return base, found
-
-
-def parse_time(text: str) -> float | None:
-    """Slurm's local time, 2026-11-15T10:20:30; N/A and Unknown are None."""
-    try:
-        return time.mktime(time.strptime(text.strip(), "%Y-%m-%dT%H:%M:%S"))
-    except ValueError:
-        return None
-
-
-def _time_limit_s(text: str) -> int | None:
-    try:
-        return parse_slurm_time_s(text)
-    except InputError:
-        return None
-
-
-def _query(argv: list[str], environ: Mapping[str, str]) -> str | None:
-    try:
-        done = run_slurm(argv, _TIMEOUT_S, environ=environ)
-    except SchedulerError:
-        return None
-    return done.stdout if done.returncode == 0 else None

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from shoal.backends.slurm.query import QueueState, rows_by_token, squeue
+from shoal.clusters import QueueState, by_token, squeue
 from shoal.kernel import QUERY_TIMEOUT_S, JobRow, make_dir, replace
 
 #: Seconds between two questions to the controller by all watchers together, and the most after failures.
@@ -45,7 +45,7 @@ _CACHED_QUEUE = msgspec.json.Decoder(CachedQueue)
 
 
 class QueueCache:
-    """`ask` for observe(): a snapshot no older than `interval_s`, or the last one with what is wrong."""
+    """`ask` for observe(): the queue's state, no older than `interval_s`, or the last one with what is wrong."""
 
     def __init__(
         self,
@@ -91,13 +91,13 @@ class QueueCache:
 
     def _renew(self, environ: Mapping[str, str], known: CachedQueue | None) -> CachedQueue:
         now = self._clock()
-        snapshot = self._query(environ)
-        if snapshot.problem is None:
+        queue_state = self._query(environ)
+        if queue_state.problem is None:
             fresh = CachedQueue(
-                t=snapshot.t or now,
+                t=queue_state.t or now,
                 tried=now,
                 conf=_slurm_conf(environ),
-                rows=[row for rows in snapshot.rows.values() for row in rows],
+                rows=[row for rows in queue_state.rows.values() for row in rows],
             )
         else:
             fresh = CachedQueue(
@@ -105,7 +105,7 @@ class QueueCache:
                 tried=now,
                 conf=_slurm_conf(environ),
                 rows=known.rows if known else [],
-                problem=snapshot.problem,
+                problem=queue_state.problem,
                 failures=min(8, known.failures + 1) if known else 1,
             )
         self._own = fresh
@@ -162,7 +162,7 @@ def poll_interval(environ: Mapping[str, str]) -> float:
 
 
 def _as_queue_state(answer: CachedQueue) -> QueueState:
-    return QueueState(rows_by_token(answer.rows), answer.problem, answer.t or None)
+    return QueueState(by_token(answer.rows), answer.problem, answer.t or None)
 
 
 def _slurm_conf(environ: Mapping[str, str]) -> str:

@@ -47,8 +47,8 @@ def time_above_limit(facts: CheckFacts) -> Iterator[RuleHit]:
 @rule("D12", "error", "a GPU type that is not here")
 def unavailable_gpu_type(facts: CheckFacts) -> Iterator[RuleHit]:
     for partition, misfit in _mismatches(facts, "type"):
-        kinds = facts.cluster.kinds(facts.script.options) if facts.cluster else []
-        names = ", ".join(dict.fromkeys(name for kind in kinds for name in kind.gpu_types)) or "no named types"
+        types = dict.fromkeys(name for kind in facts.node_kinds for name in kind.gpu_types)
+        names = ", ".join(types) or "no named types"
         yield RuleHit(
             _option_line(facts, misfit.option),
             f"partition {partition} has no GPU type {misfit.asked}; it has {names} (capital letters count)",
@@ -124,7 +124,7 @@ def account_not_allowed(facts: CheckFacts) -> Iterator[RuleHit]:
                 "Slurm refuses it: invalid account, partition or QOS combination",
                 _fix_text(facts, f"--{name}={known[0]}"),
             )
-    for partition in cluster.chosen(options):
+    for partition in facts.partitions:
         account = options["account"].value if "account" in options else cluster.default_account
         if partition.allow_accounts and account and account not in partition.allow_accounts:
             yield RuleHit(
@@ -149,8 +149,8 @@ def maintenance(facts: CheckFacts) -> Iterator[RuleHit]:
     if cluster is None or not limit:
         return
     for window in cluster.reservations:
-        if window.whole_cluster and window.end_s > cluster.now_s and window.start_s < cluster.now_s + limit:
-            left = max(0, int(window.start_s - cluster.now_s))
+        if window.whole_cluster and window.end_s > cluster.read_at_s and window.start_s < cluster.read_at_s + limit:
+            left = max(0, int(window.start_s - cluster.read_at_s))
             when = datetime.fromtimestamp(window.start_s).strftime("%Y-%m-%d %H:%M")
             hours, minutes = divmod(left // 60, 60)
             yield RuleHit(
@@ -199,8 +199,7 @@ def gpu_partition_without_gpu(facts: CheckFacts) -> Iterator[RuleHit]:
     needs = any(one.is_distributed for one in script.work) or any(one.name == "nvidia-smi" for one in script.commands)
     option = script.options.get("partition")
     if facts.cluster is not None:
-        kinds = facts.cluster.kinds(script.options)
-        gpus = bool(kinds) and all(kind.gpus for kind in kinds)
+        gpus = bool(facts.node_kinds) and all(kind.gpus for kind in facts.node_kinds)
         certain = needs
     else:
         gpus = option is not None and any(name in (option.value or "").lower() for name in _GPU_NAMES)
@@ -222,7 +221,7 @@ def cpus_above_gpu_share(facts: CheckFacts) -> Iterator[RuleHit]:
     cpus, gpus = geometry.cpus_per_node, geometry.gpus_per_node
     if facts.cluster is None or not cpus or not gpus or "exclusive" in options:
         return
-    shares = [kind.cpus * gpus // kind.gpus for kind in facts.cluster.kinds(options) if kind.gpus >= gpus]
+    shares = [kind.cpus * gpus // kind.gpus for kind in facts.node_kinds if kind.gpus >= gpus]
     if shares and cpus > max(shares):
         tasks = geometry.tasks_on_node
         yield RuleHit(

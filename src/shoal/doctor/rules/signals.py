@@ -167,7 +167,7 @@ def requeue_starts_over(facts: CheckFacts) -> Iterator[RuleHit]:
     script, options = facts.script, facts.script.options
     if script.kind != "batch" or not script.work or "no-requeue" in options:
         return
-    preempted = facts.cluster is not None and any(one.preempts for one in facts.cluster.chosen(options))
+    preempted = any(one.preempts for one in facts.partitions)
     if "requeue" not in options and not preempted:
         return
     line = options["requeue"].line if "requeue" in options else script.work[-1].line

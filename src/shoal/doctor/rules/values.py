@@ -80,7 +80,7 @@ def whole_node_request(facts: CheckFacts) -> Iterator[RuleHit]:
     options, geometry = facts.script.options, facts.script.geometry
     all_memory = "mem" in options and (options["mem"].value or "").strip() in ("0", "0G", "0M")
     few = geometry.gpus_per_node is not None and geometry.gpus_per_node < 4
-    most = max((kind.gpus for kind in facts.cluster.kinds(options)), default=None) if facts.cluster else None
+    most = max((kind.gpus for kind in facts.node_kinds), default=None)
     if most and geometry.gpus_per_node is not None:
         few = geometry.gpus_per_node < most
     if all_memory and few and "exclusive" not in options:
@@ -104,10 +104,7 @@ def missing_time_limit(facts: CheckFacts) -> Iterator[RuleHit]:
     script = facts.script
     if script.kind != "batch" or not script.directives.options or "time" in script.options:
         return
-    default = None
-    if facts.cluster is not None:
-        partitions = facts.cluster.chosen(script.options)
-        default = next((one.default_time_s for one in partitions if one.default_time_s), None)
+    default = next((one.default_time_s for one in facts.partitions if one.default_time_s), None)
     yield RuleHit(
         script.directives.lines[-1],
         "there is no --time",
@@ -135,7 +132,7 @@ def missing_memory(facts: CheckFacts) -> Iterator[RuleHit]:
             "hint",
         )
         return
-    each = next((one.def_mem_per_cpu_mb for one in facts.cluster.chosen(options) if one.def_mem_per_cpu_mb), None)
+    each = next((one.def_mem_per_cpu_mb for one in facts.partitions if one.def_mem_per_cpu_mb), None)
     if each:
         cpus = script.geometry.cpus_per_node or 1
         yield RuleHit(

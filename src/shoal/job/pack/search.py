@@ -18,7 +18,6 @@ if TYPE_CHECKING:  # The tool reads rules, and needs no engine for that.
 
 #: How often the reports of running runs are read.
 _CHECK_EVERY_S = 1.0
-_MAX_BYTES = 4 << 20
 #: Under these names a program usually counts its work.
 _COUNTERS = ("step", "epoch")
 
@@ -70,28 +69,21 @@ class RungResult(NamedTuple):
 class RungReader:
     """The rungs that a run reaches, as its metrics.jsonl grows."""
 
-    def __init__(self, rule: HalvingRule, path: str) -> None:
-        self.rule, self.path = rule, path
-        self._at = self._lines = 0
+    def __init__(self, rule: HalvingRule, output_dir: str) -> None:
+        self.rule = rule
+        self._metrics = progress.NewMetrics(output_dir)
+        self._lines = 0
         self._reached = 0.0
 
     def new(self) -> List[RungResult]:
-        """What is new since the last call; a file that is not there, or was begun anew, is no mistake."""
-        try:
-            with open(self.path, "rb") as file:
-                if file.seek(0, os.SEEK_END) < self._at:
-                    self._at = self._lines = 0
-                file.seek(self._at)
-                data = file.read(_MAX_BYTES)
-        except OSError:
-            return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._at += len(whole)
-        return [report for line in whole.splitlines() for report in self._rungs(line)]
+        """What is new since the last call."""
+        records = self._metrics.read()
+        if self._metrics.is_anew:
+            self._lines = 0
+        return [report for record in records for report in self._rungs(record)]
 
-    def _rungs(self, line: bytes) -> Iterator[RungResult]:
+    def _rungs(self, given: Mapping[str, Any]) -> Iterator[RungResult]:
         # null may also be a value that was not measured yet: it stops nobody.
-        given = progress.parse_object(line.decode("utf-8", "replace")) or {}
         record = progress.flatten_numbers({name: value for name, value in given.items() if value is not None})
         value = record.get(self.rule.metric)
         if value is None:
@@ -184,8 +176,7 @@ class EarlyStopping:
 
     def look(self, name: str, attempt: int, revision: int, output_dir: str) -> Optional[str]:
         """Why this attempt should stop, in words, or None. A disk that does not answer stops nothing."""
-        path = os.path.join(output_dir, "metrics.jsonl")
-        reports = self._reports.setdefault((name, attempt), RungReader(self.rule, path))
+        reports = self._reports.setdefault((name, attempt), RungReader(self.rule, output_dir))
         for report in reports.new():
             try:
                 if name in self.board.values(name, report.rung):

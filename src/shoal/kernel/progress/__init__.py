@@ -9,15 +9,15 @@ Nothing is asked of the program.
 """
 
 from .lines import ProgressCount, parse_progress, totals_of_command, value_of
-from .reader import Progress, RunOutput, read_metrics, read_progress, read_series
-from .tables import flatten_numbers, parse_object
+from .reader import NewMetrics, Progress, RunOutput, read_metrics, read_progress, read_series
+from .tables import flatten_numbers
 
 __all__ = [
+    "NewMetrics",
     "Progress",
     "ProgressCount",
     "RunOutput",
     "flatten_numbers",
-    "parse_object",
     "parse_progress",
     "read_metrics",
     "read_progress",

@@ -8,7 +8,7 @@ records in the log.
 
 import math
 import os
-from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from .. import layout
 from . import lines, tables, trackers
@@ -27,6 +27,7 @@ _MAX_ENTRIES = 2000
 _MAX_CURVES = 40
 _MAX_POINTS = 600
 _MAX_NAME = 60
+_METRICS_JSONL = "metrics.jsonl"
 
 
 class RunOutput(NamedTuple):
@@ -113,7 +114,7 @@ def _totals(output: RunOutput) -> PrintedTotals:
 
 def _progress_of_files(output: RunOutput, facts: PrintedTotals) -> Iterator[Progress]:
     files = tables.find_metric_files(output.folder, _MAX_ENTRIES)
-    own = _own_file(output, "metrics.jsonl")
+    own = _own_file(output.folder, _METRICS_JSONL)
     for source, paths, read_rows in (
         ("metrics.jsonl", [own], lambda path: tables.jsonl_rows(tables.read_end(path, _TAIL_BYTES))),
         ("trainer_state.json", files.trainer_states[-1:], _trainer_state),
@@ -169,7 +170,7 @@ def read_metrics(output: RunOutput) -> Dict[str, float]:
     for rows in _sources(output, _MAX_METRICS_BYTES, summaries=True):
         for row in rows:
             found.update(row.values)
-    found.update(tables.flatten_numbers(tables.parse_json(_bytes(_own_file(output, "metrics.json")))))
+    found.update(tables.flatten_numbers(tables.parse_json(_bytes(_own_file(output.folder, "metrics.json")))))
     return found
 
 
@@ -217,14 +218,41 @@ def _sources(output: RunOutput, max_bytes: int, summaries: bool) -> Iterator[Ite
     yield (row for path in files.trainer_states[-1:] for row in _trainer_state(path))
     yield (tables.metric_row(tables.parse_json(_bytes(path))) for path in files.results if summaries)
     yield _printed_metrics(output)
-    yield tables.jsonl_rows(tables.read_end(_own_file(output, "metrics.jsonl"), max_bytes))
+    yield tables.jsonl_rows(tables.read_end(_own_file(output.folder, _METRICS_JSONL), max_bytes))
 
 
-def _own_file(output: RunOutput, name: str) -> str:
+class NewMetrics:
+    """The records of a run's metrics.jsonl as they are written: each is given once. `is_anew`: the last call found
+    that the program had begun the file anew."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._path: Optional[str] = None
+        self._offset = 0
+        self.is_anew = False
+
+    def read(self) -> List[Dict[str, Any]]:
+        """What is whole and new since the last call; a file that is not there, or was begun anew, is no mistake."""
+        path = self._path or _own_file(self._folder, _METRICS_JSONL)
+        try:
+            with open(path, "rb") as file:
+                self.is_anew = os.fstat(file.fileno()).st_size < self._offset
+                if self.is_anew:
+                    self._offset = 0
+                file.seek(self._offset)
+                data = file.read(_LOG_BYTES)
+        except OSError:
+            return []
+        self._path = path
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return list(tables.jsonl_records(whole))
+
+
+def _own_file(folder: str, name: str) -> str:
     """A file of this name in the output directory, or else in the program's working directory."""
-    own = layout.OwnFiles(output.folder)
-    paths = [os.path.join(place, name) for place in layout.written_dirs(output.folder)]
-    return next((path for path in paths if os.path.exists(path) and path in own), paths[0])
+    paths = [os.path.join(place, name) for place in layout.written_dirs(folder)]
+    return next((path for path in paths if os.path.exists(path) and path in layout.OwnFiles(folder)), paths[0])
 
 
 def _log_records(output: RunOutput) -> Iterator[MetricRow]:

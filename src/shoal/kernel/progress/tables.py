@@ -85,16 +85,22 @@ def _python_dict(text: str) -> Any:
 
 
 def jsonl_rows(data: bytes) -> Iterator[MetricRow]:
-    """Rows of metrics.jsonl; the line that is being written and somebody's print are passed over."""
+    """Rows of metrics.jsonl."""
+    return (metric_row(record) for record in jsonl_records(data))
+
+
+def jsonl_records(data: bytes) -> Iterator[Dict[str, Any]]:
+    """Records of metrics.jsonl, a printed dict included; the line that is being written and other text are passed
+    over."""
     for line in data.split(b"\n"):
         if not line.strip():
             continue
         try:
             record = json.loads(line)
         except ValueError:
-            continue
+            record = parse_object(line.decode("utf-8", "replace"))
         if isinstance(record, dict):
-            yield metric_row(record)
+            yield record
 
 
 def csv_rows(data: bytes, is_row_per_epoch: bool = False) -> Iterator[MetricRow]:

@@ -13,6 +13,9 @@ from collections.abc import Mapping, Sequence
 from shoal.errors import InputError, SchedulerError
 from shoal.kernel import slurm
 
+#: Of a question about the cluster: a command goes on without the answer.
+QUESTION_TIMEOUT_S = 10.0
+
 
 class ProgramMissingError(SchedulerError):
     """The program could not be started."""
@@ -22,7 +25,7 @@ class TimedOutError(SchedulerError):
     """The program was stopped by us; what Slurm did with the question is not known."""
 
 
-def run_slurm(
+def run(
     argv: Sequence[str], timeout_s: float, *, stdin: str | None = None, environ: Mapping[str, str] | None = None
 ) -> slurm.CommandResult:
     """Run `argv` to its end and return what it said; `environ` is the caller's environment before cleaning.
@@ -30,10 +33,10 @@ def run_slurm(
     Raises ProgramMissingError when nothing was started, TimedOutError when it was started and stopped, and InputError
     when an argument cannot be passed to any program (a NUL in it, or too long).
     """
-    return check_completed(slurm.run_command(argv, timeout_s, os.environ if environ is None else environ, stdin))
+    return checked(slurm.run_command(argv, timeout_s, os.environ if environ is None else environ, stdin))
 
 
-def check_completed(done: slurm.CommandResult) -> slurm.CommandResult:
+def checked(done: slurm.CommandResult) -> slurm.CommandResult:
     """`done` if the program ran to its end, whatever it said; else the error for what happened to it."""
     if done.failure == slurm.TIMED_OUT:
         raise TimedOutError(done.stderr, hint="scontrol ping  # is the controller up?")
@@ -44,3 +47,23 @@ def check_completed(done: slurm.CommandResult) -> slurm.CommandResult:
     if done.failure:
         raise InputError(done.stderr)
     return done
+
+
+def ask(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    timeout_s: float = QUESTION_TIMEOUT_S,
+    silent: list[str] | None = None,
+) -> str | None:
+    """What a program prints; None where it cannot be asked, and then `silent` gets a sentence about it."""
+    try:
+        done = run(argv, timeout_s, environ=environ)
+    except SchedulerError as error:
+        problem = error.message
+    else:
+        if done.ok:
+            return done.stdout
+        problem = (done.stderr.strip().splitlines() or ["failed"])[-1].removeprefix(f"{argv[0]}: ")
+    if silent is not None:
+        silent.append(f"{argv[0]}: {problem}")
+    return None
