@@ -16,7 +16,7 @@ from shoal.clusters.parse import parse_gres, parse_partitions, parse_sinfo, pars
 from shoal.describe.cluster import CLUSTER_KEYS, Cluster
 from shoal.describe.networks import NETWORKS
 from shoal.describe.project import Project, find_project
-from shoal.doctor.request import refuse_impossible
+from shoal.doctor.before import refuse_impossible
 from shoal.errors import InputError, RefusedError
 from shoal.model import Request
 from shoal.plan.cluster_choice import choose_cluster, match_cluster, named_cluster

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         short_names,
     )
     from shoal.batch.quoting import escape_percent, refuse_line_breaks, sbatch_line, shell_command, shell_quote
-    from shoal.batch.shell_commands import ParsedScript, ShellCommand, parse_shell
+    from shoal.batch.shell_commands import ParsedScript, ShellCommand, command_of, parse_shell
     from shoal.batch.shell_words import SyntaxProblem, tokenize
     from shoal.batch.text import SLURM_MAX_BYTES, ScriptText, decode_text, read_text
 else:

@@ -7,6 +7,8 @@ what a command carries. Commands inside $(...) are listed before the command tha
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from shoal.batch.shell_words import Heredoc, ShellToken, ShellWord, SyntaxProblem, tokenize
@@ -61,6 +63,11 @@ class ShellCommand(NamedTuple):
     def last_line(self) -> int:
         last = self.words[-1] if self.words else None
         return self.line if last is None else last.line + last.raw.count("\n")
+
+
+def command_of(argv: Sequence[str]) -> ShellCommand:
+    """Words that are started as they are, as the command that bash would read from their quoted text."""
+    return ShellCommand(tuple(ShellWord(word, shlex.quote(word), 0) for word in argv), 0, raw=shlex.join(argv))
 
 
 class ParsedScript(NamedTuple):

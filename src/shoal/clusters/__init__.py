@@ -16,7 +16,7 @@ from shoal.kernel import lazy_exports
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from shoal.clusters.commands import ProgramMissingError, ask, run
-    from shoal.clusters.facts import ClusterFacts, NodeKind, Partition, UNKNOWN
+    from shoal.clusters.facts import UNKNOWN, ClusterFacts, NodeKind, Partition
     from shoal.clusters.parse import parse_time_limit_s
     from shoal.clusters.queue_state import QueueState, by_token, newest, sacct, scancel, squeue
     from shoal.clusters.read import cluster_name, read_cluster

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
         exported_settings,
         refuse_while_collecting,
     )
-    from shoal.describe.cluster import CLUSTER_KEYS, Cluster, LOCAL, UNNAMED
+    from shoal.describe.cluster import CLUSTER_KEYS, LOCAL, UNNAMED, Cluster
     from shoal.describe.columns import Said, saved_columns
     from shoal.describe.containers import over, parse_word
     from shoal.describe.document import Document, Given

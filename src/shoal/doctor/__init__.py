@@ -4,7 +4,7 @@ from shoal.kernel import lazy_exports
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from shoal.doctor.before import check_submissions
+    from shoal.doctor.before import check_submissions, refuse_impossible
     from shoal.doctor.check import (
         ScriptCheck,
         TrainingInputs,
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
         write_fixed,
     )
     from shoal.doctor.explain import LaunchNumbers, construct_launch, explain_facts, explain_rows
-    from shoal.doctor.finding import Finding, SEVERITY_ORDER
-    from shoal.doctor.request import refuse_impossible
+    from shoal.doctor.finding import SEVERITY_ORDER, Finding
     from shoal.doctor.switching import ASSUMED_EFFICIENCY, Advice, Alternative, Running, advise, batch_notes, size_ratio
 else:
     __getattr__ = lazy_exports(__name__)

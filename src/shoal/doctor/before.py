@@ -1,7 +1,9 @@
-"""The doctor before `shoal submit`: the request and command of a run, read as the script that they amount to.
+"""What `shoal submit` checks before it sends anything: the doctor's rules, and what nodes of this cluster can serve.
 
-The real batch script starts the agent, which no rule can look into; so the rules see the header and, in the agent's
-place, the launch line that it stands for. Errors refuse the submission, warnings are told.
+The rules look at each run as it is planned, before there is a script, which would not tell them more: it starts the
+agent, and what that starts is known here. Errors refuse the submission, warnings are told. The nodes are asked about
+because Slurm accepts requests that never start: a time above the partition's limit, for one, is accepted and then waits
+for ever (measured on Slurm 22.05).
 """
 
 from __future__ import annotations
@@ -11,17 +13,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from shoal.batch import decode_text, parse_option_words, sbatch_line, shell_command
-from shoal.doctor.check import check_script
+import msgspec
+
+from shoal.clusters import ClusterFacts, NodeKind
+from shoal.doctor.check import DiskFiles, examine_job
 from shoal.doctor.finding import Finding
-from shoal.errors import InputError, RefusedError
+from shoal.doctor.planned import planned_job
+from shoal.errors import RefusedError
+from shoal.job import GeometryError
 from shoal.model import RunSpec
 from shoal.plan import ResolvedRequest
-
-#: Slurm's reading of these is what people get wrong, so their own spelling is looked at, not the one we made of it.
-_USER_SPELLED_OPTIONS = ("time", "mem", "mem-per-cpu", "mem-per-gpu")
-#: Said of a script that a person writes; shoal fills these in, or leaves them to the cluster, on purpose.
-_SKIPPED_RULES = frozenset({"D16", "D18", "G15", "G16", "X03", "R09"})
+from shoal.units import format_memory, format_slurm_time
 
 
 class _RunLike(Protocol):
@@ -42,7 +44,9 @@ def check_submissions(submissions: Iterable[_SubmissionLike], root: str, *, forc
     seen: set[tuple[object, ...]] = set()
     for planned in submissions:
         spec = planned.runs[0].spec
-        key = (planned.resolved.options, tuple(spec.command[:3]), spec.launch, tuple(spec.flags))
+        settings = msgspec.json.encode(spec.launch_settings)
+        told = (tuple(spec.command[:3]), spec.launch, settings, tuple(spec.flags), tuple(spec.env.items()))
+        key = (planned.resolved.options, *told)
         if key in seen:
             continue
         seen.add(key)
@@ -57,38 +61,62 @@ def check_submissions(submissions: Iterable[_SubmissionLike], root: str, *, forc
 
 
 def run_findings(spec: RunSpec, resolved: ResolvedRequest, root: str) -> list[Finding]:
-    """Errors and warnings on one run; nothing when its header cannot be written, which others say better."""
+    """Errors and warnings on one run; nothing when it cannot be laid over its request, which others say better."""
+    folder = Path(spec.cwd if os.path.isabs(spec.cwd) else os.path.join(root, spec.cwd))
     try:
-        text = equivalent_script(spec, resolved)
-    except InputError:
+        job = planned_job(spec, resolved, folder)
+    except GeometryError:
         return []
-    path = Path(spec.cwd if os.path.isabs(spec.cwd) else os.path.join(root, spec.cwd)) / f"{spec.stem}.sh"
-    found = check_script(decode_text(text.encode("utf-8", "surrogateescape")), path, None, {}).findings
-    return [one for one in found if one.severity != "hint" and one.code not in _SKIPPED_RULES]
+    return [one for one in examine_job(job, DiskFiles(Path(job.path), folder)) if one.severity != "hint"]
 
 
-def equivalent_script(spec: RunSpec, resolved: ResolvedRequest) -> str:
-    """Header and launch line that a run amounts to."""
-    options = dict(resolved.options)
-    written = {
-        option.name: option.value
-        for option in parse_option_words(spec.flags)[0]
-        if option.name in _USER_SPELLED_OPTIONS
-    }
-    options.update({name: value for name, value in written.items() if name in options})
-    # Arguments arrive as they are, whatever is in them; a line break in one is none in the script.
-    words = [*spec.command, *("".join(c if c.isprintable() else "?" for c in word) for word in spec.args)]
-    gpus = resolved.request.gpus or 1
-    if spec.launch == "process":
-        # The agent hides the number of tasks from the program, so that Lightning starts its own processes.
-        options.pop("ntasks-per-node", None)
-        line = f"exec {shell_command(words)}"
-    elif spec.launch == "torchrun":
-        program = words[1:] if words[:1] in (["python"], ["python3"]) else words
-        line = f"srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node={gpus} {shell_command(program or ['train.py'])}"
-    elif spec.launch == "srun":
-        line = f"srun --ntasks-per-node={gpus} {shell_command(words)}"
-    else:
-        line = ":"
-    header = "\n".join(sbatch_line(name, value) for name, value in options.items())
-    return f"#!/bin/bash\n{header}\nset -e\n{line}\n"
+def refuse_impossible(requests: Sequence[ResolvedRequest], facts: ClusterFacts) -> None:
+    """RefusedError with the nearest possible request if one can never start. A silent Slurm refuses nothing."""
+    if not facts.node_kinds:
+        return
+    for resolved in {resolved.options: resolved for resolved in requests}.values():
+        _check(resolved, facts)
+
+
+def _check(resolved: ResolvedRequest, facts: ClusterFacts) -> None:
+    asked = resolved.get("partition")
+    known = [partition.name for partition in facts.partitions]
+    unknown = [name for name in asked.split(",") if name not in known] if asked else []
+    if unknown:
+        raise RefusedError(
+            f"there is no partition {unknown[0]!r} here; there are {', '.join(known)}",
+            hint=f"--partition={known[0]}, or leave it out and let the cluster's profile choose",
+        )
+    # A request must fit on one kind of node, not on the best of each.
+    excesses = [(kind, _excess_over_node(resolved, kind, facts)) for kind in facts.kinds(asked)]
+    if excesses and all(excess for _, excess in excesses):
+        closest, excess = min(excesses, key=lambda pair: len(pair[1]))
+        parts = [f"{wanted} (at most {most})" for wanted, most in excess.values()]
+        raise RefusedError(
+            f"no node of partition {closest.partition} can serve {' and '.join(parts)}",
+            hint=" ".join(f"--{flag}={most}" for flag, (_, most) in excess.items()),
+        )
+
+
+def _excess_over_node(resolved: ResolvedRequest, kind: NodeKind, facts: ClusterFacts) -> dict[str, tuple[str, str]]:
+    """What is too much for this kind of node: flag -> (asked, possible)."""
+    request = resolved.request
+    partition = facts.partition(kind.partition)
+    max_time_s = None if partition is None else partition.max_time_s
+    found = {}
+    if (request.gpus or 0) > kind.gpus:
+        found["gpus-per-node"] = (f"{request.gpus} GPUs", str(kind.gpus))
+    elif request.gpu_type and kind.gpu_types and _request_text(resolved) not in kind.gpu_types:
+        found["gres"] = (f"GPU type {_request_text(resolved)}", f"gpu:{kind.gpu_types[0]}:{request.gpus}")
+    if (request.cpus or 0) > kind.cpus:
+        found["cpus-per-task"] = (f"{request.cpus} CPUs", str(kind.cpus))
+    if (request.memory_mb or 0) > kind.memory_mb:
+        found["mem"] = (f"{request.memory} of memory", format_memory(kind.memory_mb))
+    if request.time_limit_s and max_time_s and request.time_limit_s > max_time_s:
+        found["time"] = (f"{request.time} of time", format_slurm_time(max_time_s))
+    return found
+
+
+def _request_text(resolved: ResolvedRequest) -> str | None:
+    kind = resolved.request.gpu_type
+    return None if kind is None else resolved.cluster.gpu_types.get(kind, kind)

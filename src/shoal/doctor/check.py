@@ -14,6 +14,7 @@ from shoal.clusters import ClusterFacts, check_with_sbatch, read_cluster
 from shoal.doctor import rules
 from shoal.doctor.finding import SEVERITY_ORDER, CheckFacts, FileAccess, Finding, ScriptEdit, apply_rules
 from shoal.doctor.geometry import RequestGeometry, read_geometry
+from shoal.doctor.job import JobFacts
 from shoal.doctor.nearest import apply_changes, as_flags, closest_node_kind, propose_changes, qos_mismatches
 from shoal.doctor.script import BatchScript, read_batch_script
 from shoal.errors import DiskError, InputError
@@ -164,6 +165,12 @@ def check_text(text: str, path: str, *, files: FileAccess | None = None) -> list
     ).findings
 
 
+def examine_job(job: JobFacts, files: FileAccess) -> list[Finding]:
+    """Findings on a job that was not read from a script, without a cluster."""
+    rules.load_rules()
+    return apply_rules(CheckFacts(job, files))
+
+
 def facts_without_script(inputs: TrainingInputs) -> CheckFacts:
     """Facts without a script, for numbers by construction."""
     path = Path("train.sh")
@@ -175,17 +182,17 @@ def _ask_slurm(facts: CheckFacts, cluster: ClusterFacts, environ: Mapping[str, s
 
     Where it or our own reading refuses, requests that fit are tried until Slurm accepts one.
     """
-    script = facts.script
-    answer = check_with_sbatch([], environ, script.path)
+    job = facts.job
+    answer = check_with_sbatch([], environ, job.path)
     refusal = answer.objection if answer.accepted is False else None
-    if refusal is None and _satisfies(script.geometry, script.options, cluster):
+    if refusal is None and _satisfies(job.geometry, job.options, cluster):
         return None, None
-    for changes in propose_changes(script.geometry, script.options, cluster):
-        options = apply_changes(script.options, changes)
+    for changes in propose_changes(job.geometry, job.options, cluster):
+        options = apply_changes(job.options, changes)
         flags = as_flags(changes)
         if (
             _satisfies(read_geometry(options), options, cluster)
-            and check_with_sbatch(flags, environ, script.path).accepted
+            and check_with_sbatch(flags, environ, job.path).accepted
         ):
             return refusal, " ".join(flags)
     return refusal, None

@@ -43,13 +43,13 @@ class LaunchNumbers(msgspec.Struct, frozen=True, kw_only=True):
 
 def explain_facts(facts: CheckFacts) -> list[LaunchNumbers]:
     """The numbers of every launch that is the script's work."""
-    return [_explain_launch(facts, launch) for launch in facts.script.work]
+    return [_explain_launch(facts, launch) for launch in facts.job.work]
 
 
 def _explain_launch(facts: CheckFacts, launch: ScriptLaunch) -> LaunchNumbers:
-    script, geometry = facts.script, facts.script.geometry
-    nodes = step_nodes(launch, script) or geometry.n
-    tasks = step_tasks_per_node(launch, script)
+    job, geometry = facts.job, facts.job.geometry
+    nodes = step_nodes(launch, job) or geometry.n
+    tasks = step_tasks_per_node(launch, job)
     gpus = geometry.gpus_per_node
     notes: list[str] = []
     processes = _processes(facts, launch, nodes, tasks, notes)
@@ -73,11 +73,11 @@ def _explain_launch(facts: CheckFacts, launch: ScriptLaunch) -> LaunchNumbers:
 
 def _processes(facts: CheckFacts, launch: ScriptLaunch, nodes: int, tasks: int | None, notes: list[str]) -> int | None:
     """Processes on one node."""
-    script, gpus = facts.script, facts.script.geometry.gpus_per_node
+    job, gpus = facts.job, facts.job.geometry.gpus_per_node
     copies = tasks or 1
     if launch.launcher == "torchrun":
         asked = launch.option("nproc-per-node")
-        each = as_number(asked, script.values)
+        each = as_number(asked, job.values)
         if each is None and (asked is None or asked in ("gpu", "auto") or "GPU" in asked.upper()):
             each = (gpus or 1) if asked is not None else 1
             notes.append("torchrun without --nproc-per-node starts one process" if asked is None else
@@ -86,20 +86,20 @@ def _processes(facts: CheckFacts, launch: ScriptLaunch, nodes: int, tasks: int |
             notes.append(f"srun starts torchrun {copies} times on each node")
         return None if each is None else each * copies
     if launch.launcher == "accelerate":
-        total = as_number(launch.option("num-processes"), script.values)
+        total = as_number(launch.option("num-processes"), job.values)
         if total is None:
             notes.append("accelerate reads the number of processes from its config file; the GPUs are assumed")
         return gpus if total is None else -(-total // nodes)
     if launch.launcher == "deepspeed":
-        return as_number(launch.option("num-gpus"), script.values) or gpus
-    is_lightning, _ = uses_lightning(facts, launch)
-    if launch.srun is None and is_lightning and not {"ntasks", "ntasks-per-node"} & set(script.options):
+        return as_number(launch.option("num-gpus"), job.values) or gpus
+    is_lightning, _ = uses_lightning(facts.job, launch)
+    if launch.srun is None and is_lightning and not {"ntasks", "ntasks-per-node"} & set(job.options):
         notes.append("without a number of tasks in the header, Lightning starts one process for each device itself")
         return gpus
-    if launch.srun is None and not is_lightning and distributes_itself(facts, launch):
+    if launch.srun is None and not is_lightning and distributes_itself(facts.job, launch):
         notes.append("the program starts its own processes; their number is not in the script")
         return None
-    if launch.launcher == "python" and script.hints(launch) is None:
+    if launch.launcher == "python" and job.hints(launch) is None:
         notes.append(f"{launch.program or 'the program'} could not be read: one process for each task is assumed")
     return copies
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 import msgspec
 
 from shoal.batch import partitions_asked
+from shoal.doctor.job import JobFacts
 from shoal.doctor.script import BatchScript
 
 if TYPE_CHECKING:
@@ -63,13 +64,13 @@ class FileAccess(Protocol):
 
 
 class CheckFacts(NamedTuple):
-    """One script, and the cluster where it would run if that is known. `refusal` is the answer of sbatch --test-only.
+    """One job, and the cluster where it would run if that is known. `refusal` is the answer of sbatch --test-only.
 
     `nearest` is a request that this cluster accepts, as sbatch flags, when the script's own is refused. The last three
     are what a person told us about the training.
     """
 
-    script: BatchScript
+    job: JobFacts
     files: FileAccess
     cluster: ClusterFacts | None = None
     refusal: str | None = None
@@ -80,12 +81,22 @@ class CheckFacts(NamedTuple):
 
     @property
     def partitions(self) -> list[Partition]:
-        """The partitions that the script may run in; none without a cluster."""
-        return self.cluster.chosen(partitions_asked(self.script.options)) if self.cluster else []
+        """The partitions that the job may run in; none without a cluster."""
+        return self.cluster.chosen(partitions_asked(self.job.options)) if self.cluster else []
 
     @property
     def node_kinds(self) -> list[NodeKind]:
-        return self.cluster.kinds(partitions_asked(self.script.options)) if self.cluster else []
+        return self.cluster.kinds(partitions_asked(self.job.options)) if self.cluster else []
+
+    @property
+    def script(self) -> BatchScript | None:
+        """The script that the job was read from; None for a run that shoal has planned."""
+        return self.job if isinstance(self.job, BatchScript) else None
+
+    def line(self, number: int) -> str:
+        """A line of the script as written; empty where there is none."""
+        lines = self.script.text.lines if self.script is not None else ()
+        return lines[number - 1] if 0 < number <= len(lines) else ""
 
 
 class CheckRule(NamedTuple):
@@ -112,8 +123,23 @@ def rule(
     return register
 
 
+def text_rule(
+    code: str, severity: Severity, title: str
+) -> Callable[[Callable[[BatchScript], Iterator[RuleHit]]], Callable[[BatchScript], Iterator[RuleHit]]]:
+    """Register a rule on the text of a script, which is not asked where there is none."""
+
+    def register(check: Callable[[BatchScript], Iterator[RuleHit]]) -> Callable[[BatchScript], Iterator[RuleHit]]:
+        @rule(code, severity, title)
+        def on_text(facts: CheckFacts) -> Iterator[RuleHit]:
+            return iter(()) if facts.script is None else check(facts.script)
+
+        return check
+
+    return register
+
+
 def apply_rules(facts: CheckFacts) -> list[Finding]:
-    """All findings on one script, worst first, then by line."""
+    """All findings on one job, worst first, then by line."""
     found: dict[tuple[str, int, str], Finding] = {}
     for one in RULES.values():
         for hit in one.check(facts):
@@ -123,10 +149,10 @@ def apply_rules(facts: CheckFacts) -> list[Finding]:
                 message=hit.message,
                 effect=hit.effect,
                 fix=hit.fix,
-                file=facts.script.path,
+                file=facts.job.path,
                 line=hit.line,
                 title=one.title,
-                edits=hit.edits,
+                edits=hit.edits if facts.script is not None else (),
             )
             found.setdefault((finding.code, finding.line, finding.message), finding)
     return sorted(found.values(), key=lambda finding: (SEVERITY_ORDER[finding.severity], finding.line, finding.code))

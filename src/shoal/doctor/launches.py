@@ -21,10 +21,15 @@ _UTILITY_MODULES = frozenset(
     {"pip", "venv", "ensurepip", "site", "json.tool", "torch.utils.collect_env", "http.server"}
 )
 _MAX_DEPTH = 4
+#: Launchers that start the processes of a node.
+DISTRIBUTED = ("torchrun", "accelerate", "deepspeed")
 
 
 class ScriptLaunch(NamedTuple):
-    """One start of work. `quoting` is "single" or "double" when it stands in the text of `bash -c`, else empty."""
+    """One start of work. `quoting` is "single" or "double" when it stands in the text of `bash -c`, else empty.
+
+    `processes` are those that shoal lays over the GPUs of each node; a script says them in the launcher's options.
+    """
 
     launcher: str
     line: int
@@ -36,10 +41,11 @@ class ScriptLaunch(NamedTuple):
     wrappers: tuple[str, ...] = ()
     quoting: str = ""
     raw: str = ""
+    processes: int | None = None
 
     @property
     def is_distributed(self) -> bool:
-        return self.launcher in ("torchrun", "accelerate", "deepspeed")
+        return self.launcher in DISTRIBUTED
 
     @property
     def in_container(self) -> bool:
@@ -87,6 +93,12 @@ def find_launches(commands: Sequence[ShellCommand]) -> tuple[list[ScriptLaunch],
             else:
                 launches.append(found)
     return launches, steps
+
+
+def launches_of(command: ShellCommand, srun: LauncherCall | None = None) -> tuple[list[ScriptLaunch], list[SrunStep]]:
+    """The same for one command whose words no shell expands, in a step of Slurm or not."""
+    found = list(_read_launch(command.texts, command, {}, 0, srun))
+    return [one for one in found if isinstance(one, ScriptLaunch)], [one for one in found if isinstance(one, SrunStep)]
 
 
 def literal_values(commands: Sequence[ShellCommand]) -> dict[str, str]:

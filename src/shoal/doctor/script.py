@@ -1,13 +1,11 @@
-"""Everything that the rules ask about one script, gathered once: header, commands, launches, variables, program."""
+"""A batch script, read once: the job that it asks for and starts, and the text in which it says so."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from shoal.batch import (
     ParsedScript,
@@ -21,49 +19,29 @@ from shoal.batch import (
     read_directives,
 )
 from shoal.doctor.geometry import RequestGeometry, read_geometry
-from shoal.doctor.launches import ScriptLaunch, SrunStep, find_launches, literal_values
-from shoal.doctor.python_file import PythonHints, find_program, read_program, search_directories
+from shoal.doctor.job import JobFacts, LighthouseCall, ShellExport, read_programs
+from shoal.doctor.launches import as_number, find_launches, literal_values
+from shoal.doctor.python_file import PythonHints, search_directories
 
 _SHEBANG = re.compile(r"#!\s*(\S+)(?:\s+(.*))?")
 _SHELLS = frozenset({"bash", "sh", "zsh", "ksh", "dash", "ash"})
 _SHOAL_SOURCE_LINE = re.compile(r"\$\(\s*shoal\s+shell\s*\)|`shoal shell`")
 _SHOAL_STEPS = frozenset({"train", "posttrain", "evaluate", "resume"})
 _EXPORT_COMMANDS = frozenset({"export", "declare", "typeset"})
+_MIN_REPLICAS = re.compile(r"torchft_lighthouse.*?--min_replicas[ =](\S+)")
 _EMPTY_SCRIPT = ParsedScript((), (), (), frozenset())
 
 
-class ShellExport(NamedTuple):
-    """A variable that the script sets; `raw` is the whole word as written."""
+class BatchScript(JobFacts, frozen=True, kw_only=True):
+    """The job of a batch script, and the text that says it. `language` is the interpreter's name; commands are known
+    only for shells."""
 
-    name: str
-    value: str
-    raw: str
-    line: int
-    command: ShellCommand
-
-
-class BatchScript(NamedTuple):
-    """`kind`: batch (any script for sbatch), experiment (ours), or opaque (nothing in it can be read).
-
-    `language` is the interpreter's name; commands are known only for shells.
-    """
-
-    path: str
     text: ScriptText
-    kind: str
     language: str
     is_login: bool
     directives: ScriptDirectives
-    options: Mapping[str, SbatchOption]
-    commands: tuple[ShellCommand, ...]
     functions: frozenset[str]
-    launches: tuple[ScriptLaunch, ...]
-    steps: tuple[SrunStep, ...]
-    exports: tuple[ShellExport, ...]
-    values: Mapping[str, str]
-    geometry: RequestGeometry
     problems: tuple[SyntaxProblem, ...]
-    python: Mapping[str, PythonHints]
 
     @property
     def is_shell(self) -> bool:
@@ -73,17 +51,6 @@ class BatchScript(NamedTuple):
     def top(self) -> list[ShellCommand]:
         """Commands that run in the script's own order: not inside functions or substitutions."""
         return [command for command in self.commands if not command.nested and command.function is None]
-
-    @property
-    def work(self) -> list[ScriptLaunch]:
-        """The launches that are the job's purpose; helpers beside a distributed or srun launch are left out."""
-        heavy = [one for one in self.launches if one.is_distributed or one.srun is not None or "train" in one.raw]
-        return heavy or list(self.launches)
-
-    def hints(self, launch: ScriptLaunch) -> PythonHints | None:
-        """What the launch's Python file tells, or None when it was not found or not understood."""
-        found = self.python.get(launch.program if launch.program else "")
-        return None if found is None or found.unread else found
 
     def sets(self, flag: str) -> bool:
         """Whether `set -e`, `-u` or `-o pipefail` is on anywhere at the top: flag is e, u or pipefail."""
@@ -130,6 +97,7 @@ def read_batch_script(
     if is_experiment:
         options = {**options, **_step_call_flags(parsed, steps)}  # the flags of a call win
     launches, srun_steps = find_launches(parsed.commands)
+    exports = tuple(_exports(parsed.commands))
     return BatchScript(
         path=path,
         text=text,
@@ -137,16 +105,19 @@ def read_batch_script(
         language=language,
         is_login=is_login,
         directives=directives,
+        header=directives.options,
         options=options,
+        is_het=directives.is_het,
         commands=parsed.commands,
         functions=parsed.functions,
         launches=tuple(launches),
         steps=tuple(srun_steps),
-        exports=tuple(_exports(parsed.commands)),
+        exports=exports,
+        lighthouses=tuple(_lighthouses(parsed.commands, exports)),
         values=literal_values(parsed.commands),
         geometry=RequestGeometry() if directives.is_het else read_geometry(options),
         problems=parsed.problems,
-        python=_programs(launches, Path(path), options.get("chdir"), parsed.commands, find or _cached_program),
+        python=read_programs(launches, _folders(path, options.get("chdir"), parsed.commands), find),
     )
 
 
@@ -191,29 +162,17 @@ def _exports(commands: tuple[ShellCommand, ...]) -> list[ShellExport]:
     return found
 
 
-def _programs(
-    launches: list[ScriptLaunch],
-    path: Path,
-    chdir: SbatchOption | None,
-    commands: tuple[ShellCommand, ...],
-    find: Callable[[Path], PythonHints],
-) -> dict[str, PythonHints]:
-    wanted = {launch.program: launch.option("module") for launch in launches if launch.program}
-    if not wanted:
-        return {}
+def _lighthouses(commands: tuple[ShellCommand, ...], exports: tuple[ShellExport, ...]) -> Iterator[LighthouseCall]:
+    replicas = next((one.value for one in exports if one.name in ("NUM_REPLICA_GROUPS", "NUM_REPLICAS")), "")
+    for command in commands:
+        if "torchft_lighthouse" not in command.raw:
+            continue
+        match = _MIN_REPLICAS.search(command.raw)
+        least = match[1].strip("\"'") if match is not None else ""
+        needs_all = bool(least) and (least == replicas or (least.startswith("$") and "REPLICA" in least))
+        yield LighthouseCall(command.line, as_number(replicas, {}), as_number(least, {}), needs_all)
+
+
+def _folders(path: str, chdir: SbatchOption | None, commands: tuple[ShellCommand, ...]) -> list[Path]:
     moves = [command.texts[1] for command in commands if command.name == "cd" and len(command.words) == 2]
-    folders = list(search_directories(path, chdir.value if chdir else None, moves))
-    found: dict[str, PythonHints] = {}
-    for program, module in wanted.items():
-        if (file := find_program(program, module, folders)) is not None:
-            found[program] = find(file)
-    return found
-
-
-def _cached_program(path: Path) -> PythonHints:
-    return _read_once(str(path.resolve()))
-
-
-@lru_cache(maxsize=256)
-def _read_once(path: str) -> PythonHints:
-    return read_program(Path(path))
+    return list(search_directories(Path(path), chdir.value if chdir else None, moves))

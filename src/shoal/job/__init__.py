@@ -35,13 +35,14 @@ if TYPE_CHECKING:
         placeholder_names,
         read_secrets,
     )
+    from .launch import family, words
     from .launch.container import (
         CONTAINER_VARIABLE,
-        Container,
-        ContainerError,
         GPU_VENDORS,
         NO_CONTAINER,
         RUNTIMES,
+        Container,
+        ContainerError,
         build_container,
         container_argv,
         merge_settings,
@@ -49,21 +50,22 @@ if TYPE_CHECKING:
         with_absolute_paths,
     )
     from .launch.geometry import (
-        GeometryError,
         LAUNCH_DEFAULTS,
         LAUNCH_MODES,
-        LaunchGeometry,
         PORT_BASE,
         PORT_COUNT,
+        TORCH_LAUNCHERS,
+        GeometryError,
+        LaunchGeometry,
         compute_geometry,
         describe_geometry,
     )
-    from .launch import family
-    from .pack.books import Allocator, Assignment, Demand, GPU_PARTS, count_gpu_parts, even_share
+    from .launch.unit import RankGroup
+    from .pack import follow
+    from .pack.books import GPU_PARTS, Allocator, Assignment, Demand, count_gpu_parts, even_share
     from .pack.node import CLAIMED_FILE
     from .pack.queue import QueuedRun, RunQueue
     from .pack.search import HalvingRule
-    from .pack import follow
     from .shipping import write_agent_zip
     from .staging import Stage, StageError
     from .trial import replacements_of

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
         tree,
     )
     from .causes import (
-        Cause,
         KIND_OF_STATE,
         KIND_TEXTS,
         SELF_EXPLAINING_KINDS,
+        Cause,
         clean_log_line,
         describe_exit_code,
         error_signature,
@@ -78,9 +78,9 @@ if TYPE_CHECKING:
     )
     from .slurm import QUERY_TIMEOUT_S, USER_VARIABLES, clean_environ
     from .slurm_text import (
-        JobRow,
         SLURM_ACTIVE_STATES,
         SLURM_ENDED_STATES,
+        JobRow,
         is_controller_silent,
         parse_time,
         replace_job,

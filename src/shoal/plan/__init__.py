@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from shoal.plan.containers import check_containers
     from shoal.plan.cost import max_gpu_hours, max_makespan_s
     from shoal.plan.durations import past_durations
-    from shoal.plan.generate import GenerateOptions, GeneratedScript, generate_script
+    from shoal.plan.generate import GeneratedScript, GenerateOptions, generate_script
     from shoal.plan.layouts import (
         ARRAY,
         JOB_PER_RUN,

@@ -176,10 +176,8 @@ def prepare_submission(
     if how.snapshot and project.snapshot and submissions:
         notes += _missing_file_notes(submissions, project, environ)
     if submissions and not cluster.is_local:
-        from shoal.doctor import (
-            check_submissions,  # not for a pack on this machine, which should start at once
-            refuse_impossible,
-        )
+        # Not for a pack on this machine, which should start at once.
+        from shoal.doctor import check_submissions, refuse_impossible
 
         if not how.force:
             facts = read_cluster(environ, "nodes", known=facts)

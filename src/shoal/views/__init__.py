@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from shoal.views.progress import ProgressLine
     from shoal.views.question import confirm
     from shoal.views.render import print_json
+    from shoal.views.report import tables, text
     from shoal.views.report.gather import CostReport, gather_report
     from shoal.views.report.page import report_page
     from shoal.views.report.timeline import lanes_timeline
-    from shoal.views.report import tables, text
     from shoal.views.screen import can_redraw, detect_screen
     from shoal.views.select import parse_states, select_runs, unselected_sentence
     from shoal.views.status import StatusFilter

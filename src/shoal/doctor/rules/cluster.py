@@ -13,7 +13,7 @@ _GPU_NAMES = ("gpu", "a100", "h100", "h200", "v100", "a40", "l40", "b200", "gh20
 
 
 def _option_line(facts: CheckFacts, name: str) -> int:
-    options = facts.script.options
+    options = facts.job.options
     option = options.get(name) or next(
         (options[other] for other in ("gres", "gpus-per-node", "gpus", "ntasks-per-node") if other in options), None
     )
@@ -21,13 +21,13 @@ def _option_line(facts: CheckFacts, name: str) -> int:
 
 
 def _fix_text(facts: CheckFacts, otherwise: str) -> str:
-    return f"sbatch {facts.nearest} {facts.script.path}   # tried: Slurm accepts it" if facts.nearest else otherwise
+    return f"sbatch {facts.nearest} {facts.job.path}   # tried: Slurm accepts it" if facts.nearest else otherwise
 
 
 def _mismatches(facts: CheckFacts, *about: str) -> Iterator[tuple[str, RequestMismatch]]:
-    if facts.cluster is None or facts.script.directives.is_het:
+    if facts.cluster is None or facts.job.is_het:
         return
-    best = closest_node_kind(facts.script.geometry, facts.script.options, facts.cluster)
+    best = closest_node_kind(facts.job.geometry, facts.job.options, facts.cluster)
     for misfit in best[1] if best else ():
         if misfit.about in about and best:
             yield best[0].partition, misfit
@@ -53,9 +53,9 @@ def unavailable_gpu_type(facts: CheckFacts) -> Iterator[RuleHit]:
             _option_line(facts, misfit.option),
             f"partition {partition} has no GPU type {misfit.asked}; it has {names} (capital letters count)",
             "Slurm refuses it: requested node configuration is not available",
-            _fix_text(facts, f"--gres=gpu:{misfit.most}:{facts.script.geometry.gpus_per_node}"),
+            _fix_text(facts, f"--gres=gpu:{misfit.most}:{facts.job.geometry.gpus_per_node}"),
         )
-    option = facts.script.options.get("gres")
+    option = facts.job.options.get("gres")
     if option is not None and any(item.strip().startswith("gpus:") for item in (option.value or "").split(",")):
         yield RuleHit(
             option.line,
@@ -67,7 +67,7 @@ def unavailable_gpu_type(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("D13", "error", "more than any node has")
 def request_above_node(facts: CheckFacts) -> Iterator[RuleHit]:
-    cluster, options = facts.cluster, facts.script.options
+    cluster, options = facts.cluster, facts.job.options
     if cluster is None:
         return
     asked = options.get("partition")
@@ -100,7 +100,7 @@ def request_above_node(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("D21", "error", "more array tasks than the cluster takes")
 def array_above_limit(facts: CheckFacts) -> Iterator[RuleHit]:
-    last, most = facts.script.geometry.array_last, facts.cluster.max_array_size if facts.cluster else None
+    last, most = facts.job.geometry.array_last, facts.cluster.max_array_size if facts.cluster else None
     if last is not None and most is not None and last >= most:
         yield RuleHit(
             _option_line(facts, "array"),
@@ -112,7 +112,7 @@ def array_above_limit(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("D27", "error", "an account or QOS that is not yours")
 def account_not_allowed(facts: CheckFacts) -> Iterator[RuleHit]:
-    cluster, options = facts.cluster, facts.script.options
+    cluster, options = facts.cluster, facts.job.options
     if cluster is None:
         return
     for name, known in (("account", cluster.accounts), ("qos", cluster.qos)):
@@ -145,7 +145,7 @@ def account_not_allowed(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("D28", "warning", "maintenance before the job can end")
 def maintenance(facts: CheckFacts) -> Iterator[RuleHit]:
-    cluster, limit = facts.cluster, facts.script.geometry.time_s
+    cluster, limit = facts.cluster, facts.job.geometry.time_s
     if cluster is None or not limit:
         return
     for window in cluster.reservations:
@@ -166,12 +166,13 @@ def maintenance(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("D29", "error", "Slurm refuses the request")
 def rejected_by_slurm(facts: CheckFacts) -> Iterator[RuleHit]:
-    if facts.refusal is not None:
+    script = facts.script
+    if facts.refusal is not None and script is not None:
         yield RuleHit(
-            facts.script.directives.lines[0] if facts.script.directives.lines else 1,
+            script.directives.lines[0] if script.directives.lines else 1,
             f"sbatch --test-only refuses the script: {facts.refusal}",
             "it cannot be submitted as it is",
-            _fix_text(facts, f"sbatch --test-only {facts.script.path}   # asks again"),
+            _fix_text(facts, f"sbatch --test-only {facts.job.path}   # asks again"),
         )
 
 
@@ -180,9 +181,9 @@ def request_above_qos(facts: CheckFacts) -> Iterator[RuleHit]:
     if facts.cluster is None:
         return
     words = {"time": "of time", "gpus": "GPUs at once"}
-    option = facts.script.options.get("qos")
+    option = facts.job.options.get("qos")
     name = option.value if option else ""
-    for misfit in qos_mismatches(facts.script.geometry, facts.script.options, facts.cluster):
+    for misfit in qos_mismatches(facts.job.geometry, facts.job.options, facts.cluster):
         yield RuleHit(
             _option_line(facts, misfit.option),
             f"QOS {name} gives at most {misfit.most} {words[misfit.about]}, not {misfit.asked}",
@@ -193,18 +194,18 @@ def request_above_qos(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("G14", "error", "a GPU partition, and no GPU asked for")
 def gpu_partition_without_gpu(facts: CheckFacts) -> Iterator[RuleHit]:
-    script = facts.script
-    if script.geometry.wants_gpus or script.kind != "batch" or script.directives.is_het:
+    job = facts.job
+    if job.geometry.wants_gpus or job.kind == "experiment" or job.is_het:
         return
-    needs = any(one.is_distributed for one in script.work) or any(one.name == "nvidia-smi" for one in script.commands)
-    option = script.options.get("partition")
+    needs = any(one.is_distributed for one in job.work) or any(one.name == "nvidia-smi" for one in job.commands)
+    option = job.options.get("partition")
     if facts.cluster is not None:
         gpus = bool(facts.node_kinds) and all(kind.gpus for kind in facts.node_kinds)
         certain = needs
     else:
         gpus = option is not None and any(name in (option.value or "").lower() for name in _GPU_NAMES)
         certain = False
-    if gpus and needs and "exclusive" not in script.options:
+    if gpus and needs and "exclusive" not in job.options:
         name = option.value if option is not None else "of this cluster"
         yield RuleHit(
             option.line if option else 1,
@@ -217,7 +218,7 @@ def gpu_partition_without_gpu(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("G17", "warning", "more CPUs than the GPUs' share")
 def cpus_above_gpu_share(facts: CheckFacts) -> Iterator[RuleHit]:
-    geometry, options = facts.script.geometry, facts.script.options
+    geometry, options = facts.job.geometry, facts.job.options
     cpus, gpus = geometry.cpus_per_node, geometry.gpus_per_node
     if facts.cluster is None or not cpus or not gpus or "exclusive" in options:
         return

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 
 from shoal.batch import SLURM_MAX_BYTES, is_template, known_options
-from shoal.doctor.finding import CheckFacts, RuleHit, ScriptEdit, rule
+from shoal.doctor.finding import CheckFacts, RuleHit, ScriptEdit, rule, text_rule
+from shoal.doctor.script import BatchScript
 
 _PATHS = ("output", "error", "chdir", "input")
 _FREE_TEXT_OPTIONS = frozenset({"job-name", "comment", "mail-user", "wckey", "licenses"})
@@ -33,13 +34,13 @@ _PLUGIN_PREFIXES = (
 )
 
 
-@rule("D01", "error", "a directive below the first command")
-def directive_after_command(facts: CheckFacts) -> Iterator[RuleHit]:
-    read = facts.script.directives.last()
-    for one in facts.script.directives.ignored:
+@text_rule("D01", "error", "a directive below the first command")
+def directive_after_command(script: BatchScript) -> Iterator[RuleHit]:
+    read = script.directives.last()
+    for one in script.directives.ignored:
         if one.why != "late":
             continue
-        first = facts.script.directives.first_command
+        first = script.directives.first_command
         known = one.options and all(
             option.name in read and read[option.name].value == option.value for option in one.options
         )
@@ -53,10 +54,10 @@ def directive_after_command(facts: CheckFacts) -> Iterator[RuleHit]:
         )
 
 
-@rule("D02", "error", "a directive that is only a comment")
-def commented_directive(facts: CheckFacts) -> Iterator[RuleHit]:
-    given = {option.name for option in facts.script.directives.options}
-    for one in facts.script.directives.ignored:
+@text_rule("D02", "error", "a directive that is only a comment")
+def commented_directive(script: BatchScript) -> Iterator[RuleHit]:
+    given = {option.name for option in script.directives.options}
+    for one in script.directives.ignored:
         if one.why == "late" or not one.options:
             continue
         if one.why == "disabled":
@@ -81,23 +82,22 @@ def commented_directive(facts: CheckFacts) -> Iterator[RuleHit]:
         )
 
 
-@rule("D03", "error", "DOS line ends")
-def dos_line_endings(facts: CheckFacts) -> Iterator[RuleHit]:
-    text = facts.script.text
+@text_rule("D03", "error", "DOS line ends")
+def dos_line_endings(script: BatchScript) -> Iterator[RuleHit]:
+    text = script.text
     if text.crlf and not text.encoding.startswith("utf-16"):
         yield RuleHit(
             text.first_crlf,
             f"{text.crlf} line{'s end' if text.crlf > 1 else ' ends'} as on DOS (CR LF)",
             "sbatch refuses the script: it contains DOS line breaks",
-            f"sed -i 's/\\r$//' {facts.script.path}",
+            f"sed -i 's/\\r$//' {script.path}",
             None,
             (ScriptEdit("replace", 0, "\r", ""),),
         )
 
 
-@rule("D04", "error", "no shebang")
-def no_shebang(facts: CheckFacts) -> Iterator[RuleHit]:
-    script = facts.script
+@text_rule("D04", "error", "no shebang")
+def no_shebang(script: BatchScript) -> Iterator[RuleHit]:
     if script.kind != "batch" or script.text.encoding.startswith("utf-16"):
         return
     lines = script.text.lines
@@ -126,7 +126,7 @@ def no_shebang(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("D05", "error", "a shell variable in a directive")
 def variable_in_directive(facts: CheckFacts) -> Iterator[RuleHit]:
-    for option in facts.script.directives.options:
+    for option in facts.job.header:
         value = option.value or ""
         if "$" not in value and "`" not in value:
             continue
@@ -144,14 +144,14 @@ def variable_in_directive(facts: CheckFacts) -> Iterator[RuleHit]:
             option.line,
             f"sbatch expands no shell variables: --{option.name}={value} is taken as it stands",
             effect,
-            f'sbatch --{option.name}="{value}" {facts.script.path}   # {better}',
+            f'sbatch --{option.name}="{value}" {facts.job.path}   # {better}',
             "warning" if names_only or option.name in ("export", "exclude", "nodelist") else None,
         )
 
 
 @rule("D06", "error", "a tilde in a path of a directive")
 def tilde_in_path(facts: CheckFacts) -> Iterator[RuleHit]:
-    for option in facts.script.directives.options:
+    for option in facts.job.header:
         if option.name in _PATHS and (option.value or "").startswith("~"):
             yield RuleHit(
                 option.line,
@@ -161,10 +161,10 @@ def tilde_in_path(facts: CheckFacts) -> Iterator[RuleHit]:
             )
 
 
-@rule("D09", "error", "a directive that sbatch cannot split into options")
-def unparsable_directive(facts: CheckFacts) -> Iterator[RuleHit]:
-    for number in facts.script.directives.lines:
-        line = facts.script.text.lines[number - 1]
+@text_rule("D09", "error", "a directive that sbatch cannot split into options")
+def unparsable_directive(script: BatchScript) -> Iterator[RuleHit]:
+    for number in script.directives.lines:
+        line = script.text.lines[number - 1]
         comment = line.find("#", 1)
         spaced = _SPACED_OPTION.search(line[:comment] if comment > 0 else line)
         if spaced is not None:
@@ -176,7 +176,7 @@ def unparsable_directive(facts: CheckFacts) -> Iterator[RuleHit]:
                 None,
                 (ScriptEdit("replace", number, spaced[0], f"{spaced[1]}="),),
             )
-    for option in facts.script.directives.options:
+    for option in script.header:
         # --export= and --constraint= are ways to say "nothing"; a number cannot be nothing.
         if option.value == "" and option.name in _REQUIRED_OPTIONS:
             yield RuleHit(
@@ -185,7 +185,7 @@ def unparsable_directive(facts: CheckFacts) -> Iterator[RuleHit]:
                 "sbatch refuses the script",
                 f"--{option.name}=VALUE, or leave the line out",
             )
-    for stray in facts.script.directives.strays:
+    for stray in script.directives.strays:
         if stray.word[:1] in _DASHES and stray.word:
             plain = "--" + stray.word.lstrip(_DASHES + "-")
             yield RuleHit(
@@ -210,10 +210,10 @@ def unparsable_directive(facts: CheckFacts) -> Iterator[RuleHit]:
             )
 
 
-@rule("D23", "hint", "a comment glued to a value")
-def glued_comment(facts: CheckFacts) -> Iterator[RuleHit]:
-    for number in facts.script.directives.lines:
-        line = facts.script.text.lines[number - 1]
+@text_rule("D23", "hint", "a comment glued to a value")
+def glued_comment(script: BatchScript) -> Iterator[RuleHit]:
+    for number in script.directives.lines:
+        line = script.text.lines[number - 1]
         match = re.search(r"[^\s\\#\"']#", line[1:])
         if match is not None:
             place = match.start() + 2
@@ -232,7 +232,7 @@ def unknown_option(facts: CheckFacts) -> Iterator[RuleHit]:
     from difflib import get_close_matches
 
     takes = known_options()
-    for option in facts.script.directives.options:
+    for option in facts.job.header:
         if option.name in takes or option.name.startswith(_PLUGIN_PREFIXES):
             continue
         near = _RENAMED_OPTIONS.get(option.name) or next(
@@ -252,7 +252,7 @@ def unknown_option(facts: CheckFacts) -> Iterator[RuleHit]:
 @rule("D26", "warning", "options that contradict each other")
 def conflicting_options(facts: CheckFacts) -> Iterator[RuleHit]:
     seen: dict[str, tuple[int, str | None]] = {}
-    for option in facts.script.directives.options:
+    for option in facts.job.header:
         before = seen.get(option.name)
         if before is not None and before[1] != option.value and option.name not in ("dependency", "constraint"):
             yield RuleHit(
@@ -262,7 +262,7 @@ def conflicting_options(facts: CheckFacts) -> Iterator[RuleHit]:
                 "keep one of them",
             )
         seen[option.name] = (option.line, option.value)
-    options = facts.script.options
+    options = facts.job.options
     if "requeue" in options and "no-requeue" in options:
         yield RuleHit(
             options["no-requeue"].line, "--requeue and --no-requeue are both given", "the later one counts", "keep one"
@@ -276,9 +276,9 @@ def conflicting_options(facts: CheckFacts) -> Iterator[RuleHit]:
         )
 
 
-@rule("D30", "error", "a file that sbatch cannot take")
-def unsupported_file(facts: CheckFacts) -> Iterator[RuleHit]:
-    text, path = facts.script.text, facts.script.path
+@text_rule("D30", "error", "a file that sbatch cannot take")
+def unsupported_file(script: BatchScript) -> Iterator[RuleHit]:
+    text, path = script.text, script.path
     if text.encoding != "binary" and not any(line.strip() for line in text.lines):
         yield RuleHit(1, "the file is empty", "sbatch refuses it: batch script is empty", "write a script into it")
         return
@@ -306,9 +306,8 @@ def unsupported_file(facts: CheckFacts) -> Iterator[RuleHit]:
         )
 
 
-@rule("D31", "hint", "what could not be read")
-def unparsed_lines(facts: CheckFacts) -> Iterator[RuleHit]:
-    script = facts.script
+@text_rule("D31", "hint", "what could not be read")
+def unparsed_lines(script: BatchScript) -> Iterator[RuleHit]:
     for problem in script.problems:
         yield RuleHit(
             problem.line, problem.sentence, "bash stops there; nothing below it was checked", "close it", "warning"

@@ -7,7 +7,11 @@ import re
 from collections.abc import Iterator
 
 from shoal.batch import known_options, short_names
-from shoal.doctor.finding import CheckFacts, RuleHit, rule
+from shoal.doctor.finding import CheckFacts, RuleHit, rule, text_rule
+from shoal.doctor.launchers import read_launcher
+from shoal.doctor.launches import DISTRIBUTED
+from shoal.doctor.rules.common import calls_srun
+from shoal.doctor.script import BatchScript
 
 _REQUEST_OPTIONS = frozenset({"gres", "partition", "account", "qos", "nodes", "ntasks", "ntasks-per-node",
                    "cpus-per-task", "gpus", "gpus-per-node", "mem", "array", "dependency", "job-name",
@@ -18,11 +22,11 @@ _DIRECTIVE = re.compile(r"^#SBATCH\s+-", re.MULTILINE)
 
 @rule("D07", "error", "the log folder does not exist")
 def missing_log_directory(facts: CheckFacts) -> Iterator[RuleHit]:
-    if facts.script.kind != "batch":
+    if facts.job.kind != "batch":
         return
-    base = facts.script.options.get("chdir")
+    base = facts.job.options.get("chdir")
     for name in ("output", "error"):
-        option = facts.script.options.get(name)
+        option = facts.job.options.get(name)
         value = option.value or "" if option else ""
         folder = os.path.dirname(value)
         if option is None or not option.is_literal or not folder or "%" in folder or folder.startswith("~"):
@@ -32,7 +36,7 @@ def missing_log_directory(facts: CheckFacts) -> Iterator[RuleHit]:
         exists = facts.files.folder_exists(folder)
         if exists is not False:
             continue
-        made = any(one.name == "mkdir" and folder.strip("./") in " ".join(one.texts) for one in facts.script.commands)
+        made = any(one.name == "mkdir" and folder.strip("./") in " ".join(one.texts) for one in facts.job.commands)
         certain = facts.cluster is not None and os.path.isabs(folder)
         yield RuleHit(
             option.line,
@@ -43,9 +47,9 @@ def missing_log_directory(facts: CheckFacts) -> Iterator[RuleHit]:
         )
 
 
-@rule("D08", "error", "sbatch options behind the script's name")
-def options_after_script(facts: CheckFacts) -> Iterator[RuleHit]:
-    for command in facts.script.commands:
+@text_rule("D08", "error", "sbatch options behind the script's name")
+def options_after_script(script: BatchScript) -> Iterator[RuleHit]:
+    for command in script.commands:
         if command.name != "sbatch":
             continue
         words = command.texts[1:]
@@ -82,7 +86,7 @@ def _script_index(words: list[str]) -> int | None:
 
 @rule("D24", "warning", "a batch script that is run instead of submitted")
 def run_not_submitted(facts: CheckFacts) -> Iterator[RuleHit]:
-    for command in facts.script.commands:
+    for command in facts.job.commands if facts.script is not None else ():
         words = command.texts
         target = (
             words[0] if words and "/" in words[0] else words[1] if len(words) > 1 and words[0] in ("bash", "sh") else ""
@@ -101,17 +105,15 @@ def run_not_submitted(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("S06", "error", "srun inside srun")
 def nested_srun(facts: CheckFacts) -> Iterator[RuleHit]:
-    for step in facts.script.steps:
+    for step in facts.job.steps:
         words = " ".join(step.rest)
-        inner = (
-            "overlap" not in step.options
-            and "--overlap" not in words
-            and bool(re.search(r"(?:^|[\s;&'\"])srun\s", words))
-        )
-        script = next((word for word in step.rest[:3] if word.endswith((".sh", ".bash")) and "$" not in word), None)
+        inner = "overlap" not in step.options and "--overlap" not in words and calls_srun(step.rest)
+        launcher = read_launcher(step.rest)
+        started = launcher.rest if launcher is not None and launcher.program in DISTRIBUTED else step.rest
+        script = next((word for word in started[:3] if word.endswith((".sh", ".bash")) and "$" not in word), None)
         text = facts.files.text(script) if script else None
         reads = text is not None and bool(_SRUN.search(text)) and "--overlap" not in text
-        tool = any("--launcher slurm" in words.replace("=", " ") for _ in (0,)) and "deepspeed" in words
+        tool = "--launcher slurm" in words.replace("=", " ") and "deepspeed" in words
         if inner or reads or tool:
             what = script if reads else "deepspeed --launcher slurm" if tool else "the command"
             yield RuleHit(

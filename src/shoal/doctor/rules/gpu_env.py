@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from shoal.doctor.finding import CheckFacts, RuleHit, ScriptEdit, rule
 from shoal.doctor.launches import ScriptLaunch, as_number
-from shoal.doctor.rules.common import is_native, step_tasks_per_node, uses_lightning
+from shoal.doctor.rules.common import is_native, step_nodes, step_tasks_per_node, uses_lightning
 from shoal.secrecy import has_secret, is_secret
 from shoal.units import plural
 
@@ -18,17 +18,17 @@ _TOKEN_LIKE = re.compile(r"[A-Za-z0-9_\-+/=]{16,}\Z")
 
 @rule("X01", "warning", "CUDA_VISIBLE_DEVICES by hand")
 def visible_devices(facts: CheckFacts) -> Iterator[RuleHit]:
-    script = facts.script
-    if script.kind != "batch" or not script.directives.options:
+    job = facts.job
+    if job.kind != "batch" or not job.header:
         return
-    for export in script.exports:
+    for export in job.exports:
         if export.name != "CUDA_VISIBLE_DEVICES" or not _LIST.fullmatch(export.value):
             continue
         prefix = bool(export.command.words) and export.command.name not in ("export", "declare")
-        asked = script.geometry.gpus_per_node
+        asked = job.geometry.gpus_per_node
         many = len(export.value.split(","))
         more = f", {many} of them where the job has {asked}" if asked and many > asked else ""
-        alone = script.text.lines[export.line - 1].strip() in (export.raw, f"export {export.raw}")
+        alone = facts.line(export.line).strip() in (export.raw, f"export {export.raw}")
         yield RuleHit(
             export.line,
             f"CUDA_VISIBLE_DEVICES is set to {export.value} by hand{more}",
@@ -41,10 +41,10 @@ def visible_devices(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("X02", "warning", "a GPU mask carried into a container")
 def container_mask(facts: CheckFacts) -> Iterator[RuleHit]:
-    script = facts.script
-    if not any(launch.in_container for launch in script.launches):
+    job = facts.job
+    if not any(launch.in_container for launch in job.launches):
         return
-    for export in script.exports:
+    for export in job.exports:
         carried = re.fullmatch(r"(?:SINGULARITYENV_|APPTAINERENV_)?(?:CUDA|NVIDIA)_VISIBLE_DEVICES", export.name)
         if carried and _LIST.fullmatch(export.value):
             yield RuleHit(
@@ -57,10 +57,10 @@ def container_mask(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("X03", "warning", "threads that do not fit the CPUs of a task")
 def thread_count(facts: CheckFacts) -> Iterator[RuleHit]:
-    script, cpus = facts.script, facts.script.geometry.cpus_per_task
-    exports = [export for export in script.exports if export.name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")]
+    job, cpus = facts.job, facts.job.geometry.cpus_per_task
+    exports = [export for export in job.exports if export.name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")]
     for export in exports:
-        number = as_number(export.value, script.values)
+        number = as_number(export.value, job.values)
         if number and cpus and number > cpus:
             yield RuleHit(
                 export.line,
@@ -68,11 +68,11 @@ def thread_count(facts: CheckFacts) -> Iterator[RuleHit]:
                 "threads fight for CPUs, and everything gets slower",
                 f"export {export.name}=$SLURM_CPUS_PER_TASK",
             )
-    native = next((launch for launch in script.work if is_native(launch)), None)
+    native = next((launch for launch in job.work if is_native(launch)), None)
     if (
         not exports
         and native is not None
-        and (step_tasks_per_node(native, script) or 1) > 1
+        and (step_tasks_per_node(native, job) or 1) > 1
         and "OMP_NUM_THREADS" not in native.raw
     ):
         yield RuleHit(
@@ -86,19 +86,22 @@ def thread_count(facts: CheckFacts) -> Iterator[RuleHit]:
 
 def _process_count(facts: CheckFacts, launch: ScriptLaunch) -> int:
     """Processes that a launch starts, as far as the script says; 1 when nothing says more."""
-    script, nodes = facts.script, facts.script.geometry.n
+    job, nodes = facts.job, facts.job.geometry.n
+    if launch.processes is not None:
+        replicas = sum(one.replicas or 0 for one in job.lighthouses) or 1
+        return launch.processes * (step_nodes(launch, job) or nodes) * replicas
     if launch.launcher == "torchrun":
-        each = as_number(launch.option("nproc-per-node"), script.values) or script.geometry.gpus_per_node or 1
+        each = as_number(launch.option("nproc-per-node"), job.values) or job.geometry.gpus_per_node or 1
         return each * nodes
     if launch.launcher in ("accelerate", "deepspeed"):
-        return (script.geometry.gpus_per_node or 1) * nodes
-    return (step_tasks_per_node(launch, script) or 1) * nodes if launch.srun is not None else 1
+        return (job.geometry.gpus_per_node or 1) * nodes
+    return (step_tasks_per_node(launch, job) or 1) * nodes if launch.srun is not None else 1
 
 
 @rule("X04", "warning", "a tracker started by every rank")
 def tracker_per_rank(facts: CheckFacts) -> Iterator[RuleHit]:
-    for launch in facts.script.work:
-        hints = facts.script.hints(launch)
+    for launch in facts.job.work:
+        hints = facts.job.hints(launch)
         if hints is None or hints.wandb_line is None or hints.is_lightning or _process_count(facts, launch) < 2:
             continue
         yield RuleHit(
@@ -114,7 +117,7 @@ def effective_batch(facts: CheckFacts) -> Iterator[RuleHit]:
     size, rate = facts.batch_size, facts.learning_rate
     if size is None and rate is None:
         return
-    for launch in facts.script.work[:1]:
+    for launch in facts.job.work[:1]:
         world = _process_count(facts, launch)
         if world < 2:
             continue
@@ -132,11 +135,11 @@ def effective_batch(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("X06", "warning", "a job name that Lightning takes for an interactive job")
 def interactive_job_name(facts: CheckFacts) -> Iterator[RuleHit]:
-    option = facts.script.options.get("job-name")
+    option = facts.job.options.get("job-name")
     if option is None or option.value not in ("bash", "interactive"):
         return
-    for launch in facts.script.work:
-        if uses_lightning(facts, launch)[0] and launch.srun is not None:
+    for launch in facts.job.work:
+        if uses_lightning(facts.job, launch)[0] and launch.srun is not None:
             yield RuleHit(
                 option.line,
                 f"Lightning does not look for Slurm in a job that is called {option.value}",
@@ -148,7 +151,7 @@ def interactive_job_name(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("X07", "warning", "a secret in the script")
 def secret_in_script(facts: CheckFacts) -> Iterator[RuleHit]:
-    for export in facts.script.exports:
+    for export in facts.job.exports:
         value = export.value
         is_literal = _TOKEN_LIKE.fullmatch(value) and "$" not in value and "/" not in value[:1]
         if (is_secret(export.name) and is_literal) or has_secret(value):
@@ -158,7 +161,7 @@ def secret_in_script(facts: CheckFacts) -> Iterator[RuleHit]:
                 "everybody who can read the script, its copies in Slurm or the repository can use it",
                 f"keep it in a file of your own: export {export.name}=$(cat ~/.config/{export.name.lower()})",
             )
-    for command in facts.script.commands:
+    for command in facts.job.commands:
         words = command.texts
         login = words[:2] in (["wandb", "login"], ["huggingface-cli", "login"], ["hf", "auth"])
         key = next((word for word in words[2:] if len(word) >= 20 and _TOKEN_LIKE.fullmatch(word)), None)
@@ -173,7 +176,7 @@ def secret_in_script(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("X08", "hint", "a launcher that has a successor")
 def old_launcher(facts: CheckFacts) -> Iterator[RuleHit]:
-    for launch in facts.script.launches:
+    for launch in facts.job.launches:
         if launch.options.get("by-module") == "torch.distributed.launch":
             yield RuleHit(
                 launch.line,
@@ -185,15 +188,17 @@ def old_launcher(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("G18", "warning", "more loader workers than CPUs")
 def too_many_workers(facts: CheckFacts) -> Iterator[RuleHit]:
-    script, cpus = facts.script, facts.script.geometry.cpus_per_task
+    job, cpus = facts.job, facts.job.geometry.cpus_per_task
     if not cpus:
         return
-    for launch in script.work:
+    for launch in job.work:
         number = _worker_count(launch) or facts.workers
         if number is None:
-            hints = script.hints(launch)
+            hints = job.hints(launch)
             number = hints.max_workers if hints is not None else None
-        processes = max(1, _process_count(facts, launch) // script.geometry.n) if launch.is_distributed else 1
+        processes = 1
+        if launch.is_distributed:
+            processes = launch.processes or max(1, _process_count(facts, launch) // job.geometry.n)
         if number and number * processes > cpus:
             total = f"{processes} x {number} = {number * processes}" if processes > 1 else str(number)
             yield RuleHit(
@@ -217,8 +222,8 @@ def _worker_count(launch: ScriptLaunch) -> int | None:
 
 @rule("G19", "warning", "workers counted from the node's CPUs")
 def workers_from_cpu_count(facts: CheckFacts) -> Iterator[RuleHit]:
-    for launch in facts.script.work:
-        hints = facts.script.hints(launch)
+    for launch in facts.job.work:
+        hints = facts.job.hints(launch)
         if hints is not None and hints.cpu_count_line is not None:
             yield RuleHit(
                 launch.line,
@@ -230,12 +235,13 @@ def workers_from_cpu_count(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("G21", "warning", "one process for several GPUs")
 def single_process_many_gpus(facts: CheckFacts) -> Iterator[RuleHit]:
-    gpus = facts.script.geometry.gpus_per_node or 0
-    for launch in facts.script.work:
-        hints = facts.script.hints(launch)
-        if gpus < 2 or launch.launcher != "python" or launch.command.background or hints is None:
+    gpus = facts.job.geometry.gpus_per_node or 0
+    for launch in facts.job.work:
+        hints = facts.job.hints(launch)
+        if gpus < 2 or launch.command.background or hints is None or not hints.trains_alone:
             continue
-        if hints.trains_alone and step_tasks_per_node(launch, facts.script) == 1:
+        alone = launch.launcher == "python" and step_tasks_per_node(launch, facts.job) == 1
+        if alone or (launch.processes == 1 and not facts.job.lighthouses):
             yield RuleHit(
                 launch.line,
                 f"{launch.program} is started once for {gpus} GPUs, and nothing in it speaks of more than one",

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shoal.doctor.finding import CheckFacts, RuleHit, ScriptEdit, rule
-from shoal.doctor.launches import ScriptLaunch, as_number
+from shoal.doctor.launchers import base_name, read_launcher, unwrap
+from shoal.doctor.launches import DISTRIBUTED, ScriptLaunch, as_number
 from shoal.doctor.rules.common import (
+    calls_srun,
     distributes_itself,
     header_line,
     is_native,
@@ -20,11 +22,20 @@ from shoal.units import plural
 
 @rule("G07", "error", "a launcher for each GPU")
 def launcher_per_task(facts: CheckFacts) -> Iterator[RuleHit]:
-    for launch in facts.script.work:
-        tasks = step_tasks_per_node(launch, facts.script)
+    for launch in facts.job.work:
+        inner = _inner_launcher(launch)
+        times = _processes_per_node(facts, launch)[0] or launch.processes or 1
+        if inner is not None and times > 1:
+            yield RuleHit(
+                launch.line,
+                f"{launch.launcher} starts {inner} {times} times on each node, and each starts all processes there",
+                "copies of the training, NCCL's Duplicate GPU, or agents that wait as spares and then fail",
+                f"the program itself as the command, without {inner}; {launch.launcher} starts the processes",
+            )
+        tasks = step_tasks_per_node(launch, facts.job)
         if launch.srun is None or not launch.is_distributed or tasks is None or tasks < 2:
             continue
-        if as_number(launch.option("nproc-per-node"), facts.script.values) == 1:
+        if as_number(launch.option("nproc-per-node"), facts.job.values) == 1:
             continue  # one agent for each GPU is unusual, and right
         yield RuleHit(
             launch.line,
@@ -34,22 +45,32 @@ def launcher_per_task(facts: CheckFacts) -> Iterator[RuleHit]:
         )
 
 
+def _inner_launcher(launch: ScriptLaunch) -> str | None:
+    """A launcher that is started as the program of another one; srun inside a step is S06's."""
+    words = unwrap((launch.program, *launch.args))[1] if launch.is_distributed else []
+    if words and base_name(words[0]) in ("srun", "bash", "sh") and calls_srun(words):
+        return "srun" if launch.srun is None else None
+    call = read_launcher(words)
+    starts_all = call is not None and call.program in DISTRIBUTED and call.options.get("nproc-per-node") != "1"
+    return call.program if call is not None and starts_all else None
+
+
 @rule("G08", "error", "one visible GPU for code that counts from LOCAL_RANK")
 def one_visible_gpu(facts: CheckFacts) -> Iterator[RuleHit]:
-    script, options = facts.script, facts.script.options
-    for launch in script.work:
+    job, options = facts.job, facts.job.options
+    for launch in job.work:
         srun = launch.srun or {}
-        each = script.geometry.gpus_per_task or as_number(srun.get("gpus-per-task"), script.values)
-        tasks = step_tasks_per_node(launch, script)
+        each = job.geometry.gpus_per_task or as_number(srun.get("gpus-per-task"), job.values)
+        tasks = step_tasks_per_node(launch, job)
         bound = (srun.get("gpu-bind") or (options["gpu-bind"].value if "gpu-bind" in options else "")) or ""
         if not is_native(launch) or each != 1 or (tasks or 1) < 2 or bound.startswith("none"):
             continue
-        hints = script.hints(launch)
+        hints = job.hints(launch)
         if hints is None or not (hints.set_device_line or hints.is_jax):
             continue
         where = f"line {hints.set_device_line}" if hints.set_device_line else "JAX"
         yield RuleHit(
-            header_line(facts, "gpus-per-task"),
+            header_line(facts.job, "gpus-per-task"),
             f"--gpus-per-task=1 shows each task one GPU, cuda:0, and {launch.program} ({where}) takes cuda:LOCAL_RANK",
             "invalid device ordinal on all ranks but the first of each node",
             f"--gpus-per-node={tasks}, which shows all GPUs of the node to each task",
@@ -58,12 +79,14 @@ def one_visible_gpu(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("G09", "error", "processes per node that are not the GPUs per node")
 def processes_differ_from_gpus(facts: CheckFacts) -> Iterator[RuleHit]:
-    script = facts.script
-    gpus = script.geometry.gpus_per_node
-    together = sum(1 for launch in script.launches if launch.command.background)
-    for launch in script.work:
+    job = facts.job
+    gpus = job.geometry.gpus_per_node
+    together = sum(1 for launch in job.launches if launch.command.background)
+    for launch in job.work:
         asked, name = _processes_per_node(facts, launch)
-        if asked is None or not gpus or asked == gpus or (launch.srun or {}).keys() & {"gres", "gpus", "gpus-per-node"}:
+        if asked is None or not gpus or asked in (gpus, launch.processes):
+            continue  # what shoal laid over the GPUs itself shares all of them
+        if (launch.srun or {}).keys() & {"gres", "gpus", "gpus-per-node"}:
             continue
         fewer = asked < gpus
         if fewer and (together or launch.command.within):
@@ -79,9 +102,9 @@ def processes_differ_from_gpus(facts: CheckFacts) -> Iterator[RuleHit]:
 
 def _processes_per_node(facts: CheckFacts, launch: ScriptLaunch) -> tuple[int | None, str]:
     """(processes on one node, the option that says so)."""
-    values, nodes = facts.script.values, step_nodes(launch, facts.script)
+    values, nodes = facts.job.values, step_nodes(launch, facts.job)
     if launch.launcher == "torchrun" and launch.has("nproc-per-node"):
-        each, tasks = as_number(launch.option("nproc-per-node"), values), step_tasks_per_node(launch, facts.script)
+        each, tasks = as_number(launch.option("nproc-per-node"), values), step_tasks_per_node(launch, facts.job)
         if each is None or tasks is None or (each > 1 and tasks > 1):
             return None, ""  # several agents with several processes each are G07's
         return each * tasks, "--nproc-per-node"
@@ -95,18 +118,18 @@ def _processes_per_node(facts: CheckFacts, launch: ScriptLaunch) -> tuple[int | 
 
 @rule("G10", "error", "a launcher for another number of nodes")
 def launcher_node_count(facts: CheckFacts) -> Iterator[RuleHit]:
-    for launch in facts.script.work:
+    for launch in facts.job.work:
         option = {"torchrun": "nnodes", "accelerate": "num-machines", "deepspeed": "num-nodes"}.get(launch.launcher, "")
-        asked = as_number(launch.option(option), facts.script.values) if option else None
+        asked = as_number(launch.option(option), facts.job.values) if option else None
         # A launch that names its own rank is one of several, each on its node.
         one_of_many = launch.has("node-rank", "machine-rank")
-        nodes = facts.script.geometry.n if one_of_many else step_nodes(launch, facts.script)
-        if asked is None or nodes is None or asked == nodes or "nodes range" in facts.script.geometry.uncertain:
+        nodes = facts.job.geometry.n if one_of_many else step_nodes(launch, facts.job)
+        if asked is None or nodes is None or asked == nodes or "nodes range" in facts.job.geometry.uncertain:
             continue
         if launch.command.background or launch.command.within:
             continue
-        given = facts.script.geometry.nodes_given or (launch.srun is not None and "nodes" in launch.srun)
-        if not given and not facts.script.directives.options:
+        given = facts.job.geometry.nodes_given or (launch.srun is not None and "nodes" in launch.srun)
+        if not given and not facts.job.header:
             continue
         value = launch.option(option) or ""
         literal = value.isdigit()
@@ -136,7 +159,7 @@ def launcher_node_count(facts: CheckFacts) -> Iterator[RuleHit]:
 
 def _node_count_option(facts: CheckFacts, launch: ScriptLaunch) -> list[tuple[int, str]]:
     first, last = launch.command.line, launch.command.last_line
-    return [(number, facts.script.text.lines[number - 1]) for number in range(first, last + 1)]
+    return [(number, facts.line(number)) for number in range(first, last + 1)]
 
 
 def _launch_lines_of(facts: CheckFacts, launch: ScriptLaunch) -> list[str]:
@@ -145,14 +168,14 @@ def _launch_lines_of(facts: CheckFacts, launch: ScriptLaunch) -> list[str]:
 
 @rule("G11", "error", "Lightning's devices or nodes are not Slurm's")
 def lightning_numbers(facts: CheckFacts) -> Iterator[RuleHit]:
-    for launch in facts.script.work:
-        is_lightning, certain = uses_lightning(facts, launch)
+    for launch in facts.job.work:
+        is_lightning, certain = uses_lightning(facts.job, launch)
         if not is_lightning or launch.launcher != "python":
             continue
-        hints = facts.script.hints(launch)
+        hints = facts.job.hints(launch)
         devices = trainer_number(launch, "devices") or (hints.devices if hints else None)
         nodes = trainer_number(launch, "num_nodes") or (hints.num_nodes if hints else None)
-        tasks, have = step_tasks_per_node(launch, facts.script), step_nodes(launch, facts.script)
+        tasks, have = step_tasks_per_node(launch, facts.job), step_nodes(launch, facts.job)
         if launch.srun is not None and devices and tasks and tasks > 1 and devices != tasks:
             yield RuleHit(
                 launch.line,
@@ -173,25 +196,22 @@ def lightning_numbers(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("G12", "error", "several nodes, and a launch on the first only")
 def first_node_only(facts: CheckFacts) -> Iterator[RuleHit]:
-    script = facts.script
-    if script.geometry.n < 2 or any(one.srun is not None or "mpirun" in one.wrappers for one in script.launches):
+    job = facts.job
+    if job.geometry.n < 2 or any(one.srun is not None or "mpirun" in one.wrappers for one in job.launches):
         return
-    if any(not step.is_utility for step in script.steps) or any(
-        one.name in ("ssh", "pdsh", "mpirun") for one in script.commands
+    if any(not step.is_utility for step in job.steps) or any(
+        one.name in ("ssh", "pdsh", "mpirun") for one in job.commands
     ):
         return
-    for launch in script.work:
+    for launch in job.work:
         if launch.launcher == "deepspeed" and launch.has("hostfile", "launcher"):
             continue
-        known = launch.launcher in ("torchrun", "accelerate", "deepspeed") or uses_lightning(facts, launch) == (
-            True,
-            True,
-        )
-        if launch.launcher == "python" and distributes_itself(facts, launch) and not known:
+        known = launch.is_distributed or uses_lightning(facts.job, launch) == (True, True)
+        if launch.launcher == "python" and distributes_itself(facts.job, launch) and not known:
             continue
         yield RuleHit(
             launch.line,
-            f"{launch.launcher} runs on the first of {script.geometry.n} nodes only: nothing starts it on the others",
+            f"{launch.launcher} runs on the first of {job.geometry.n} nodes only: nothing starts it on the others",
             "it waits for the other nodes until its rendezvous times out, or trains on one node"
             if known
             else "the other nodes stand idle",
@@ -202,13 +222,13 @@ def first_node_only(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("G13", "error", "several tasks, and no srun that starts them")
 def missing_srun(facts: CheckFacts) -> Iterator[RuleHit]:
-    script, geometry = facts.script, facts.script.geometry
-    if geometry.tasks_on_node < 2 or script.steps or any("mpirun" in one.wrappers for one in script.launches):
+    job, geometry = facts.job, facts.job.geometry
+    if geometry.tasks_on_node < 2 or job.steps or any("mpirun" in one.wrappers for one in job.launches):
         return
-    for launch in script.work:
+    for launch in job.work:
         if launch.launcher != "python" or launch.command.background:
             continue
-        is_lightning, certain = uses_lightning(facts, launch)
+        is_lightning, certain = uses_lightning(facts.job, launch)
         if is_lightning:
             yield RuleHit(
                 launch.line,

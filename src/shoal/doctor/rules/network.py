@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from shoal.doctor.finding import CheckFacts, RuleHit, ScriptEdit, rule
+from shoal.doctor.finding import CheckFacts, RuleHit, ScriptEdit, rule, text_rule
+from shoal.doctor.job import ShellExport
 from shoal.doctor.launches import ScriptLaunch
 from shoal.doctor.rules.common import is_native, step_nodes, step_tasks_per_node
-from shoal.doctor.script import ShellExport
+from shoal.doctor.script import BatchScript
 
 _PORT_NAMES = ("MASTER_PORT", "MAIN_PROCESS_PORT", "RDZV_PORT", "PORT", "LIGHTHOUSE_PORT", "MAIN_PORT")
 _EPHEMERAL_PORTS = range(32768, 61000)
@@ -31,10 +32,10 @@ _LOCAL_DOWNLOAD = re.compile(r"--no-index|--offline|localhost|127\.0\.0\.1|file:
 
 def _ports(facts: CheckFacts) -> Iterator[tuple[int, str, str, ShellExport | ScriptLaunch]]:
     """(line, what sets it, value) of every rendezvous port that is written in the script."""
-    for export in facts.script.exports:
+    for export in facts.job.exports:
         if export.name in _PORT_NAMES and export.value:
             yield export.line, export.name, export.value, export
-    for launch in facts.script.launches:
+    for launch in facts.job.launches:
         for name in ("master-port", "main-process-port", "rdzv-endpoint"):
             value = launch.option(name)
             if value:
@@ -44,7 +45,7 @@ def _ports(facts: CheckFacts) -> Iterator[tuple[int, str, str, ShellExport | Scr
 
 @rule("N01", "warning", "a fixed port")
 def fixed_port(facts: CheckFacts) -> Iterator[RuleHit]:
-    if not facts.script.directives.options and facts.script.kind != "batch":
+    if not facts.job.header and facts.job.kind != "batch":
         return
     seen: set[str] = set()
     for line, name, value, source in _ports(facts):
@@ -59,7 +60,7 @@ def fixed_port(facts: CheckFacts) -> Iterator[RuleHit]:
             f"port {value} is the same for every job ({name})",
             "two jobs on one node clash (EADDRINUSE), or the second joins the first",
             f"export MASTER_PORT={_PORT_FROM_JOB_ID}",
-            "hint" if "exclusive" in facts.script.options else None,
+            "hint" if "exclusive" in facts.job.options else None,
             edits,
         )
 
@@ -92,20 +93,20 @@ def _max_port(value: str) -> int | None:
 
 @rule("N03", "error", "localhost as the address of several nodes")
 def localhost(facts: CheckFacts) -> Iterator[RuleHit]:
-    script = facts.script
-    if script.geometry.n < 2:
+    job = facts.job
+    if job.geometry.n < 2:
         return
-    alone = [launch.has("standalone") or launch.option("nnodes") == "1" for launch in script.work]
-    for export in script.exports if not alone or not all(alone) else ():
+    alone = [launch.has("standalone") or launch.option("nnodes") == "1" for launch in job.work]
+    for export in job.exports if not alone or not all(alone) else ():
         if export.name in ("MASTER_ADDR", "MAIN_PROCESS_IP", "RDZV_HOST") and _LOCAL_ADDRESS.fullmatch(export.value):
             yield RuleHit(
                 export.line,
-                f"{export.name}={export.value} is another machine on each of {script.geometry.n} nodes",
+                f"{export.name}={export.value} is another machine on each of {job.geometry.n} nodes",
                 "each node waits for the others alone, for ever",
                 'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
             )
-    for launch in script.work:
-        if step_nodes(launch, script) in (None, 1) or launch.option("nnodes") == "1":
+    for launch in job.work:
+        if step_nodes(launch, job) in (None, 1) or launch.option("nnodes") == "1":
             continue
         for name in ("master-addr", "main-process-ip", "rdzv-endpoint"):
             host = (
@@ -122,7 +123,7 @@ def localhost(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("N04", "error", "a port that each process chooses for itself")
 def port_per_process(facts: CheckFacts) -> Iterator[RuleHit]:
-    for step in facts.script.steps:
+    for step in facts.job.steps:
         inner = [word for word in step.command.words if word.raw.startswith("'") or "\\$" in word.raw]
         if any("PORT" in word.raw.upper() and _RANDOM.search(word.raw) for word in inner):
             yield RuleHit(
@@ -131,11 +132,11 @@ def port_per_process(facts: CheckFacts) -> Iterator[RuleHit]:
                 "the ranks look for each other at different ports, and hang",
                 f"export MASTER_PORT={_PORT_FROM_JOB_ID}   # before srun",
             )
-    for launch in facts.script.work:
-        hints = facts.script.hints(launch)
-        tasks = step_tasks_per_node(launch, facts.script) or 1
-        told = any(one.name == "MASTER_PORT" for one in facts.script.exports)
-        if hints is None or told or not is_native(launch) or tasks * facts.script.geometry.n < 2:
+    for launch in facts.job.work:
+        hints = facts.job.hints(launch)
+        tasks = step_tasks_per_node(launch, facts.job) or 1
+        told = any(one.name == "MASTER_PORT" for one in facts.job.exports)
+        if hints is None or told or not is_native(launch) or tasks * facts.job.geometry.n < 2:
             continue
         if hints.free_port and hints.inits_group and not hints.spawns:
             yield RuleHit(
@@ -147,9 +148,9 @@ def port_per_process(facts: CheckFacts) -> Iterator[RuleHit]:
             )
 
 
-@rule("N05", "warning", "the address of the node from hostname -i")
-def hostname_i(facts: CheckFacts) -> Iterator[RuleHit]:
-    for command in facts.script.commands:
+@text_rule("N05", "warning", "the address of the node from hostname -i")
+def hostname_i(script: BatchScript) -> Iterator[RuleHit]:
+    for command in script.commands:
         words = command.texts
         at = next((index for index, word in enumerate(words) if word.rsplit("/", 1)[-1] == "hostname"), None)
         if at is not None and any(
@@ -165,7 +166,7 @@ def hostname_i(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("N06", "warning", "the name of a network interface")
 def network_interface(facts: CheckFacts) -> Iterator[RuleHit]:
-    for export in facts.script.exports:
+    for export in facts.job.exports:
         named = export.name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
         if named and export.value and export.value[0] not in "^$" and not export.value.startswith("=^"):
             yield RuleHit(
@@ -179,7 +180,7 @@ def network_interface(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("N07", "hint", "a setting for debugging, left in")
 def debug_settings(facts: CheckFacts) -> Iterator[RuleHit]:
-    for export in facts.script.exports:
+    for export in facts.job.exports:
         if export.value and export.value.upper() in _DEBUG_SETTINGS.get(export.name, "").split():
             loud = export.name in ("NCCL_DEBUG", "TORCH_DISTRIBUTED_DEBUG")
             yield RuleHit(
@@ -192,7 +193,7 @@ def debug_settings(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("N08", "warning", "one manager port for all replicas")
 def shared_manager_port(facts: CheckFacts) -> Iterator[RuleHit]:
-    for export in facts.script.exports:
+    for export in facts.job.exports:
         if export.name == "TORCHFT_MANAGER_PORT" and export.value not in ("", "0"):
             yield RuleHit(
                 export.line,
@@ -202,11 +203,11 @@ def shared_manager_port(facts: CheckFacts) -> Iterator[RuleHit]:
             )
 
 
-@rule("N10", "hint", "a download inside the job")
-def download_in_job(facts: CheckFacts) -> Iterator[RuleHit]:
-    if facts.script.kind != "batch" or not facts.script.directives.options:
+@text_rule("N10", "hint", "a download inside the job")
+def download_in_job(script: BatchScript) -> Iterator[RuleHit]:
+    if script.kind != "batch" or not script.header:
         return
-    for command in facts.script.commands:
+    for command in script.commands:
         if _DOWNLOAD.search(" ".join(command.texts)) and not _LOCAL_DOWNLOAD.search(command.raw):
             yield RuleHit(
                 command.line,
@@ -219,9 +220,9 @@ def download_in_job(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("N11", "warning", "a launcher that needs ssh between nodes")
 def ssh_launcher(facts: CheckFacts) -> Iterator[RuleHit]:
-    if facts.script.geometry.n < 2:
+    if facts.job.geometry.n < 2:
         return
-    for command in facts.script.commands:
+    for command in facts.job.commands:
         if command.name in ("pdsh", "clush", "parallel-ssh") or (command.name == "ssh" and "loop" in command.within):
             yield RuleHit(
                 command.line,
@@ -229,7 +230,7 @@ def ssh_launcher(facts: CheckFacts) -> Iterator[RuleHit]:
                 "many clusters allow no ssh between nodes; where they do, Slurm cannot signal or account for it",
                 "srun --ntasks-per-node=1 ...",
             )
-    for launch in facts.script.launches:
+    for launch in facts.job.launches:
         if launch.launcher != "deepspeed" or launch.has("no-ssh") or launch.srun is not None:
             continue
         if launch.option("launcher") not in ("slurm", "openmpi", "mpich", "mvapich"):
@@ -241,11 +242,11 @@ def ssh_launcher(facts: CheckFacts) -> Iterator[RuleHit]:
             )
 
 
-@rule("N12", "warning", "Ray with its usual ports on a shared node")
-def ray_ports(facts: CheckFacts) -> Iterator[RuleHit]:
-    for command in facts.script.commands:
+@text_rule("N12", "warning", "Ray with its usual ports on a shared node")
+def ray_ports(script: BatchScript) -> Iterator[RuleHit]:
+    for command in script.commands:
         text = " ".join(command.texts)
-        if not re.search(r"\bray start\b", text) or "--head" not in text or "exclusive" in facts.script.options:
+        if not re.search(r"\bray start\b", text) or "--head" not in text or "exclusive" in script.options:
             continue
         port = re.search(r"--port[= ](\S+)", text)
         if port is None or port[1].isdigit() or "--temp-dir" not in text:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from shoal.doctor.finding import CheckFacts, RuleHit, ScriptEdit, rule
+from shoal.doctor.finding import CheckFacts, RuleHit, ScriptEdit, rule, text_rule
 from shoal.doctor.launches import ScriptLaunch
 from shoal.doctor.script import BatchScript
 
@@ -30,9 +30,8 @@ def _checks_status(script: BatchScript, launch: ScriptLaunch) -> bool:
     return any(_STATUS.search(one.raw) for one in behind[:12])
 
 
-@rule("S01", "warning", "a failed training that ends as COMPLETED")
-def lost_exit_code(facts: CheckFacts) -> Iterator[RuleHit]:
-    script = facts.script
+@text_rule("S01", "warning", "a failed training that ends as COMPLETED")
+def lost_exit_code(script: BatchScript) -> Iterator[RuleHit]:
     work = [launch for launch in script.work if launch.command.function is None and not launch.command.background]
     if not work or script.sets("e"):
         return
@@ -54,9 +53,8 @@ def lost_exit_code(facts: CheckFacts) -> Iterator[RuleHit]:
         )
 
 
-@rule("S02", "warning", "an exit code lost in a pipe")
-def pipe_hides_exit_code(facts: CheckFacts) -> Iterator[RuleHit]:
-    script = facts.script
+@text_rule("S02", "warning", "an exit code lost in a pipe")
+def pipe_hides_exit_code(script: BatchScript) -> Iterator[RuleHit]:
     if script.sets("pipefail") or any("PIPESTATUS" in command.raw for command in script.commands):
         return
     for launch in script.work:
@@ -71,9 +69,8 @@ def pipe_hides_exit_code(facts: CheckFacts) -> Iterator[RuleHit]:
             )
 
 
-@rule("S03", "error", "exit 0 whatever happened")
-def always_exit_zero(facts: CheckFacts) -> Iterator[RuleHit]:
-    script = facts.script
+@text_rule("S03", "error", "exit 0 whatever happened")
+def always_exit_zero(script: BatchScript) -> Iterator[RuleHit]:
     top = script.top
     if not top or not script.work or script.sets("e"):
         return
@@ -95,9 +92,8 @@ def always_exit_zero(facts: CheckFacts) -> Iterator[RuleHit]:
     )
 
 
-@rule("S07", "error", "conda activate in a shell that has no conda")
-def conda_not_initialized(facts: CheckFacts) -> Iterator[RuleHit]:
-    script = facts.script
+@text_rule("S07", "error", "conda activate in a shell that has no conda")
+def conda_not_initialized(script: BatchScript) -> Iterator[RuleHit]:
     if script.is_login or script.kind == "experiment" or script.language != "bash":
         return
     for index, command in enumerate(script.commands):
@@ -119,9 +115,8 @@ def conda_not_initialized(facts: CheckFacts) -> Iterator[RuleHit]:
         return
 
 
-@rule("S08", "warning", "module in a shell that may not have it")
-def module_not_initialized(facts: CheckFacts) -> Iterator[RuleHit]:
-    script = facts.script
+@text_rule("S08", "warning", "module in a shell that may not have it")
+def module_not_initialized(script: BatchScript) -> Iterator[RuleHit]:
     export = (script.options["export"].value if "export" in script.options else "") or ""
     bare = export.upper() in ("NONE", "NIL") or script.language in ("sh", "dash")
     if not bare or script.is_login:
@@ -143,15 +138,15 @@ def module_not_initialized(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("S09", "error", "--export=NONE with srun")
 def export_none_with_srun(facts: CheckFacts) -> Iterator[RuleHit]:
-    script = facts.script
-    option = script.options.get("export")
+    job = facts.job
+    option = job.options.get("export")
     if option is None or (option.value or "").upper() not in ("NONE", "NIL"):
         return
-    if any(one.name == "SLURM_EXPORT_ENV" for one in script.exports) or any(
-        one.name == "unset" and "SLURM_EXPORT_ENV" in one.texts for one in script.commands
+    if any(one.name == "SLURM_EXPORT_ENV" for one in job.exports) or any(
+        one.name == "unset" and "SLURM_EXPORT_ENV" in one.texts for one in job.commands
     ):
         return
-    for step in script.steps:
+    for step in job.steps:
         if "export" not in step.options:
             yield RuleHit(
                 option.line,
@@ -166,7 +161,7 @@ def export_none_with_srun(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("S10", "error", "--export that drops the environment")
 def partial_export(facts: CheckFacts) -> Iterator[RuleHit]:
-    option = facts.script.directives.last().get("export")
+    option = {one.name: one for one in facts.job.header}.get("export")
     value = option.value or "" if option else ""
     if option is None or not value or value.upper() in ("NONE", "NIL", "ALL"):
         return
@@ -181,13 +176,13 @@ def partial_export(facts: CheckFacts) -> Iterator[RuleHit]:
         )
 
 
-@rule("S11", "warning", "the folder of the script, which is Slurm's spool")
-def spool_directory(facts: CheckFacts) -> Iterator[RuleHit]:
-    if facts.script.kind != "batch" or not facts.script.directives.options:
+@text_rule("S11", "warning", "the folder of the script, which is Slurm's spool")
+def spool_directory(script: BatchScript) -> Iterator[RuleHit]:
+    if script.kind != "batch" or not script.header:
         return
-    if any("SLURM_SUBMIT_DIR" in command.raw for command in facts.script.commands):
+    if any("SLURM_SUBMIT_DIR" in command.raw for command in script.commands):
         return  # who knows this variable also knows why
-    for command in facts.script.commands:
+    for command in script.commands:
         if not command.nested and _SPOOL_DIRECTORY.search(command.raw):
             yield RuleHit(
                 command.line,
@@ -198,10 +193,9 @@ def spool_directory(facts: CheckFacts) -> Iterator[RuleHit]:
             return
 
 
-@rule("S12", "hint", "a job that submits jobs")
-def nested_sbatch(facts: CheckFacts) -> Iterator[RuleHit]:
-    script = facts.script
-    if script.kind != "batch" or not script.directives.options:
+@text_rule("S12", "hint", "a job that submits jobs")
+def nested_sbatch(script: BatchScript) -> Iterator[RuleHit]:
+    if script.kind != "batch" or not script.header:
         return
     if any(one.name == "unset" and "SLURM" in one.raw for one in script.commands):
         return
@@ -216,9 +210,9 @@ def nested_sbatch(facts: CheckFacts) -> Iterator[RuleHit]:
             return
 
 
-@rule("S16", "hint", "an environment that depends on the login files")
-def login_file_dependency(facts: CheckFacts) -> Iterator[RuleHit]:
-    for command in facts.script.commands:
+@text_rule("S16", "hint", "an environment that depends on the login files")
+def login_file_dependency(script: BatchScript) -> Iterator[RuleHit]:
+    for command in script.commands:
         if command.name in ("source", ".") and re.search(r"\.(?:bashrc|bash_profile|profile)\b", command.raw):
             yield RuleHit(
                 command.line,

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 
 from shoal.batch import ShellCommand
-from shoal.doctor.finding import CheckFacts, RuleHit, ScriptEdit, rule
+from shoal.doctor.finding import CheckFacts, RuleHit, ScriptEdit, rule, text_rule
+from shoal.doctor.job import JobFacts
 from shoal.doctor.rules.common import step_tasks_per_node, uses_lightning
 from shoal.doctor.script import BatchScript
 
@@ -25,8 +26,8 @@ _MIN_WARNING_S = 60
 class SignalOption:
     """--signal=[B:]NAME[@SECONDS] of a script."""
 
-    def __init__(self, script: BatchScript) -> None:
-        option = script.options.get("signal")
+    def __init__(self, job: JobFacts) -> None:
+        option = job.options.get("signal")
         match = _SIGNAL.fullmatch((option.value or "").strip()) if option else None
         self.given = match is not None
         self.line = option.line if option else 1
@@ -36,21 +37,21 @@ class SignalOption:
         self.lead_s = int(match["lead"]) if match and match["lead"] else None
 
 
-def _traps(script: BatchScript) -> list[tuple[ShellCommand, set[str]]]:
+def _traps(job: JobFacts) -> list[tuple[ShellCommand, set[str]]]:
     return [
         (command, {word.upper().removeprefix("SIG") for word in command.texts[2:]})
-        for command in script.commands
+        for command in job.commands
         if command.name == "trap" and len(command.words) > 2
     ]
 
 
 @rule("R01", "error", "a signal that never reaches the program")
 def signal_not_delivered(facts: CheckFacts) -> Iterator[RuleHit]:
-    script = facts.script
-    for launch in script.work:
-        hints = script.hints(launch)
+    job = facts.job
+    for launch in job.work:
+        hints = job.hints(launch)
         wanted = {name.removeprefix("SIG") for name in hints.signals} & {"TERM", "USR1", "USR2"} if hints else set()
-        if not wanted or launch.srun is not None or "exec" in launch.wrappers or _traps(script):
+        if not wanted or launch.srun is not None or "exec" in launch.wrappers or _traps(job):
             continue
         yield RuleHit(
             launch.line,
@@ -62,10 +63,12 @@ def signal_not_delivered(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("R02", "error", "a signal that kills torchrun")
 def kills_torchrun(facts: CheckFacts) -> Iterator[RuleHit]:
-    wish = SignalOption(facts.script)
+    wish = SignalOption(facts.job)
     if not wish.given or wish.to_shell or wish.name not in _USER_SIGNALS:
         return
-    for launch in facts.script.work:
+    for launch in facts.job.work:
+        if launch.processes is not None:
+            continue  # shoal keeps signals from the launcher, and hands them to its ranks
         if launch.launcher == "torchrun" and launch.srun is not None and not launch.has("signals-to-handle"):
             yield RuleHit(
                 launch.line,
@@ -75,9 +78,9 @@ def kills_torchrun(facts: CheckFacts) -> Iterator[RuleHit]:
             )
 
 
-@rule("R03", "error", "a trap that runs too late")
-def late_trap(facts: CheckFacts) -> Iterator[RuleHit]:
-    script, wish = facts.script, SignalOption(facts.script)
+@text_rule("R03", "error", "a trap that runs too late")
+def late_trap(script: BatchScript) -> Iterator[RuleHit]:
+    wish = SignalOption(script)
     if not wish.given or not wish.to_shell:
         return
     traps = [command for command, names in _traps(script) if wish.name in names or not wish.name]
@@ -101,9 +104,9 @@ def late_trap(facts: CheckFacts) -> Iterator[RuleHit]:
         )
 
 
-@rule("R04", "warning", "a trap in a shell that gets no signal")
-def trap_without_signal(facts: CheckFacts) -> Iterator[RuleHit]:
-    script, wish = facts.script, SignalOption(facts.script)
+@text_rule("R04", "warning", "a trap in a shell that gets no signal")
+def trap_without_signal(script: BatchScript) -> Iterator[RuleHit]:
+    wish = SignalOption(script)
     if wish.to_shell:
         return
     for command, names in _traps(script):
@@ -132,7 +135,7 @@ def trap_without_signal(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("R05", "warning", "little time between signal and end")
 def short_warning_time(facts: CheckFacts) -> Iterator[RuleHit]:
-    wish = SignalOption(facts.script)
+    wish = SignalOption(facts.job)
     if wish.given and wish.lead_s is not None and wish.lead_s < _MIN_WARNING_S:
         kill_wait = facts.cluster.kill_wait_s if facts.cluster else None
         then = f"; after the limit {kill_wait} s are left here" if kill_wait else ""
@@ -144,10 +147,10 @@ def short_warning_time(facts: CheckFacts) -> Iterator[RuleHit]:
         )
 
 
-@rule("R06", "warning", "a requeued job overwrites its log")
-def log_overwritten(facts: CheckFacts) -> Iterator[RuleHit]:
-    options = facts.script.options
-    if facts.script.kind != "batch" or "requeue" not in options:
+@text_rule("R06", "warning", "a requeued job overwrites its log")
+def log_overwritten(script: BatchScript) -> Iterator[RuleHit]:
+    options = script.options
+    if script.kind != "batch" or "requeue" not in options:
         return
     mode = (options["open-mode"].value or "") if "open-mode" in options else ""
     if not mode.startswith("a"):
@@ -164,8 +167,8 @@ def log_overwritten(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("R07", "warning", "a requeued job that starts over")
 def requeue_starts_over(facts: CheckFacts) -> Iterator[RuleHit]:
-    script, options = facts.script, facts.script.options
-    if script.kind != "batch" or not script.work or "no-requeue" in options:
+    script, options = facts.script, facts.job.options
+    if script is None or script.kind != "batch" or not script.work or "no-requeue" in options:
         return
     preempted = any(one.preempts for one in facts.partitions)
     if "requeue" not in options and not preempted:
@@ -196,9 +199,9 @@ def requeue_starts_over(facts: CheckFacts) -> Iterator[RuleHit]:
         )
 
 
-@rule("R08", "warning", "two owners of requeueing")
-def two_requeue_mechanisms(facts: CheckFacts) -> Iterator[RuleHit]:
-    script, wish = facts.script, SignalOption(facts.script)
+@text_rule("R08", "warning", "two owners of requeueing")
+def two_requeue_mechanisms(script: BatchScript) -> Iterator[RuleHit]:
+    wish = SignalOption(script)
     requeues = next((one for one in script.commands if one.texts[:2] == ["scontrol", "requeue"]), None)
     inside = requeues or next(
         (one for one in script.commands if one.name == "trap" and "scontrol requeue" in one.raw), None
@@ -206,7 +209,7 @@ def two_requeue_mechanisms(facts: CheckFacts) -> Iterator[RuleHit]:
     if inside is None or not wish.given:
         return
     for launch in script.work:
-        if uses_lightning(facts, launch)[0] and launch.srun is not None and not wish.to_shell:
+        if uses_lightning(script, launch)[0] and launch.srun is not None and not wish.to_shell:
             yield RuleHit(
                 inside.line,
                 "the script requeues the job, and so does Lightning when it gets the signal",
@@ -218,12 +221,12 @@ def two_requeue_mechanisms(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("R10", "warning", "a rank that leaves alone")
 def rank_exits_alone(facts: CheckFacts) -> Iterator[RuleHit]:
-    script = facts.script
-    for launch in script.work:
-        hints = script.hints(launch)
+    job = facts.job
+    for launch in job.work:
+        hints = job.hints(launch)
         if hints is None or hints.leaves_line is None or not hints.inits_group:
             continue
-        several = launch.launcher != "python" or (step_tasks_per_node(launch, script) or 1) > 1 or script.geometry.n > 1
+        several = launch.launcher != "python" or (step_tasks_per_node(launch, job) or 1) > 1 or job.geometry.n > 1
         if several:
             yield RuleHit(
                 launch.line,
@@ -236,37 +239,32 @@ def rank_exits_alone(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("R11", "warning", "replicas that a lost node takes along")
 def missing_no_kill(facts: CheckFacts) -> Iterator[RuleHit]:
-    script = facts.script
-    if script.geometry.n < 2 or "no-kill" in script.options:
+    job = facts.job
+    if job.geometry.n < 2 or "no-kill" in job.options:
         return
-    for command in script.commands:
-        if "torchft_lighthouse" in command.raw:
-            yield RuleHit(
-                command.line,
-                "the replicas tolerate the loss of a node, and the job does not",
-                "Slurm ends the whole job when one of its nodes fails",
-                "#SBATCH --no-kill",
-                None,
-                (ScriptEdit("header", new="#SBATCH --no-kill"),),
-            )
-            return
+    for lighthouse in job.lighthouses[:1]:
+        yield RuleHit(
+            lighthouse.line,
+            "the replicas tolerate the loss of a node, and the job does not",
+            "Slurm ends the whole job when one of its nodes fails",
+            "#SBATCH --no-kill",
+            None,
+            (ScriptEdit("header", new="#SBATCH --no-kill"),),
+        )
 
 
 @rule("R12", "warning", "a lighthouse that tolerates nothing, or everything")
 def min_replicas(facts: CheckFacts) -> Iterator[RuleHit]:
-    replicas = next(
-        (one.value for one in facts.script.exports if one.name in ("NUM_REPLICA_GROUPS", "NUM_REPLICAS")), ""
-    )
-    for command in facts.script.commands:
-        match = re.search(r"torchft_lighthouse.*?--min_replicas[ =](\S+)", command.raw)
-        if match is None:
-            continue
-        number = match[1].strip("\"'")
-        everybody = number == replicas or (number.startswith("$") and re.search(r"REPLICA", number))
-        if number == "1" or everybody:
+    for lighthouse in facts.job.lighthouses:
+        everybody = lighthouse.needs_all
+        if everybody and lighthouse.replicas == 2:
+            continue  # the majority of two is both
+        if lighthouse.min_replicas == 1 or everybody:
             yield RuleHit(
-                command.line,
+                lighthouse.line,
                 "the lighthouse needs all replicas" if everybody else "the lighthouse is content with one replica",
                 "one failure stops all" if everybody else "a replica that was cut off trains alone, from step 0",
-                "--min_replicas with a majority: 3 of 4, 2 of 3",
+                "--min_replicas with a majority: 3 of 4, 2 of 3"
+                if lighthouse.replicas != 1
+                else "at least two replicas: more nodes, or more GPUs and replicas on each",
             )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from shoal.doctor.finding import CheckFacts, RuleHit, ScriptEdit, rule
+from shoal.doctor.finding import CheckFacts, RuleHit, ScriptEdit, rule, text_rule
 from shoal.doctor.launches import ScriptLaunch, as_number
 from shoal.doctor.rules.common import is_native, step_tasks_per_node
+from shoal.doctor.script import BatchScript
 
 _TASK_VARIABLE = re.compile(r"(?<!\\)\$\{?(SLURM_(?:NODEID|PROCID|LOCALID))\b")
 #: Commands that do not keep a script alive.
@@ -17,9 +18,8 @@ _SHORT_COMMANDS = frozenset(
 _NODE_RANK = re.compile(r"--(?:node[_-]rank|machine[_-]rank)[ =](\d+)")
 
 
-@rule("S04", "error", "background work, and no wait")
-def background_without_wait(facts: CheckFacts) -> Iterator[RuleHit]:
-    script = facts.script
+@text_rule("S04", "error", "background work, and no wait")
+def background_without_wait(script: BatchScript) -> Iterator[RuleHit]:
     started = [launch for launch in script.launches if launch.command.background]
     if not started:
         return
@@ -53,9 +53,9 @@ def background_without_wait(facts: CheckFacts) -> Iterator[RuleHit]:
     )
 
 
-@rule("S05", "warning", "parallel steps that run one after another")
-def serial_steps(facts: CheckFacts) -> Iterator[RuleHit]:
-    parallel = [step for step in facts.script.steps if step.command.background and not step.is_utility]
+@text_rule("S05", "warning", "parallel steps that run one after another")
+def serial_steps(script: BatchScript) -> Iterator[RuleHit]:
+    parallel = [step for step in script.steps if step.command.background and not step.is_utility]
     many = len(parallel) > 1 or any("loop" in step.command.within for step in parallel)
     if not many:
         return
@@ -70,7 +70,7 @@ def serial_steps(facts: CheckFacts) -> Iterator[RuleHit]:
                 "each takes everything, so they run one after another",
                 "srun --exact -n1 -c4 --gres=gpu:1 --mem=16G ... &",
             )
-        elif facts.script.geometry.wants_gpus and not gpus and "overlap" not in names:
+        elif script.geometry.wants_gpus and not gpus and "overlap" not in names:
             yield RuleHit(
                 step.line,
                 "these steps do not say how many GPUs each takes",
@@ -79,9 +79,9 @@ def serial_steps(facts: CheckFacts) -> Iterator[RuleHit]:
             )
 
 
-@rule("S14", "warning", "a variable of the tasks, expanded before there are tasks")
-def task_variable_in_batch_shell(facts: CheckFacts) -> Iterator[RuleHit]:
-    for step in facts.script.steps:
+@text_rule("S14", "warning", "a variable of the tasks, expanded before there are tasks")
+def task_variable_in_batch_shell(script: BatchScript) -> Iterator[RuleHit]:
+    for step in script.steps:
         for word in step.command.words:
             match = (
                 None
@@ -96,9 +96,9 @@ def task_variable_in_batch_shell(facts: CheckFacts) -> Iterator[RuleHit]:
                     f"srun bash -c '... ${match[1]} ...', in single quotes",
                 )
                 break
-    if not facts.script.steps:
+    if not script.steps:
         return
-    for export in facts.script.exports:
+    for export in script.exports:
         match = _TASK_VARIABLE.search(export.raw)
         ranks = export.name in ("RANK", "LOCAL_RANK", "NODE_RANK", "MACHINE_RANK", "GROUP_RANK", "GLOBAL_RANK")
         if match is not None and ranks and not export.command.nested and export.command.name == "export":
@@ -110,10 +110,10 @@ def task_variable_in_batch_shell(facts: CheckFacts) -> Iterator[RuleHit]:
             )
 
 
-@rule("S15", "warning", "node ranks that are started one after another")
-def ranks_in_sequence(facts: CheckFacts) -> Iterator[RuleHit]:
+@text_rule("S15", "warning", "node ranks that are started one after another")
+def ranks_in_sequence(script: BatchScript) -> Iterator[RuleHit]:
     seen: ScriptLaunch | None = None
-    for launch in facts.script.launches:
+    for launch in script.launches:
         match = _NODE_RANK.search(launch.raw)
         if match is None or launch.command.background:
             continue
@@ -130,13 +130,13 @@ def ranks_in_sequence(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("G16", "warning", "srun without the job's CPUs per task")
 def cpus_not_passed(facts: CheckFacts) -> Iterator[RuleHit]:
-    script = facts.script
-    cpus = script.geometry.cpus_per_task or 1
-    if cpus < 2 or any(export.name == "SRUN_CPUS_PER_TASK" for export in script.exports):
+    job = facts.job
+    cpus = job.geometry.cpus_per_task or 1
+    if cpus < 2 or any(export.name == "SRUN_CPUS_PER_TASK" for export in job.exports):
         return
     if facts.cluster is not None and facts.cluster.version and not ((22, 5) <= facts.cluster.version < (24, 5)):
         return
-    for launch in script.work:
+    for launch in job.work:
         if launch.srun is None or {"cpus-per-task", "cpus-per-gpu", "overlap", "exclusive"} & set(launch.srun):
             continue
         line = "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"
@@ -153,13 +153,13 @@ def cpus_not_passed(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("R09", "warning", "one dead rank, and the others wait")
 def missing_kill_on_bad_exit(facts: CheckFacts) -> Iterator[RuleHit]:
-    script = facts.script
-    if any(export.name == "SLURM_KILL_BAD_EXIT" for export in script.exports):
+    job = facts.job
+    if any(export.name == "SLURM_KILL_BAD_EXIT" for export in job.exports):
         return
-    for launch in script.work:
-        tasks = step_tasks_per_node(launch, script)
-        many = (tasks or 1) > 1 or script.geometry.n > 1
-        one_step = as_number((launch.srun or {}).get("ntasks"), script.values) == 1
+    for launch in job.work:
+        tasks = step_tasks_per_node(launch, job)
+        many = (tasks or 1) > 1 or job.geometry.n > 1
+        one_step = as_number((launch.srun or {}).get("ntasks"), job.values) == 1
         if not many or one_step or launch.srun is None or not (is_native(launch) or launch.is_distributed):
             continue
         if {"kill-on-bad-exit", "wait"} & set(launch.srun):
@@ -176,8 +176,5 @@ def missing_kill_on_bad_exit(facts: CheckFacts) -> Iterator[RuleHit]:
 
 
 def _line_with_srun(facts: CheckFacts, launch: ScriptLaunch) -> int:
-    lines = facts.script.text.lines
-    for number in range(launch.command.line, min(launch.command.last_line, len(lines)) + 1):
-        if "srun " in lines[number - 1]:
-            return number
-    return 0
+    numbers = range(launch.command.line, launch.command.last_line + 1)
+    return next((number for number in numbers if "srun " in facts.line(number)), 0)

@@ -15,9 +15,9 @@ _MIN_MEMORY_MB = 2048
 
 @rule("D10", "warning", "a time that Slurm reads in minutes")
 def time_in_minutes(facts: CheckFacts) -> Iterator[RuleHit]:
-    option = facts.script.options.get("time")
+    option = facts.job.options.get("time")
     value = (option.value or "").strip() if option else ""
-    seconds = facts.script.geometry.time_s
+    seconds = facts.job.geometry.time_s
     if option is None or seconds is None:
         return
     # 60 and more are what people write who do mean minutes.
@@ -43,7 +43,7 @@ def _clock(seconds: int) -> str:
 @rule("D14", "warning", "memory in megabytes by accident")
 def memory_in_megabytes(facts: CheckFacts) -> Iterator[RuleHit]:
     for name in ("mem", "mem-per-cpu", "mem-per-gpu"):
-        option = facts.script.options.get(name)
+        option = facts.job.options.get(name)
         value = (option.value or "").strip() if option else ""
         if option is not None and _BARE_NUMBER.fullmatch(value) and 0 < int(value) < _MIN_MEMORY_MB:
             if name == "mem-per-cpu" and int(value) >= 500:
@@ -60,24 +60,22 @@ def memory_in_megabytes(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("D15", "error", "two ways of asking for memory")
 def conflicting_memory_options(facts: CheckFacts) -> Iterator[RuleHit]:
-    found = [
-        facts.script.options[name] for name in ("mem", "mem-per-cpu", "mem-per-gpu") if name in facts.script.options
-    ]
+    found = [facts.job.options[name] for name in ("mem", "mem-per-cpu", "mem-per-gpu") if name in facts.job.options]
     if len(found) > 1:
         names = " and ".join(f"--{option.name}" for option in found)
         yield RuleHit(
             max(option.line for option in found),
             f"{names} are both given",
             "sbatch refuses the script: they are mutually exclusive",
-            f"keep one of them, such as --mem={facts.script.options['mem'].value}"
-            if "mem" in facts.script.options
+            f"keep one of them, such as --mem={facts.job.options['mem'].value}"
+            if "mem" in facts.job.options
             else "keep one",
         )
 
 
 @rule("D17", "warning", "whole nodes by --mem=0 or --exclusive")
 def whole_node_request(facts: CheckFacts) -> Iterator[RuleHit]:
-    options, geometry = facts.script.options, facts.script.geometry
+    options, geometry = facts.job.options, facts.job.geometry
     all_memory = "mem" in options and (options["mem"].value or "").strip() in ("0", "0G", "0M")
     few = geometry.gpus_per_node is not None and geometry.gpus_per_node < 4
     most = max((kind.gpus for kind in facts.node_kinds), default=None)
@@ -102,7 +100,7 @@ def whole_node_request(facts: CheckFacts) -> Iterator[RuleHit]:
 @rule("D18", "warning", "no time limit")
 def missing_time_limit(facts: CheckFacts) -> Iterator[RuleHit]:
     script = facts.script
-    if script.kind != "batch" or not script.directives.options or "time" in script.options:
+    if script is None or script.kind != "batch" or not script.header or "time" in script.options:
         return
     default = next((one.default_time_s for one in facts.partitions if one.default_time_s), None)
     yield RuleHit(
@@ -117,8 +115,8 @@ def missing_time_limit(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("D16", "warning", "no memory asked for")
 def missing_memory(facts: CheckFacts) -> Iterator[RuleHit]:
-    script, options = facts.script, facts.script.options
-    if script.kind != "batch" or not script.geometry.wants_gpus:
+    script, options = facts.script, facts.job.options
+    if script is None or script.kind != "batch" or not script.geometry.wants_gpus:
         return
     if {"mem", "mem-per-cpu", "mem-per-gpu", "exclusive"} & set(options):
         return
@@ -146,7 +144,7 @@ def missing_memory(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("D19", "warning", "array tasks that share a log")
 def shared_log(facts: CheckFacts) -> Iterator[RuleHit]:
-    options = facts.script.options
+    options = facts.job.options
     if "array" not in options:
         return
     for name in ("output", "error"):
@@ -173,7 +171,7 @@ def shared_log(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("D20", "hint", "an array without a throttle")
 def array_without_throttle(facts: CheckFacts) -> Iterator[RuleHit]:
-    option, size = facts.script.options.get("array"), facts.script.geometry.array_size
+    option, size = facts.job.options.get("array"), facts.job.geometry.array_size
     if option is not None and size is not None and size > 20 and "%" not in (option.value or ""):
         yield RuleHit(
             option.line,
@@ -185,7 +183,7 @@ def array_without_throttle(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("D22", "warning", "a dependency that may never come true")
 def fragile_dependency(facts: CheckFacts) -> Iterator[RuleHit]:
-    options = facts.script.options
+    options = facts.job.options
     if facts.cluster is not None and facts.cluster.kills_invalid_dependencies:
         return
     option = options.get("dependency")
@@ -198,7 +196,7 @@ def fragile_dependency(facts: CheckFacts) -> Iterator[RuleHit]:
             None,
             (ScriptEdit("header", new="#SBATCH --kill-on-invalid-dep=yes"),),
         )
-    for command in facts.script.commands:
+    for command in facts.job.commands:
         text = " ".join(command.texts)
         if command.name == "sbatch" and "afterok" in text and "kill-on-invalid-dep" not in text:
             yield RuleHit(
@@ -212,10 +210,10 @@ def fragile_dependency(facts: CheckFacts) -> Iterator[RuleHit]:
 
 @rule("G20", "warning", "replicas that do not divide the GPUs")
 def uneven_replicas(facts: CheckFacts) -> Iterator[RuleHit]:
-    total = facts.script.geometry.gpus_total
+    total = facts.job.geometry.gpus_total
     if not total:
         return
-    for export in facts.script.exports:
+    for export in facts.job.exports:
         if export.name in ("NUM_REPLICA_GROUPS", "NUM_REPLICAS", "GROUP_SIZE") and export.value.isdigit():
             number = int(export.value)
             if number > 0 and total % number:
