@@ -1,4 +1,4 @@
-"""Make the pictures in docs/images/ from real runs: python docs/make_pictures.py (needs `pip install rich`)."""
+"""Make the pictures in docs/images/ from real runs: python docs/make_pictures.py."""
 
 from __future__ import annotations
 

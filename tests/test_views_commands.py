@@ -432,6 +432,21 @@ def test_logs_of_several_runs_have_prefixes_and_a_terminal_is_safe(made: MadeUp)
     assert "fine" in shoal("logs", "003_evil/000_train_1", "--pager", folder=made.root, PAGER="cat")
 
 
+@pytest.mark.parametrize(
+    "words", [["--help"], ["shell"], ["status"], ["status", "-q"], ["status", "--json"], ["report"], ["plan", "--help"]]
+)
+def test_off_a_terminal_no_library_for_looks_is_imported(made: MadeUp, words: list[str]) -> None:
+    """rich costs 50 ms and more, matplotlib 300: only people who look at a terminal or ask for a picture pay them."""
+    made.run("003_漢字/000_train_0", "failed", out="ValueError: 漢字 …\n".encode())
+    code = (
+        "import atexit, sys; atexit.register(lambda: print([*sys.modules], file=sys.stderr));"
+        f"from shoal.cli import main; sys.exit(main({words!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=made.root, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "'shoal.cli'" in done.stderr
+    assert not [name for name in ("rich", "matplotlib", "textual") if f"'{name}" in done.stderr]
+
+
 def test_a_status_imports_nothing_that_submits_or_reads_profiles(made: MadeUp) -> None:
     """Half of what a status of a thousand runs costs was such imports."""
     code = "import sys; from shoal.cli import main; main(['status', '-q']); print([*sys.modules], file=sys.stderr)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from shoal.kernel.causes import error_signature, find_cause, strip_escapes
 from shoal.views import estimate
 from shoal.views.progress import ProgressLine
 from shoal.views.reasons import REASONS, explain_reason
-from shoal.views.render import cell_width, fit_cell, fit_cell_end, safe_line, wrap_line
+from shoal.views.render import cell_width, fit_cell, fit_cell_end, safe_line, table_lines, wrap_line
 from shoal.views.screen import Screen, detect_screen
 from shoal.views.tail import CarriageReturnFilter, collapse_carriage_returns, last_text, read_slice, seek_last_lines
 from shoal.views.terminal_text import ControlSequenceFilter, strip_control_sequences
@@ -191,6 +192,16 @@ def test_wide_letters_take_two_columns_and_nothing_is_cut_in_half() -> None:
     assert safe_line("a\x1b[2Jb\u202ec\0") == "a [2Jb c "
 
 
+def test_marks_that_python_does_not_call_combining_take_no_column_and_brackets_are_text() -> None:
+    assert [cell_width(word) for word in ("ที่", "❤\ufe0f", "한글")] == [1, 2, 4]
+    table = table_lines(("RUN", "STATE"), [("ที่", "done"), ("[bold]ab[/]", "done")], Screen(tty=True))
+    assert table == ["RUN          STATE", "ที่            done", "[bold]ab[/]  done"]
+
+
+def strip_colours(text: str) -> str:
+    return re.sub("\x1b\\[[0-9;]*m", "", text)
+
+
 class Terminal(io.StringIO):
     encoding = "utf-8"
 
@@ -215,19 +226,23 @@ def test_painted_words_take_no_more_room_than_others() -> None:
     assert wrap_line(line, screen) == [line[: line.index("   3")], "    3 GPUs busy"]
 
 
-def test_a_bar_is_drawn_over_itself_and_gone_at_the_end_and_only_where_it_is_wanted() -> None:
+def test_a_line_of_progress_is_drawn_over_itself_and_gone_at_the_end_and_only_where_it_is_wanted() -> None:
     def drawn(terminal: io.StringIO | None = None, off: bool = False, **environ: str) -> str:
         stream, now = Terminal() if terminal is None else terminal, [0.0]
         env = {"TERM": "xterm", "COLUMNS": "80", **environ}
-        with ProgressLine("packing", off=off, stream=stream, environ=env, clock=lambda: now[0]) as bar:
+        with ProgressLine("packing", off=off, stream=stream, environ=env, clock=lambda: now[0]) as line:
             for done in range(100):
                 now[0] += 1
-                bar(done, 200)
+                line(done, 200)
         return stream.getvalue()
 
-    shown = drawn()
-    assert "\r\x1b[Kpacking  49% [#####-----]  98 of 200  1/s" in shown and shown.endswith("\r\x1b[K")
-    assert max(map(len, shown.split("\r"))) < 90 and "\n" not in shown
+    shown = strip_colours(drawn())
+    assert "\r\x1b[2Kpacking  49% ━━━━━━━━━━ 98 of 200  1/s" in shown.replace("╺", "━").replace("╸", "━")
+    assert shown.endswith("\n\r\x1b[1A\x1b[2K") and shown.count("\n") == 1, "nothing is left of it"
+    assert max(map(cell_width, shown.split("\r"))) < 90 and "\x1b[?25" not in shown, "the cursor is never hidden"
+    bare = drawn(NO_COLOR="1")
+    assert bare == strip_colours(bare) and "packing  49% ━━━━" in bare
+    assert "packing" not in drawn(COLUMNS="20") and "pack" in drawn(COLUMNS="20")
     silent = (drawn(off=True), drawn(SHOAL_NO_PROGRESS="1"), drawn(io.StringIO()))
     assert silent == ("", "", "")
     read = drawn(ACCESSIBLE="1")

@@ -28,8 +28,8 @@ from shoal.sandbox import Sandbox
 from shoal.views import status, why
 from shoal.views import usage as reading
 from shoal.views.report.history import AttemptHistory
-from shoal.views.report.timeline import attempt_lanes
 from shoal.views.screen import Screen
+from shoal.views.timeline import attempts_timeline
 from shoal.views.tui.detail import tab_text
 from waiting import wait_until
 
@@ -271,4 +271,5 @@ def test_a_node_has_slurms_name_in_every_lane_and_record() -> None:
             f"e/r{number}", 1, "n1", None, number, number + 1, "done", True, RequestedResources(gpus=1), None, use
         )
 
-    assert {lane.name: len(lane.bars) for lane in attempt_lanes([attempt(0, "n1"), attempt(1, None)])} == {"n1:0": 2}
+    by_lane = attempts_timeline([attempt(0, "n1"), attempt(1, None)]).by_lane()
+    assert {lane: len(bars) for lane, bars in by_lane.items()} == {"n1:0": 2}

@@ -20,6 +20,10 @@ from pathlib import Path
 from shoal.cli.options import add_output, add_profile_flag, add_request, add_sweep, chosen_cluster, refuse_unused_flags
 from shoal.cli.pack_flags import add_pack_flags, pack_options
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from shoal.views import Format
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="FILE | -- COMMAND", help="a file of commands, or one with {names}")
@@ -30,8 +34,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--again", action="store_true", help="start over what is done; old results stay")
     parser.add_argument("--dry-run", action="store_true", help="show the runs and the order, and stop")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table there as well")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the timeline there as well")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="the same as a PNG (pip install 'shoal[png]')")
+    for form in ("png", "pdf", "svg"):
+        parser.add_argument(
+            f"--{form}", type=Path, metavar="FILE", help=f"draw the timeline as {form.upper()} (needs shoal[plots])"
+        )
     add_pack_flags(parser)
     add_request(parser)
     add_output(parser)
@@ -41,14 +47,16 @@ def run(args: argparse.Namespace) -> int:
     from shoal.describe import project_or_bare
     from shoal.submit import submit_pack
 
-    if args.png:
-        from shoal.views import require_pillow
+    pictures: dict[Format, Path | None] = {"png": args.png, "pdf": args.pdf, "svg": args.svg}
+    flag = next((f"--{form}" for form, path in pictures.items() if path), None)
+    if flag:
+        from shoal.views import need_matplotlib
 
-        require_pillow()
+        need_matplotlib(flag)
     project = project_or_bare(Path.cwd(), os.environ)
     cluster = chosen_cluster(project, args.on or (None if args.gpus or args.pilots or args.nodes else "local"))
     where = "on a pack that is submitted; when it is done: shoal report EXPERIMENT"
-    refuse_unused_flags(args, not cluster.is_local, where, "--csv", "--svg", "--png")
+    refuse_unused_flags(args, not cluster.is_local, where, "--csv", "--png", "--pdf", "--svg")
     packed = submit_pack(
         args.words,
         project,
@@ -66,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     )
     from shoal.views import pack  # only now: the first run was not to wait for it
 
-    pack.show_pack(packed, as_json=args.json, quiet=args.quiet, csv=args.csv, svg=args.svg, png=args.png)
+    pack.show_pack(packed, as_json=args.json, quiet=args.quiet, csv=args.csv, pictures=pictures)
     return packed.exit_code
 
 

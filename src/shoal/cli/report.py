@@ -4,7 +4,7 @@ shoal report 001_example
 shoal report last --html report.html     one file, no network needed to read it
 shoal report 001_example --md >> notes.md
 shoal report --csv > attempts.csv        one line per attempt of every run
-shoal report 002_depth --svg slots.svg   GPUs against time; --png for slides
+shoal report 002_depth --png slots.png   GPUs against time; also --pdf and --svg (pip install 'shoal[plots]')
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from shoal.describe import home_here
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from shoal.views import CostReport
+    from collections.abc import Mapping
+
+    from shoal.views import CostReport, Format
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -24,8 +26,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     forms = parser.add_mutually_exclusive_group()
     forms.add_argument("--html", metavar="FILE", help="write one self-contained HTML file; - is standard output")
     forms.add_argument("--md", action="store_true", help="print Markdown")
-    forms.add_argument("--svg", metavar="FILE", help="draw the GPUs, or slots, against time")
-    forms.add_argument("--png", metavar="FILE", help="the same as a PNG (pip install 'shoal[png]')")
+    for form in ("png", "pdf", "svg"):
+        forms.add_argument(
+            f"--{form}", metavar="FILE", help=f"draw GPUs or slots against time as {form.upper()} (needs shoal[plots])"
+        )
     forms.add_argument("--csv", action="store_true", help="print CSV, one line per attempt")
     add_output(parser)
 
@@ -33,14 +37,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from shoal.views import gather_report
 
-    refuse_unused_flags(args, args.json, "with --json", "--html", "--md", "--svg", "--png", "--csv")
+    refuse_unused_flags(args, args.json, "with --json", "--html", "--md", "--png", "--pdf", "--svg", "--csv")
     report = gather_report(home_here(), args.which)
     if args.html:
         from shoal.views import report_page
 
-        _write(args.html, report_page(report), quiet=args.quiet)
-    elif args.svg or args.png:
-        _draw(report, args.svg, args.png, quiet=args.quiet)
+        _write(args.html, report_page(report).encode(), quiet=args.quiet)
+    elif args.png or args.pdf or args.svg:
+        _draw(report, {"png": args.png, "pdf": args.pdf, "svg": args.svg}, quiet=args.quiet)
     elif args.md or args.csv:
         from shoal.views import tables
 
@@ -52,16 +56,17 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _write(path: str, text: str, *, quiet: bool) -> None:
+def _write(path: str, content: bytes, *, quiet: bool) -> None:
     import shlex
     import sys
     from pathlib import Path
 
     if path == "-":
-        sys.stdout.write(text)
+        sys.stdout.flush()
+        sys.stdout.buffer.write(content)
         return
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        Path(path).write_bytes(content)
     except OSError as error:
         from shoal.errors import InputError
 
@@ -72,14 +77,9 @@ def _write(path: str, text: str, *, quiet: bool) -> None:
         print(f"wrote {path}")
 
 
-def _draw(report: CostReport, svg: str | None, png: str | None, *, quiet: bool) -> None:
-    from shoal.kernel import replace
-    from shoal.views import lanes_timeline, timeline_png, timeline_svg
+def _draw(report: CostReport, paths: Mapping[Format, str | None], *, quiet: bool) -> None:
+    from shoal.views import picture
 
-    timeline = lanes_timeline(report.lanes)
-    if svg:
-        _write(svg, timeline_svg(timeline, report.title), quiet=quiet)
-    elif png:
-        replace(png, timeline_png(timeline, report.title))
-        if not quiet:
-            print(f"wrote {png}")
+    for form, path in paths.items():
+        if path:
+            _write(path, picture(report.timeline, report.title, form), quiet=quiet)

@@ -9,19 +9,17 @@ if TYPE_CHECKING:
     from shoal.views.family import count_states
     from shoal.views.following import follow_output
     from shoal.views.log_parts import RankSelection
-    from shoal.views.png import require_pillow, timeline_png
     from shoal.views.progress import ProgressLine
     from shoal.views.question import confirm
     from shoal.views.render import print_json
     from shoal.views.report import tables, text
     from shoal.views.report.gather import CostReport, gather_report
     from shoal.views.report.page import report_page
-    from shoal.views.report.timeline import lanes_timeline
     from shoal.views.screen import can_redraw, detect_screen
     from shoal.views.select import parse_states, select_runs, unselected_sentence
     from shoal.views.status import StatusFilter
     from shoal.views.submit import SubmitPrinter
-    from shoal.views.timeline_drawing import timeline_svg
+    from shoal.views.timeline_picture import Format, need_matplotlib, picture
     from shoal.views.tui import run_app
     from shoal.views.watching import WatchOptions, follow_to_end, watch_runs
     from shoal.views.web.serving import export_dashboard, serve_dashboard

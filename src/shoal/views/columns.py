@@ -142,6 +142,8 @@ def fit_columns(
     columns: Sequence[StatusColumn], rows: Sequence[Sequence[str]], screen: Screen, fixed: bool
 ) -> tuple[list[StatusColumn], list[list[str]]]:
     """Leave out columns until the rest fits with some room for WHY; `fixed` ones were asked for."""
+    if not screen.tty or fixed:
+        return list(columns), [list(row) for row in rows]
     kept = list(range(len(columns)))
     widths = [
         max([cell_width(columns[at].header), *(cell_width(safe_line(row[at])) for row in rows)], default=0)
@@ -153,13 +155,13 @@ def fit_columns(
         sizes = (min(widths[at], least.get(columns[at].name, widths[at])) for at in kept)
         return sum(sizes) + 2 * (len(kept) - 1)
 
-    while screen.tty and not fixed and needed() > screen.width:
+    while needed() > screen.width:
         worst = max(kept, key=lambda at: columns[at].gives_way)
         if columns[worst].gives_way == 0:
             break
         kept.remove(worst)
     # Columns in which nothing stands say nothing.
-    if screen.tty and not fixed and rows:
+    if rows:
         empty = [at for at in kept if columns[at].gives_way and all(row[at] in ("-", "") for row in rows)]
         kept = [at for at in kept if at not in empty]
     return [columns[at] for at in kept], [[row[at] for at in kept] for row in rows]

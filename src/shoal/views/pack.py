@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,32 +19,30 @@ from shoal.plan import PackJob, min_makespan_s
 from shoal.submit import PackResult, SubmitResult
 from shoal.units import plural
 from shoal.views.faults import error_sentence, find_error
-from shoal.views.png import timeline_png
 from shoal.views.render import FAILED_STATES, print_json, print_table, state_word
 from shoal.views.screen import detect_screen
-from shoal.views.timeline import Timeline, read_timeline
-from shoal.views.timeline_drawing import timeline_svg, timeline_text
+from shoal.views.timeline import Timeline, pack_timeline, text_lines
+from shoal.views.timeline_picture import Format, picture
 
 #: More rows than this on a terminal help nobody; then only what did not end well is listed.
 _MAX_ROWS = 40
 
 
 def show_pack(
-    packed: PackResult, *, as_json: bool, quiet: bool, csv: Path | None, svg: Path | None, png: Path | None
+    packed: PackResult, *, as_json: bool, quiet: bool, csv: Path | None, pictures: Mapping[Format, Path | None]
 ) -> None:
     """Print what became of a pack, or what would; write the files that were asked for."""
     if packed.dry_run:
         _show_plan(packed, as_json=as_json, quiet=quiet)
         return
-    timeline = read_timeline(packed.home, packed.names, time.time())
+    timeline = pack_timeline(packed.home, packed.names, time.time())
     ran = timeline.since(packed.began)
     ran = ran if ran.bars else timeline
     if csv is not None:
         replace(str(csv), pack_csv(packed, timeline).encode())
-    if svg is not None:
-        replace(str(svg), timeline_svg(ran, packed.names[0].partition("/")[0]).encode())
-    if png is not None:
-        replace(str(png), timeline_png(ran, packed.names[0].partition("/")[0]))
+    for form, path in pictures.items():
+        if path is not None:
+            replace(str(path), picture(ran, packed.names[0].partition("/")[0], form))
     if as_json:
         print_json({"runs": [_run_record(result, timeline) for result in packed.results], **ran.record()})
     elif quiet:
@@ -102,7 +101,7 @@ def _show_runs(packed: PackResult, timeline: Timeline, ran: Timeline) -> None:
         sys.stdout.write(f"{left}; shoal status {experiment} --all --tasks lists them\n")
     if ran.bars:
         if screen.tty:
-            sys.stdout.write("\n" + "".join(f"{line}\n" for line in timeline_text(ran, screen.width)))
+            sys.stdout.write("\n" + "".join(f"{line}\n" for line in text_lines(ran, screen.width)))
         sys.stdout.write(pack_summary(ran) + "\n")
     words = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     sys.stdout.write(f"{plural(len(results), 'run')}: {words}\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
@@ -94,17 +93,12 @@ def safe_line(text: str) -> str:
 
 def fit_cell(cell: str, width: int) -> str:
     """A cell padded or cut to a width of terminal columns."""
-    long = cell_width(cell)
-    if long <= width:
-        return cell + " " * (width - long)
-    kept, used = [], 0
-    for letter in cell:
-        used += cell_width(letter)
-        if used > width - 1:
-            break
-        kept.append(letter)
-    cut = "".join(kept) + "…"
-    return cut + " " * (width - cell_width(cut))
+    needed = cell_width(cell)
+    if needed <= width:
+        return cell + " " * (width - needed)
+    from rich.cells import set_cell_size
+
+    return set_cell_size(cell, width - 1) + "…"
 
 
 def fit_cell_end(cell: str, width: int) -> str:
@@ -121,10 +115,9 @@ def cell_width(text: str) -> int:
     """Columns that a text takes: Chinese, Japanese and most emoji take two each, combining marks none."""
     if text.isascii():
         return len(text)
-    return sum(
-        0 if unicodedata.combining(letter) else 2 if unicodedata.east_asian_width(letter) in "WF" else 1
-        for letter in text
-    )
+    from rich.cells import cell_len
+
+    return cell_len(text)
 
 
 def visible_width(line: str) -> int:

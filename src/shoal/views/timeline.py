@@ -1,16 +1,23 @@
-"""What ran where and when, from the records of the runs: a lane for each GPU or slot, gaps are idle time.
+"""The timeline: which attempt ran where and when. A lane for each GPU or slot, bars for attempts; gaps are idle time.
 
-Readable at any moment: a run that is still going is a bar that ends now.
+One record for every view: `shoal pack` and `shoal report` print it as text, the page of a report shows it, and
+timeline_picture.py draws it for papers and slides. A run that still runs is a bar that ends now.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from shoal.kernel import layout, list_names
-from shoal.observe import DamagedRecord, records
+from shoal.model import SUCCESSFUL_STATES
+from shoal.observe import AssignedResources, DamagedRecord, records
 from shoal.units import natural_sort_key
+from shoal.views.render import fit_cell, safe_line
+from shoal.views.report.history import AttemptHistory
+
+_MAX_LABEL = 28
 
 
 class TimelineBar(NamedTuple):
@@ -54,6 +61,16 @@ class Timeline(NamedTuple):
     def idle_s(self) -> float:
         return max(0.0, len(self.lanes) * self.makespan_s - self.busy_s)
 
+    def by_lane(self) -> dict[str, list[TimelineBar]]:
+        found: dict[str, list[TimelineBar]] = {lane: [] for lane in self.lanes}
+        for bar in self.bars:
+            found[bar.lane].append(bar)
+        return found
+
+    def busy_fraction(self, bars: Iterable[TimelineBar]) -> float:
+        """The part of the whole time that the bars of one lane cover."""
+        return min(1.0, sum((bar.end - bar.start) * bar.share for bar in bars) / max(1e-9, self.makespan_s))
+
     def since(self, t: float) -> Timeline:
         """What began at that time or later."""
         return make_timeline(bar for bar in self.bars if bar.start >= t)
@@ -68,22 +85,22 @@ class Timeline(NamedTuple):
         }
 
 
-def read_timeline(home: str, names: Iterable[str], now: float) -> Timeline:
-    """The attempts of these runs that held a slot of a pack."""
-    return make_timeline([bar for name in names for bar in _run_bars(home, name, now)])
-
-
 def make_timeline(bars: Iterable[TimelineBar]) -> Timeline:
     """From the first start to the last end."""
-    found = sorted(bars, key=lambda bar: (bar.start, bar.run))
-    begin = min((bar.start for bar in found), default=0.0)
-    return Timeline(found, begin, max((bar.end for bar in found), default=0.0))
+    ordered = sorted(bars, key=lambda bar: (bar.start, bar.run))
+    begin = min((bar.start for bar in ordered), default=0.0)
+    return Timeline(ordered, begin, max((bar.end for bar in ordered), default=0.0))
 
 
-def _run_bars(home: str, name: str, now: float) -> list[TimelineBar]:
+def pack_timeline(home: str, names: Iterable[str], now: float) -> Timeline:
+    """The attempts of these runs that held a slot of a pack, on the lanes that they held."""
+    return make_timeline([bar for name in names for bar in _pack_bars(home, name, now)])
+
+
+def _pack_bars(home: str, name: str, now: float) -> list[TimelineBar]:
     folder = layout.run_dir(home, name)
     numbers = layout.parse_names(list_names(folder))
-    found: list[TimelineBar] = []
+    bars: list[TimelineBar] = []
     for number in numbers.attempts.get("start", []):
         try:
             start = records.read_start(folder, number)
@@ -97,12 +114,81 @@ def _run_bars(home: str, name: str, now: float) -> list[TimelineBar]:
             state = "stopped"
         begin, last = (end.began, end.ended) if end is not None else (start.t, now)
         held = start.held
-        host = held.host or start.node or start.host
-        lanes = [f"{host}:gpu{gpu}" for gpu in held.gpus] or [f"{host}:{held.slot}"]
         share = held.share if held.gpus and held.share < 1 else 1.0
-        found += [TimelineBar(lane, name, number, begin, max(begin, last), state, share) for lane in lanes]
-    return found
+        lanes = held_lanes(held.host or start.node or start.host, held)
+        bars += [TimelineBar(lane, name, number, begin, max(begin, last), state, share) for lane in lanes]
+    return bars
 
 
-def has_several_hosts(lanes: Sequence[str]) -> bool:
-    return len({lane.rpartition(":")[0] for lane in lanes}) > 1
+def held_lanes(host: str, held: AssignedResources) -> list[str]:
+    """The GPUs that a run of a pack held, or its slot."""
+    return [f"{host}:gpu{gpu}" for gpu in held.gpus] or [f"{host}:{held.slot}"]
+
+
+def attempts_timeline(tries: Sequence[AttemptHistory]) -> Timeline:
+    """One lane per GPU of a host (per place, where no GPU was asked for), filled in order of time.
+
+    Slurm does not tell which of a host's GPUs a run had, so the lowest ones that are free are taken; GPUs of further
+    nodes of a run are lanes of their own. Runs that shared a GPU have a lane each.
+    """
+    ends_of: dict[str, list[float]] = {}
+    bars: list[TimelineBar] = []
+    for attempt in sorted(tries, key=lambda attempt: (attempt.begin, attempt.run)):
+        for node in range(attempt.asked.nodes):
+            host = _host(attempt, node)
+            ends = ends_of.setdefault(host, [])
+            for _ in range(max(1, attempt.asked.gpus)):
+                at = next((place for place, end in enumerate(ends) if end <= attempt.begin + 1e-3), None)
+                if at is None:
+                    ends.append(0.0)
+                    at = len(ends) - 1
+                ends[at] = attempt.end
+                lane = f"{host}:{at}"
+                bars.append(TimelineBar(lane, attempt.run, attempt.attempt, attempt.begin, attempt.end, attempt.state))
+    return make_timeline(bars)
+
+
+def _host(attempt: AttemptHistory, node: int) -> str:
+    """The name of a run's n-th node: as it told itself, else by its place behind the first."""
+    told = [use.host for use in attempt.use.nodes if use.host] if attempt.use else []
+    if node == 0:
+        return told[0] if told else attempt.host
+    return told[node] if len(set(told)) == attempt.asked.nodes else f"{attempt.host}+{node}"
+
+
+def text_lines(timeline: Timeline, width: int, max_lanes: int | None = None) -> list[str]:
+    """A line for each lane: # and = change from attempt to attempt, x where one ended badly, dots where nothing ran.
+    Below them the time of day at both ends."""
+    by_lane = timeline.by_lane()
+    label_width = min(_MAX_LABEL, max((len(lane) for lane in by_lane), default=0))
+    room = max(20, min(100, width - label_width - 14))
+    lines = [
+        f"{fit_cell(safe_line(lane), label_width)} |{_cells(timeline, bars, room)}|"
+        f"  {timeline.busy_fraction(bars):.0%} busy"
+        for lane, bars in list(by_lane.items())[:max_lanes]
+    ]
+    if max_lanes is not None and len(by_lane) > max_lanes:
+        lines.append(f"and {len(by_lane) - max_lanes} more; --html shows them all")
+    first, last = clock_marks(timeline, 2)
+    return [*lines, f"{' ' * label_width}  {first}{last.rjust(room - len(first))}"]
+
+
+def _cells(timeline: Timeline, bars: Sequence[TimelineBar], room: int) -> str:
+    cells = ["."] * room
+    scale = room / max(1e-9, timeline.makespan_s)
+    for number, bar in enumerate(bars):
+        first = min(room - 1, int((bar.start - timeline.begin) * scale))
+        last = min(room, max(first + 1, round((bar.end - timeline.begin) * scale)))
+        cells[first:last] = ["#="[number % 2]] * (last - first)
+        if bar.state not in SUCCESSFUL_STATES and bar.state != "running":
+            cells[last - 1] = "x"
+    return "".join(cells)
+
+
+def clock_marks(timeline: Timeline, count: int) -> list[str]:
+    """Times of day for an axis, as fine as its length asks for; the first says the day."""
+    length = timeline.makespan_s
+    form = "%H:%M:%S" if length < 7200 else "%H:%M" if length < 72000 else "%m-%d %H:%M"
+    moments = [time.localtime(timeline.begin + length * at / (count - 1)) for at in range(count)]
+    day = "" if form.startswith("%m") else "%m-%d "
+    return [time.strftime(day + form, moments[0]), *(time.strftime(form, moment) for moment in moments[1:])]

@@ -14,13 +14,14 @@ from shoal.units import plural
 from shoal.views.columns import iso_time
 from shoal.views.details import RunDetails, run_details, with_log_reason
 from shoal.views.family import count_states, group_key
-from shoal.views.report import account, efficiency, nodes, timeline
+from shoal.views.report import account, efficiency, nodes
 from shoal.views.report.history import AttemptHistory, RunHistory, read_history
 from shoal.views.report.shapes import layout_breakdown
 from shoal.views.report.staged import dataset_breakdown
 from shoal.views.results import finite_or_none, run_metrics
 from shoal.views.select import select_runs, unselected_sentence
 from shoal.views.status import run_document
+from shoal.views.timeline import Timeline, TimelineBar, attempts_timeline
 from shoal.views.usage import NodeUsage
 
 
@@ -36,7 +37,7 @@ class CostReport(NamedTuple):
     makespan_s: float | None
     spreads: list[efficiency.UsageSpread]
     advice: list[efficiency.RequestAdvice]
-    lanes: list[timeline.GpuLane]
+    timeline: Timeline
     failures: list[account.FailureGroup]
     rows: list[ReportRow]
     notes: list[str]
@@ -78,7 +79,7 @@ def gather_report(
         makespan_s=account.total_makespan_s(tries),
         spreads=efficiency.usage_spreads(tries),
         advice=_advice_by_group(tries),
-        lanes=timeline.attempt_lanes(tries),
+        timeline=attempts_timeline(tries),
         failures=account.group_failures(histories, {**causes, **python}),
         rows=rows,
         notes=[*unselected_sentence(home, names), *notes],
@@ -106,6 +107,7 @@ def _advice_by_group(tries: Sequence[AttemptHistory]) -> list[efficiency.Request
 
 def report_document(report: CostReport) -> dict[str, Any]:
     """The JSON of a report: hours as numbers, times in Unix seconds and as text."""
+    lanes = report.timeline.by_lane()
     return {
         "title": report.title,
         "time": report.now,
@@ -117,13 +119,9 @@ def report_document(report: CostReport) -> dict[str, Any]:
         "makespan_s": report.makespan_s,
         "efficiency": [one._asdict() for one in report.spreads],
         "advice": [one._asdict() for one in report.advice],
-        "timeline": [
-            {**bar._asdict(), "start_at": iso_time(bar.start), "end_at": iso_time(bar.end)}
-            for lane in report.lanes
-            for bar in lane.bars
-        ],
+        "timeline": [_bar(bar) for bars in lanes.values() for bar in bars],
         "shapes": [shape._asdict() for shape in layout_breakdown(report.tries)],
-        "lanes": [{"name": lane.name, "busy": lane.busy} for lane in report.lanes],
+        "lanes": [{"name": lane, "busy": report.timeline.busy_fraction(bars)} for lane, bars in lanes.items()],
         "failures": [one._asdict() for one in report.failures],
         "nodes": [one._asdict() for one in nodes.node_breakdown(report.tries)],
         "data": [one._asdict() for one in dataset_breakdown(report.tries)],
@@ -135,6 +133,12 @@ def report_document(report: CostReport) -> dict[str, Any]:
         "runs": [_run_document(report, history) for history in report.histories],
         "slurm_problem": report.slurm_problem,
     }
+
+
+def _bar(bar: TimelineBar) -> dict[str, Any]:
+    """Without its share: in a report runs that shared a GPU have a lane each."""
+    record = {name: value for name, value in bar._asdict().items() if name != "share"}
+    return {**record, "start_at": iso_time(bar.start), "end_at": iso_time(bar.end)}
 
 
 def _hours_document(hours: account.ResourceHours) -> dict[str, float]:

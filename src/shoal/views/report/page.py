@@ -10,11 +10,12 @@ from html import escape
 from shoal.secrecy import redact_page, secret_values
 from shoal.units import format_duration, shorten_list
 from shoal.views.columns import iso_time
-from shoal.views.report import nodes, shapes, timeline
+from shoal.views.report import nodes, shapes
 from shoal.views.report.account import ResourceHours
 from shoal.views.report.gather import CostReport, hours_sentence
 from shoal.views.report.staged import DATASET_HEADER, dataset_breakdown, dataset_rows
 from shoal.views.report.text import results_table, stopped_rows
+from shoal.views.timeline import Timeline, clock_marks
 
 _MAX_RUN_ROWS = 2000
 _WIDTH, _LANE_HEIGHT, _LEFT = 920, 18, 150
@@ -68,7 +69,7 @@ def report_page(report: CostReport) -> str:
         ("Hours", _hours(report)),
         ("Next time", _advice(report)),
         ("Efficiency", _efficiency(report)),
-        ("GPUs over time" if report.gpu.held else "Runs over time", gantt(report)),
+        ("GPUs over time" if report.gpu.held else "Runs over time", gantt(report.timeline)),
         ("Nodes", _nodes(report)),
         ("The same runs in other shapes, by their measured lengths", _shapes(report)),
         ("Data", _data(report)),
@@ -170,32 +171,33 @@ def _efficiency(report: CostReport) -> str:
     return f"<table><tr>{head}</tr>{''.join(rows)}</table>{note}"
 
 
-def gantt(report: CostReport) -> str:
-    """The timeline as SVG: a lane per GPU, a bar per attempt with its name as a tooltip."""
-    if not report.lanes:
+def gantt(timeline: Timeline) -> str:
+    """The timeline as SVG in the colours of the page: a lane per GPU, a bar per attempt with its name as a tooltip."""
+    by_lane = timeline.by_lane()
+    if not by_lane:
         return ""
-    begin, end = timeline.time_span(report.tries)
-    length = max(1e-9, end - begin)
+    length = max(1e-9, timeline.makespan_s)
     room = _WIDTH - _LEFT - 60
-    height = len(report.lanes) * _LANE_HEIGHT + 24
+    height = len(by_lane) * _LANE_HEIGHT + 24
     parts = []
-    for row, lane in enumerate(report.lanes):
+    for row, (lane, bars) in enumerate(by_lane.items()):
         top = row * _LANE_HEIGHT
-        parts.append(f'<text x="{_LEFT - 8}" y="{top + 13}" class=lane>{escape(lane.name[-22:])}</text>')
+        parts.append(f'<text x="{_LEFT - 8}" y="{top + 13}" class=lane>{escape(lane[-22:])}</text>')
         parts.append(f'<rect x="{_LEFT}" y="{top + 2}" width="{room}" height="{_LANE_HEIGHT - 4}" class=track />')
-        for bar in lane.bars:
-            left = _LEFT + room * (bar.start - begin) / length
+        for bar in bars:
+            left = _LEFT + room * (bar.start - timeline.begin) / length
             wide = max(1.0, room * (bar.end - bar.start) / length - 0.5)
             title = f"{bar.run} (attempt {bar.attempt}) {bar.state}, {format_duration(bar.end - bar.start)}"
             parts.append(
                 f'<rect x="{left:.1f}" y="{top + 2}" width="{wide:.1f}" height="{_LANE_HEIGHT - 4}" rx="2" '
                 f'class="bar s-{escape(bar.state)}"><title>{escape(title)}</title></rect>'
             )
-        parts.append(f'<text x="{_WIDTH - 52}" y="{top + 13}" class=busy>{lane.busy:.0%}</text>')
-    for at, tick in enumerate(timeline.axis_ticks(begin, end, 5)):
+        busy = timeline.busy_fraction(bars)
+        parts.append(f'<text x="{_WIDTH - 52}" y="{top + 13}" class=busy>{busy:.0%}</text>')
+    for at, mark in enumerate(clock_marks(timeline, 5)):
         x = _LEFT + room * at / 4
         anchor = "start" if at == 0 else "end" if at == 4 else "middle"
-        parts.append(f'<text x="{x:.0f}" y="{height - 6}" text-anchor="{anchor}" class=axis>{tick}</text>')
+        parts.append(f'<text x="{x:.0f}" y="{height - 6}" text-anchor="{anchor}" class=axis>{mark}</text>')
     return f'<svg class=gantt viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="timeline">{"".join(parts)}</svg>'
 
 

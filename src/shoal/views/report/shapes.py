@@ -9,6 +9,7 @@ from shoal.job import GPU_PARTS
 from shoal.plan import LayoutCost, PackJob, compare_layouts
 from shoal.units import format_duration
 from shoal.views.report.history import AttemptHistory
+from shoal.views.timeline import held_lanes
 
 ACTUAL_LAYOUT = "as it ran"
 
@@ -80,7 +81,7 @@ def layout_header(tries: Sequence[AttemptHistory]) -> tuple[str, ...]:
 def _lane_names(one: AttemptHistory) -> list[str]:
     if one.held is None:
         return []
-    return [f"{one.host}:gpu{gpu}" for gpu in one.held.gpus] or [f"{one.host}:{one.held.slot}"]
+    return held_lanes(one.host, one.held)
 
 
 def _format_hours(hours: float) -> str:

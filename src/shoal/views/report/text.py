@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shoal.units import format_duration, plural, shorten_list
-from shoal.views.render import fit_cell, paint_state, print_json, safe_line, table_lines, text_bar, wrap_line
-from shoal.views.report import nodes, shapes, timeline
+from shoal.views.render import paint_state, print_json, safe_line, table_lines, text_bar, wrap_line
+from shoal.views.report import nodes, shapes
 from shoal.views.report.efficiency import UsageSpread
 from shoal.views.report.gather import CostReport, hours_sentence, metric_names, report_document, setting_names
 from shoal.views.report.staged import DATASET_HEADER, dataset_breakdown, dataset_rows
 from shoal.views.results import format_mean
 from shoal.views.screen import Screen
+from shoal.views.timeline import text_lines
 
 _MAX_LANES = 24
 _MAX_METRICS = 12
@@ -112,24 +113,12 @@ def _advice(report: CostReport, screen: Screen) -> list[str]:
 
 
 def _timeline(report: CostReport, screen: Screen) -> list[str]:
-    if not report.lanes:
+    by_lane = report.timeline.by_lane()
+    if not by_lane:
         return []
-    begin, end = timeline.time_span(report.tries)
-    wide = min(28, max(len(lane.name) for lane in report.lanes))
-    width = max(20, min(100, screen.width - wide - 16))
-    lines = [
-        f"  {fit_cell(safe_line(lane.name), wide)} |{timeline.lane_text(lane, begin, end, width)}|"
-        f"  {lane.busy:.0%} busy"
-        for lane in report.lanes[:_MAX_LANES]
-    ]
-    if len(report.lanes) > _MAX_LANES:
-        lines.append(f"  and {len(report.lanes) - _MAX_LANES} more; --html shows them all")
-    first, last = timeline.axis_ticks(begin, end, 2)
-    axis = f"{first}{last.rjust(width - len(first))}"
-    mean = sum(lane.busy for lane in report.lanes) / len(report.lanes)
+    mean = sum(map(report.timeline.busy_fraction, by_lane.values())) / len(by_lane)
     return [
-        *lines,
-        f"  {' ' * wide}  {axis}",
+        *(f"  {line}" for line in text_lines(report.timeline, screen.width - 2, _MAX_LANES)),
         f"  {mean:.0%} busy over all; # and = are attempts, x a bad end, . nothing",
     ]
 
