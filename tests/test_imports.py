@@ -33,6 +33,7 @@ ORDER = (
     "plan",
     "doctor",
     "submit",
+    "switch",
     "data",
     "cleanup",
     "sandbox",

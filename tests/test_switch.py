@@ -17,10 +17,10 @@ from conftest import _session_sandbox, cancel_all
 from disks import empty, fill, small_disk
 from project import Done, Project, assert_clear_error, end_process
 from published import complaints
-from shoal.doctor.switching import Alternative, Running, advise, batch_notes
 from shoal.kernel import progress
 from shoal.kernel.progress import totals_of_command
 from shoal.sandbox import Sandbox
+from shoal.switch.advice import Replacement, RunningJob, advise, batch_notes
 from waiting import wait_until
 
 HOUR = 3600.0
@@ -82,20 +82,20 @@ DEADLY = """\
 if tr '\\0' ' ' < /proc/$PPID/cmdline | grep -q pyz; then kill -9 $PPID; exit 1; fi
 PATH=${PATH#*:} exec squeue "$@"
 """
-NAME, TRIAL = "001_navsim/000_train_0", "001_navsim/000_train_0_8gpus"
+NAME, REPLACEMENT = "001_navsim/000_train_0", "001_navsim/000_train_0_8gpus"
 
 
 # ---- the advice
 
 
-def seed_story(**changes: Any) -> Running:
+def seed_story(**changes: Any) -> RunningJob:
     """Seed 004: 24 hours on one GPU, 30 % done, a checkpoint of an hour ago, 3 days of time."""
     facts = {"gpus": 1, "fraction": 0.3, "measured_s": 24 * HOUR, "checkpoint_age_s": HOUR, "time_left_s": 60 * HOUR}
-    return Running(**{**facts, **changes})  # type: ignore[arg-type]
+    return RunningJob(**{**facts, **changes})  # type: ignore[arg-type]
 
 
 def test_the_seeds_question_is_answered_with_numbers() -> None:
-    told = advise(seed_story(), Alternative(gpus=8, efficiency=0.8, efficiency_from="given", wait_s=1.5 * HOUR))
+    told = advise(seed_story(), Replacement(gpus=8, efficiency=0.8, efficiency_from="given", wait_s=1.5 * HOUR))
     assert told.recommend == "switch"
     assert told.keep_s == pytest.approx(56 * HOUR)
     # While the other waits, the first goes on: 55.5 hours of work are left at its start (54.5 and the lost one).
@@ -103,7 +103,7 @@ def test_the_seeds_question_is_answered_with_numbers() -> None:
     assert told.lost_s == pytest.approx(HOUR)
     assert told.keep_gpu_hours == pytest.approx(56) and told.switch_gpu_hours == pytest.approx(1.5 + 8 * 55.5 / 6.4)
     assert told.worth_above is not None
-    even = advise(seed_story(), Alternative(gpus=8, efficiency=told.worth_above, wait_s=1.5 * HOUR))
+    even = advise(seed_story(), Replacement(gpus=8, efficiency=told.worth_above, wait_s=1.5 * HOUR))
     assert even.saved_s == pytest.approx(0, abs=1) and even.recommend == "keep"
 
 
@@ -121,12 +121,12 @@ def test_the_seeds_question_is_answered_with_numbers() -> None:
 def test_it_recommends_what_the_numbers_bear(
     changes: dict[str, Any], other: dict[str, Any], recommend: str, why: str
 ) -> None:
-    told = advise(seed_story(**changes), Alternative(gpus=8, **other))
+    told = advise(seed_story(**changes), Replacement(gpus=8, **other))
     assert told.recommend == recommend and why in told.why, told
 
 
 def test_what_is_not_known_is_said() -> None:
-    told = advise(seed_story(checkpoint_age_s=None, time_left_s=HOUR), Alternative(gpus=8))
+    told = advise(seed_story(checkpoint_age_s=None, time_left_s=HOUR), Replacement(gpus=8))
     said = "\n".join(told.notes)
     for words in (
         "no checkpoint",
@@ -254,9 +254,9 @@ def job_words(project: Project, job: str) -> str:
 def assert_one_writer_each(project: Project) -> None:
     """The two never shared a folder."""
     folders = {record["output_dir"] for record in project.records(NAME, "attempt.*.start")}
-    trial = {record["output_dir"] for record in project.records(TRIAL, "attempt.*.start")}
+    later = {record["output_dir"] for record in project.records(REPLACEMENT, "attempt.*.start")}
     first = project.records(NAME, "attempt.1.start")[0]["output_dir"]
-    assert first not in trial and folders <= {first} | trial
+    assert first not in later and folders <= {first} | later
 
 
 @pytest.mark.slurm
@@ -269,28 +269,28 @@ def test_the_seeds_story_one_gpu_runs_eight_take_over_when_they_are_healthy(tmp_
     assert advice["efficiency_from"] == "assumed" and advice["speedup"] == pytest.approx(6.4)
     assert advice["wait_s"] is not None and advice["keep_s"] > advice["switch_s"] > 0
     assert advice["alternative"]["request"]["cpus"] == 8 and advice["applied"] == []
-    assert TRIAL not in project.status()
+    assert REPLACEMENT not in project.status()
     told = project.shoal("switch", NAME, "--gpus", "8", "--apply", "--after-step", "4").out
-    assert f"submitted {TRIAL} as job" in told
+    assert f"submitted {REPLACEMENT} as job" in told
     wait_until(lambda: project.status(NAME)[NAME]["attempt"] == 2, 60, "the run is another job")
     now = project.wait(NAME, "running")
     assert now["output_dir"] != old["output_dir"] and now["job_id"] != old["job_id"] and now["gpus"] == 8
     wait_until(lambda: job_words(project, old["job_id"]) in ("CANCELLED", ""), 30, "the old job is cancelled")
-    began = project.marks(TRIAL)[0]
+    began = project.marks(REPLACEMENT)[0]
     assert began["gpus"] == 8 and began["first"] >= 5 and now["output_dir"] in began["resume"]
-    trial = project.status(TRIAL)[TRIAL]
-    assert trial["state"] == "done" and trial["cause"] == f"it goes on as {NAME}"
+    replacement = project.status(REPLACEMENT)[REPLACEMENT]
+    assert replacement["state"] == "done" and replacement["cause"] == f"it goes on as {NAME}"
     assert project.records(NAME, "submit.2.claim")[0]["switched"] is True
     wait_until(lambda: project.records(NAME, "attempt.1.end"), 30, "the old attempt wrote its end")
     assert project.records(NAME, "attempt.1.end")[0]["stopped_by"] == "superseded"
     assert "step" in project.shoal("logs", NAME, "-n", "3").out
-    # The trial is done, but its folder is now the live run's.
+    # The replacement is done, but its folder is now the live run's.
     assert project.shoal("clean", "--keep", "1", "--json").json["items"] == []
     again = project.shoal("submit", f"experiments/{NAME}.sh", "--json").json["runs"]
     assert [run["did"] for run in again] == ["left alone"]
     (project.root / "finish").touch()
     assert project.wait(NAME, "done")["attempt"] == 2
-    assert len(project.marks(NAME)) == 1 and len(project.marks(TRIAL)) == 1
+    assert len(project.marks(NAME)) == 1 and len(project.marks(REPLACEMENT)) == 1
     assert_one_writer_each(project)
 
 
@@ -383,18 +383,18 @@ def test_a_switch_that_meets_a_full_disk_is_made_when_there_is_room(tmp_path: Pa
         assert project.wait(NAME, "running")["job_id"] == old
         hold = project.write("hold", "")
         project.shoal("switch", NAME, "--gpus", "8", "--apply")
-        project.wait_started(TRIAL)
-        trial = Path(project.wait(TRIAL, "running")["output_dir"])
+        project.wait_started(REPLACEMENT)
+        output_dir = Path(project.wait(REPLACEMENT, "running")["output_dir"])
         fill(disk, leave=4096)  # room for a record, but not for all that a switch writes
         hold.unlink()
-        wait_until(lambda: len(steps(trial)) > 80, 60, "it would have taken over")
+        wait_until(lambda: len(steps(output_dir)) > 80, 60, "it would have taken over")
         assert job_words(project, old) == "RUNNING"
         empty(disk)
         wait_until(lambda: project.status(NAME)[NAME]["job_id"] != old, 60, "the run is another job")
         wait_until(lambda: job_words(project, old) in ("CANCELLED", ""), 30, "the old job is cancelled")
         (project.root / "finish").touch()
         project.wait(NAME, "done")
-        assert len(project.marks(NAME)) == 1 and len(project.marks(TRIAL)) == 1
+        assert len(project.marks(NAME)) == 1 and len(project.marks(REPLACEMENT)) == 1
 
 
 @pytest.mark.slurm
@@ -403,11 +403,11 @@ def test_if_the_alternative_fails_the_old_one_goes_on(tmp_path: Path, slurm: San
     old = project.status(NAME)[NAME]
     project.shoal("switch", NAME, "--gpus", "8", "--apply", "--progress", "10%", code=2)
     project.shoal("switch", NAME, "--gpus", "8", "--apply")
-    assert project.wait(TRIAL, "failed")["cause"].startswith("exit code 1")
+    assert project.wait(REPLACEMENT, "failed")["cause"].startswith("exit code 1")
     kept = project.wait(NAME, "running")
     assert (kept["job_id"], kept["attempt"]) == (old["job_id"], 1)
     assert job_words(project, old["job_id"]) == "RUNNING"
-    assert "NCCL" in project.shoal("why", TRIAL).out
+    assert "NCCL" in project.shoal("why", REPLACEMENT).out
     (project.root / "finish").touch()
     project.wait(NAME, "done")
 
@@ -423,23 +423,23 @@ def test_an_alternative_that_never_starts_is_ended_when_the_old_one_is_done(tmp_
     assert complaints("switch", told) == []
     job = told["applied"][0]["job_id"]
     wait_until(lambda: job_words(project, job) == "PENDING", 30, "it waits")
-    assert any(TRIAL in line for line in project.shoal("why", NAME, "--json").json["evidence"])
+    assert any(REPLACEMENT in line for line in project.shoal("why", NAME, "--json").json["evidence"])
     again = project.shoal("switch", NAME, "--gpus", "8", "--apply", "--json").json
     assert again["applied"][0]["did"] == "left alone" and again["alternative"]["state"] == "pending"
     (project.root / "finish").touch()
     project.wait(NAME, "done")
-    ended = project.wait(TRIAL, "cancelled")
-    assert ended["cause"] == f"cancelled: {NAME} is done" and project.marks(TRIAL) == []
+    ended = project.wait(REPLACEMENT, "cancelled")
+    assert ended["cause"] == f"cancelled: {NAME} is done" and project.marks(REPLACEMENT) == []
 
 
 @pytest.mark.slurm
 def test_cancelling_the_run_cancels_what_would_take_it_over(tmp_path: Path, slurm: Sandbox) -> None:
     project = start(tmp_path, slurm, "stop=1")
     project.shoal("switch", NAME, "--gpus", "8", "--apply", "--after-step", "50")
-    project.wait_started(TRIAL)
+    project.wait_started(REPLACEMENT)
     project.shoal("cancel", NAME)
     project.wait(NAME, "cancelled")
-    project.wait(TRIAL, "cancelled")
+    project.wait(REPLACEMENT, "cancelled")
 
 
 @pytest.mark.slurm
@@ -454,10 +454,10 @@ def test_a_command_that_is_killed_leaves_the_old_one_running(tmp_path: Path, slu
     assert kept["state"] == "running"
     if point != "after-sbatch":
         assert kept["job_id"] == old
-        wait_until(lambda: project.status()[TRIAL]["state"] in ("new", "lost"), 30, "it was given up", poll_s=0.5)
+        wait_until(lambda: project.status()[REPLACEMENT]["state"] in ("new", "lost"), 30, "it was given up", poll_s=0.5)
         project.shoal("switch", NAME, "--gpus", "8", "--apply")
     wait_until(lambda: project.status(NAME)[NAME]["job_id"] != old, 60, "the run is another job", poll_s=0.5)
-    assert len(project.marks(TRIAL)) == 1
+    assert len(project.marks(REPLACEMENT)) == 1
     project.shoal("cancel", NAME)
 
 

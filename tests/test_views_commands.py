@@ -254,7 +254,7 @@ def test_report_and_results_group_the_same_runs_and_leave_out_tries(made: MadeUp
     spec = Path(made.home) / "runs/001_lr/001_train_2/spec.1.json"
     spec.write_text(json.dumps({**json.loads(spec.read_text()), "smoke": {"steps": 1}}))
     runs, _, notes = results.gather_results(made.home, ["001_lr"], {}, partial=False)
-    assert notes == ["1 smoke or trial run left out"]
+    assert notes == ["1 smoke or replacement run left out"]
     groups = {
         group.name: (one.mean, one.size)
         for group in tabulate(runs).groups
@@ -454,7 +454,13 @@ def test_a_status_imports_nothing_that_submits_or_reads_profiles(made: MadeUp) -
     assert done.returncode == 0 and "shoal.observe" in done.stderr
     assert not [
         name
-        for name in ("shoal.submit", "shoal.describe.cluster", "shoal.describe.expand", "tomllib")
+        for name in (
+            "shoal.submit.transaction",
+            "shoal.submit.orders",
+            "shoal.describe.cluster",
+            "shoal.describe.expand",
+            "tomllib",
+        )
         if f"'{name}" in done.stderr
     ]
 

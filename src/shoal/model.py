@@ -2,7 +2,7 @@
 
 Run:        one (experiment, step, parameters, seed); `RunSpec` is what matters about it, `digest` makes it comparable
 Request:    portable resources, in no cluster's dialect
-State:      the words of `shoal status`; which of them are live and which have ended is data, here
+State:      the words of `shoal status`; what each of them means is one table, here
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -140,7 +140,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `cost` is its relative duration and `search` how losers are stopped, for whoever packs; `survive` is the step's
     policy for what clusters do.
     `parents` are runs that must be done first; `start_parent` is the one of them to start from.
-    `smoke` says after how many steps a smoke run has passed; `trial` which run it may take over, and after which step.
+    `smoke` says after how many steps a smoke run has passed; `replacement` which run it takes over, and after which
+    step.
     """
 
     experiment: str
@@ -175,7 +176,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     start_parent: str | None = None
     data: dict[str, dict[str, str]] = {}
     smoke: dict[str, Any] = {}
-    trial: dict[str, Any] = {}
+    replacement: dict[str, Any] = {}
     revision: int = 1
     tracker_id: str = ""
     schema: int = SCHEMA
@@ -248,9 +249,62 @@ def without_seed(words: Sequence[str]) -> list[str]:
     return found
 
 
-#: Live states: the run may still do something by itself. The others of STATES have ended, except new.
-ACTIVE_STATES = frozenset({"queued", "unknown", "pending", "running", "stuck"})
-ENDED_STATES = frozenset({"done", "failed", "oom", "timeout", "preempted", "node_fail", "cancelled", "stopped", "lost"})
-#: Ended as it was meant to; a search stops those that lose.
-SUCCESSFUL_STATES = frozenset({"done", "stopped"})
-RUN_STATES = ("new", *sorted(ACTIVE_STATES), *sorted(ENDED_STATES))
+class StateTraits(NamedTuple):
+    """What a state of a run means.
+
+    active:           the run may still do something by itself
+    in_slurm_queue:   its job waits in Slurm
+    needs_attention:  active, but perhaps not without a person
+    ended:            nothing more happens, unless a command or Slurm starts it again
+    failed:           it ended badly: nobody meant it to end so. A person cancels, a search stops: those are meant
+    as_meant:         it ended as whoever submitted it wanted
+    by_exit_code:     its program ended by itself, and its exit code decided which state it is
+    interrupted:      a person or the cluster ended it in the middle, so nothing is known about its program
+    may_return:       it may go on without a command: Slurm starts its job again, or it was only out of sight
+    """
+
+    active: bool = False
+    in_slurm_queue: bool = False
+    needs_attention: bool = False
+    ended: bool = False
+    failed: bool = False
+    as_meant: bool = False
+    by_exit_code: bool = False
+    interrupted: bool = False
+    may_return: bool = False
+
+
+#: Every state of a run, in the order in which they are counted. All sets of states are made from this table.
+STATE_TABLE = {
+    "new": StateTraits(),
+    "pending": StateTraits(active=True, in_slurm_queue=True),
+    "queued": StateTraits(active=True),
+    "running": StateTraits(active=True),
+    "stuck": StateTraits(active=True, in_slurm_queue=True, needs_attention=True),
+    "unknown": StateTraits(active=True, needs_attention=True),
+    "cancelled": StateTraits(ended=True, interrupted=True),
+    "done": StateTraits(ended=True, as_meant=True, by_exit_code=True),
+    "failed": StateTraits(ended=True, failed=True, by_exit_code=True),
+    "lost": StateTraits(ended=True, failed=True, interrupted=True, may_return=True),
+    "node_fail": StateTraits(ended=True, failed=True, interrupted=True),
+    "oom": StateTraits(ended=True, failed=True),
+    "preempted": StateTraits(ended=True, failed=True, interrupted=True, may_return=True),
+    "stopped": StateTraits(ended=True, as_meant=True),
+    "timeout": StateTraits(ended=True, failed=True),
+}
+RUN_STATES = tuple(STATE_TABLE)
+ACTIVE_STATES = frozenset(state for state, traits in STATE_TABLE.items() if traits.active)
+QUEUED_STATES = frozenset(state for state, traits in STATE_TABLE.items() if traits.in_slurm_queue)
+ATTENTION_STATES = frozenset(state for state, traits in STATE_TABLE.items() if traits.needs_attention)
+ENDED_STATES = frozenset(state for state, traits in STATE_TABLE.items() if traits.ended)
+#: Ended badly: shown as an error, and what `retry` starts again unless it is told otherwise.
+FAILED_STATES = frozenset(state for state, traits in STATE_TABLE.items() if traits.failed)
+SUCCESSFUL_STATES = frozenset(state for state, traits in STATE_TABLE.items() if traits.as_meant)
+EXIT_CODE_STATES = frozenset(state for state, traits in STATE_TABLE.items() if traits.by_exit_code)
+INTERRUPTED_STATES = frozenset(state for state, traits in STATE_TABLE.items() if traits.interrupted)
+#: Ended for good, so that what belongs to the run may be cleaned up.
+FINAL_STATES = frozenset(state for state, traits in STATE_TABLE.items() if traits.ended and not traits.may_return)
+#: What `retry --state` may name.
+RETRYABLE_STATES = ENDED_STATES - {"done"}
+#: Words of --state that stand for several states.
+STATE_GROUPS = {"live": ACTIVE_STATES, "active": ACTIVE_STATES, "ended": ENDED_STATES, "bad": FAILED_STATES}

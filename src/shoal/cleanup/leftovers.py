@@ -12,11 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.kernel import checkpoints, layout, list_names
-from shoal.model import RunSpec
+from shoal.model import FINAL_STATES, RunSpec
 from shoal.observe import ClaimRecord, DamagedRecord, RunReader, RunView, records
 
-#: Preempted and lost runs may come back without asking, so they are not in this list.
-ENDED_STATES = frozenset({"done", "failed", "oom", "timeout", "node_fail", "cancelled", "stopped"})
 ITEM_KINDS = ("script", "attempt", "checkpoint", "log", "snapshot", "scratch", "temporary")
 
 
@@ -66,7 +64,7 @@ def find_leftovers(
     protected = _protected(runs)
     found: dict[str, CleanupItem] = {}
     for run in runs:
-        if run.view.state not in ENDED_STATES:
+        if run.view.state not in FINAL_STATES:
             continue
         dead = list(_old_attempts(run)) if "attempt" in wanted else []
         kept = list(_old_checkpoints(run, keep, [item.path for item in dead])) if "checkpoint" in wanted else []
@@ -84,7 +82,7 @@ def _protected(runs: Sequence[RunDirectories]) -> set[str]:
     for run in runs:
         if run.spec is not None and run.spec.start_from:
             found.add(os.path.normpath(run.spec.start_from))
-        if run.view.state not in ENDED_STATES:
+        if run.view.state not in FINAL_STATES:
             found |= {os.path.normpath(path) for path in (*run.outputs, *run.logs)}
             if run.view.resume_from:
                 found.add(os.path.normpath(run.view.resume_from))
@@ -136,7 +134,7 @@ def _old_logs(run: RunDirectories, older_than_s: float, now_s: float) -> Iterato
     """Logs of attempts before the last one, once they are old."""
     for folder in run.logs:
         logs = sorted(glob.glob(os.path.join(glob.escape(folder), "attempt-*.*")))
-        # A trial that took its run over goes on writing to its first log, which a link gives the new number.
+        # A replacement that took its run over goes on writing to its first log, which a link gives the new number.
         linked = {os.path.realpath(path) for path in logs if os.path.islink(path)}
         for path in logs:
             number = os.path.basename(path).split("-")[1].split(".")[0]

@@ -11,9 +11,10 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 
-from shoal.cleanup.leftovers import ENDED_STATES, CleanupItem, disk_size
+from shoal.cleanup.leftovers import CleanupItem, disk_size
 from shoal.job import VariableNotSet, cache, expand_path
 from shoal.kernel import TEMP_MARK, is_shared, layout, list_names
+from shoal.model import FINAL_STATES
 from shoal.observe import DamagedRecord, RunView, Submission, records
 from shoal.units import format_duration
 
@@ -48,7 +49,7 @@ def _used_snapshots(home: str, views: Mapping[str, RunView]) -> Iterator[str]:
             continue
         if submission is None or submission.code is None:
             continue
-        if any(name not in views or views[name].state not in ENDED_STATES for name in submission.runs):
+        if any(name not in views or views[name].state not in FINAL_STATES for name in submission.runs):
             yield os.path.relpath(submission.code, root).split(os.sep)[0]
 
 

@@ -57,9 +57,9 @@ def candidates(words: Sequence[str], at: int, home: str | None) -> list[str]:
 def _list_items(current: str, flag: str) -> list[str]:
     """One more name of a comma-separated list."""
     if flag == "--state":
-        from shoal.model import RUN_STATES
+        from shoal.model import RUN_STATES, STATE_GROUPS
 
-        names: Sequence[str] = (*RUN_STATES, "live", "ended", "bad")
+        names: Sequence[str] = (*RUN_STATES, *STATE_GROUPS)
     else:
         from shoal.views import COLUMNS_BY_NAME
 

@@ -44,16 +44,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from shoal.describe import find_run
-    from shoal.submit import Wish, apply, compare
+    from shoal.switch import SwitchOptions, apply, compare
     from shoal.views import switch
 
     refuse_unused_flags(args, not args.apply, "without --apply", "--after-step", "--request")
     project, now = current_project(), time.time()
     name = find_run(str(project.home), args.run)
-    wish = Wish(args.gpus, args.nodes, args.time, args.flags, args.efficiency, args.progress, args.after_step)
-    found = compare(name, wish, project, os.environ, now)
-    applied = apply(found, wish, project, os.environ, args.request) if args.apply else []
-    switch.show(found, applied, as_json=args.json, quiet=args.quiet, now=now)
+    options = SwitchOptions(
+        args.gpus, args.nodes, args.time, args.flags, args.efficiency, args.progress, args.after_step
+    )
+    comparison = compare(name, options, project, os.environ, now)
+    applied = apply(comparison, options, project, os.environ, args.request) if args.apply else []
+    switch.show(comparison, applied, as_json=args.json, quiet=args.quiet, now=now)
     return 0
 
 

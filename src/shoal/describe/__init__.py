@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from shoal.describe.smoke import Smoke
     from shoal.describe.stages import BlockedRun, check_dependencies, order_runs, parents_of
     from shoal.describe.steps import Step, check_step_name
+    from shoal.describe.survival import CAUSES
     from shoal.describe.unread import (
         bool_parameters_as_text,
         ignored_directives,

@@ -17,6 +17,5 @@ if TYPE_CHECKING:
     )
     from shoal.doctor.explain import LaunchNumbers, construct_launch, explain_facts, explain_rows
     from shoal.doctor.finding import SEVERITY_ORDER, Finding
-    from shoal.doctor.switching import ASSUMED_EFFICIENCY, Advice, Alternative, Running, advise, batch_notes, size_ratio
 else:
     __getattr__ = lazy_exports(__name__)

@@ -66,9 +66,9 @@ if TYPE_CHECKING:
     from .pack.node import CLAIMED_FILE
     from .pack.queue import QueuedRun, RunQueue
     from .pack.search import HalvingRule
+    from .replacement import replacements_of
     from .shipping import write_agent_zip
     from .staging import Stage, StageError
-    from .trial import replacements_of
     from .workdir import PARENT_PATH, parent_paths
 else:
     __getattr__ = lazy_exports(__name__)

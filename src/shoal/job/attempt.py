@@ -89,8 +89,8 @@ class Attempt:
     """An attempt that is ours, from its start to its end.
 
     `child` is what it waits for: its data, its program, or the check of its result, as `phase` says. `stopped_by` says
-    who asked it to stop, if anybody did, and `stopped_words` why, if there is more to say. A trial that takes its run
-    over changes `claim` and `held` under way, holding `moving`: from then on this is an attempt of that run.
+    who asked it to stop, if anybody did, and `stopped_words` why, if there is more to say. A replacement that takes its
+    run over changes `claim` and `held` under way, holding `moving`: from then on this is an attempt of that run.
     """
 
     def __init__(self, claim: fence.Claim, held: lease.Lease, spec: Dict[str, Any]) -> None:
@@ -123,7 +123,7 @@ class Attempt:
         self.is_noted = False
         self.warned = False
         self.oom_kills = 0
-        #: Its end is decided; no trial can take it over any more.
+        #: Its end is decided; no replacement can take it over any more.
         self.is_closed = False
         #: Looks at it every few seconds while its program runs, in a thread.
         self.look: Optional[Callable[[Attempt], None]] = None
@@ -133,7 +133,7 @@ class Attempt:
         self.node_guards: "Optional[NodeGuards]" = None
         #: Renews its lease.
         self.keeper: Optional[LeaseRenewer] = None
-        #: A trial that has claimed this run: its token, the renewals first seen, and since when.
+        #: A replacement that has claimed this run: its token, the renewals first seen, and since when.
         self.rival: Optional[Tuple[str, int, fence.LeaseWatch]] = None
         #: Signals for the program that came before it.
         self._early: List[int] = []
@@ -171,7 +171,7 @@ class Attempt:
         """Whether a copy of its checkpoint is kept: the program may start over and write over it, unless its step or
         its command says that it continues, or an earlier attempt was seen to. A file that names the variable is
         not enough."""
-        if not self.resume_from or self.spec.get("smoke") or self.spec.get("trial"):
+        if not self.resume_from or self.spec.get("smoke") or self.spec.get("replacement"):
             return False
         return self.spec.get("resumes") not in _EXPLICIT_RESUME and not resumed.newest_resumed_attempt(
             self.claim.run_dir

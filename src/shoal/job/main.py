@@ -26,7 +26,7 @@ from ..kernel import (
     resumed,
     slurm,
 )
-from . import by_hand, ledger, nodes, notices, survival, trial
+from . import by_hand, ledger, nodes, notices, replacement, survival
 from .attempt import Attempt, begin_attempt, kept_checkpoint_dir, read_run_spec
 from .single import SingleRunExecutor, is_superseded
 
@@ -80,7 +80,7 @@ def _work(argv: List[str], link: guard.GuardLink) -> int:
 
 def _run_one(home: str, name: str, submission: Dict[str, Any], set_up_exit: int, link: guard.GuardLink) -> int:
     try:
-        claim, me = _admit(home, trial.replaced_run(home, name, submission["token"]), submission, link)
+        claim, me = _admit(home, replacement.run_of(home, name, submission["token"]), submission, link)
         return _run_attempt(home, claim, me, set_up_exit, link)
     except fence.FencedError as why:
         print("shoal: nothing to do here: %s" % why, flush=True)
@@ -170,7 +170,7 @@ def _run_attempt(home: str, claim: fence.Claim, me: Allocation, set_up_exit: int
 
         attempt.look = smoke.smoke_watcher(spec, claim.output_dir, logs)
     else:
-        attempt.look = trial.replacement_watcher(home, spec, claim, logs, attempt.resume_from)
+        attempt.look = replacement.watcher(home, spec, claim, logs, attempt.resume_from)
         if attempt.look is None and attempt.resume_from:
             attempt.look = warn_if_not_resumed
     follow = os.environ.get("SHOAL_FOLLOW", "0" if os.environ.get("SLURM_JOB_NAME", "").endswith(claim.token) else "1")
@@ -199,9 +199,9 @@ def _begin(
                 return None
         try:
             again = _has_earlier_attempt(claim)
-            if spec.get("trial"):
+            if spec.get("replacement"):
                 os.makedirs(claim.output_dir, exist_ok=True)
-                again = _begin_replacement(home, spec, claim)
+                again = _prepare_replacement(home, spec, claim)
             ends = float(os.environ.get("SLURM_JOB_END_TIME") or 0) or None  # older Slurm does not say
             held = begin_attempt(
                 claim, names.attempt + 1, me, spec, again, os.environ, failed_nodes=failed_nodes, ends=ends
@@ -250,7 +250,7 @@ def _conclude(home: str, attempt: Attempt, end: End, me: Allocation, link: guard
                 print("shoal: %s" % told, file=sys.stderr, flush=True)
             notices.notify_end(home, name, attempt.env, last=bool(end.job_id))
         if end.success:
-            trial.cancel_pending_replacements(home, name)
+            replacement.withdraw_pending(home, name)
         elif end.stopped_by == "SIGTERM" and end.job_id:
             from . import preempted
 
@@ -273,13 +273,13 @@ def warn_if_not_resumed(attempt: Attempt, is_over: bool = False) -> None:
             print("shoal: warning: %s" % found.words(attempt.number, checkpoint), file=sys.stderr, flush=True)
 
 
-def _begin_replacement(home: str, spec: Dict[str, Any], claim: fence.Claim) -> bool:
-    """Give a trial the run's newest checkpoint to start from; Fenced if there is nothing to take over any more."""
-    why = trial.why_obsolete(home, spec)
+def _prepare_replacement(home: str, spec: Dict[str, Any], claim: fence.Claim) -> bool:
+    """Give a replacement the run's newest checkpoint to start from; Fenced if there is nothing left to take over."""
+    why = replacement.why_obsolete(home, spec)
     if why is not None:
-        trial.cancel_replacement(claim, why)
+        replacement.withdraw(claim, why)
         raise fence.FencedError(why)
-    trial.copy_checkpoint(home, spec, claim.output_dir)
+    replacement.copy_checkpoint(home, spec, claim.output_dir)
     return True
 
 

@@ -1,7 +1,7 @@
 """A job of one run: the executor with a queue of one, and what only a single run has.
 
-A smoke run and a trial are looked at while they run, output is copied to where somebody reads it, and the end says what
-follows: another job, or that a trial goes on as the run.
+A smoke run and a replacement job are looked at while they run, output is copied to where somebody reads it, and the end
+says what follows: another job, or that a replacement goes on as the run.
 """
 
 import os
@@ -12,7 +12,7 @@ import time
 from typing import Any, Callable, List, Optional
 
 from ..kernel import Allocation, End, fence, files, guard, lease, progress
-from . import survival, trial
+from . import replacement, survival
 from .attempt import Attempt
 from .children import ColdStarter
 from .executor import MAX_JOIN_S, Executor
@@ -93,12 +93,12 @@ class SingleRunExecutor(Executor[Attempt]):
                 return
             if why == "superseded":
                 try:
-                    beaten = trial.why_superseded(attempt)
+                    reason = replacement.why_superseded(attempt)
                 except (OSError, ValueError, KeyError):
                     return  # The file server is away for a moment; the next beat asks again.
-                if beaten is None:
+                if reason is None:
                     return
-                why = beaten
+                why = reason
             super().told(attempt.held, why)
 
     def complete(self, attempt: Attempt, end: End) -> End:
@@ -135,16 +135,17 @@ class SingleRunExecutor(Executor[Attempt]):
             end = smoke.judge_smoke_test(
                 end, spec, progress.read_progress(progress.RunOutput(attempt.claim.output_dir, logs))
             )
-        unseen = spec.get("trial") and end.success and attempt.claim == self._claim
-        if unseen and trial.why_obsolete(self.home, spec) is None:
+        unseen = spec.get("replacement") and end.success and attempt.claim == self._claim
+        if unseen and replacement.why_obsolete(self.home, spec) is None:
             try:
-                trial.take_over(self.home, attempt, spec["trial"]["of"])  # it was done before anybody looked
+                # It was done before anybody looked.
+                replacement.take_over(self.home, attempt, spec["replacement"]["of"])
             except OSError as error:
                 if error.errno not in files.DISK_ERRNOS:
                     raise
                 print("shoal: the run is not taken over: %s" % error, file=sys.stderr, flush=True)
         if attempt.claim != self._claim:
-            end = trial.end_as_run(end, attempt)
+            end = replacement.end_of_run(end, attempt)
         replaced = is_superseded(attempt)
         if end.stopped_by and replaced:
             end = end._replace(stopped_by="superseded")

@@ -33,7 +33,7 @@
   runs/<experiment>/<stem>/
     spec.<r>.json                   what the run is; r counts the times it was started over
     submit.<n>.claim                generation n belongs to the submission it names (written before sending, or by a
-                                    trial that takes the run over)
+                                    replacement that takes the run over)
     submit.<n>.cancel               somebody asked to stop generation n
     submit.<n>.verdict<k>           Slurm's last word on attempt k's job, kept because Slurm forgets
     attempt.<k>.start               one execution: the record of its start, then of its end; k is never used twice

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from shoal.observe.files import as_disk_error, create_exclusive, full_disk_hint, replace
     from shoal.observe.listing import run_names
     from shoal.observe.output import command_words, find_output, run_output
-    from shoal.observe.pace import START_UP_SHARE, ProgressRate, progress_rate, remaining_s, start_fraction
+    from shoal.observe.pace import ProgressRate, known_pace, progress_rate, remaining_s
     from shoal.observe.reading import RunFiles, RunReader
     from shoal.observe.records import (
         AssignedResources,

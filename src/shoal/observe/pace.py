@@ -8,11 +8,11 @@ from shoal.kernel import Progress, checkpoints
 from shoal.observe.run_state import RunView
 
 #: Less of the way than this tells mostly how long a start takes.
-START_UP_SHARE = 0.02
+_START_UP = 0.02
 
 
 class ProgressRate(msgspec.Struct, frozen=True, kw_only=True):
-    """`start_fraction` is the part of the way at which this attempt began, `measured_s` how long it took from there to
+    """`since` is the part of the way at which this attempt began, `measured_s` how long it took from there to
     `fraction`, which was seen `age_s` ago."""
 
     fraction: float
@@ -24,6 +24,11 @@ class ProgressRate(msgspec.Struct, frozen=True, kw_only=True):
     def rate(self) -> float:
         """Part of the way per second."""
         return max(1e-12, (self.fraction - self.since) / max(1.0, self.measured_s))
+
+    @property
+    def is_start_up(self) -> bool:
+        """Whether it has come so little of the way that its rate cannot be told yet."""
+        return self.fraction - self.since < _START_UP
 
     @property
     def now(self) -> float:
@@ -39,21 +44,27 @@ def progress_rate(view: RunView, seen: Progress, now: float) -> ProgressRate:
     moment = min(now, seen.t)
     return ProgressRate(
         fraction=seen.fraction or 0.0,
-        since=start_fraction(view, seen) or 0.0,
+        since=_since(view, seen) or 0.0,
         measured_s=max(1.0, moment - (view.program_started or now)),
         age_s=max(0.0, now - moment),
     )
 
 
-def remaining_s(view: RunView, seen: Progress | None, now: float) -> float | None:
-    """How much longer a running run takes at its own pace; None where that cannot be told."""
-    if seen is None or seen.fraction is None or start_fraction(view, seen) is None or view.program_started is None:
+def known_pace(view: RunView, seen: Progress | None, now: float) -> ProgressRate | None:
+    """The pace of an attempt that is past its start-up; None where that cannot be told."""
+    if seen is None or seen.fraction is None or _since(view, seen) is None or view.program_started is None:
         return None
     pace = progress_rate(view, seen, now)
-    return pace.left_s if pace.fraction - pace.since >= START_UP_SHARE else None
+    return None if pace.is_start_up else pace
 
 
-def start_fraction(view: RunView, seen: Progress | None) -> float | None:
+def remaining_s(view: RunView, seen: Progress | None, now: float) -> float | None:
+    """How much longer a running run takes at its own pace; None where that cannot be told."""
+    pace = known_pace(view, seen, now)
+    return pace.left_s if pace is not None else None
+
+
+def _since(view: RunView, seen: Progress | None) -> float | None:
     """The part of the way at which the attempt began; None if that cannot be told."""
     if not view.resume_from:
         return 0.0

@@ -135,7 +135,7 @@ class RunReader:
         return os.path.join(layout.submission_dir(self.home, claim.token), "script.sh") if claim else None
 
     def flags(self, spec: RunSpec) -> list[str]:
-        """What a run asks of sbatch when it goes on: its own flags, or those of the trial that took it over."""
+        """What a run asks of sbatch when it goes on: its own flags, or those of the replacement that took it over."""
         folder = layout.run_dir(self.home, spec.name)
         for generation in reversed(layout.parse_names(list_names(folder)).submits.get("claim", [])):
             claim = records.read_checked(os.path.join(folder, layout.submit_file(generation, "claim")), ClaimRecord)

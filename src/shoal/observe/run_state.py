@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from shoal.kernel import LeaseTiming, describe_exit_code, owed
+from shoal.model import EXIT_CODE_STATES, QUEUED_STATES
 from shoal.observe.reading import RunFiles
 from shoal.observe.records import End, Start, Submission, Verdict
 from shoal.observe.slurm_states import (
@@ -266,7 +267,7 @@ def _in_slurm(files: RunFiles, row: JobRow, view: dict[str, Any]) -> RunView:
     hint = next((text for word, text in BLOCKED_REASONS.items() if reason and word in reason), None)
     if state == "pending" and hint is not None:
         state = "stuck"
-    if state in ("pending", "stuck") and files.end is not None:
+    if state in QUEUED_STATES and files.end is not None:
         reason = f"requeued after attempt {files.end.attempt}; {reason}" if reason else "requeued"
     if files.cancelled:
         reason = CANCEL_REQUESTED
@@ -312,7 +313,7 @@ def _after_end(files: RunFiles, end: End, verdict: Verdict | None, view: dict[st
     if end.stopped_by in (None, "continue"):
         how = f"killed by {end.signal}" if end.signal else describe_exit_code(end.exit_code)
         return RunView(**view, state="failed", cause=end.problem or how)
-    if word in SLURM_ENDED_STATES and SLURM_ENDED_STATES[word] not in ("done", "failed"):
+    if word in SLURM_ENDED_STATES and SLURM_ENDED_STATES[word] not in EXIT_CODE_STATES:
         return RunView(**view, state=SLURM_ENDED_STATES[word], cause=describe_verdict(word, verdict))
     if end.stopped_by == "limit":
         return RunView(**view, state="timeout", cause="stopped before its time limit")
@@ -340,9 +341,9 @@ def _ended_before_start(files: RunFiles, verdict: Verdict, view: dict[str, Any])
         state, cause = "oom", "out of memory: the kernel killed a step of the job"
     elif _in_queue(files):
         state, cause = "new", f"its pack ended before its turn ({cause})"
-    elif state in ("done", "failed"):
+    elif state in EXIT_CODE_STATES:
         state, cause = "failed", f"the job ended before the run began ({cause}); see what Slurm printed"
-    if files.cancelled and (state in ("failed", "lost") or files.cancel_reason):
+    if files.cancelled and (state == "failed" or files.cancel_reason):
         state, cause = "cancelled", _cancelled(files)
     elif "Dependency" in (verdict.reason or "") and files.origin and files.origin.submission:
         needs = " or ".join(files.origin.submission.needs) or "a run that it builds on"

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from shoal.submit import cancelling, continuing, retrying, standing
     from shoal.submit.budget import admit_waiting, set_limits
     from shoal.submit.cancelling import CancelResult, cancel_own_jobs
+    from shoal.submit.carrying import execute_plan
     from shoal.submit.comparing import compare_layouts_of
     from shoal.submit.continuing import CheckpointDecision, unknown_resume_reason
     from shoal.submit.finishing import observe_and_follow_up
@@ -27,6 +28,6 @@ if TYPE_CHECKING:
         submit_runs,
         submit_scripts,
     )
-    from shoal.submit.trial import Comparison, Wish, apply, compare
+    from shoal.submit.starts import expected_start
 else:
     __getattr__ = lazy_exports(__name__)

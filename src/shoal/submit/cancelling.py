@@ -16,7 +16,7 @@ from shoal.clusters import scancel, squeue
 from shoal.errors import SchedulerError
 from shoal.job import replacements_of
 from shoal.kernel import SLURM_ENDED_STATES, is_shared, lease, process, user_name
-from shoal.model import ACTIVE_STATES
+from shoal.model import ACTIVE_STATES, QUEUED_STATES
 from shoal.names import new_token
 from shoal.observe import CANCEL_REQUESTED, RunReader, RunView, Start, Submission, observe, writing
 
@@ -36,15 +36,15 @@ def active_runs(home: str, names: Sequence[str]) -> list[RunView]:
 def cancel_runs(
     home: str, views: Sequence[RunView], environ: Mapping[str, str], request: str | None = None
 ) -> CancelResult:
-    """Cancel these runs, and trials that would take them over; the result names the former.
+    """Cancel these runs, and replacements that would take them over; the result names the former.
 
     After success each has its wish on disk, which the fence and the heartbeat obey, and its job is being ended, or ends
     itself where it is another user's. When Slurm does not answer, SchedulerError: the wish stands, and a job that
     starts later ends itself at once.
     """
     names = [view.name for view in views]
-    trials = [trial for name in names for trial in replacements_of(home, name) if trial not in names]
-    views = [*views, *(active_runs(home, trials) if trials else ())]
+    replacements = [other for name in names for other in replacements_of(home, name) if other not in names]
+    views = [*views, *(active_runs(home, replacements) if replacements else ())]
     reader = RunReader(home)
     jobs: dict[str, list[int | None]] = {}
     queues: dict[str, Submission] = {}
@@ -57,7 +57,7 @@ def cancel_runs(
         if files.claim is None or submission is None:
             continue
         if not process.is_own_record({"uid": submission.uid}) and os.geteuid() != 0:
-            if view.state in ("pending", "running", "unknown"):
+            if view.state in ACTIVE_STATES - {"queued"}:
                 end_themselves[view.name] = submission.user
         elif submission.shape is not None:
             queues.setdefault(files.claim.token, submission)  # the engine sees the wish; the others go on
@@ -77,7 +77,7 @@ def cancel_own_jobs(home: str, views: Sequence[RunView], environ: Mapping[str, s
     """In a shared project: cancel our own jobs that wait in Slurm's queue and whose runs another user cancelled."""
     if not is_shared(home):
         return
-    waiting = [view for view in views if view.state in ("pending", "stuck") and view.cause == CANCEL_REQUESTED]
+    waiting = [view for view in views if view.state in QUEUED_STATES and view.cause == CANCEL_REQUESTED]
     if waiting:
         with contextlib.suppress(SchedulerError):  # the wish stands
             cancel_runs(home, waiting, environ)

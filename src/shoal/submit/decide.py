@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from shoal.errors import InputError
-from shoal.model import ACTIVE_STATES, RunSpec
+from shoal.model import ACTIVE_STATES, ATTENTION_STATES, RunSpec
 from shoal.observe import RunView
 
 
@@ -38,7 +38,7 @@ def decide_start(
             what = "with other settings: " + "; ".join(changed) if changed else "already"
             raise InputError(f"{spec.name} is {view.state} {what}", hint=f"shoal cancel {spec.name}")
         job = f" as job {view.job_id}" if view.job_id else ""
-        why = f": {view.cause}" if view.state in ("unknown", "stuck") and view.cause else ""
+        why = f": {view.cause}" if view.state in ATTENTION_STATES and view.cause else ""
         return StartDecision(False, revision, f"{view.state} already{job}{why}")
     if again:
         return StartDecision(True, revision + 1, "started over")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from shoal.describe import Cluster, PlannedRun, Project, RequestedRun, SweepNames, read_sweeps, with_flags
 from shoal.errors import InputError
-from shoal.model import SUCCESSFUL_STATES, Request
+from shoal.model import FAILED_STATES, SUCCESSFUL_STATES, Request
 from shoal.plan import PackOptions, PlannedSubmission, command_sweep, read_command_file
 from shoal.submit import standing
 from shoal.submit.carrying import execute_plan, save_names
@@ -40,11 +40,7 @@ class PackResult(NamedTuple):
             return 0
         unfinished = [result for result in self.results if result.state not in SUCCESSFUL_STATES]
         codes = [result.exit_code for result in unfinished if result.exit_code and result.exit_code > 128]
-        if (
-            unfinished
-            and codes
-            and all(result.state in ("new", "cancelled", "queued", "done") for result in unfinished)
-        ):
+        if codes and not any(result.state in FAILED_STATES for result in unfinished):
             return codes[0]
         return 4 if unfinished else 0
 

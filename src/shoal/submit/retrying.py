@@ -8,18 +8,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.describe import PlannedRun, Project, RequestedRun, with_current_step
+from shoal.describe import CAUSES, PlannedRun, Project, RequestedRun, with_current_step
 from shoal.errors import InputError
 from shoal.kernel import files, layout, submission
+from shoal.model import FAILED_STATES, RETRYABLE_STATES
 from shoal.observe import RunReader, RunView, observe, records
 from shoal.submit.standing import IdempotentOrder
 from shoal.units import format_memory, format_slurm_time, parse_duration_s, parse_memory_mb
 
 #: What went wrong, as people may ask for it. The agent's end record tells oom, cuda_oom and bad_result apart.
-RETRYABLE_STATES = ("failed", "oom", "timeout", "preempted", "node_fail", "lost", "cancelled", "stopped")
-RETRY_CAUSES = ("oom", "cuda_oom", "failed", "bad_result", "timeout", "preempted", "node_fail", "lost", "cancelled")
-#: Without --state or --cause: what is worth another try. Who cancelled a run, or let a search stop it, meant it.
-_DEFAULT_STATES = frozenset(RETRYABLE_STATES) - {"cancelled", "stopped"}
+RETRY_CAUSES = tuple(dict.fromkeys((*CAUSES, *sorted(RETRYABLE_STATES))))
 _FACTOR_PATTERN = re.compile(r"x(\d+(?:\.\d+)?)", re.ASCII)
 
 
@@ -41,10 +39,10 @@ def find_failed(
             raise InputError(
                 f"there is no cause {cause!r}", hint=f"--cause one of {', '.join(RETRY_CAUSES)}", place="--cause"
             )
-    wanted = states if states is not None else (frozenset(RETRYABLE_STATES) if causes else _DEFAULT_STATES)
+    wanted = states if states is not None else (RETRYABLE_STATES if causes else FAILED_STATES)
     found = []
     for view in observe(home, names, environ=environ).views.values():
-        if view.state not in RETRYABLE_STATES or view.state not in wanted:
+        if view.state not in RETRYABLE_STATES & wanted:
             continue
         cause = cause_of(home, view)
         if not causes or cause in causes or (cause == "cuda_oom" and "oom" in causes):

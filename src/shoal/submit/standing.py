@@ -21,13 +21,12 @@ from shoal.describe import RequestedRun
 from shoal.errors import InputError
 from shoal.kernel import OrderRecord, files, layout, process
 from shoal.kernel import records as kernel
+from shoal.model import INTERRUPTED_STATES
 from shoal.names import new_token
 from shoal.observe import ClaimRecord, RunReader, RunView, observe, records
 from shoal.submit.orders import SubmitResult
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
-#: States of a run on this machine that was claimed and not carried out: its command was killed or interrupted.
-_INTERRUPTED_STATES = ("new", "lost", "cancelled")
 
 
 class IdempotentOrder(NamedTuple):
@@ -131,7 +130,8 @@ def _order_progress(home: str, order: IdempotentOrder, environ: Mapping[str, str
         elif claims:
             others.append(name)
     views = observe(home, submitted, environ=environ).views if submitted else {}
-    cut_off = {name for name, view in views.items() if view.state in _INTERRUPTED_STATES and _is_local(reader, name)}
+    # A run on this machine that was interrupted was not carried out: its command was killed, or Ctrl-C ended it.
+    cut_off = {name for name, view in views.items() if view.state in INTERRUPTED_STATES and _is_local(reader, name)}
     cut_off |= {name for name, view in views.items() if view.state == "new"}
     kept = {name: view for name, view in views.items() if name not in cut_off}
     is_done = f"{record.id}.done" in files.list_names(_orders_directory(home))

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import msgspec
 
 from shoal.kernel import Cause, Progress, layout, read_progress, resumed
+from shoal.model import FAILED_STATES
 from shoal.observe import RunView, find_output, records, remaining_s
 from shoal.views import usage
 from shoal.views.faults import LogError, error_sentence, find_error
-from shoal.views.render import FAILED_STATES
 from shoal.views.tail import log_age_s
 
 #: Failures whose logs are looked into by one status; beyond that the bare cause has to do.

@@ -18,11 +18,12 @@ from shoal.kernel import (
     last_line,
     layout,
 )
+from shoal.model import FAILED_STATES
 from shoal.observe import RunView, observe
 from shoal.units import plural, shorten_list
 from shoal.views.log_parts import rank_logs
 from shoal.views.logs import slurm_files
-from shoal.views.render import FAILED_STATES, print_json, safe_line, state_word
+from shoal.views.render import print_json, safe_line, state_word
 from shoal.views.screen import Screen
 from shoal.views.tail import BLOCK, collapse_carriage_returns, last_text, read_slice
 from shoal.views.terminal_text import strip_control_sequences

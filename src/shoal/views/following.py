@@ -7,14 +7,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from shoal.kernel import layout, list_names
-from shoal.model import ACTIVE_STATES
+from shoal.model import ACTIVE_STATES, FAILED_STATES, SUCCESSFUL_STATES
 from shoal.observe import observe
 from shoal.submit import observe_and_follow_up
 from shoal.units import shorten_list
 from shoal.views.faults import failure_summary
 from shoal.views.logs import LogFormat, LogSource, find_rank_logs, prefix_lines, prefix_of
 from shoal.views.polling import QueueCache
-from shoal.views.render import FAILED_STATES
 from shoal.views.tail import BLOCK, CarriageReturnFilter, seek_last_lines
 from shoal.views.terminal_text import ControlSequenceFilter
 
@@ -33,7 +32,7 @@ def follow_output(
 ) -> int:
     """Print the last lines and then whatever comes, over attempts, until none of the runs is live.
 
-    Ctrl-C ends the following, never a run. Returns 0 if all are done, 4 if one ended otherwise.
+    Ctrl-C ends the following, never a run. Returns 0 if all ended as they were meant to, else 4.
     """
     pipes = _LogFollower(sources, form)
     states = dict.fromkeys(pipes.runs, "unknown")
@@ -66,7 +65,7 @@ def follow_output(
     for run, state in states.items():
         lines = failure_summary(home, ended[run]) if state in FAILED_STATES else [f"{run} is {state}"]
         sys.stderr.write("".join(f"{line}\n" for line in lines))
-    return 0 if all(state == "done" for state in states.values()) else 4
+    return 0 if SUCCESSFUL_STATES.issuperset(states.values()) else 4
 
 
 class _LogFollower:

@@ -28,7 +28,7 @@ def remaining_s(view: RunView, left_s: float | None, usual_s: float | None, now:
 
 def latest_end(views: Sequence[RunView]) -> float | None:
     """When the time limits end the last of the running runs; None if others wait, or one has no limit."""
-    if any(view.state in ACTIVE_STATES and view.state != "running" for view in views):
+    if any(view.state in ACTIVE_STATES - {"running"} for view in views):
         return None
     ends = [
         view.started + view.time_limit_s if view.started is not None and view.time_limit_s else None
@@ -60,7 +60,7 @@ def expected_end(views: Sequence[RunView], left: Mapping[str, float | None], now
             places.append(left_s)
             if group_key(view.name) not in usual and view.started is not None:
                 durations.setdefault(group_key(view.name), []).append(now - view.started + left_s)
-    waiting = [view for view in views if view.state in ("pending", "queued", "unknown")]
+    waiting = [view for view in views if view.state in ACTIVE_STATES - {"running"}]
     if not places or any(view.state == "stuck" for view in views):
         return None
     typical = {key: median(found) for key, found in durations.items()}

@@ -7,7 +7,7 @@ import shlex
 from typing import NamedTuple
 
 from shoal.kernel import KIND_OF_STATE, KIND_TEXTS, checkpoints
-from shoal.model import RunSpec
+from shoal.model import FAILED_STATES, RunSpec
 from shoal.observe import RequestedResources, RunView
 from shoal.units import format_memory, format_memory_short, format_slurm_time
 from shoal.views import collectives, usage
@@ -89,7 +89,7 @@ def _failure_kind(view: RunView, fault: LogError) -> str | None:
     """Slurm's and the kernel's word comes before the log's: a run that was killed for memory may print anything."""
     if view.state in KIND_OF_STATE:
         return KIND_OF_STATE[view.state]
-    return fault.cause.kind if fault.cause is not None and view.state in ("failed", "lost") else None
+    return fault.cause.kind if fault.cause is not None and view.state in FAILED_STATES else None
 
 
 def _failure_headline(failure: FailedRun) -> str:

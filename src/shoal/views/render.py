@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from shoal.model import RUN_STATES
 from shoal.views.screen import Screen, detect_screen
 
 #: state -> (symbol, colour of the terminal's own sixteen). The word always comes first; neither of these is needed.
@@ -21,11 +22,9 @@ _STATE_STYLES = {
     "stuck": ("!", "35"),
     "cancelled": ("-", "0"),
     "stopped": ("-", "0"),
-    "preempted": ("-", "33"),
 }
-_FAILED_STYLE = ("x", "31")
+_FAILED = ("x", "31")
 _COLOUR_SEQUENCE = re.compile(r"\x1b\[[0-9;]*m")
-FAILED_STATES = frozenset({"failed", "oom", "timeout", "node_fail", "lost"})
 
 
 def print_json(document: dict[str, Any]) -> None:
@@ -67,11 +66,11 @@ def table_lines(
 
 def state_word(state: str) -> str:
     """The state with its symbol, readable without colour."""
-    return f"{state} {_STATE_STYLES.get(state, _FAILED_STYLE)[0]}".rstrip()
+    return f"{state} {_STATE_STYLES.get(state, _FAILED)[0]}".rstrip()
 
 
 def state_code(state: str) -> str:
-    return _STATE_STYLES.get(state, _FAILED_STYLE)[1]
+    return _STATE_STYLES.get(state, _FAILED)[1]
 
 
 def paint_state(text: str, state: str, screen: Screen | None = None) -> str:
@@ -160,6 +159,6 @@ def _paint_state_in(line: str, row: Sequence[str], screen: Screen) -> str:
     if screen.colour:
         for cell in row:
             word = cell.split(" ")[0]
-            if word in _STATE_STYLES or word in FAILED_STATES:
+            if word in RUN_STATES:
                 return line.replace(cell, screen.paint(cell, state_code(word)), 1)
     return line

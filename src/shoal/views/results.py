@@ -56,7 +56,7 @@ def gather_results(
     found = [run for run in map_in_threads(read, names) if run is not None] if names else []
     notes = unselected_sentence(home, names)
     if len(found) < len(names):
-        notes.append(f"{plural(len(names) - len(found), 'smoke or trial run')} left out")
+        notes.append(f"{plural(len(names) - len(found), 'smoke or replacement run')} left out")
     for experiment, base in sweeps:
         if base:
             naming = read_naming(home, experiment, base)[1]
@@ -66,7 +66,7 @@ def gather_results(
 
 def run_metrics(spec: RunSpec | None, view: RunView, numbers: Mapping[str, float]) -> RunMetrics | None:
     """A run for the table; None for one that nobody described, or that only tries something out."""
-    if spec is None or spec.smoke or spec.trial:
+    if spec is None or spec.smoke or spec.replacement:
         return None
     return RunMetrics(
         view.name,

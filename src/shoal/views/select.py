@@ -10,18 +10,11 @@ from fnmatch import fnmatchcase
 from shoal.describe import find_run
 from shoal.errors import InputError
 from shoal.kernel import layout
-from shoal.model import ACTIVE_STATES, ENDED_STATES, RUN_STATES
+from shoal.model import ACTIVE_STATES, RUN_STATES, STATE_GROUPS
 from shoal.observe import RunView, run_names
 from shoal.units import plural
 
 _NUMBERS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*", re.ASCII)
-#: Words that stand for several states.
-_STATE_GROUPS = {
-    "live": ACTIVE_STATES,
-    "active": ACTIVE_STATES,
-    "ended": ENDED_STATES,
-    "bad": frozenset({"failed", "oom", "timeout", "preempted", "node_fail", "lost"}),
-}
 
 
 def select_runs(home: str, words: Sequence[str]) -> list[str]:
@@ -102,10 +95,10 @@ def parse_states(text: str | None) -> frozenset[str] | None:
         return None
     found: set[str] = set()
     for state in (word.strip().lower() for word in text.split(",") if word.strip()):
-        if state not in RUN_STATES and state not in _STATE_GROUPS:
-            known = ", ".join((*RUN_STATES, *_STATE_GROUPS))
+        if state not in RUN_STATES and state not in STATE_GROUPS:
+            known = ", ".join((*RUN_STATES, *STATE_GROUPS))
             raise InputError(f"{state!r} is not a state", hint=f"one of {known}", place="--state")
-        found |= _STATE_GROUPS.get(state, {state})
+        found |= STATE_GROUPS.get(state, {state})
     return frozenset(found)
 
 

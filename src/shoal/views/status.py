@@ -12,7 +12,7 @@ import msgspec
 
 from shoal.describe import Said
 from shoal.kernel import describe_exit_code
-from shoal.model import ACTIVE_STATES
+from shoal.model import ACTIVE_STATES, FAILED_STATES
 from shoal.observe import AskQueue, RunView
 from shoal.submit import observe_and_follow_up
 from shoal.units import format_duration, parse_duration_s, plural
@@ -20,16 +20,7 @@ from shoal.views.columns import ColumnInput, StatusColumn, choose_columns, fit_c
 from shoal.views.details import MAX_LOGS, RunDetails, run_details, with_log_reason
 from shoal.views.family import RunGroup, count_states, group_by_reason, group_key, group_runs
 from shoal.views.forecast import expected_end, latest_end
-from shoal.views.render import (
-    FAILED_STATES,
-    paint_state,
-    print_json,
-    safe_line,
-    state_code,
-    state_word,
-    table_lines,
-    wrap_line,
-)
+from shoal.views.render import paint_state, print_json, safe_line, state_code, state_word, table_lines, wrap_line
 from shoal.views.screen import Screen, detect_screen
 from shoal.views.select import active_since, parse_states, select_runs, unselected_sentence
 

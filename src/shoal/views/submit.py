@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InterruptError
+from shoal.model import FAILED_STATES
 
 if TYPE_CHECKING:
     from shoal.describe import Cluster
@@ -142,7 +143,7 @@ class SubmitPrinter:
     def _failures(self) -> None:
         """Why runs on this machine failed; the output of a single one has just been shown."""
         ran = [name for name, result in self.results.items() if result["did"] == "ran"]
-        bad = [name for name in ran if self.results[name]["state"] not in ("done", "cancelled")]
+        bad = [name for name in ran if self.results[name]["state"] in FAILED_STATES]
         if bad:
             from shoal.describe import home_here
             from shoal.observe import observe

@@ -7,14 +7,16 @@ from typing import Any
 
 import msgspec
 
+from shoal.model import ACTIVE_STATES
 from shoal.observe import RunView
-from shoal.submit import Comparison, SubmitResult
+from shoal.submit import SubmitResult
+from shoal.switch import SwitchComparison
 from shoal.units import format_duration, plural
 from shoal.views.render import print_json, safe_line
 
 
-def record(found: Comparison, applied: list[SubmitResult]) -> dict[str, Any]:
-    view, seen = found.view, found.progress
+def record(comparison: SwitchComparison, applied: list[SubmitResult]) -> dict[str, Any]:
+    view, seen = comparison.view, comparison.progress
     return {
         "run": view.name,
         "job_id": view.job_id,
@@ -27,26 +29,26 @@ def record(found: Comparison, applied: list[SubmitResult]) -> dict[str, Any]:
             "text": seen.text,
         },
         "alternative": {
-            "run": found.trial,
-            "state": found.trial_state,
-            "request": msgspec.to_builtins(found.request),
+            "run": comparison.replacement,
+            "state": comparison.replacement_state,
+            "request": msgspec.to_builtins(comparison.request),
         },
-        **msgspec.to_builtins(found.advice),
+        **msgspec.to_builtins(comparison.advice),
         "applied": [result._asdict() for result in applied],
     }
 
 
-def show(found: Comparison, applied: list[SubmitResult], *, as_json: bool, quiet: bool, now: float) -> None:
+def show(comparison: SwitchComparison, applied: list[SubmitResult], *, as_json: bool, quiet: bool, now: float) -> None:
     if as_json:
-        print_json(record(found, applied))
+        print_json(record(comparison, applied))
     elif quiet:
-        print(found.advice.recommend)
+        print(comparison.advice.recommend)
     else:
-        _print(found, applied, now)
+        _print(comparison, applied, now)
 
 
-def _print(found: Comparison, applied: list[SubmitResult], now: float) -> None:
-    view, advice, seen = found.view, found.advice, found.progress
+def _print(comparison: SwitchComparison, applied: list[SubmitResult], now: float) -> None:
+    view, advice, seen = comparison.view, comparison.advice, comparison.progress
     since = f" for {format_duration(now - view.started)}" if view.started else ""
     on = f"on {plural(view.gpus, 'GPU')}" if view.gpus else "without GPUs"
     print(f"{view.name} runs {on} as job {view.job_id}{since}")
@@ -55,7 +57,7 @@ def _print(found: Comparison, applied: list[SubmitResult], now: float) -> None:
     wait = "starts at a time that Slurm does not tell" if advice.wait_s is None else _starts(advice.wait_s)
     again = f", does {format_duration(advice.lost_s)} of work again" if advice.lost_s >= 1 else ""
     done = f"done in {_span(advice.switch_s, now)}{_cost(view, advice.switch_gpu_hours)}"
-    print(f"  {_size(found):<9} {wait}{again}, {done}")
+    print(f"  {_size(comparison):<9} {wait}{again}, {done}")
     print(
         f"            {advice.speedup:.3g} times as fast: efficiency {advice.efficiency:.2g}, {advice.efficiency_from}"
     )
@@ -75,17 +77,19 @@ def _print(found: Comparison, applied: list[SubmitResult], now: float) -> None:
             print(f"next: shoal status {view.experiment}")
     if applied:
         return
-    if found.trial_state in ("queued", "unknown", "pending", "running", "stuck"):
-        print(f"{found.trial} is {found.trial_state} already; next: shoal status {view.experiment}")
+    if comparison.replacement_state in ACTIVE_STATES:
+        print(
+            f"{comparison.replacement} is {comparison.replacement_state} already; next: shoal status {view.experiment}"
+        )
     elif advice.recommend == "switch":
-        size = f" --gpus {found.request.gpus}" if found.request.gpus else ""
-        size += f" --nodes {found.request.nodes}" if (found.request.nodes or 1) > 1 else ""
+        size = f" --gpus {comparison.request.gpus}" if comparison.request.gpus else ""
+        size += f" --nodes {comparison.request.nodes}" if (comparison.request.nodes or 1) > 1 else ""
         print(f"next: shoal switch {view.name}{size} --apply")
 
 
-def _size(found: Comparison) -> str:
-    nodes = found.request.nodes or 1
-    return plural(nodes * found.request.gpus, "GPU") if found.request.gpus else plural(nodes, "node")
+def _size(comparison: SwitchComparison) -> str:
+    nodes = comparison.request.nodes or 1
+    return plural(nodes * comparison.request.gpus, "GPU") if comparison.request.gpus else plural(nodes, "node")
 
 
 def _cost(view: RunView, gpu_hours: float) -> str:

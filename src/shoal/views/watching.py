@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from shoal.describe import Said
-from shoal.model import ACTIVE_STATES, ENDED_STATES, SUCCESSFUL_STATES
+from shoal.model import ACTIVE_STATES, ENDED_STATES, FAILED_STATES, SUCCESSFUL_STATES
 from shoal.observe import RunView, observe
 from shoal.submit import SubmitResult, observe_and_follow_up
 from shoal.views import logs, status
@@ -23,7 +23,7 @@ from shoal.views.details import progress_of
 from shoal.views.faults import error_sentence, failure_summaries, find_error
 from shoal.views.following import follow_output
 from shoal.views.polling import QueueCache
-from shoal.views.render import FAILED_STATES, safe_line, visible_width
+from shoal.views.render import safe_line, visible_width
 from shoal.views.screen import Screen, can_redraw, detect_screen
 from shoal.views.status import StatusFilter, StatusReport
 

@@ -10,7 +10,7 @@ import msgspec
 
 from shoal.job import nodes, replacements_of
 from shoal.kernel import layout
-from shoal.model import ACTIVE_STATES, ENDED_STATES
+from shoal.model import ACTIVE_STATES, ENDED_STATES, QUEUED_STATES
 from shoal.observe import Observation, RequestedResources, RunReader, RunView, observe
 from shoal.units import format_duration, format_memory_short, format_slurm_time, plural
 from shoal.views import estimate, usage
@@ -51,7 +51,7 @@ def _explain_view(
     before = _unmet_dependencies(home, run, environ, clock) if view.started is None else []
     if before and (view.state in ACTIVE_STATES or any(one.state in ENDED_STATES for one in before)):
         return _explain_blocked(home, view, before)
-    if view.state in ("pending", "stuck"):
+    if view.state in QUEUED_STATES:
         return _explain_pending(home, view, found.slurm_problem, environ, now)
     reader = RunReader(home)
     spec = reader.spec(run)
@@ -60,7 +60,7 @@ def _explain_view(
     if view.state == "done":
         evidence = [elapsed_text(view)] if view.started else []
         return Explanation(run=run, state="done", headline=view.cause or "it ended well", evidence=evidence)
-    if view.state in ("new", "queued", "unknown"):
+    if view.state not in ENDED_STATES:
         return Explanation(
             run=run,
             state=view.state,
@@ -169,10 +169,10 @@ def _queue_evidence(job: str, waiting: estimate.PendingJob, moves: bool, environ
 def _explain_running(home: str, view: RunView, environ: Mapping[str, str], now: float) -> Explanation:
     details = run_details(home, view, now)
     evidence = [elapsed_text(view, now)]
-    trials = replacements_of(home, view.name)
-    for trial in observe(home, trials, environ=environ).views.values() if trials else ():
-        if trial.state in ACTIVE_STATES:
-            evidence.append(f"{trial.name} is {trial.state}, and takes it over when it is healthy (shoal switch)")
+    replacements = replacements_of(home, view.name)
+    for other in observe(home, replacements, environ=environ).views.values() if replacements else ():
+        if other.state in ACTIVE_STATES:
+            evidence.append(f"{other.name} is {other.state}, and takes it over when it is healthy (shoal switch)")
     evidence += [f"progress {details.progress.words}"] if details.progress else []
     if details.log_age_s is not None:
         evidence.append(f"it last printed something {format_duration(details.log_age_s)} ago")

@@ -7,6 +7,7 @@ from statistics import median
 from typing import NamedTuple
 
 from shoal.kernel import KIND_TEXTS
+from shoal.model import SUCCESSFUL_STATES
 from shoal.views.report.history import AttemptHistory, RunHistory
 
 
@@ -97,7 +98,7 @@ def group_failures(histories: Sequence[RunHistory], causes: dict[str, str]) -> l
     groups: dict[str, list[AttemptHistory]] = {}
     for history in histories:
         for one in history.tries:
-            if one.state in ("done", "running", "stopped"):
+            if one.state in SUCCESSFUL_STATES | {"running"}:
                 continue
             is_last = one is history.tries[-1]
             word = causes.get(one.run) if is_last else None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from shoal.kernel import layout, list_names
-from shoal.model import RunSpec
+from shoal.model import SUCCESSFUL_STATES, RunSpec
 from shoal.observe import (
     AssignedResources,
     ClaimRecord,
@@ -135,5 +135,5 @@ def _with_kept(tries: list[AttemptHistory]) -> list[AttemptHistory]:
     found: list[AttemptHistory] = []
     for one in reversed(tries):
         went_on = bool(found) and found[-1].resumed and found[-1].kept
-        found.append(one._replace(kept=one.state in ("done", "running", "stopped") or went_on))
+        found.append(one._replace(kept=one.state in SUCCESSFUL_STATES | {"running"} or went_on))
     return found[::-1]

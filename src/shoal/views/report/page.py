@@ -36,7 +36,7 @@ h3{margin:0 0 8px;font-size:13px;color:var(--soft);font-weight:600}
 .chip{display:inline-block;padding:1px 9px;border-radius:10px;white-space:nowrap;margin-bottom:3px;
 font-size:.87em;border:1px solid currentColor;color:var(--bad)}
 .chip.done{color:var(--done)}.chip.running{color:var(--running)}
-.chip.pending,.chip.queued,.chip.preempted{color:var(--wait)}
+.chip.pending,.chip.queued{color:var(--wait)}
 .chip.unknown,.chip.stuck{color:var(--odd)}.chip.cancelled,.chip.stopped,.chip.new{color:var(--off)}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(300px,100%),1fr));gap:16px}
 .card{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:16px}
@@ -57,7 +57,7 @@ svg{display:block}.gantt{width:100%}.gantt text{font:11px system-ui,sans-serif;f
 .lane{text-anchor:end}.track{fill:var(--card)}.bar{fill:var(--bad)}.histogram{width:110px;height:26px}
 .histogram rect{fill:var(--running)}
 .s-done{fill:var(--done)}.s-running{fill:var(--running)}.s-lost,.s-failed{fill:var(--bad)}.s-idle{fill:var(--line)}
-.s-cancelled,.s-stopped{fill:var(--off)}.s-preempted{fill:var(--wait)}
+.s-cancelled,.s-stopped{fill:var(--off)}
 @media print{body{font-size:11px}main{max-width:none;padding:0 2px}h2{margin-top:22px}
 section{break-inside:avoid-page;overflow:visible}
 section:last-of-type{break-inside:auto}*{-webkit-print-color-adjust:exact;print-color-adjust:exact}}

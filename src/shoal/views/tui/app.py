@@ -15,7 +15,7 @@ from textual.widgets import Footer, Input, RichLog, Static
 
 from shoal.errors import ShoalError
 from shoal.kernel import layout
-from shoal.model import ACTIVE_STATES
+from shoal.model import ACTIVE_STATES, RETRYABLE_STATES
 from shoal.observe import RunView
 from shoal.views import actions, logs, status
 from shoal.views.details import RunDetails
@@ -241,9 +241,7 @@ class WatchApp(App[int]):
         self._confirm("cancel", views)
 
     def action_retry(self) -> None:
-        views = [
-            view for view in self._chosen() if view.state not in ACTIVE_STATES and view.state not in ("done", "new")
-        ]
+        views = [view for view in self._chosen() if view.state in RETRYABLE_STATES]
         if not views:
             self.notify("nothing to retry here: nothing of it has ended badly", markup=False)
             return

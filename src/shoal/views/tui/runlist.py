@@ -14,6 +14,7 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
+from shoal.model import ACTIVE_STATES, ATTENTION_STATES, FAILED_STATES
 from shoal.observe import RunView
 from shoal.views.family import RunGroup, count_states, group_runs
 from shoal.views.render import fit_cell, fit_cell_end, safe_line, state_code, state_word
@@ -29,6 +30,17 @@ _SHORT_STATES = {
     "stopped": "stop",
     "preempted": "prem",
 }
+
+
+def _rank(state: str) -> tuple[bool, ...]:
+    """Which of its states a family shows: the one that needs a person most."""
+    return (
+        state not in FAILED_STATES,
+        state not in ATTENTION_STATES,
+        state != "running",
+        state not in ACTIVE_STATES,
+        state != "done",
+    )
 
 
 class RunLine(NamedTuple):
@@ -49,9 +61,7 @@ def list_lines(views: Sequence[RunView], unfolded: frozenset[str]) -> list[RunLi
         if isinstance(row, RunGroup):
             counts = count_states(row.views)
             words = " ".join(f"{count} {_SHORT_STATES.get(state, state)}" for state, count in counts.items())
-            worst = next(
-                (state for state in ("failed", "oom", "timeout", "running", "pending") if state in counts), "done"
-            )
+            worst = min(counts, key=_rank)
             is_open = row.key in unfolded
             lines.append(RunLine(row.key, f"{'-' if is_open else '+'} {row.key}", worst, words, row.views))
             if is_open:

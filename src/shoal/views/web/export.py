@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import InputError
-from shoal.model import ACTIVE_STATES
+from shoal.model import ACTIVE_STATES, FAILED_STATES
 from shoal.secrecy import redact, secret_values
-from shoal.views.render import FAILED_STATES
 from shoal.views.web.feed import DashboardData
 
 _STATIC_DIRECTORY = Path(__file__).with_name("static")

@@ -17,6 +17,7 @@ import msgspec
 
 from shoal.errors import InputError
 from shoal.kernel import layout, list_names, read_series, strip_escapes
+from shoal.model import ACTIVE_STATES, FAILED_STATES, RETRYABLE_STATES
 from shoal.observe import AskQueue, DamagedRecord, RunReader, find_output
 from shoal.views import logs, status, usage, why
 from shoal.views.events import run_events
@@ -33,6 +34,9 @@ _FIELDS = (
     "time_limit_s", "gpus", "partition", "progress", "progress_fraction", "gpu_percent", "gpu_idle_s", "memory_mb",
     "error_kind",
 )  # fmt: skip
+
+#: Sets of states that the page needs, so that it has none of its own.
+_STATES = {"active": sorted(ACTIVE_STATES), "failed": sorted(FAILED_STATES), "retryable": sorted(RETRYABLE_STATES)}
 
 
 class ApiNotFound(InputError):
@@ -173,7 +177,7 @@ class DashboardData:
             self._gone[one] = version
             changed = True
         self._version = version if changed else self._version
-        self._head = {**document, "schema": 1}
+        self._head = {**document, "schema": 1, "states": _STATES}
 
     def _script(self, name: str) -> str:
         try:

@@ -5,7 +5,7 @@ import {Detail, TABS} from "./detail.js";
 const POLL_MS = 3000;
 const $ = id => document.getElementById(id);
 const runs = new Map();
-let version = 0, head = {counts: {}, actions: []}, experiment = "", failures = 0, drawn = "";
+let version = 0, head = {counts: {}, actions: [], states: {failed: []}}, experiment = "", failures = 0, drawn = "";
 
 // A copy made by shoal ui --export holds the answers itself.
 const copy = $("kept") ? JSON.parse($("kept").textContent) : null;
@@ -35,7 +35,7 @@ async function poll() {
     version = found.version; head = found; failures = 0;
     facts();
     if (changed || drawn === "") refresh(); else table.draw();
-    if (detail.run && runs.has(detail.run.id)) detail.title(runs.get(detail.run.id), head.actions);
+    if (detail.run && runs.has(detail.run.id)) detail.title(runs.get(detail.run.id), head);
   } catch (error) {
     failures++;
     warn(`no answer from shoal ui: ${error.message}`);
@@ -98,7 +98,7 @@ function sidebar(all) {
     button.setAttribute("aria-current", name === experiment);
     const meter = element("span", "meter");
     tally(list).forEach(([state, count]) => { const part = element("i", state); part.style.width = `${100 * count / list.length}%`; meter.append(part); });
-    const bad = list.filter(run => ["failed", "oom", "timeout", "node_fail", "lost"].includes(run.state)).length;
+    const bad = list.filter(run => head.states.failed.includes(run.state)).length;
     const done = list.filter(run => run.state === "done").length;
     button.append(element("span", "name", name || "all experiments"), element("span", "sum", `${done}/${list.length} done${bad ? `, ${bad} failed` : ""}`), meter);
     button.addEventListener("click", () => { experiment = name; refresh(); });
@@ -106,7 +106,7 @@ function sidebar(all) {
   }));
 }
 
-function open(id) { const run = runs.get(id); if (run) detail.open(run, head.actions); }
+function open(id) { const run = runs.get(id); if (run) detail.open(run, head); }
 
 function report() {
   const name = experiment || (detail.run ? detail.run.experiment : "");

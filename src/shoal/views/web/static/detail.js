@@ -17,21 +17,20 @@ export class Detail {
     root.querySelector("#close").addEventListener("click", () => this.close());
   }
 
-  open(run, actions) {
+  open(run, head) {
     const same = this.run && this.run.id === run.id;
     this.run = run; this.root.hidden = false;
-    this.title(run, actions);
+    this.title(run, head);
     if (!same) { this.attempt = null; this.part = ""; this.show(this.tab); }
   }
 
-  title(run, actions) {
+  title(run, head) {
     this.run = run;
     this.root.querySelector("#run-name").textContent = run.name;
     const line = this.root.querySelector("#run-line");
     const time = run.started ? ` · ${span(elapsed(run))}` : "";
     line.replaceChildren(element("b", run.state, run.state), element("span", "", `${run.cause ? " · " + run.cause : ""}${run.progress ? " · " + run.progress : ""}${time}`));
-    const live = ["queued", "unknown", "pending", "running", "stuck"].includes(run.state);
-    const wanted = actions.filter(name => name === "cancel" ? live : !live && run.state !== "done" && run.state !== "new");
+    const wanted = head.actions.filter(name => head.states[name === "cancel" ? "active" : "retryable"].includes(run.state));
     this.root.querySelector("#acts").replaceChildren(...wanted.map(name => {
       const button = element("button", name === "cancel" ? "danger" : "", name);
       button.addEventListener("click", () => this.act(name, run));

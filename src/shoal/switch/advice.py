@@ -1,7 +1,7 @@
-"""Keep a running job, or switch to another request? From how far it has come and what the other would do. Pure.
+"""Keep the running job, or switch to its replacement? From how far the job is and what the replacement would do. Pure.
 
-The wait for the other job is counted once: meanwhile the first one goes on, and the other starts from the checkpoint
-that exists then.
+The wait for the replacement is counted once: meanwhile the running job goes on, and the replacement starts from the
+checkpoint that exists then.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Sequence
 import msgspec
 
 from shoal.kernel import value_of
-from shoal.observe import START_UP_SHARE, ProgressRate
+from shoal.observe import ProgressRate
 
 #: What GPUs that work together are taken to lose, where nobody has measured it.
 ASSUMED_EFFICIENCY = 0.8
 #: A switch has its own risks: it must save a tenth of the time that is left, and at least this much.
-_LEAST_SAVING_S = 300.0
+_MIN_SAVING_S = 300.0
 
 
-class Running(ProgressRate, frozen=True, kw_only=True):
-    """The job as it is; `checkpoint_age_s` is None when there is nothing to start from."""
+class RunningJob(ProgressRate, frozen=True, kw_only=True):
+    """The job as it is; `checkpoint_age_s` is None when there is no checkpoint to start from."""
 
     gpus: int
     nodes: int = 1
@@ -28,7 +28,7 @@ class Running(ProgressRate, frozen=True, kw_only=True):
     time_left_s: float | None = None
 
 
-class Alternative(msgspec.Struct, frozen=True, kw_only=True):
+class Replacement(msgspec.Struct, frozen=True, kw_only=True):
     """`wait_s` is None when Slurm gives no estimate; `efficiency` is 1 for twice as fast on twice as many GPUs."""
 
     gpus: int
@@ -39,8 +39,8 @@ class Alternative(msgspec.Struct, frozen=True, kw_only=True):
     time_limit_s: float | None = None
 
 
-class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds are counted from now. `lost_s` is work of the first job that the other does again."""
+class SwitchAdvice(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds are counted from now. `lost_s` is work of the running job that its replacement repeats."""
 
     recommend: str
     why: str
@@ -58,81 +58,83 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str] = []
 
 
-def advise(running: Running, other: Alternative) -> Advice:
+def advise(running: RunningJob, replacement: Replacement) -> SwitchAdvice:
     """Numbers for both ways, and a recommendation that they bear."""
-    rate, wait_s = running.rate, other.wait_s or 0.0
+    rate, wait_s = running.rate, replacement.wait_s or 0.0
     now, keep_s = running.now, running.left_s
     at_start = min(1.0, now + rate * wait_s)
-    begins = _begins(running, now, at_start)
-    ratio = size_ratio(running, other)
-    speedup = ratio * other.efficiency
-    work_s = (1.0 - begins) / (rate * speedup)
+    begins_at = _start_fraction(running, now, at_start)
+    ratio = size_ratio(running, replacement)
+    speedup = ratio * replacement.efficiency
+    work_s = (1.0 - begins_at) / (rate * speedup)
     switch_s = wait_s + work_s
-    lost_s = (at_start - begins) / rate
+    lost_s = (at_start - begins_at) / rate
     spare_s = keep_s - wait_s
-    worth = (1.0 - begins) / (rate * ratio * spare_s) if spare_s > 0 else None
-    recommend, why = _recommend(running, other, keep_s, switch_s, work_s)
-    return Advice(
+    worth = (1.0 - begins_at) / (rate * ratio * spare_s) if spare_s > 0 else None
+    recommend, why = _recommend(running, replacement, keep_s, switch_s, work_s)
+    return SwitchAdvice(
         recommend=recommend,
         why=why,
         keep_s=keep_s,
         switch_s=switch_s,
         saved_s=keep_s - switch_s,
-        wait_s=other.wait_s,
+        wait_s=replacement.wait_s,
         speedup=speedup,
-        efficiency=other.efficiency,
-        efficiency_from=other.efficiency_from,
+        efficiency=replacement.efficiency,
+        efficiency_from=replacement.efficiency_from,
         worth_above=worth,
         lost_s=lost_s,
         keep_gpu_hours=keep_s * running.gpus / 3600,
-        switch_gpu_hours=(min(wait_s, keep_s) * running.gpus + work_s * other.gpus) / 3600,
-        notes=_notes(running, other, keep_s, work_s),
+        switch_gpu_hours=(min(wait_s, keep_s) * running.gpus + work_s * replacement.gpus) / 3600,
+        notes=_notes(running, replacement, keep_s, work_s),
     )
 
 
-def size_ratio(running: Running, other: Alternative) -> float:
-    """How much larger the other job is: by GPUs, or by nodes where there are none."""
-    return other.gpus / running.gpus if running.gpus else other.nodes / max(1, running.nodes)
+def size_ratio(running: RunningJob, replacement: Replacement) -> float:
+    """How much larger the replacement is: by GPUs, or by nodes where there are none."""
+    return replacement.gpus / running.gpus if running.gpus else replacement.nodes / max(1, running.nodes)
 
 
-def _begins(running: Running, now: float, at_start: float) -> float:
-    """The part of the way at which the other begins: that of the newest checkpoint when it starts. Checkpoints are
-    taken to be as old then as the newest one is now."""
+def _start_fraction(running: RunningJob, now: float, at_start: float) -> float:
+    """The part of the way at which the replacement begins: that of the newest checkpoint when it starts. Checkpoints
+    are taken to be as old then as the newest one is now."""
     if running.checkpoint_age_s is None:
         return 0.0
     behind = running.rate * running.checkpoint_age_s
     return max(0.0, now - behind, at_start - behind)
 
 
-def _recommend(running: Running, other: Alternative, keep_s: float, switch_s: float, work_s: float) -> tuple[str, str]:
-    if other.wait_s is not None and keep_s <= other.wait_s:
+def _recommend(
+    running: RunningJob, replacement: Replacement, keep_s: float, switch_s: float, work_s: float
+) -> tuple[str, str]:
+    if replacement.wait_s is not None and keep_s <= replacement.wait_s:
         return "keep", "it is done before the other would start"
-    if other.time_limit_s is not None and work_s > other.time_limit_s:
+    if replacement.time_limit_s is not None and work_s > replacement.time_limit_s:
         return "keep", "the other would not be done within its time limit"
     if running.time_left_s is not None and keep_s > running.time_left_s:
         return "switch", "it is stopped at its time limit before it is done"
-    if keep_s - switch_s > max(_LEAST_SAVING_S, keep_s / 10):
+    if keep_s - switch_s > max(_MIN_SAVING_S, keep_s / 10):
         return "switch", "the other is done sooner"
     return "keep", "the other is not done sooner, or by too little to be worth it"
 
 
-def _notes(running: Running, other: Alternative, keep_s: float, work_s: float) -> list[str]:
+def _notes(running: RunningJob, replacement: Replacement, keep_s: float, work_s: float) -> list[str]:
     notes = []
     if running.checkpoint_age_s is None:
         notes.append("it has no checkpoint: the other begins at the beginning")
-    if other.wait_s is None:
+    if replacement.wait_s is None:
         notes.append("Slurm gives no estimate of the other's start; none is counted")
-    if other.efficiency_from == "assumed":
-        size = f"{other.gpus} GPUs" if other.gpus else f"{other.nodes} nodes"
+    if replacement.efficiency_from == "assumed":
+        size = f"{replacement.gpus} GPUs" if replacement.gpus else f"{replacement.nodes} nodes"
         notes.append(
-            f"the efficiency {other.efficiency:g} is assumed; a run of the same command on {size}, even a "
+            f"the efficiency {replacement.efficiency:g} is assumed; a run of the same command on {size}, even a "
             "part of one, would measure it, and --efficiency says it"
         )
     if running.time_left_s is not None and keep_s > running.time_left_s:
         notes.append("it does not fit into its time limit")
-    if other.time_limit_s is not None and work_s > other.time_limit_s:
+    if replacement.time_limit_s is not None and work_s > replacement.time_limit_s:
         notes.append("the other does not fit into its time limit; --time gives it more")
-    if running.fraction - running.since < START_UP_SHARE:
+    if running.is_start_up:
         notes.append("it has only begun: what was measured is mostly its start-up")
     return notes
 

@@ -1,9 +1,10 @@
-"""A trial: a second job that takes a run over once it is healthy. Until then the first job is the run.
+"""A replacement job: it takes a run over once it is healthy. Until then the original job is the run.
 
-A trial is a run of its own, with its own folder, named after the run and its GPUs (000_train_0_8gpus). When it has done
-the steps it was asked for, its agent claims the run's next generation for itself: one file, created exclusively, is the
-moment of the switch. Only then is the first job cancelled. Whoever dies before that file changes nothing; and a first
-job that finds the file, but no sign of life behind it, takes its run back in the same way.
+A replacement is a run of its own, with its own directory, named after the run and its GPUs (000_train_0_8gpus). When it
+has done the training steps it was asked for, its agent claims the run's next generation for itself: one file, created
+exclusively, is the moment of the switch. Only then is the original job cancelled. A replacement that dies before that
+file changes nothing; and an original job that finds the file, but no sign of life behind it, takes its run back in the
+same way.
 """
 
 import os
@@ -30,58 +31,58 @@ from . import stages
 if TYPE_CHECKING:
     from .attempt import Attempt
 
-_REPLACEMENT_SUFFIX = re.compile(r"_(?:(?:\d+x)?\d+gpus|\d+nodes)\Z")
-#: In a trial's end record: it goes on as the run.
-REPLACED_BY_SWITCH = "switched"
+_NAME = re.compile(r"_(?:(?:\d+x)?\d+gpus|\d+nodes)\Z")
+#: In a replacement's end record: its program goes on as the run.
+SWITCHED = "switched"
 
 
-def replaced_run(home: str, name: str, token: str) -> str:
-    """The run that a submission works on: for a trial that has taken over, the run that it was a trial of."""
-    goal = _spec(home, name).get("trial", {}).get("of")
-    if goal:
+def run_of(home: str, name: str, token: str) -> str:
+    """The run that a submission works on: for a replacement that has taken over, the run that it replaces."""
+    original = _spec(home, name).get("replacement", {}).get("of")
+    if original:
         try:
-            fence.find_claim(layout.run_dir(home, goal), token)
-            return str(goal)
+            fence.find_claim(layout.run_dir(home, original), token)
+            return str(original)
         except fence.FencedError:
             pass
     return name
 
 
 def replacements_of(home: str, name: str) -> List[str]:
-    """The trials that a run has, or had."""
+    """The replacements that a run has, or had."""
     experiment, _, stem = name.partition("/")
-    found = files.list_names(os.path.join(layout.runs_dir(home), experiment))
-    near = sorted(one for one in found if one.startswith(stem) and _REPLACEMENT_SUFFIX.match(one[len(stem) :]))
-    full = ["%s/%s" % (experiment, one) for one in near]
-    return [one for one in full if _spec(home, one).get("trial", {}).get("of") == name]
+    stems = files.list_names(os.path.join(layout.runs_dir(home), experiment))
+    similar = sorted(other for other in stems if other.startswith(stem) and _NAME.match(other[len(stem) :]))
+    names = ["%s/%s" % (experiment, other) for other in similar]
+    return [other for other in names if _spec(home, other).get("replacement", {}).get("of") == name]
 
 
 def why_obsolete(home: str, spec: Mapping[str, Any]) -> Optional[str]:
-    """Why a trial has nothing to take over (any more), or None."""
-    goal = spec["trial"]["of"]
-    run_dir = layout.run_dir(home, goal)
+    """Why a replacement has nothing to take over (any more), or None."""
+    original = spec["replacement"]["of"]
+    run_dir = layout.run_dir(home, original)
     names = layout.parse_names(files.list_names(run_dir))
-    if names.revision != spec["trial"]["revision"]:
-        return "%s was started over" % goal
+    if names.revision != spec["replacement"]["revision"]:
+        return "%s was started over" % original
     if lease.successful_attempt(run_dir, names, names.revision) is not None:
-        return "%s is done" % goal
+        return "%s is done" % original
     if names.has_submit(names.generation, "cancel"):
-        return "%s was cancelled" % goal
+        return "%s was cancelled" % original
     return None
 
 
-def cancel_replacement(claim: fence.Claim, why: str) -> None:
-    """Write down that a trial is not wanted any more; its state is then cancelled, with this reason."""
+def withdraw(claim: fence.Claim, why: str) -> None:
+    """Write down that a replacement is not wanted any more; its state is then cancelled, with this reason."""
     path = os.path.join(claim.run_dir, layout.submit_file(claim.generation, "cancel"))
     files.create_exclusive(path, files.to_json({"schema": 1, "t": time.time(), "reason": why}))
 
 
 def copy_checkpoint(home: str, spec: Mapping[str, Any], output_dir: str) -> None:
-    """Copy the run's newest checkpoint into the trial's own folder, because the first job may tidy up its own."""
+    """Copy the run's newest checkpoint into the replacement's directory: the original job may delete its own."""
     pattern = spec.get("checkpoint")
     if not pattern or checkpoints.newest_checkpoint(output_dir, pattern) is not None:
         return
-    for folder in stages.output_dirs(home, spec["trial"]["of"]):
+    for folder in stages.output_dirs(home, spec["replacement"]["of"]):
         for _ in range(3):
             newest = checkpoints.newest_checkpoint(folder, pattern)
             if newest is None:
@@ -91,12 +92,13 @@ def copy_checkpoint(home: str, spec: Mapping[str, Any], output_dir: str) -> None
                 return
 
 
-def replacement_watcher(
+def watcher(
     home: str, spec: Mapping[str, Any], claim: fence.Claim, logs: List[str], resume_from: Optional[str]
 ) -> Optional[Callable[["Attempt"], None]]:
-    """What looks at a trial now and then, and lets it take over when it is healthy; None for any other run."""
-    if not spec.get("trial") or claim.run_dir == layout.run_dir(home, spec["trial"]["of"]):
+    """What looks at a replacement now and then, and lets it take over when it is healthy; None for any other run."""
+    if not spec.get("replacement") or claim.run_dir == layout.run_dir(home, spec["replacement"]["of"]):
         return None
+    original = str(spec["replacement"]["of"])
     step = checkpoints.step_of(resume_from) if resume_from else 0
     first: List[float] = [] if step is None else [float(step)]
     output = progress.RunOutput(claim.output_dir, logs)
@@ -105,7 +107,7 @@ def replacement_watcher(
     def look(attempt: "Attempt") -> None:
         why = why_obsolete(home, spec)
         if why is not None:
-            cancel_replacement(attempt.claim, why)
+            withdraw(attempt.claim, why)
             attempt.stop("cancelled")
             return
         seen = progress.read_progress(output)
@@ -114,36 +116,36 @@ def replacement_watcher(
         if first and seen.step < first[0]:
             first.clear()  # The number in the checkpoint's name counts something else than the program does.
         first.append(seen.step)
-        enough = seen.step - first[0] >= float(spec["trial"]["after_step"])
-        if enough and take_over(home, attempt, spec["trial"]["of"]):
+        is_healthy = seen.step - first[0] >= float(spec["replacement"]["after_step"])
+        if is_healthy and take_over(home, attempt, original):
             attempt.look = None
 
     return look
 
 
-def take_over(home: str, attempt: "Attempt", goal: str) -> bool:
-    """Make this attempt the run's newest and end the job that was the run; False if the run is not to be had.
+def take_over(home: str, attempt: "Attempt", original: str) -> bool:
+    """Make this attempt the newest of the original run and end the job that was the run; False if it cannot be claimed.
 
-    The claim decides. The first job is then told to end; when its attempt is over, ours begins under the run's name.
-    Our program runs all the while, in a folder of its own.
+    The claim decides. The original job is then told to end; when its attempt is over, ours begins under the run's name.
+    Our program runs all the while, in a directory of its own.
     """
-    old = _previous_claim_record(home, goal, attempt.claim.token)
-    claim = _claim_for(home, attempt, goal)
+    old = _record_before(home, original, attempt.claim.token)
+    claim = _claim_for(home, attempt, original)
     if old is None or claim is None:
         return False
-    files.check_free_space(claim.run_dir, lease.ATTEMPT_BYTES)  # a first job that was ended in vain would be a loss
+    files.check_free_space(claim.run_dir, lease.ATTEMPT_BYTES)  # an original job that was ended in vain would be a loss
     job, _ = stages.claim_job(home, old)
-    _end_job(job, old["token"])
+    _cancel_job(job, old["token"])
     try:
         fence.wait_for_older_attempts(
             claim, Allocation(**process.own_identity()), attempt.times, lambda text: None, time.sleep
         )
     except (fence.FencedError, fence.OlderJobBusy):
         return False
-    return _continue_as(attempt, claim, "it goes on as %s" % goal, success=True)
+    return _continue_as(attempt, claim, "it goes on as %s" % original, success=True)
 
 
-def end_as_run(end: End, attempt: "Attempt") -> End:
+def end_of_run(end: End, attempt: "Attempt") -> End:
     """The end of an attempt that took over: it is the run's, and counts from the switch."""
     began, claim = max(attempt.held.start.t, end.began), attempt.claim
     end = end._replace(attempt=attempt.number, generation=claim.generation, revision=claim.revision)
@@ -151,24 +153,24 @@ def end_as_run(end: End, attempt: "Attempt") -> End:
 
 
 def why_superseded(attempt: "Attempt") -> Optional[str]:
-    """Why an attempt that a newer generation stands before must stop; None while nobody may live behind that one."""
+    """Why an attempt of which a newer generation exists must stop; None while that one may have no living job."""
     home, name = layout.state_dir_of(attempt.claim.run_dir), layout.run_name_of(attempt.claim.run_dir)
-    record = _newest_claim_record(home, name)
+    record = _newest_record(home, name)
     if record is None or not record.get("switched"):
         return "superseded"
     if record["token"] != attempt.claim.token:
-        alive = _is_replacement_alive(home, record, attempt)
+        alive = _is_alive(home, record, attempt)
         if alive is not False:
             return "superseded" if alive else None
     claim = _claim_for(home, attempt, name)
     if claim is None:
         return "superseded"
-    _continue_as(attempt, claim, "the run was taken back from a trial that died", success=False)
+    _continue_as(attempt, claim, "the run was taken back from a replacement job that died", success=False)
     return None
 
 
-def _is_replacement_alive(home: str, record: Mapping[str, Any], attempt: "Attempt") -> Optional[bool]:
-    """Whether the trial behind a claim renews its lease; None until that can be told."""
+def _is_alive(home: str, record: Mapping[str, Any], attempt: "Attempt") -> Optional[bool]:
+    """Whether the replacement behind a claim renews its lease; None until that can be told."""
     submission = files.read_json(os.path.join(layout.submission_dir(home, record["token"]), "submission.json")) or {}
     if not submission.get("runs"):
         return False
@@ -211,7 +213,7 @@ def _continue_as(attempt: "Attempt", claim: fence.Claim, why: str, success: bool
         try:
             if attempt.node_guards is not None:
                 attempt.node_guards.move(new)
-            _end_replacement(attempt, why, success)
+            _end_lease(attempt, why, success)
         except OSError:
             lease.close_lease(new.run_dir, new.number, new.renewals)  # The program goes on as what it was.
             node_lease.close_node_leases(new.run_dir, new.number, layout.parse_names(files.list_names(new.run_dir)))
@@ -224,14 +226,14 @@ def _continue_as(attempt: "Attempt", claim: fence.Claim, why: str, success: bool
         return True
 
 
-def _end_replacement(attempt: "Attempt", why: str, success: bool) -> None:
+def _end_lease(attempt: "Attempt", why: str, success: bool) -> None:
     start, now = attempt.held.start, time.time()
     end = lease.infer_lost_end(start, 0, None)._replace(
         exit_code=0,
         signal=None,
         success=success,
-        stopped_by=REPLACED_BY_SWITCH,
-        cause=None if success else REPLACED_BY_SWITCH,
+        stopped_by=SWITCHED,
+        cause=None if success else SWITCHED,
         problem=why,
         ended=now,
         duration_s=now - start.t,
@@ -239,44 +241,44 @@ def _end_replacement(attempt: "Attempt", why: str, success: bool) -> None:
     attempt.held.end(end)
 
 
-def cancel_pending_replacements(home: str, name: str) -> None:
-    """The run is done: trials that still wait in Slurm's queue have nothing to do; a running one sees it by itself."""
-    for one in replacements_of(home, name):
-        claim = _newest_claim(home, one)
-        if claim is None or claim.token == (_newest_claim_record(home, name) or {}).get("token"):
+def withdraw_pending(home: str, name: str) -> None:
+    """The run is done: a replacement that is still pending has nothing to do; a running one sees it by itself."""
+    for replacement in replacements_of(home, name):
+        claim = _newest(home, replacement)
+        if claim is None or claim.token == (_newest_record(home, name) or {}).get("token"):
             continue
         outcome = submission.outcome_of(home, claim.token)
         job = (outcome.job_id if outcome is not None else None) or ""
         if _has_token(job, claim.token, ("PENDING",)):
-            cancel_replacement(claim, "%s is done" % name)
+            withdraw(claim, "%s is done" % name)
             slurm.scancel([job], os.environ, state="PENDING")
 
 
-def _claim_for(home: str, attempt: "Attempt", goal: str) -> Optional[fence.Claim]:
-    """The newest claim of `goal`, made for this attempt now or before; None if somebody else was faster. Exclusive
+def _claim_for(home: str, attempt: "Attempt", name: str) -> Optional[fence.Claim]:
+    """The newest claim of a run, made for this attempt now or before; None if another process was faster. Exclusive
     creation decides, and after an error it can be repeated."""
-    run_dir, mine = layout.run_dir(home, goal), attempt.claim
-    claim = _newest_claim(home, goal)
+    run_dir, mine = layout.run_dir(home, name), attempt.claim
+    claim = _newest(home, name)
     if claim is None or claim.token == mine.token:
         return claim
     own = files.read_json(os.path.join(mine.run_dir, layout.submit_file(mine.generation, "claim"))) or {}
     kept: Dict[str, Any] = {key: own[key] for key in ("token", "index", "output_dir", "log_dir") if key in own}
-    wish = dict(kept, schema=1, revision=claim.revision, t=time.time(), switched=True, changes=claim.changes)
+    record = dict(kept, schema=1, revision=claim.revision, t=time.time(), switched=True, changes=claim.changes)
     path = os.path.join(run_dir, layout.submit_file(claim.generation + 1, "claim"))
-    if not files.create_exclusive(path, files.to_json(wish)):
+    if not files.create_exclusive(path, files.to_json(record)):
         return None
     return fence.read_claim(run_dir, claim.generation + 1)
 
 
-def _link_log(folder: str, old: int, new: int) -> None:
+def _link_log(log_dir: str, old: int, new: int) -> None:
     """The program goes on writing to its log; under its new number the same file is found as well."""
     try:
-        os.symlink(layout.log_file("", old), layout.log_file(folder, new))
+        os.symlink(layout.log_file("", old), layout.log_file(log_dir, new))
     except OSError:
         pass
 
 
-def _end_job(job: Optional[str], token: str) -> None:
+def _cancel_job(job: Optional[str], token: str) -> None:
     """Cancel the job that was the run, by id and only if it carries its token; runs that wait for it wait for us."""
     mine = os.environ.get("SLURM_JOB_ID")
     if job and mine:
@@ -292,12 +294,12 @@ def _has_token(job: str, token: str, words: Optional[Any] = None) -> bool:
     return bool(live) and live[0].name.endswith("." + token) and (words is None or live[0].word in words)
 
 
-def _newest_claim(home: str, name: str) -> Optional[fence.Claim]:
+def _newest(home: str, name: str) -> Optional[fence.Claim]:
     run_dir = layout.run_dir(home, name)
     return fence.read_claim(run_dir, layout.parse_names(files.list_names(run_dir)).generation)
 
 
-def _previous_claim_record(home: str, name: str, token: str) -> Optional[Dict[str, Any]]:
+def _record_before(home: str, name: str, token: str) -> Optional[Dict[str, Any]]:
     """The newest claim of somebody else: if a full disk broke a switch off half-way, the newest may be our own."""
     run_dir = layout.run_dir(home, name)
     for generation in reversed(layout.parse_names(files.list_names(run_dir)).submits.get("claim", [])):
@@ -307,7 +309,7 @@ def _previous_claim_record(home: str, name: str, token: str) -> Optional[Dict[st
     return None
 
 
-def _newest_claim_record(home: str, name: str) -> Optional[Dict[str, Any]]:
+def _newest_record(home: str, name: str) -> Optional[Dict[str, Any]]:
     run_dir = layout.run_dir(home, name)
     generation = layout.parse_names(files.list_names(run_dir)).generation
     return files.read_json(os.path.join(run_dir, layout.submit_file(generation, "claim")))

@@ -1,4 +1,4 @@
-"""How fast a run goes, from how far it came in which time; and from runs like it, how well more GPUs do."""
+"""What the running job has: how far it is, how fast it goes; and from runs like it, how well more GPUs do."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from shoal.doctor import ASSUMED_EFFICIENCY, Alternative, Running, size_ratio
 from shoal.errors import InputError
 from shoal.kernel import Progress, checkpoints
 from shoal.kernel import progress as kernel_progress
 from shoal.model import RunSpec, have_same_start
 from shoal.observe import (
-    START_UP_SHARE,
+    ProgressRate,
     RequestedResources,
     RunFiles,
     RunReader,
     RunView,
+    known_pace,
     observe,
     progress_rate,
     run_names,
     run_output,
-    start_fraction,
 )
+from shoal.switch.advice import ASSUMED_EFFICIENCY, Replacement, RunningJob, size_ratio
 from shoal.units import format_duration, plural
 
 #: Runs of an experiment that are looked at for one that did the same on other GPUs.
-_MOST_EARLIER = 200
+_MAX_EARLIER = 200
 #: Where progress comes from when a person told it.
 TOLD = "as you say"
 
 
 def progress_of(view: RunView, spec: RunSpec, told: str | None = None) -> Progress:
     """How far it has come, as seen or as told. InputError if neither says."""
-    seen = _seen(view, spec)
+    seen = kernel_progress.read_progress(run_output(view, spec))
     if told is not None:
-        found = kernel_progress.parse_progress(told, plain=True)
-        if found is None or not found.fraction:
+        count = kernel_progress.parse_progress(told, plain=True)
+        if count is None or not count.fraction:
             raise InputError(f"{told!r} is no progress", hint="--progress 300/1000, or --progress 30%")
         moment = seen.t if seen is not None else os.stat(view.output_dir or ".").st_mtime
-        return Progress(found.step, found.total, found.fraction, TOLD, told, moment)
+        return Progress(count.step, count.total, count.fraction, TOLD, told, moment)
     if seen is None or not seen.fraction:
         what = f"only {seen.text!r} in its {seen.source}" if seen is not None else "nothing in its log or folder"
         raise InputError(
@@ -50,18 +50,15 @@ def progress_of(view: RunView, spec: RunSpec, told: str | None = None) -> Progre
     return seen
 
 
-def _seen(view: RunView, spec: RunSpec) -> Progress | None:
-    return kernel_progress.read_progress(run_output(view, spec))
-
-
-def measured(view: RunView, spec: RunSpec, seen: Progress, now: float) -> Running:
+def measure(view: RunView, spec: RunSpec, nodes: int, seen: Progress, now: float) -> RunningJob:
     """The job as it is, and how fast it has been since this attempt began."""
     started = view.started or now
     newest = checkpoints.newest_checkpoint(view.output_dir or "", spec.checkpoint) if spec.checkpoint else None
     pace = progress_rate(view, seen._replace(t=now) if seen.source == TOLD else seen, now)
-    return Running(
+    return RunningJob(
         **msgspec.structs.asdict(pace),
         gpus=view.gpus or 0,
+        nodes=nodes,
         checkpoint_age_s=None if newest is None else max(0.0, now - os.stat(newest).st_mtime),
         time_left_s=None if view.time_limit_s is None else max(0.0, started + view.time_limit_s - now),
     )
@@ -69,65 +66,61 @@ def measured(view: RunView, spec: RunSpec, seen: Progress, now: float) -> Runnin
 
 def efficiency(
     home: str,
-    name: str,
     spec: RunSpec,
-    running: Running,
+    running: RunningJob,
     size: tuple[int, int],
     given: float | None,
     environ: Mapping[str, str],
+    now: float,
 ) -> tuple[float, str]:
     """How well so many nodes with so many GPUs do, and from where that is known: given; measured, from runs that do the
     same on so many; or assumed."""
     if given is not None:
         return given, "given"
-    has_a_pace = running.fraction - running.since >= START_UP_SHARE
-    found = sorted(_like_it(home, name, spec, size, environ), key=lambda one: one[1].rate) if has_a_pace else []
-    if not found:
+    paces = [] if running.is_start_up else list(_similar_runs(home, spec, size, environ, now))
+    if not paces:
         return ASSUMED_EFFICIENCY, "assumed"
-    like, pace = found[len(found) // 2]
-    more = f", and {len(found) - 1} more like it" if len(found) > 1 else ""
+    paces.sort(key=lambda item: item[1].rate)
+    name, pace = paces[len(paces) // 2]
+    more = f", and {len(paces) - 1} more like it" if len(paces) > 1 else ""
     part = f"{pace.fraction - pace.since:.0%} in {format_duration(pace.measured_s)}"
     nodes, gpus = size
-    words = plural(nodes * gpus, "GPU") if gpus else plural(nodes, "node")
-    ratio = size_ratio(running, Alternative(gpus=nodes * gpus, nodes=nodes))
-    return pace.rate / running.rate / ratio, f"measured: {like} did {part} on {words}{more}"
+    amount = plural(nodes * gpus, "GPU") if gpus else plural(nodes, "node")
+    ratio = size_ratio(running, Replacement(gpus=nodes * gpus, nodes=nodes))
+    return pace.rate / running.rate / ratio, f"measured: {name} did {part} on {amount}{more}"
 
 
-def _like_it(
-    home: str, name: str, spec: RunSpec, size: tuple[int, int], environ: Mapping[str, str]
-) -> Iterator[tuple[str, Running]]:
+def _similar_runs(
+    home: str, spec: RunSpec, size: tuple[int, int], environ: Mapping[str, str], now: float
+) -> Iterator[tuple[str, ProgressRate]]:
     """Runs of the experiment that do the same on so many GPUs of the same type, under way or ended, with their pace."""
     reader = RunReader(home)
-    kind = _asked(reader, reader.run(name)).gpu_type
-    others = [one for one in run_names(home) if one.partition("/")[0] == spec.experiment and one != name]
-    specs = {one: reader.spec(one) for one in others[-_MOST_EARLIER:]}
-    same = {one: other for one, other in specs.items() if other is not None and _does_the_same(other, spec)}
+    gpu_type = _asked(reader, reader.run(spec.name)).gpu_type
+    names = [name for name in run_names(home) if name.partition("/")[0] == spec.experiment and name != spec.name]
+    specs = {name: reader.spec(name) for name in names[-_MAX_EARLIER:]}
+    same = {name: other for name, other in specs.items() if other is not None and _does_the_same(other, spec)}
     views = observe(home, list(same), environ=environ).views if same else {}
-    for one, other in same.items():
-        files = reader.run(one)
+    for name, other in same.items():
+        files = reader.run(name)
         asked = _asked(reader, files)
         is_as_large = asked.nodes * asked.gpus == size[0] * size[1] and (size[1] or asked.nodes == size[0])
-        if is_as_large and asked.gpu_type == kind:
-            pace = _pace(files, views[one], other)
-            if pace is not None and pace.fraction - pace.since >= START_UP_SHARE:
-                yield one, pace
+        if is_as_large and asked.gpu_type == gpu_type:
+            pace = _pace(files, views[name], other, now)
+            if pace is not None:
+                yield name, pace
 
 
 def _does_the_same(one: RunSpec, other: RunSpec) -> bool:
     return one.work() == other.work() and have_same_start([one.starts(), other.starts()])
 
 
-def _pace(files: RunFiles, view: RunView, spec: RunSpec) -> Running | None:
-    """How fast a run is, or was; None if that cannot be told."""
+def _pace(files: RunFiles, view: RunView, spec: RunSpec, now: float) -> ProgressRate | None:
+    """How fast a run is, or was: a done one by its duration, if one attempt did all of it. None if not known."""
     end = files.end
-    if end is not None and end.success:
-        whole = end.attempt == 1 and end.stopped_by is None
-        return Running(gpus=1, fraction=1.0, measured_s=max(1.0, end.duration_s)) if whole else None
-    seen, started = _seen(view, spec), files.start and (files.start.program_t or files.start.t)
-    begun_at = start_fraction(view, seen)
-    if started is None or begun_at is None or seen is None or not seen.fraction:
-        return None
-    return Running(gpus=1, fraction=seen.fraction, since=begun_at, measured_s=max(1.0, seen.t - started))
+    if end is None or not end.success:
+        return known_pace(view, kernel_progress.read_progress(run_output(view, spec)), now)
+    is_whole = end.attempt == 1 and end.stopped_by is None
+    return ProgressRate(fraction=1.0, measured_s=max(1.0, end.duration_s)) if is_whole else None
 
 
 def _asked(reader: RunReader, files: RunFiles) -> RequestedResources:
