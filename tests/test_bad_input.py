@@ -37,7 +37,7 @@ def _assert_nothing_happened(project: Project) -> None:
         ("[steps.train\ncommand = 1", ["shoal.toml:1"]),
         ("[steps.train]\ncommand = 'true'\ncheckpoin = 'x'", ["shoal.toml:3", "checkpoin"]),
         ("[step.train]\ncommand = 'true'", ["shoal.toml:1", "step"]),
-        ("[steps.train]\n", ["shoal.toml:1", "no command"]),
+        ("[steps.train]\n", ["shoal.toml:1", "missing key 'steps.train.command'"]),
         ("[steps.train]\ncommand = 'a \"b'", ["shoal.toml:2", "split into words"]),
         ("[steps.train]\ncommand = 'true'\nrequest = { time = '25' }", ["shoal.toml:3", "not a duration"]),
         ("[steps.train]\ncommand = 'true'\nrequest = { time = '25:61:00' }", ["shoal.toml:3"]),

@@ -13,8 +13,7 @@ from shoal.batch.flags import parse_flags
 from shoal.cli import main
 from shoal.clusters import ClusterFacts, NodeKind, Partition, cluster_name
 from shoal.clusters.parse import parse_gres, parse_partitions, parse_sinfo, parse_user
-from shoal.describe.cluster import CLUSTER_KEYS, Cluster
-from shoal.describe.networks import NETWORKS
+from shoal.describe.cluster import CLUSTER_KEYS, NETWORKS, Cluster
 from shoal.describe.project import Project, find_project
 from shoal.doctor.before import refuse_impossible
 from shoal.errors import InputError, RefusedError

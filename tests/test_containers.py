@@ -150,7 +150,7 @@ def test_what_is_not_a_bind_is_refused(text: str) -> None:
         ('container = { image = "x", bind = ["/data"] }', "binds"),
         ('container = { image = "x", binds = ["/a:/b:/c"] }', "is not a bind"),
         ('container = { image = "x", options = ["--cleanenv"] }', "hides from the program what shoal tells it"),
-        ('container = "apptainer:"', "is not an image"),
+        ('container = "apptainer:"', "container = 'apptainer:': expected an image"),
         ('container = "images/torch.sif"', "nothing says how the image images/torch.sif is run"),
         ('container = "pyxis:images/torch.sqsh"', "pyxis is a plugin of srun, and this machine is not Slurm"),
         ('container = "apptainer:images/torch.sif"', "there is no image"),
@@ -167,7 +167,7 @@ def test_a_wrong_container_is_told_before_anything_is_submitted(tmp_path: Path, 
 def test_an_unknown_runtime_is_answered_with_the_known_ones(tmp_path: Path) -> None:
     project = Project(tmp_path, toml="\n[clusters.big.container]\nruntime = 'docker'\n")
     said = project.shoal("clusters", "show", "big", code=2).err
-    assert "allowed are apptainer, charliecloud, none, podman, pyxis, singularity" in said
+    assert "expected one of apptainer, charliecloud, none, podman, pyxis, singularity" in said
 
 
 def test_the_plan_and_its_script_show_the_container(tmp_path: Path) -> None:

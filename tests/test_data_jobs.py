@@ -19,7 +19,7 @@ from data_sets import SHOAL, contents, make_data, make_folder, with_data
 from project import Project
 from shoal.data.advising import BatchTimes, advise_loader, batch_times, measure_delivery, predict
 from shoal.data.benching import BenchResult, BenchRow, drop_cache
-from shoal.describe.data_sets import resolve_data
+from shoal.describe.steps import resolve_data
 from shoal.job import cache
 from shoal.job.data import DataWait
 from shoal.sandbox import Sandbox
@@ -84,11 +84,11 @@ def test_a_run_whose_data_is_not_there_fails_before_it_starts(tmp_path: Path) ->
     ("line", "said"),
     [
         ('data = { "a b" = "x" }', "'a b' cannot be the name of a data set"),
-        ('data = { a = "" }', "is empty"),
-        ("data = { a = 3 }", "must be a string"),
-        ('data = { a = { path = "x", wait = "long" } }', "allowed are"),
+        ('data = { a = "" }', "data.a = '': expected a string that is not empty"),
+        ("data = { a = 3 }", "invalid steps.train.data.a = 3: expected a string"),
+        ('data = { a = { path = "x", wait = "long" } }', "data.a.wait = 'long': expected one of all, first"),
         ('data = { a = { paht = "x" } }', "paht"),
-        ('data = "x"', "must be a table"),
+        ('data = "x"', "invalid steps.train.data = 'x': expected a table"),
     ],
 )
 def test_a_mistake_in_the_data_of_a_step_is_told_with_its_line(tmp_path: Path, line: str, said: str) -> None:

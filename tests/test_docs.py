@@ -151,8 +151,7 @@ def take_down(home: Path) -> None:
 
 
 def test_the_page_of_defaults_tells_the_numbers_of_the_code() -> None:
-    from shoal.describe.smoke import Smoke
-    from shoal.describe.survival import _FOLLOW_UPS
+    from shoal.describe.steps import FOLLOW_UPS, Smoke
     from shoal.plan.generate import DEFAULT_REQUEST
     from shoal.plan.pack_options import PackOptions
     from shoal.views.polling import INTERVAL_S
@@ -168,7 +167,7 @@ def test_the_page_of_defaults_tells_the_numbers_of_the_code() -> None:
         f"{flags['clean --keep']} checkpoints of each run",
         f"in the last {str(flags['clean --older-than']).removesuffix('d')} days",
         f"{DEFAULT_REQUEST.nodes} node, {DEFAULT_REQUEST.gpus} GPUs per node",
-        f"`follow_ups` ({_FOLLOW_UPS} once",
+        f"`follow_ups` ({FOLLOW_UPS} once",
         f"once in {INTERVAL_S:g} s",
     ):
         assert text in page, text

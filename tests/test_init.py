@@ -104,7 +104,7 @@ def test_partitions_are_sorted_by_gpu_type_and_spelled_types_are_aliased(tmp_pat
     project = load(tmp_path, toml_text(draft))
     big = project.clusters["big"]
     assert (big.account, big.gpu_types, big.gpus_per_node, big.cpus_per_node) == ("lab", {"a100": "A100"}, 4, 8)
-    assert (big.memory_per_node, big.max_time, big.match_cluster) == ("4G", "01:00:00", "big")
+    assert (big.memory_per_node, big.max_time, big.match.cluster) == ("4G", "01:00:00", "big")
 
 
 def test_numbers_that_differ_between_partitions_are_left_to_the_user() -> None:
@@ -122,7 +122,7 @@ def test_numbers_that_differ_between_partitions_are_left_to_the_user() -> None:
 def test_odd_names_from_slurm_still_give_a_file_that_loads(tmp_path: Path) -> None:
     draft = Draft(name='a "b" .c', match={"cluster": 'x"y\\'}, partition={"a.b": "p q", "default": "é"}, account="#")
     cluster = load(tmp_path, toml_text(draft)).clusters['a "b" .c']
-    assert (cluster.match_cluster, cluster.partition) == ('x"y\\', {"a.b": "p q", "default": "é"})
+    assert (cluster.match.cluster, cluster.partition) == ('x"y\\', {"a.b": "p q", "default": "é"})
 
 
 @pytest.mark.slurm

@@ -187,11 +187,11 @@ def test_a_run_that_was_started_over_is_not_compared_with_its_old_self(tmp_path:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("metric=loss", "first compared"),
-        ("first=5", "the metric that decides"),
+        ("metric=loss", "missing key 'first'"),
+        ("first=5", "missing key 'metric'"),
         ("metric=loss,first=0", "above 0"),
         ("metric=loss,first=5,eta=1", "at least 2"),
-        ("metric=loss,first=5,mode=low", "allowed are max, min"),
+        ("metric=loss,first=5,mode=low", "invalid mode = 'low': expected one of min, max"),
         ("metric=loss,first=5,rungs=3", "unknown key"),
         ("loss", "says nothing about a search"),
     ],
@@ -204,7 +204,7 @@ def test_a_mistaken_search_is_one_sentence(words: str, said: str) -> None:
 
 def test_what_is_wrong_with_a_search_is_told_before_anything_starts(project: Project) -> None:
     done = project.shoal("pack", "--search", "metric=loss", "--slots", 2, "--", "true", code=2)
-    assert_clear_error(done, 2, "first compared")
+    assert_clear_error(done, 2, "missing key 'first'")
     assert not project.home.exists()
 
 

@@ -188,14 +188,20 @@ def test_a_shell_may_read_variables_and_braces_of_its_own(project: Project) -> N
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('command = "python train.py --a 1 > log.txt"', "command has '>', which no shell reads"),
-        ('command = "python train.py >log.txt"', "command has '>log.txt'"),
-        ('command = "python train.py 2>&1"', "command has '2>&1'"),
-        ('command = "python train.py | tee log"', "command has '|'"),
-        ('command = "cd x && python train.py"', "command has '&&'"),
-        ('command = "cd x; python train.py"', "command has 'x;'"),
-        ('command = "python t.py"\ncheckpoint = "{output_dir}/model_*.pth"', "checkpoint has 'output_dir'"),
-        ('command = "python t.py"\ncheckpoint = "$SHOAL_OUTPUT_DIR/*.pth"', "checkpoint has '$SHOAL_OUTPUT_DIR'"),
+        ('command = "python train.py --a 1 > log.txt"', "steps.x.command: no shell reads '>'"),
+        ('command = "python train.py >log.txt"', "steps.x.command: no shell reads '>log.txt'"),
+        ('command = "python train.py 2>&1"', "steps.x.command: no shell reads '2>&1'"),
+        ('command = "python train.py | tee log"', "steps.x.command: no shell reads '|'"),
+        ('command = "cd x && python train.py"', "steps.x.command: no shell reads '&&'"),
+        ('command = "cd x; python train.py"', "steps.x.command: no shell reads 'x;'"),
+        (
+            'command = "python t.py"\ncheckpoint = "{output_dir}/model_*.pth"',
+            "steps.x.checkpoint: 'output_dir' is not filled in",
+        ),
+        (
+            'command = "python t.py"\ncheckpoint = "$SHOAL_OUTPUT_DIR/*.pth"',
+            "checkpoint: '$SHOAL_OUTPUT_DIR' is not filled in",
+        ),
     ],
 )
 def test_what_only_a_shell_understands_is_refused_in_a_command(tmp_path: Path, line: str, message: str) -> None:

@@ -219,7 +219,7 @@ def test_ten_million_combinations_are_refused_without_being_built() -> None:
         ('[sweep]\n"a b" = [2]', "cannot be a parameter"),
         ("[params]\nx = nan", "cannot be a parameter"),
         ("swep = 1", "did you mean 'sweep'"),
-        ("[[requests]]\nnodes = 2", "when it holds"),
+        ("[[requests]]\nnodes = 2", "missing key 'requests.0.when'"),
         ("exclude = [3]", "list of conditions"),
     ],
 )

@@ -13,7 +13,7 @@ from conftest import cancel_all
 from made_up import put_attempt
 from project import Project, assert_clear_error
 from shoal.describe.document import Document
-from shoal.describe.survival import parse_survival
+from shoal.describe.steps import SurviveTable
 from shoal.errors import InputError
 from shoal.job import nodes
 from shoal.job.survival import backoff_s, change_options, grow_memory
@@ -247,7 +247,7 @@ def test_memory_grows_by_a_factor() -> None:
     ("text", "words"),
     [
         ('warn = "10s"', "at least a minute"),
-        ('tell = "shout"', "unknown"),
+        ('tell = "shout"', "expected one of signal, file"),
         ('memory = "2"', "how memory grows"),
         ("retry = { oom = 1 }", "needs more of it"),
         ("retry = { boredom = 1 }", "unknown key"),
@@ -256,7 +256,7 @@ def test_memory_grows_by_a_factor() -> None:
 )
 def test_a_policy_that_makes_no_sense_is_refused_with_its_line(text: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        parse_survival(Document("shoal.toml", f"[survive]\n{text}\n").table(("survive",)))
+        Document("shoal.toml", f"[survive]\n{text}\n").top.table("survive").read(SurviveTable)
 
 
 def test_a_warning_that_would_come_at_the_start_is_refused(tmp_path: Path) -> None:

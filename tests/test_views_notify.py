@@ -117,9 +117,9 @@ def test_who_is_told_is_forgotten_when_the_table_goes(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ('webhook = "https://hooks.example/secret"', "must name a variable"),
-        ('mail = "not an address"', "not a mail address"),
-        ('mail = "-oQ/tmp@x.org"', "not a mail address"),
-        ('command = "x"\non = ["always"]', "is unknown; allowed are end, failure, quiet"),
+        ('mail = "not an address"', "mail = 'not an address': expected a mail address"),
+        ('mail = "-oQ/tmp@x.org"', "expected a mail address"),
+        ('command = "x"\non = ["always"]', "invalid notify.on.0 = 'always': expected one of end, failure, quiet"),
         ('commnd = "x"', "did you mean 'command'"),
         ('command = "x"\nquiet_after = "30"', "not a duration"),
     ],

@@ -64,8 +64,8 @@ def list_profiles(project: Project, name: str | None) -> CommandOutput:
 def _summary(cluster: Cluster, chosen: Cluster) -> dict[str, Any]:
     from shoal.describe import UNNAMED
 
-    words = [f"cluster {cluster.match_cluster}" if cluster.match_cluster else ""]
-    words.append(f"host {cluster.match_host}" if cluster.match_host else "")
+    words = [f"cluster {cluster.match.cluster}" if cluster.match.cluster else ""]
+    words.append(f"host {cluster.match.host}" if cluster.match.host else "")
     built_in = {True: "no sbatch, or inside a job"}.get(cluster.is_local) or (
         "any other Slurm" if cluster.name == UNNAMED else f"cluster {cluster.name}"
     )

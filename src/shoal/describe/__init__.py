@@ -13,9 +13,8 @@ if TYPE_CHECKING:
         exported_settings,
         refuse_while_collecting,
     )
-    from shoal.describe.cluster import CLUSTER_KEYS, LOCAL, UNNAMED, Cluster
+    from shoal.describe.cluster import CLUSTER_KEYS, LOCAL, NETWORKS, UNNAMED, Cluster
     from shoal.describe.columns import Said, saved_columns
-    from shoal.describe.containers import over, parse_word
     from shoal.describe.document import Document, Given
     from shoal.describe.experiment_files import (
         FILE_SUFFIXES,
@@ -27,9 +26,8 @@ if TYPE_CHECKING:
     )
     from shoal.describe.expressions import parse_expression
     from shoal.describe.inputs import find_run, output_directories
-    from shoal.describe.launches import ARGUMENT_SETS, change_mode
+    from shoal.describe.launches import ARGUMENT_SETS, change_mode, over, parse_word
     from shoal.describe.locate import TOML_NAME, find_root, home_here, home_of
-    from shoal.describe.networks import NETWORKS
     from shoal.describe.placeholders import REPLICA_PLACEHOLDERS
     from shoal.describe.project import Project, find_project, project_or_bare
     from shoal.describe.python_file import BlockRecord, append_block, group_sweeps, run_file_name
@@ -54,10 +52,8 @@ if TYPE_CHECKING:
     from shoal.describe.scaffold import EXAMPLE, EXAMPLE_PATH, IGNORED, draft_profile, node_text, toml_text
     from shoal.describe.search import common_early_stopping, parse_early_stop_flag
     from shoal.describe.shell_functions import function_definitions
-    from shoal.describe.smoke import Smoke
     from shoal.describe.stages import BlockedRun, check_dependencies, order_runs, parents_of
-    from shoal.describe.steps import Step, check_step_name
-    from shoal.describe.survival import CAUSES
+    from shoal.describe.steps import STEP_RETRY_CAUSES, Smoke, Step, check_step_name
     from shoal.describe.unread import (
         bool_parameters_as_text,
         ignored_directives,

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from shoal.describe.document import Table
+from shoal.describe.tables import Count, CountOrZero, SettingsTable
 from shoal.describe.values import MAX_RUNS, Scalar, check_scalar, draw_values, parse_values
 from shoal.errors import InputError
 from shoal.job import BUILT_IN_PLACEHOLDERS
@@ -20,6 +23,13 @@ Axis = tuple[Params, ...]
 
 _PARAMETER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*", re.ASCII)
 _MAX_NAME_LENGTH = 60
+
+
+class SamplesTable(SettingsTable, frozen=True):
+    """`samples = 20`, or a table."""
+
+    count: Annotated[Count, Meta(examples=["samples = { count = 20, seed = 1 }"])]
+    seed: CountOrZero = 0
 
 
 def check_parameter_name(name: str, *, place: str | None, private: bool = False) -> None:
@@ -131,12 +141,11 @@ def _values_listed(name: str, value: Any, place: str) -> list[Scalar]:
 
 def _parse_samples(top: Table) -> tuple[int, int]:
     given = top.values.get("samples")
-    if not isinstance(given, dict):
-        given = {} if given is None else {"count": given}
-    table = Table(top.document, ("samples",), given, ("count", "seed"))
-    count, seed = table.integer("count", 1), table.integer("seed", 0)
-    if given and count is None:
-        raise top.error(("samples",), "samples needs a count", hint="samples = { count = 20, seed = 1 }")
-    if count and count > MAX_RUNS:
-        raise top.error(("samples",), f"{count:,} samples are too many; {MAX_RUNS:,} runs are the limit")
-    return count or 0, seed or 0
+    if given is None or given == {}:
+        return 0, 0
+    samples = Table(top.document, ("samples",), given if isinstance(given, dict) else {"count": given}).read(
+        SamplesTable
+    )
+    if samples.count > MAX_RUNS:
+        raise top.error(("samples",), f"{samples.count:,} samples are too many; {MAX_RUNS:,} runs are the limit")
+    return samples.count, samples.seed

@@ -6,25 +6,66 @@ All doors end here. The parameters themselves are read by axes.py.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from msgspec import Meta, field
 
 from shoal.describe.axes import Axis, Params, check_parameter_name, parse_axes, parse_constants, tables_under, zip_axis
-from shoal.describe.containers import parse_container
-from shoal.describe.document import Document, Key, Table
+from shoal.describe.document import Document, Table
 from shoal.describe.expressions import Expression, parse_expression
-from shoal.describe.launches import parse_launch
-from shoal.describe.search import EARLY_STOPPING_KEYS, EarlyStoppingRule, parse_early_stopping
-from shoal.describe.steps import parse_request
+from shoal.describe.launches import Container, Launch, LaunchMode
+from shoal.describe.search import EarlyStoppingRule, SearchTable
+from shoal.describe.steps import Command, RequestSettings
+from shoal.describe.tables import Environment, Key, SettingsTable, Strings, Text
 from shoal.describe.values import Scalar, check_scalar, parse_seeds, parse_values
 from shoal.errors import InputError
-from shoal.model import ContainerSettings, LaunchSettings, Request
+from shoal.model import ContainerSettings, Request
 
-SWEEP_KEYS = (
-    "step", "name", "command", "args", "env", "launch", "container", "seeds", "cost", "params", "sweep", "zip",
-    "points", "samples", "defaults", "exclude", "tables", "derived", "require", "request", "requests", "search",
-    "start_from", "after",
-)  # fmt: skip
-REQUEST_KEYS = ("nodes", "gpus", "gpu_type", "cpus", "memory", "time")
+
+class RequestKeys(SettingsTable, frozen=True):
+    """`request = { ... }`: values, or expressions such as "=nodes[model]", which are looked at later."""
+
+    nodes: Any = None
+    gpus: Any = None
+    gpu_type: Any = None
+    cpus: Any = None
+    memory: Any = None
+    time: Any = None
+
+
+class RequestRuleKeys(RequestKeys, frozen=True, kw_only=True):
+    """One of [[requests]]: a request that holds for some points."""
+
+    when: Annotated[Text, Meta(examples=['when = "depth > 40"'])]
+
+
+class BlockTable(SettingsTable, frozen=True):
+    """The keys of a description. What they hold is read by `parse_sweep` where it takes more than a type to say it."""
+
+    step: Text | None = None
+    name: Text | None = None
+    command: Command | None = None
+    args: Command | None = None
+    env: Environment = field(default_factory=dict)
+    launch: Launch | None = None
+    container: Container = ContainerSettings()
+    seeds: Any = None
+    cost: Text | None = None
+    params: dict[str, Any] = field(default_factory=dict)
+    sweep: dict[str, Any] = field(default_factory=dict)
+    zip: Any = None
+    points: Any = None
+    samples: Any = None
+    defaults: dict[str, Any] = field(default_factory=dict)
+    exclude: Any = None
+    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
+    derived: dict[str, Any] = field(default_factory=dict)
+    require: Any = None
+    request: RequestKeys | None = None
+    requests: Any = None
+    search: SearchTable | None = None
+    start_from: Text | None = None
+    after: Text | Strings = ()
 
 
 class SweepRule(NamedTuple):
@@ -53,7 +94,7 @@ class SweepBlock(NamedTuple):
     command: tuple[str, ...] | None = None
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = {}
-    launch: tuple[str, LaunchSettings | None] | None = None
+    launch: LaunchMode | None = None
     container: ContainerSettings = ContainerSettings()
     seeds: tuple[int, ...] | None = None
     params: Mapping[str, Scalar] = {}
@@ -71,19 +112,20 @@ class SweepBlock(NamedTuple):
 
 def parse_sweep(document: Document) -> SweepBlock:
     """The block that a document describes; every mistake is an InputError with its place."""
-    top = document.table(SWEEP_KEYS)
-    tables = {name: inner.values for name, inner in top.tables("tables").items()}
-    tables = {name: _with_text_keys(top, (name,), values) for name, values in tables.items()}
+    top = document.top
+    table = top.read(BlockTable)
+    seeds = parse_seeds(table.seeds, place=top.place("seeds"))
+    tables = {name: _with_text_keys(top, (name,), values) for name, values in table.tables.items()}
     block = SweepBlock(
         place=document.shown,
-        step=top.text("step"),
-        name=top.text("name"),
-        command=_parse_words(top, "command"),
-        args=_parse_words(top, "args") or (),
-        env=top.environment("env"),
-        launch=_parse_launch(top),
-        container=parse_container(top),
-        seeds=_parse_seeds(top),
+        step=table.step,
+        name=table.name,
+        command=table.command,
+        args=table.args or (),
+        env=table.env,
+        launch=table.launch,
+        container=table.container,
+        seeds=None if seeds is None else tuple(seeds),
         params=dict(parse_constants(top.table("params"))),
         axes=parse_axes(top),
         defaults=dict(parse_constants(top.table("defaults"))),
@@ -91,10 +133,10 @@ def parse_sweep(document: Document) -> SweepBlock:
         derived=_parse_derived(top, tables),
         require=_parse_rules(top, "require", tables),
         requests=_parse_requests(top, tables),
-        cost=parse_expression(cost, tables, place=top.place("cost")) if (cost := top.text("cost")) else None,
-        search=parse_early_stopping(top.table("search", EARLY_STOPPING_KEYS)) if "search" in top else None,
-        start_from=top.text("start_from"),
-        after=_parse_after(top),
+        cost=None if table.cost is None else parse_expression(table.cost, tables, place=top.place("cost")),
+        search=None if table.search is None else table.search.rule(),
+        start_from=table.start_from,
+        after=(table.after,) if isinstance(table.after, str) else table.after,
     )
     _refuse_duplicate_parameters(block, top)
     return block
@@ -139,31 +181,6 @@ def with_flags(
     )
 
 
-def _parse_words(top: Table, key: str) -> tuple[str, ...] | None:
-    words = top.words(key) or ()
-    if key in top and (not words or not words[0]):
-        raise top.error((key,), f"{key} is empty")
-    return words if key in top else None
-
-
-def _parse_after(top: Table) -> tuple[str, ...]:
-    one = isinstance(top.values.get("after"), str)
-    return (top.text("after") or "",) if one else top.strings("after") or ()
-
-
-def _parse_launch(top: Table) -> tuple[str, LaunchSettings | None] | None:
-    """Mode and settings; a mode alone keeps the settings that the step has for it, so they stay open here."""
-    if "launch" not in top:
-        return None
-    mode, settings = parse_launch(top)
-    return mode, settings if isinstance(top.values["launch"], dict) else None
-
-
-def _parse_seeds(top: Table) -> tuple[int, ...] | None:
-    seeds = parse_seeds(top.values.get("seeds"), place=top.place("seeds"))
-    return None if seeds is None else tuple(seeds)
-
-
 def _parse_rules(top: Table, key: str, tables: Mapping[str, Any]) -> tuple[SweepRule, ...]:
     given = top.values.get(key, [])
     found = []
@@ -198,15 +215,10 @@ def _derived_leaves(table: Table, prefix: str = "") -> Iterator[tuple[str, Any, 
 
 
 def _parse_requests(top: Table, tables: Mapping[str, Any]) -> tuple[RequestRule, ...]:
-    found = [_request_rule(top.table("request", REQUEST_KEYS), None, tables)] if "request" in top else []
+    found = [_request_rule(top.table("request"), None, tables)] if "request" in top else []
     for table in tables_under(top, "requests"):
-        checked = Table(table.document, table.key, table.values, ("when", *REQUEST_KEYS))
-        when = checked.text("when")
-        if when is None:
-            raise table.error((), "a request in [[requests]] says when it holds", hint='when = "depth > 40"')
-        inner = {name: value for name, value in table.values.items() if name != "when"}
-        condition = parse_expression(when, tables, place=table.place("when"))
-        found.append(_request_rule(Table(table.document, table.key, inner, REQUEST_KEYS), condition, tables))
+        condition = parse_expression(table.read(RequestRuleKeys).when, tables, place=table.place("when"))
+        found.append(_request_rule(table, condition, tables))
     return tuple(found)
 
 
@@ -214,12 +226,10 @@ def _request_rule(table: Table, when: Expression | None, tables: Mapping[str, An
     computed = {
         name: parse_expression(value[1:], tables, place=table.place(name))
         for name, value in table.values.items()
-        if isinstance(value, str) and value.startswith("=")
+        if isinstance(value, str) and value.startswith("=") and name != "when"
     }
-    fixed = {name: value for name, value in table.values.items() if name not in computed}
-    return RequestRule(
-        when, parse_request(Table(table.document, table.key, fixed, REQUEST_KEYS)), computed, table.place()
-    )
+    fixed = {name: value for name, value in table.values.items() if name not in computed and name != "when"}
+    return RequestRule(when, Table(table.document, table.key, fixed).read(RequestSettings), computed, table.place())
 
 
 def _with_text_keys(top: Table, key: Key, values: Mapping[Any, Any]) -> dict[str, Any]:

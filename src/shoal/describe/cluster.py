@@ -9,32 +9,152 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
+from msgspec import field
 
-from shoal.describe.containers import KEYS as CONTAINER_KEYS
-from shoal.describe.containers import parse_container
+from shoal.describe import tables
 from shoal.describe.document import Table
-from shoal.describe.networks import NETWORKS
+from shoal.describe.launches import Container
+from shoal.describe.tables import (
+    Count,
+    CountOrZero,
+    Plain,
+    SettingsTable,
+    Strings,
+    Text,
+    convert,
+    one_of,
+    read_by,
+    rule,
+)
 from shoal.model import ContainerSettings
-from shoal.units import format_memory, format_slurm_time, parse_duration_s, parse_memory_mb
 
 LOCAL = "local"
 UNNAMED = "slurm"
 DEFAULT_GRES = "gpu:{type}:{count}"
 DEFAULT_LOGS = "logs/%j"
-
-_SCALARS = (
-    "account", "partition", "constraint", "gres", "cpus_per_node", "memory_per_node", "gpus_per_node", "time",
-    "max_time", "mail_user", "mail_type",
-)  # fmt: skip
-CLUSTER_KEYS = (
-    "match", *_SCALARS, "qos", "debug", "gpu_types", "scratch", "logs", "setup", "env", "network", "flags",
-    "container",
-)  # fmt: skip
-_DEBUG_KEYS = ("partition", "qos", "account")
 _GRES = re.compile(r"(?:[A-Za-z0-9_]+:)(?:\{type\}:)?\{count\}", re.ASCII)
+
+
+class Network(msgspec.Struct, frozen=True):
+    """A preset of network variables for collective communication, which `network = "aws-efa"` names; the profile's own
+    `env` wins over it.
+
+    `env` is exported as it is; `prepend` goes before what a search path already holds."""
+
+    meaning: str
+    env: dict[str, str]
+    prepend: dict[str, str] = {}
+
+
+#: The variables that the documentation of NCCL, libfabric and AWS's EFA name for each kind of network.
+NETWORKS: dict[str, Network] = {
+    "aws-efa": Network(
+        "AWS Elastic Fabric Adapter through libfabric",
+        {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "NCCL_IB_DISABLE": "1"},
+        {"LD_LIBRARY_PATH": "/opt/amazon/efa/lib"},
+    ),
+    "infiniband": Network(
+        "InfiniBand or RoCE verbs; a job without them fails instead of falling back to slow sockets",
+        {"NCCL_NET": "IB", "NCCL_IB_DISABLE": "0"},
+    ),
+    "ethernet": Network(
+        "plain TCP sockets",
+        {"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"},
+    ),
+}
+
+
+def _read_partition(value: Any) -> dict[str, str]:
+    """One name for all, or a name for each GPU type."""
+    return convert(value, dict[str, Text]) if isinstance(value, dict) else {"default": convert(value, Text)}
+
+
+def _read_qos(value: Any) -> str | None:
+    """`qos = "high"`, or a table: `default = "high"`, and one table for each QOS under which something differs."""
+    if not isinstance(value, dict):
+        return convert(value, Text)
+    default = {name: inner for name, inner in value.items() if _is_default(name, inner)}
+    convert({name: inner for name, inner in value.items() if name not in default}, dict[str, QosTable])
+    return convert(default, dict[str, Text]).get("default")
+
+
+def _read_lines(value: Any) -> tuple[str, ...]:
+    """Shell lines: one string, which may have several lines, or a list of strings."""
+    lines = convert(value, Plain | list[Plain])  # type: ignore[arg-type]
+    return tuple(lines.strip("\n").split("\n") if isinstance(lines, str) else lines)
+
+
+def _is_default(name: str, value: Any) -> bool:
+    return name == "default" and not isinstance(value, dict)
+
+
+def _spells_gpus(gres: str) -> bool:
+    return gres == "gpus-per-node" or _GRES.fullmatch(gres) is not None
+
+
+def _stays_as_it_is(path: str) -> bool:
+    # Slurm expands neither; the job would die at its start without any log (misconfigurations D05, D06).
+    return not (path.startswith("~") or "$" in path or "\\" in path)
+
+
+if TYPE_CHECKING:
+    Partition = dict[str, str]
+    Qos = str | None
+    Lines = tuple[str, ...]
+else:
+    Partition, Qos, Lines = read_by(_read_partition), read_by(_read_qos), read_by(_read_lines)
+
+
+Gres = Annotated[Text, rule(_spells_gpus, "a GPU request", f'gres = "{DEFAULT_GRES}" or gres = "gpus-per-node"')]
+Logs = Annotated[Text, rule(_stays_as_it_is, "no ~, $ or backslash, which Slurm does not expand in log paths")]
+
+
+class MatchTable(SettingsTable, frozen=True, omit_defaults=True):
+    """`match = { ... }`: Slurm's ClusterName, or a pattern of host names."""
+
+    cluster: Text | None = None
+    host: Text | None = None
+
+
+class QosTable(SettingsTable, frozen=True):
+    """What [clusters.NAME] and each of its [clusters.NAME.qos.QOS] may say. `partition` is by GPU type, with "default"
+    for the rest; an empty one leaves it to Slurm."""
+
+    account: Text | None = None
+    partition: Partition = field(default_factory=dict)
+    constraint: Text | None = None
+    gres: Annotated[Text, rule(_spells_gpus, "a GPU request", f'gres = "{DEFAULT_GRES}" or gres = "gpus-per-node"')] = (
+        DEFAULT_GRES
+    )
+    cpus_per_node: Count | None = None
+    memory_per_node: tables.Memory | None = None
+    gpus_per_node: CountOrZero | None = None
+    time: tables.SlurmTime | None = None
+    max_time: tables.SlurmTime | None = None
+    mail_user: Text | None = None
+    mail_type: Text | None = None
+
+
+class ClusterTable(QosTable, frozen=True):
+    """[clusters.NAME]; `qos` is the default QOS, whose tables `parse_cluster` reads."""
+
+    match: MatchTable = MatchTable()
+    qos: Qos | None = None
+    debug: dict[Literal["partition", "qos", "account"], Text] = field(default_factory=dict)
+    gpu_types: dict[str, Text] = field(default_factory=dict)
+    scratch: Text | None = None
+    logs: Logs = DEFAULT_LOGS
+    setup: Lines = ()
+    env: tables.Environment = field(default_factory=dict)
+    network: Annotated[str, one_of(NETWORKS)] | None = None
+    flags: Strings = ()
+    container: Container = ContainerSettings()
+
+
+CLUSTER_KEYS = ("match", *(name for name in ClusterTable.__struct_fields__ if name != "match"))
 
 
 class Sourced(msgspec.Struct, frozen=True):
@@ -60,37 +180,11 @@ class Layer(msgspec.Struct, frozen=True):
         return Layer(_merge(lower.values, self.values), qos)
 
 
-class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """One profile, merged. `partition` is by GPU type, with "default" for the rest; an empty one leaves it to Slurm.
-
-    `debug` is where smoke runs go: its partition, qos and account, as far as they are others.
-    """
+class Cluster(ClusterTable, frozen=True, kw_only=True):
+    """One profile, merged."""
 
     name: str
     layer: Layer = Layer()
-    match_cluster: str | None = None
-    match_host: str | None = None
-    account: str | None = None
-    partition: dict[str, str] = {}
-    qos: str | None = None
-    gres: str = DEFAULT_GRES
-    gpu_types: dict[str, str] = {}
-    constraint: str | None = None
-    cpus_per_node: int | None = None
-    memory_per_node: str | None = None
-    gpus_per_node: int | None = None
-    time: str | None = None
-    max_time: str | None = None
-    mail_user: str | None = None
-    mail_type: str | None = None
-    scratch: str | None = None
-    logs: str = DEFAULT_LOGS
-    setup: tuple[str, ...] = ()
-    network: str | None = None
-    env: dict[str, str] = {}
-    flags: tuple[str, ...] = ()
-    debug: dict[str, str] = {}
-    container: ContainerSettings = ContainerSettings()
 
     @property
     def is_local(self) -> bool:
@@ -117,108 +211,44 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return {name: value for name, value in preset.items() if name not in self.env}
 
 
-def parse_cluster(values: Table) -> Layer:
-    """One [clusters.NAME] table; every mistake is an InputError with its line."""
-    table = Table(values.document, values.key, values.values, CLUSTER_KEYS)
-    found = _scalars(table)
-    match = table.table("match", ("cluster", "host"))
-    _add(found, match, "match.cluster", "cluster", match.text("cluster"))
-    _add(found, match, "match.host", "host", match.text("host"))
-    default_qos, qos = _qos(table)
-    if default_qos is not None:
-        found["qos"] = default_qos
-    debug = table.table("debug", _DEBUG_KEYS)
-    for name in debug.values:
-        _add(found, debug, f"debug.{name}", name, debug.text(name))
-    types = table.table("gpu_types")
-    for name in types.values:
-        _add(found, types, f"gpu_types.{name}", name, types.text(name))
-    for name in ("scratch", "logs"):
-        _add(found, table, name, name, table.text(name))
-    if "logs" in found:
-        _check_logs(table, found["logs"].value)
-    _add(found, table, "setup", "setup", table.lines("setup"))
-    _add(found, table, "network", "network", table.text("network", NETWORKS))
-    for name, value in table.environment("env").items():
-        found[f"env.{name}"] = Sourced(value, table.place("env", name))
-    _add(found, table, "flags", "flags", table.strings("flags"))
-    written = isinstance(table.values.get("container"), dict)
-    for name, value in parse_container(table).record().items():
-        found[f"container.{name}"] = Sourced(value, table.place(*("container", name) if written else ("container",)))
-    return Layer(found, qos)
+def parse_cluster(table: Table, checked: ClusterTable) -> Layer:
+    """What one [clusters.NAME] table says, as flat values."""
+    tables = table.table("qos") if isinstance(table.values.get("qos"), dict) else None
+    found = _flat(table, checked)
+    if tables is None:
+        return Layer(found)
+    if checked.qos is not None:
+        found["qos"] = Sourced(checked.qos, tables.place("default"))
+    names = [name for name, value in tables.values.items() if not _is_default(name, value)]
+    return Layer(found, {name: _flat(tables.table(name), tables.table(name).read(QosTable)) for name in names})
+
+
+def _flat(table: Table, checked: QosTable) -> Values:
+    found: Values = {}
+    for key, raw in table.values.items():
+        value = getattr(checked, key)
+        if key == "partition" and not isinstance(raw, dict):
+            found[key] = Sourced(value["default"], table.place(key))
+        elif isinstance(value, dict | MatchTable | ContainerSettings):
+            for name, inner in (value if isinstance(value, dict) else msgspec.to_builtins(value)).items():
+                found[f"{key}.{name}"] = Sourced(inner, table.place(key, name))
+        elif not isinstance(raw, dict):
+            found[key] = Sourced(value, table.place(key))
+    return found
 
 
 def build_cluster(name: str, layer: Layer) -> Cluster:
     """The typed profile of merged values."""
-    values = layer.values
-
-    def one(key: str) -> Any:
-        return values[key].value if key in values else None
-
-    def group(prefix: str) -> dict[str, str]:
-        return {key.removeprefix(prefix): value.value for key, value in values.items() if key.startswith(prefix)}
-
-    partition = {"default": one("partition")} if "partition" in values else group("partition.")
-    plain = {key: one(key) for key in (*_SCALARS, "scratch", "logs", "setup", "network", "flags") if key in values}
-    plain.pop("partition", None)
-    return Cluster(
-        name=name,
-        layer=layer,
-        match_cluster=one("match.cluster"),
-        match_host=one("match.host"),
-        partition=partition,
-        qos=one("qos"),
-        gpu_types=group("gpu_types."),
-        env=group("env."),
-        debug=group("debug."),
-        container=ContainerSettings(
-            **{key: one(f"container.{key}") for key in CONTAINER_KEYS if f"container.{key}" in values}
-        ),
-        **plain,
-    )
-
-
-def _scalars(table: Table) -> Values:
-    """What a profile and each of its QOS tables have in common."""
-    found: Values = {}
-    for name in ("account", "constraint", "mail_user", "mail_type"):
-        _add(found, table, name, name, table.text(name))
-    if isinstance(table.values.get("partition"), dict):
-        types = table.table("partition")
-        for gpu_type in types.values:
-            _add(found, types, f"partition.{gpu_type}", gpu_type, types.text(gpu_type))
-    else:
-        _add(found, table, "partition", "partition", table.text("partition"))
-    gres = table.text("gres")
-    if gres is not None and gres != "gpus-per-node" and not _GRES.fullmatch(gres):
-        raise table.error(
-            ("gres",), f"{gres!r} does not spell a GPU request", hint=f'gres = "{DEFAULT_GRES}" or "gpus-per-node"'
-        )
-    _add(found, table, "gres", "gres", gres)
-    for name, least in (("cpus_per_node", 1), ("gpus_per_node", 0)):
-        _add(found, table, name, name, table.integer(name, least))
-    if (memory := table.text("memory_per_node")) is not None:
-        size_mb = parse_memory_mb(memory, place=table.place("memory_per_node"))
-        _add(found, table, "memory_per_node", "memory_per_node", format_memory(size_mb))
-    for name in ("time", "max_time"):
-        if (time := table.text(name)) is not None:
-            _add(found, table, name, name, format_slurm_time(parse_duration_s(time, place=table.place(name))))
-    return found
-
-
-def _qos(table: Table) -> tuple[Sourced | None, dict[str, Values]]:
-    """`qos = "high"`, or a table: `default = "high"`, and one table for each QOS under which something differs."""
-    if not isinstance(table.values.get("qos"), dict):
-        name = table.text("qos")
-        return (None if name is None else Sourced(name, table.place("qos"))), {}
-    outer = table.table("qos")
-    default, found = None, {}
-    for name, value in outer.values.items():
-        if name == "default" and not isinstance(value, dict):
-            default = Sourced(outer.text("default"), outer.place("default"))
+    fields: dict[str, Any] = {}
+    for key, sourced in layer.values.items():
+        outer, dot, inner = key.partition(".")
+        if dot:
+            fields.setdefault(outer, {})[inner] = sourced.value
         else:
-            found[name] = _scalars(outer.table(name, _SCALARS))
-    return default, found
+            fields[key] = {"default": sourced.value} if key == "partition" else sourced.value
+    fields["match"] = MatchTable(**fields.get("match", {}))
+    fields["container"] = ContainerSettings(**fields.get("container", {}))
+    return Cluster(name=name, layer=layer, **fields)
 
 
 def _merge(lower: Mapping[str, Sourced], upper: Mapping[str, Sourced]) -> Values:
@@ -229,14 +259,3 @@ def _merge(lower: Mapping[str, Sourced], upper: Mapping[str, Sourced]) -> Values
     elif "partition" in kept and any(key.startswith("partition.") for key in upper):
         kept["partition.default"] = kept.pop("partition")
     return {**kept, **upper}
-
-
-def _add(found: Values, table: Table, key: str, name: str, value: Any) -> None:
-    if value is not None:
-        found[key] = Sourced(value, table.place(name))
-
-
-def _check_logs(table: Table, logs: str) -> None:
-    # Slurm expands neither; the job would die at its start without any log (misconfigurations D05, D06).
-    if logs.startswith("~") or "$" in logs or "\\" in logs:
-        raise table.error(("logs",), f"{logs!r} has ~, $ or a backslash, which Slurm does not expand in log paths")

@@ -8,12 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from shoal.describe.document import Table
-
-KEYS = ("columns",)
-
 
 class Said(NamedTuple):
     """A wish for columns, and where it was said."""
@@ -39,15 +33,10 @@ def saved_columns(root: str, environ: Mapping[str, str]) -> list[Said]:
             continue  # Commands that need the settings say what is wrong with the file.
         from pathlib import Path
 
-        from shoal.describe.document import Table, read_document
+        from shoal.describe.document import read_document
+        from shoal.describe.tables import StatusTable
 
-        document = read_document(Path(path), shown)
-        said = parse_columns(Table(document, (), document.values))
-        found += [said] if said else []
+        table = read_document(Path(path), shown).top.table("status")
+        columns = table.read(StatusTable).columns
+        found += [Said(columns, table.place("columns"))] if columns else []
     return found
-
-
-def parse_columns(top: Table) -> Said | None:
-    table = top.table("status", KEYS)
-    text = table.text("columns")
-    return None if text is None else Said(text, table.place("columns"))

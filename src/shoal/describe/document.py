@@ -1,4 +1,4 @@
-"""A TOML file whose values know their line, and the errors for unknown keys and wrong types.
+"""A TOML file whose values know their line.
 
 tomllib gives no positions, so a small scanner walks the same text once more. It may trust the text, because tomllib has
 accepted it by then.
@@ -6,18 +6,15 @@ accepted it by then.
 
 from __future__ import annotations
 
-import json
 import re
-import shlex
 import tomllib
-from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from shoal.describe.tables import BadValue, Key, convert, expected
 from shoal.errors import InputError
-from shoal.secrecy import is_secret, secrets_file_hint
 
-Key = tuple[str | int, ...]
+T = TypeVar("T")
 
 #: tomllib needs quadratic time and memory for hostile input, above all for a key of many parts, which cannot span
 #: lines. No honest settings file is this large.
@@ -27,9 +24,6 @@ MAX_LINE = 8192
 MAX_DEPTH = 12
 
 _WHERE = re.compile(r"\(at (?:line (\d+), column (\d+)|end of document)\)")
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-#: What only a shell understands: > | && ; and their kin, also >log.txt, 2>&1 and `cd x;`.
-_OPERATOR = re.compile(r"[|&;<]|\|\||&&|\|&|(?:\d*|&)>>?(?:&?[^\s'\"<>=]*)|[^\s'\"]+;")
 
 
 class Document:
@@ -40,8 +34,9 @@ class Document:
         self.values = _parse(shown, text)
         self._lines = _Scanner(text).lines
 
-    def table(self, allowed: Sequence[str]) -> Table:
-        return Table(self, (), self.values, allowed)
+    @property
+    def top(self) -> Table:
+        return Table(self, (), self.values)
 
     def place(self, key: Key) -> str:
         """The line where a key, or else the nearest table around it, is written."""
@@ -79,150 +74,42 @@ def read_document(path: Path, shown: str) -> Document:
 
 
 class Table:
-    """One table of a document, read by key and type. A key outside `allowed` is an error as soon as it is opened."""
+    """One table of a document: its values and where they stand."""
 
-    def __init__(self, document: Document, key: Key, values: Any, allowed: Sequence[str] | None = None) -> None:
+    def __init__(self, document: Document, key: Key, values: Any) -> None:
         self.document, self.key = document, key
-        if not isinstance(values, dict):
-            raise self.error((), f"{self._dotted(())} must be a table, not {_kind(values)}")
         self.values: dict[str, Any] = values
-        if allowed is not None:
-            for name in values:
-                if name not in allowed:
-                    raise self._unknown(name, allowed)
+        if not isinstance(values, dict):
+            raise self.refused(expected("a table"))
 
     def __contains__(self, name: str) -> bool:
         return name in self.values
+
+    def read(self, wanted: type[T]) -> T:
+        """The values as a declared type; every mistake is an InputError with its line."""
+        try:
+            return convert(self.values, wanted)
+        except BadValue as bad:
+            raise self.refused(bad) from None
+
+    def table(self, name: str) -> Table:
+        """A table inside this one; absent is the same as empty."""
+        return Table(self.document, (*self.key, name), self.values.get(name, {}))
 
     def place(self, *rest: str | int) -> str:
         return self.document.place(self.key + rest)
 
     def error(self, rest: Key, message: str, hint: str | None = None) -> InputError:
-        return InputError(message, hint=hint, place=self.document.place(self.key + rest))
+        return InputError(message, hint=hint, place=self.place(*rest))
 
-    def table(self, name: str, allowed: Sequence[str] | None = None) -> Table:
-        """A table inside this one; absent is the same as empty."""
-        return Table(self.document, (*self.key, name), self.values.get(name, {}), allowed)
-
-    def tables(self, name: str) -> dict[str, Table]:
-        """The tables inside a table, such as every [steps.NAME]."""
-        outer = self.table(name)
-        return {inner: Table(self.document, (*outer.key, inner), value) for inner, value in outer.values.items()}
-
-    def text(self, name: str, choices: Collection[str] | None = None) -> str | None:
-        """A non-empty string of one line."""
-        value = self._of(name, str, "a string")
-        if value is None:
-            return None
-        if not value.strip():
-            raise self.error((name,), f"{self._dotted((name,))} is empty", hint="remove the line to leave it open")
-        if not value.isprintable():
-            raise self.error((name,), f"{self._dotted((name,))} has line breaks or characters that cannot be printed")
-        if choices is not None and value not in choices:
-            listed = ", ".join(sorted(choices))
-            raise self.error((name,), f"{self._dotted((name,))} = {value!r} is unknown; allowed are {listed}")
-        return str(value)
-
-    def integer(self, name: str, least: int) -> int | None:
-        value = self._of(name, int, "a whole number")
-        if value is not None and value < least:
-            raise self.error((name,), f"{self._dotted((name,))} must be at least {least}, not {value}")
-        return None if value is None else int(value)
-
-    def flag(self, name: str) -> bool | None:
-        value = self._of(name, bool, "true or false")
-        return None if value is None else bool(value)
-
-    def strings(self, name: str) -> tuple[str, ...] | None:
-        """A list of strings; None when absent."""
-        value = self._of(name, list, "a list of strings")
-        if value is None:
-            return None
-        for index, item in enumerate(value):
-            if not isinstance(item, str) or "\0" in item:
-                raise self.error((name, index), f"{self._dotted((name,))} must hold strings, not {_kind(item)}")
-        return tuple(value)
-
-    def words(self, name: str) -> tuple[str, ...] | None:
-        """A command: a list of strings, or a string that is split as a shell would; None when absent. No shell reads
-        it, so what only a shell understands is refused."""
-        written = self.values.get(name)
-        if isinstance(written, list):
-            return self.strings(name)
-        text = self._of(name, str, "a string or a list of strings")
-        if text is None:
-            return None
-        if "\0" in text:
-            raise self.error((name,), f"{name} has a NUL character")
-        try:
-            words, quoted = shlex.split(text), shlex.split(text, posix=False)
-        except ValueError as error:
-            raise self.error(
-                (name,),
-                f"{name} cannot be split into words: {str(error).lower()}",
-                hint=f'a list is taken as it is: {name} = ["python", "train.py"]',
-            ) from None
-        for word in quoted:
-            if _OPERATOR.fullmatch(word):
-                raise self.error(
-                    (name,),
-                    f"{name} has {word!r}, which no shell reads: the program would get it as an argument",
-                    hint=f"{name} = {json.dumps(['bash', '-c', text])}   # or quote {word} if the program wants it",
-                )
-        return tuple(words)
-
-    def lines(self, name: str) -> tuple[str, ...] | None:
-        """Shell lines: one string, which may have several lines, or a list of strings."""
-        value = self.values.get(name)
-        if not isinstance(value, str):
-            return self.strings(name)
-        if "\0" in value:
-            raise self.error((name,), f"{self._dotted((name,))} has a NUL character")
-        return tuple(value.strip("\n").split("\n"))
-
-    def environment(self, name: str) -> dict[str, str]:
-        """A table of environment variables. Secrets are refused: these values are written into scripts and records."""
-        inner = self.table(name)
-        found = {}
-        for variable, value in inner.values.items():
-            if not _ENV_NAME.fullmatch(variable):
-                raise inner.error((variable,), f"{variable!r} is not the name of an environment variable")
-            if is_secret(variable, str(value)):
-                raise inner.error(
-                    (variable,),
-                    f"{variable} looks like a secret, and what stands here is written into scripts",
-                    hint=secrets_file_hint(variable),
-                )
-            if isinstance(value, bool) or not isinstance(value, str | int | float):
-                raise inner.error((variable,), f"{variable} must be a string or a number, not {_kind(value)}")
-            if "\0" in str(value):
-                raise inner.error((variable,), f"{variable} has a NUL character")
-            found[variable] = str(value)
-        return found
-
-    def _of(self, name: str, wanted: type, words: str) -> Any:
-        value = self.values.get(name)
-        # bool is an int in Python, but not in TOML.
-        if value is None or (isinstance(value, wanted) and not (wanted is int and isinstance(value, bool))):
-            return value
-        raise self.error((name,), f"{self._dotted((name,))} must be {words}, not {_kind(value)}")
-
-    def _unknown(self, name: str, allowed: Sequence[str]) -> InputError:
-        from difflib import get_close_matches
-
-        near = get_close_matches(name, allowed, n=1)
-        guess = f"; did you mean {near[0]!r}?" if near else ""
-        return self.error(
-            (name,), f"unknown key {self._dotted((name,))!r}{guess}", hint=f"allowed here: {', '.join(allowed)}"
-        )
-
-    def _dotted(self, rest: Key) -> str:
-        return ".".join(str(part) for part in self.key + rest)
-
-
-def _kind(value: Any) -> str:
-    names = {bool: "true/false", str: "a string", int: "a number", float: "a number", list: "a list", dict: "a table"}
-    return names.get(type(value), "a date or time")
+    def refused(self, bad: BadValue) -> InputError:
+        """The error of a value in this table, with its whole key, its value and its line."""
+        value: Any = self.values
+        for part in bad.key if bad.shows_value else ():
+            value = value[part]
+        key = self.key + bad.key
+        message = bad.message(".".join(str(part) for part in key), value)
+        return InputError(message, hint=bad.hint, place=self.document.place(key))
 
 
 def _parse(shown: str, text: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from shoal.describe.axes import Params
-from shoal.describe.blocks import REQUEST_KEYS, RequestRule, SweepBlock, SweepRule
+from shoal.describe.blocks import RequestRule, SweepBlock, SweepRule
 from shoal.describe.expressions import EvaluationError, Expression
 from shoal.describe.values import MAX_RUNS, Scalar, check_scalar, format_value
 from shoal.errors import InputError
@@ -216,7 +216,7 @@ def _computed_request(rule: RequestRule, computed: Params, values: Mapping[str, 
             )
         found[name] = value
     try:
-        return Request(**{name: found[name] for name in REQUEST_KEYS if name in found})  # type: ignore[arg-type]
+        return Request(**found)  # type: ignore[arg-type]
     except InputError as error:
         raise InputError(
             f"{error.message}, for {_describe_values(values)}", hint=error.hint, place=rule.place

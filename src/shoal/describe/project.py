@@ -3,20 +3,95 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
+from msgspec import field
 
-from shoal.describe.cluster import Cluster, Layer, build_cluster, parse_cluster
-from shoal.describe.columns import parse_columns
-from shoal.describe.document import Document, Table, read_document
+from shoal.describe.cluster import Cluster, ClusterTable, Layer, build_cluster, parse_cluster
+from shoal.describe.document import Table, read_document
 from shoal.describe.locate import TOML_NAME, find_root, home_of, user_config_path
-from shoal.describe.notify import KEYS as NOTIFY_KEYS
-from shoal.describe.notify import Notify, parse_notify
-from shoal.describe.steps import Step, parse_step
+from shoal.describe.steps import Step, StepTable, named_step
+from shoal.describe.tables import BadValue, Plain, Seconds, SettingsTable, StatusTable, Text, convert, read_by, rule
 from shoal.errors import InputError
 from shoal.names import refuse_unprintable
+
+_VARIABLE = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*")
+_ADDRESS = re.compile(r"[^\s@<>,;-][^\s@<>,;]*@[A-Za-z0-9.-]+")
+
+
+def _read_variable(value: Any) -> str:
+    if not isinstance(value, str) or not _VARIABLE.fullmatch(value):
+        raise BadValue(
+            "it must name a variable that holds the address, because such addresses are secrets",
+            hint='webhook = "$SLACK_URL"   # and SLACK_URL=https://... in ~/.config/shoal/secrets.env, mode 600',
+        )
+    return value[1:]
+
+
+def _read_program(value: Any) -> list[str]:
+    try:
+        return shlex.split(convert(value, Text))
+    except BadValue:
+        raise
+    except ValueError as error:
+        raise BadValue(f"the string cannot be split into words: {str(error).lower()}") from None
+
+
+def _is_inside(path: str) -> bool:
+    inside = os.path.normpath(path)
+    return bool(path) and inside not in (".", "..") and not inside.startswith(("/", "../"))
+
+
+if TYPE_CHECKING:
+    VariableName = str
+    Program = list[str]
+else:
+    VariableName, Program = read_by(_read_variable), read_by(_read_program)
+
+
+Address = Annotated[str, rule(_ADDRESS.fullmatch, "a mail address")]
+InnerPath = Annotated[Plain, rule(_is_inside, "a path inside the project", 'link = ["checkpoints"]')]
+
+
+class Notify(SettingsTable, frozen=True):
+    """[notify]: who is told, and when. Secrets are named here, never written: `webhook = "$SLACK_URL"`.
+
+    `command` gets the text on standard input; `webhook` is the name of a variable that holds a URL.
+    """
+
+    command: Program = field(default_factory=list)
+    webhook: VariableName | None = None
+    webhook_as: Literal["json", "text"] = "json"
+    mail: Address | None = None
+    on: list[Literal["end", "failure", "quiet", "idle"]] = field(default_factory=list)
+    quiet_after_s: Seconds = field(default=30 * 60, name="quiet_after")
+    idle_after_s: Seconds = field(default=30 * 60, name="idle_after")
+
+    def __post_init__(self) -> None:
+        if not self.on:
+            msgspec.structs.force_setattr(self, "on", ["end", "failure"])
+
+
+class UserTable(SettingsTable, frozen=True):
+    """The user's config.toml."""
+
+    clusters: dict[str, ClusterTable] = field(default_factory=dict)
+    status: StatusTable = StatusTable()
+
+
+class ProjectTable(UserTable, frozen=True):
+    """shoal.toml. `link` names paths of the project that runs see as they are, though their names look like outputs."""
+
+    steps: dict[str, StepTable] = field(default_factory=dict)
+    notify: Notify = Notify()
+    snapshot: bool = True
+    link: tuple[InnerPath, ...] = ()
+    shared: bool = False
 
 
 class Project(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,28 +132,17 @@ def load_project(root: Path, environ: Mapping[str, str]) -> Project:
     """Read shoal.toml in `root`, if there is one, and the user's config; the project's values win over the user's."""
     if not os.path.lexists(root / TOML_NAME):
         return bare_project(root, environ)
-    document = read_document(root / TOML_NAME, TOML_NAME)
-    top = document.table(("steps", "clusters", "notify", "status", "snapshot", "link", "shared"))
-    steps = {name: parse_step(name, table) for name, table in top.tables("steps").items()}
-    parse_columns(top)
-    project = _assemble(root, environ, steps, _cluster_values(top), root / TOML_NAME)
-    notify = parse_notify(top.table("notify", NOTIFY_KEYS))
-    snapshot, shared = top.flag("snapshot") is not False, top.flag("shared") is True
-    link = _paths_to_link(top, root)
-    return msgspec.structs.replace(project, notify=notify, snapshot=snapshot, link=link, shared=shared)
-
-
-def _paths_to_link(top: Table, root: Path) -> tuple[str, ...]:
-    paths = tuple(top.strings("link") or ())
-    for path in paths:
-        inside = os.path.normpath(path)
-        if not path or inside in (".", "..") or inside.startswith(("/", "../")):
-            raise InputError(
-                f"link must name paths inside {root}, not {path!r}",
-                place=top.place("link"),
-                hint='link = ["checkpoints"]',
-            )
-    return paths
+    top = read_document(root / TOML_NAME, TOML_NAME).top
+    table = top.read(ProjectTable)
+    steps = {name: named_step(name, step, top.place("steps", name)) for name, step in table.steps.items()}
+    notify = table.notify
+    return msgspec.structs.replace(
+        _assemble(root, environ, steps, _layers(top, table), root / TOML_NAME),
+        notify=notify if notify.command or notify.webhook or notify.mail else None,
+        snapshot=table.snapshot,
+        link=table.link,
+        shared=table.shared,
+    )
 
 
 def project_or_bare(start: Path, environ: Mapping[str, str]) -> Project:
@@ -117,18 +181,16 @@ def _user_values(path: Path, environ: Mapping[str, str]) -> dict[str, Layer]:
         return {}
     home = environ.get("HOME", "")
     shown = f"~{str(path)[len(home) :]}" if home and str(path).startswith(home.rstrip("/") + "/") else str(path)
-    document: Document = read_document(path, shown)
-    top = document.table(("clusters", "status"))
-    parse_columns(top)
-    return _cluster_values(top)
+    top = read_document(path, shown).top
+    return _layers(top, top.read(UserTable))
 
 
-def _cluster_values(top: Table) -> dict[str, Layer]:
+def _layers(top: Table, table: UserTable) -> dict[str, Layer]:
     found = {}
-    for name, table in top.tables("clusters").items():
+    for name, checked in table.clusters.items():
         try:
             refuse_unprintable(name)
         except InputError as error:
-            raise InputError(error.message, place=table.place()) from None
-        found[name] = parse_cluster(table)
+            raise InputError(error.message, place=top.place("clusters", name)) from None
+        found[name] = parse_cluster(top.table("clusters").table(name), checked)
     return found

@@ -8,14 +8,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.describe.blocks import SweepBlock
-from shoal.describe.containers import over
-from shoal.describe.data_sets import resolve_data
 from shoal.describe.expand import SweepPoint, count_points, expand_points
-from shoal.describe.launches import change_mode
+from shoal.describe.launches import change_mode, over
 from shoal.describe.naming import SweepNaming, drop_defaults, extend_naming, run_stems
 from shoal.describe.placeholders import check_placeholders, refuse_unknown_placeholders, step_words
 from shoal.describe.project import Project
-from shoal.describe.steps import Step, check_step_name
+from shoal.describe.steps import Step, check_step_name, resolve_data
 from shoal.describe.values import MAX_RUNS
 from shoal.errors import InputError
 from shoal.job import escape_placeholders, fill_known_placeholders, fill_placeholders, format_value, placeholder_names

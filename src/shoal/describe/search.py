@@ -12,34 +12,46 @@ resource = "step"     # what counts the work in metrics.jsonl; step or epoch unl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from shoal.describe.document import Given, Table
+import msgspec
+from msgspec import Meta
+
+from shoal.describe.document import Given
+from shoal.describe.tables import SettingsTable, Text, expected, read_by
 from shoal.errors import InputError
 from shoal.job import HalvingRule
 
 EarlyStoppingRule = HalvingRule
-EARLY_STOPPING_KEYS = ("metric", "mode", "first", "eta", "last", "resource")
 #: What --search says to leave a page's [search] out.
 EARLY_STOPPING_OFF = "off"
 _EARLY_STOPPING_EXAMPLE = "--search metric=loss,first=10"
 
 
-def parse_early_stopping(table: Table) -> EarlyStoppingRule:
-    """The rule of a [search] table; every mistake is an InputError with its place."""
-    metric = table.text("metric")
-    if metric is None:
-        raise table.error((), "a search needs the metric that decides", hint='metric = "loss"')
-    if "first" not in table:
-        raise table.error((), "a search needs the work after which runs are first compared", hint="first = 10")
-    return EarlyStoppingRule(
-        metric=metric,
-        mode=table.text("mode", ("min", "max")) or "min",
-        first=_amount(table, "first") or 1.0,
-        eta=table.integer("eta", 2) or 3,
-        last=_amount(table, "last"),
-        resource=table.text("resource"),
-    )
+def _read_amount(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e300:
+        raise expected("a number above 0")
+    return float(value)
+
+
+if TYPE_CHECKING:
+    Amount = float
+else:
+    Amount = read_by(_read_amount)
+
+
+class SearchTable(SettingsTable, frozen=True):
+    """[search]"""
+
+    metric: Annotated[Text, Meta(examples=['metric = "loss"'])]
+    first: Annotated[Amount, Meta(examples=["first = 10"])]
+    mode: Literal["min", "max"] = "min"
+    eta: Annotated[int, Meta(ge=2)] = 3
+    last: Amount | None = None
+    resource: Text | None = None
+
+    def rule(self) -> EarlyStoppingRule:
+        return EarlyStoppingRule(**msgspec.structs.asdict(self))
 
 
 def parse_early_stop_flag(text: str) -> EarlyStoppingRule | None:
@@ -53,9 +65,10 @@ def parse_early_stop_flag(text: str) -> EarlyStoppingRule | None:
             raise InputError(f"{word!r} says nothing about a search", hint=_EARLY_STOPPING_EXAMPLE, place="--search")
         values[name] = _number(value) if name in ("first", "eta", "last") else value
     try:
-        return parse_early_stopping(Given("--search", values).table(EARLY_STOPPING_KEYS))
+        return Given("--search", values).top.read(SearchTable).rule()
     except InputError as error:
-        raise InputError(error.message, hint=_EARLY_STOPPING_EXAMPLE, place="--search") from None
+        message = error.message.removeprefix("--search: ")
+        raise InputError(message, hint=_EARLY_STOPPING_EXAMPLE, place="--search") from None
 
 
 def common_early_stopping(searches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -67,15 +80,6 @@ def common_early_stopping(searches: Sequence[Mapping[str, Any]]) -> dict[str, An
             hint="submit their files one by one, or --search off",
         )
     return different[0] if different else {}
-
-
-def _amount(table: Table, name: str) -> float | None:
-    value = table.values.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e300:
-        raise table.error((name,), f"{name} must be a number above 0", hint=f"{name} = 10")
-    return float(value)
 
 
 def _number(text: str) -> int | float | str:

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import msgspec
+from msgspec import Meta, field
 
-from shoal.describe.containers import parse_container
-from shoal.describe.data_sets import parse_data
-from shoal.describe.document import Table
-from shoal.describe.launches import parse_launch
-from shoal.describe.smoke import Smoke, parse_smoke
-from shoal.describe.survival import parse_survival
+from shoal.describe import tables
+from shoal.describe.launches import Container, Launch, LaunchMode
+from shoal.describe.tables import BadValue, Count, CountOrZero, SettingsTable, Strings, Text, convert, read_by, rule
 from shoal.errors import InputError
 from shoal.job import placeholder_names
 from shoal.model import ContainerSettings, LaunchSettings, Request
 from shoal.names import MAX_COMPONENT, make_slug
-from shoal.units import parse_duration_s, parse_memory_mb
 
-_KEYS = ("command", "output", "checkpoint", "metrics", "request", "launch", "requeue", "env", "params", "survive",
-         "data", "smoke", "container", "resume_args")  # fmt: skip
 #: How a swept parameter that the command does not mention is passed on.
 DEFAULT_PARAMS = "--{name}={value}"
-_REQUEST_KEYS = ("nodes", "gpus", "gpu_type", "cpus", "memory", "time")
+#: Once a step says what happens at the time limit.
+FOLLOW_UPS = 20
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
+_FACTOR = re.compile(r"x(\d+(?:\.\d+)?)", re.ASCII)
+_CHECKPOINT = 'checkpoint = "model_*.pth"'
 
 #: `compgen -k` and `compgen -b` of bash 5: a function of such a name would break every script that is sourced after it.
 _BASH = """
@@ -41,60 +41,6 @@ resume shoal sbatch srun salloc scancel squeue scontrol sinfo sacct python pytho
 ln ls cat date git module conda
 """
 _BASH_WORDS, _OUR_WORDS = frozenset(_BASH.split()), frozenset(_OURS.split())
-
-
-class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of work: what to run, where its outputs go, how its checkpoints are called, what it asks for."""
-
-    name: str
-    command: tuple[str, ...]
-    output: str
-    checkpoint: str | None = None
-    #: Appended to the command when the run continues from a checkpoint; None: the program has to find out by itself.
-    resume_args: tuple[str, ...] | None = None
-    metrics: tuple[str, ...] = ()
-    request: Request = Request()
-    launch: str = "process"
-    launch_settings: LaunchSettings = LaunchSettings()
-    requeue: bool = True
-    env: dict[str, str] = {}
-    params: str = DEFAULT_PARAMS
-    survive: dict[str, Any] = {}
-    data: dict[str, dict[str, str]] = {}
-    smoke: Smoke = Smoke()
-    container: ContainerSettings = ContainerSettings()
-    origin: str = "default"
-
-
-def parse_step(name: str, values: Table) -> Step:
-    """One [steps.NAME] table; every mistake is an InputError with its line."""
-    check_step_name(name, place=values.place())
-    table = Table(values.document, values.key, values.values, _KEYS)
-    output = table.text("output") or name
-    if make_slug(output) != output or len(output) > MAX_COMPONENT:
-        raise table.error(
-            ("output",), f"{output!r} cannot be the name of a folder under outputs/", hint=make_slug(output)
-        )
-    launch, settings = parse_launch(table)
-    return Step(
-        name=name,
-        command=_command(table),
-        output=output,
-        checkpoint=_checkpoint(table),
-        resume_args=_resume_args(table),
-        metrics=_metrics(table),
-        request=parse_request(table.table("request", _REQUEST_KEYS)),
-        launch=launch,
-        launch_settings=settings,
-        requeue=table.flag("requeue") is not False,
-        env=table.environment("env"),
-        params=_params(table),
-        survive=parse_survival(table),
-        data=parse_data(table),
-        smoke=parse_smoke(table),
-        container=parse_container(table),
-        origin=values.place(),
-    )
 
 
 def check_step_name(name: str, *, place: str | None = None) -> None:
@@ -115,93 +61,216 @@ def check_step_name(name: str, *, place: str | None = None) -> None:
         )
 
 
-def parse_request(table: Table) -> Request:
-    """The portable request in a table; words for time and memory carry their unit."""
-    time, memory = table.text("time"), table.text("memory")
-    if time is not None:
-        parse_duration_s(time, place=table.place("time"))
-    if memory is not None:
-        parse_memory_mb(memory, place=table.place("memory"))
-    try:
-        return Request(
-            nodes=table.integer("nodes", 1),
-            gpus=_gpus(table),
-            gpu_type=table.text("gpu_type"),
-            cpus=table.integer("cpus", 1),
-            memory=memory,
-            time=time,
-        )
-    except InputError as error:
-        hint = error.hint or "request = { nodes = 1, gpus = 4, cpus = 32, memory = '64G', time = '3d' }"
-        message = error.message.removeprefix(f"{error.place}: ")
-        raise InputError(message, hint=hint, place=error.place or table.place()) from None
+def _is_folder_name(name: str) -> bool:
+    return make_slug(name) == name and len(name) <= MAX_COMPONENT
 
 
-def _gpus(table: Table) -> Any:
-    """Whole ones, or a share of one such as 0.25, which `Request` understands."""
-    share = table.values.get("gpus")
-    return share if isinstance(share, float) and 0 < share < 1 else table.integer("gpus", 0)
+def _check_checkpoint(pattern: str) -> bool:
+    if unfilled := placeholder_names([pattern]) or re.findall(r"\$\{?SHOAL_\w+", pattern):
+        why = f"{unfilled[0]!r} is not filled in: it is a pattern in the run's output folder"
+        raise BadValue(why, hint=_CHECKPOINT)
+    if pattern.startswith(("/", "~")) or ".." in pattern.split("/"):
+        raise BadValue(f"{pattern!r} leaves the run's output folder", hint=_CHECKPOINT)
+    return True
 
 
-def _command(table: Table) -> tuple[str, ...]:
-    if "command" not in table:
-        raise table.error((), f"step {table.key[-1]!r} has no command", hint='command = "python train.py"')
-    words = table.words("command") or ()
-    if not words or not words[0]:
-        raise table.error(("command",), "the command is empty", hint='command = "python train.py"')
-    return words
-
-
-def _params(table: Table) -> str:
-    """How parameters are passed that the command does not mention: words with {name} and {value}, or "none"."""
-    template = table.text("params")
-    if template is None:
-        return DEFAULT_PARAMS
-    if template == "none":
-        return ""
+def _check_params(template: str) -> bool:
     try:
         words = shlex.split(template)
     except ValueError:
         words = []
-    if not any("{value}" in word for word in words):
-        raise table.error(
-            ("params",), f"{template!r} does not say how a parameter is passed", hint='params = "{name}={value}"'
-        )
-    unknown = [name for name in placeholder_names(words) if name not in ("name", "value")]
-    if unknown:
-        raise table.error(("params",), f"unknown {{{unknown[0]}}}: only {{name}} and {{value}} are filled in here")
-    return template
+    for name in placeholder_names(words):
+        if name not in ("name", "value"):
+            raise BadValue(f"unknown {{{name}}}: only {{name}} and {{value}} are filled in here")
+    return template == "none" or any("{value}" in word for word in words)
 
 
-def _metrics(table: Table) -> tuple[str, ...]:
-    """Names that the program prints with a value; a blank one would match every number."""
-    names = table.strings("metrics") or ()
-    if not all(name.strip() for name in names):
-        raise table.error(("metrics",), "a name in metrics is empty", hint='metrics = ["val loss", "accuracy"]')
-    return tuple(name.strip() for name in names)
+def _grows(word: str) -> bool:
+    factor = _FACTOR.fullmatch(word)
+    return factor is not None and 1 < float(factor[1]) <= 16
 
 
-def _checkpoint(table: Table) -> str | None:
-    pattern = table.text("checkpoint")
-    if pattern is not None and (unfilled := placeholder_names([pattern]) or re.findall(r"\$\{?SHOAL_\w+", pattern)):
-        raise table.error(
-            ("checkpoint",),
-            f"checkpoint has {unfilled[0]!r}, but it is a pattern in the run's output folder, and nothing fills it in",
-            hint='checkpoint = "model_*.pth"',
-        )
-    if pattern is not None and (pattern.startswith(("/", "~")) or ".." in pattern.split("/")):
-        raise table.error(
-            ("checkpoint",), f"{pattern!r} leaves the run's output folder", hint='checkpoint = "model_*.pth"'
-        )
-    return pattern
+def _read_request(value: Any) -> Request:
+    return Request(**msgspec.structs.asdict(convert(value, _RequestTable)))
 
 
-def _resume_args(table: Table) -> tuple[str, ...] | None:
-    """Words that a resume alone adds; an empty list says that the program finds its checkpoint without any."""
-    if "resume_args" in table and "checkpoint" not in table:
-        raise table.error(
-            ("resume_args",),
-            f"step {table.key[-1]!r} has resume_args, but no checkpoint pattern to resume from",
-            hint='checkpoint = "model_*.pth"',
-        )
-    return table.strings("resume_args")
+def _read_gpus(value: Any) -> Any:
+    """Whole ones, or a share of one such as 0.25, which `Request` understands."""
+    return value if isinstance(value, float) and 0 < value < 1 else convert(value, CountOrZero)
+
+
+def _read_data(value: Any) -> dict[str, dict[str, str]]:
+    """{name: {"path", "wait"}}; a data set is a path, or a table with a path and `wait`."""
+    found = convert(value, dict[str, Text | DataTable])
+    for name in found:
+        if not _NAME.fullmatch(name):
+            hint = 'letters, digits and _: data = { images = "..." }'
+            raise BadValue(f"{name!r} cannot be the name of a data set", key=(name,), hint=hint)
+    sets = {name: DataTable(path=one) if isinstance(one, str) else one for name, one in found.items()}
+    return {name: msgspec.structs.asdict(one) for name, one in sets.items()}
+
+
+def _read_survival(value: Any) -> dict[str, Any]:
+    """The policy as the agent reads it."""
+    table = convert(value, SurviveTable)
+    found = {name: value for name, value in msgspec.structs.asdict(table).items() if value not in (None, {})}
+    if table.follow_ups is None and (table.warn_s is not None or table.continue_code is not None):
+        found["follow_ups"] = FOLLOW_UPS
+    if table.check is not None:
+        found["check"] = list(table.check)
+    if table.memory is not None:
+        found["memory"] = float(table.memory[1:])
+    return found
+
+
+if TYPE_CHECKING:
+    RequestSettings = Request
+    Gpus = int
+    DataSets = dict[str, dict[str, str]]
+    Survival = dict[str, Any]
+else:
+    RequestSettings, Gpus = read_by(_read_request), read_by(_read_gpus)
+    DataSets, Survival = read_by(_read_data), read_by(_read_survival)
+Command = Annotated[
+    tables.Words, rule(lambda words: words and words[0], "at least one word", 'command = "python train.py"')
+]
+Output = Annotated[Text, rule(_is_folder_name, "a name for a folder under outputs/")]
+Checkpoint = Annotated[Text, rule(_check_checkpoint, "a pattern")]
+Params = Annotated[Text, rule(_check_params, "words with {value}, or none", 'params = "{name}={value}"')]
+Metric = Annotated[tables.Plain, rule(str.strip, "a name", 'metrics = ["val loss", "accuracy"]')]
+Factor = Annotated[Text, rule(_grows, "how memory grows, by a factor of up to x16", 'memory = "x2"')]
+Warn = Annotated[tables.Seconds, rule(lambda s: s >= 60, "at least a minute before the time limit", 'warn = "5m"')]
+
+#: Causes that [steps.X.survive.retry] may answer; the time limit has follow_ups of its own.
+StepRetryCause = Literal["oom", "cuda_oom", "failed", "bad_result"]
+STEP_RETRY_CAUSES: tuple[str, ...] = get_args(StepRetryCause)
+
+
+class RequestTable(SettingsTable, frozen=True):
+    """`request = { ... }`: words for time and memory carry their unit."""
+
+    nodes: Count | None = None
+    gpus: Gpus | None = None
+    gpu_type: Text | None = None
+    cpus: Count | None = None
+    memory: tables.Memory | None = None
+    time: tables.SlurmTime | None = None
+
+
+_RequestTable = Annotated[
+    RequestTable, Meta(examples=["request = { nodes = 1, gpus = 4, cpus = 32, memory = '64G', time = '3d' }"])
+]
+
+
+class DataTable(SettingsTable, frozen=True):
+    """`NAME = { ... }` in `data`. Whoever lists the folder waits for all; shoal.data may begin with the first shard."""
+
+    path: Annotated[Text, Meta(examples=['path = "data/imagenet"'])]
+    wait: Literal["all", "first"] = "all"
+
+
+class SurviveTable(SettingsTable, frozen=True):
+    """`[steps.NAME.survive]`: what the cluster may do to a run, and how often it continues after that.
+
+    Slurm delivers the warning up to a minute early, and we stop the program before Slurm kills everything. The time
+    limit is not among the causes of `retry`, because it has `follow_ups`.
+    """
+
+    tell: Literal["signal", "file"] = "signal"
+    warn_s: Warn | None = field(default=None, name="warn")
+    backoff_s: tables.Seconds | None = field(default=None, name="backoff")
+    follow_ups: CountOrZero | None = None
+    continue_code: Count | None = None
+    check: tables.Words | None = None
+    retry: dict[StepRetryCause, CountOrZero] = field(default_factory=dict)
+    memory: Factor | None = None
+
+    def __post_init__(self) -> None:
+        if self.retry.get("oom") and self.memory is None:
+            raise BadValue("a retry after lack of memory needs more of it", key=("retry",), hint='memory = "x2"')
+
+
+class Smoke(SettingsTable, frozen=True):
+    """`[steps.NAME.smoke]`: the few steps that must pass before the real runs start.
+
+    `args` shorten the program; without them it is stopped after `steps` steps.
+    """
+
+    args: Strings = ()
+    steps: Count = 3
+    time_s: tables.Seconds = field(default=600, name="time")
+    env: tables.Environment = field(default_factory=dict)
+    nodes: Count | None = None
+    gpus: CountOrZero | None = None
+    cpus: Count | None = None
+    memory: Text | None = None
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """sbatch's: what it asks for other than the real run does."""
+        asks = {"nodes": self.nodes, "gpus-per-node": self.gpus, "cpus-per-task": self.cpus, "mem": self.memory}
+        return tuple(f"--{name}={value}" for name, value in asks.items() if value is not None)
+
+
+class StepTable(SettingsTable, frozen=True):
+    """`[steps.NAME]`: what to run, where its outputs go, how its checkpoints are called, what it asks for.
+
+    `resume_args` are appended to the command when the run continues from a checkpoint; None: the program has to find
+    out by itself. `metrics` are names that it prints with a value; a blank one would match every number.
+    """
+
+    command: Command
+    output: Output | None = None
+    checkpoint: Checkpoint | None = None
+    resume_args: Strings | None = None
+    metrics: tuple[Metric, ...] = ()
+    request: RequestSettings = Request()
+    launch_mode: Launch = field(default=LaunchMode(), name="launch")
+    requeue: bool = True
+    env: tables.Environment = field(default_factory=dict)
+    params: Params = DEFAULT_PARAMS
+    survive: Survival = field(default_factory=dict)
+    data: DataSets = field(default_factory=dict)
+    smoke: Annotated[Smoke, Meta(examples=['smoke = { args = ["--max-steps", "3"], time = "10m" }'])] = Smoke()
+    container: Container = ContainerSettings()
+
+    def __post_init__(self) -> None:
+        if self.resume_args is not None and self.checkpoint is None:
+            why = "the step has no checkpoint pattern to resume from"
+            raise BadValue(why, key=("resume_args",), hint=_CHECKPOINT)
+
+
+class Step(StepTable, frozen=True, kw_only=True):
+    """A kind of work, by its name; `origin` is where it is declared. `params` is how parameters are passed that the
+    command does not mention; empty: not at all."""
+
+    name: str
+    output: str
+    origin: str = "default"
+
+    @property
+    def launch(self) -> str:
+        return self.launch_mode.mode
+
+    @property
+    def launch_settings(self) -> LaunchSettings:
+        return self.launch_mode.settings or LaunchSettings()
+
+
+def named_step(name: str, table: StepTable, origin: str) -> Step:
+    """A declared step; its outputs are called after it unless it says otherwise."""
+    check_step_name(name, place=origin)
+    changes = {
+        "output": table.output or name,
+        "params": "" if table.params == "none" else table.params,
+        "metrics": tuple(metric.strip() for metric in table.metrics),
+    }
+    return Step(**{**msgspec.structs.asdict(table), **changes}, name=name, origin=origin)
+
+
+def resolve_data(asked: dict[str, dict[str, str]], root: str | Path) -> dict[str, Any]:
+    """Data sets with absolute paths: relative ones begin at the project's root, and ~ is the user's home."""
+    return {
+        name: {**one, "path": os.path.normpath(os.path.join(root, os.path.expanduser(one["path"])))}
+        for name, one in asked.items()
+    }

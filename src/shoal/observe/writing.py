@@ -67,7 +67,7 @@ def project_id(home: str) -> str:
 def write_notify_settings(home: str, settings: msgspec.Struct | None) -> None:
     """Whom jobs tell about an end or a failure, as shoal.toml says now; nobody if there are no settings."""
     path = os.path.join(home, "notify.json")
-    wanted = None if settings is None else {"schema": 1, **msgspec.to_builtins(settings)}
+    wanted = None if settings is None else {"schema": 1, **msgspec.structs.asdict(settings)}
     if files.read_json(path) != wanted:
         if wanted is None:
             os.unlink(path)

@@ -81,9 +81,9 @@ def match_cluster(project: Project, cluster_name: str | None, host: str) -> Clus
 
 def _match_score(cluster: Cluster, cluster_name: str | None, host: str) -> int:
     """0 for no match. Slurm compares cluster names without case."""
-    wanted = cluster.match_cluster or (None if cluster.match_host else cluster.name)
+    wanted = cluster.match.cluster or (None if cluster.match.host else cluster.name)
     if wanted is not None and wanted.lower() != (cluster_name or "").lower():
         return 0
-    if cluster.match_host is not None and not fnmatchcase(host.lower(), cluster.match_host.lower()):
+    if cluster.match.host is not None and not fnmatchcase(host.lower(), cluster.match.host.lower()):
         return 0
-    return (2 if wanted is not None else 0) + (1 if cluster.match_host is not None else 0)
+    return (2 if wanted is not None else 0) + (1 if cluster.match.host is not None else 0)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.describe import CAUSES, PlannedRun, Project, RequestedRun, with_current_step
+from shoal.describe import STEP_RETRY_CAUSES, PlannedRun, Project, RequestedRun, with_current_step
 from shoal.errors import InputError
 from shoal.kernel import files, layout, submission
 from shoal.model import FAILED_STATES, RETRYABLE_STATES
@@ -17,7 +17,7 @@ from shoal.submit.standing import IdempotentOrder
 from shoal.units import format_memory, format_slurm_time, parse_duration_s, parse_memory_mb
 
 #: What went wrong, as people may ask for it. The agent's end record tells oom, cuda_oom and bad_result apart.
-RETRY_CAUSES = tuple(dict.fromkeys((*CAUSES, *sorted(RETRYABLE_STATES))))
+RETRY_CAUSES = tuple(dict.fromkeys((*STEP_RETRY_CAUSES, *sorted(RETRYABLE_STATES))))
 _FACTOR_PATTERN = re.compile(r"x(\d+(?:\.\d+)?)", re.ASCII)
 
 
@@ -79,7 +79,7 @@ def cause_of(home: str, view: RunView) -> str:
         return view.state
     folder = layout.run_dir(home, view.name)
     end = records.read_end(folder, layout.parse_names(files.list_names(folder)), view.attempt) if view.attempt else None
-    return end.cause if end is not None and end.cause in RETRY_CAUSES else "failed"
+    return end.cause if end is not None and end.cause and end.cause in RETRY_CAUSES else "failed"
 
 
 def retried_runs(project: Project, views: Sequence[RunView], change: RetryChange) -> list[RequestedRun]:
