@@ -21,8 +21,8 @@ from shoal.describe.project import find_project
 from shoal.kernel import files
 from shoal.plan.cluster_choice import choose_cluster
 from shoal.sandbox import Sandbox, SandboxSpec
-from shoal.submit.orders import prepare_submission
-from shoal.submit.scripts import read_scripts
+from shoal.submit.prepare import prepare_submission
+from shoal.submit.submit import read_scripts
 
 SHOAL = Path(sys.executable).with_name("shoal")
 PAGE = """\

@@ -53,7 +53,7 @@ def main() -> None:
 def page(made: MadeUp) -> None:
     """What the browser waits for: everything once, then what changed."""
     from shoal.clusters import QueueState
-    from shoal.views.web.feed import DashboardData
+    from shoal.views.web.api import DashboardData
     from shoal.views.web.server import DashboardServer
 
     server = DashboardServer(DashboardData(made.home, lambda environ, newer: QueueState({})))
@@ -79,7 +79,7 @@ async def keys(made: MadeUp) -> None:
     """From a key to the redrawn screen."""
     from shoal.views.status import StatusFilter
     from shoal.views.tui.app import WatchApp
-    from shoal.views.tui.runlist import RunList
+    from shoal.views.tui.panes import RunList
 
     app = WatchApp(made.home, StatusFilter(), everything=True, look_s=3600)
     async with app.run_test(size=(120, 40)) as pilot:

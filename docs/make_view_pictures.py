@@ -81,8 +81,8 @@ def page(root: Path) -> None:
     """The page with a running run's curves, as Chromium draws it."""
     from selenium import webdriver
 
-    from shoal.views.polling import QueueCache
-    from shoal.views.web.feed import DashboardData
+    from shoal.observe.queue_cache import QueueCache
+    from shoal.views.web.api import DashboardData
     from shoal.views.web.server import DashboardServer
 
     home = str(root / ".shoal")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import shoal.data
 from project import Project
-from shoal.data.planning import ShardSettings
+from shoal.data.shard_plan import ShardSettings
 
 #: The command line, run by the Python of the tests.
 SHOAL = [sys.executable, "-c", "import sys; from shoal.cli import main; sys.exit(main())"]

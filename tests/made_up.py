@@ -12,7 +12,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from shoal.kernel import layout, process
+from shoal.kernel import layout, processes
 from shoal.kernel.records import Allocation, End, Start, non_default_fields
 
 NOW = 1_800_000_000.0
@@ -100,7 +100,7 @@ class MadeUp:
         })  # fmt: skip
         submission = Path(layout.submission_dir(self.home, token))
         submission.mkdir(parents=True, exist_ok=True)
-        me = process.own_identity()
+        me = processes.own_identity()
         self._put(submission / "submission.json", {
             "token": token, "backend": backend, "cluster": "local", "job_name": f"{experiment}.{stem}.{token}",
             "runs": [name], "t": began_at - 60, "time_limit_s": limit, **me,

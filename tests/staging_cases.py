@@ -10,9 +10,9 @@ import pytest
 
 import shoal.data
 from data_sets import make_folder
-from shoal.data import ahead
-from shoal.data.planning import ShardSettings
-from shoal.job import cache, copying
+from shoal.data import prefetch
+from shoal.data.shard_plan import ShardSettings
+from shoal.job import cache, file_copy
 from shoal.job.cache import find_root
 from shoal.job.staging import Stage
 
@@ -60,14 +60,14 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._allowed = threading.Semaphore(0)
         self._open = False
-        plain = copying._PartialFile.copy
+        plain = file_copy._PartialFile.copy
 
         def copy(part: Any, number: int, buffer: memoryview) -> int:
             if not self._open:
                 assert self._allowed.acquire(timeout=30)
             return plain(part, number, buffer)
 
-        monkeypatch.setattr(copying._PartialFile, "copy", copy)
+        monkeypatch.setattr(file_copy._PartialFile, "copy", copy)
 
     def let(self, count: int) -> None:
         self._allowed.release(count)
@@ -79,4 +79,4 @@ class Gate:
 
 def busy_threads() -> int:
     """Threads that a test may have left behind; those that read ahead stay as long as the process."""
-    return sum(thread.name != ahead.THREAD_NAME for thread in threading.enumerate())
+    return sum(thread.name != prefetch.THREAD_NAME for thread in threading.enumerate())

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from made_up import END, ME, START
 from project import Project, env_of
-from shoal.job import environment, shipping
-from shoal.kernel import fence, layout, lease, process, submission
-from shoal.observe import writing
-from shoal.observe.records import ClaimRecord, Outcome
+from shoal.job import environment, zipapp
+from shoal.kernel import fence, layout, lease, processes, submission
+from shoal.observe import run_writer
+from shoal.observe.run_files import ClaimRecord, Outcome
 from shoal.sandbox import Sandbox
 
 RUN = "001_a/000_train_0"
@@ -150,7 +150,7 @@ def test_a_job_of_a_cancelled_or_finished_run_or_an_old_generation_does_not_begi
     _begin(claim, 3, job_id="7", life=1).end(END)
     with pytest.raises(fence.FencedError, match="done already"):
         _admit(claim, job_id="7", life=2)
-    writing.request_cancel(_home(claim), RUN, 1, {})
+    run_writer.request_cancel(_home(claim), RUN, 1, {})
     with pytest.raises(fence.FencedError, match="cancelled"):
         _admit(claim, job_id="7")
     submission.claim_generation(
@@ -167,7 +167,7 @@ def test_a_running_attempt_hears_that_it_is_not_wanted(claim: fence.Claim) -> No
     assert fence.why_unwanted(claim, 1) is None
     lease.ask_for_handover(claim.run_dir, 1, ME)
     assert fence.why_unwanted(claim, 1) == "handover" and fence.why_unwanted(claim, 2) is None
-    writing.request_cancel(_home(claim), RUN, 1, {})
+    run_writer.request_cancel(_home(claim), RUN, 1, {})
     assert fence.why_unwanted(claim, 1) == "cancelled"
 
 
@@ -180,16 +180,16 @@ def test_words_without_placeholders_are_left_alone(words: list[str]) -> None:
 
 
 def test_a_process_is_known_by_more_than_its_number() -> None:
-    me = process.own_identity()
+    me = processes.own_identity()
     boot = me["started"].partition(":")[0]
-    assert process.is_process_alive(me) and process.is_process_alive({**me, "started": f"{boot}:1"}) is False
-    assert process.is_process_alive({**me, "started": "another boot:1"}) is None
-    assert process.is_process_alive({**me, "host": "elsewhere"}) is None
+    assert processes.is_process_alive(me) and processes.is_process_alive({**me, "started": f"{boot}:1"}) is False
+    assert processes.is_process_alive({**me, "started": "another boot:1"}) is None
+    assert processes.is_process_alive({**me, "host": "elsewhere"}) is None
 
 
 def test_the_agent_is_shipped_once_and_has_all_its_modules(tmp_path: Path) -> None:
-    path = shipping.write_agent_zip(str(tmp_path))
-    assert path == shipping.write_agent_zip(str(tmp_path)) and len(os.listdir(tmp_path / "agent")) == 1
+    path = zipapp.write_agent_zip(str(tmp_path))
+    assert path == zipapp.write_agent_zip(str(tmp_path)) and len(os.listdir(tmp_path / "agent")) == 1
     for python in filter(None, (sys.executable, _python38())):  # compiled for the first, source for the other
         done = subprocess.run([python, "-I", path, str(tmp_path / "submissions/x")], capture_output=True, text=True)
         assert done.returncode == 0 and "no record of this submission" in done.stdout, done.stderr
@@ -229,9 +229,9 @@ def test_the_agent_runs_a_job_under_python_3_8(tmp_path: Path, cluster: Sandbox)
 
 
 def test_a_process_of_another_user_is_not_called_dead_where_proc_hides_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = {**process.own_identity(), "pid": 4194399}
+    gone = {**processes.own_identity(), "pid": 4194399}
     theirs = {**gone, "uid": os.getuid() + 1}
-    assert process.is_process_alive(gone) is False and process.is_process_alive(theirs) is False
+    assert processes.is_process_alive(gone) is False and processes.is_process_alive(theirs) is False
     monkeypatch.setattr(os, "access", lambda path, how: path != "/proc/1/stat")
-    assert process.is_process_alive(gone) is False and process.is_process_alive(theirs) is None
-    assert process.is_process_alive({**process.own_identity(), "uid": os.getuid() + 1}) is True
+    assert processes.is_process_alive(gone) is False and processes.is_process_alive(theirs) is None
+    assert processes.is_process_alive({**processes.own_identity(), "uid": os.getuid() + 1}) is True

@@ -11,7 +11,7 @@ import pytest
 from project import Project
 from shoal.cleanup import backup
 from shoal.cleanup.leftovers import CleanupItem, RunDirectories, find_leftovers
-from shoal.cleanup.near_copies import ScriptCandidate, find_near_duplicates
+from shoal.cleanup.near_duplicates import ScriptCandidate, find_near_duplicates
 from shoal.errors import InputError
 from shoal.job import cache
 from shoal.observe.run_state import RunView

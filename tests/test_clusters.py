@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from shoal.batch.flags import parse_flags
+from shoal.batch.sbatch_flags import parse_flags
 from shoal.cli import main
 from shoal.clusters import ClusterFacts, NodeKind, Partition, cluster_name
 from shoal.clusters.parse import parse_gres, parse_partitions, parse_sinfo, parse_user
 from shoal.describe.cluster import CLUSTER_KEYS, NETWORKS, Cluster
 from shoal.describe.project import Project, find_project
-from shoal.doctor.before import refuse_impossible
+from shoal.doctor.submit_checks import refuse_impossible
 from shoal.errors import InputError, RefusedError
 from shoal.model import Request
 from shoal.plan.cluster_choice import choose_cluster, match_cluster, named_cluster

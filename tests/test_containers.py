@@ -16,12 +16,12 @@ from shoal.job.launch.container import (
     build_container,
     container_argv,
     merge_settings,
+    missing_on_node,
     parse_bind,
     resolve_container,
 )
-from shoal.job.launch.container_needs import missing_on_node
-from shoal.job.launch.unit import RankGroup
-from shoal.job.launch.words import launcher_argv
+from shoal.job.launch.launcher_args import launcher_argv
+from shoal.job.launch.rank_group import RankGroup
 
 DATA = ["/data", "/scratch:/scratch:ro"]
 

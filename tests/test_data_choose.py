@@ -13,7 +13,7 @@ import pytest
 
 import shoal.data
 from project import Project
-from shoal.data.planning import ShardSettings
+from shoal.data.shard_plan import ShardSettings
 from shoal.errors import InputError
 
 IMAGES = ["cat/1.jpg", "cat/2.jpg", "dog/1.jpg", "dog/2.png"]

@@ -24,10 +24,10 @@ from hypothesis import strategies as st
 
 import shoal.data
 from data_sets import contents, make_folder
-from shoal.data.planning import ShardSettings
-from shoal.data.staged import stage_and_run
+from shoal.data.shard_plan import ShardSettings
+from shoal.data.stage import stage_and_run
 from shoal.errors import InputError, ShoalError
-from shoal.job import copies, copying, listing
+from shoal.job import dataset_copy, file_copy
 from shoal.job.staging import Stage
 from staging_cases import Gate, make_scratch, stage_all
 
@@ -64,7 +64,7 @@ class Cluster:
                     path.unlink()
                     if kind == "no room":
                         path.symlink_to(self.source / path.name)
-                (place.parent / copies.COMPLETE_FILE).unlink(missing_ok=True)
+                (place.parent / dataset_copy.COMPLETE_FILE).unlink(missing_ok=True)
             elif kind == "lost":
                 (victim if dice.random() < 0.5 else index).unlink()
             elif kind in ("damaged", "index damaged"):
@@ -146,8 +146,9 @@ def test_the_order_is_the_same_on_every_node_and_job(cluster: Cluster, monkeypat
         data = shoal.data.open(str(cluster.path(kind, 0, random.Random(1))), fields=("__key__",))
         orders.add(tuple(key for epoch in range(2) for (key,) in data.stream(seed=5, epoch=epoch)))
     assert len(orders) == 1
-    starts = {listing.node_order([(str(k),) for k in range(9)], listing.node_rotation({"SLURMD_NODENAME": n}, ""))[1]
-              for n in ("n1", "n2", "n3", "n4")}  # fmt: skip
+    nodes = ("n1", "n2", "n3", "n4")
+    rotations = [dataset_copy.node_rotation({"SLURMD_NODENAME": node}, "") for node in nodes]
+    starts = {dataset_copy.node_order([(str(k),) for k in range(9)], rotation)[1] for rotation in rotations}
     assert len(starts) > 1, "copying does begin in different places"
 
 
@@ -307,13 +308,13 @@ def test_webdataset_finds_every_sample_of_staged_data_by_default(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     """It used to start at the first shard, and read what was there: some thousand of 20,000 samples, exit code 0."""
-    plain = copying._PartialFile.copy
+    plain = file_copy._PartialFile.copy
 
     def slow(*args: Any) -> int:
         time.sleep(0.05)  # A link on which all of it takes longer than the start of a program.
         return plain(*args)
 
-    monkeypatch.setattr(copying._PartialFile, "copy", slow)
+    monkeypatch.setattr(file_copy._PartialFile, "copy", slow)
     env = {**os.environ, **make_scratch(tmp_path), "SHOAL_SCRATCH_LIMIT": limit}
     argv = [sys.executable, "-c", WEBDATASET, str(tmp_path / "found")]
     code, record = stage_and_run(str(cluster.source), argv, env, threads=1, quiet=True)

@@ -18,14 +18,12 @@ from hypothesis import strategies as st
 
 import shoal.data
 from data_sets import contents, make_folder
-from shoal.data import crc, manifest, tar, tfrecord
-from shoal.data.checking import describe_dataset, verify_dataset
-from shoal.data.index import IndexBuilder, IndexedSample, SampleMember, ShardIndex, is_intact
-from shoal.data.order import Permutation
-from shoal.data.planning import ShardSettings
-from shoal.data.unpacking import extract_dataset
+from shoal.data import formats, manifest, shard_writer
+from shoal.data.manifest import IndexBuilder, IndexedSample, SampleMember, ShardIndex, is_intact
+from shoal.data.shard_plan import Permutation, ShardSettings
+from shoal.data.verify import describe_dataset, extract_dataset, verify_dataset
 from shoal.errors import InputError, ShoalError
-from shoal.job import checksum, copying
+from shoal.job import file_copy
 
 SMALL = ShardSettings(shard_mb=0.05, first_mb=0.01)
 
@@ -33,18 +31,18 @@ SMALL = ShardSettings(shard_mb=0.05, first_mb=0.01)
 @given(st.lists(st.binary(max_size=200), max_size=12))
 def test_checksums_of_pieces_give_the_checksum_of_the_whole_in_both_implementations(pieces: list[bytes]) -> None:
     told = [(zlib.crc32(piece), len(piece)) for piece in pieces]
-    assert crc.combine_crcs(told) == copying.combine_crc32(told) == zlib.crc32(b"".join(pieces))
+    assert shard_writer.combine_crcs(told) == file_copy.combine_crc32(told) == zlib.crc32(b"".join(pieces))
 
 
 @given(st.binary(max_size=70_000), st.integers(0, 2**32 - 1))
 def test_the_fast_checksum_is_the_one_that_every_python_has(data: bytes, before: int) -> None:
-    assert checksum.crc32 is isal.isal_zlib.crc32
-    assert checksum.crc32(data, before) == checksum.crc32(memoryview(data), before) == zlib.crc32(data, before)
+    assert file_copy.crc32 is isal.isal_zlib.crc32
+    assert file_copy.crc32(data, before) == file_copy.crc32(memoryview(data), before) == zlib.crc32(data, before)
 
 
 def test_without_the_package_for_it_the_checksum_is_zlib_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
-    assert checksum._choose_crc32() is zlib.crc32
+    assert file_copy._choose_crc32() is zlib.crc32
 
 
 @given(
@@ -52,7 +50,7 @@ def test_without_the_package_for_it_the_checksum_is_zlib_s(monkeypatch: pytest.M
     st.binary(max_size=2000),
 )
 def test_tar_headers_are_read_by_the_standard_library_with_any_name(name: bytes, data: bytes) -> None:
-    text = tar.tar_header(name, len(data), 1_700_000_000) + data + tar.tar_padding(len(data)) + tar.TAR_END
+    text = formats.tar_header(name, len(data), 1_700_000_000) + data + formats.tar_padding(len(data)) + formats.TAR_END
     with tarfile.open(fileobj=io.BytesIO(text), errors="surrogateescape") as archive:
         member = archive.getmembers()[0]
         found = archive.extractfile(member)
@@ -60,7 +58,7 @@ def test_tar_headers_are_read_by_the_standard_library_with_any_name(name: bytes,
         assert member.mtime == 1_700_000_000
         if not name.startswith(b"/"):
             assert os.fsencode(member.name).strip(b"/") == name.strip(b"/")
-    assert [(m.name, m.size) for m in tar.tar_members(io.BytesIO(text), "x")] == [(name, len(data))]
+    assert [(m.name, m.size) for m in formats.tar_members(io.BytesIO(text), "x")] == [(name, len(data))]
 
 
 @given(
@@ -70,19 +68,19 @@ def test_tar_headers_are_read_by_the_standard_library_with_any_name(name: bytes,
     )
 )
 def test_examples_tell_where_their_values_lie(values: list[tuple[str, bytes | int]]) -> None:
-    data, offsets = tfrecord.encode_example(values)
-    found = tfrecord.find_features(data)
+    data, offsets = formats.encode_example(values)
+    found = formats.find_features(data)
     assert [feature.offset for feature in found] == offsets
     for (name, value), feature in zip(values, found, strict=True):
         raw = data[feature.offset : feature.offset + feature.size]
         assert feature.name == name
-        assert (tfrecord.int64_list(raw) == [value]) if isinstance(value, int) else raw == value
+        assert (formats.int64_list(raw) == [value]) if isinstance(value, int) else raw == value
 
 
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_example_are_refused_or_parsed_but_never_crash(data: bytes) -> None:
     try:
-        for feature in tfrecord.find_features(data):
+        for feature in formats.find_features(data):
             assert 0 <= feature.offset <= feature.offset + feature.size <= len(data)
     except ValueError:
         pass

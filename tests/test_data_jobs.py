@@ -17,11 +17,11 @@ import shoal.data
 from conftest import cancel_all
 from data_sets import SHOAL, contents, make_data, make_folder, with_data
 from project import Project
-from shoal.data.advising import BatchTimes, advise_loader, batch_times, measure_delivery, predict
-from shoal.data.benching import BenchResult, BenchRow, drop_cache
+from shoal.data.advise import BatchTimes, advise_loader, batch_times, measure_delivery, predict
+from shoal.data.bench import BenchResult, BenchRow, drop_cache
 from shoal.describe.steps import resolve_data
 from shoal.job import cache
-from shoal.job.data import DataWait
+from shoal.job.run_data import DataWait
 from shoal.sandbox import Sandbox
 from staging_cases import Gate
 

@@ -12,7 +12,7 @@ import pytest
 
 import shoal.data
 from data_sets import make_folder
-from shoal.data.planning import ShardSettings
+from shoal.data.shard_plan import ShardSettings
 
 EPOCHS, SAMPLES = 2, 96
 

@@ -17,12 +17,10 @@ from hypothesis import strategies as st
 
 import shoal.data
 from data_sets import SHOAL, contents, make_folder
-from shoal.data.checking import describe_dataset, verify_dataset
-from shoal.data.estimating import estimate_sharding
-from shoal.data.packing import finished_shards, prepare_sharding
-from shoal.data.planning import ShardSettings, plan_shards
 from shoal.data.scan import SourceFile, SourceSample, SourceScan
-from shoal.data.unpacking import extract_dataset
+from shoal.data.shard_files import estimate_sharding, finished_shards, prepare_sharding
+from shoal.data.shard_plan import ShardSettings, plan_shards
+from shoal.data.verify import describe_dataset, extract_dataset, verify_dataset
 from shoal.errors import InputError, ShoalError
 from waiting import wait_until
 
@@ -240,11 +238,11 @@ def test_what_cannot_be_read_stops_the_pack_or_is_left_out_and_listed(tmp_path: 
 def test_a_file_that_changes_between_the_look_and_the_read_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    from shoal.data import packing, writing
+    from shoal.data import shard_files, shard_workers
 
     source = make_folder(tmp_path / "src", 12)
     victim = source / "class1" / "img_00004.jpg"
-    begin = packing._begin_directory
+    begin = shard_files._begin_directory
 
     def meddle(*args: object) -> None:
         begin(*args)  # type: ignore[arg-type]
@@ -253,16 +251,16 @@ def test_a_file_that_changes_between_the_look_and_the_read_is_noticed(
         elif change == "grow":
             victim.write_bytes(victim.read_bytes() + b"more")
 
-    monkeypatch.setattr(packing, "_begin_directory", meddle)
+    monkeypatch.setattr(shard_files, "_begin_directory", meddle)
     if change == "unreadable":  # root may read everything, so the refusal is played here
-        plain = writing.read_file
+        plain = shard_workers.read_file
 
         def refuse(root: str, file: SourceFile) -> bytes:
             if file.path.endswith("img_00004.jpg"):
                 raise PermissionError(13, "Permission denied")
             return plain(root, file)
 
-        monkeypatch.setattr(writing, "read_file", refuse)
+        monkeypatch.setattr(shard_workers, "read_file", refuse)
     words = {"vanish": "vanished", "grow": "changed", "unreadable": "permission denied"}
     with pytest.raises(InputError, match=rf"class1/img_00004\.jpg: .*{words[change]}"):
         shoal.data.pack(str(source), str(tmp_path / "out"), SMALL)
@@ -403,7 +401,7 @@ def test_two_packs_of_one_source_at_once_make_one_data_set(tmp_path: Path) -> No
 _SLOW_PACK = """
 import sys, time
 from shoal.data import packing, writing
-from shoal.data.planning import Settings
+from shoal.data.shard_plan import Settings
 
 plain = writing.write_one
 

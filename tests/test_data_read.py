@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 
 import shoal.data
 from data_sets import make_folder
-from shoal.data import ahead
-from shoal.data.benching import drop_cache
-from shoal.data.planning import ShardSettings
-from shoal.data.reading import Dataset
+from shoal.data import prefetch
+from shoal.data.bench import drop_cache
+from shoal.data.dataset import Dataset
+from shoal.data.shard_plan import ShardSettings
 from shoal.errors import InputError, ShoalError
 from waiting import wait_until
 
@@ -224,34 +224,34 @@ def test_what_is_read_soon_is_brought_to_memory_beside_the_program(tmp_path: Pat
     if not is_cold():
         pytest.skip("this file system does not forget what it has in memory")
     with path.open("rb") as file:
-        ahead.prefetch_ranges([(file.fileno(), part, 1 << 18) for part in range(0, 5 << 20, 1 << 18)])
+        prefetch.prefetch_ranges([(file.fileno(), part, 1 << 18) for part in range(0, 5 << 20, 1 << 18)])
         wait_until(lambda: in_memory(path) > 0.9, 60, "the places are in memory")
     assert is_cold()
-    ahead.prefetch_files([str(tmp_path / "gone"), str(path)])
+    prefetch.prefetch_files([str(tmp_path / "gone"), str(path)])
     wait_until(lambda: in_memory(path) > 0.9, 60, "the file is in memory")
 
 
 def test_the_disk_is_told_until_everything_was_in_memory_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch, places = ahead.CacheMonitor(), [(0, 0, 1)] * 64
-    monkeypatch.setattr(ahead, "is_cached", lambda fd, offset: True)
+    watch, places = prefetch.CacheMonitor(), [(0, 0, 1)] * 64
+    monkeypatch.setattr(prefetch, "is_cached", lambda fd, offset: True)
     told = [watch.misses(places[watch.sample_ranges()]) for _ in range(30)]
     assert told[0] and not told[-1] and told == sorted(told, reverse=True)
     assert len(places[watch.sample_ranges()]) == 8
-    monkeypatch.setattr(ahead, "is_cached", lambda fd, offset: False)
+    monkeypatch.setattr(prefetch, "is_cached", lambda fd, offset: False)
     assert watch.misses(places[watch.sample_ranges()])
     assert len(places[watch.sample_ranges()]) == 1
-    monkeypatch.setattr(ahead, "is_cached", lambda fd, offset: None)
+    monkeypatch.setattr(prefetch, "is_cached", lambda fd, offset: None)
     assert not watch.misses(places[watch.sample_ranges()])
 
 
 def test_what_is_brought_to_memory_leaves_half_of_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert 0 < ahead.prefetch_budget() <= total / 2
+    assert 0 < prefetch.prefetch_budget() <= total / 2
     brought: list[list[str]] = []
-    monkeypatch.setattr(ahead, "prefetch_files", brought.append)
+    monkeypatch.setattr(prefetch, "prefetch_files", brought.append)
     shards = shoal.data.open(str(folder / "out")).shards
     shards.prefetch_shards(range(len(shards)))
-    monkeypatch.setattr(ahead, "prefetch_budget", lambda: 100)
+    monkeypatch.setattr(prefetch, "prefetch_budget", lambda: 100)
     shards.prefetch_shards(range(len(shards)))
     assert [len(paths) for paths in brought] == [len(shards)]
 

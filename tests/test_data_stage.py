@@ -15,7 +15,7 @@ import pytest
 
 import shoal.data
 from data_sets import SHOAL, contents, make_folder
-from shoal.job import copies, copying, listing
+from shoal.job import dataset_copy, file_copy
 from shoal.job.staging import Stage
 from staging_cases import STAGE, Gate, busy_threads, make_scratch, make_shards, stage_all
 from waiting import wait_until
@@ -67,7 +67,7 @@ def test_a_folder_and_a_single_file_are_staged_too_and_look_as_they_did(
 def test_files_larger_than_a_range_are_put_together_from_several_threads(
     tmp_path: Path, scratch: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copying, "RANGE_BYTES", 1000)
+    monkeypatch.setattr(file_copy, "RANGE_BYTES", 1000)
     make_folder(tmp_path / "src", 30)
     shoal.data.pack(str(tmp_path / "src"), str(tmp_path / "data"))
     place, _ = stage_all(tmp_path / "data", scratch, threads=7)
@@ -90,17 +90,17 @@ def test_nobody_leaves_while_another_thread_opens_the_last_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copier, items = _copier_of_files("a", tmp_path, monkeypatch, threads=2)
-    asked, may_open, plain_open = threading.Semaphore(0), threading.Event(), copying._PartialFile.__init__
+    asked, may_open, plain_open = threading.Semaphore(0), threading.Event(), file_copy._PartialFile.__init__
 
-    def next_item() -> copying.CopyItem | None:
+    def next_item() -> file_copy.CopyItem | None:
         asked.release()
         return items.pop(0) if items else None
 
-    def slow_open(part: copying._PartialFile, source: str, goal: str, parts: str, item: copying.CopyItem) -> None:
+    def slow_open(part: file_copy._PartialFile, source: str, goal: str, parts: str, item: file_copy.CopyItem) -> None:
         may_open.wait(60)
         plain_open(part, source, goal, parts, item)
 
-    monkeypatch.setattr(copying._PartialFile, "__init__", slow_open)
+    monkeypatch.setattr(file_copy._PartialFile, "__init__", slow_open)
     copier._next = next_item
     taken: list[Any] = []
     threads = [threading.Thread(target=lambda: taken.append(copier._take())) for _ in range(2)]
@@ -116,27 +116,27 @@ def test_nobody_leaves_while_another_thread_opens_the_last_file(
 
 def _copier_of_files(
     names: str, folder: Path, monkeypatch: pytest.MonkeyPatch, threads: int
-) -> tuple[copying.Copier, list[copying.CopyItem]]:
+) -> tuple[file_copy.Copier, list[file_copy.CopyItem]]:
     """A copier whose ranges have 1,000 bytes, and files of nine ranges."""
-    monkeypatch.setattr(copying, "RANGE_BYTES", 1000)
+    monkeypatch.setattr(file_copy, "RANGE_BYTES", 1000)
     for name in ("source", "goal", "parts"):
         (folder / name).mkdir()
     for name in names:
         (folder / "source" / name).write_bytes(os.urandom(8500))
     places = [str(folder / name) for name in ("source", "goal", "parts")]
-    return copying.Copier(*places, threads, lambda item: None), [copying.CopyItem(name, 8500) for name in names]
+    return file_copy.Copier(*places, threads, lambda item: None), [file_copy.CopyItem(name, 8500) for name in names]
 
 
 def test_the_first_shard_comes_first_and_nodes_begin_in_different_places() -> None:
     units = [(f"s{number}",) for number in range(20)]
     orders = {
-        node: listing.node_order(units, listing.node_rotation({"SLURMD_NODENAME": node}, "host"))
+        node: dataset_copy.node_order(units, dataset_copy.node_rotation({"SLURMD_NODENAME": node}, "host"))
         for node in ("n1", "n2", "n3", "n4", "n5")
     }
     assert all(order[0] == units[0] and sorted(order) == sorted(units) for order in orders.values())
     assert len({order[1] for order in orders.values()}) > 2
     job = {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "77"}
-    assert listing.node_rotation({**job, "SLURMD_NODENAME": "a"}, "x") == listing.node_rotation(
+    assert dataset_copy.node_rotation({**job, "SLURMD_NODENAME": "a"}, "x") == dataset_copy.node_rotation(
         {**job, "SLURMD_NODENAME": "b"}, "y"
     )
 
@@ -155,7 +155,7 @@ def test_a_run_may_start_at_the_first_shard_and_what_a_reader_wants_comes_next(
     got: list[Any] = []
     thread = threading.Thread(target=lambda: got.append(reader[last]))
     thread.start()
-    wanted = Path(place).parent / copies.REQUESTS_DIR
+    wanted = Path(place).parent / dataset_copy.REQUESTS_DIR
     wait_until(lambda: os.listdir(wanted), 10, "the reader asks for its shard")
     name = os.listdir(wanted)[0]
     gate.let(4)  # the range that waits, its shard, and the wanted pair
@@ -194,7 +194,7 @@ def test_what_a_stream_needs_next_is_copied_next_in_its_order(
     blocks = stream.blocks(block=1)
     next(blocks)  # It has the first shard, and asks for the next two.
     wait_until(
-        lambda: sorted(os.listdir(Path(place).parent / copies.REQUESTS_DIR)) == sorted(order[1:3]), 10, "it asks"
+        lambda: sorted(os.listdir(Path(place).parent / dataset_copy.REQUESTS_DIR)) == sorted(order[1:3]), 10, "it asks"
     )
     gate.let(2 + 4)  # The pair that was begun before, then the wanted ones.
     wait_until(lambda: set(order[:3]) <= set(os.listdir(place)), 10, "the next two have come before the others")
@@ -225,7 +225,7 @@ def test_the_command_sees_the_folder_and_gives_its_exit_code(data: Path, scratch
 
 @pytest.mark.skipif(OLD_PYTHON is None, reason="there is no Python 3.8 here to try the agent on")
 def test_the_shipped_agent_stages_on_the_oldest_python(data: Path, scratch: dict[str, str], tmp_path: Path) -> None:
-    from shoal.job.shipping import build_agent_zip
+    from shoal.job.zipapp import build_agent_zip
 
     (tmp_path / "agent.pyz").write_bytes(build_agent_zip())
     code = f"import sys; sys.path.insert(0, {str(tmp_path / 'agent.pyz')!r})" + STAGE.replace(

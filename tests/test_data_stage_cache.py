@@ -21,7 +21,7 @@ from data_sets import contents, make_folder
 from shoal.job import cache
 from shoal.job.cache import FileLock, find_root
 from shoal.job.staging import Stage
-from shoal.kernel import process
+from shoal.kernel import processes
 from staging_cases import STAGE, busy_threads, make_scratch, make_shards, node_root, stage_all
 from waiting import wait_until
 
@@ -59,7 +59,7 @@ def test_network_storage_is_no_scratch(data: Path, tmp_path: Path, monkeypatch: 
 
 
 def test_names_in_a_scratch_path_are_filled_in_on_the_node_and_the_choice_is_told(data: Path, tmp_path: Path) -> None:
-    node = process.host_name()
+    node = processes.host_name()
     (tmp_path / f"me/77/{node}").mkdir(parents=True)
     environ = {"USER": "me", "SLURM_JOB_ID": "77", "SCRATCH": str(tmp_path), "SHOAL_SCRATCH_LIMIT": "lots"}
     environ["SHOAL_SCRATCH"] = "$SCRATCH/${USER}/$SLURM_JOB_ID/$SLURMD_NODENAME"

@@ -15,9 +15,9 @@ import pytest
 
 import shoal.data
 from data_sets import contents, make_folder
-from shoal.data.planning import ShardSettings
-from shoal.job import copies, copying
-from shoal.job.copying import Copier, CopyItem
+from shoal.data.shard_plan import ShardSettings
+from shoal.job import dataset_copy, file_copy
+from shoal.job.file_copy import Copier, CopyItem
 from shoal.job.staging import Stage, StageError
 from staging_cases import Gate, busy_threads, make_scratch, make_shards, node_root, stage_all
 from waiting import wait_until
@@ -58,8 +58,8 @@ def test_a_killed_copier_is_replaced_at_once_and_nothing_is_fetched_twice(data: 
 def test_a_part_that_a_kill_left_is_checked_and_continued(
     tmp_path: Path, scratch: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copying, "RANGE_BYTES", 1000)
-    monkeypatch.setattr(copying, "_CHUNK_BYTES", 300)
+    monkeypatch.setattr(file_copy, "RANGE_BYTES", 1000)
+    monkeypatch.setattr(file_copy, "_CHUNK_BYTES", 300)
     source, goal, parts = (tmp_path / name for name in ("from", "to", "parts"))
     for folder in (source, goal, parts):
         folder.mkdir()
@@ -149,18 +149,18 @@ def test_files_of_a_crashed_node_are_not_trusted(data: Path, scratch: dict[str, 
     stage.join()
     stage.close()
     home = Path(stage.copy.home)
-    about = json.loads((home / copies.ABOUT_FILE).read_text())
-    complete = json.loads((home / copies.COMPLETE_FILE).read_text())
+    about = json.loads((home / dataset_copy.ABOUT_FILE).read_text())
+    complete = json.loads((home / dataset_copy.COMPLETE_FILE).read_text())
     assert complete["synced"]
     # The node went down before the data was on disk: names are there, bytes are not.
-    (home / copies.ABOUT_FILE).write_text(json.dumps({**about, "boot": "another"}))
-    (home / copies.COMPLETE_FILE).write_text(json.dumps({"boot": "another", "bytes": complete["bytes"]}))
+    (home / dataset_copy.ABOUT_FILE).write_text(json.dumps({**about, "boot": "another"}))
+    (home / dataset_copy.COMPLETE_FILE).write_text(json.dumps({"boot": "another", "bytes": complete["bytes"]}))
     victim = home / "data" / "shard-000002.tar"
     victim.write_bytes(b"\0" * victim.stat().st_size)
     place, record = stage_all(data, scratch)
     assert record["how"] == "staged" and contents(Path(place)) == contents(data)
     # It went down later: the data was on disk, and is used again.
-    (home / copies.ABOUT_FILE).write_text(json.dumps({**about, "boot": "another"}))
+    (home / dataset_copy.ABOUT_FILE).write_text(json.dumps({**about, "boot": "another"}))
     assert stage_all(data, scratch)[1]["how"] == "shared"
 
 

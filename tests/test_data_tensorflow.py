@@ -14,7 +14,7 @@ import pytest
 
 import shoal.data
 from data_sets import SHOAL, make_folder
-from shoal.data.planning import ShardSettings
+from shoal.data.shard_plan import ShardSettings
 from shoal.errors import InputError
 
 tf: Any = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: make tensorflow")

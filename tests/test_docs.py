@@ -152,9 +152,9 @@ def take_down(home: Path) -> None:
 
 def test_the_page_of_defaults_tells_the_numbers_of_the_code() -> None:
     from shoal.describe.steps import FOLLOW_UPS, Smoke
+    from shoal.observe.queue_cache import INTERVAL_S
     from shoal.plan.generate import DEFAULT_REQUEST
-    from shoal.plan.pack_options import PackOptions
-    from shoal.views.polling import INTERVAL_S
+    from shoal.plan.pack_queue import PackOptions
 
     page, pack, smoke = (ROOT / "docs/defaults.md").read_text(), PackOptions(), Smoke()
     flags = {name: _default_of(name) for name in ("clean --keep", "clean --older-than", "logs --lines")}

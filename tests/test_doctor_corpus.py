@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.batch.text import read_text
+from shoal.batch.directives import read_text
 from shoal.doctor.check import DiskFiles, check_script, find_files
 from shoal.doctor.finding import Finding
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.batch.directives import parse_option_words, read_directives, split_directive
+from shoal.batch.directives import decode_text, parse_option_words, read_directives, split_directive
 from shoal.batch.shell_commands import parse_shell
-from shoal.batch.text import decode_text
 from shoal.doctor.check import check_text
 from shoal.doctor.geometry import read_geometry
 from shoal.doctor.launches import ScriptLaunch, find_launches

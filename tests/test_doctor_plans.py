@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from project import Project
-from shoal.batch.flags import parse_flags
+from shoal.batch.sbatch_flags import parse_flags
 from shoal.describe.cluster import Cluster
 from shoal.doctor import rules
-from shoal.doctor.before import run_findings
 from shoal.doctor.finding import RULES, CheckFacts, Finding
 from shoal.doctor.planned import planned_job
+from shoal.doctor.submit_checks import run_findings
 from shoal.job.launch.geometry import LAUNCH_MODES
 from shoal.model import LaunchSettings, Request, RunSpec
 from shoal.plan.sbatch_options import resolve_request

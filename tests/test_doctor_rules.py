@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from doctor_pairs import PAIRS, Case, Pair
-from shoal.batch.text import decode_text
+from shoal.batch.directives import decode_text
 from shoal.doctor import rules
 from shoal.doctor.check import find_files
 from shoal.doctor.finding import RULES, CheckFacts, Finding, apply_rules

@@ -16,13 +16,13 @@ from project import Project
 from shoal.clusters import QueueState
 from shoal.observe.run_views import observe
 from shoal.units import shorten_list
-from shoal.views import collectives, status, why
+from shoal.views import explanation, status, why
 from shoal.views.details import RunDetails
-from shoal.views.post_mortem import explain_failure
-from shoal.views.screen import Screen
+from shoal.views.explanation import explain_failure
 from shoal.views.status import StatusFilter
-from shoal.views.tui.detail import tab_text
-from shoal.views.web.feed import DashboardData, run_id
+from shoal.views.terminal import Screen
+from shoal.views.tui.panes import tab_text
+from shoal.views.web.api import DashboardData, run_id
 
 RUN = "001_a/000_fit_0"
 #: The program -> what every view has to show.
@@ -264,7 +264,7 @@ def with_ranks(folder: Path, logs: dict[int, bytes]) -> tuple[MadeUp, str, statu
 def test_ranks_in_one_log_are_told_apart_too(tmp_path: Path) -> None:
     made = MadeUp(tmp_path / "project")
     made.run(RUN, "failed", err=b"".join(map(watchdog, (0, 1, 3))))
-    stall = collectives.read_stall(observe(made.home, [RUN]).views[RUN])
+    stall = explanation.read_stall(observe(made.home, [RUN]).views[RUN])
     assert stall is not None and stall.absent == [2]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from project import Project
-from shoal.kernel.failpoints import FAILPOINTS
+from shoal.kernel.submission import FAILPOINTS
 from shoal.sandbox import Sandbox
 
 RUN = "001_a/000_train_0"

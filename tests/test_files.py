@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.kernel import files
-from shoal.observe import records
-from shoal.observe.files import as_disk_error
-from shoal.observe.records import ClaimRecord, DamagedRecord
+from shoal.observe import run_files
+from shoal.observe.run_files import ClaimRecord, DamagedRecord
+from shoal.observe.state_dir import as_disk_error
 
 
 @pytest.fixture
@@ -194,22 +194,22 @@ def test_a_damaged_record_is_named(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "submit.1.claim"
     path.write_bytes(data)
     with pytest.raises(DamagedRecord, match=r"submit\.1\.claim"):
-        records.read_checked(str(path), ClaimRecord)
+        run_files.read_checked(str(path), ClaimRecord)
 
 
 def test_a_record_of_a_newer_shoal_is_not_guessed_at(tmp_path: Path) -> None:
     record = {"schema": 2, "token": "t", "revision": 1, "output_dir": "o", "log_dir": "l"}
     (tmp_path / "claim").write_text(json.dumps(record))
     with pytest.raises(DamagedRecord, match="newer shoal"):
-        records.read_checked(str(tmp_path / "claim"), ClaimRecord)
+        run_files.read_checked(str(tmp_path / "claim"), ClaimRecord)
 
 
 def test_unknown_fields_of_a_record_are_passed_over(tmp_path: Path) -> None:
     claim = ClaimRecord(token="t", revision=1, output_dir="o", log_dir="l")
-    record = {**json.loads(records.encode_file(claim)), "colour": "blue"}
+    record = {**json.loads(run_files.encode_file(claim)), "colour": "blue"}
     (tmp_path / "claim").write_text(json.dumps(record))
-    assert records.read_checked(str(tmp_path / "claim"), ClaimRecord) == claim
-    assert records.read_checked(str(tmp_path / "nothing"), ClaimRecord) is None
+    assert run_files.read_checked(str(tmp_path / "claim"), ClaimRecord) == claim
+    assert run_files.read_checked(str(tmp_path / "nothing"), ClaimRecord) is None
 
 
 COLD = """\

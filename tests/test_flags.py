@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.batch import flags as flags_module
-from shoal.batch.flags import SbatchFlags, parse_flags
+from shoal.batch import sbatch_flags as flags_module
+from shoal.batch.sbatch_flags import SbatchFlags, parse_flags
 from shoal.errors import InputError
 from shoal.model import Request
 

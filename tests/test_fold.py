@@ -16,7 +16,7 @@ from shoal.kernel import files
 from shoal.kernel.slurm_text import SLURM_ACTIVE_STATES, SLURM_ENDED_STATES, JobRow, parse_sacct, parse_squeue
 from shoal.model import ACTIVE_STATES, ENDED_STATES, RUN_STATES
 from shoal.names import job_name
-from shoal.observe.reading import RunReader
+from shoal.observe.run_files import RunReader
 from shoal.observe.run_state import Evidence, RunView, derive_attempt_state, derive_state
 
 NAME = "001_a/000_x_0"

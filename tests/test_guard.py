@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from project import Project
-from shoal.kernel import lease, process, tree
+from shoal.kernel import lease, processes
 from waiting import wait_until
 
 RUN = "001_a/000_train_0"
@@ -55,13 +55,13 @@ class Running:
         return path.stat().st_size if path.exists() else 0
 
     def state(self, pid: int) -> str:
-        return tree.descendants(self.guard).get(pid, "")
+        return processes.descendants(self.guard).get(pid, "")
 
     def stand_still(self) -> bool:
         return all(self.state(pid) == "T" for pid in self.pids)
 
     def gone(self) -> bool:
-        return all(process.process_start_time(pid) is None for pid in self.pids)
+        return all(processes.process_start_time(pid) is None for pid in self.pids)
 
     def names(self) -> list[str]:
         return sorted(path.name for path in (self.project.home / "runs" / RUN).glob("attempt.1.*"))
@@ -69,7 +69,7 @@ class Running:
     def end(self) -> None:
         for pid in (self.guard, self.agent, *self.pids):
             for number in (signal.SIGCONT, signal.SIGKILL):
-                tree.send_signal(pid, number)
+                processes.send_signal(pid, number)
         self.command.communicate(timeout=60)
 
 
@@ -128,7 +128,8 @@ def test_when_both_are_killed_what_is_left_counts_as_running_and_can_be_cancelle
     running.command.communicate(timeout=60)
     # The program dies with its agent; what has left its tree is found by the mark in its environment.
     assert (
-        process.process_start_time(running.pids[1]) is not None and running.project.status()[RUN]["state"] == "running"
+        processes.process_start_time(running.pids[1]) is not None
+        and running.project.status()[RUN]["state"] == "running"
     )
     running.project.shoal("cancel", RUN)
     wait_until(running.gone, 30, "nothing of it is left")
@@ -150,12 +151,12 @@ def test_everything_below_a_process_is_stopped_though_it_forks_all_the_time() ->
     try:
 
         def look() -> dict[int, str]:
-            return tree.with_descendants([child.pid])
+            return processes.with_descendants([child.pid])
 
         wait_until(lambda: len(look()) > 1, 10, "it forks")
-        tree.stop_processes(look, 9.0)
+        processes.stop_processes(look, 9.0)
         assert look()[child.pid] == "T" and set(look().values()) <= {"T", "Z"}
     finally:
         for number in (signal.SIGCONT, signal.SIGKILL):
-            tree.send_signal(child.pid, number)
+            processes.send_signal(child.pid, number)
         child.wait()

@@ -44,7 +44,7 @@ ORDER = (
     "__main__",
 )
 #: What code in jobs imports inside a function, with a sentence for people who do not have it.
-OPTIONAL = {"job/pack/ray_starter.py": ("ray",), "job/checksum.py": ("isal.isal_zlib",)}
+OPTIONAL = {"job/pack/ray_starter.py": ("ray",), "job/file_copy.py": ("isal.isal_zlib",)}
 #: Exported for users and tests, not for other packages.
 PUBLIC = {"data", "sandbox"}
 _COMMAND_NAMES = [name for group in COMMANDS.values() for name in group]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from project import Project, assert_clear_error
-from shoal.batch.flags import parse_flags
+from shoal.batch.sbatch_flags import parse_flags
 from shoal.describe.cluster import UNNAMED, Cluster
 from shoal.errors import InputError
 from shoal.job.launch.geometry import (
@@ -22,7 +22,7 @@ from shoal.job.launch.geometry import (
     fold_to_one_node,
     slice_gpus,
 )
-from shoal.job.launch.policy import ReplicaStates, replica_limits
+from shoal.job.launch.replica_policy import ReplicaStates, replica_limits
 from shoal.model import LaunchSettings, Request
 from shoal.plan.sbatch_options import ResolvedRequest, resolve_request
 

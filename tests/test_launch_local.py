@@ -224,7 +224,7 @@ def test_fewer_gpus_than_asked_for_are_told_before_anything_starts(tmp_path: Pat
 
 def test_one_process_in_a_job_is_not_taken_for_a_task_of_srun() -> None:
     """Lightning would train one rank out of eight on an eighth of the data (seed of many tears)."""
-    from shoal.job.launch.plan import process_environment
+    from shoal.job.launch.launch_spec import process_environment
 
     env = process_environment(
         {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "1", "SLURM_CPUS_PER_TASK": "8", "PATH": sys.prefix}

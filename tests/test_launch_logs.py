@@ -7,7 +7,7 @@ from pathlib import Path
 
 from launching import Launching
 from project import assert_clear_error, end_process
-from shoal.views.log_parts import RankSelection, rank_logs, select_ranks
+from shoal.views.log_files import RankSelection, rank_logs, select_ranks
 from waiting import wait_until
 
 #: Replica 1 fails when the other has spoken, which lives until the run is ended because of that.

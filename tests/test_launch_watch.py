@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from launching import Launching, assert_nothing_left
-from shoal.job.launch import watch
-from shoal.job.launch.unit import RankGroup
+from shoal.job.launch import rank_group
+from shoal.job.launch.rank_group import RankGroup
 from shoal.sandbox import Sandbox
 
 TORCHRUN = 'launch = { mode = "torchrun", processes = 2 }'
@@ -111,9 +111,9 @@ print(os.environ["SHOAL_WATCH"], len(hooks))
 def watched(folder: Path, program: str, **more: str) -> subprocess.CompletedProcess[str]:
     """The program as a rank would start it, with its own paths before ours."""
     unit = RankGroup("srun", ["here"], 2, 0, [], str(folder), f"{folder}/", "1", [], [], watched=True)
-    watch.write_watch_module(unit)
+    rank_group.write_watch_module(unit)
     env = {**os.environ, **more}
-    env.update(watch.watch_variables(unit, 0, env))
+    env.update(rank_group.watch_variables(unit, 0, env))
     return subprocess.run(
         [sys.executable, "-c", program], env=env, cwd=folder, capture_output=True, text=True, timeout=120, check=False
     )

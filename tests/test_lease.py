@@ -12,7 +12,7 @@ from disks import fill, small_disk
 from made_up import END, START
 from shoal.kernel import layout, lease
 from shoal.kernel.records import encode_record
-from shoal.observe import records
+from shoal.observe import run_files
 
 TIMES = lease.timing({})
 
@@ -69,7 +69,7 @@ def test_a_closed_lease_is_neither_renewed_nor_ended(tmp_path: Path) -> None:
     found = read(tmp_path)
     assert (found.state, found.end and found.end.stopped_by) == ("lost", "lost")
     assert found.end and (found.end.ended, found.end.success) == (120.0, False), "it lived until its last renewal"
-    end = records.read_end(str(tmp_path), layout.parse_names(os.listdir(tmp_path)), 1)
+    end = run_files.read_end(str(tmp_path), layout.parse_names(os.listdir(tmp_path)), 1)
     assert end is not None and (end.stopped_by, end.output_dir) == ("lost", "/o")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from project import Project, assert_clear_error, end_process, env_of
-from shoal.views.events import run_events
+from shoal.views.details import run_events
 
 PRETRAIN = "001_example/000_pretrain1_0"
 POSTTRAIN = "001_example/010_posttrain1_0"

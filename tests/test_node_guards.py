@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from made_up import END, START
-from shoal.kernel import fence, layout, lease, node_lease, process, tree
+from shoal.kernel import fence, layout, lease, processes
 from waiting import wait_until
 
 TIMES = lease.timing({lease.LEASE_VARIABLE: "3"})
@@ -32,7 +32,7 @@ def begin(folder: Path, number: int = 1, nodes: int = 1) -> lease.Lease:
     start = START._replace(attempt=number, mark=f"mark of {folder}", beat_s=TIMES.beat_s, host="elsewhere")
     held = lease.create_lease(str(folder), number, start, TIMES)
     assert held is not None
-    node_lease.create_node_leases(held, nodes)
+    lease.create_node_leases(held, nodes)
     return held
 
 
@@ -51,7 +51,7 @@ class Node:
             stdout=subprocess.PIPE,
             env={**os.environ, "SLURM_NODEID": "0"},
         )
-        env = {**os.environ, process.LEASE_MARK_VARIABLE: mark}
+        env = {**os.environ, processes.LEASE_MARK_VARIABLE: mark}
         self.program = subprocess.Popen([sys.executable, "-c", PROGRAM], env=env, stdout=subprocess.PIPE, text=True)
         assert self.program.stdout is not None and self.guard.stdout is not None
         self.pids = [self.program.pid, int(self.program.stdout.readline())]
@@ -67,19 +67,19 @@ class Node:
         self.guard.stdin.flush()
 
     def is_stopped(self) -> bool:
-        states = tree.with_descendants(self.pids)
+        states = processes.with_descendants(self.pids)
         return all(states.get(pid) == "T" for pid in self.pids)
 
     def is_running(self) -> bool:
-        states = tree.with_descendants(self.pids)
+        states = processes.with_descendants(self.pids)
         return all(states.get(pid, "") in ("S", "R", "D") for pid in self.pids)
 
     def is_gone(self) -> bool:
-        return all(process.process_start_time(pid) is None for pid in self.pids)
+        return all(processes.process_start_time(pid) is None for pid in self.pids)
 
     def end(self) -> None:
-        for pid in [*tree.with_descendants([self.guard.pid]), *self.pids]:
-            tree.send_signal(pid, signal.SIGKILL)
+        for pid in [*processes.with_descendants([self.guard.pid]), *self.pids]:
+            processes.send_signal(pid, signal.SIGKILL)
         for one in (self.guard, self.program):
             one.wait()
             for stream in (one.stdin, one.stdout):
@@ -135,7 +135,7 @@ def test_an_attempt_is_not_over_while_a_further_node_may_run_it(names: list[str]
 
 def test_an_attempt_is_closed_only_when_none_of_its_leases_was_renewed(held: lease.Lease) -> None:
     folder, start = Path(held.run_dir), held.start
-    watch, further = fence.LeaseWatch(), node_lease.NodeLease(held.run_dir, 1, 1, "m", TIMES)
+    watch, further = fence.LeaseWatch(), lease.NodeLease(held.run_dir, 1, 1, "m", TIMES)
 
     def close() -> bool:
         names = names_in(folder)
@@ -152,9 +152,9 @@ def test_an_attempt_is_closed_only_when_none_of_its_leases_was_renewed(held: lea
 
 
 def test_whoever_saw_an_old_name_of_a_node_closes_nothing(held: lease.Lease) -> None:
-    further, old = node_lease.NodeLease(held.run_dir, 1, 1, "m", TIMES), names_in(Path(held.run_dir))
+    further, old = lease.NodeLease(held.run_dir, 1, 1, "m", TIMES), names_in(Path(held.run_dir))
     assert further.renew() == "held"
-    assert not node_lease.close_node_leases(held.run_dir, 1, old) and names_in(Path(held.run_dir)).nodes == {1: {1: 1}}
+    assert not lease.close_node_leases(held.run_dir, 1, old) and names_in(Path(held.run_dir)).nodes == {1: {1: 1}}
 
 
 def test_a_node_is_renewed_while_the_first_one_is_and_let_go_when_the_agent_says_so(
@@ -191,7 +191,7 @@ def test_processes_of_a_node_are_killed_when_the_attempt_is_over(held: lease.Lea
 
 @pytest.mark.parametrize("who", ["guard", "renewer"])
 def test_processes_of_a_node_are_killed_when_its_guard_is(held: lease.Lease, node: Node, who: str) -> None:
-    (renewer,) = tree.descendants(node.guard.pid)
+    (renewer,) = processes.descendants(node.guard.pid)
     os.kill(node.guard.pid if who == "guard" else renewer, signal.SIGKILL)
     wait_until(node.is_gone, 30, "program and child are killed")
     wait_until(lambda: not names_in(node.folder).nodes, 30, "its names are gone")
@@ -210,8 +210,8 @@ def test_a_node_goes_on_with_another_attempt_when_the_agent_says_so(
 
 
 def test_a_guard_that_finds_no_lease_of_its_node_touches_nothing(held: lease.Lease) -> None:
-    node_lease.close_node_leases(held.run_dir, 1, names_in(Path(held.run_dir)))
-    bystander = subprocess.Popen(["sleep", "600"], env={**os.environ, process.LEASE_MARK_VARIABLE: held.mark})
+    lease.close_node_leases(held.run_dir, 1, names_in(Path(held.run_dir)))
+    bystander = subprocess.Popen(["sleep", "600"], env={**os.environ, processes.LEASE_MARK_VARIABLE: held.mark})
     try:
         held.end(END)
         words = [sys.executable, "-c", MAIN, held.run_dir, "1", held.mark, str(TIMES.beat_s)]

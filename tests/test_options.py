@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.batch.flags import parse_flags
+from shoal.batch.sbatch_flags import parse_flags
 from shoal.describe.cluster import Cluster
 from shoal.describe.project import find_project
 from shoal.errors import InputError

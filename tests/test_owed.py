@@ -11,7 +11,7 @@ import pytest
 
 from conftest import MakeSandbox
 from project import Project
-from shoal.kernel import owed
+from shoal.kernel import submission
 from shoal.kernel.slurm import after_current_job
 from shoal.sandbox import Sandbox
 from waiting import wait_until
@@ -73,7 +73,7 @@ def test_a_retry_that_slurm_could_not_take_is_sent_by_status_and_by_no_plan(
     project = make(tmp_path, slurm, code)
     end_without_controller(project, slurm)
     told = project.status()[RUN]
-    assert (told["state"], told["cause"]) == ("queued", owed.FOLLOW_UP_REASON)
+    assert (told["state"], told["cause"]) == ("queued", submission.FOLLOW_UP_REASON)
     assert "queued already" in project.shoal("submit", SCRIPT).out
     slurm.start_daemon("slurmctld")
     wait_until(lambda: "is UP" in project.slurm("scontrol", "ping"), 30, "the controller answers")
@@ -154,21 +154,21 @@ def test_a_pack_whose_time_was_up_without_a_controller_is_continued_by_the_next_
 def test_an_end_is_owed_what_follows_until_a_later_generation_stands(
     standing: int, refused: bool, cancels: tuple[int, ...], still: bool
 ) -> None:
-    assert owed.is_follow_up_pending({"cause": "oom"}, 2, standing, refused, (1, 2, 3), cancels) is still
-    assert not owed.is_follow_up_pending(None, 2, standing, refused, (1, 2, 3), cancels)
+    assert submission.is_follow_up_pending({"cause": "oom"}, 2, standing, refused, (1, 2, 3), cancels) is still
+    assert not submission.is_follow_up_pending(None, 2, standing, refused, (1, 2, 3), cancels)
 
 
 def test_others_leave_it_to_the_ending_job_for_a_while_and_to_whoever_tried_last() -> None:
-    assert not owed.is_follow_up_due(100.0, None, 130.0, {})
-    assert owed.is_follow_up_due(100.0, None, 161.0, {})
-    assert not owed.is_follow_up_due(100.0, 150.0, 161.0, {})
-    assert owed.is_follow_up_due(100.0, 150.0, 161.0, {"SHOAL_OWED_S": "5"})
+    assert not submission.is_follow_up_due(100.0, None, 130.0, {})
+    assert submission.is_follow_up_due(100.0, None, 161.0, {})
+    assert not submission.is_follow_up_due(100.0, 150.0, 161.0, {})
+    assert submission.is_follow_up_due(100.0, 150.0, 161.0, {"SHOAL_OWED_S": "5"})
 
 
 def test_a_time_that_a_wrong_clock_wrote_does_not_put_it_off() -> None:
     """Chaos, seed 8: an engine ended while its clock was 11 minutes ahead, and its follow-up job waited for that."""
-    assert owed.is_follow_up_due(790.0, None, 100.0, {})
-    assert not owed.is_follow_up_due(130.0, None, 100.0, {}), "two hosts may differ by a little"
+    assert submission.is_follow_up_due(790.0, None, 100.0, {})
+    assert not submission.is_follow_up_due(130.0, None, 100.0, {}), "two hosts may differ by a little"
 
 
 def test_a_job_waits_only_for_the_job_that_sends_it() -> None:

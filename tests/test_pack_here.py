@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from project import SHOAL, Done, Project, assert_clear_error, end_process, processes_with, project_here, read_record
-from shoal.kernel import process
+from shoal.kernel import processes
 from test_agent import _python38 as find_python38
 from waiting import wait_until
 
@@ -397,7 +397,7 @@ def test_an_engine_that_begins_before_all_runs_are_claimed_waits_for_the_next_in
     (folder,) = project.submissions()
     # It may have begun or not, and it may have heard of the command's end before it could write down its own.
     engines = lambda: [json.loads(path.read_text()) for path in folder.glob("engine.*.json")]  # noqa: E731
-    wait_until(lambda: not any(map(process.is_process_alive, engines())), 60, "the first engine has ended")
+    wait_until(lambda: not any(map(processes.is_process_alive, engines())), 60, "the first engine has ended")
     before = good_ends(project)
     (project.home / "runs/pack_train/train_k1/submit.1.claim").rename(project.root / "claim")
     env = {**project.env, "SHOAL_TOKEN": folder.name, "SHOAL_CLAIMING": "1"}
@@ -405,7 +405,7 @@ def test_an_engine_that_begins_before_all_runs_are_claimed_waits_for_the_next_in
     engine = subprocess.Popen(["bash", str(folder / "script.sh")], cwd=project.root, env=env)
     try:
         wait_until(
-            lambda: len(engines()) > known and any(map(process.is_process_alive, engines())), 60, "the engine lives"
+            lambda: len(engines()) > known and any(map(processes.is_process_alive, engines())), 60, "the engine lives"
         )
         assert engine.poll() is None and good_ends(project) == before
         (project.root / "claim").rename(project.home / "runs/pack_train/train_k1/submit.1.claim")

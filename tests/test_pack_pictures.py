@@ -12,9 +12,9 @@ import pytest
 from PIL import Image, ImageColor
 
 from project import Project, assert_clear_error, project_here
-from shoal.observe.records import AssignedResources, RequestedResources
-from shoal.views.report.history import AttemptHistory
-from shoal.views.report.shapes import layout_breakdown
+from shoal.observe.run_files import AssignedResources, RequestedResources
+from shoal.views.report.accounting import AttemptHistory
+from shoal.views.report.breakdowns import layout_breakdown
 from shoal.views.timeline import Timeline, TimelineBar, make_timeline, text_lines
 from shoal.views.timeline_picture import TOP, WIDTH, Format, axis_step_s, colour_of, left_of, mark_words, picture
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from project import Project, assert_clear_error, project_here, read_record
-from shoal.job.pack.books import Demand
-from shoal.job.pack.probe import estimate_duration_s
+from shoal.job.pack.allocator import Demand
+from shoal.job.pack.engine import estimate_duration_s
 from shoal.job.pack.queue import QueuedRun, RunQueue
 from waiting import wait_until
 

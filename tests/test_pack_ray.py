@@ -26,12 +26,11 @@ import shoal
 from data_sets import make_data, with_data
 from made_up import ME
 from project import Project, assert_clear_error, processes_with, project_here, read_record
-from shoal.job.children import StarterFailed
+from shoal.job.allocation import VisibleGpus, memory_mb
+from shoal.job.child_processes import StarterFailed
 from shoal.job.pack import ray_cluster
-from shoal.job.pack.machine import VisibleGpus, memory_mb
 from shoal.job.pack.node import EngineNode
-from shoal.job.pack.ray_cluster import RayCluster, ray_environment, resource_flags
-from shoal.job.pack.short_folder import ShortTempDir
+from shoal.job.pack.ray_cluster import RayCluster, ShortTempDir, ray_environment, resource_flags
 from shoal.sandbox import Sandbox
 from waiting import wait_until
 

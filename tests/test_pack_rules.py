@@ -11,17 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_up import ME, START
+from shoal.describe.command_file import command_step, read_command_file
 from shoal.describe.project import bare_project
 from shoal.errors import InputError
-from shoal.job import nodes
-from shoal.job.pack.books import GPU_PARTS, Allocator, Demand, count_gpu_parts, even_share
-from shoal.job.pack.machine import VisibleGpus, gpu_environment, thread_environment, visible_gpus_of_node
+from shoal.job import job_constraints
+from shoal.job.allocation import VisibleGpus, gpu_environment, thread_environment, visible_gpus_of_node
+from shoal.job.pack.allocator import GPU_PARTS, Allocator, Demand, count_gpu_parts, even_share
 from shoal.job.pack.queue import QueuedRun, RunQueue, read_queue
 from shoal.model import Request
-from shoal.plan.pack_commands import command_step, read_command_file
-from shoal.plan.pack_options import PackOptions
-from shoal.plan.pack_order import PackJob, expect_durations, longest_first
-from shoal.plan.simulate import fill_gpu_shares, min_makespan_s, simulate
+from shoal.plan.layouts import PackJob, expect_durations, fill_gpu_shares, longest_first, min_makespan_s, simulate
+from shoal.plan.pack_queue import PackOptions
 
 shares = st.sampled_from([0, 1, 250_000, 333_333, 500_000, GPU_PARTS, 2 * GPU_PARTS])
 
@@ -309,4 +308,4 @@ def test_an_engine_was_lost_with_its_node_if_slurm_says_so_or_its_job_came_back(
     lost: dict[str, Any], sinfo: str, failed: list[str]
 ) -> None:
     me = ME._replace(job_id="7", life=1)
-    assert nodes.nodes_lost_with(START._replace(**lost), me, lambda argv: (bool(sinfo), sinfo)) == failed
+    assert job_constraints.nodes_lost_with(START._replace(**lost), me, lambda argv: (bool(sinfo), sinfo)) == failed

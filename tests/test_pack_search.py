@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from project import Project, assert_clear_error, project_here
-from shoal.describe.search import parse_early_stop_flag
+from shoal.describe.sweep_file import parse_early_stop_flag
 from shoal.errors import InputError
-from shoal.job.pack.search import (
+from shoal.job.pack.early_stopping import (
     EarlyStopping,
     HalvingRule,
     RungBoard,

@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from project import Project, assert_clear_error
-from shoal.job.pack.books import GPU_PARTS
-from shoal.plan.layouts import assume_durations, compare_layouts, with_start_times
-from shoal.plan.pack_order import PackJob
+from shoal.job.pack.allocator import GPU_PARTS
+from shoal.plan.layouts import PackJob, assume_durations, compare_layouts, with_start_times
 from shoal.sandbox import Sandbox
-from shoal.views.shapes import layout_flags
+from shoal.views.plan import layout_flags
 from waiting import wait_until
 
 SEED = [PackJob(k, GPU_PARTS, expect_s=0.85 * k) for k in range(1, 21)]

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from project import Project
+from shoal.job.allocation import VisibleGpus, gpu_environment, visible_gpus_of_node
 from shoal.job.environment import escape_placeholders
-from shoal.job.pack.books import GPU_PARTS, Assignment
-from shoal.job.pack.machine import VisibleGpus, gpu_environment, visible_gpus_of_node
-from shoal.job.pack.sharing import GpuSharing, memory_environment, set_up_gpu_sharing
+from shoal.job.pack.allocator import GPU_PARTS, Assignment
+from shoal.job.pack.node import GpuSharing, memory_environment, set_up_gpu_sharing
 from waiting import wait_until
 
 #: Speaks as nvidia-cuda-mps-control does: -f is the daemon, without it commands come on standard input.

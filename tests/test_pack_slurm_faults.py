@@ -17,7 +17,7 @@ import pytest
 from conftest import cancel_all
 from made_up import ME
 from project import Project, read_record
-from shoal.job.pack import follow
+from shoal.job.pack import follow_up
 from shoal.sandbox import Sandbox
 from test_pack_slurm import good_ends, held, job_of, sweep, wait_all
 from test_snapshot import git
@@ -191,9 +191,9 @@ def test_nodes_that_failed_are_avoided_by_the_follow_up_job_and_by_the_next_subm
     # As an engine notes it when it takes over from one that was lost with its node.
     (folder / "engine.gone.end").write_text(json.dumps({"failed_nodes": [bad]}))
     (folder / "engine.torn.end").touch()  # by one whose node died while it wrote
-    following = follow.pending_after(ME._replace(job_id=job, life=0), 1, {})
+    following = follow_up.pending_after(ME._replace(job_id=job, life=0), 1, {})
     assert following is not None
-    told = follow.submit_queue_follow_up(str(folder), following, {**project.env, "SLURM_JOB_ID": job})
+    told = follow_up.submit_queue_follow_up(str(folder), following, {**project.env, "SLURM_JOB_ID": job})
     assert told.endswith(f"continues, and avoids {bad}, which failed")
     shown = project.slurm("scontrol", "show", "job", told.split()[1])
     assert f"ExcNodeList={bad}" in shown and f"Dependency=afterany:{job}" in shown

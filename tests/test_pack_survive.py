@@ -14,10 +14,10 @@ import pytest
 
 from made_up import END
 from project import Done, Project, project_here
-from shoal.job import cache, listing
-from shoal.job.pack.claims import QueuedRunStatus
+from shoal.job import cache, dataset_copy
+from shoal.job.pack.attempts import PackRetry, plan_retry
 from shoal.job.pack.queue import PackSettings
-from shoal.job.pack.turns import PackRetry, plan_retry
+from shoal.job.pack.run_status import QueuedRunStatus
 from test_data_jobs import make_data, with_data
 from waiting import wait_until
 
@@ -153,7 +153,7 @@ def held_data(folder: Path, project: Project) -> cache.FileLock:
     project.env["SHOAL_SCRATCH"] = str(folder / "scratch")
     root, _ = cache.find_root(project.env, None)
     assert root is not None
-    lock = cache.FileLock(root.folder("locks", listing.read_source(str(data)).id))
+    lock = cache.FileLock(root.folder("locks", dataset_copy.read_source(str(data)).id))
     assert lock.take(True)
     return lock
 

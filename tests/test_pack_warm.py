@@ -14,7 +14,7 @@ import pytest
 
 from project import Project, project_here
 from shoal.job.environment import escape_placeholders
-from shoal.job.pack.warm import parse_python_command
+from shoal.job.pack.warm_starter import parse_python_command
 from waiting import wait_until
 
 SHOW = """\

@@ -22,8 +22,8 @@ from shoal.kernel.records import Allocation
 from shoal.kernel.slurm_text import JobRow
 from shoal.model import ACTIVE_STATES, RunSpec
 from shoal.names import job_name, new_token
-from shoal.observe import writing
-from shoal.observe.records import ClaimRecord, Outcome, SendRecord, Submission
+from shoal.observe import run_writer
+from shoal.observe.run_files import ClaimRecord, Outcome, SendRecord, Submission
 from shoal.observe.run_state import RunView
 from shoal.observe.run_views import observe
 
@@ -75,7 +75,7 @@ class Protocol(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="shoal-protocol-"))
         (self.folder / "slurm.conf").write_text("ClusterName=model\n")
         self.environ = {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": str(self.folder)}
-        self.home = writing.open_state_dir(self.folder / "home", None)
+        self.home = run_writer.open_state_dir(self.folder / "home", None)
         self.now, self.next_id = 1_000_000.0, 1
         self.real_clock, lease.boot_time_s = lease.boot_time_s, lambda: self.now
         self.jobs: list[Job] = []
@@ -83,7 +83,7 @@ class Protocol(RuleBasedStateMachine):
         self.on_their_way: list[str] = []
         self.asleep: list[str] = []
         self.good_ends = 0
-        writing.write_spec(self.home, SPEC)
+        run_writer.write_spec(self.home, SPEC)
 
     def teardown(self) -> None:
         if not hasattr(self, "folder"):

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from project import Project
 from shoal.errors import InputError
+from shoal.kernel.metric_files import protobuf_fields, tensorboard_numbers, wandb_numbers
 from shoal.kernel.progress import RunOutput, read_metrics
-from shoal.kernel.progress.trackers import protobuf_fields, tensorboard_numbers, wandb_numbers
 from shoal.model import RunSpec
 from shoal.observe.results import RunMetrics, statistic, tabulate
 from shoal.views.results import show_results

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from project import Project, assert_clear_error
-from shoal.describe.sources import find_reader
+from shoal.describe.program_source import find_reader
 from shoal.job.environment import run_argv
-from shoal.kernel import resumed
+from shoal.kernel import checkpoints
 from terminal import run_in_terminal
 
 #: As nanoGPT: it prints its steps, writes one checkpoint over and over, and continues only when it is told to.
@@ -255,7 +255,7 @@ def test_the_first_progress_tells_whether_an_attempt_continued(
 ) -> None:
     (tmp_path / "attempt-1.out").write_text(first)
     (tmp_path / "attempt-2.out").write_text(second)
-    began = resumed.check_resume(str(tmp_path), 2, f"/x/{checkpoint}")
+    began = checkpoints.check_resume(str(tmp_path), 2, f"/x/{checkpoint}")
     assert (None if began is None else began.continued) == continued
 
 

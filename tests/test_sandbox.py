@@ -19,7 +19,7 @@ from conftest import MakeSandbox, cancel_all, sandbox_name
 from sandboxes import CLI, shoal_sandbox
 from shoal.errors import ShoalError
 from shoal.sandbox import Sandbox, SandboxSpec, machine, parse_partitions, process, sandbox_names
-from shoal.sandbox.layout import Ports
+from shoal.sandbox.paths import Ports
 from shoal.sandbox.process import MARK_VARIABLE, SandboxProcess
 from waiting import wait_until
 

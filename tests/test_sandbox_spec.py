@@ -13,7 +13,7 @@ from sandboxes import shoal_sandbox
 from shoal.errors import InputError, ShoalError
 from shoal.sandbox import PartitionSpec, Sandbox, SandboxSpec, machine, parse_partitions, sandbox_names
 from shoal.sandbox.conf import slurm_conf
-from shoal.sandbox.layout import HOME_VARIABLE, Ports, SandboxPaths, SandboxState, directory_lock
+from shoal.sandbox.paths import HOME_VARIABLE, Ports, SandboxPaths, SandboxState, directory_lock
 
 
 def state_of(**spec: object) -> SandboxState:

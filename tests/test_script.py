@@ -14,8 +14,7 @@ import pytest
 from shoal.describe.cluster import Cluster
 from shoal.errors import InputError
 from shoal.model import Request
-from shoal.plan.launch_lines import launch_lines, split_torchrun
-from shoal.plan.script import render_script, script_header, setup_function
+from shoal.plan.batch_script import launch_lines, render_script, script_header, setup_function, split_torchrun
 
 GOLDEN = Path(__file__).parent / "golden"
 CLUSTER = Cluster(

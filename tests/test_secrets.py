@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from project import Project, assert_clear_error, env_of
-from shoal import secrecy
+from shoal import redaction
 from shoal.job import admission
 from shoal.kernel import submission
 from shoal.model import RunSpec
@@ -125,12 +125,12 @@ ORDINARY = {
 
 
 def test_secrets_under_other_names_and_in_values_stay_here() -> None:
-    kept, names = secrecy.split_environment({**ELSEWHERE, **ORDINARY})
+    kept, names = redaction.split_environment({**ELSEWHERE, **ORDINARY})
     assert kept == ORDINARY and names == sorted(ELSEWHERE)
-    assert secrecy.secret_values(ELSEWHERE)[SECRET]
+    assert redaction.secret_values(ELSEWHERE)[SECRET]
     for value in ELSEWHERE.values():
-        assert SECRET not in secrecy.redact(f"it is {value} here", secrecy.secret_values(ELSEWHERE))
-    assert secrecy.redact(f"https://me:{SECRET}@host/x --api-key {SECRET} password: {SECRET}", {}) == (
+        assert SECRET not in redaction.redact(f"it is {value} here", redaction.secret_values(ELSEWHERE))
+    assert redaction.redact(f"https://me:{SECRET}@host/x --api-key {SECRET} password: {SECRET}", {}) == (
         "https://me:***@host/x --api-key *** password: ***"
     )
 
@@ -195,7 +195,7 @@ def test_arguments_that_only_look_secret_are_not_refused(words: str) -> None:
         experiment="a", stem="b", order=None, step="t", step_kind="t", seed=None, command=["python", *words.split()],
         cwd="/", output="t",
     )  # fmt: skip
-    secrecy.refuse_leaks(spec, {})
+    redaction.refuse_leaks(spec, {})
 
 
 def test_what_a_program_printed_is_redacted_in_copies_for_others(tmp_path: Path) -> None:

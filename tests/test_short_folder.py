@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from shoal.job.pack import short_folder
-from shoal.job.pack.short_folder import ShortTempDir
+from shoal.job.pack import ray_cluster
+from shoal.job.pack.ray_cluster import ShortTempDir
 
 
 def test_a_folder_that_nobody_holds_any_more_is_removed_and_others_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(short_folder, "_TEMP_ROOT", str(tmp_path))
+    monkeypatch.setattr(ray_cluster, "_TEMP_ROOT", str(tmp_path))
     code = f"from shoal.job.pack import short_folder as s; s._ROOT = {str(tmp_path)!r}; print(s.ShortFolder().path)"
     (tmp_path / "sr_backup_").mkdir()
     held = ShortTempDir()

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from project import Project, assert_clear_error
-from shoal.job import smoke
+from shoal.job import single_run
 from shoal.sandbox import Sandbox
-from shoal.submit.smoke import smoke_arguments
+from shoal.submit.decide import smoke_arguments
 from waiting import wait_until
 
 #: steps=N says how many steps it does, at=F prints them in that form, fail=K breaks at step K, hang=K stops moving.
@@ -222,10 +222,10 @@ def test_the_progress_of_an_earlier_attempt_does_not_count(tmp_path: Path) -> No
         stop = staticmethod(stops.append)
 
     (tmp_path / "progress").write_text("30/100\n")
-    look = smoke.smoke_watcher({"smoke": {"steps": 3, "time_s": 600}}, str(tmp_path), [])
+    look = single_run.smoke_watcher({"smoke": {"steps": 3, "time_s": 600}}, str(tmp_path), [])
     assert look is not None
     look(Listener)  # type: ignore[arg-type]
     assert stops == []
     (tmp_path / "progress").write_text("4/100\n")
     look(Listener)  # type: ignore[arg-type]
-    assert stops == [smoke.SMOKE_PASSED]
+    assert stops == [single_run.SMOKE_PASSED]

@@ -15,10 +15,10 @@ import pytest
 
 from conftest import cancel_all
 from project import Project
-from shoal.job import packages
+from shoal.job import environment
 from shoal.sandbox import Sandbox
+from shoal.submit.missing_files import find_missing_files
 from shoal.submit.snapshot import SnapshotError, take_snapshot
-from shoal.submit.unseen import find_missing_files
 from waiting import wait_until
 
 
@@ -402,9 +402,9 @@ def test_the_python_of_a_command_is_found_without_starting_it(tmp_path: Path) ->
         (tmp_path / "env/bin" / name).chmod(0o755)
     around = {"PATH": f"{tmp_path}/env/bin:{os.environ['PATH']}"}
     for command in (["python", "x.py"], ["torchrun", "x.py"], ["run.sh"], ["env/bin/python"], ["no-such-program"]):
-        found = packages.record_packages(str(tmp_path / "home"), command, around, str(tmp_path))
+        found = environment.record_packages(str(tmp_path / "home"), command, around, str(tmp_path))
         assert found is not None and found["python"] == f"{tmp_path}/env/bin/python" and found["version"] == "3.9"
         kept = json.loads(Path(found["packages"]).read_text())["packages"]
         assert kept == ["My_Pkg==0.3", "torch==2.1.0+cu121"]
-    assert packages.interpreter_of([sys.executable], {"PATH": ""}, "/") == sys.executable
-    assert packages.record_packages(str(tmp_path / "home"), ["true"], {"PATH": "/nowhere"}, "/") is None
+    assert environment.interpreter_of([sys.executable], {"PATH": ""}, "/") == sys.executable
+    assert environment.record_packages(str(tmp_path / "home"), ["true"], {"PATH": "/nowhere"}, "/") is None

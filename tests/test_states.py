@@ -23,7 +23,7 @@ from shoal.model import (
     STATE_TABLE,
     SUCCESSFUL_STATES,
 )
-from shoal.submit.retrying import RETRY_CAUSES
+from shoal.submit.retry import RETRY_CAUSES
 from shoal.views.render import state_code, state_word
 
 SRC = Path(shoal.__file__).parent

@@ -14,8 +14,8 @@ import pytest
 from shoal.kernel import fence, files, layout, records, submission
 from shoal.kernel.records import ClaimRecord, FollowUp, Outcome, SendRecord, Submission
 from shoal.kernel.slurm import SbatchAnswer
-from shoal.observe import records as checked
-from shoal.observe.reading import RunReader
+from shoal.observe import run_files as checked
+from shoal.observe.run_files import RunReader
 
 TOKEN, RUN = "abcdefghijkm", "001_a/000_train_0"
 ORDER = SendRecord(1.0, "host", 1, argv=["--mem=50M"])
@@ -92,7 +92,7 @@ def test_a_follow_up_that_was_given_up_meanwhile_is_not_told_as_a_job(
     home: str, cancelled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """D11: the ending job's own copy of the transaction told of a job that would never run."""
-    from shoal.job import survival
+    from shoal.job import recovery
 
     submission.send(home, TOKEN, ORDER, run_sbatch=answering(SbatchAnswer("accepted", "7")))
 
@@ -102,7 +102,7 @@ def test_a_follow_up_that_was_given_up_meanwhile_is_not_told_as_a_job(
 
     monkeypatch.setattr("shoal.kernel.slurm.sbatch", sbatch)
     claim = fence.find_claim(layout.run_dir(home, RUN), TOKEN)
-    job, words = survival._submit_next_job(home, RUN, claim, 1, "7", lambda argv: (argv, ""))
+    job, words = recovery._submit_next_job(home, RUN, claim, 1, "7", lambda argv: (argv, ""))
     assert (job, words, cancelled) == (None, "Slurm never received it", ["4711"])
 
 
@@ -159,5 +159,5 @@ def test_whoever_wrote_the_intent_sends_it_without_another_file(home: str) -> No
 
 
 def test_the_kernel_needs_no_package() -> None:
-    code = "import sys; sys.modules['msgspec'] = None; import shoal.kernel.submission, shoal.kernel.owed"
+    code = "import sys; sys.modules['msgspec'] = None; import shoal.kernel.submission, shoal.kernel.submission"
     subprocess.run([sys.executable, "-c", code], check=True)

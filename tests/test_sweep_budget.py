@@ -13,8 +13,8 @@ from conftest import cancel_all
 from project import Project
 from shoal.clusters import ClusterFacts
 from shoal.clusters.parse import parse_accounts, parse_qos, parse_user
-from shoal.clusters.submit_limits import associations_of, submit_limits
-from shoal.job import accounts, admission
+from shoal.clusters.queries import associations_of, submit_limits
+from shoal.job import admission
 from shoal.sandbox import Sandbox
 from waiting import wait_until
 
@@ -206,9 +206,9 @@ QOS=tight(3)
 
 @pytest.mark.parametrize(("limit", "left"), [("N", 6), ("9", 5), ("4", 0)])
 def test_room_is_what_the_controller_says_each_limit_leaves_to_us(limit: str, left: int) -> None:
-    assert accounts.parse_slurm_room(SHOWN.replace("LIMIT", limit), "me", 7, "lab", ["tight"]) == left
-    assert accounts.parse_slurm_room(SHOWN.replace("LIMIT", limit), "me", 7, "lab", ["normal"]) == 6
-    assert accounts.parse_slurm_room("nonsense\n\nQOS=x\n", "me", 7, "lab", ["x"]) is None
+    assert admission.parse_slurm_room(SHOWN.replace("LIMIT", limit), "me", 7, "lab", ["tight"]) == left
+    assert admission.parse_slurm_room(SHOWN.replace("LIMIT", limit), "me", 7, "lab", ["normal"]) == 6
+    assert admission.parse_slurm_room("nonsense\n\nQOS=x\n", "me", 7, "lab", ["x"]) is None
 
 
 def test_nothing_is_let_in_when_squeue_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.describe.blocks import SweepBlock, parse_sweep, with_flags
 from shoal.describe.document import Document
 from shoal.describe.expand import SweepPoint, count_points, expand_points
 from shoal.describe.expressions import EvaluationError, parse_expression
-from shoal.describe.values import MAX_RUNS, parse_seeds, parse_values
+from shoal.describe.parameters import MAX_RUNS, parse_seeds, parse_values
+from shoal.describe.sweep_file import SweepBlock, parse_sweep, with_flags
 from shoal.errors import InputError
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from conftest import cancel_all
 from project import Project
+from shoal.describe.dependencies import check_dependencies, order_runs
 from shoal.describe.run_specs import PlannedRun
-from shoal.describe.stages import check_dependencies, order_runs
 from shoal.errors import InputError
 from shoal.kernel.slurm_text import replace_job
 from shoal.model import RunSpec

@@ -15,8 +15,8 @@ from project import Project, assert_clear_error
 from shoal.describe.document import Document
 from shoal.describe.steps import SurviveTable
 from shoal.errors import InputError
-from shoal.job import nodes
-from shoal.job.survival import backoff_s, change_options, grow_memory
+from shoal.job import job_constraints
+from shoal.job.recovery import backoff_s, change_options, grow_memory
 from shoal.sandbox import Sandbox
 from waiting import wait_until
 
@@ -276,13 +276,13 @@ def test_failed_nodes_join_those_that_the_user_excludes_unless_no_place_is_left(
         return not any("n5" in word for word in argv), "no such nodes"
 
     options = ["--mem=50M", "--exclude=n[1-3]", "--array=0-9", "--dependency=afterok:3"]
-    changed, words = nodes.exclude_nodes(options, ["n4"], ask)
+    changed, words = job_constraints.exclude_nodes(options, ["n4"], ask)
     assert changed == ["--mem=50M", "--array=0-9", "--dependency=afterok:3", "--exclude=n[1-3],n4"]
     assert words == "avoids n4, which failed"
     assert asked == [["sbatch", "--test-only", "--mem=50M", "--exclude=n[1-3],n4", "--wrap=true"]]
-    assert nodes.exclude_nodes(changed, ["n4"], ask) == (changed, "")
-    assert nodes.exclude_nodes(options, ["n5", "n4"], ask)[0] == changed
-    same, words = nodes.exclude_nodes(options, ["n4", "n5"], ask)
+    assert job_constraints.exclude_nodes(changed, ["n4"], ask) == (changed, "")
+    assert job_constraints.exclude_nodes(options, ["n5", "n4"], ask)[0] == changed
+    same, words = job_constraints.exclude_nodes(options, ["n4", "n5"], ask)
     assert same == options and "cannot avoid n4, n5" in words and "no such nodes" in words
 
 
@@ -311,9 +311,9 @@ def test_a_node_failed_if_slurm_says_so_or_an_attempt_ended_without_a_word(
         put_attempt(tmp_path, 1, start, {"success": False})
     else:
         put_attempt(tmp_path, 1, start, {**last_words, "note": True} if last_words else None, "lost.000003")
-    assert nodes.failed_before_requeue(str(tmp_path), 1, ask) == failed
-    assert nodes.failed_before_requeue(str(tmp_path), 2, ask) == []
+    assert job_constraints.failed_before_requeue(str(tmp_path), 1, ask) == failed
+    assert job_constraints.failed_before_requeue(str(tmp_path), 2, ask) == []
     put_attempt(tmp_path, 2, {"generation": 1, "failed_nodes": failed})
     write("submit.1.verdict2", word="NODE_FAIL", node="n9")
     write("submit.2.verdict3", word="FAILED", node="n8")
-    assert nodes.failed_nodes(str(tmp_path), ask) == [*failed, "n9"]
+    assert job_constraints.failed_nodes(str(tmp_path), ask) == [*failed, "n9"]

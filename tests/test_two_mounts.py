@@ -22,8 +22,8 @@ from cached_mount import Node, node
 from ledger import Ledger, keeping_ledger, shoal_processes
 from made_up import END, START
 from project import ENDED, SHOAL, end_process, project_here
-from shoal.kernel import layout, lease, submission, tree
-from shoal.observe.records import ClaimRecord, Outcome
+from shoal.kernel import layout, lease, processes, submission
+from shoal.observe.run_files import ClaimRecord, Outcome
 from waiting import wait_until
 
 RUN = "001_a/000_train_0"
@@ -258,9 +258,9 @@ class Pair:
     def end(self) -> None:
         for pid in (pid for pid, _ in shoal_processes(self.project)):
             for number in (signal.SIGCONT, signal.SIGKILL):
-                tree.send_signal(pid, number)
+                processes.send_signal(pid, number)
         for process in self.started:
-            tree.send_signal(process.pid, signal.SIGCONT)
+            processes.send_signal(process.pid, signal.SIGCONT)
             end_process(process)
         self.ledger.end_all()
 
@@ -279,7 +279,7 @@ def test_a_run_of_a_frozen_node_goes_on_elsewhere_and_does_not_overlap_when_it_t
     with two_nodes(tmp_path, 4.5, 1.5) as (pair, alpha, beta):
         first = pair.submit(alpha)
         frozen_program = pair.ledger.wait_begun(RUN)
-        everything = [first.pid, *tree.descendants(first.pid)]
+        everything = [first.pid, *processes.descendants(first.pid)]
         for pid in everything:
             os.kill(pid, signal.SIGSTOP)
         frozen_at = lease.boot_time_s()

@@ -21,23 +21,22 @@ from typing import Any
 import pytest
 
 from made_up import NOW, MadeUp, picture
-from shoal.describe.columns import Said
+from shoal.describe.project import Said
 from shoal.errors import InputError
 from shoal.kernel.causes import strip_escapes
 from shoal.model import RUN_STATES
 from shoal.observe.results import tabulate
 from shoal.observe.run_state import RunView
-from shoal.views import faults, forecast, logs, results, status, why
+from shoal.views import error_groups, logs, results, run_groups, status, why
 from shoal.views import select as selecting
 from shoal.views.columns import COLUMNS_BY_NAME, choose_columns
-from shoal.views.family import RunGroup, group_runs
-from shoal.views.question import confirm
 from shoal.views.render import cell_width, state_word
 from shoal.views.report import gather as reporting
-from shoal.views.report import page, tables, text
-from shoal.views.screen import Screen, detect_screen
+from shoal.views.report import page, text
+from shoal.views.run_groups import RunGroup, group_runs
 from shoal.views.status import StatusFilter
-from shoal.views.watching import WatchOptions, watch_runs
+from shoal.views.terminal import Screen, confirm, detect_screen
+from shoal.views.watch import WatchOptions, watch_runs
 from terminal import run_in_terminal
 from test_results import event_file
 from waiting import wait_until
@@ -61,7 +60,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeUp:
 @pytest.fixture
 def pictured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeUp:
     """The same on a host whose name is always as long."""
-    monkeypatch.setattr("shoal.kernel.process.host_name", lambda: "gpu07")
+    monkeypatch.setattr("shoal.kernel.processes.host_name", lambda: "gpu07")
     monkeypatch.setattr("made_up.HOST", "gpu07")
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
@@ -121,8 +120,8 @@ def test_why_and_report_in_other_forms_look_like_their_pictures(pictured: MadeUp
     told = why.explain_run(pictured.home, "001_lr/000_train_5", {}, clock=lambda: NOW)
     assert_golden("why_oom.txt", printed(lambda: why.show_explanation(told, NARROW)), pictured)
     found = reporting.gather_report(pictured.home, ["001_lr"], clock=lambda: NOW)
-    assert_golden("report.md", tables.report_markdown(found), pictured)
-    assert_golden("report.csv", tables.report_csv(found), pictured)
+    assert_golden("report.md", text.report_markdown(found), pictured)
+    assert_golden("report.csv", text.report_csv(found), pictured)
 
 
 def _why(made: MadeUp, screen: Screen, **how: bool) -> None:
@@ -140,7 +139,7 @@ def _why_running(made: MadeUp, screen: Screen, **how: bool) -> None:
 
 
 def _errors(made: MadeUp, screen: Screen, **how: bool) -> None:
-    faults.show_errors(faults.group_errors(made.home, selecting.select_runs(made.home, [])), screen, **how)
+    error_groups.show_errors(error_groups.group_errors(made.home, selecting.select_runs(made.home, [])), screen, **how)
 
 
 def _status(made: MadeUp, screen: Screen, **how: bool) -> None:
@@ -283,10 +282,10 @@ def test_the_page_of_a_report_needs_no_network_and_escapes_what_others_wrote(mad
     assert "<script" not in html and "&lt;script&gt;alert(1)" in html
     assert not re.search(r"""(src|href|url)\s*[=(]\s*['"]?\s*(https?:)?//""", html)
     assert "default-src 'none'" in html and html.count("<rect") > 20
-    markdown = tables.report_markdown(reporting.gather_report(made.home, ["001_lr"], clock=lambda: NOW))
+    markdown = text.report_markdown(reporting.gather_report(made.home, ["001_lr"], clock=lambda: NOW))
     assert "<script>" not in markdown
     made.run("001_lr/000_train_10", "done", params={"formula": "=cmd()"})
-    assert "'=cmd()" in tables.report_csv(reporting.gather_report(made.home, ["001_lr"], clock=lambda: NOW))
+    assert "'=cmd()" in text.report_csv(reporting.gather_report(made.home, ["001_lr"], clock=lambda: NOW))
 
 
 def test_every_state_can_be_told_without_colour_and_no_two_look_the_same() -> None:
@@ -360,12 +359,12 @@ def _view(name: str, state: str, **more: Any) -> RunView:
 
 def test_the_expected_end_follows_progress_and_the_waves_of_what_waits() -> None:
     running = _view("1_a/000_t_0", "running", started=0.0)
-    assert forecast.expected_end([running], {"1_a/000_t_0": 300.0}, 100.0) == pytest.approx(400)
+    assert run_groups.expected_end([running], {"1_a/000_t_0": 300.0}, 100.0) == pytest.approx(400)
     done = _view("1_a/000_t_1", "done", started=0.0, ended=200.0)
     waiting = [_view(f"1_a/000_t_{n}", "pending") for n in (2, 3)]
-    assert forecast.expected_end([running, done, *waiting], {}, 100.0) == pytest.approx(100 + 100 + 2 * 200)
-    assert forecast.expected_end(waiting, {}, 100.0) is None
-    assert forecast.expected_end([_view("1_a/000_t_0", "running")], {}, 0.0) is None
+    assert run_groups.expected_end([running, done, *waiting], {}, 100.0) == pytest.approx(100 + 100 + 2 * 200)
+    assert run_groups.expected_end(waiting, {}, 100.0) is None
+    assert run_groups.expected_end([_view("1_a/000_t_0", "running")], {}, 0.0) is None
 
 
 def test_folding_keeps_every_run_exactly_once() -> None:
@@ -456,7 +455,7 @@ def test_a_status_imports_nothing_that_submits_or_reads_profiles(made: MadeUp) -
         name
         for name in (
             "shoal.submit.transaction",
-            "shoal.submit.orders",
+            "shoal.submit.prepare",
             "shoal.describe.cluster",
             "shoal.describe.expand",
             "tomllib",

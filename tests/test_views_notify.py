@@ -15,7 +15,7 @@ import pytest
 from project import Project
 from shoal.describe.project import load_project
 from shoal.errors import InputError
-from shoal.job import notices
+from shoal.job import notifications
 from shoal.sandbox import Sandbox
 from waiting import wait_until
 
@@ -110,7 +110,7 @@ def test_who_is_told_is_forgotten_when_the_table_goes(tmp_path: Path) -> None:
     toml.write_text(toml.read_text().partition("[notify]")[0])
     project.shoal("submit", "experiments/001_tell", "--again")
     assert not (project.home / "notify.json").exists()
-    assert notices._settings(str(project.home)) is None
+    assert notifications._settings(str(project.home)) is None
 
 
 @pytest.mark.parametrize(
@@ -137,11 +137,11 @@ def test_a_notice_whose_teller_was_killed_is_told_again_once(tmp_path: Path) -> 
     project.shoal("submit", "experiments/001_tell", code=None)
     assert len(told(log)) == 1
     [done] = (project.home / "notices").glob("*.told")
-    notices.resend_unsent(str(project.home), project.env, now=time.time() + 700)
+    notifications.resend_unsent(str(project.home), project.env, now=time.time() + 700)
     assert len(told(log)) == 1
     done.unlink()
-    notices.resend_unsent(str(project.home), project.env)
+    notifications.resend_unsent(str(project.home), project.env)
     assert len(told(log)) == 1, "its teller may still be at it"
     for _ in range(2):
-        notices.resend_unsent(str(project.home), project.env, now=time.time() + 700)
+        notifications.resend_unsent(str(project.home), project.env, now=time.time() + 700)
     assert len(told(log)) == 2 and told(log)[0] == told(log)[1]

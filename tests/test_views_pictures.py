@@ -19,7 +19,7 @@ from shoal.views import web
 from shoal.views.report.gather import gather_report
 from shoal.views.report.page import STYLE
 from shoal.views.report.page import report_page as report_page
-from shoal.views.web.feed import DashboardData
+from shoal.views.web.api import DashboardData
 from shoal.views.web.server import DashboardServer
 
 LONG = "004_a_rather_long_name_of_an_experiment_that_somebody_chose_on_a_friday"

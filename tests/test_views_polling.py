@@ -17,8 +17,8 @@ import pytest
 from project import Project
 from shoal.clusters import QueueState
 from shoal.kernel.slurm_text import JobRow
+from shoal.observe.queue_cache import QueueCache, poll_interval
 from shoal.sandbox import Sandbox
-from shoal.views.polling import QueueCache, poll_interval
 from waiting import wait_until
 
 TOKEN = "abcdefghjkmn"

@@ -21,7 +21,7 @@ from made_up import MadeUp, picture
 from project import Project
 from published import SCHEMAS, complaints
 from shoal.cli import COMMANDS
-from shoal.cli.completing import SHELL_SCRIPTS, candidates
+from shoal.cli.completion import SHELL_SCRIPTS, candidates
 from shoal.model import RUN_STATES
 from waiting import wait_until
 

@@ -12,14 +12,18 @@ from hypothesis import strategies as st
 
 from shoal.kernel import progress
 from shoal.kernel.causes import error_signature, find_cause, strip_escapes
-from shoal.views import estimate
-from shoal.views.progress import ProgressLine
-from shoal.views.reasons import REASONS, explain_reason
-from shoal.views.render import cell_width, fit_cell, fit_cell_end, safe_line, table_lines, wrap_line
-from shoal.views.screen import Screen, detect_screen
-from shoal.views.tail import CarriageReturnFilter, collapse_carriage_returns, last_text, read_slice, seek_last_lines
-from shoal.views.terminal_text import ControlSequenceFilter, strip_control_sequences
-from shoal.views.watching import WatchOptions, _TableRedrawer
+from shoal.views import pending
+from shoal.views.log_files import (
+    CarriageReturnFilter,
+    collapse_carriage_returns,
+    last_text,
+    read_slice,
+    seek_last_lines,
+)
+from shoal.views.pending import REASONS, explain_reason
+from shoal.views.render import ProgressLine, cell_width, fit_cell, fit_cell_end, safe_line, table_lines, wrap_line
+from shoal.views.terminal import ControlSequenceFilter, Screen, detect_screen, strip_control_sequences
+from shoal.views.watch import WatchOptions, _TableRedrawer
 
 
 @given(st.binary(max_size=400), st.integers(0, 12))
@@ -151,13 +155,13 @@ def test_every_reason_word_has_a_sentence_and_unknown_ones_are_quoted() -> None:
 
 
 def test_smaller_requests_speak_the_dialect_of_the_script() -> None:
-    waiting = estimate.PendingJob("Resources", "gpu", 1, None, None, 7200, "1", "8", "1G", "", "")
-    assert estimate.smaller_requests(waiting, "#SBATCH --gres=gpu:a100:4\n") == [
+    waiting = pending.PendingJob("Resources", "gpu", 1, None, None, 7200, "1", "8", "1G", "", "")
+    assert pending.smaller_requests(waiting, "#SBATCH --gres=gpu:a100:4\n") == [
         ("half the time limit (01:00:00)", "--time=01:00:00"),
         ("2 instead of 4 GPUs", "--gres=gpu:a100:2"),
     ]
-    assert estimate.smaller_requests(waiting, "#SBATCH --gpus-per-node=8\n")[1][1] == "--gpus-per-node=4"
-    assert estimate.smaller_requests(waiting._replace(time_limit_s=600), "#SBATCH --gres=gpu:1\n") == []
+    assert pending.smaller_requests(waiting, "#SBATCH --gpus-per-node=8\n")[1][1] == "--gpus-per-node=4"
+    assert pending.smaller_requests(waiting._replace(time_limit_s=600), "#SBATCH --gres=gpu:1\n") == []
 
 
 @pytest.mark.parametrize(
@@ -271,9 +275,9 @@ def test_a_redraw_goes_up_by_the_rows_that_long_lines_took(
 
 def test_jobs_before_a_pending_one_are_counted_by_task() -> None:
     queue = "100|7|N/A\n50|8|0\n50|8|1\n50|8|2\n50|9|N/A\n10|5|N/A\n\n"
-    assert estimate.count_jobs_before(queue, "8_2", 50) == (3, 2)
-    assert estimate.count_jobs_before(queue, "8_0", 50) == (1, 0)
-    assert estimate.count_jobs_before(queue, "9", 50) == (4, 0) and estimate.count_jobs_before(queue, "7", 100) == (
+    assert pending.count_jobs_before(queue, "8_2", 50) == (3, 2)
+    assert pending.count_jobs_before(queue, "8_0", 50) == (1, 0)
+    assert pending.count_jobs_before(queue, "9", 50) == (4, 0) and pending.count_jobs_before(queue, "7", 100) == (
         0,
         0,
     )

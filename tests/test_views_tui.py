@@ -18,8 +18,7 @@ from shoal.observe.run_state import RunView
 from shoal.views import actions
 from shoal.views.status import StatusFilter
 from shoal.views.tui.app import ConfirmDialog, HelpDialog, WatchApp
-from shoal.views.tui.detail import sparkline, tab_text
-from shoal.views.tui.runlist import RunList, list_lines
+from shoal.views.tui.panes import RunList, list_lines, sparkline, tab_text
 
 Story = Callable[[WatchApp, Any], Awaitable[None]]
 

@@ -20,17 +20,17 @@ import pytest
 from made_up import NOW, MadeUp
 from made_up import usage as made_up_usage
 from project import Project, read_record
-from shoal.job import nvml, processes, usage
-from shoal.kernel import process, slurm
+from shoal.job import usage, usage_readers
+from shoal.kernel import processes, slurm
 from shoal.kernel.records import AssignedResources, Start
-from shoal.observe.records import RequestedResources
+from shoal.observe import usage as reading
+from shoal.observe.run_files import RequestedResources
 from shoal.sandbox import Sandbox
 from shoal.views import status, why
-from shoal.views import usage as reading
-from shoal.views.report.history import AttemptHistory
-from shoal.views.screen import Screen
+from shoal.views.report.accounting import AttemptHistory
+from shoal.views.terminal import Screen
 from shoal.views.timeline import attempts_timeline
-from shoal.views.tui.detail import tab_text
+from shoal.views.tui.panes import tab_text
 from waiting import wait_until
 
 #: Burns a processor, and on a further node also holds 150 MB, until the file `go` is there.
@@ -116,9 +116,11 @@ def test_without_nvml_it_says_no_data_and_why(tmp_path: Path, monkeypatch: pytes
         raise OSError(name)
 
     monkeypatch.setattr("ctypes.CDLL", absent)
-    assert nvml.open_gpus({"CUDA_VISIBLE_DEVICES": "0"}) == ([], "no NVML on this node")
-    assert nvml.open_gpus({"CUDA_VISIBLE_DEVICES": ""}) == ([], None), "a run that asked for none misses nothing"
-    assert nvml.open_gpus({"SLURM_JOB_ID": "1"}) == ([], None)
+    assert usage_readers.open_gpus({"CUDA_VISIBLE_DEVICES": "0"}) == ([], "no NVML on this node")
+    assert usage_readers.open_gpus({"CUDA_VISIBLE_DEVICES": ""}) == ([], None), (
+        "a run that asked for none misses nothing"
+    )
+    assert usage_readers.open_gpus({"SLURM_JOB_ID": "1"}) == ([], None)
 
 
 def test_a_record_stays_small_and_idle_time_begins_anew_after_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,12 +131,12 @@ def test_a_record_stays_small_and_idle_time_begins_anew_after_work(monkeypatch: 
     for second in range(5000):
         now[0] += 10
         busy = 50.0 if second == 4000 else 0.0
-        record.add(processes.ResourceUse(second * 5.0, 100.0), [{**gpu, "percent": busy}, {**gpu, "percent": 0.0}])
+        record.add(usage_readers.ResourceUse(second * 5.0, 100.0), [{**gpu, "percent": busy}, {**gpu, "percent": 0.0}])
     found = record.as_json()
     assert len(found["points"]) <= 240 and found["points"][-1][0] == pytest.approx(50000, rel=0.01)
     assert found["gpu_idle_for_s"] == pytest.approx(9990) and found["gpus"][0]["idle_s"] == pytest.approx(49990)
     assert found["gpus"][1]["idle_s"] == pytest.approx(50000) and found["cpu_s"] == 4999 * 5.0
-    record.add(processes.ResourceUse(0.0, 1.0), [None, None])
+    record.add(usage_readers.ResourceUse(0.0, 1.0), [None, None])
     assert record.as_json()["gpu_idle_for_s"] == 0, "what cannot be read is not called idle"
 
 
@@ -144,7 +146,7 @@ def test_a_sampler_of_many_runs_writes_each_and_only_those_it_saw(tmp_path: Path
     paths = [str(tmp_path / "runs" / "e" / str(n) / "attempt.1.use") for n in range(3)]
     for path in paths[:2]:
         os.makedirs(os.path.dirname(path))
-        sampler.add(path, {}, lambda: processes.process_use(os.getpid(), {}))
+        sampler.add(path, {}, lambda: usage_readers.process_use(os.getpid(), {}))
     thread.start()
     wait_until(lambda: all(map(os.path.exists, paths[:2])), 20, "both are written")
     os.makedirs(os.path.dirname(paths[2]))
@@ -153,7 +155,7 @@ def test_a_sampler_of_many_runs_writes_each_and_only_those_it_saw(tmp_path: Path
     over.set()
     thread.join(20)
     quick = usage.UsageSampler({})
-    quick.add(paths[2], {}, lambda: processes.process_use(os.getpid(), {}))
+    quick.add(paths[2], {}, lambda: usage_readers.process_use(os.getpid(), {}))
     quick.end(paths[2])
     quick.run(over)
     assert not os.path.exists(paths[2]), "a run that ended before a sample was taken leaves no file"
@@ -262,7 +264,7 @@ def test_a_node_has_slurms_name_in_every_lane_and_record() -> None:
         start._replace(held=AssignedResources(host="n2")).place == "n2"
         and start._replace(held=AssignedResources()).place == "n1"
     )
-    assert process.node_name({"SLURMD_NODENAME": "n1"}) == "n1" and process.node_name({}) == process.host_name()
+    assert processes.node_name({"SLURMD_NODENAME": "n1"}) == "n1" and processes.node_name({}) == processes.host_name()
     assert slurm.current_job({"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1"})["node"] == "n1"
 
     def attempt(number: int, node: str | None) -> AttemptHistory:

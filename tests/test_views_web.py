@@ -21,10 +21,10 @@ import pytest
 from browsing import END, ENTER, ESCAPE, Browser, chromium
 from made_up import MadeUp, picture
 from shoal.clusters import QueueState
-from shoal.views.web import guard
-from shoal.views.web.feed import DashboardData, run_id
+from shoal.views.web import server as web_server
+from shoal.views.web.api import DashboardData, run_id
+from shoal.views.web.serve import open_browser
 from shoal.views.web.server import DashboardServer
-from shoal.views.web.serving import open_browser
 from test_results import event_file, wandb_file
 from waiting import wait_until
 
@@ -114,10 +114,11 @@ def test_a_foreign_host_is_refused_even_with_the_cookie(server: DashboardServer,
 
 def test_the_host_rule_knows_our_own_names() -> None:
     assert all(
-        guard.is_local_host({"Host": host}) for host in ("127.0.0.1:8000", "localhost:1", "LOCALHOST:22", "[::1]:9")
+        web_server.is_local_host({"Host": host})
+        for host in ("127.0.0.1:8000", "localhost:1", "LOCALHOST:22", "[::1]:9")
     )
     assert not any(
-        guard.is_local_host({"Host": host}) for host in ("[::2]:9", "localhost:x", "a@localhost:1", "127.1:80")
+        web_server.is_local_host({"Host": host}) for host in ("[::2]:9", "localhost:x", "a@localhost:1", "127.1:80")
     )
 
 

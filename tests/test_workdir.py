@@ -18,8 +18,8 @@ from disks import empty, fill, small_disk
 from project import Project, end_process
 from shoal.job import workdir
 from shoal.job.workdir import WorkDir
-from shoal.kernel import checkpoints, layout
-from shoal.kernel.progress import RunOutput, read_metrics, tables
+from shoal.kernel import checkpoints, layout, metric_files
+from shoal.kernel.progress import RunOutput, read_metrics
 from shoal.sandbox import Sandbox
 from shoal.submit.snapshot import take_snapshot
 from waiting import wait_until
@@ -289,7 +289,7 @@ def test_files_of_the_code_are_not_the_checkpoints_and_numbers_of_a_run(tmp_path
     [_, place] = map(Path, layout.written_dirs(str(output)))
     assert (place / "init.bin").exists(), "the code of the killed attempt is still there"
     assert checkpoints.newest_checkpoint(str(output), "**/*.bin") is None
-    assert not tables.find_metric_files(str(output)).metrics_csv and not read_metrics(RunOutput(str(output)))
+    assert not metric_files.find_metric_files(str(output)).metrics_csv and not read_metrics(RunOutput(str(output)))
     own = place / "ckpt/model_1.bin"
     own.parent.mkdir()
     own.write_text("of the run")

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.data.measure import heading, load, row
-from shoal.data.advising import advise_loader, measure_script
+from shoal.data.advise import advise_loader, measure_script
 
 #: A loader whose items cost CPU time or waiting, and a model that is a sleep; prints its steps per second at the end.
 _TRAINING = """

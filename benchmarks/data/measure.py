@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shoal.data.benching import drop_cache
+from shoal.data.bench import drop_cache
 
 HOME = Path(os.environ.get("SHOAL_BENCH_DIR", "/tmp/shoal-bench-data"))
 FILES = int(os.environ.get("SHOAL_BENCH_FILES", "5000"))

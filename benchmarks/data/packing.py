@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.data.measure import FILES, Took, folder, heading, load, row, run, source, took, warm
 from shoal.data import shard_dataset
-from shoal.data.planning import ShardSettings
+from shoal.data.shard_plan import ShardSettings
 
 
 def main() -> None:

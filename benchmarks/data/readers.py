@@ -207,7 +207,7 @@ def resume(folder: str) -> None:
 
     began = time.perf_counter()
     import shoal.data
-    import shoal.data.reading
+    import shoal.data.dataset
     import shoal.data.streaming
 
     loaded = time.perf_counter()

@@ -13,8 +13,8 @@ from typing import Any
 
 from benchmarks.data.measure import FILES, HOME, RIVALS, note, source, table, warm
 from shoal.data import shard_dataset
-from shoal.data.benching import drop_cache
-from shoal.data.planning import ShardSettings
+from shoal.data.bench import drop_cache
+from shoal.data.shard_plan import ShardSettings
 
 TRIES = 5
 #: No further round is begun after so many seconds; rivals in fully random order are read this far, and once.

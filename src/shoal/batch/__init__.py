@@ -5,14 +5,19 @@ from shoal.kernel import lazy_exports
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from shoal.batch.directives import (
+        SLURM_MAX_BYTES,
         SbatchOption,
         ScriptDirectives,
+        ScriptText,
+        decode_text,
         is_template,
         parse_option_words,
         partitions_asked,
         read_directives,
+        read_text,
     )
-    from shoal.batch.flags import (
+    from shoal.batch.quoting import escape_percent, refuse_line_breaks, sbatch_line, shell_command, shell_quote
+    from shoal.batch.sbatch_flags import (
         DASHES,
         RESERVED_OPTIONS,
         SbatchFlags,
@@ -21,9 +26,7 @@ if TYPE_CHECKING:
         parse_flags,
         short_names,
     )
-    from shoal.batch.quoting import escape_percent, refuse_line_breaks, sbatch_line, shell_command, shell_quote
     from shoal.batch.shell_commands import ParsedScript, ShellCommand, command_of, parse_shell
     from shoal.batch.shell_words import SyntaxProblem, tokenize
-    from shoal.batch.text import SLURM_MAX_BYTES, ScriptText, decode_text, read_text
 else:
     __getattr__ = lazy_exports(__name__)

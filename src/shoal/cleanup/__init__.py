@@ -6,8 +6,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from shoal.cleanup import backup
     from shoal.cleanup.backup import BackupResult, list_backups, read_manifest
-    from shoal.cleanup.leftovers import ITEM_KINDS, CleanupItem, find_leftovers, read_run_directories
-    from shoal.cleanup.near_copies import list_near_duplicates
-    from shoal.cleanup.stale import stale_snapshots, temporary_files, unused_staged_data
+    from shoal.cleanup.leftovers import (
+        ITEM_KINDS,
+        CleanupItem,
+        find_leftovers,
+        read_run_directories,
+        stale_snapshots,
+        temporary_files,
+        unused_staged_data,
+    )
+    from shoal.cleanup.near_duplicates import list_near_duplicates
 else:
     __getattr__ = lazy_exports(__name__)

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.cleanup.leftovers import CleanupItem
-from shoal.cleanup.stale import move_staged_data
+from shoal.cleanup.leftovers import CleanupItem, move_staged_data
 from shoal.errors import InputError
 
 _MANIFEST = "manifest.json"

@@ -28,15 +28,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from shoal.submit import admit_waiting, cancelling
+    from shoal.submit import admit_waiting, cancel
     from shoal.views import select_runs
 
     home = home_here()
-    views = cancelling.active_runs(home, select_runs(home, args.which))
+    views = cancel.active_runs(home, select_runs(home, args.which))
     if args.dry_run or not views or (len(views) > 1 and not args.yes and not _confirm_cancel(views)):
-        cancelled = cancelling.CancelResult([], {})
+        cancelled = cancel.CancelResult([], {})
     else:
-        cancelled = cancelling.cancel_runs(home, views, os.environ, args.request)
+        cancelled = cancel.cancel_runs(home, views, os.environ, args.request)
         admit_waiting(home)
     _show_cancelled(args, views, cancelled)
     return 0

@@ -53,11 +53,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int | None:
-    from shoal.data import needs
+    from shoal.data import optional_packages
     from shoal.errors import InputError
 
     _refuse_unused_flags(args)
-    needs.numpy()
+    optional_packages.numpy()
     if args.command and args.action not in ("stage", "bench", "advise"):
         raise InputError(f"shoal data {args.action} runs no command", hint="remove what stands after --", place="--")
     if args.action == "bench" and args.command and not args.slurm:
@@ -262,7 +262,7 @@ def _bench(args: argparse.Namespace) -> None:
 
 
 def _advise(args: argparse.Namespace) -> None:
-    from shoal.data import advising, load_function
+    from shoal.data import advise, load_function
     from shoal.errors import InputError
     from shoal.views import data as views
 
@@ -271,19 +271,19 @@ def _advise(args: argparse.Namespace) -> None:
         from shoal.data import open as open_dataset
 
         decode = load_function(args.decode) if args.decode else None
-        delivery = advising.measure_delivery(open_dataset(args.path, fields=args.field, transform=decode), args.batch)
+        delivery = advise.measure_delivery(open_dataset(args.path, fields=args.field, transform=decode), args.batch)
     if args.command:
-        times = advising.measure_script(args.command, args.batches)
+        times = advise.measure_script(args.command, args.batches)
     elif args.step_time is not None and delivery is not None:
         prep_s = args.batch / delivery.prep_per_s
-        times = advising.BatchTimes(args.step_time, prep_s, args.batch, args.workers, None, delivery.cpu_share)
+        times = advise.BatchTimes(args.step_time, prep_s, args.batch, args.workers, None, delivery.cpu_share)
         times = times._replace(contention=delivery.contention, data="staged" if delivery.staged else "packed")
     else:
         raise InputError(
             "nothing says how fast the model is",
             hint="shoal data advise -- python train.py   # or PATH --step-time 0.1",
         )
-    views.print_advice(advising.advise_loader(times, args.cores or _cores(), delivery, args.link), delivery, args)
+    views.print_advice(advise.advise_loader(times, args.cores or _cores(), delivery, args.link), delivery, args)
 
 
 def _cores() -> int:

@@ -39,13 +39,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from shoal.errors import InputError
-    from shoal.views import detect_screen, faults, logs, select_runs
+    from shoal.views import detect_screen, error_groups, logs, select_runs
 
     _refuse_unused_flags(args)
     home = home_here()
     if args.errors:
-        return faults.show_errors(
-            faults.group_errors(home, select_runs(home, args.run)), detect_screen(), as_json=args.json, quiet=args.quiet
+        return error_groups.show_errors(
+            error_groups.group_errors(home, select_runs(home, args.run)),
+            detect_screen(),
+            as_json=args.json,
+            quiet=args.quiet,
         )
     if not args.run:
         raise InputError("which run?", hint="shoal logs RUN   # or shoal logs --errors for all that failed")

@@ -17,8 +17,16 @@ import os
 import sys
 from pathlib import Path
 
-from shoal.cli.options import add_output, add_profile_flag, add_request, add_sweep, chosen_cluster, refuse_unused_flags
-from shoal.cli.pack_flags import add_pack_flags, pack_options
+from shoal.cli.options import (
+    add_output,
+    add_pack_flags,
+    add_profile_flag,
+    add_request,
+    add_sweep,
+    chosen_cluster,
+    pack_options,
+    refuse_unused_flags,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -22,11 +22,11 @@ from shoal.cli.options import (
     add_sweep,
     chosen_cluster,
     current_project,
+    pack_flag_names,
     refuse_unused_flags,
     submit_options,
     sweep_options,
 )
-from shoal.cli.pack_flags import pack_flag_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,9 +84,9 @@ def run_plan(args: argparse.Namespace) -> int:
 def show_layouts(args: argparse.Namespace, asked: Sequence[RequestedRun], project: Project, cluster: Cluster) -> int:
     from shoal.submit import compare_layouts_of
     from shoal.units import parse_duration_s
-    from shoal.views import shapes
+    from shoal.views import plan
 
     startup_s = float(parse_duration_s(args.startup, place="--startup")) if args.startup else 0.0
     comparison = compare_layouts_of(asked, project, cluster, os.environ, startup_s=startup_s)
-    shapes.show_layouts(comparison, len(asked), as_json=args.json, per_node=cluster.gpus_per_node)
+    plan.show_layouts(comparison, len(asked), as_json=args.json, per_node=cluster.gpus_per_node)
     return 0

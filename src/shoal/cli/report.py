@@ -46,9 +46,9 @@ def run(args: argparse.Namespace) -> int:
     elif args.png or args.pdf or args.svg:
         _draw(report, {"png": args.png, "pdf": args.pdf, "svg": args.svg}, quiet=args.quiet)
     elif args.md or args.csv:
-        from shoal.views import tables
+        from shoal.views import text
 
-        print(tables.report_markdown(report) if args.md else tables.report_csv(report), end="")
+        print(text.report_markdown(report) if args.md else text.report_csv(report), end="")
     else:
         from shoal.views import detect_screen, text
 

@@ -33,13 +33,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from shoal.cli.submit import exit_code, result_printer
     from shoal.describe import resumed_run
-    from shoal.submit import SubmitOptions, standing, submit_runs
+    from shoal.submit import SubmitOptions, idempotency, submit_runs
 
     project = current_project()
     say = result_printer(args, ask=not args.yes)
     asked = resumed_run(args.run, project, args.flags)
     home, name = str(project.home), asked.run.spec.name
-    given = standing.find_order(home, "resume", [name], (args.on, args.flags), args.request, os.environ)
+    given = idempotency.find_order(home, "resume", [name], (args.on, args.flags), args.request, os.environ)
     with say:
         results = submit_runs(
             [asked],

@@ -43,26 +43,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from shoal.cli.submit import exit_code, result_printer
-    from shoal.submit import retrying, standing, submit_runs
+    from shoal.submit import idempotency, retry, submit_runs
     from shoal.views import parse_states, select_runs, unselected_sentence
 
     project = current_project()
     home = str(project.home)
     causes = [word.strip() for word in (args.cause or "").split(",") if word.strip()]
     names = select_runs(home, args.which)
-    change = retrying.RetryChange(args.mem, args.time, args.exclude_nodes, args.fresh)
+    change = retry.RetryChange(args.mem, args.time, args.exclude_nodes, args.fresh)
     meaning = (change, args.state, args.cause, args.on)
     given = None
     if not args.dry_run:
-        given = standing.find_order(home, "retry", names, meaning, args.request, os.environ)
+        given = idempotency.find_order(home, "retry", names, meaning, args.request, os.environ)
     with result_printer(args) as say:
         if given is not None and given.record is not None:
-            views = retrying.unstarted_runs(home, given, os.environ)
+            views = retry.unstarted_runs(home, given, os.environ)
         else:
-            views = [
-                view for view, _ in retrying.find_failed(home, names, parse_states(args.state), causes, os.environ)
-            ]
-            left_out = retrying.skipped_sentence(home, names, views, os.environ)
+            views = [view for view, _ in retry.find_failed(home, names, parse_states(args.state), causes, os.environ)]
+            left_out = retry.skipped_sentence(home, names, views, os.environ)
             for note in [*unselected_sentence(home, names), *([left_out] if left_out else [])]:
                 say.note(note)
             if not views:
@@ -70,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
                 return 0
         cluster = chosen_cluster(project, args.on)
         refuse_unused_flags(args, cluster.is_local, "on this machine", "--exclude-nodes", "--mem")
-        asked = retrying.retried_runs(project, views, change)
+        asked = retry.retried_runs(project, views, change)
         return exit_code(
             submit_runs(
                 asked,

@@ -15,12 +15,21 @@ from shoal.kernel import lazy_exports
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from shoal.clusters.commands import ProgramMissingError, ask, run
     from shoal.clusters.facts import UNKNOWN, ClusterFacts, NodeKind, Partition
     from shoal.clusters.parse import parse_time_limit_s
-    from shoal.clusters.queue_state import QueueState, by_token, newest, sacct, scancel, squeue
+    from shoal.clusters.queries import (
+        ProgramMissingError,
+        QueueState,
+        ask,
+        by_token,
+        check_with_sbatch,
+        newest,
+        read_submit_limit,
+        run,
+        sacct,
+        scancel,
+        squeue,
+    )
     from shoal.clusters.read import cluster_name, read_cluster
-    from shoal.clusters.sbatch_check import check_with_sbatch
-    from shoal.clusters.submit_limits import read_submit_limit
 else:
     __getattr__ = lazy_exports(__name__)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from shoal.clusters import parse
-from shoal.clusters.commands import ask
 from shoal.clusters.facts import UNKNOWN, ClusterFacts
+from shoal.clusters.queries import ask
 
 #: What can be asked, and which program answers:
 #:   name          slurm.conf, else scontrol show config

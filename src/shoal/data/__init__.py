@@ -14,18 +14,15 @@ from shoal.kernel import lazy_exports
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from shoal.data import advising, needs
-    from shoal.data.advising import LoaderAdvice, ReadThroughput
-    from shoal.data.bench_slurm import slurm_launcher
-    from shoal.data.benching import BenchResult, run_bench
-    from shoal.data.checking import VerifyResult, describe_dataset, verify_dataset
-    from shoal.data.estimating import ShardingEstimate, estimate_sharding
-    from shoal.data.iterating import shard_samples
-    from shoal.data.packing import ShardingResult, shard_dataset
-    from shoal.data.planning import ShardSettings
-    from shoal.data.reading import Dataset, open
+    from shoal.data import advise, optional_packages
+    from shoal.data.advise import LoaderAdvice, ReadThroughput
+    from shoal.data.bench import BenchResult, run_bench, slurm_launcher
+    from shoal.data.dataset import Dataset, open
     from shoal.data.scan import SourceScan
-    from shoal.data.staged import load_function, stage_and_run
-    from shoal.data.unpacking import ExtractResult, extract_dataset
+    from shoal.data.shard_files import ShardingEstimate, ShardingResult, estimate_sharding, shard_dataset
+    from shoal.data.shard_iterator import shard_samples
+    from shoal.data.shard_plan import ShardSettings
+    from shoal.data.stage import load_function, stage_and_run
+    from shoal.data.verify import ExtractResult, VerifyResult, describe_dataset, extract_dataset, verify_dataset
 else:
     __getattr__ = lazy_exports(__name__)

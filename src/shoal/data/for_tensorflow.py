@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from shoal.data import needs
-from shoal.data.reading import Dataset
+from shoal.data import optional_packages
+from shoal.data.dataset import Dataset
 from shoal.errors import InputError
 
 
@@ -32,7 +32,7 @@ def dataset(
     The first iteration is `epoch`, each complete one is followed by the next. Shards that are still being staged are
     waited for. With several ranks it is split already, so TensorFlow's own sharding is off.
     """
-    tf = needs.require("tensorflow", "shoal.data.for_tensorflow", "pip install tensorflow")
+    tf = optional_packages.require("tensorflow", "shoal.data.for_tensorflow", "pip install tensorflow")
     if data.fields is None:
         raise InputError("tf.data needs to know the fields", hint='shoal.data.open(path, fields=("jpg", "cls"))')
     options: dict[str, Any] = {"seed": seed, "remainder": remainder, "window": window}
@@ -55,7 +55,7 @@ def dataset(
                 yield from (tuple(map(_unwrap_single, sample)) for sample in samples)
 
     def spec(value: Any) -> Any:
-        array = needs.numpy().asarray(value)
+        array = optional_packages.numpy().asarray(value)
         type_ = tf.string if array.dtype.kind in "SUO" else tf.as_dtype(array.dtype)
         return tf.TensorSpec((None,) if flat else (None,) * array.ndim, type_)
 
@@ -83,7 +83,7 @@ def _unwrap_single(value: Any) -> Any:
 
 def _column(values: tuple[Any, ...], fields: Any, place: int) -> Any:
     """One field of many samples as an array."""
-    np = needs.numpy()
+    np = optional_packages.numpy()
     plain = [bytes(value) if isinstance(value, memoryview) else _unwrap_single(value) for value in values]
     if None in plain:
         field = fields[place] if place < len(fields) else place

@@ -16,13 +16,13 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from shoal.data import needs
-from shoal.data.reading import Dataset
+from shoal.data import optional_packages
+from shoal.data.dataset import Dataset
 from shoal.data.streaming import SampleStream, resolve_rank
 from shoal.errors import InputError
 
-torch: Any = needs.require("torch", "shoal.data.for_torch", "pip install torch")
-torch_data: Any = needs.require("torch.utils.data", "shoal.data.for_torch", "pip install torch")
+torch: Any = optional_packages.require("torch", "shoal.data.for_torch", "pip install torch")
+torch_data: Any = optional_packages.require("torch.utils.data", "shoal.data.for_torch", "pip install torch")
 
 
 class MapDataset(torch_data.Dataset):  # type: ignore[misc]
@@ -162,7 +162,7 @@ class CheckpointableLoader:
 
 def _rank_and_world() -> tuple[int, int]:
     """The process group's word, if there is one, else the launcher's."""
-    distributed = needs.require("torch.distributed", "shoal.data.for_torch", "pip install torch")
+    distributed = optional_packages.require("torch.distributed", "shoal.data.for_torch", "pip install torch")
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return resolve_rank(None, None)

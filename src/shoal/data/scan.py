@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from shoal.data.choosing import ALL_SPLITS, LABELS, NameFilter, SkippedFiles, select_files
+from shoal.data.file_selection import ALL_SPLITS, LABELS, NameFilter, SkippedFiles, select_files
 from shoal.errors import InputError
 
 #: Threads that ask for sizes: on network storage a stat is a round trip, and a million of them one by one take hours.

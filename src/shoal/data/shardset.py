@@ -20,12 +20,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from shoal.data import ahead, foreign
+from shoal.data import external_shards, prefetch
 from shoal.data import manifest as manifests
-from shoal.data.index import INDEX_SUFFIX, ShardIndex, open_index
-from shoal.data.manifest import Manifest
+from shoal.data.manifest import INDEX_SUFFIX, Manifest, ShardIndex, open_index
 from shoal.errors import InputError, ShoalError
-from shoal.job import cache, copies, crc32
+from shoal.job import cache, crc32, dataset_copy
 from shoal.kernel import files
 
 _POLL_S = 0.005
@@ -65,7 +64,7 @@ class ShardSet:
         self._maps: dict[int, memoryview] = {}
         self._local = threading.local()
         self._most_files = max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
-        self.watch = ahead.CacheMonitor()
+        self.watch = prefetch.CacheMonitor()
         self._missed = 0
         self._damaged: set[str] = set()
         self._abandoned = False
@@ -87,7 +86,7 @@ class ShardSet:
             name = self.manifest.shards[shard].name
             index = self._stored_index(shard) if self.manifest.shards[shard].index_size else None
             if index is None:
-                index = foreign.index_for(self.path(shard))
+                index = external_shards.index_for(self.path(shard))
             if index.shard.get("size") != self.manifest.shards[shard].size:
                 raise ShoalError(f"{index.place} does not belong to {name}", hint=f"shoal data verify {self.folder}")
             self._indexes[shard] = index
@@ -136,7 +135,9 @@ class ShardSet:
                 try:
                     os.close(
                         os.open(
-                            os.path.join(str(self.staged), copies.REQUESTS_DIR, name), os.O_WRONLY | os.O_CREAT, 0o644
+                            os.path.join(str(self.staged), dataset_copy.REQUESTS_DIR, name),
+                            os.O_WRONLY | os.O_CREAT,
+                            0o644,
                         )
                     )
                 except OSError:
@@ -147,8 +148,8 @@ class ShardSet:
         lock = os.path.join(os.path.dirname(os.path.dirname(home)), "locks", os.path.basename(home))
         self.request([shard])
         while not os.path.exists(path):
-            if os.path.exists(os.path.join(home, copies.PROBLEM_FILE)):
-                with open(os.path.join(home, copies.PROBLEM_FILE), encoding="utf-8") as file:
+            if os.path.exists(os.path.join(home, dataset_copy.PROBLEM_FILE)):
+                with open(os.path.join(home, dataset_copy.PROBLEM_FILE), encoding="utf-8") as file:
                     raise ShoalError(file.read(), hint=f"shoal data verify {self.source}")
             if cache.is_locked(lock):
                 free_since, self._abandoned = None, False
@@ -228,7 +229,9 @@ class ShardSet:
         self._damaged.add(name)
         warnings.warn(f"{damage}; what it should hold is read from {self.source}", RuntimeWarning, stacklevel=2)
         try:
-            os.close(os.open(os.path.join(str(self.staged), copies.DAMAGED_DIR, name), os.O_WRONLY | os.O_CREAT, 0o644))
+            os.close(
+                os.open(os.path.join(str(self.staged), dataset_copy.DAMAGED_DIR, name), os.O_WRONLY | os.O_CREAT, 0o644)
+            )
         except OSError:
             pass  # The next job compares sizes only, and the next reader finds what this one found.
 
@@ -241,7 +244,7 @@ class ShardSet:
         if not self.watch.misses(self._places(shards[some], offsets[some], sizes[some])):
             return
         # Who touches a mapped page before the kernel was told waits for more than that page.
-        ahead.prefetch_ranges(self._places(shards, offsets, sizes), wait=now and self.mapped)
+        prefetch.prefetch_ranges(self._places(shards, offsets, sizes), wait=now and self.mapped)
         if now:
             before, self._missed = self._missed, self._missed + sum(sizes)
             limit = _SEQUENTIAL_SHARE * sum(shard.size for shard in self.manifest.shards)
@@ -249,9 +252,9 @@ class ShardSet:
                 self.prefetch_shards(range(len(self)))
 
     def in_memory(self, shards: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> list[bool | None]:
-        return [ahead.is_cached(fd, at + size // 2) for fd, at, size in self._places(shards, offsets, sizes)]
+        return [prefetch.is_cached(fd, at + size // 2) for fd, at, size in self._places(shards, offsets, sizes)]
 
-    def _places(self, shards: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> ahead.FileRanges:
+    def _places(self, shards: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> prefetch.FileRanges:
         """These ranges, without those of shards that are still being staged."""
         known = getattr(self._local, "files", {})
         fds = {shard: self.open(shard) for shard in set(shards) if shard in known or self.is_here(shard)}
@@ -260,8 +263,8 @@ class ShardSet:
     def prefetch_shards(self, numbers: Sequence[int]) -> None:
         """All of these shards are read soon: have those that are here brought to memory, if there is room."""
         shards = [self.manifest.shards[number] for number in numbers]
-        if sum(shard.size for shard in shards) <= ahead.prefetch_budget():
-            ahead.prefetch_files([os.path.join(self.folder, shard.name) for shard in shards])
+        if sum(shard.size for shard in shards) <= prefetch.prefetch_budget():
+            prefetch.prefetch_files([os.path.join(self.folder, shard.name) for shard in shards])
 
 
 class _FileDescriptors(OrderedDict[int, int]):
@@ -290,7 +293,7 @@ def find_shards(path: str) -> ShardSet:
         path = os.path.dirname(path) or "."
     home = os.path.dirname(os.path.abspath(path))
     about = (
-        files.read_json(os.path.join(home, copies.ABOUT_FILE))
+        files.read_json(os.path.join(home, dataset_copy.ABOUT_FILE))
         if os.path.basename(os.path.abspath(path)) == "data"
         else None
     )
@@ -305,7 +308,7 @@ def find_shards(path: str) -> ShardSet:
         return ShardSet(path, manifest, staged, source)
     if not os.path.exists(path) and not any(letter in path for letter in "*?["):
         raise InputError(f"there is no {path}", hint=f"ls {os.path.dirname(path) or '.'}")
-    folder, manifest = foreign.describe_external(path)
+    folder, manifest = external_shards.describe_external(path)
     return ShardSet(folder, manifest)
 
 

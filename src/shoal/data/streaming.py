@@ -18,13 +18,13 @@ from collections.abc import Iterable, Iterator
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.data import needs
-from shoal.data.order import Permutation
-from shoal.data.table import SampleTable
+from shoal.data import optional_packages
+from shoal.data.dataset import SampleTable
+from shoal.data.shard_plan import Permutation
 from shoal.errors import InputError
 
 if TYPE_CHECKING:
-    from shoal.data.reading import Dataset
+    from shoal.data.dataset import Dataset
 
 DEFAULT_WINDOW = 4
 #: Shards that somebody else wrote may be sorted by class, so more of them are mixed.
@@ -140,7 +140,7 @@ class SampleStream:
 
     def windows(self) -> list[ShuffleWindow]:
         """The epoch's windows in order."""
-        np = needs.numpy()
+        np = optional_packages.numpy()
         count, counts = len(self.data.shards), self.data.counts
         if self.seed is None:
             order, size = list(range(count)), 1
@@ -216,7 +216,7 @@ class SampleStream:
     ) -> Iterator[_PlannedBlock]:
         """For each block of positions where its samples are. Some thousand at a time, because the order is computed
         with numpy, where few numbers cost as much as many."""
-        np = needs.numpy()
+        np = optional_packages.numpy()
         starts, ends = (np.array([getattr(window, name) for window in windows]) for name in ("start", "end"))
         together = max(1, _ORDER_CHUNK // len(blocks[0])) if blocks else 1
         for first in range(0, len(blocks), together):

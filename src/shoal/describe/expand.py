@@ -10,10 +10,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from shoal.describe.axes import Params
-from shoal.describe.blocks import RequestRule, SweepBlock, SweepRule
 from shoal.describe.expressions import EvaluationError, Expression
-from shoal.describe.values import MAX_RUNS, Scalar, check_scalar, format_value
+from shoal.describe.parameters import MAX_RUNS, Params, Scalar, check_scalar, format_value
+from shoal.describe.sweep_file import RequestRule, SweepBlock, SweepRule
 from shoal.errors import InputError
 from shoal.model import Request
 

@@ -14,7 +14,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from shoal.describe.values import Scalar, format_value
+from shoal.describe.parameters import Scalar, format_value
 from shoal.errors import InputError
 from shoal.units import shorten_list
 

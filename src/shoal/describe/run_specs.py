@@ -10,15 +10,15 @@ from typing import NamedTuple
 import msgspec
 
 from shoal.batch import DASHES, parse_flags
-from shoal.describe.calls import MODIFIERS, StepCall
-from shoal.describe.directives import script_request
-from shoal.describe.inputs import StartSource, find_run, find_source, output_directories
 from shoal.describe.launches import change_mode, over, parse_word
-from shoal.describe.placeholders import check_placeholders, step_words
+from shoal.describe.parameters import parse_seeds
+from shoal.describe.program_source import with_current_step
 from shoal.describe.project import Project
-from shoal.describe.resuming import with_current_step
+from shoal.describe.run_lookup import StartSource, find_run, find_source, output_directories
+from shoal.describe.script_text import script_request
+from shoal.describe.shell_functions import MODIFIERS, StepCall
 from shoal.describe.steps import resolve_data
-from shoal.describe.values import parse_seeds
+from shoal.describe.sweep_runs import check_placeholders, step_words
 from shoal.errors import InputError
 from shoal.job import escape_placeholders
 from shoal.kernel import checkpoints

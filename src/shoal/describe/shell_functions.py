@@ -1,18 +1,227 @@
-"""shoal.sh is what scripts source; `function_definitions` is the part of it that depends on the project."""
+"""shoal.sh is what scripts source; `function_definitions` is the part of it that depends on the project.
+
+What an experiment script asks for: run it with its step functions set to collect, and read how they were called.
+
+The script is ordinary bash; only the functions from `source "$(shoal shell)"` are ours. What it exports between that
+line and the call is the experiment's configuration (`exported_settings`), and becomes part of the run. A script that
+does not source them is a batch script and is never executed here; one that does may not act on a cluster while it is
+read.
+"""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
+import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+import shlex
+import subprocess
+import sys
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from shoal.batch import shell_quote
-from shoal.describe.calls import COLLECT_VARIABLE, MODIFIERS, fingerprint
 from shoal.describe.project import Project
 from shoal.errors import InputError
 from shoal.names import parse_script_path, stem_with_seed
+from shoal.redaction import is_secret
+
+COLLECT_VARIABLE = "SHOAL_COLLECT"
+BASE_VARIABLE = "SHOAL_SHELL_BASE"
+#: Functions that say what the next step starts from or continues, unless shoal.toml declares a step of that name.
+MODIFIERS = ("posttrain", "resume")
+#: The shell's own bookkeeping, and variables that say where a command runs rather than what it does.
+_IGNORED_VARIABLES = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "BASHOPTS", "SHELLOPTS", "LINES", "COLUMNS", "PATH"})
+#: Numbers that stand in for the seed where a script's text proves that it passes its seed on as it is.
+_PLACEHOLDER_SEEDS = (740113, 920371)
+#: A program of such a name, found before the real one. It says so where the calls are written down.
+_BLOCKED_PROGRAM = """#!/bin/sh
+echo '{{"caught": "{name}"}}' >> "${{SHOAL_COLLECT:-/dev/null}}"
+exit 1
+"""
+#: How long processes that outlive their script are waited for: `train &` without `wait`.
+_CHILD_TIMEOUT_S = 10.0
+_MAX_PARALLEL_SCRIPTS = 8
+
+
+class StepCall(NamedTuple):
+    """One call of a step function: `train --time=1:00:00 -- --lr 0.1` in a script, with the settings around it.
+    `modifier` is what stood before it: posttrain and a checkpoint, or resume and a run."""
+
+    function: str
+    words: list[str]
+    script: str
+    seed: int | None
+    env: dict[str, str]
+    modifier: Sequence[str] = ()
+
+
+def fingerprint(environ: Mapping[str, str]) -> str:
+    """The environment as names and hashes of values: enough to see later what changed, nothing to give away."""
+    hashes = {name: _hash(value) for name, value in environ.items()}
+    return base64.b64encode(zlib.compress(json.dumps(hashes).encode())).decode()
+
+
+def exported_settings(environ: Mapping[str, str], base: str) -> tuple[dict[str, str], list[str]]:
+    """What was exported since the fingerprint was taken, and the names of secrets among it, which are not kept."""
+    try:
+        hashes = json.loads(zlib.decompress(base64.b64decode(base)))
+    except (ValueError, zlib.error):
+        raise InputError('the script did not begin with: source "$(shoal shell)"') from None
+    changed = {
+        name: value
+        for name, value in environ.items()
+        if hashes.get(name) != _hash(value)
+        and name not in _IGNORED_VARIABLES
+        and not name.startswith(("SHOAL_", "SLURM_", "BASH_FUNC_"))
+    }
+    kept = {name: value for name, value in changed.items() if not is_secret(name, value)}
+    return kept, sorted(set(changed) - set(kept))
+
+
+def collect_calls(
+    script: Path, environ: Mapping[str, str], seeds: Sequence[int] | None = None, steps: Collection[str] = ()
+) -> list[StepCall]:
+    """The calls of a script, once for each seed, in the order of the script and then of the seeds.
+
+    The script is run for each seed. Only where its text proves that the seed is nothing but a word of its step calls
+    (`steps` are their names), it is run twice however many seeds there are, with numbers that stand in for them.
+    """
+    from shoal.describe.script_text import only_passes_seed, read_script, scheduler_calls, sources_functions
+
+    files = read_script(script, environ)
+    if not sources_functions(files):
+        raise InputError(
+            f"{script} does not source shoal's functions, so it is a batch script and was not executed",
+            hint=f'sbatch {shlex.quote(str(script))}   # or let it begin with: source "$(shoal shell)"',
+        )
+    for name, path in scheduler_calls(files).items():
+        raise _scheduler_error(path, [name], "acts on a cluster, so the script was not executed")
+    if seeds is None:
+        return _run_script(script, environ, None)
+    from concurrent.futures import ThreadPoolExecutor  # here: what comes from no script starts sooner without it
+
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, _MAX_PARALLEL_SCRIPTS)) as pool:
+        if len(seeds) > len(_PLACEHOLDER_SEEDS) and only_passes_seed(files, {*steps, *MODIFIERS}):
+            first, second = pool.map(lambda seed: _run_script(script, environ, seed), _PLACEHOLDER_SEEDS)
+            if [_with_seed(call, _PLACEHOLDER_SEEDS[0], _PLACEHOLDER_SEEDS[1]) for call in first] == second:
+                return [_with_seed(call, _PLACEHOLDER_SEEDS[0], seed) for seed in seeds for call in first]
+        return [call for calls in pool.map(lambda seed: _run_script(script, environ, seed), seeds) for call in calls]
+
+
+def _scheduler_error(script: Path, names: Sequence[str], what: str) -> InputError:
+    return InputError(
+        f"{script} calls {', '.join(names)}, which {what}",
+        hint=f"grep -nE '{'|'.join(names)}' {shlex.quote(str(script))}   # shoal submits, not the script",
+    )
+
+
+def refuse_while_collecting(what: str, environ: Mapping[str, str]) -> None:
+    """Called by commands of shoal that act: within a script that is only read, they are refused, and so is it."""
+    if not environ.get(COLLECT_VARIABLE):
+        return
+    with contextlib.suppress(OSError), Path(environ[COLLECT_VARIABLE]).open("a") as file:
+        file.write(json.dumps({"caught": what}) + "\n")
+    raise InputError(f"{what} is not executed while a script is read", hint=f"remove {what} from the script")
+
+
+def refuse_blocked(script: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Refuse a file that tried to act on a cluster while it was read."""
+    if names := list(dict.fromkeys(str(line["caught"]) for line in lines if "caught" in line)):
+        raise _scheduler_error(script, names, "is not executed while it is read")
+
+
+def append_call(path: str, call: StepCall) -> None:
+    """Called by the step function of a collecting script: one line for one call."""
+    try:
+        with Path(path).open("a") as file:
+            file.write(json.dumps(call._asdict()) + "\n")
+    except FileNotFoundError:
+        raise InputError(
+            f"{call.function} was called too late: {call.script} has been read",
+            hint=f"end the script with: wait   # {call.function} runs in the background",
+        ) from None
+
+
+def _run_script(script: Path, environ: Mapping[str, str], seed: int | None) -> list[StepCall]:
+    import tempfile
+
+    from shoal.describe.script_text import SCHEDULER_COMMANDS
+
+    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+        path, programs = os.path.join(folder, "calls"), Path(folder, "bin")
+        programs.mkdir()
+        for name in SCHEDULER_COMMANDS:
+            (programs / name).write_text(_BLOCKED_PROGRAM.format(name=name))
+            (programs / name).chmod(0o755)
+        own = os.path.dirname(os.path.abspath(sys.argv[0]))
+        env = {
+            **environ,
+            COLLECT_VARIABLE: path,
+            "PATH": os.pathsep.join([str(programs), own, environ.get("PATH", os.defpath)]),
+            "SHOAL_SEED": "" if seed is None else str(seed),
+        }
+        code, is_over = _run_bash(script, env)
+        lines = [json.loads(line) for line in Path(path).read_text().splitlines()] if os.path.exists(path) else []
+    refuse_blocked(script, lines)
+    settings = f"{COLLECT_VARIABLE}=/dev/null {'' if seed is None else f'SHOAL_SEED={seed} '}"
+    look = f"{settings}bash -x {shlex.quote(str(script))}"
+    if code != 0:
+        raise InputError(f"{script} ended with exit code {code}", hint=f"{look}   # shows the failing line")
+    if not is_over:
+        raise InputError(
+            f"{script} ended, but a process that it started still runs after {_CHILD_TIMEOUT_S:.0f} s "
+            "and could call a step",
+            hint=f"{look}   # shows what it starts; end the script with `wait`, or keep the process out of it",
+        )
+    if not lines:
+        raise InputError(
+            f"{script} calls no step",
+            hint='a script sources the functions and calls one: source "$(shoal shell)"; train --time=1:00:00',
+        )
+    return [StepCall(**line) for line in lines]
+
+
+def _run_bash(script: Path, env: Mapping[str, str]) -> tuple[int, bool]:
+    """A script's exit code, and whether all that it started is over too: each process holds the end of a pipe."""
+    import select
+
+    reader, writer = os.pipe()
+    with open(reader, "rb", buffering=0) as held:  # noqa: PTH123
+        try:
+            # Whatever the script prints is for people, and must not mix with what this command prints for programs.
+            done = subprocess.run(
+                ["bash", str(script)],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr,
+                pass_fds=[writer],
+                check=False,
+            )
+        finally:
+            os.close(writer)
+        return done.returncode, bool(select.select([held], [], [], _CHILD_TIMEOUT_S)[0])
+
+
+def _with_seed(call: StepCall, old: int, new: int) -> StepCall:
+    def swap(text: str) -> str:
+        return text.replace(str(old), str(new))
+
+    return call._replace(
+        seed=new,
+        words=[swap(word) for word in call.words],
+        env={name: swap(value) for name, value in call.env.items()},
+        modifier=[swap(word) for word in call.modifier],
+    )
+
+
+def _hash(value: str) -> str:
+    return hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+
 
 #: Always functions, so that a step which shoal.toml does not declare is told so instead of "command not found".
 _BUILTIN_FUNCTIONS = ("train", "resume", "posttrain", "evaluate")

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from shoal.errors import InputError
-from shoal.secrecy import is_secret, secrets_file_hint
+from shoal.redaction import is_secret, secrets_file_hint
 from shoal.units import format_memory, format_slurm_time, parse_duration_s, parse_memory_mb
 
 Key = tuple[str | int, ...]

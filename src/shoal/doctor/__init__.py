@@ -4,7 +4,6 @@ from shoal.kernel import lazy_exports
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from shoal.doctor.before import check_submissions, refuse_impossible
     from shoal.doctor.check import (
         ScriptCheck,
         TrainingInputs,
@@ -17,5 +16,6 @@ if TYPE_CHECKING:
     )
     from shoal.doctor.explain import LaunchNumbers, construct_launch, explain_facts, explain_rows
     from shoal.doctor.finding import SEVERITY_ORDER, Finding
+    from shoal.doctor.submit_checks import check_submissions, refuse_impossible
 else:
     __getattr__ = lazy_exports(__name__)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.doctor.finding import CheckFacts
+from shoal.doctor.finding import CheckFacts, distributes_itself, step_nodes, step_tasks_per_node, uses_lightning
 from shoal.doctor.launches import ScriptLaunch, as_number
-from shoal.doctor.rules.common import distributes_itself, step_nodes, step_tasks_per_node, uses_lightning
 from shoal.errors import InputError
 from shoal.units import format_memory
 

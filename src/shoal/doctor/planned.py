@@ -1,7 +1,7 @@
 """A run that shoal has planned, as the job that the rules look at: the counterpart of script.py without any text.
 
-What starts the run is said in the words that the agent uses inside the job (job/launch/words.py), so the two cannot
-differ.
+What starts the run is said in the words that are used inside the job (job/launch/launcher_args.py), so the two
+cannot differ.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shoal.doctor.geometry import read_geometry
 from shoal.doctor.job import JobFacts, LighthouseCall, ShellExport, read_programs
 from shoal.doctor.launchers import LauncherCall, read_launcher, read_srun, unwrap
 from shoal.doctor.launches import ScriptLaunch, SrunStep, launches_of
-from shoal.job import TORCH_LAUNCHERS, LaunchGeometry, RankGroup, compute_geometry, words
+from shoal.job import TORCH_LAUNCHERS, LaunchGeometry, RankGroup, compute_geometry, launcher_args
 from shoal.model import RunSpec
 from shoal.plan import ResolvedRequest
 
@@ -85,7 +85,7 @@ def _launches(
         return started, [SrunStep(0, command, srun.options, tuple(command.texts))]
     if geometry.replicas:
         nodes, gpus, processes = geometry.nodes_per_replica, geometry.replica_gpus, geometry.replica_processes
-        share = words.step_share(gpus, None)
+        share = launcher_args.step_share(gpus, None)
     else:
         nodes, gpus, processes, share = geometry.nodes, geometry.gpus, geometry.processes, []
     launch = _under_launcher(spec, nodes, gpus, processes, command)
@@ -98,7 +98,7 @@ def _launches(
 
 
 def _step(spec: RunSpec, nodes: int, tasks: int, cpus_per_task: int | None, share: Sequence[str] = ()) -> LauncherCall:
-    return read_srun(words.srun_argv(nodes, tasks, cpus_per_task, name=spec.stem, share=share)[1:])
+    return read_srun(launcher_args.srun_argv(nodes, tasks, cpus_per_task, name=spec.stem, share=share)[1:])
 
 
 def _under_launcher(spec: RunSpec, nodes: int, gpus: int, processes: int, command: ShellCommand) -> ScriptLaunch:
@@ -112,14 +112,14 @@ def _under_launcher(spec: RunSpec, nodes: int, gpus: int, processes: int, comman
         cwd=spec.cwd,
         log="",
         id=spec.stem,
-        start=words.launcher_program(spec.launch, command.texts),
+        start=launcher_args.launcher_program(spec.launch, command.texts),
         wrapper=[],
         address="node0",
         port=0 if nodes == 1 else _CHOSEN_IN_THE_JOB,
         max_restarts=spec.launch_settings.max_restarts or 0,
         options=spec.launch_settings.options,
     )
-    call = read_launcher(words.launcher_argv(unit, 0, None))
+    call = read_launcher(launcher_args.launcher_argv(unit, 0, None))
     passed, rest = unwrap(command.texts)
     program = read_launcher(rest)
     options = dict(call.options) if call is not None else {}

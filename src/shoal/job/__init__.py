@@ -20,9 +20,8 @@ from ..kernel import lazy_exports
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from . import accounts, admission, cache, copies, environment, nodes, notices, packages, stages, survival
+    from . import admission, cache, dataset_copy, environment, job_constraints, notifications, recovery
     from .admission import ResourceCounts
-    from .checksum import crc32
     from .environment import (
         BUILT_IN_PLACEHOLDERS,
         VariableNotSet,
@@ -35,7 +34,8 @@ if TYPE_CHECKING:
         placeholder_names,
         read_secrets,
     )
-    from .launch import family, words
+    from .file_copy import crc32
+    from .launch import launcher_args
     from .launch.container import (
         CONTAINER_VARIABLE,
         GPU_VENDORS,
@@ -60,15 +60,15 @@ if TYPE_CHECKING:
         compute_geometry,
         describe_geometry,
     )
-    from .launch.unit import RankGroup
-    from .pack import follow
-    from .pack.books import GPU_PARTS, Allocator, Assignment, Demand, count_gpu_parts, even_share
+    from .launch.rank_group import RankGroup
+    from .pack import follow_up
+    from .pack.allocator import GPU_PARTS, Allocator, Assignment, Demand, count_gpu_parts, even_share
+    from .pack.early_stopping import HalvingRule
     from .pack.node import CLAIMED_FILE
     from .pack.queue import QueuedRun, RunQueue
-    from .pack.search import HalvingRule
     from .replacement import replacements_of
-    from .shipping import write_agent_zip
     from .staging import Stage, StageError
     from .workdir import PARENT_PATH, parent_paths
+    from .zipapp import write_agent_zip
 else:
     __getattr__ = lazy_exports(__name__)

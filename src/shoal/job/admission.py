@@ -11,16 +11,62 @@ hands over its own room and no more.
 
 In a shared project the budget counts the jobs of all its users, and each of them sends only their own submissions: a
 job of one would run as that user, with that user's rights.
+
+How many more jobs Slurm's accounting lets this user submit: limits of user, account and QOS, less what they hold.
+
+The controller tells both in one answer, `GrpSubmitJobs=50(4)`; other people's jobs and other projects' are in it. An
+entry that nobody has used yet is not shown there, so a limit that is known from elsewhere still has to be kept.
 """
 
+import getpass
 import json
 import os
 import re
 import time
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
-from ..kernel import files, layout, process, records, slurm, submission
-from . import accounts, stages
+from ..kernel import files, layout, processes, records, slurm, submission
+from . import job_constraints
+
+_SUBMIT_LIMIT = re.compile(r"(\w*SubmitJobs\w*)=(\d+)\((\d+)\)")
+_ASSOCIATION = re.compile(r"Account=(\S*) UserName=([^\s(]*)")
+
+
+def slurm_room(account: Optional[str], qos: str) -> Optional[int]:
+    """What is left under every limit that the controller shows; None where it shows none, or does not answer."""
+    if not account:
+        return None
+    user = getpass.getuser()
+    argv = ["scontrol", "show", "assoc_mgr", "flags=assoc,qos", "users=%s" % user, "accounts=%s" % account]
+    argv += ["qos=%s" % qos] if qos else []
+    done = slurm.run_command(argv, slurm.QUERY_TIMEOUT_S, os.environ)
+    return parse_slurm_room(done.stdout, user, os.getuid(), account, qos.split(","))
+
+
+def parse_slurm_room(text: str, user: str, uid: int, account: str, qos: List[str]) -> Optional[int]:
+    """The least that any limit leaves. An account's own line tells its users' limit too, which is not its own."""
+    left: List[int] = []
+    counts: Tuple[str, ...] = ()  # beginnings of the names of limits that hold for us, where we are in the text
+    inside = False
+    for line in text.splitlines():
+        words = line.split()
+        owner = _ASSOCIATION.search(line)
+        if owner is not None:
+            mine = owner.group(1) == account and owner.group(2) in ("", user)
+            counts = (("Grp", "Max") if owner.group(2) else ("Grp",)) if mine else ()
+        elif line.startswith("QOS="):
+            inside = line[4:].partition("(")[0] in qos
+            counts = ("Grp",) if inside else ()
+        elif words in (["Account", "Limits"], ["User", "Limits"]):
+            counts = ()
+        elif len(words) == 1 and "=" not in line:
+            # The name of an account, or a user as a number or with one, above its limits within the QOS.
+            counts = ("Max",) if inside and words[0] in (account, str(uid), "%s(%d)" % (user, uid)) else ()
+        for name, most, used in _SUBMIT_LIMIT.findall(line):
+            if name.startswith(counts):
+                left.append(int(most) - int(used))
+    return min(left) if left else None
+
 
 _ENTRY = re.compile(r"(\d{20})\.([%s]+)(?:\.(\d+))?\Z" % layout.TOKEN_LETTERS)
 _LOCK_FILE = re.compile(r"turn\.(\d+)(\.end)?\Z")
@@ -158,7 +204,7 @@ def project_usage(home: str, queue: str, ending: Optional[str] = None) -> Tuple[
         for kind in _RESOURCES:
             used[kind] += needs[token.group(1)][kind]
     if "submit" in record:
-        left = accounts.slurm_room(record.get("account"), record.get("qos") or "")
+        left = slurm_room(record.get("account"), record.get("qos") or "")
         used["submit"] = max(used["submit"], int(record["submit"]) - left if left is not None else 0)
     return used, None
 
@@ -174,11 +220,11 @@ def _run_counts(home: str, queue: str, token: str) -> ResourceCounts:
 def _send(home: str, token: str) -> List[str]:
     """Send one waiting submission of this user, if its run is still wanted. The first to mark it sends it."""
     intent = submission.read_submission_record(home, token)
-    if intent is None or not intent.waits or not process.is_own_record(intent._asdict()):
+    if intent is None or not intent.waits or not processes.is_own_record(intent._asdict()):
         return []
     if not _is_wanted(home, intent.runs[0], token):
         return []
-    waits = stages.dependency_option(home, list(intent.needs), any_end=intent.any_end)
+    waits = job_constraints.dependency_option(home, list(intent.needs), any_end=intent.any_end)
     if waits.problem is not None:
         reason = "it builds on a run that is not under way: %s" % waits.problem
         submission.write_outcome(home, token, records.Outcome("void", reason=reason))
@@ -207,7 +253,7 @@ def take_lock(home: str, queue: str, wait_s: float) -> Optional[int]:
         newest = max([int(match.group(1)) for match in turns], default=0)
         ended = any(match.group(2) and int(match.group(1)) == newest for match in turns)
         if newest == 0 or ended or not _is_lock_held(os.path.join(folder, "turn.%d" % newest)):
-            mine = dict(process.own_identity(), t=time.time())
+            mine = dict(processes.own_identity(), t=time.time())
             if files.create_exclusive(os.path.join(folder, "turn.%d" % (newest + 1)), files.to_json(mine)):
                 return newest + 1
             continue
@@ -232,7 +278,7 @@ def _is_lock_held(path: str) -> bool:
     holder = files.read_json(path)
     if holder is None:
         return False
-    alive = process.is_process_alive(holder)
+    alive = processes.is_process_alive(holder)
     return alive if alive is not None else time.time() - float(holder.get("t", 0)) < _MAX_FOREIGN_LOCK_S
 
 

@@ -1,4 +1,7 @@
-"""One attempt of a run: how it begins, what it waits for, how it is asked to stop, and what its end record says."""
+"""One attempt of a run: how it begins, what it waits for, how it is asked to stop, and what its end record says.
+
+What an attempt executes: the step's command completed, the environment around it, or why it cannot be started.
+"""
 
 import functools
 import os
@@ -7,17 +10,75 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from ..kernel import Allocation, End, LeaseRenewer, Start, checkpoints, fence, files, layout, lease, process, resumed
-from . import command, packages, stages, survival, workdir
-from .children import Child
-from .launch import container
+from ..kernel import Allocation, End, LeaseRenewer, Start, checkpoints, fence, files, layout, lease, processes
+from . import allocation, environment, job_constraints, recovery, workdir
+from .child_processes import Child
+from .launch import container, launch_spec
 
 if TYPE_CHECKING:
     from .launch.node_guards import NodeGuards
 
+
+def use_code_snapshot(spec: Dict[str, Any], code: Optional[str]) -> Dict[str, Any]:
+    """The spec, to be executed with the code as it was when the job was submitted, where that was kept."""
+    if code and not os.path.isdir(code):
+        return dict(spec, cannot_start="the snapshot of its code is gone: %s" % code)
+    if code and not layout.is_own_snapshot(code):
+        return dict(spec, cannot_start="the snapshot of its code is another user's, and is not executed: %s" % code)
+    return dict(spec, cwd=code, root=spec["cwd"], code=code) if code else spec
+
+
+def prepare_command(
+    spec: Mapping[str, Any],
+    claim: fence.Claim,
+    number: int,
+    resume_from: Optional[str],
+    base: Mapping[str, str],
+    log: str,
+    here_only: bool,
+) -> Tuple[List[str], Dict[str, str], Optional[str]]:
+    """(arguments, environment, None), or a problem in words as the third. `here_only`: launch on this machine alone."""
+    env = environment.run_environment(spec, claim, number, resume_from, base)
+    values = environment.placeholder_values(spec, env)
+    argv = environment.run_argv(spec, values)
+    if spec.get("cannot_start"):
+        return argv, env, str(spec["cannot_start"])
+    if claim.resume and not resume_from:
+        return argv, env, "no checkpoint %s in %s to resume from" % (spec.get("checkpoint"), claim.output_dir)
+    problem = container.container_problem(spec, env, bind_dirs(spec, claim), here_only)
+    if problem is not None:
+        return argv, env, problem
+    one = container.resolve_container(spec, env)
+    env.update(container.runtime_environment(env) if one else {})
+    if spec.get("launch", "process") == "process" and not (one and one.by_srun):
+        return argv, launch_spec.process_environment(env), None
+    use = os.path.join(claim.run_dir, layout.attempt_file(number, "use"))
+    folders = bind_dirs(spec, claim)
+    argv, problem = launch_spec.prepare_launch(
+        spec, number, values, env, log, claim.output_dir, here_only, folders, use
+    )
+    return argv, env, problem
+
+
+def bind_dirs(spec: Mapping[str, Any], claim: fence.Claim) -> List[str]:
+    """Folders of this run that its program must see, wherever it runs."""
+    return [spec.get("root", spec["cwd"]), layout.state_dir_of(claim.run_dir), claim.output_dir, claim.log_dir]
+
+
+def wrap_in_container(
+    spec: Mapping[str, Any], claim: fence.Claim, argv: List[str], env: Mapping[str, str]
+) -> List[str]:
+    """The command in its container, once its data is there; a launcher is outside and contains its processes itself."""
+    if spec.get("launch", "process") != "process":
+        return argv
+    gpus = int(env.get("SHOAL_GPUS_PER_NODE") or 0) > 0
+    seen = gpus and bool(env.get("SLURM_JOB_ID") or allocation.local_gpu_ids(env))
+    return [*container.container_args(spec, env, bind_dirs(spec, claim), seen).around, *argv]
+
+
 #: Nothing is due: no limit, no warning, no end of a grace time.
 _NEVER = float("inf")
-#: Ways to know that a program continues from its checkpoint that a person wrote down for it (describe/resuming.py).
+#: Ways to know that a program continues from its checkpoint that a person wrote down (describe/program_source.py).
 _EXPLICIT_RESUME = frozenset(("resume_args", "{resume_from}", "SHOAL_RESUME_FROM"))
 #: What is left of a warning for writing down the end and sending a follow-up job.
 _WARNING_MARGIN_S = 15.0
@@ -29,7 +90,9 @@ def read_run_spec(home: str, claim: fence.Claim, code: Optional[str], environ: M
     if spec is None:
         raise ValueError("%s has no spec %d" % (claim.run_dir, claim.revision))
     spec = dict(spec, **claim.changes)
-    return container.resolve_settings(command.use_code_snapshot(stages.apply_parent_outputs(home, spec), code), environ)
+    return container.resolve_settings(
+        use_code_snapshot(job_constraints.apply_parent_outputs(home, spec), code), environ
+    )
 
 
 def begin_attempt(
@@ -65,7 +128,7 @@ def begin_attempt(
         output_dir=claim.output_dir,
         log_dir=claim.log_dir,
         resume_from=resume_from,
-        python=packages.record_packages(layout.state_dir_of(claim.run_dir), spec["command"], env, spec["cwd"]),
+        python=environment.record_packages(layout.state_dir_of(claim.run_dir), spec["command"], env, spec["cwd"]),
         **more,
     )
     os.makedirs(claim.output_dir, exist_ok=True)
@@ -77,7 +140,7 @@ def begin_attempt(
 @functools.lru_cache(maxsize=1)
 def _agent_identity(pid: int) -> Dict[str, Any]:
     """This process, looked up once for all runs of a pack."""
-    return process.process_identity(pid)
+    return processes.process_identity(pid)
 
 
 def kept_checkpoint_dir(attempt: int) -> str:
@@ -161,10 +224,10 @@ class Attempt:
 
     def prepare(self, base: Mapping[str, str], here_only: bool) -> Optional[str]:
         """Complete the command and the environment around it; why it cannot be started, or None."""
-        self.argv, self.env, problem = command.prepare_command(
+        self.argv, self.env, problem = prepare_command(
             self.spec, self.claim, self.number, self.resume_from, base, self.log, here_only
         )
-        self.env[process.LEASE_MARK_VARIABLE] = str(self.held.start.mark)
+        self.env[processes.LEASE_MARK_VARIABLE] = str(self.held.start.mark)
         return problem or self._keep_checkpoint()
 
     def keeps_checkpoint(self) -> bool:
@@ -173,7 +236,7 @@ class Attempt:
         not enough."""
         if not self.resume_from or self.spec.get("smoke") or self.spec.get("replacement"):
             return False
-        return self.spec.get("resumes") not in _EXPLICIT_RESUME and not resumed.newest_resumed_attempt(
+        return self.spec.get("resumes") not in _EXPLICIT_RESUME and not checkpoints.newest_resumed_attempt(
             self.claim.run_dir
         )
 
@@ -225,7 +288,7 @@ class Attempt:
 
     def begin_check(self, child: Child) -> None:
         self.child, self.phase = child, "check"
-        self._limit_at, self._warn_at = time.monotonic() + survival.CHECK_TIMEOUT_S, None
+        self._limit_at, self._warn_at = time.monotonic() + recovery.CHECK_TIMEOUT_S, None
 
     @property
     def due_at(self) -> float:
@@ -264,7 +327,7 @@ class Attempt:
         if self.warned:
             return
         self.warned = True
-        survival.warn_program(self.env, lambda: self.child.signal(signal.SIGUSR1))
+        recovery.warn_program(self.env, lambda: self.child.signal(signal.SIGUSR1))
         if self.stops_after_warning:
             self._limit_why = "limit"
             self._limit_at = time.monotonic() + max(5.0, self.warn_s - self.grace_s - _WARNING_MARGIN_S)

@@ -12,12 +12,12 @@ import threading
 import time
 from typing import Any, Callable, Dict, Generic, Iterable, List, Mapping, Optional, Tuple, TypeVar
 
-from ..kernel import Allocation, End, LeaseRenewer, files, guard, lease, tree
-from . import children, command, memory, processes, survival, usage
-from .attempt import Attempt
-from .data import SharedData
+from ..kernel import Allocation, End, LeaseRenewer, files, guard, lease, processes
+from . import child_processes, recovery, usage, usage_readers
+from .attempt import Attempt, wrap_in_container
 from .launch import container
-from .ledger import DISK_RETRY_S, RecordWriter, max_disk_wait_s
+from .record_writer import DISK_RETRY_S, RecordWriter, max_disk_wait_s
+from .run_data import SharedData
 
 A = TypeVar("A", bound=Attempt)
 #: How long a thread may take to see that the program has ended.
@@ -65,7 +65,7 @@ class Executor(Generic[A]):
         home: str,
         me: Allocation,
         environ: Mapping[str, str],
-        starter: children.Starter,
+        starter: child_processes.Starter,
         link: guard.GuardLink,
         say: Callable[[str], None],
         alone: bool,
@@ -84,7 +84,7 @@ class Executor(Generic[A]):
         self._environ, self._close_oldest = environ, threading.Event()
         self._sampler: Optional[usage.UsageSampler] = None
         self._sampling: Optional[threading.Thread] = None
-        self._oom_kills = memory.oom_kills()
+        self._oom_kills = usage_readers.oom_kills()
 
     # -- what subclasses say -------------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class Executor(Generic[A]):
     def loop(self) -> None:
         """Until nothing is left to do."""
         self.bell.listen()
-        tree.become_subreaper()
+        processes.become_subreaper()
         try:
             while True:
                 self.starter.collect()
@@ -166,7 +166,7 @@ class Executor(Generic[A]):
         self.starter.close()
         self.end_services()
         self.data.close()
-        tree.kill_descendants()
+        processes.kill_descendants()
         self._close_oldest.set()
         if self._sampling is not None:
             self._sampling.join(30)
@@ -254,9 +254,9 @@ class Executor(Generic[A]):
         return None
 
     def _start_program(self, attempt: A) -> None:
-        argv = command.wrap_in_container(attempt.spec, attempt.claim, attempt.argv, attempt.env)
+        argv = wrap_in_container(attempt.spec, attempt.claim, attempt.argv, attempt.env)
         if self.alone:
-            attempt.oom_kills = memory.oom_kills()
+            attempt.oom_kills = usage_readers.oom_kills()
         child = self._start(attempt, argv, attempt.use_file)
         if child is not None:
             attempt.begin_program(child, self.left_s())
@@ -264,9 +264,9 @@ class Executor(Generic[A]):
             if child.is_here:
                 self._sample(attempt)
 
-    def _start(self, attempt: A, argv: List[str], use: Optional[str] = None) -> Optional[children.Child]:
+    def _start(self, attempt: A, argv: List[str], use: Optional[str] = None) -> Optional[child_processes.Child]:
         """A process of an attempt, or None after its end was written, because it cannot be started."""
-        program = children.Program(argv, attempt.env, attempt.spec["cwd"], attempt.log, attempt.cpus, use)
+        program = child_processes.Program(argv, attempt.env, attempt.spec["cwd"], attempt.log, attempt.cpus, use)
         try:
             return self.starter.start(program)
         except OSError as error:
@@ -282,7 +282,9 @@ class Executor(Generic[A]):
         pid, env = attempt.child.pid, attempt.env
         # Steps that srun started belong to the job: with several runs in it nobody can tell whose they are.
         around = env if self.alone else {}
-        self._sampler.add(attempt.use_file, env, lambda: processes.process_use(pid, around), self.alone, attempt.log)
+        self._sampler.add(
+            attempt.use_file, env, lambda: usage_readers.process_use(pid, around), self.alone, attempt.log
+        )
 
     def _end_sampling(self, attempt: A) -> None:
         """The use of a single run is on disk before its end; with many runs it follows soon."""
@@ -303,7 +305,7 @@ class Executor(Generic[A]):
             return
         if attempt.phase == "data" and attempt.stopped_by is None:
             attempt.stopped_by = self.asked_to_stop()
-        attempt.child = children.Child(0)
+        attempt.child = child_processes.Child(0)
         attempt.child.code, attempt.child.problem = code, problem
         self._finish(attempt, self._end_of(attempt), None)
 
@@ -315,7 +317,7 @@ class Executor(Generic[A]):
             del self.running[attempt.child.pid]
         if ended:
             alive = {attempt.identity for attempt in self.running.values()}
-            children.kill_leftovers([*self.running, *self.starter.pids], alive)
+            child_processes.kill_leftovers([*self.running, *self.starter.pids], alive)
         # A killed one goes first: if the kernel killed for memory, that is the one.
         for attempt in sorted(ended, key=lambda attempt: attempt.child.code != -signal.SIGKILL):
             self._proceed(attempt)
@@ -336,8 +338,8 @@ class Executor(Generic[A]):
         if attempt.phase == "data" and attempt.child.problem:
             self._fail(attempt, attempt.child.problem, 2)
             return
-        end = survival.note_requested_stop(self._end_of(attempt), attempt.spec)
-        words = survival.result_check(end, attempt.spec, attempt.env)
+        end = recovery.note_requested_stop(self._end_of(attempt), attempt.spec)
+        words = recovery.result_check(end, attempt.spec, attempt.env)
         if words is None or attempt.child.problem or attempt.child.slot_lost:
             self._finish(attempt, end, None)
             return
@@ -362,16 +364,16 @@ class Executor(Generic[A]):
         if attempt.phase != "program":
             return False
         if self.alone:
-            return memory.oom_kills() > attempt.oom_kills
+            return usage_readers.oom_kills() > attempt.oom_kills
         if not attempt.child.code:
             return False
-        kills = memory.oom_kills()
+        kills = usage_readers.oom_kills()
         lacked, self._oom_kills = kills > self._oom_kills, kills
         return lacked
 
     def _finish(self, attempt: A, end: End, check_exit: Optional[int]) -> None:
         """Write down how it ended, with what follows from it."""
-        end = survival.judge_end(end, attempt.log, check_exit)
+        end = recovery.judge_end(end, attempt.log, check_exit)
         end = end._replace(data=self.data.records(attempt.spec), notes=attempt.clear_workdir())
         self.ledger.ended(attempt, self.complete(attempt, end))
 
@@ -383,7 +385,6 @@ class Executor(Generic[A]):
 def _steps_were_ended(attempt: Attempt) -> bool:
     if attempt.spec.get("launch", "process") == "process" and not container.has_container(attempt.spec):
         return False
-    from . import preempted
-    from .launch import plan
+    from .launch import launch_spec, srun_steps
 
-    return preempted.were_steps_ended(plan.launch_dir(attempt.log, int(attempt.env["SHOAL_ATTEMPT"])))
+    return srun_steps.were_steps_ended(launch_spec.launch_dir(attempt.log, int(attempt.env["SHOAL_ATTEMPT"])))

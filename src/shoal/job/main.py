@@ -12,23 +12,10 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from ..kernel import (
-    Allocation,
-    End,
-    checkpoints,
-    fence,
-    files,
-    guard,
-    layout,
-    lease,
-    new_token,
-    process,
-    resumed,
-    slurm,
-)
-from . import by_hand, ledger, nodes, notices, replacement, survival
+from ..kernel import Allocation, End, checkpoints, fence, files, guard, layout, lease, new_token, processes, slurm
+from . import job_constraints, notifications, record_writer, recovery, replacement
 from .attempt import Attempt, begin_attempt, kept_checkpoint_dir, read_run_spec
-from .single import SingleRunExecutor, is_superseded
+from .single_run import SingleRunExecutor, is_superseded
 
 #: The run is busy in an older job that does not hand over: "try again later" (sysexits.h).
 _EXIT_TEMPFAIL = 75
@@ -65,7 +52,7 @@ def _work(argv: List[str], link: guard.GuardLink) -> int:
     except (OSError, ValueError, KeyError, IndexError) as error:
         return _fail(error)
     if os.environ.get("SLURM_JOB_ID"):
-        survival.submit_pending_follow_ups(home, submission["token"])
+        recovery.submit_pending_follow_ups(home, submission["token"])
     # A person who runs an array's script with bash means all of it: one run after the other.
     first_bad = 0
     for name in runs:
@@ -85,7 +72,7 @@ def _run_one(home: str, name: str, submission: Dict[str, Any], set_up_exit: int,
     except fence.FencedError as why:
         print("shoal: nothing to do here: %s" % why, flush=True)
         return 0
-    except by_hand.RunInUse as why:
+    except fence.RunInUse as why:
         print("shoal: not started: %s" % why, file=sys.stderr, flush=True)
         return 1
     except fence.OlderJobBusy as why:
@@ -122,16 +109,18 @@ def _fail(error: Exception) -> int:
 
 def _admit(home: str, name: str, submission: Dict[str, Any], link: guard.GuardLink) -> Tuple[fence.Claim, Allocation]:
     """The claim this job may work on and its identity; Fenced or StillWanted if it may not."""
-    token = by_hand.token_of_this_job(home, name, submission["token"], os.environ)
+    token = fence.token_of_this_job(home, name, submission["token"], os.environ)
     if token is not None:
         local = os.environ.get("SHOAL_TOKEN") == token
-        me = Allocation(**process.process_identity(link.guard_pid), **({} if local else slurm.current_job(os.environ)))
+        me = Allocation(
+            **processes.process_identity(link.guard_pid), **({} if local else slurm.current_job(os.environ))
+        )
         claim = fence.find_claim(layout.run_dir(home, name), token)
     else:
-        own = slurm.current_job(os.environ) if by_hand.is_batch_job(submission, os.environ) else {}
-        me = Allocation(**process.process_identity(link.guard_pid), **own)
+        own = slurm.current_job(os.environ) if fence.is_batch_job(submission, os.environ) else {}
+        me = Allocation(**processes.process_identity(link.guard_pid), **own)
         token = new_token()
-        claim = by_hand.claim_next_generation(home, name, submission, token, me)
+        claim = fence.claim_next_generation(home, name, submission, token, me)
     fence.settle_outcome(home, token, me)
     return claim, me
 
@@ -143,7 +132,7 @@ def _run_attempt(home: str, claim: fence.Claim, me: Allocation, set_up_exit: int
     if held is None:
         return 1
     attempt = Attempt(claim, held, spec)
-    _say("run %s/%s, attempt %d on %s" % (spec["experiment"], spec["stem"], held.number, process.node_name()))
+    _say("run %s/%s, attempt %d on %s" % (spec["experiment"], spec["stem"], held.number, processes.node_name()))
     if attempt.resume_from:
         step = checkpoints.step_of(attempt.resume_from)
         told = "%s%s" % (attempt.resume_from, "" if step is None else " (step %d)" % step)
@@ -166,9 +155,9 @@ def _run_attempt(home: str, claim: fence.Claim, me: Allocation, set_up_exit: int
         job.problem_code = set_up_exit
     logs = [attempt.log]
     if spec.get("smoke"):
-        from . import smoke
+        from . import single_run
 
-        attempt.look = smoke.smoke_watcher(spec, claim.output_dir, logs)
+        attempt.look = single_run.smoke_watcher(spec, claim.output_dir, logs)
     else:
         attempt.look = replacement.watcher(home, spec, claim, logs, attempt.resume_from)
         if attempt.look is None and attempt.resume_from:
@@ -191,9 +180,11 @@ def _begin(
     full_since: Optional[float] = None
     while True:
         names = fence.wait_for_older_attempts(claim, me, times, _say, lambda wait_s: _wait(wait_s, link))
-        failed_nodes = nodes.failed_before_requeue(claim.run_dir, claim.generation, nodes.ask_slurm(os.environ))
+        failed_nodes = job_constraints.failed_before_requeue(
+            claim.run_dir, claim.generation, job_constraints.ask_slurm(os.environ)
+        )
         if os.environ.get("SLURMD_NODENAME") in failed_nodes:
-            moved, words = survival.leave_failed_node(home, claim, spec, failed_nodes, str(me.job_label))
+            moved, words = recovery.leave_failed_node(home, claim, spec, failed_nodes, str(me.job_label))
             print("shoal: %s" % words, file=sys.stderr, flush=True)
             if moved:
                 return None
@@ -221,9 +212,9 @@ def _wait_for_disk(error: OSError, since: Optional[float], link: guard.GuardLink
     now = time.monotonic()
     if since is None:
         print("shoal: not started yet: %s" % error, file=sys.stderr, flush=True)
-    elif now - since > ledger.max_disk_wait_s(os.environ):
+    elif now - since > record_writer.max_disk_wait_s(os.environ):
         raise error
-    _wait(ledger.DISK_RETRY_S, link)
+    _wait(record_writer.DISK_RETRY_S, link)
     return since or now
 
 
@@ -245,16 +236,16 @@ def _conclude(home: str, attempt: Attempt, end: End, me: Allocation, link: guard
     _say("attempt %d ended with exit code %d after %.0f s" % (attempt.number, end.exit_code, end.duration_s))
     try:
         if not is_superseded(attempt):
-            told = survival.submit_follow_up(home, name, attempt.claim, attempt.spec, end, me.job_label)
+            told = recovery.submit_follow_up(home, name, attempt.claim, attempt.spec, end, me.job_label)
             if told:
                 print("shoal: %s" % told, file=sys.stderr, flush=True)
-            notices.notify_end(home, name, attempt.env, last=bool(end.job_id))
+            notifications.notify_end(home, name, attempt.env, last=bool(end.job_id))
         if end.success:
             replacement.withdraw_pending(home, name)
         elif end.stopped_by == "SIGTERM" and end.job_id:
-            from . import preempted
+            from .launch import srun_steps
 
-            preempted.wait_for_preemption(os.environ, link)
+            srun_steps.wait_for_preemption(os.environ, link)
     except (OSError, ValueError, KeyError) as error:
         print("shoal: after the end: %s: %s" % (type(error).__name__, error), file=sys.stderr, flush=True)
     # Runs that build on this one wait for exit code 0, which a program may have though its run is not done.
@@ -266,7 +257,7 @@ def _conclude(home: str, attempt: Attempt, end: End, me: Allocation, link: guard
 def warn_if_not_resumed(attempt: Attempt, is_over: bool = False) -> None:
     """Say if an attempt that was given a checkpoint did not continue from it, as soon as its log tells."""
     checkpoint = attempt.resume_from or ""
-    found = resumed.check_resume(attempt.claim.log_dir, attempt.number, checkpoint, is_over)
+    found = checkpoints.check_resume(attempt.claim.log_dir, attempt.number, checkpoint, is_over)
     if found is not None:
         attempt.look = None
         if not found.continued:

@@ -12,21 +12,8 @@ import re
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional
 
-from ..kernel import (
-    Allocation,
-    End,
-    checkpoints,
-    fence,
-    files,
-    layout,
-    lease,
-    node_lease,
-    process,
-    progress,
-    slurm,
-    submission,
-)
-from . import stages
+from ..kernel import Allocation, End, checkpoints, fence, files, layout, lease, processes, progress, slurm, submission
+from . import job_constraints
 
 if TYPE_CHECKING:
     from .attempt import Attempt
@@ -82,7 +69,7 @@ def copy_checkpoint(home: str, spec: Mapping[str, Any], output_dir: str) -> None
     pattern = spec.get("checkpoint")
     if not pattern or checkpoints.newest_checkpoint(output_dir, pattern) is not None:
         return
-    for folder in stages.output_dirs(home, spec["replacement"]["of"]):
+    for folder in job_constraints.output_dirs(home, spec["replacement"]["of"]):
         for _ in range(3):
             newest = checkpoints.newest_checkpoint(folder, pattern)
             if newest is None:
@@ -134,11 +121,11 @@ def take_over(home: str, attempt: "Attempt", original: str) -> bool:
     if old is None or claim is None:
         return False
     files.check_free_space(claim.run_dir, lease.ATTEMPT_BYTES)  # an original job that was ended in vain would be a loss
-    job, _ = stages.claim_job(home, old)
+    job, _ = job_constraints.claim_job(home, old)
     _cancel_job(job, old["token"])
     try:
         fence.wait_for_older_attempts(
-            claim, Allocation(**process.own_identity()), attempt.times, lambda text: None, time.sleep
+            claim, Allocation(**processes.own_identity()), attempt.times, lambda text: None, time.sleep
         )
     except (fence.FencedError, fence.OlderJobBusy):
         return False
@@ -216,7 +203,7 @@ def _continue_as(attempt: "Attempt", claim: fence.Claim, why: str, success: bool
             _end_lease(attempt, why, success)
         except OSError:
             lease.close_lease(new.run_dir, new.number, new.renewals)  # The program goes on as what it was.
-            node_lease.close_node_leases(new.run_dir, new.number, layout.parse_names(files.list_names(new.run_dir)))
+            lease.close_node_leases(new.run_dir, new.number, layout.parse_names(files.list_names(new.run_dir)))
             raise
         _link_log(mine.log_dir, held.number, new.number)
         attempt.claim, attempt.held = claim, new
@@ -282,7 +269,7 @@ def _cancel_job(job: Optional[str], token: str) -> None:
     """Cancel the job that was the run, by id and only if it carries its token; runs that wait for it wait for us."""
     mine = os.environ.get("SLURM_JOB_ID")
     if job and mine:
-        stages.move_dependents(job, mine)
+        job_constraints.move_dependents(job, mine)
     if job and _has_token(job, token):
         slurm.scancel([job], os.environ)
 
@@ -316,4 +303,4 @@ def _newest_record(home: str, name: str) -> Optional[Dict[str, Any]]:
 
 
 def _spec(home: str, name: str) -> Dict[str, Any]:
-    return stages.newest_spec(home, name) or {}
+    return job_constraints.newest_spec(home, name) or {}

@@ -15,11 +15,10 @@ import threading
 import time
 from typing import Any, Callable, Dict, Mapping, Optional
 
-from . import cache, listing
+from . import cache, dataset_copy
 from .cache import CacheRoot, FileLock
-from .copies import CopyQueue, DatasetCopy, split_by_size
-from .copying import RANGE_BYTES, Copier, CopyItem, SourceChanged
-from .listing import NotStageable
+from .dataset_copy import CopyQueue, DatasetCopy, NotStageable, split_by_size
+from .file_copy import RANGE_BYTES, Copier, CopyItem, SourceChanged
 
 _DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 _SMALL_FILE_BYTES = 1 << 20
@@ -65,7 +64,7 @@ class Stage:
         """Decide where the data will be and start to bring it. StageError: there is no such data."""
         self._began = time.monotonic()
         try:
-            self.list = listing.read_source(self.source)
+            self.list = dataset_copy.read_source(self.source)
         except NotStageable as why:
             if not os.path.exists(self.source) or "newer" not in str(why):
                 raise StageError(str(why))
@@ -148,7 +147,7 @@ class Stage:
 
     def _is_open_to(self, group: int) -> bool:
         """Whether a group can read the source: its manifest and first unit, which stand for all of it."""
-        names = [*self.list.units[0], *([listing.MANIFEST_FILE] if self.list.manifest is not None else [])]
+        names = [*self.list.units[0], *([dataset_copy.MANIFEST_FILE] if self.list.manifest is not None else [])]
         return all(cache.is_group_readable(os.path.join(self.list.folder, name), group) for name in names)
 
     def _lock_dataset(self, root: CacheRoot) -> None:
@@ -202,7 +201,7 @@ class Stage:
         """Holding the lock: bring what lacks, in this node's order; what does not fit is linked to the source."""
         copy = self.copy
         copy.note_problem(None)
-        units = listing.node_order(self.list.units, listing.node_rotation(self.environ, socket.gethostname()))
+        units = dataset_copy.node_order(self.list.units, dataset_copy.node_rotation(self.environ, socket.gethostname()))
         missing = copy.missing(units)
         if not missing:
             return self._finished("shared", sync=True)

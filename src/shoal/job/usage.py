@@ -3,17 +3,23 @@
 Cheap on purpose: one look every ten seconds, only at the run's own processes, and one small file that never grows past
 a few hundred points (older ones are averaged in pairs). Where something cannot be read, it says so and goes on. Each
 node of a run has its own file; on further nodes whoever starts the ranks there also samples them.
+
+A small process beside the ranks of a further node that samples what they use.
+
+srun's tasks become the user's program by exec, so nobody of ours stays on that node; torchrun's have a parent that does
+this in a thread (node.py).
 """
 
 import os
 import resource
+import signal
 import threading
 import time
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Protocol
 
-from ..kernel import files, layout, process
-from . import notices, nvml, processes
+from ..kernel import files, layout, processes
+from . import notifications, usage_readers
 
 _MAX_POINTS = 240
 #: Samples between two writes.
@@ -45,7 +51,7 @@ class UsageSampler:
         self,
         path: str,
         env: Mapping[str, str],
-        look: Callable[[], processes.ResourceUse],
+        look: Callable[[], usage_readers.ResourceUse],
         alone: bool = False,
         log: Optional[str] = None,
     ) -> None:
@@ -87,7 +93,9 @@ class UsageSampler:
                 subject.write()
 
 
-def sample_until(path: str, env: Mapping[str, str], look: Callable[[], processes.ResourceUse], over: StopEvent) -> None:
+def sample_until(
+    path: str, env: Mapping[str, str], look: Callable[[], usage_readers.ResourceUse], over: StopEvent
+) -> None:
     """Sample one run until `over`."""
     sampler = UsageSampler(env)
     sampler.add(path, env, look, alone=True)
@@ -101,7 +109,7 @@ def sampling(pid: int, use: Optional[str], env: Mapping[str, str], log: str) -> 
         yield
         return
     sampler, over = UsageSampler(env), threading.Event()
-    sampler.add(use, env, lambda: processes.process_use(pid, {}), log=log)
+    sampler.add(use, env, lambda: usage_readers.process_use(pid, {}), log=log)
     thread = threading.Thread(target=sampler.run, args=(over,), daemon=True)
     thread.start()
     try:
@@ -119,7 +127,7 @@ class _SampledRun:
         self,
         path: str,
         env: Mapping[str, str],
-        look: Callable[[], processes.ResourceUse],
+        look: Callable[[], usage_readers.ResourceUse],
         every_s: float,
         alone: bool,
         log: Optional[str],
@@ -127,7 +135,7 @@ class _SampledRun:
         self.path, self.env, self.look, self.log = path, env, look, log
         self.record = UsageRecord(every_s, alone)
         self._began = time.time()
-        self._gpus: Optional[List[nvml.NvmlGpu]] = None
+        self._gpus: Optional[List[usage_readers.NvmlGpu]] = None
         self._written = 0.0
 
     def sample(self, write_every_s: float) -> None:
@@ -140,9 +148,9 @@ class _SampledRun:
                 if self.record.every_s > 0:
                     self.write()
                 home, run = layout.state_dir_of(os.path.dirname(self.path)), self.env.get("SHOAL_RUN", "")
-                notices.notify_if_idle(home, run, self.record.idle_for_s, self.env)
+                notifications.notify_if_idle(home, run, self.record.idle_for_s, self.env)
                 if self.log:
-                    notices.notify_if_quiet(home, run, self.log, self._began, self.env)
+                    notifications.notify_if_quiet(home, run, self.log, self._began, self.env)
         except Exception:  # a full disk or a vanished process costs one sample, not the run
             pass
 
@@ -153,9 +161,9 @@ class _SampledRun:
         except OSError:
             pass
 
-    def _open(self) -> List[nvml.NvmlGpu]:
+    def _open(self) -> List[usage_readers.NvmlGpu]:
         try:
-            gpus, self.record.gpu_problem = nvml.open_gpus(self.env)
+            gpus, self.record.gpu_problem = usage_readers.open_gpus(self.env)
         except Exception as error:  # a driver may do anything, and the run matters more
             gpus, self.record.gpu_problem = [], "NVML failed: %s" % error
         return gpus
@@ -179,7 +187,7 @@ class UsageRecord:
     def has_samples(self) -> bool:
         return bool(self._points)
 
-    def add(self, use: processes.ResourceUse, gpus: List[Optional[Mapping[str, Any]]]) -> None:
+    def add(self, use: usage_readers.ResourceUse, gpus: List[Optional[Mapping[str, Any]]]) -> None:
         now = time.monotonic()
         span = max(1e-6, now - self._last)
         cpus = max(0.0, use.cpu_s - self._cpu_s) / span
@@ -215,7 +223,7 @@ class UsageRecord:
         ]
         return {
             "schema": 1,
-            "host": process.node_name(),
+            "host": processes.node_name(),
             "every_s": self.every_s,
             "duration_s": self._last - self._began,
             "cpu_s": self._cpu_s,
@@ -256,3 +264,57 @@ def _parse_number(text: Optional[str], default: float) -> float:
         return float(text) if text else default
     except ValueError:
         return default
+
+
+_RANK_POLL_S = 0.5
+
+
+def sample_node(path: str, env: Dict[str, str]) -> None:
+    """Leave a process behind that samples this job on this node until the caller's process has ended.
+
+    It is no child of the caller: a program that waits for all its children must not wait for ours.
+    """
+    rank = os.getpid()
+    try:
+        between = os.fork()
+        if between:
+            os.waitpid(between, 0)
+            return
+        if os.fork():
+            os._exit(0)
+    except OSError:
+        return  # No room for one more process: the run matters more.
+    try:
+        _detach()
+        sampler = UsageSampler(env)
+        sampler.add(path, env, lambda: usage_readers.job_use(env))
+        sampler.run(_RankProcess(rank))
+    finally:
+        os._exit(0)
+
+
+def _detach() -> None:
+    """Hold nothing open that somebody waits for, and outlive the signals that are for the ranks."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nothing, stream)
+    os.closerange(3, 1024)
+    os.chdir("/")
+    for number in processes.FORWARDED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+class _RankProcess:
+    """The rank's life, asked as a threading.Event is: has it ended?"""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._started = pid, usage_readers.process_start(pid)
+
+    def wait(self, timeout: float) -> bool:
+        end = time.monotonic() + timeout
+        while usage_readers.process_start(self._pid) == self._started:
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                return False
+            time.sleep(min(_RANK_POLL_S, left_s))
+        return True

@@ -1,6 +1,6 @@
 """What every part of shoal agrees on: file names, records, leases, claims, and how Slurm is called.
 
-Standard library only and Python 3.8 or newer. It is shipped into jobs together with `job/` (job/shipping.py), and
+Standard library only and Python 3.8 or newer. It is shipped into jobs together with `job/` (job/zipapp.py), and
 the commands on the login node use the same modules.
 """
 
@@ -15,16 +15,12 @@ if TYPE_CHECKING:
         guard,
         layout,
         lease,
-        node_lease,
-        owed,
-        process,
+        processes,
         progress,
         records,
-        resumed,
         slurm,
         slurm_text,
         submission,
-        tree,
     )
     from .causes import (
         KIND_OF_STATE,
@@ -39,7 +35,6 @@ if TYPE_CHECKING:
         last_line,
         strip_escapes,
     )
-    from .failpoints import failpoint
     from .fence import INTERRUPTING_STOPS
     from .files import (
         DISK_ERRNOS,
@@ -53,12 +48,11 @@ if TYPE_CHECKING:
         replace,
         to_json,
     )
-    from .keeper import LeaseRenewer
+    from .guard import LeaseRenewer
     from .layout import TOKEN_LENGTH, TOKEN_LETTERS
+    from .lazy import regex
     from .lease import LeaseTiming
-    from .output import failsafe_output, ignoring_hangup
-    from .patterns import regex
-    from .process import agent_path, node_name
+    from .processes import agent_path, node_name
     from .progress import Progress, RunOutput, read_metrics, read_progress, read_series, totals_of_command, value_of
     from .records import (
         Allocation,
@@ -76,6 +70,7 @@ if TYPE_CHECKING:
         non_default_fields,
         user_name,
     )
+    from .safe_output import failsafe_output, ignoring_hangup
     from .slurm import QUERY_TIMEOUT_S, USER_VARIABLES, clean_environ
     from .slurm_text import (
         SLURM_ACTIVE_STATES,
@@ -85,6 +80,6 @@ if TYPE_CHECKING:
         parse_time,
         replace_job,
     )
-    from .submission import accept_locally, new_token
+    from .submission import accept_locally, failpoint, new_token
 else:
     __getattr__ = lazy_exports(__name__)

@@ -239,7 +239,7 @@ def _is_chosen(exit_code: Optional[int]) -> bool:
 
 def _continued_after(after: Iterable[_Line], max_text: int, max_progress: int) -> bool:
     """Whether more than so many lines of text, or of progress, follow."""
-    from .progress.lines import parse_progress  # here: an agent whose program does not fail needs no part of it
+    from .progress_lines import parse_progress  # here: an agent whose program does not fail needs no part of it
 
     text = steps = 0
     for line in after:

@@ -11,6 +11,11 @@
   node (job/launch/node_guards.py), and its programs are those that carry the mark of the attempt.
 - The agent alone decides what a signal means, in the loop in which it also sees ends: a program that ended before the
   signal was looked at has ended by itself.
+
+One thread that renews the leases of this process, and tells when a run is no longer wanted.
+
+In a thread of its own, because a file server that does not answer may hold it up for any time: the guard then stops the
+programs, and the rest of the agent goes on.
 """
 
 import json
@@ -21,8 +26,8 @@ import sys
 import threading
 from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequence, Set, Union
 
-from . import lease, process, tree
-from . import node_lease as node_leases
+from . import fence, lease, processes
+from . import lease as node_leases
 
 #: Signals for the agent; the first three ask it to end.
 FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -129,7 +134,7 @@ def _run_agent(work: Callable[[GuardLink], int], link: GuardLink) -> int:
 
 def end_without_guard(held: Sequence[AnyLease]) -> int:
     """For the agent, when the guard is gone: kill everything below, and close what was held. Returns the exit code."""
-    tree.kill_descendants()
+    processes.kill_descendants()
     for one in held:
         _kill_marked(one.mark)
         _close(_HeldLease.of(one))
@@ -158,7 +163,7 @@ class _Guard:
         self._came: List[int] = []
 
     def watch(self) -> int:
-        tree.become_subreaper()
+        processes.become_subreaper()
         woken, wake = os.pipe()
         for fd in (self._fd, self._out, woken, wake):
             os.set_blocking(fd, False)
@@ -237,22 +242,22 @@ class _Guard:
     def _enforce(self) -> None:
         """One lease that was not renewed stops everything: the file server is away for all of them."""
         if self._is_late():
-            self._stopped |= tree.stop_processes(self._everything, _MAX_STOP_S)
+            self._stopped |= processes.stop_processes(self._everything, _MAX_STOP_S)
         elif self._stopped:
             for pid in self._stopped:
-                tree.send_signal(pid, signal.SIGCONT)
+                processes.send_signal(pid, signal.SIGCONT)
             self._stopped = set()
 
     def _everything(self) -> Dict[int, str]:
         """What is below us but the agent, and what Slurm has started for it as a step on this node: pid -> state."""
-        marked = [pid for held in self._held.values() for pid in process.marked_pids(held.mark)]
-        found = tree.with_descendants([os.getpid(), *marked])
+        marked = [pid for held in self._held.values() for pid in processes.marked_pids(held.mark)]
+        found = processes.with_descendants([os.getpid(), *marked])
         return {pid: state for pid, state in found.items() if pid not in (self._agent, os.getpid())}
 
     def _finish(self, code: int) -> int:
         """The agent is gone: nothing of its programs stays, and leases that it still held are closed."""
         self._listen()
-        tree.kill_descendants()
+        processes.kill_descendants()
         for held in self._held.values():
             _kill_marked(held.mark)
             _close(held)
@@ -264,10 +269,10 @@ def _kill_marked(mark: str) -> None:
     ours = (os.getpid(), os.getppid())
 
     def look() -> Dict[int, str]:
-        found = tree.with_descendants(process.marked_pids(mark))
+        found = processes.with_descendants(processes.marked_pids(mark))
         return {pid: state for pid, state in found.items() if pid not in ours}
 
-    tree.kill_processes(look, tree.MAX_KILL_S)
+    processes.kill_processes(look, processes.MAX_KILL_S)
 
 
 def _close(held: _HeldLease) -> None:
@@ -293,3 +298,85 @@ def drain_pipe(fd: int) -> None:
 
 def _ignore(number: int, frame: Any) -> None:
     """A handler and not SIG_IGN: programs that are started would inherit that."""
+
+
+#: Told of a lease and why its attempt must end: lost, cancelled, superseded or handover.
+OnUnwanted = Callable[[lease.Lease, str], None]
+
+
+class LeaseRenewer:
+    """Renews each lease once in a beat. `tell` is called from the keeper's own thread."""
+
+    def __init__(self, times: lease.LeaseTiming, link: Optional[GuardLink], tell: OnUnwanted) -> None:
+        self._times, self._link, self._tell = times, link, tell
+        self._claims: Dict[lease.Lease, fence.Claim] = {}
+        self._due: Dict[lease.Lease, float] = {}
+        #: When the thread looks again by itself.
+        self._looks_at = float("inf")
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def keep(self, held: lease.Lease, claim: fence.Claim) -> None:
+        """From now on; call before the first program of the attempt starts."""
+        if self._link is not None:
+            self._link.hold(held)
+        with self._changed:
+            self._claims[held] = claim
+            self._due[held] = held.held_until - self._times.hold_s + self._beat_s()
+            if self._due[held] < self._looks_at:  # runs of a pack come and go between two beats
+                self._changed.notify()
+            if self._thread.ident is None:
+                self._thread.start()
+
+    def release(self, held: lease.Lease) -> None:
+        """The attempt has ended, or was lost; nothing of it runs any more."""
+        with self._changed:
+            self._claims.pop(held, None)
+            self._due.pop(held, None)
+        if self._link is not None:
+            self._link.drop(held)
+
+    @property
+    def held(self) -> List[lease.Lease]:
+        with self._changed:
+            return list(self._claims)
+
+    def _beat_s(self) -> float:
+        return self._times.beat_s * (0.9 + os.urandom(1)[0] / 1280.0)  # spreads the load of many jobs
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._due:
+                    self._looks_at = float("inf")
+                    self._changed.wait()
+                held = min(self._due, key=lambda one: self._due[one])
+                wait_s = self._due[held] - lease.boot_time_s()
+                if wait_s > 0:
+                    self._looks_at = self._due[held]
+                    self._changed.wait(wait_s)
+                    continue
+                claim = self._claims[held]
+            self._renew(held, claim)
+
+    def _renew(self, held: lease.Lease, claim: fence.Claim) -> None:
+        found = held.renew()
+        why: Optional[str] = "lost" if found == "lost" else None
+        if found == "held":
+            if self._link is not None:
+                self._link.hold(held)
+            try:
+                why = fence.why_unwanted(claim, held.number)
+            except (OSError, ValueError):
+                pass  # The file server is away for a moment; that ends nothing.
+        with self._changed:
+            if held in self._due:
+                # Three tries before its program is stopped, and soon again after that.
+                self._due[held] = lease.boot_time_s() + (self._beat_s() if found == "held" else self._times.beat_s / 4)
+                if found in ("lost", "over"):
+                    del self._due[held]
+        if why is not None:
+            try:
+                self._tell(held, why)
+            except Exception as error:  # the leases matter more; the next beat tells again
+                sys.stderr.write("shoal: %s: %s\n" % (type(error).__name__, error))

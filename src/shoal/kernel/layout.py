@@ -21,7 +21,7 @@
     engine.<host-pid>.json|lease|end    an engine of a pack: what it has, that it lives, how it ended
     slurm-*.out                     what Slurm and the set-up lines printed
   orders/<id>.json|done             an order that must not be carried out twice, and that all of it was carried out
-  owed/<token>                      an end of this submission could not be followed by what it owes (kernel/owed.py)
+  owed/<token>                      an end of this submission could not be followed by what it owes (submission.py)
   queue/<cluster>/                  the budget, and the submissions that wait for room under it (admission.py)
   environments/<uid>/<hash>.json    an environment without secrets, as it was when something was submitted; for that
                                     person's eyes only

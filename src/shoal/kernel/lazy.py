@@ -7,12 +7,17 @@ A package's `__init__` lists what others may use once, as imports that only type
         from shoal.plan.submissions import lay_out
     else:
         __getattr__ = lazy_exports(__name__)
+
+Regular expressions that are compiled when they are first used: a command or an agent needs few of those it loads.
 """
 
+import re
 import sys
 from importlib import import_module
+from typing import Any, cast
 
 TYPE_CHECKING = False  # typing itself takes longer to import than the whole of this
+
 if TYPE_CHECKING:
     from typing import Callable, Dict
 
@@ -50,3 +55,18 @@ def _listed(package: str) -> "Dict[str, str]":
                 inside = f"{package}.{listed.module}" if listed.module else package
                 homes.update({alias.name: inside if listed.level else listed.module for alias in listed.names})
     return homes
+
+
+class _LazyRegex:
+    def __init__(self, source: str, flags: int) -> None:
+        self._source, self._flags = source, flags
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(re.compile(self._source, self._flags), name)
+        setattr(self, name, method)  # so that the next use does not come here
+        return method
+
+
+def regex(source: str, flags: int = 0) -> "re.Pattern[str]":
+    """What re.compile gives, later. Use its methods; functions of `re` do not know it."""
+    return cast("re.Pattern[str]", _LazyRegex(source, flags))

@@ -1,13 +1,13 @@
 """The records of a submission, typed, and the same for the commands and for jobs.
 
-Named tuples rather than dataclasses: those would cost every job 9 ms of imports. `shoal.observe.records` reads the same
-types with every field checked. Fields that a newer shoal adds are passed over, a newer schema is refused.
+Named tuples rather than dataclasses: those would cost every job 9 ms of imports. `shoal.observe.run_files` reads the
+same types with every field checked. Fields that a newer shoal adds are passed over, a newer schema is refused.
 """
 
 import os
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
 
-from . import files, process
+from . import files, processes
 
 SCHEMA = 1
 T = TypeVar("T", bound=Tuple[Any, ...])
@@ -266,7 +266,7 @@ _NESTED: Dict[str, Any] = {
 
 def new_send(argv: Sequence[str], environment: Optional[str], t: float, follows: Optional[str] = None) -> SendRecord:
     """The mark that this process sets before it calls sbatch."""
-    who = process.own_identity()
+    who = processes.own_identity()
     return SendRecord(t=t, user=user_name(), argv=list(argv), environment=environment, follows=follows, **who)
 
 

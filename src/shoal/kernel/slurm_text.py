@@ -8,7 +8,7 @@ import re
 import time
 from typing import List, NamedTuple, Optional
 
-from .patterns import regex
+from .lazy import regex
 
 #: Slurm's words for a job that is still in its hands -> ours.
 SLURM_ACTIVE_STATES = {

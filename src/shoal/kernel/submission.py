@@ -10,16 +10,47 @@
 An unclear answer stays open: the next look at the runs finds the job by its name, or gives the submission up when it
 can no longer turn into a job. It is never sent again blindly. Commands, jobs that end, scripts that people run
 themselves, later jobs of a pack, the budget's line and runs on this machine all go through here.
+
+Marked points of the transaction. With SHOAL_FAILPOINT=NAME the process kills itself there, as a crash would.
+
+What is owed: the end of an attempt says what follows it by itself, and it is owed until a submission of it stands.
+
+An end record has `next` where the step's policy wants another job. Nothing else is stored about it: it is owed while no
+later generation is open or accepted and the run was not cancelled. The ending job tries for OWED_S; after that any
+`status` or `submit` of the same user does it, and any job of theirs that ends, by the ordinary transaction of the next
+generation, whose claim only one of them wins. `owed/<token>`, left by a job that gave up, only spares other
+jobs the search; it decides nothing.
 """
 
 import errno
 import os
 import re
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+import signal
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 from . import files, layout, records, slurm
-from .failpoints import failpoint
-from .records import ClaimRecord, Outcome, SendRecord, Submission
+from .records import ClaimRecord, FollowUp, Outcome, SendRecord, Submission
+
+FAILPOINTS = (
+    "before-spec",
+    "after-spec",
+    "before-submission",
+    "after-submission",
+    "between-claims",
+    "after-claims",
+    "before-sending",
+    "after-sending",
+    "after-sbatch",
+    "before-outcome",
+    "after-outcome",
+    "before-report",
+)
+
+
+def failpoint(point: str) -> None:
+    if os.environ.get("SHOAL_FAILPOINT") == point:
+        os.kill(os.getpid(), signal.SIGKILL)
+
 
 #: A request that is lost can still turn into a job for as long as munge accepts its credential: 300 s, and some skew.
 SEND_GRACE_S = 330.0
@@ -220,3 +251,41 @@ def stored_environment(home: str, name: Optional[str]) -> Mapping[str, str]:
     if os.stat(path).st_uid != os.geteuid() and files.is_shared(home):
         raise PermissionError(errno.EPERM, "not used: an environment of another user", path)
     return kept
+
+
+#: How long the ending job itself waits for Slurm to answer, and others leave it alone.
+FOLLOW_UP_GRACE_S = 60.0
+FOLLOW_UP_REASON = "continues as soon as Slurm answers"
+
+
+def follow_up_grace_s(environ: Mapping[str, str]) -> float:
+    return float(environ.get("SHOAL_OWED_S") or FOLLOW_UP_GRACE_S)
+
+
+def is_follow_up_pending(
+    following: Optional[FollowUp],
+    ended: int,
+    standing: int,
+    refused: bool,
+    claims: Iterable[int],
+    cancels: Iterable[int],
+) -> bool:
+    """Whether what follows an end of generation `ended` still has to be done.
+
+    `standing` is the newest generation whose submission was not given up, `refused` whether Slurm refused a later one:
+    it would refuse it again. A person who cancelled the run since then does not want it any more.
+    """
+    if not following or ended != standing or refused or ended not in claims:
+        return False
+    return not any(generation >= ended for generation in cancels)
+
+
+def is_follow_up_due(
+    ended_at: float, tried_at: Optional[float], now: float, environ: Mapping[str, str] = os.environ
+) -> bool:
+    """Whether somebody else than the ending job may do it now: it had its time, and so had whoever tried last.
+
+    A time far in the future was written by a clock that was wrong, and says nothing.
+    """
+    age_s, wait = now - max(ended_at, tried_at or 0.0), follow_up_grace_s(environ)
+    return not -wait < age_s < wait

@@ -3,6 +3,8 @@
 Order of belief: an end record with success; a live lease, whatever Slurm says; Slurm's row while the job is in its
 queue; the end record; Slurm's last word; and when nobody knows the job any more, how long that has been so. An unknown
 word never counts as an end.
+
+What Slurm's words about a job mean to a reader; the words themselves are in kernel/slurm_text.py.
 """
 
 from __future__ import annotations
@@ -11,18 +13,67 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from shoal.kernel import LeaseTiming, describe_exit_code, owed
+from shoal.kernel import SLURM_ACTIVE_STATES, SLURM_ENDED_STATES, JobRow, LeaseTiming, describe_exit_code, submission
 from shoal.model import EXIT_CODE_STATES, QUEUED_STATES
-from shoal.observe.reading import RunFiles
-from shoal.observe.records import End, Start, Submission, Verdict
-from shoal.observe.slurm_states import (
-    BLOCKED_REASONS,
-    SLURM_ACTIVE_STATES,
-    SLURM_ENDED_STATES,
-    JobRow,
-    describe_verdict,
-    verdict_of_row,
-)
+from shoal.observe.run_files import End, RunFiles, Start, Submission, Verdict
+
+__all__ = [
+    "BLOCKED_REASONS",
+    "SLURM_ACTIVE_STATES",
+    "SLURM_ENDED_STATES",
+    "JobRow",
+    "describe_verdict",
+    "verdict_of_row",
+]
+
+#: Reasons with which a pending job waits for ever, and what frees it.
+BLOCKED_REASONS = {
+    "launch failed requeued held": "scontrol release {job}",
+    "JobHoldMaxRequeue": "scontrol release {job}",
+    "JobHeldAdmin": "ask the cluster's administrators",
+    "JobHeldUser": "scontrol release {job}",
+    "DependencyNeverSatisfied": "shoal cancel {run}",
+    "PartitionTimeLimit": "shoal cancel {run}   # and ask for less time",
+    "PartitionNodeLimit": "shoal cancel {run}   # and ask for fewer nodes",
+    "PartitionDown": "sinfo   # the partition takes no jobs now",
+    "PartitionInactive": "sinfo   # the partition takes no jobs now",
+    "BadConstraints": "shoal cancel {run}   # no node can serve the request",
+    "AssocGrpCPUMinutesLimit": "sacctmgr show assoc user=$USER   # the account's budget is used up",
+    "InvalidAccount": "sacctmgr show assoc user=$USER",
+    "InvalidQOS": "sacctmgr show assoc user=$USER",
+}
+
+
+def verdict_of_row(row: JobRow) -> Verdict:
+    return Verdict(
+        word=row.word,
+        exit_code=row.exit_code,
+        signal=row.signal,
+        by=row.by,
+        node=row.node,
+        reason=row.reason,
+        oom_step=row.oom_step,
+    )
+
+
+def describe_verdict(word: str, verdict: Verdict | None) -> str:
+    if word == "CANCELLED":
+        return f"cancelled by {verdict.by}" if verdict and verdict.by else "cancelled"
+    if word == "FAILED" and verdict is not None:
+        if (verdict.exit_code, verdict.signal) == (0, 53):
+            return "Slurm could not open the output file: its folder is missing or not writable"
+        return f"killed by signal {verdict.signal}" if verdict.signal else describe_exit_code(verdict.exit_code or 0)
+    node = f" ({verdict.node})" if verdict and verdict.node else ""
+    return {
+        "TIMEOUT": "stopped at its time limit",
+        "DEADLINE": "stopped at its deadline",
+        "OUT_OF_MEMORY": "out of memory: the kernel killed a process of the job",
+        "PREEMPTED": "preempted by another job",
+        "NODE_FAIL": f"the node failed{node}",
+        "BOOT_FAIL": f"the node did not boot{node}",
+        "COMPLETED": "exit code 0",
+    }.get(word, word)
+
 
 #: Why the engine of a pack ended a run -> state and cause.
 _PACK_STOP_STATES = {
@@ -108,7 +159,7 @@ def _derive(files: RunFiles, evidence: Evidence) -> RunView:
     if evidence.row is not None and evidence.row.word not in SLURM_ENDED_STATES and not _has_ended(files, evidence.row):
         return _in_slurm(files, evidence.row, view)
     if files.owes:
-        return RunView(**view, state="queued", cause=owed.FOLLOW_UP_REASON)
+        return RunView(**view, state="queued", cause=submission.FOLLOW_UP_REASON)
     verdict = _verdict(files, evidence.row)
     if files.end is not None and files.end.generation == files.generation:
         if files.end.stopped_by == "probe" and evidence.alive and not files.cancelled:

@@ -16,15 +16,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.clusters import QueueState, newest, sacct, squeue
-from shoal.kernel import SLURM_ENDED_STATES, JobRow, fence, layout, lease, process, submission
+from shoal.kernel import SLURM_ENDED_STATES, JobRow, fence, layout, lease, processes, submission
 from shoal.model import ACTIVE_STATES
-from shoal.observe import writing
-from shoal.observe.listing import run_names
-from shoal.observe.reading import RunFiles, RunReader
-from shoal.observe.records import Outcome, Submission, Verdict
-from shoal.observe.run_state import Evidence, RunView, derive_state, is_lease_live, was_interrupted
-from shoal.observe.slurm_states import verdict_of_row
-from shoal.observe.watching import ObservationHistory
+from shoal.observe import run_writer
+from shoal.observe.run_files import Outcome, RunFiles, RunReader, Submission, Verdict
+from shoal.observe.run_state import Evidence, RunView, derive_state, is_lease_live, verdict_of_row, was_interrupted
+from shoal.observe.run_writer import ObservationHistory
+from shoal.observe.state_dir import run_names
 
 SUBMIT_GRACE_S = submission.SEND_GRACE_S
 #: How long after its end a job that no longer shows anywhere is asked about.
@@ -34,7 +32,7 @@ _SACCT_AFTER_S = 60.0
 class Observation(NamedTuple):
     """The runs asked for, as they are. `slurm_problem` is set when Slurm was needed and did not answer; `slurm_t` is
     when it last did, None if nobody had to ask. `owing` are those of this user that another job is to follow, which
-    nobody has sent yet (shoal.submit.finishing); then `jobs` has the names of the user's jobs and their ids."""
+    nobody has sent yet (submit/pending_follow_ups.py); then `jobs` has the names of the user's jobs and their ids."""
 
     views: dict[str, RunView]
     slurm_problem: str | None = None
@@ -281,7 +279,7 @@ def _requeue_unsent(home: str, intent: Submission, lines: dict[str, set[str]]) -
 
 
 def _may_claimer_continue(intent: Submission, now: float, grace_s: float) -> bool:
-    alive = process.is_process_alive({key: getattr(intent, key) for key in ("host", "pid", "started", "uid")})
+    alive = processes.is_process_alive({key: getattr(intent, key) for key in ("host", "pid", "started", "uid")})
     return alive if alive is not None else now < intent.t + grace_s
 
 
@@ -291,7 +289,7 @@ def _evidence(files: RunFiles, row: JobRow | None, asked: bool, now: float) -> E
         return Evidence(asked, now, row)
     begun = files.start is not None and files.start.generation == files.generation
     witness = files.start if begun else submission
-    alive = process.is_process_alive({key: getattr(witness, key) for key in ("host", "pid", "started")})
+    alive = processes.is_process_alive({key: getattr(witness, key) for key in ("host", "pid", "started")})
     return Evidence(True, now, None, alive)
 
 
@@ -335,9 +333,9 @@ def _keep_verdict(home: str, files: RunFiles, evidence: Evidence) -> None:
     ended = files.end is not None and files.end.generation == files.generation
     with contextlib.suppress(OSError):
         if row is not None and row.word in SLURM_ENDED_STATES and files.verdict is None:
-            writing.write_verdict(home, files, verdict_of_row(row))
+            run_writer.write_verdict(home, files, verdict_of_row(row))
         elif row is None and ended and files.end is not None and evidence.now - files.end.ended > _SACCT_AFTER_S:
-            writing.write_verdict(home, files, Verdict(word="FORGOTTEN"))
+            run_writer.write_verdict(home, files, Verdict(word="FORGOTTEN"))
 
 
 def _is_accepted(files: RunFiles) -> bool:

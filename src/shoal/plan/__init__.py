@@ -7,7 +7,6 @@ if TYPE_CHECKING:
     from shoal.plan import packs
     from shoal.plan.cluster_choice import choose_cluster, named_cluster
     from shoal.plan.containers import check_containers
-    from shoal.plan.cost import max_gpu_hours, max_makespan_s
     from shoal.plan.durations import past_durations
     from shoal.plan.generate import GeneratedScript, GenerateOptions, generate_script
     from shoal.plan.layouts import (
@@ -15,21 +14,22 @@ if TYPE_CHECKING:
         JOB_PER_RUN,
         LayoutComparison,
         LayoutCost,
+        PackJob,
         assume_durations,
         compare_layouts,
+        fill_gpu_shares,
+        min_makespan_s,
         split_over_nodes,
         with_start_times,
     )
-    from shoal.plan.pack_commands import command_sweep, read_command_file
-    from shoal.plan.pack_options import PackOptions
-    from shoal.plan.pack_order import PackJob
-    from shoal.plan.pack_queue import build_queue
+    from shoal.plan.pack_queue import PackOptions, build_queue
     from shoal.plan.sbatch_options import ResolvedRequest, resolve_request
-    from shoal.plan.simulate import fill_gpu_shares, min_makespan_s
     from shoal.plan.submissions import (
         DEFAULT_MAX_ARRAY,
         PlannedSubmission,
         log_root,
+        max_gpu_hours,
+        max_makespan_s,
         plan_submissions,
         shoal_options,
         slurm_job_name,

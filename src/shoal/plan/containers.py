@@ -1,15 +1,19 @@
-"""The container of a run as planning sees it: complete or refused, and told in one line."""
+"""The container of a run as planning sees it: complete or refused, and told in one line.
+
+A container in a generated script: its words once, as the bash array `container`, and where they stand.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from shoal.batch import shell_command
+from shoal.batch import shell_command, shell_quote
 from shoal.describe import Cluster
 from shoal.errors import InputError
 from shoal.job import Container, ContainerError, build_container, container_argv, merge_settings, with_absolute_paths
@@ -68,3 +72,56 @@ def _check_runnable(one: Container, spec: RunSpec, cluster: Cluster, *, packed: 
         folder = os.path.dirname(one.image)
         hint = f"ls {shell_command([folder])}" if os.path.isdir(folder) else f"mkdir -p {shell_command([folder])}"
         raise InputError(f"there is no image {one.image}", hint=f"{hint}   # where it is expected", place=place)
+
+
+_VARIABLE = re.compile(r"(\$\{[A-Za-z_][A-Za-z0-9_]*\}|\$[A-Za-z_][A-Za-z0-9_]*)")
+_WIDTH = 110
+
+
+class ContainerText(NamedTuple):
+    """`lines` come before the launch; `around` before what runs inside, `step` among srun's own flags."""
+
+    lines: str = ""
+    around: str = ""
+    step: str = ""
+
+
+def container_lines(one: Container | None, scratch: str | None, *, gpus: bool, as_root: bool) -> ContainerText:
+    """The folder that the script is submitted from and the profile's scratch are bound beside what was asked for."""
+    if one is None:
+        return ContainerText()
+    one = one._replace(
+        image=_expand_home(one.image), binds=[*map(_expand_home, one.binds), "$PWD", *([scratch] if scratch else [])]
+    )
+    array = _wrap_words([shell_text(word) for word in container_argv(one, [], "$PWD", gpus, as_root)])
+    check = ""
+    if one.image_is_path:
+        image = shell_text(one.image)
+        check = f'[ -e {image} ] || {{ echo "error: there is no image" {image} >&2; exit 2; }}\n'
+    # ch-run stops without it, and not every job has it.
+    user = 'export USER="${USER:-$(id -un)}"\n' if one.runtime == "charliecloud" else ""
+    lines = f"{check}{user}container=(\n{array}\n)\n"
+    return (
+        ContainerText(lines, step=' "${container[@]}"')
+        if one.by_srun
+        else ContainerText(lines, around='"${container[@]}" ')
+    )
+
+
+def shell_text(text: str) -> str:
+    """One shell word in which $NAMES are the job's own values."""
+    parts = [f'"{part}"' if _VARIABLE.fullmatch(part) else shell_quote(part) for part in _VARIABLE.split(text) if part]
+    return "".join(parts) or "''"
+
+
+def _expand_home(path: str) -> str:
+    return f"$HOME{path[1:]}" if path == "~" or path.startswith("~/") else path
+
+
+def _wrap_words(found: list[str]) -> str:
+    lines = [""]
+    for word in found:
+        if lines[-1] and len(lines[-1]) + len(word) > _WIDTH:
+            lines.append("")
+        lines[-1] += f" {word}" if lines[-1] else f"    {word}"
+    return "\n".join(lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shoal.kernel import layout, list_names
-from shoal.observe import DamagedRecord, records
+from shoal.observe import DamagedRecord, run_files
 
 
 def past_durations(home: str, names: Sequence[str]) -> dict[int, float]:
@@ -20,7 +20,7 @@ def past_durations(home: str, names: Sequence[str]) -> dict[int, float]:
         names_there = layout.parse_names(list_names(folder))
         for number in reversed(names_there.attempts.get("end", [])):
             try:
-                end = records.read_end(folder, names_there, number)
+                end = run_files.read_end(folder, names_there, number)
             except DamagedRecord:
                 continue
             told = None if end is None else end.duration_s if end.success else end.expect_s

@@ -22,10 +22,9 @@ from shoal.job import (
 )
 from shoal.model import ContainerSettings, LaunchSettings, Request
 from shoal.names import make_slug
-from shoal.plan.container_lines import ContainerText, container_lines
-from shoal.plan.launch_lines import launch_lines
+from shoal.plan.batch_script import launch_lines, render_script, script_header, setup_function
+from shoal.plan.containers import ContainerText, container_lines
 from shoal.plan.sbatch_options import ResolvedRequest, resolve_request
-from shoal.plan.script import render_script, script_header, setup_function
 
 #: What the reference generator runs, and what it asks for when nobody says anything.
 DEFAULT_COMMAND = ("python", "./torchtitan/train.py")

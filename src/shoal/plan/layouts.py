@@ -3,17 +3,137 @@
 Pure. What is compared is what the request costs once it runs; how long each shape waits in Slurm's queue depends on the
 cluster, and is asked there (`starts`) where it answers. An allocation that ends early gives its GPUs back at once: what
 counts as idle is time in which they were held and nothing ran.
+
+Expected durations, and the order that wastes least. Pure.
+
+List scheduling ends within (2 - 1/m) of the best possible on m slots whatever the order; longest first within
+(4/3 - 1/(3m)), and guesses that are wrong by half still bring nearly all of that (Graham 1969; measured again in
+docs/pack.md). Runs that take more GPUs go first: they need several to be free at the same moment.
+
+The engine's own decisions, played through without processes. Pure.
+
+The same books and the same queue as in the allocation decide, so what is simulated is what will happen, as far as the
+durations are right.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.job import GPU_PARTS
-from shoal.plan.pack_order import PackJob, expected_length_s, longest_first
-from shoal.plan.simulate import PackSchedule, simulate
+from shoal.job import GPU_PARTS, Allocator, Assignment, Demand, QueuedRun, RunQueue, even_share
+
+
+class PackJob(NamedTuple):
+    """One run as planning sees it: its place among those asked for, its share of GPUs, what is known of its length."""
+
+    place: int
+    gpu_parts: int = GPU_PARTS
+    cpus: int = 0
+    cost: float | None = None
+    expect_s: float | None = None
+    limit_s: float | None = None
+    warn_s: float | None = None
+    needs: tuple[str, ...] = ()
+
+
+def expect_durations(jobs: Sequence[PackJob], earlier: Mapping[int, float]) -> tuple[list[PackJob], str]:
+    """Jobs with expected durations where they can be known, and in words where those come from.
+
+    `earlier` are measured durations of earlier attempts of some of these runs. With costs, one measured run tells what
+    a unit of cost takes; without, runs that were never measured are expected to take the median of the others.
+    """
+    if not earlier:
+        words = "their cost, in no unit" if any(job.cost for job in jobs) else "nothing: as given"
+        return list(jobs), words
+    import statistics  # here: without earlier attempts the first run need not wait for it
+
+    rates = [earlier[job.place] / job.cost for job in jobs if job.place in earlier and job.cost and job.cost > 0]
+    rate = statistics.median(rates) if rates else None
+    middle = statistics.median(earlier.values())
+    found = []
+    for job in jobs:
+        guess = job.cost * rate if rate is not None and job.cost else middle
+        found.append(job._replace(expect_s=earlier.get(job.place, guess)))
+    source = "earlier attempts" if len(earlier) == len(jobs) else f"{len(earlier)} earlier attempts"
+    return found, source + (" and their cost" if rate is not None and len(earlier) < len(jobs) else "")
+
+
+def longest_first(jobs: Sequence[PackJob]) -> list[PackJob]:
+    """The order in which to start: wide before narrow, then long before short, then as given."""
+    return sorted(jobs, key=lambda job: (-max(job.gpu_parts, GPU_PARTS), -expected_length_s(job), job.place))
+
+
+def expected_length_s(job: PackJob) -> float:
+    return job.expect_s if job.expect_s is not None else (job.cost or 0.0)
+
+
+class ScheduledRun(NamedTuple):
+    """One run of a schedule: where it ran and when."""
+
+    job: PackJob
+    holding: Assignment
+    start: float
+    end: float
+
+
+class PackSchedule(NamedTuple):
+    """A schedule of one allocation. `busy` counts GPU-seconds if there are GPUs, else slot-seconds."""
+
+    placed: list[ScheduledRun]
+    makespan: float
+    width: int
+    busy: float
+
+    @property
+    def idle(self) -> float:
+        return max(0.0, self.width * self.makespan - self.busy)
+
+
+def simulate(jobs: Sequence[PackJob], *, slots: int, gpus: int = 0) -> PackSchedule:
+    """Run jobs in their order over one node. A job that can never fit is a ValueError. CPUs do not count: an allocation
+    asks for as many as the runs in all its slots need.
+    """
+    books = Allocator(slots, gpus, (), keep_whole=len({job.gpu_parts >= GPU_PARTS for job in jobs}) > 1)
+    items = [QueuedRun(str(job.place), at, Demand(job.gpu_parts if gpus else 0)) for at, job in enumerate(jobs)]
+    for item in items:
+        why = books.never(item.need)
+        if why is not None:
+            raise ValueError(why)
+    queue = RunQueue(items)
+    now = 0.0
+    running: list[tuple[float, int, Assignment]] = []
+    placed: list[ScheduledRun] = []
+    while len(queue) or running:
+        while (choice := queue.next(books, None)) is not None:
+            job = jobs[choice.item.place]
+            end = now + expected_length_s(job)
+            placed.append(ScheduledRun(job, choice.holding, now, end))
+            heapq.heappush(running, (end, choice.item.place, choice.holding))
+        now, _, holding = heapq.heappop(running)
+        books.give(holding)
+        while running and running[0][0] == now:
+            books.give(heapq.heappop(running)[2])
+    busy = sum((one.end - one.start) * (one.job.gpu_parts / GPU_PARTS if gpus else 1) for one in placed)
+    return PackSchedule(placed, max((one.end for one in placed), default=0.0), gpus or slots, busy)
+
+
+def fill_gpu_shares(jobs: Sequence[PackJob], slots: int, gpus: int) -> list[PackJob]:
+    """Jobs that leave their share of GPUs open, with the one that the engine will give them."""
+    share = even_share(slots, gpus)
+    return [job if job.gpu_parts >= 0 else job._replace(gpu_parts=share) for job in jobs]
+
+
+def min_makespan_s(jobs: Sequence[PackJob], *, slots: int, gpus: int = 0) -> float:
+    """No schedule is shorter than the longest run, nor than all work spread evenly."""
+    lengths = [expected_length_s(job) for job in jobs]
+    if not lengths:
+        return 0.0
+    work = sum(expected_length_s(job) * (job.gpu_parts / GPU_PARTS if gpus else 1) for job in jobs)
+    return max(max(lengths), work / (gpus or slots), sum(lengths) / slots)
+
 
 #: A time limit is this much longer than what is expected.
 TIME_LIMIT_FACTOR = 1.2

@@ -12,10 +12,9 @@ from shoal.describe import Cluster, PlannedRun, Project
 from shoal.errors import InputError
 from shoal.job import GPU_PARTS
 from shoal.model import Request
-from shoal.plan.pack_options import PackOptions
-from shoal.plan.pack_queue import PackQueue, build_queue
+from shoal.plan.layouts import fill_gpu_shares
+from shoal.plan.pack_queue import PackOptions, PackQueue, build_queue
 from shoal.plan.sbatch_options import resolve_request
-from shoal.plan.simulate import fill_gpu_shares
 from shoal.plan.submissions import PlannedSubmission
 from shoal.units import format_slurm_time
 

@@ -1,4 +1,7 @@
-"""Runs laid over jobs: one each, or one array for many equal runs; and the text of the script that a job executes."""
+"""Runs laid over jobs: one each, or one array for many equal runs; and the text of the script that a job executes.
+
+The most that planned submissions can cost: GPU-hours, and the time from the first start to the last end.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ from shoal.errors import InputError
 from shoal.job import CONTAINER_VARIABLE, describe_geometry
 from shoal.model import Request, RunSpec
 from shoal.names import job_name
+from shoal.plan.batch_script import script_header, setup_function
 from shoal.plan.containers import container_of, describe_container
 from shoal.plan.pack_queue import PackQueue
 from shoal.plan.sbatch_options import ResolvedRequest, resolve_request
-from shoal.plan.script import script_header, setup_function
 from shoal.units import format_duration
 
 #: Slurm's own default of MaxArraySize is 1001, and the index 1000 is the last.
@@ -228,3 +231,35 @@ def log_root(cluster: Cluster, root: str) -> str | None:
             break
         fixed.append(part)
     return os.path.normpath(os.path.join(root, "/".join(fixed)))
+
+
+def max_gpu_hours(planned: PlannedSubmission) -> float:
+    """GPUs times the time limit."""
+    request = planned.request
+    jobs = len(planned.runs) if planned.pack is None else max(1, planned.pack.pilots)
+    return jobs * (request.nodes or 1) * (request.gpus or 0) * (request.time_limit_s or 0) / 3600
+
+
+def max_makespan_s(submissions: Sequence[PlannedSubmission], *, one_by_one: bool) -> float | None:
+    """When the last run has ended if each takes its whole time limit and nothing waits in the queue; None if one has no
+    limit. Submissions come after those that they need, and with `one_by_one` each run after the one before."""
+    ends: dict[str, float] = {}
+    last = 0.0
+    for planned in submissions:
+        limit_s = planned.request.time_limit_s
+        if limit_s is None:
+            return None
+        begin = (
+            last if one_by_one or planned.at_once else max((ends.get(name, 0.0) for name in planned.needs), default=0.0)
+        )
+        last = begin + limit_s * _sequential_runs(planned, one_by_one)
+        ends.update((run.spec.name, last) for run in planned.runs)
+    return max(ends.values(), default=None)
+
+
+def _sequential_runs(planned: PlannedSubmission, one_by_one: bool) -> int:
+    """How many of its runs follow each other."""
+    if planned.pack is not None:
+        return 1
+    runs = len(planned.runs)
+    return runs if one_by_one else -(-runs // (planned.at_once or runs))

@@ -12,8 +12,8 @@ from shoal.kernel import lazy_exports
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from shoal.sandbox.cluster import Sandbox, load_sandbox, sandbox_names
+    from shoal.sandbox.daemons import SandboxStatus
+    from shoal.sandbox.sandbox import Sandbox, load_sandbox, sandbox_names
     from shoal.sandbox.spec import PartitionSpec, SandboxSpec, check_sandbox_name, parse_partitions, parse_setting
-    from shoal.sandbox.status import SandboxStatus
 else:
     __getattr__ = lazy_exports(__name__)

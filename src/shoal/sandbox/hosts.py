@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from shoal.errors import ShoalError
 from shoal.sandbox import conf, process
-from shoal.sandbox.layout import SandboxPaths, SandboxState
+from shoal.sandbox.paths import SandboxPaths, SandboxState
 from shoal.sandbox.process import SandboxProcess
 
 # SIGCHLD stays ignored through exec, so that the kernel buries the orphans that become children of this process.

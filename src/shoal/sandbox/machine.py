@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from shoal.errors import InputError, ShoalError
-from shoal.sandbox.layout import Ports
+from shoal.sandbox.paths import Ports
 from shoal.sandbox.spec import SandboxSpec
 
 _PACKAGE_OF = {

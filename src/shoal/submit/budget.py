@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from shoal.clusters import ClusterFacts, read_submit_limit
 from shoal.describe import Cluster, Project
 from shoal.errors import InputError, SchedulerError
-from shoal.job import ResourceCounts, accounts, admission
+from shoal.job import ResourceCounts, admission
 from shoal.kernel import files
 from shoal.names import make_slug
 from shoal.plan import PlannedSubmission
@@ -135,7 +135,7 @@ def _read_account_limit(
     limit = read_submit_limit(environ, getpass.getuser(), *options, known=facts)
     if limit is None:
         return
-    left = accounts.slurm_room(limit.account, limit.qos)
+    left = admission.slurm_room(limit.account, limit.qos)
     if count * 2 > min(limit.most, limit.most if left is None else left):
         _write_limits(
             home,

@@ -1,12 +1,47 @@
-"""(the run asked for, the run that is there) -> start it, leave it alone, or refuse. Pure."""
+"""(the run asked for, the run that is there) -> start it, leave it alone, or refuse. Pure.
+
+Runs under which a node failed ask for other nodes when they are started again; job/job_constraints.py knows which.
+
+A run that ended before it was done and left a checkpoint: does it continue from there, or start over?
+
+Without a word from a person it continues if its program is known to do that, and else starts over in a new folder:
+neither can lose what was computed, because the old folder stays. A person may choose (--resume, --fresh); a resume that
+the program may ignore is asked about, or refused.
+
+Smoke first: for each file or sweep one short run, its first, that must pass before the real ones start.
+
+A smoke run is a run like any other, called NAME_smoke, with a folder and a log of its own. The real ones wait for it as
+stages wait for each other: `needs`, which is afterok in Slurm.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.errors import InputError
-from shoal.model import ACTIVE_STATES, ATTENTION_STATES, RunSpec
+import msgspec
+
+from shoal.batch import parse_flags
+from shoal.describe import (
+    RESUME_VARIABLE,
+    Cluster,
+    PlannedRun,
+    Project,
+    RequestedRun,
+    ResumeDetector,
+    Smoke,
+    output_directories,
+    with_training_step,
+)
+from shoal.errors import InputError, RefusedError
+from shoal.job import job_constraints
+from shoal.kernel import checkpoints, layout
+from shoal.model import ACTIVE_STATES, ATTENTION_STATES, ENDED_STATES, RunSpec
+from shoal.names import check_length, stem_without_seed
 from shoal.observe import RunView
+from shoal.plan import PlannedSubmission, resolve_request
+from shoal.units import format_slurm_time
 
 
 class StartDecision(NamedTuple):
@@ -80,3 +115,245 @@ def _short_value(value: object) -> str:
         return "not set"
     text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+class NodeExclusions:
+    """What is known about the nodes of some runs; asks Slurm whether others could run a job, and only about runs that
+    have such a node.
+    """
+
+    def __init__(
+        self, views: Mapping[str, RunView], project: Project, cluster: Cluster, environ: Mapping[str, str]
+    ) -> None:
+        self._views, self._project, self._cluster = views, project, cluster
+        self._ask = job_constraints.ask_slurm(environ)
+
+    def under(self, run: PlannedRun) -> list[str]:
+        """Nodes that this run is to keep away from."""
+        if self._cluster.is_local:
+            return []
+        name = run.spec.name
+        tried = self._views[name].claims > 0
+        known = job_constraints.failed_nodes(layout.run_dir(str(self._project.home), name), self._ask) if tried else []
+        return list(dict.fromkeys([*run.avoid, *known]))
+
+    def avoided_by_each(self, runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[str]]:
+        """The runs, with --exclude among their flags where a node failed before, and a note for each."""
+        found, notes = [], []
+        for run in runs:
+            if bad := self.under(run):
+                run, words = self._without(run, bad)
+                notes += [f"{run.spec.name} {words}"] if words else []
+            found.append(run)
+        return found, notes
+
+    def avoided_by_all(self, planned: PlannedSubmission) -> tuple[PlannedSubmission, list[str]]:
+        """Runs that share an allocation keep away from what failed under any of them."""
+        bad = list(dict.fromkeys(node for run in planned.runs for node in self.under(run)))
+        argv, words = job_constraints.exclude_nodes(planned.resolved.argv(), bad, self._ask)
+        if not words:
+            return planned, []
+        options = [option for option in planned.resolved.options if option[0] != "exclude"]
+        options += [("exclude", word.partition("=")[2]) for word in argv if word.startswith("--exclude=")]
+        resolved = msgspec.structs.replace(planned.resolved, options=tuple(options))
+        return planned._replace(resolved=resolved), [f"the {planned.shape} {words}"]
+
+    def _without(self, run: PlannedRun, bad: list[str]) -> tuple[PlannedRun, str]:
+        spec = run.spec
+        flags = parse_flags(spec.flags, nodes=spec.request.nodes)
+        resolved = resolve_request(
+            spec.request,
+            flags,
+            self._cluster,
+            self._project.clusters,
+            launch=spec.launch,
+            settings=spec.launch_settings,
+        )
+        argv, words = job_constraints.exclude_nodes(resolved.argv(), bad, self._ask)
+        changed = [word for word in argv if word.startswith("--exclude=")]
+        return run._replace(spec=msgspec.structs.replace(spec, flags=[*spec.flags, *changed])), words
+
+
+_RESUME_ARGS_EXAMPLE = '["--resume={resume_from}"]'
+#: More runs than this are counted, not named.
+_MAX_NAMED = 3
+
+
+class CheckpointDecision(NamedTuple):
+    """A run with a checkpoint that starts again. `resumes`: it continues from it; `known`: how it is known that its
+    program can do that, "" if it is not; `by_name`: a person asked for this very run; `is_open`: nobody has chosen.
+    """
+
+    name: str
+    state: str
+    folder: str
+    checkpoint: str
+    resumes: bool
+    known: str
+    step: str
+    by_name: bool = False
+    is_open: bool = False
+
+    @property
+    def is_uncertain(self) -> bool:
+        return self.resumes and not self.known
+
+
+def choose_checkpoint(
+    home: str,
+    one: RequestedRun,
+    kept: RunSpec | None,
+    view: RunView,
+    revision: int,
+    wish: bool | None,
+    sources: ResumeDetector,
+) -> tuple[PlannedRun, CheckpointDecision | None]:
+    """A run that starts as `revision`, in the folder that it continues in; and from what, if there is a checkpoint.
+
+    `kept` is the run as it was recorded. `wish` is what a person said: resume, or start over.
+    """
+    known = sources.how(one.run.spec) if one.run.spec.checkpoint is not None else ""
+    spec = msgspec.structs.replace(one.run.spec, revision=revision, resumes=known)
+    found = _find_checkpoint(home, one, spec, view, wish) if kept is not None and revision == kept.revision else None
+    if found is None:
+        return one.run._replace(spec=spec), None
+    spec = msgspec.structs.replace(spec, resumes=found.known)
+    return one.run._replace(spec=spec, resume_in=found.folder if found.resumes else None), found
+
+
+def _find_checkpoint(
+    home: str, one: RequestedRun, spec: RunSpec, view: RunView, wish: bool | None
+) -> CheckpointDecision | None:
+    folder = one.run.resume_in
+    if spec.checkpoint is None or (folder is None and view.state not in ENDED_STATES):
+        return None
+    folders = [folder] if folder is not None else output_directories(home, spec.name, spec.revision)
+    found = [
+        (path, newest)
+        for path in folders
+        if (newest := checkpoints.newest_checkpoint(path, spec.checkpoint)) is not None
+    ]
+    if not found:
+        return None
+    known = spec.resumes or _resumed_before(home, spec.name)
+    resumes = folder is not None or (bool(known) if wish is None else wish)
+    by_name, is_open = folder is not None or one.by_name, folder is None and wish is None
+    return CheckpointDecision(spec.name, view.state, *found[0], resumes, known, spec.step_kind, by_name, is_open)
+
+
+def _resumed_before(home: str, name: str) -> str:
+    number = checkpoints.newest_resumed_attempt(layout.run_dir(home, name))
+    return f"attempt {number}" if number else ""
+
+
+def without_checkpoint(spec: RunSpec) -> str:
+    """For a run that was to continue."""
+    pattern = f" {spec.checkpoint}" if spec.checkpoint else ""
+    return f"{spec.name} starts from the beginning: it has no checkpoint{pattern}"
+
+
+def refuse_uncertain_resume(found: Sequence[CheckpointDecision]) -> None:
+    """Refuse to resume runs whose programs may start over and write over their checkpoints."""
+    first = found[0]
+    raise RefusedError(
+        f"cannot tell whether {first.name} continues from {os.path.relpath(first.checkpoint)}: "
+        f"{unknown_resume_reason(first)}",
+        hint=f"set resume_args = {_RESUME_ARGS_EXAMPLE} in [steps.{first.step}] of shoal.toml ([] if the program needs "
+        "none), or add --yes, which keeps a copy of the checkpoint",
+    )
+
+
+def unknown_resume_reason(one: CheckpointDecision) -> str:
+    return f"no file of its program reads {RESUME_VARIABLE}, and step {one.step} has no resume_args"
+
+
+def checkpoint_notes(found: Sequence[CheckpointDecision]) -> list[str]:
+    """What happens to each of them, in words; many at once are counted."""
+    told: list[str] = []
+    for resumes in (True, False):
+        group = [one for one in found if one.resumes == resumes]
+        if len(group) > _MAX_NAMED:
+            told.append(f"{len(group)} runs that did not end well {_checkpoint_summary(group, resumes)}")
+        else:
+            told += [f"{one.name} {_checkpoint_sentence(one)}" for one in group]
+    return told
+
+
+def _checkpoint_sentence(one: CheckpointDecision) -> str:
+    where = with_training_step(one.checkpoint)
+    if one.resumes:
+        told = "" if one.by_name else f" ({one.state} before; --fresh starts it over)"
+        return (
+            f"continues from {where}{told}"
+            if one.known
+            else f"is given {where}, but may start over: {unknown_resume_reason(one)}"
+        )
+    if one.known:
+        return f"starts over in a new folder (--fresh); its checkpoint {where} stays"
+    return f"starts over in a new folder; its checkpoint {where} stays: {unknown_resume_reason(one)}"
+
+
+def _checkpoint_summary(group: Sequence[CheckpointDecision], resumes: bool) -> str:
+    if resumes:
+        return "continue from their newest checkpoints (--fresh starts them over)"
+    unknown = next((one for one in group if not one.known), None)
+    why = f": {unknown_resume_reason(unknown)}" if unknown else " (--fresh)"
+    return f"start over in new folders; their checkpoints stay{why}"
+
+
+#: For set-up lines, staging and the end, beside the program's own time.
+_OVERHEAD_S = 180
+
+
+def with_smoke_runs(
+    runs: Sequence[PlannedRun], project: Project, cluster: Cluster, only: Container[str] | None = None
+) -> list[PlannedRun]:
+    """The runs in their order, each kind with its smoke run before it and waiting for that; those not in `only` as they
+    are."""
+    found: list[PlannedRun] = []
+    known: set[str] = set()
+    for run in runs:
+        if only is not None and run.spec.name not in only:
+            found.append(run)
+            continue
+        stem = smoke_stem(run.spec)
+        name = f"{run.spec.experiment}/{stem}"
+        if name not in known:
+            known.add(name)
+            step = project.steps.get(run.spec.step_kind)
+            spec = smoke_spec(run.spec, stem, step.smoke if step else Smoke(), cluster)
+            found.append(PlannedRun(spec, needs=run.needs))
+        found.append(run._replace(needs=(*run.needs, name)))
+    return found
+
+
+def smoke_stem(spec: RunSpec) -> str:
+    """000_train_lr0.1_0 of the sweep 000_train, and 000_train_0, are both smoked by 000_train_smoke."""
+    stem = f"{spec.sweep or stem_without_seed(spec.stem)}_smoke"
+    check_length(spec.experiment, stem)
+    return stem
+
+
+def smoke_spec(spec: RunSpec, stem: str, smoke: Smoke, cluster: Cluster) -> RunSpec:
+    """The run for a few steps: the same program, in the debug partition where the profile names one."""
+    time = format_slurm_time(smoke.time_s + _OVERHEAD_S)
+    where = [f"--{name}={value}" for name, value in cluster.debug.items()]
+    return msgspec.structs.replace(
+        spec,
+        stem=stem,
+        title=None,
+        sweep=None,
+        args=smoke_arguments(spec.args, smoke.args),
+        env={**spec.env, **smoke.env, "SHOAL_SMOKE": "1"},
+        flags=[*spec.flags, *where, *smoke.flags, f"--time={time}"],
+        survive={},
+        search={},
+        smoke={"steps": smoke.steps, "time_s": smoke.time_s},
+        revision=1,
+    )
+
+
+def smoke_arguments(args: Sequence[str], extra: Sequence[str]) -> list[str]:
+    """The arguments with others behind them; `key=value` takes the place of the same key."""
+    keys = {word.partition("=")[0] for word in extra if "=" in word}
+    return [*(word for word in args if word.partition("=")[0] not in keys or "=" not in word), *extra]

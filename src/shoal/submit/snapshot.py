@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal import secrecy
+from shoal import redaction
 from shoal.errors import ShoalError
 from shoal.job import PARENT_PATH, parent_paths
 from shoal.kernel import is_shared, layout, make_dir, refuse_untrusted, replace, to_json
@@ -149,7 +149,7 @@ def take_snapshot(root: Path, home: Path, environ: Mapping[str, str], link: Sequ
             more = {"changed": bool(difference), "above": above, "size": _size_of(partial)}
             replace(f"{target}.json", to_json({**facts, **more}), sync=False)
             if difference:
-                told = secrecy.redact(difference, secrecy.secret_values(environ))
+                told = redaction.redact(difference, redaction.secret_values(environ))
                 replace(f"{target}.diff", told.encode("utf-8", "surrogateescape"), sync=False)
             _rename(partial, target)
         refuse_untrusted(str(target))
@@ -230,7 +230,7 @@ def _add_repository(
         file = top / name
         if not_code.around(name) or f"{name}/".startswith(linked):
             continue
-        if secrecy.is_secret_file(file.name):
+        if redaction.is_secret_file(file.name):
             secrets.append(name)
             continue
         is_small = not file.is_symlink() and file.is_file() and file.stat().st_size <= _MAX_UNTRACKED_BYTES

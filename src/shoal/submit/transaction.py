@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal import __version__, secrecy
+from shoal import __version__, redaction
 from shoal.clusters import cluster_name
 from shoal.describe import PlannedRun, Project
-from shoal.job import admission, packages, stages, write_agent_zip
-from shoal.kernel import Provenance, clean_environ, failpoint, files, list_names, process, records, submission
+from shoal.job import admission, environment, job_constraints, write_agent_zip
+from shoal.kernel import Provenance, clean_environ, failpoint, files, list_names, processes, records, submission
 from shoal.model import RunSpec
 from shoal.names import make_slug, new_token, tracker_id
-from shoal.observe import ClaimRecord, Outcome, RequestedResources, RunView, Submission, writing
+from shoal.observe import ClaimRecord, Outcome, RequestedResources, RunView, Submission, run_writer
 from shoal.plan import PlannedSubmission, log_root, shoal_options, slurm_job_name, submission_script
 from shoal.submit.snapshot import CodeSnapshot
 
@@ -71,7 +71,7 @@ def claim_runs(
     the folder as soon as the intent can be read: an engine on this machine begins while the intent gets to the disk and
     runs are still being claimed. Each run is recorded before it is claimed, and claimed before it can start.
     """
-    root, home = str(project.root), writing.open_state_dir(project.home, project.shared_by)
+    root, home = str(project.root), run_writer.open_state_dir(project.home, project.shared_by)
     specs = [run.spec for run in planned.runs]
     token, agent = new_token(), write_agent_zip(home)
     folder = os.path.join(home, "submissions", token)
@@ -88,10 +88,10 @@ def claim_runs(
     script = submission_script(planned, folder, agent, root, token, shared=files.is_shared(home))
     # Only now: what cannot be sent leaves no run behind.
     failpoint("before-spec")
-    ids = writing.project_id(home)
-    writing.write_notify_settings(home, project.notify)
+    ids = run_writer.project_id(home)
+    run_writer.write_notify_settings(home, project.notify)
     if opened is None:
-        specs = writing.map_in_threads(lambda run: _record_spec(home, ids, run), list(planned.runs))
+        specs = run_writer.map_in_threads(lambda run: _record_spec(home, ids, run), list(planned.runs))
     failpoint("after-spec")
     failpoint("before-submission")
     queue = planned.pack.record(local=backend == "local") if planned.pack is not None else None
@@ -130,7 +130,7 @@ def claim_runs(
         return won
 
     order = [job.place for job in planned.pack.jobs] if planned.pack is not None else list(range(len(specs)))
-    won = writing.map_in_threads(claim_one, order)
+    won = run_writer.map_in_threads(claim_one, order)
     failpoint("after-claims")
     indices = sorted(index for index, ours in zip(order, won, strict=True) if ours)
     if not indices:
@@ -168,7 +168,7 @@ def _submission_intent(
         asked=_requested_resources(planned),
         shape=planned.shape if planned.pack is not None else None,
         needs=list(planned.needs),
-        **process.own_identity(),
+        **processes.own_identity(),
     )
 
 
@@ -188,7 +188,7 @@ def send_submission(claimed: ClaimedSubmission, project: Project, environ: Mappi
 
 def _dependency_option(home: str, planned: PlannedSubmission, after: str | None) -> list[str]:
     """What the job has to wait for: one that ends first, and what its runs build on."""
-    needed = stages.dependency_option(home, list(planned.needs), any_end=planned.any_end)
+    needed = job_constraints.dependency_option(home, list(planned.needs), any_end=planned.any_end)
     waits = [*([f"afterany:{after}"] if after else []), *([needed.waits] if needed.waits else [])]
     return [f"--dependency={','.join(waits)}"] if waits else []
 
@@ -205,7 +205,7 @@ def _argv(planned: PlannedSubmission, token: str, folder: str, root: str, indice
 
 def _job_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """What a job gets of this environment: no secrets, nothing of ours, and no options of Slurm in disguise."""
-    return clean_environ(secrecy.job_environment(environ))
+    return clean_environ(redaction.job_environment(environ))
 
 
 def _report(claimed: ClaimedSubmission, sent: submission.SendResult) -> list[StartedRun]:
@@ -235,7 +235,7 @@ def _requested_resources(planned: PlannedSubmission) -> RequestedResources:
 def _record_spec(home: str, project: str, run: PlannedRun) -> RunSpec:
     spec = run.spec
     named = msgspec.structs.replace(spec, tracker_id=tracker_id(project, spec.name, spec.revision))
-    return writing.write_spec(home, named)
+    return run_writer.write_spec(home, named)
 
 
 def _new_output_directory(root: str, spec: RunSpec, stamp: str, view: RunView) -> str:
@@ -257,6 +257,6 @@ def _provenance(home: Path, code: CodeSnapshot | None, environ: Mapping[str, str
 
     The Python of the job may be another one; what an attempt was really started with stands in its start record.
     """
-    found = packages.record_packages(str(home), ["python"], environ, "/") or {}
+    found = environment.record_packages(str(home), ["python"], environ, "/") or {}
     changed = code.changed if code else None
     return Provenance(__version__, changed, found.get("version"), found.get("packages"))

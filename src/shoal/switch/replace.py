@@ -20,7 +20,7 @@ from shoal.names import check_length
 from shoal.observe import RequestedResources as Requested
 from shoal.observe import RunReader, RunView, Submission, command_words, observe
 from shoal.plan import named_cluster
-from shoal.submit import SubmissionPlan, SubmitResult, execute_plan, expected_start, prepare_submission, standing
+from shoal.submit import SubmissionPlan, SubmitResult, execute_plan, expected_start, idempotency, prepare_submission
 from shoal.switch.advice import Replacement, SwitchAdvice, advise, batch_notes, size_ratio
 from shoal.switch.measure import TOLD, efficiency, measure, progress_of
 from shoal.units import format_memory, format_slurm_time, parse_memory_mb, plural
@@ -101,9 +101,9 @@ def apply(
             hint="let the program write lines such as 300/1000 to $SHOAL_PROGRESS",
         )
     home = str(project.home)
-    given = standing.find_order(home, "switch", [comparison.replacement], options, request_id, environ)
+    given = idempotency.find_order(home, "switch", [comparison.replacement], options, request_id, environ)
     if given.submitted or given.is_done:
-        standing.finish_order(home, given)
+        idempotency.finish_order(home, given)
         return given.results()
     return execute_plan(comparison.order, project, comparison.cluster, environ, follow=False, given=given)
 

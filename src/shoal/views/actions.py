@@ -17,10 +17,10 @@ RETRY_INCREASES = {"memory": ("--mem", "x2"), "time": ("--time", "x2")}
 
 def cancel_active(home: str, names: Sequence[str]) -> str:
     """Cancel those of the runs that are live, and say how many that were."""
-    from shoal.submit import cancelling
+    from shoal.submit import cancel
 
-    views = cancelling.active_runs(home, list(names))
-    done = cancelling.cancel_runs(home, views, os.environ).names if views else []
+    views = cancel.active_runs(home, list(names))
+    done = cancel.cancel_runs(home, views, os.environ).names if views else []
     return f"cancelled {len(done)} of {len(names)}"
 
 

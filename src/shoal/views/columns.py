@@ -12,9 +12,9 @@ from shoal.kernel import KIND_TEXTS, SELF_EXPLAINING_KINDS
 from shoal.observe import RunView
 from shoal.units import format_duration
 from shoal.views.details import RunDetails
-from shoal.views.reasons import explain_reason
+from shoal.views.pending import explain_reason
 from shoal.views.render import cell_width, safe_line, short_path, state_word
-from shoal.views.screen import Screen
+from shoal.views.terminal import Screen
 
 
 class ColumnInput(NamedTuple):

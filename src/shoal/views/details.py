@@ -1,17 +1,20 @@
-"""What a view shows beyond the state: progress, GPU use, age of the log, and the log's own words about a failure."""
+"""What a view shows beyond the state: progress, GPU use, age of the log, and the log's own words about a failure.
+
+What happened to a run, from the times of the small files in its folder.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import os
+from typing import Any, NamedTuple
 
 import msgspec
 
-from shoal.kernel import Cause, Progress, layout, read_progress, resumed
+from shoal.kernel import Cause, Progress, checkpoints, layout, list_names, read_progress
 from shoal.model import FAILED_STATES
-from shoal.observe import RunView, find_output, records, remaining_s
-from shoal.views import usage
-from shoal.views.faults import LogError, error_sentence, find_error
-from shoal.views.tail import log_age_s
+from shoal.observe import DamagedRecord, RunView, find_output, read_start, remaining_s, run_files, usage
+from shoal.views.error_groups import LogError, error_sentence, find_error
+from shoal.views.log_files import log_age_s
 
 #: Failures whose logs are looked into by one status; beyond that the bare cause has to do.
 MAX_LOGS = 3000
@@ -57,11 +60,11 @@ def ignored_checkpoint(home: str, view: RunView) -> str | None:
     """That an attempt started over although it was given a checkpoint, as its log tells; None if it did not."""
     checkpoint = view.resume_from
     if view.state == "done" and view.attempt:  # of which the view tells only the end
-        start = records.read_start(layout.run_dir(home, view.name), view.attempt)
+        start = run_files.read_start(layout.run_dir(home, view.name), view.attempt)
         checkpoint = start.resume_from if start is not None else None
     if not checkpoint or not view.log_dir or not view.attempt:
         return None
-    began = resumed.check_resume(view.log_dir, view.attempt, checkpoint, is_over=view.state != "running")
+    began = checkpoints.check_resume(view.log_dir, view.attempt, checkpoint, is_over=view.state != "running")
     return None if began is None or began.continued else began.words(view.attempt, checkpoint)
 
 
@@ -77,3 +80,40 @@ def progress_of(home: str, view: RunView) -> Progress | None:
     if view.state != "running" or view.output_dir is None:
         return None
     return read_progress(find_output(home, view))
+
+
+def run_events(home: str, name: str) -> list[dict[str, Any]]:
+    """What happened to a run, oldest first: the small files of its folder, by the time they were written."""
+    words = {
+        "claim": "submitted",
+        "cancel": "cancel asked for",
+        "start": "attempt {n} started",
+        "end": "attempt {n} ended",
+        "lost": "attempt {n} was lost",
+        "handover": "another job asked attempt {n} to end",
+        "verdict": "Slurm's word kept",
+    }
+    folder = layout.run_dir(home, name)
+    found = []
+    for file in list_names(folder):
+        parts = file.split(".")
+        if len(parts) not in (3, 4) or parts[0] not in ("submit", "attempt"):
+            continue
+        text = words.get(parts[2].rstrip("0123456789"), "")
+        if text:
+            try:
+                moment = _start_time(folder, int(parts[1])) if parts[2] == "start" else None
+                moment = moment or os.stat(os.path.join(folder, file)).st_mtime
+            except (OSError, ValueError):
+                continue
+            found.append({"t": moment, "what": text.format(n=parts[1]), "file": file})
+    return sorted(found, key=lambda event: (event["t"], event["file"]))
+
+
+def _start_time(folder: str, attempt: int) -> float | None:
+    """As the record says: its file is the one that the end is written to."""
+    try:
+        start = read_start(folder, attempt)
+    except DamagedRecord:
+        return None
+    return start.t if start is not None else None

@@ -13,12 +13,18 @@ from typing import Any, BinaryIO, NamedTuple
 
 from shoal.errors import InputError
 from shoal.kernel import layout, list_names
-from shoal.observe import RunReader, records
-from shoal.views.log_parts import RankSelection, needs_label, rank_logs, select_ranks
+from shoal.observe import RunReader, run_files
+from shoal.views.log_files import (
+    BLOCK,
+    CarriageReturnFilter,
+    RankSelection,
+    needs_label,
+    rank_logs,
+    seek_last_lines,
+    select_ranks,
+)
 from shoal.views.render import print_json, safe_line
-from shoal.views.screen import Screen
-from shoal.views.tail import BLOCK, CarriageReturnFilter, seek_last_lines
-from shoal.views.terminal_text import ControlSequenceFilter
+from shoal.views.terminal import ControlSequenceFilter, Screen
 
 _MAX_JSON_BYTES = 16 << 20
 
@@ -70,7 +76,7 @@ def find_logs(
     paths = []
     start = None
     for one in names.attempts.get("start", []) if every else [number]:
-        start = records.read_start(layout.run_dir(home, run), one)
+        start = run_files.read_start(layout.run_dir(home, run), one)
         if start is not None:
             paths.append(layout.log_file(start.log_dir, one))
     outdated = start is not None and start.generation < names.generation

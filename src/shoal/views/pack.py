@@ -18,9 +18,9 @@ from shoal.observe import observe
 from shoal.plan import PackJob, min_makespan_s
 from shoal.submit import PackResult, SubmitResult
 from shoal.units import plural
-from shoal.views.faults import error_sentence, find_error
+from shoal.views.error_groups import error_sentence, find_error
 from shoal.views.render import print_json, print_table, state_word
-from shoal.views.screen import detect_screen
+from shoal.views.terminal import detect_screen
 from shoal.views.timeline import Timeline, pack_timeline, text_lines
 from shoal.views.timeline_picture import Format, picture
 

@@ -26,8 +26,8 @@ from shoal.observe import (
 )
 from shoal.units import plural
 from shoal.views.render import print_json, print_table, safe_line
-from shoal.views.screen import Screen
 from shoal.views.select import select_runs, unselected_sentence
+from shoal.views.terminal import Screen
 
 #: In a cell; JSON names all of them.
 _MAX_NAMED = 5

@@ -18,11 +18,18 @@ from shoal.submit import observe_and_follow_up
 from shoal.units import format_duration, parse_duration_s, plural
 from shoal.views.columns import ColumnInput, StatusColumn, choose_columns, fit_columns, iso_time
 from shoal.views.details import MAX_LOGS, RunDetails, run_details, with_log_reason
-from shoal.views.family import RunGroup, count_states, group_by_reason, group_key, group_runs
-from shoal.views.forecast import expected_end, latest_end
 from shoal.views.render import paint_state, print_json, safe_line, state_code, state_word, table_lines, wrap_line
-from shoal.views.screen import Screen, detect_screen
+from shoal.views.run_groups import (
+    RunGroup,
+    count_states,
+    expected_end,
+    group_by_reason,
+    group_key,
+    group_runs,
+    latest_end,
+)
 from shoal.views.select import active_since, parse_states, select_runs, unselected_sentence
+from shoal.views.terminal import Screen, detect_screen
 
 
 class StatusFilter(NamedTuple):

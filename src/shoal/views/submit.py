@@ -38,7 +38,7 @@ class SubmitPrinter:
 
     def __enter__(self) -> SubmitPrinter:
         from shoal.kernel import failsafe_output
-        from shoal.views.progress import ProgressLine
+        from shoal.views.render import ProgressLine
 
         self._guard.enter_context(failsafe_output())
         self._bar = ProgressLine("runs so far", off=self.as_json or self.quiet)
@@ -88,7 +88,7 @@ class SubmitPrinter:
             return True
         from shoal.units import plural
         from shoal.views.plan import cost_sentence
-        from shoal.views.question import confirm
+        from shoal.views.terminal import confirm
 
         jobs = plural(len(order.submissions), "job")
         cost = cost_sentence(order.submissions, here=False)
@@ -102,10 +102,10 @@ class SubmitPrinter:
         """On a terminal: whether runs that did not end well continue from their checkpoints."""
         if not self.ask:
             return None
-        from shoal.submit import continuing
-        from shoal.views.question import choose_word
+        from shoal.submit import decide
+        from shoal.views.terminal import choose_word
 
-        for note in continuing.checkpoint_notes(found):
+        for note in decide.checkpoint_notes(found):
             print(note)
         word = choose_word("continue from the checkpoint, or start over?", ("resume", "fresh", "cancel"))
         if word == "cancel":
@@ -117,7 +117,7 @@ class SubmitPrinter:
         if not self.ask:
             return False
         from shoal.submit import unknown_resume_reason
-        from shoal.views.question import confirm
+        from shoal.views.terminal import confirm
 
         print(f"{found[0].name} may start over: {unknown_resume_reason(found[0])}")
         if not confirm("resume it anyway? A copy of the checkpoint is kept."):
@@ -135,10 +135,10 @@ class SubmitPrinter:
         ran = {name.split("/")[0]: name for name, result in self.results.items() if result["did"] == "ran"}
         if ran:
             from shoal.describe import home_here
-            from shoal.job import notices, read_secrets
+            from shoal.job import notifications, read_secrets
 
             for name in ran.values():
-                notices.notify_end(home_here(), name, {**os.environ, **read_secrets(os.environ)})
+                notifications.notify_end(home_here(), name, {**os.environ, **read_secrets(os.environ)})
 
     def _failures(self) -> None:
         """Why runs on this machine failed; the output of a single one has just been shown."""
@@ -147,10 +147,12 @@ class SubmitPrinter:
         if bad:
             from shoal.describe import home_here
             from shoal.observe import observe
-            from shoal.views import faults
+            from shoal.views import error_groups
 
             views = list(observe(home_here(), bad).views.values())
-            told = faults.failure_summaries(home_here(), views, lines=0 if len(ran) == 1 else faults.LAST_LINES)
+            told = error_groups.failure_summaries(
+                home_here(), views, lines=0 if len(ran) == 1 else error_groups.LAST_LINES
+            )
             sys.stderr.write("".join(f"{line}\n" for line in told))
 
     def _summary(self) -> None:

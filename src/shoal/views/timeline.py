@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from shoal.kernel import layout, list_names
 from shoal.model import SUCCESSFUL_STATES
-from shoal.observe import AssignedResources, DamagedRecord, records
+from shoal.observe import AssignedResources, DamagedRecord, run_files
 from shoal.units import natural_sort_key
 from shoal.views.render import fit_cell, safe_line
-from shoal.views.report.history import AttemptHistory
+from shoal.views.report.accounting import AttemptHistory
 
 _MAX_LABEL = 28
 
@@ -103,8 +103,8 @@ def _pack_bars(home: str, name: str, now: float) -> list[TimelineBar]:
     bars: list[TimelineBar] = []
     for number in numbers.attempts.get("start", []):
         try:
-            start = records.read_start(folder, number)
-            end = records.read_end(folder, numbers, number)
+            start = run_files.read_start(folder, number)
+            end = run_files.read_end(folder, numbers, number)
         except DamagedRecord:
             continue
         if start is None or start.held is None:

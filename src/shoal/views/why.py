@@ -8,25 +8,30 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from shoal.job import nodes, replacements_of
+from shoal.job import job_constraints, replacements_of
 from shoal.kernel import layout
 from shoal.model import ACTIVE_STATES, ENDED_STATES, QUEUED_STATES
-from shoal.observe import Observation, RequestedResources, RunReader, RunView, observe
+from shoal.observe import Observation, RequestedResources, RunReader, RunView, observe, usage
 from shoal.units import format_duration, format_memory_short, format_slurm_time, plural
-from shoal.views import estimate, usage
+from shoal.views import pending
 from shoal.views.details import ignored_checkpoint, run_details
-from shoal.views.explanation import Explanation, SmallerRequest, earlier_attempts, elapsed_text, resubmit_command
-from shoal.views.post_mortem import explain_failure
-from shoal.views.reasons import explain_reason
+from shoal.views.explanation import (
+    Explanation,
+    SmallerRequest,
+    earlier_attempts,
+    elapsed_text,
+    explain_failure,
+    resubmit_command,
+)
+from shoal.views.pending import explain_reason
 from shoal.views.render import print_json, safe_line, wrap_line
-from shoal.views.screen import Screen
-from shoal.views.terminal_text import strip_control_sequences
+from shoal.views.terminal import Screen, strip_control_sequences
 
 
 def explain_run(home: str, run: str, environ: Mapping[str, str], clock: Callable[[], float] = time.time) -> Explanation:
     found = observe(home, [run], environ=environ, clock=clock)
     told = _explain_view(home, found, run, environ, clock)
-    bad = nodes.failed_nodes(layout.run_dir(home, run), nodes.ask_slurm(environ))
+    bad = job_constraints.failed_nodes(layout.run_dir(home, run), job_constraints.ask_slurm(environ))
     failed = [f"{', '.join(bad)} failed under it; jobs that follow avoid it where they can"] if bad else []
     restart = ignored_checkpoint(home, found.views[run])
     earlier = earlier_attempts(home, found.views[run])
@@ -110,7 +115,7 @@ def _explain_pending(
         return Explanation(
             run=view.name, state=view.state, headline=headline, evidence=[problem or ""], next=["scontrol ping"]
         )
-    waiting = estimate.query_pending_job(view.job_id, environ)
+    waiting = pending.query_pending_job(view.job_id, environ)
     word = waiting.reason if waiting else (view.cause or "").rpartition("; ")[2] or None
     reason = explain_reason(word)
     partition = waiting.partition if waiting else view.partition or "?"
@@ -118,11 +123,11 @@ def _explain_pending(
     evidence = [f"waiting for {waited} in partition {safe_line(partition)} as job {view.job_id}"]
     evidence += _queue_evidence(view.job_id, waiting, reason.moves, environ) if waiting else []
     start, note = None, None
-    better: list[estimate.EarlierStart] = []
+    better: list[pending.EarlierStart] = []
     if waiting is not None and reason.moves:
         script, header = _saved_script(home, view.name)
         if reason.smaller and script is not None:
-            start, better = estimate.find_earlier_starts(script, header, waiting, environ, now)
+            start, better = pending.find_earlier_starts(script, header, waiting, environ, now)
         else:
             start = waiting.start
         note = None if start is not None else "Slurm gives no estimate of its start"
@@ -141,7 +146,7 @@ def _explain_pending(
     )
 
 
-def _queue_evidence(job: str, waiting: estimate.PendingJob, moves: bool, environ: Mapping[str, str]) -> list[str]:
+def _queue_evidence(job: str, waiting: pending.PendingJob, moves: bool, environ: Mapping[str, str]) -> list[str]:
     asked = [f"{waiting.nodes} node(s)", f"{waiting.cpus} CPUs", f"{waiting.memory} memory"]
     asked += [waiting.tres.replace("gres/", "").replace("gres:", "")] if waiting.tres not in ("N/A", "") else []
     lines = [
@@ -152,14 +157,14 @@ def _queue_evidence(job: str, waiting: estimate.PendingJob, moves: bool, environ
         lines.append(f"it depends on {safe_line(waiting.dependency)}")
     if not moves:
         return lines
-    before = estimate.queue_position(job, waiting, environ)
+    before = pending.queue_position(job, waiting, environ)
     if before is not None:
         own = f", {before.own_tasks} of them tasks of its array" if before.own_tasks else ""
         is_one = before.jobs == 1
         lines.append(
             f"{plural(before.jobs, 'pending job')} of the partition {'is' if is_one else 'are'} before it{own}"
         )
-    nodes = estimate.partition_nodes(waiting.partition, environ)
+    nodes = pending.partition_nodes(waiting.partition, environ)
     if nodes is not None and nodes.total:
         states = ", ".join(f"{number} {safe_line(state)}" for state, number in sorted(nodes.by_state.items()))
         lines.append(f"nodes of {safe_line(waiting.partition)}: {states}")

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shoal.doctor.finding import CheckFacts, RuleHit, ScriptEdit, rule
-from shoal.doctor.rules.common import distributes_itself, header_line, is_native, step_tasks_per_node, uses_lightning
+from shoal.doctor.finding import (
+    CheckFacts,
+    RuleHit,
+    ScriptEdit,
+    distributes_itself,
+    header_line,
+    is_native,
+    rule,
+    step_tasks_per_node,
+    uses_lightning,
+)
 from shoal.units import plural
 
 

@@ -5,10 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from shoal.doctor.finding import CheckFacts, RuleHit, ScriptEdit, rule
+from shoal.doctor.finding import (
+    CheckFacts,
+    RuleHit,
+    ScriptEdit,
+    is_native,
+    rule,
+    step_nodes,
+    step_tasks_per_node,
+    uses_lightning,
+)
 from shoal.doctor.launches import ScriptLaunch, as_number
-from shoal.doctor.rules.common import is_native, step_nodes, step_tasks_per_node, uses_lightning
-from shoal.secrecy import has_secret, is_secret
+from shoal.redaction import has_secret, is_secret
 from shoal.units import plural
 
 _LIST = re.compile(r"\d+(?:,\d+)*")

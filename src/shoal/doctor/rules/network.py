@@ -5,10 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from shoal.doctor.finding import CheckFacts, RuleHit, ScriptEdit, rule, text_rule
+from shoal.doctor.finding import (
+    CheckFacts,
+    RuleHit,
+    ScriptEdit,
+    is_native,
+    rule,
+    step_nodes,
+    step_tasks_per_node,
+    text_rule,
+)
 from shoal.doctor.job import ShellExport
 from shoal.doctor.launches import ScriptLaunch
-from shoal.doctor.rules.common import is_native, step_nodes, step_tasks_per_node
 from shoal.doctor.script import BatchScript
 
 _PORT_NAMES = ("MASTER_PORT", "MAIN_PROCESS_PORT", "RDZV_PORT", "PORT", "LIGHTHOUSE_PORT", "MAIN_PORT")

@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator
 
 from shoal.batch import ShellCommand
-from shoal.doctor.finding import CheckFacts, RuleHit, ScriptEdit, rule, text_rule
+from shoal.doctor.finding import CheckFacts, RuleHit, ScriptEdit, rule, step_tasks_per_node, text_rule, uses_lightning
 from shoal.doctor.job import JobFacts
-from shoal.doctor.rules.common import step_tasks_per_node, uses_lightning
 from shoal.doctor.script import BatchScript
 
 _SIGNAL = re.compile(r"(?:(?P<flags>[BR]{1,2}):)?(?P<name>[A-Za-z0-9]+)?(?:@(?P<lead>\d+))?")

@@ -13,11 +13,11 @@ import threading
 import time
 from typing import Any, Callable, List, Mapping, Optional, Set
 
-from ...kernel import tree
-from .. import processes, usage
-from . import family, network, words
+from ...kernel import processes
+from .. import allocation, usage, usage_readers
+from . import launcher_args
 from .rank import EXIT_BAD_GEOMETRY
-from .unit import RankGroup, load_group, write_json
+from .rank_group import RankGroup, load_group, write_json
 
 _MAX_RENDEZVOUS_S = 120.0
 
@@ -41,25 +41,25 @@ class NodeLauncher:
 
     def run(self, environ: Mapping[str, str], look: Callable[[], None] = lambda: None) -> int:
         """The launcher's exit code, or that of the signal which ended it before any rank had begun."""
-        tree.become_subreaper()
-        inbox = family.SignalQueue()
+        processes.become_subreaper()
+        inbox = processes.SignalQueue()
         env = self.environment(environ)
-        problem = network.check_interfaces(env) or self.unit.absent()
+        problem = allocation.check_interfaces(env) or self.unit.absent()
         if problem is not None:
-            family.log_message(problem)
+            processes.log_message(problem)
             return EXIT_BAD_GEOMETRY
         if self.unit.slurm:
             self._note_step(environ)
         address = self._local_address()
         if self.unit.port < 0:
             self._agree_on_rendezvous(address or socket.gethostname())
-        argv = words.launcher_argv(self.unit, self.number, address)
+        argv = launcher_args.launcher_argv(self.unit, self.number, address)
         try:
             self._child = subprocess.Popen(
-                argv, env=env, cwd=self.unit.cwd, start_new_session=True, preexec_fn=family.make_preexec(deaf=True)
+                argv, env=env, cwd=self.unit.cwd, start_new_session=True, preexec_fn=processes.make_preexec(deaf=True)
             )
         except OSError as error:
-            family.log_message("cannot start %s: %s" % (argv[0], error.strerror))
+            processes.log_message("cannot start %s: %s" % (argv[0], error.strerror))
             return 127 if isinstance(error, FileNotFoundError) else 126
 
         def look_around() -> None:
@@ -68,10 +68,10 @@ class NodeLauncher:
                 self._signal_ranks(self.stopping)  # also those that torchrun has started again meanwhile
 
         over = self._sample(env)
-        code = family.wait_for_child(self._child, inbox, self.signal, look_around)
+        code = processes.wait_for_child(self._child, inbox, self.signal, look_around)
         over.set()
-        tree.kill_descendants()
-        return 128 + self.stopping if code == -signal.SIGKILL and self.stopping else family.shell_exit_code(code)
+        processes.kill_descendants()
+        return 128 + self.stopping if code == -signal.SIGKILL and self.stopping else processes.shell_exit_code(code)
 
     def environment(self, environ: Mapping[str, str]) -> "dict[str, str]":
         """What torchrun and its ranks inherit: threads by the CPUs that each rank has, and the interface by name."""
@@ -94,13 +94,13 @@ class NodeLauncher:
         path = self.unit.use_file(env.get("SLURMD_NODENAME", ""))
         if path is not None and self._child is not None:
             pid = self._child.pid
-            look = lambda: processes.process_use(pid, env)  # noqa: E731
+            look = lambda: usage_readers.process_use(pid, env)  # noqa: E731
             threading.Thread(target=usage.sample_until, args=(path, env, look, over), daemon=True).start()
         return over
 
     def signal(self, number: int) -> None:
         """Hand a signal to every rank of this node. Before there is one, a wish to stop ends the launcher itself."""
-        if number not in family.STOP_SIGNALS:
+        if number not in processes.STOP_SIGNALS:
             self._told.clear()
             self._signal_ranks(number)
             return
@@ -135,16 +135,16 @@ class NodeLauncher:
     def _local_address(self) -> Optional[str]:
         """This node's address as the job's other nodes see it; None where there are none."""
         if self.unit.interface:
-            return network.interface_address(self.unit.interface)
+            return allocation.interface_address(self.unit.interface)
         own = socket.gethostname().partition(".")[0]
         others = [peer for peer in self.unit.peers if peer.partition(".")[0] != own]
-        return network.reachable_address(others, None) if others else None
+        return allocation.reachable_address(others, None) if others else None
 
     def _agree_on_rendezvous(self, address: str) -> None:
         """Agree on a rendezvous: the unit's first node reserves a port there and writes it down, the others read it."""
         path = self.unit.log + "meet.json"
         if self.number == 0:
-            port, self._mark = network.reserve_port(int(self.unit.id.partition("-")[0]))
+            port, self._mark = allocation.reserve_port(int(self.unit.id.partition("-")[0]))
             write_json(path, {"address": address, "port": port})
         deadline = time.monotonic() + _MAX_RENDEZVOUS_S
         # A listing, because a file server's client may deny a new name for half a minute when asked for it alone.

@@ -1,6 +1,6 @@
 """A guard on each further node of a run: it lets nothing of the attempt run there that is not covered by a lease.
 
-    agent            on the first node; names the nodes (kernel/node_lease.py), starts one step of srun beside the ranks
+    agent            on the first node; names the nodes (kernel/lease.py), starts one step of srun beside the ranks
     └── srun         carries words: to the guards on their input, from them on their output
         └── guard    one on each further node (kernel/guard.py), and below it
             └── a process that renews the lease of its node
@@ -19,8 +19,9 @@ import threading
 from types import TracebackType
 from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Tuple, Type
 
-from ...kernel import files, guard, layout, lease, node_lease, process, slurm
-from . import allocation, family, plan
+from ...kernel import files, guard, layout, lease, processes, slurm
+from .. import allocation
+from . import launch_spec
 
 #: How long the step with the guards may take to start.
 _MAX_START_S = 120.0
@@ -49,7 +50,7 @@ class NodeGuards:
             self._nodes = _further_nodes(self._environ)
             if not self._nodes:
                 return None
-            node_lease.create_node_leases(self._held, len(self._nodes))
+            lease.create_node_leases(self._held, len(self._nodes))
             self._start()
         except (OSError, allocation.AllocationMismatch) as error:
             self._close_names()
@@ -64,13 +65,13 @@ class NodeGuards:
     def _close_names(self) -> None:
         """Nothing of the attempt has run anywhere, whatever those guards do that came late."""
         names = layout.parse_names(files.list_names(self._held.run_dir))
-        node_lease.close_node_leases(self._held.run_dir, self._held.number, names)
+        lease.close_node_leases(self._held.run_dir, self._held.number, names)
 
     def move(self, held: lease.Lease) -> None:
         """The program goes on as another attempt; call before the old one ends."""
         if not self._nodes or self._is_over:
             return
-        node_lease.create_node_leases(held, len(self._nodes))
+        lease.create_node_leases(held, len(self._nodes))
         with self._changed:
             self._held = held
         self._tell(run_dir=held.run_dir, number=held.number)
@@ -110,16 +111,16 @@ class NodeGuards:
         # It shares its CPU with the ranks: it sleeps nearly always.
         argv = ["srun", "--overlap", "--nodes=%d" % count, "--ntasks=%d" % count, "--ntasks-per-node=1", "--gres=none"]
         argv += ["--cpus-per-task=1", "--nodelist=%s" % ",".join(self._nodes), "--job-name=guard", "--input=all"]
-        argv += ["--kill-on-bad-exit=0", "--mpi=none", *plan.agent_argv(), "node-guard"]
+        argv += ["--kill-on-bad-exit=0", "--mpi=none", *launch_spec.agent_argv(), "node-guard"]
         argv += [self._held.run_dir, str(self._held.number), self._held.mark, repr(beat_s)]
-        environ = {name: value for name, value in self._environ.items() if name != process.LEASE_MARK_VARIABLE}
+        environ = {name: value for name, value in self._environ.items() if name != processes.LEASE_MARK_VARIABLE}
         self._step = subprocess.Popen(
             argv,
             env=slurm.step_environ(environ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=family.make_preexec(deaf=True),
+            preexec_fn=processes.make_preexec(deaf=True),
         )
 
     def _poll(self) -> None:
@@ -219,7 +220,7 @@ class _NodeLeaseRenewer:
             self._listen(self._times.beat_s if found == "held" and self._input is not None else self._times.beat_s / 4)
         return 0
 
-    def _hold(self, newest: node_lease.NodeLease) -> None:
+    def _hold(self, newest: lease.NodeLease) -> None:
         self._link.hold(newest)
         if newest.renewals == 1:
             try:
@@ -228,7 +229,7 @@ class _NodeLeaseRenewer:
                 pass  # Nobody listens any more; the files tell why.
         for old in self._leases[:-1]:
             self._link.drop(old)
-            node_lease.close_node_lease(old.run_dir, old.number, old.node, old.renewals)
+            lease.close_node_lease(old.run_dir, old.number, old.node, old.renewals)
         self._leases = [newest]
 
     def _listen(self, wait_s: float) -> None:
@@ -260,5 +261,5 @@ class _NodeLeaseRenewer:
             else:
                 self._leases.append(self._lease(message["run_dir"], message["number"]))
 
-    def _lease(self, run_dir: str, number: int) -> node_lease.NodeLease:
-        return node_lease.NodeLease(run_dir, number, self._node, self._mark, self._times)
+    def _lease(self, run_dir: str, number: int) -> lease.NodeLease:
+        return lease.NodeLease(run_dir, number, self._node, self._mark, self._times)

@@ -9,8 +9,9 @@ import signal
 import sys
 from typing import Dict, List, Optional
 
-from . import family, watch
-from .unit import RankGroup, load_group, write_json
+from ...kernel import processes
+from . import rank_group
+from .rank_group import RankGroup, load_group, write_json
 
 EXIT_BAD_GEOMETRY = 78
 _VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
@@ -19,18 +20,18 @@ _VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE
 def main(argv: List[str]) -> int:
     unit = load_group(argv[0])
     if not (unit.slurm and unit.mode == "srun"):
-        family.die_with_parent()  # a Slurm task is Slurm's to end
+        processes.die_with_parent()  # a Slurm task is Slurm's to end
     env = dict(os.environ)
     if unit.mode == "process":
         return _run_single_process(unit, env)
     env.update(rank_variables(unit, env))
     if "RANK" not in env:
-        family.log_message(
+        processes.log_message(
             "this rank was started without a number: the launcher started one process and not %d" % unit.world
         )
         return EXIT_BAD_GEOMETRY
     rank = int(env["RANK"])
-    env.update(watch.watch_variables(unit, rank, env))
+    env.update(rank_group.watch_variables(unit, rank, env))
     restart = int(env.get("TORCHELASTIC_RESTART_COUNT") or 0)
     if rank > 0:
         _redirect(unit.rank_log(rank, restart))
@@ -44,21 +45,23 @@ def main(argv: List[str]) -> int:
     problem = check_rank(unit, env) or (unit.absent() if around else None)
     _write_rank_record(unit, env, rank, cpus)
     if problem is not None:
-        family.log_message(problem)
+        processes.log_message(problem)
         return EXIT_BAD_GEOMETRY
     if cpus < int(env["LOCAL_WORLD_SIZE"]) and unit.mode != "srun" and env["LOCAL_RANK"] == "0":
-        family.log_message("%s ranks share %d CPU%s here" % (env["LOCAL_WORLD_SIZE"], cpus, "" if cpus == 1 else "s"))
+        processes.log_message(
+            "%s ranks share %d CPU%s here" % (env["LOCAL_WORLD_SIZE"], cpus, "" if cpus == 1 else "s")
+        )
     use = unit.use_file(env.get("SLURMD_NODENAME", "")) if unit.mode == "srun" and env["LOCAL_RANK"] == "0" else None
     if use is not None:
-        from . import beside  # only here, because most ranks do without
+        from .. import usage  # only here, because most ranks do without
 
-        beside.sample_node(use, env)
+        usage.sample_node(use, env)
     return exec_program([*around, *unit.argv], env)
 
 
 def _run_single_process(unit: RankGroup, env: Dict[str, str]) -> int:
     """A single program as a task of srun, as pyxis puts it in a container: no rank, and a step number to signal."""
-    from .plan import process_environment
+    from .launch_spec import process_environment
 
     record = {"host": os.uname().nodename, "pid": os.getpid(), "step": env.get("SLURM_STEP_ID")}
     write_json(unit.rank_record(0), record)
@@ -128,13 +131,13 @@ def visible_gpus(env: Dict[str, str]) -> Optional[List[str]]:
 
 def exec_program(argv: List[str], env: Dict[str, str]) -> int:
     """Exec; returns an exit code only if that fails."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, family.FORWARDED_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, processes.FORWARDED_SIGNALS)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)  # Python ignores them, and exec would hand that on
     try:
         os.execvpe(argv[0], argv, env)  # noqa: S606
     except OSError as error:
-        family.log_message("cannot start %s: %s" % (argv[0], error.strerror))
+        processes.log_message("cannot start %s: %s" % (argv[0], error.strerror))
         return 127 if isinstance(error, FileNotFoundError) else 126
     return 126
 

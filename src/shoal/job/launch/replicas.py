@@ -2,22 +2,125 @@
 
 A lighthouse that dies ends the round: a new one would count its quorums from zero among replicas that remember others,
 and all would fail (measured). So the run starts over from its checkpoints, as after a requeue.
+
+torchft's lighthouse: one for each run, on a port of its own, ready before anybody needs it.
+
+It has no notion of jobs: two runs at one lighthouse average each other's weights (measured). So it is bound to port 0,
+and its address is what it says itself. It runs as a child of the supervisor, on the job's first node.
 """
 
 import glob
+import http.client
 import json
 import os
+import re
+import shutil
 import signal
+import subprocess
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ...kernel import checkpoints, tree
-from .. import environment
-from . import container, entry, failures, family, lighthouse, network, steps, words
+from ...kernel import checkpoints, processes, slurm
+from .. import allocation, environment
+from . import container, launcher, launcher_args, srun_steps
 from .geometry import LaunchGeometry, slice_gpus
-from .policy import ReplicaStates, replica_limits
 from .rank import visible_gpus
-from .unit import RankGroup
+from .rank_group import RankGroup
+from .replica_policy import ReplicaStates, replica_limits
+
+_LISTENING = re.compile(r"Lighthouse listening on: http://\S*:(\d+)")
+#: It imports torch first, which may lie on a cold file server; its death is seen at once.
+_MAX_START_S = 300.0
+
+
+class LighthouseNotReady(Exception):
+    """The lighthouse did not come up; the message says why."""
+
+
+def lighthouse_program(command: List[str], environ: Mapping[str, str]) -> str:
+    """The lighthouse that belongs to the command's Python, or the one on the search path; NotReady if there is none."""
+    beside = lighthouse_path(command)
+    if "/" in beside and os.access(beside, os.X_OK):
+        return beside
+    found = shutil.which("torchft_lighthouse", path=environ.get("PATH"))
+    if found is None:
+        raise LighthouseNotReady("torchft is not installed in the job's environment: pip install torchft")
+    return found
+
+
+def lighthouse_path(command: List[str]) -> str:
+    """Its path beside the command's Python; only its name if that is found on a search path."""
+    return os.path.join(os.path.dirname(command[0]), "torchft_lighthouse")
+
+
+class Lighthouse:
+    """`port` is where it listens; `log` has what it says."""
+
+    def __init__(self, program: List[str], settings: Mapping[str, Any], min_replicas: int, log: str) -> None:
+        self.log = log
+        self.port = 0
+        for host in ("[::]", "0.0.0.0"):  # noqa: S104 (replicas of other nodes must reach it)
+            argv = launcher_args.lighthouse_argv(program, settings, min_replicas, host)
+            try:
+                with open(log, "ab") as file:
+                    begin = file.tell()
+                    self.process = subprocess.Popen(
+                        argv,
+                        env=slurm.step_environ(os.environ),
+                        stdin=subprocess.DEVNULL,
+                        stdout=file,
+                        stderr=file,
+                        start_new_session=True,
+                        preexec_fn=processes.make_preexec(deaf=False),
+                    )
+            except OSError as error:
+                raise LighthouseNotReady("cannot start %s: %s" % (program[0], error.strerror))
+            if self._wait_until_ready(begin):
+                return
+        raise LighthouseNotReady("the lighthouse ended with code %s: see %s" % (self.process.returncode, log))
+
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def stop(self) -> None:
+        if self.is_alive():
+            self.process.kill()
+        self.process.wait()
+
+    def _wait_until_ready(self, begin: int) -> bool:
+        """True when it listens and answers; False when it has ended, as on a host without IPv6."""
+        deadline = time.monotonic() + _MAX_START_S
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                return False
+            self.port = self.port or self._logged_port(begin)
+            if self.port and _is_answering(self.port):
+                return True
+            time.sleep(0.02)
+        self.stop()
+        raise LighthouseNotReady("the lighthouse was not ready after %.0f s: see %s" % (_MAX_START_S, self.log))
+
+    def _logged_port(self, begin: int) -> int:
+        with open(self.log, "rb") as file:
+            file.seek(begin)
+            match = _LISTENING.search(file.read().decode("utf-8", "replace"))
+        return int(match[1]) if match else 0
+
+
+def _is_answering(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+    try:
+        connection.request("GET", "/status")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def http_address(host: str, port: int, path: Optional[str] = None) -> str:
+    return "http://%s:%d" % ("[%s]" % host if ":" in host else host, port)
+
 
 _POLL_S = 0.05
 _ACTIVITY_CHECK_S = 1.0
@@ -29,11 +132,11 @@ def supervise(plan: Dict[str, Any], environ: Mapping[str, str]) -> int:
     """Run all replicas to the run's end; its exit code."""
     try:
         return ReplicaSupervisor(plan, environ).run()
-    except lighthouse.LighthouseNotReady as error:
-        family.log_message(str(error))
+    except LighthouseNotReady as error:
+        processes.log_message(str(error))
         return 127
     finally:
-        tree.kill_descendants()
+        processes.kill_descendants()
 
 
 class ReplicaSupervisor:
@@ -41,16 +144,16 @@ class ReplicaSupervisor:
         self.plan = plan
         self.environ = dict(environ)
         self.environ.pop("TORCHFT_MANAGER_PORT", None)  # equal for two replicas of one host, the second would fail
-        self.geometry: LaunchGeometry = entry.geometry_of(plan)
+        self.geometry: LaunchGeometry = launcher.geometry_of(plan)
         self.settings = plan["settings"]
         self.stopping: Optional[int] = None
         self._alive: Dict[int, _ReplicaAttempt] = {}
-        self._inbox = family.SignalQueue()
+        self._inbox = processes.SignalQueue()
 
     def run(self) -> int:
         code = self._rounds()
         if self.plan["slurm"]:
-            steps.note_end_by_slurm(self.plan)
+            srun_steps.note_end_by_slurm(self.plan)
         return code
 
     def _rounds(self) -> int:
@@ -58,8 +161,8 @@ class ReplicaSupervisor:
             code = self._round(start)
             if code != _LIGHTHOUSE_LOST or self.stopping is not None:
                 return code
-            family.log_message("the lighthouse is gone: all replicas start over from their checkpoints")
-        family.log_message("the lighthouse was lost %d times" % (self.settings["run_restarts"] + 1))
+            processes.log_message("the lighthouse is gone: all replicas start over from their checkpoints")
+        processes.log_message("the lighthouse was lost %d times" % (self.settings["run_restarts"] + 1))
         return _EXIT_TEMPFAIL
 
     def _round(self, start: int) -> int:
@@ -67,9 +170,9 @@ class ReplicaSupervisor:
         board = ReplicaStates(replica_limits(self.settings, self.geometry.replicas, self.geometry.min_replicas))
         program = self._lighthouse()
         log = os.path.join(self.plan["folder"], "lighthouse%s.log" % ("" if start == 1 else "-%d" % start))
-        beacon = lighthouse.Lighthouse(program, self.settings, self.geometry.min_replicas, log)
-        url = lighthouse.http_address(self._own_address(), beacon.port)
-        family.log_message("lighthouse at %s, log in %s" % (url, log))
+        beacon = Lighthouse(program, self.settings, self.geometry.min_replicas, log)
+        url = http_address(self._own_address(), beacon.port)
+        processes.log_message("lighthouse at %s, log in %s" % (url, log))
         looked = 0.0
         try:
             while True:
@@ -101,7 +204,7 @@ class ReplicaSupervisor:
         name = "replica-%d%s.try-%d" % (number, "" if start == 1 else ".start-%d" % start, attempt)
         unit, env = self._unit(number, start, name, url)
         self._alive[number] = _ReplicaAttempt(unit, env, self._argv(unit), self.plan)
-        family.log_message("%s started%s" % (name, " on %s" % ",".join(unit.nodes) if self.plan["slurm"] else ""))
+        processes.log_message("%s started%s" % (name, " on %s" % ",".join(unit.nodes) if self.plan["slurm"] else ""))
 
     def _unit(self, number: int, start: int, name: str, url: str) -> Tuple[RankGroup, Dict[str, str]]:
         """The unit of one try, and the environment of the process that starts it."""
@@ -134,7 +237,7 @@ class ReplicaSupervisor:
         argv = environment.run_argv(plan, values) + environment.fill_all(self.settings.get("args") or [], values)
         port = -1 if len(nodes) > 1 else 0
         log = os.path.join(plan["folder"], name + ".")
-        unit = entry.make_rank_group(plan, geometry, argv, nodes, port, log, name)
+        unit = launcher.make_rank_group(plan, geometry, argv, nodes, port, log, name)
         cpus = None if unit.cpus is None else unit.cpus // geometry.replicas_per_node
         unit = unit._replace(cpus=cpus, env=env)
         unit.save()
@@ -154,8 +257,8 @@ class ReplicaSupervisor:
             return argv
         per_node = self.geometry.replicas_per_node
         memory = self.plan["memory_mb"]
-        share = words.step_share(unit.gpus, None if memory is None else memory // per_node)
-        step = words.srun_argv(
+        share = launcher_args.step_share(unit.gpus, None if memory is None else memory // per_node)
+        step = launcher_args.srun_argv(
             len(unit.nodes), 1, unit.cpus, name=unit.id, nodelist=unit.nodes, share=[*share, "--immediate=60"]
         )
         step += unit.step_flags
@@ -167,16 +270,16 @@ class ReplicaSupervisor:
                 continue
             del self._alive[number]
             code = one.code()
-            if self.stopping is None and self.plan["slurm"] and steps.slurm_is_ending(self.plan["job"]):
+            if self.stopping is None and self.plan["slurm"] and srun_steps.slurm_is_ending(self.plan["job"]):
                 self.stopping = signal.SIGTERM  # Slurm has told all of them, and in a grace time nobody else.
             wait = board.ended(number, code, now)
             if code == 0:
-                family.log_message("replica %d finished" % number)
+                processes.log_message("replica %d finished" % number)
                 continue
             next_step = "starts again in %.1f s" % wait if wait is not None else "is not started again"
             if self.stopping is not None:
                 next_step = "was told to stop"
-            family.log_message(
+            processes.log_message(
                 "replica %d ended with code %d and %s; its log: %s" % (number, code, next_step, one.unit.out)
             )
 
@@ -186,16 +289,16 @@ class ReplicaSupervisor:
             if one.has_moved():
                 board.moved(number, now, one.has_output())
         for number in board.hanging_replicas(now) if self.stopping is None else ():
-            family.log_message(
+            processes.log_message(
                 "replica %d has written nothing for %.0f s: killed" % (number, now - board.progress[number])
             )
             board.moved(number, now)  # it is killed once
             self._alive[number].kill()
 
     def _signal(self, number: int) -> None:
-        if number in family.STOP_SIGNALS:
+        if number in processes.STOP_SIGNALS:
             self.stopping = number
-        if self.plan["slurm"] and steps.slurm_is_ending(self.plan["job"]):
+        if self.plan["slurm"] and srun_steps.slurm_is_ending(self.plan["job"]):
             return
         for one in list(self._alive.values()):
             one.signal(number)
@@ -213,17 +316,17 @@ class ReplicaSupervisor:
         box = container.container_args(plan, self.environ, plan["places"], gpus=False)
         if box.step_flags:
             share = ["--overlap", "--gres=none", *box.step_flags]
-            step = words.srun_argv(1, 1, 1, name="lighthouse", nodelist=plan["nodes"][:1], share=share)
-            return [*step, lighthouse.lighthouse_path(plan["command"])]
+            step = launcher_args.srun_argv(1, 1, 1, name="lighthouse", nodelist=plan["nodes"][:1], share=share)
+            return [*step, lighthouse_path(plan["command"])]
         if box.around:
-            return [*box.around, lighthouse.lighthouse_path(plan["command"])]
-        return [lighthouse.lighthouse_program(plan["command"], self.environ)]
+            return [*box.around, lighthouse_path(plan["command"])]
+        return [lighthouse_program(plan["command"], self.environ)]
 
     def _own_address(self) -> str:
         others = self.plan["nodes"][1:]
         if not self.plan["slurm"] or not others:
             return "127.0.0.1"
-        return network.reachable_address(others, self.settings.get("interface"))
+        return allocation.reachable_address(others, self.settings.get("interface"))
 
 
 class _ReplicaAttempt:
@@ -233,7 +336,7 @@ class _ReplicaAttempt:
         self.unit = unit
         self._seen: Any = None
         with open(unit.out, "ab") as out:
-            runner = steps.SlurmStep if plan["slurm"] else steps.LocalNode
+            runner = srun_steps.SlurmStep if plan["slurm"] else srun_steps.LocalNode
             self.runner = runner(argv, unit, env, plan["job"], out)
         self.process = self.runner.process
 
@@ -244,7 +347,7 @@ class _ReplicaAttempt:
         self.runner.signal(signal.SIGKILL)
 
     def code(self) -> int:
-        return failures.first_exit_code(self.process.returncode, self.unit.out, 0)
+        return launcher.first_exit_code(self.process.returncode, self.unit.out, 0)
 
     def has_output(self) -> bool:
         """Whether its program has said something: the log is longer than when rank 0 became the program."""

@@ -2,7 +2,7 @@
 
 from typing import Any, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from .books import Allocator, Assignment, Demand
+from .allocator import Allocator, Assignment, Demand
 
 #: An expectation is stretched by this before it is compared with the time left.
 DURATION_MARGIN = 1.1

@@ -4,8 +4,11 @@ What Ray does by itself is wrong on a shared cluster, each of it measured (docs/
 the allocation, listens without a password, meets the Ray of another job or user on the same node, runs programs at
 nice 15, and `ray stop` ends everybody's. So: token authentication with a 0600 file, a short private folder, free ports,
 no dashboard, explicit sizes, and an end by our own processes.
+
+A private folder with a short path, removed by its maker or, if that one was killed, by the next who makes one.
 """
 
+import glob
 import importlib.util
 import os
 import secrets
@@ -14,16 +17,65 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from ...kernel import agent_path, node_name
-from ..children import StarterFailed
-from ..launch import allocation, family, network
-from . import machine
+from ...kernel import agent_path, files, node_name, processes
+from .. import allocation
+from ..cache import FileLock
+from ..child_processes import StarterFailed
 from .node import EngineNode
-from .short_folder import ShortTempDir
+
+_TEMP_ROOT, _PREFIX = "/tmp", "sr"  # noqa: S108 - mkdtemp makes it ours
+#: A file that the maker holds locked: the lock goes when the process does, however it ends.
+_LOCK_FILE = "shoal-holds-this"
+
+
+class ShortTempDir:
+    """Only we may enter it. Short, because the path of a socket has 107 bytes and Ray needs 60 of them."""
+
+    def __init__(self) -> None:
+        for folder in glob.glob(os.path.join(_TEMP_ROOT, _PREFIX + "?" * 8)):
+            _remove_if_stale(folder)
+        while True:
+            self.path = tempfile.mkdtemp(prefix=_PREFIX, dir=_TEMP_ROOT)
+            mark = os.path.join(self.path, _LOCK_FILE)
+            try:
+                self._lock = FileLock(mark)
+            except FileNotFoundError:
+                continue  # Somebody took it for left over.
+            self._lock.take(exclusive=True, wait=True)
+            if os.path.exists(mark):
+                return
+            self._lock.close()
+
+    def close(self) -> None:
+        _remove(self.path)
+        self._lock.close()
+
+
+def _remove_if_stale(folder: str) -> None:
+    try:
+        if os.lstat(folder).st_uid != os.getuid() or not os.path.exists(os.path.join(folder, _LOCK_FILE)):
+            return
+        lock = FileLock(os.path.join(folder, _LOCK_FILE))
+    except OSError:
+        return  # It is being removed.
+    if lock.take(exclusive=True):
+        _remove(folder)
+    lock.close()
+
+
+def _remove(folder: str) -> None:
+    """The mark goes last, so that what could not be removed is found again."""
+    for name in files.list_names(folder):
+        if name != _LOCK_FILE:
+            shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+    if files.list_names(folder) == [_LOCK_FILE]:
+        shutil.rmtree(folder, ignore_errors=True)
+
 
 _MAX_START_S = 120.0
 _MIB = 1 << 20
@@ -51,8 +103,8 @@ class RayCluster:
         self.dashboard, self.page = dashboard, ""
         self.step: Any = None
         self.head: Any = None
-        self.real_cpus = machine.min_cpus(node.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
-        self.sizes = resource_flags(len(node.cpus), len(node.gpus.ids), machine.memory_mb(node.environ))
+        self.real_cpus = allocation.min_cpus(node.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+        self.sizes = resource_flags(len(node.cpus), len(node.gpus.ids), allocation.memory_mb(node.environ))
         try:
             self.address = self._start_head()
             if nodes > 1:
@@ -108,7 +160,7 @@ class RayCluster:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=family.make_preexec(deaf=True),
+                preexec_fn=processes.make_preexec(deaf=True),
             )
         self.processes.append(process)
         return process
@@ -158,7 +210,7 @@ def node_main(argv: List[str]) -> int:
 
     Slurm signals everything here, and Ray would end at once, with its runs; they are told by the engine, and may save.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, family.FORWARDED_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, processes.FORWARDED_SIGNALS)
     ray, address, *rest = argv
     temp = ShortTempDir()
     words = ["start", "--block", "--address=%s" % address, "--node-ip-address=%s" % _own_address()]
@@ -166,11 +218,11 @@ def node_main(argv: List[str]) -> int:
         [ray, *words, "--temp-dir=%s" % _session_dir(temp), *rest],
         stdin=subprocess.DEVNULL,
         start_new_session=True,
-        preexec_fn=family.die_with_parent,
+        preexec_fn=processes.die_with_parent,
     )
     threading.Thread(target=_end_with_input, args=(joined,), daemon=True).start()
     try:
-        return family.shell_exit_code(joined.wait())
+        return processes.shell_exit_code(joined.wait())
     finally:
         temp.close()
 
@@ -270,7 +322,7 @@ def _own_address() -> str:
     here = node_name()
     try:
         peers = [name for name in allocation.expand_nodelist(os.environ["SLURM_JOB_NODELIST"]) if name != here]
-        return socket.gethostbyname(network.reachable_address(peers, None))
+        return socket.gethostbyname(allocation.reachable_address(peers, None))
     except (KeyError, OSError, allocation.AllocationMismatch):
         return socket.gethostbyname(socket.gethostname())
 

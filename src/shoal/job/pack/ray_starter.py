@@ -12,14 +12,12 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from ...kernel import process
-from ..children import Child, ColdStarter, Program, Starter, StarterFailed
-from ..launch import family
+from ...kernel import processes
+from .. import allocation
+from ..child_processes import Child, ColdStarter, Program, Starter, StarterFailed
 from ..usage import sampling
-from . import machine
-from .node import RemoteNode
+from .node import GpuSharing, RemoteNode, set_up_gpu_sharing
 from .ray_cluster import RayCluster
-from .sharing import GpuSharing, set_up_gpu_sharing
 
 _MAX_CONNECT_S = 120.0
 #: `ray start` looks once a second whether its own processes live.
@@ -37,9 +35,9 @@ class SlotWorker:
         self.starter = ColdStarter(os.environ)
         self.child: Optional[Child] = None
         self.sharing = GpuSharing()
-        for (
-            number
-        ) in family.FORWARDED_SIGNALS:  # Slurm may signal all that there is on a node; the engine tells us what to do.
+        for number in (
+            processes.FORWARDED_SIGNALS
+        ):  # Slurm may signal all that there is on a node; the engine tells us what to do.
             signal.signal(number, lambda number, frame: None)
 
     def place(self, most_gpus: int, mps_logs: Optional[str]) -> Tuple[RemoteNode, List[str]]:
@@ -47,7 +45,7 @@ class SlotWorker:
         is installed, and kept by this worker.
         """
         _unblock_signals()
-        found, host = machine.visible_gpus_of_node(os.environ), process.node_name()
+        found, host = allocation.visible_gpus_of_node(os.environ), processes.node_name()
         gpus = found._replace(ids=found.ids[:most_gpus])
         said: List[str] = []
         self.sharing = set_up_gpu_sharing(
@@ -58,7 +56,7 @@ class SlotWorker:
             logs="%s.%s" % (mps_logs, host),
             say=said.append,
         )
-        return RemoteNode(host, gpus, machine.usable_cpus(os.environ), self.sharing._replace(daemon=None)), said
+        return RemoteNode(host, gpus, allocation.usable_cpus(os.environ), self.sharing._replace(daemon=None)), said
 
     def answers(self) -> bool:
         return True
@@ -83,7 +81,7 @@ class SlotWorker:
 
 def _unblock_signals() -> None:
     """In the thread that starts something: a run, or MPS, would be as deaf as Ray."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, family.FORWARDED_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, processes.FORWARDED_SIGNALS)
 
 
 class RayChild(Child):

@@ -13,7 +13,7 @@ import time
 import types
 from typing import Any, Dict, List, Optional
 
-from ..children import Child
+from ..child_processes import Child
 
 
 def main(argv: List[str]) -> int:

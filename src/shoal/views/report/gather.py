@@ -9,20 +9,28 @@ from typing import Any, NamedTuple
 from shoal.job import format_value
 from shoal.kernel import KIND_TEXTS, non_default_fields, read_metrics
 from shoal.model import RunSpec
-from shoal.observe import AskQueue, ResultGroup, RunReader, Statistic, map_in_threads, observe, run_output, tabulate
+from shoal.observe import (
+    AskQueue,
+    NodeUsage,
+    ResultGroup,
+    RunReader,
+    Statistic,
+    map_in_threads,
+    observe,
+    run_output,
+    tabulate,
+)
 from shoal.units import plural
 from shoal.views.columns import iso_time
 from shoal.views.details import RunDetails, run_details, with_log_reason
-from shoal.views.family import count_states, group_key
-from shoal.views.report import account, efficiency, nodes
-from shoal.views.report.history import AttemptHistory, RunHistory, read_history
-from shoal.views.report.shapes import layout_breakdown
-from shoal.views.report.staged import dataset_breakdown
+from shoal.views.report import accounting, breakdowns
+from shoal.views.report.accounting import AttemptHistory, RunHistory, read_history
+from shoal.views.report.breakdowns import dataset_breakdown, layout_breakdown
 from shoal.views.results import finite_or_none, run_metrics
+from shoal.views.run_groups import count_states, group_key
 from shoal.views.select import select_runs, unselected_sentence
 from shoal.views.status import run_document
 from shoal.views.timeline import Timeline, TimelineBar, attempts_timeline
-from shoal.views.usage import NodeUsage
 
 
 class CostReport(NamedTuple):
@@ -31,14 +39,14 @@ class CostReport(NamedTuple):
     histories: list[RunHistory]
     counts: dict[str, int]
     tries: list[AttemptHistory]
-    gpu: account.ResourceHours
-    cpu: account.ResourceHours
-    wait: account.QueueWait | None
+    gpu: accounting.ResourceHours
+    cpu: accounting.ResourceHours
+    wait: accounting.QueueWait | None
     makespan_s: float | None
-    spreads: list[efficiency.UsageSpread]
-    advice: list[efficiency.RequestAdvice]
+    spreads: list[accounting.UsageSpread]
+    advice: list[accounting.RequestAdvice]
     timeline: Timeline
-    failures: list[account.FailureGroup]
+    failures: list[accounting.FailureGroup]
     rows: list[ReportRow]
     notes: list[str]
     metrics: dict[str, dict[str, float]]
@@ -73,14 +81,14 @@ def gather_report(
         histories=histories,
         counts=count_states(list(views.values())),
         tries=tries,
-        gpu=account.gpu_hours(tries),
-        cpu=account.cpu_hours(tries),
-        wait=account.queue_wait(tries),
-        makespan_s=account.total_makespan_s(tries),
-        spreads=efficiency.usage_spreads(tries),
+        gpu=accounting.gpu_hours(tries),
+        cpu=accounting.cpu_hours(tries),
+        wait=accounting.queue_wait(tries),
+        makespan_s=accounting.total_makespan_s(tries),
+        spreads=accounting.usage_spreads(tries),
         advice=_advice_by_group(tries),
         timeline=attempts_timeline(tries),
-        failures=account.group_failures(histories, {**causes, **python}),
+        failures=accounting.group_failures(histories, {**causes, **python}),
         rows=rows,
         notes=[*unselected_sentence(home, names), *notes],
         metrics=metrics,
@@ -94,12 +102,12 @@ def _metrics(history: RunHistory) -> tuple[str, dict[str, float]]:
     return history.view.name, read_metrics(run_output(history.view, history.spec)) if counts else {}
 
 
-def _advice_by_group(tries: Sequence[AttemptHistory]) -> list[efficiency.RequestAdvice]:
+def _advice_by_group(tries: Sequence[AttemptHistory]) -> list[accounting.RequestAdvice]:
     """For each kind of run by itself: what one kind needs says nothing about another."""
     kinds: dict[str, list[AttemptHistory]] = {}
     for one in tries:
         kinds.setdefault(group_key(one.run), []).append(one)
-    found = [(key, advice) for key, members in kinds.items() for advice in efficiency.request_advice(members)]
+    found = [(key, advice) for key, members in kinds.items() for advice in accounting.request_advice(members)]
     if len(kinds) == 1:
         return [advice for _, advice in found]
     return [advice._replace(sentence=f"{key}: {advice.sentence}") for key, advice in found]
@@ -123,7 +131,7 @@ def report_document(report: CostReport) -> dict[str, Any]:
         "shapes": [shape._asdict() for shape in layout_breakdown(report.tries)],
         "lanes": [{"name": lane, "busy": report.timeline.busy_fraction(bars)} for lane, bars in lanes.items()],
         "failures": [one._asdict() for one in report.failures],
-        "nodes": [one._asdict() for one in nodes.node_breakdown(report.tries)],
+        "nodes": [one._asdict() for one in breakdowns.node_breakdown(report.tries)],
         "data": [one._asdict() for one in dataset_breakdown(report.tries)],
         "results": [
             {**row._asdict(), "metrics": {key: _json_value(value) for key, value in row.metrics.items()}}
@@ -141,7 +149,7 @@ def _bar(bar: TimelineBar) -> dict[str, Any]:
     return {**record, "start_at": iso_time(bar.start), "end_at": iso_time(bar.end)}
 
 
-def _hours_document(hours: account.ResourceHours) -> dict[str, float]:
+def _hours_document(hours: accounting.ResourceHours) -> dict[str, float]:
     return {name: round(value, 6) for name, value in hours._asdict().items()}
 
 
@@ -203,7 +211,7 @@ def setting_names(rows: Sequence[ReportRow]) -> list[str]:
     return list(dict.fromkeys(key for row in rows for key in row.settings))
 
 
-def hours_sentence(hours: account.ResourceHours) -> Mapping[str, str]:
+def hours_sentence(hours: accounting.ResourceHours) -> Mapping[str, str]:
     return {name: f"{value:.2f}" if value < 100 else f"{value:,.0f}" for name, value in hours._asdict().items()}
 
 

@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from shoal.secrecy import redact_page, secret_values
+from shoal.redaction import redact_page, secret_values
 from shoal.units import format_duration, shorten_list
 from shoal.views.columns import iso_time
-from shoal.views.report import nodes, shapes
-from shoal.views.report.account import ResourceHours
+from shoal.views.report import breakdowns
+from shoal.views.report.accounting import ResourceHours
+from shoal.views.report.breakdowns import DATASET_HEADER, dataset_breakdown, dataset_rows
 from shoal.views.report.gather import CostReport, hours_sentence
-from shoal.views.report.staged import DATASET_HEADER, dataset_breakdown, dataset_rows
 from shoal.views.report.text import results_table, stopped_rows
 from shoal.views.timeline import Timeline, clock_marks
 
@@ -202,13 +202,13 @@ def gantt(timeline: Timeline) -> str:
 
 
 def _nodes(report: CostReport) -> str:
-    found = nodes.node_rows(nodes.node_breakdown(report.tries))
-    return _table(nodes.NODE_HEADER, found) if len(found) > 1 else ""
+    found = breakdowns.node_rows(breakdowns.node_breakdown(report.tries))
+    return _table(breakdowns.NODE_HEADER, found) if len(found) > 1 else ""
 
 
 def _shapes(report: CostReport) -> str:
-    found = shapes.layout_rows(shapes.layout_breakdown(report.tries))
-    return _table(shapes.layout_header(report.tries), found) if found else ""
+    found = breakdowns.layout_rows(breakdowns.layout_breakdown(report.tries))
+    return _table(breakdowns.layout_header(report.tries), found) if found else ""
 
 
 def _stopped(report: CostReport) -> str:

@@ -16,15 +16,13 @@ from textual.widgets import Footer, Input, RichLog, Static
 from shoal.errors import ShoalError
 from shoal.kernel import layout
 from shoal.model import ACTIVE_STATES, RETRYABLE_STATES
-from shoal.observe import RunView
+from shoal.observe import QueueCache, RunView
 from shoal.views import actions, logs, status
 from shoal.views.details import RunDetails
-from shoal.views.polling import QueueCache
 from shoal.views.render import safe_line
-from shoal.views.screen import Screen
 from shoal.views.status import StatusFilter, StatusReport
-from shoal.views.tui.detail import TABS, detail_title, tab_text
-from shoal.views.tui.runlist import RunLine, RunList, list_lines
+from shoal.views.terminal import Screen
+from shoal.views.tui.panes import TABS, RunLine, RunList, detail_title, list_lines, tab_text
 
 _REFRESH_S = 2.0
 #: Answers that mean yes -> what a retry asks for more of.

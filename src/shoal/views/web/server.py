@@ -1,24 +1,110 @@
-"""HTTP for `shoal ui`: loopback, one thread per request, time limits, and nothing without the cookie."""
+"""HTTP for `shoal ui`: loopback, one thread per request, time limits, and nothing without the cookie.
+
+Who may ask. On a login node every user reaches loopback, so the address alone protects nothing. Pure.
+
+A link with a token that works once gives the browser a cookie; every other request needs that cookie. The Host header
+must name this machine as the browser sees it (a foreign name that resolves here is refused), and whatever changes
+something must come from the page itself.
+"""
 
 from __future__ import annotations
 
 import gzip
+import hmac
 import json
+import secrets
 import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 from shoal.errors import ShoalError
 from shoal.views.actions import RETRY_INCREASES
-from shoal.views.web import guard
-from shoal.views.web.feed import ApiNotFound, DashboardData, project_name
-from shoal.views.web.guard import SessionAuth
+from shoal.views.web.api import ApiNotFound, DashboardData, project_name
+
+#: The page is reached under these names only; the port may differ, because ssh -L may have another one at its end.
+_LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
+SECURITY_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "SAMEORIGIN",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+}
+CONTENT_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+#: The report brings its style along and has no script at all.
+REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'self'; sandbox"
+
+
+class RequestHeaders(Protocol):
+    """Names in any case; http.server's own type, or a dict in tests."""
+
+    def get(self, name: str, default: str, /) -> str: ...
+
+
+class SessionAuth:
+    """The secrets of one server: a cookie for as long as it lives, and a token for the next browser."""
+
+    def __init__(self, port: int) -> None:
+        self.cookie_name = f"shoal_{port}"
+        self._session = secrets.token_urlsafe(32)
+        self._token = secrets.token_urlsafe(32)
+
+    @property
+    def token(self) -> str:
+        return self._token
+
+    def redeem(self, token: str) -> str | None:
+        """The cookie's value for a token that was not used before; that token is worthless from then on."""
+        if not hmac.compare_digest(token.encode(), self._token.encode()):
+            return None
+        self._token = secrets.token_urlsafe(32)
+        return self._session
+
+    def set_cookie(self, value: str) -> str:
+        return f"{self.cookie_name}={value}; HttpOnly; SameSite=Strict; Path=/"
+
+    def is_authenticated(self, headers: RequestHeaders) -> bool:
+        """Whether the request carries the cookie."""
+        try:
+            cookie = SimpleCookie(headers.get("Cookie", ""))
+        except CookieError:
+            return False
+        found = cookie.get(self.cookie_name)
+        return found is not None and hmac.compare_digest(found.value.encode(), self._session.encode())
+
+
+def is_local_host(headers: RequestHeaders) -> bool:
+    host = headers.get("Host", "").strip().lower()
+    name, colon, port = host.rpartition(":")
+    if not colon or host.endswith("]"):
+        name, port = host, "0"
+    return name in _LOCAL_HOSTS and port.isascii() and port.isdigit()
+
+
+def is_same_origin(headers: RequestHeaders) -> bool:
+    """For requests that change something: the browser says that our own page sent it."""
+    origin = headers.get("Origin", "").strip().lower()
+    if headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
+        return False
+    return origin == f"http://{headers.get('Host', '').strip().lower()}"
+
+
+def is_cross_site(headers: RequestHeaders) -> bool:
+    """For reading: another site's page asks through this browser (where the browser says so)."""
+    return headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none")
+
 
 _STATIC_FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -105,7 +191,7 @@ class DashboardHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         url = urlsplit(self.path)
         query = {key: values[-1] for key, values in parse_qs(url.query, max_num_fields=20).items()}
-        if not guard.is_local_host(self.headers):
+        if not is_local_host(self.headers):
             self._refuse(403, "this address is not the page's own")
         elif url.path == "/" and "token" in query:
             self._log_in(query["token"])
@@ -113,7 +199,7 @@ class DashboardHandler(BaseHTTPRequestHandler):
             self._refuse(403, "open the link that `shoal ui` printed in the terminal; each link works once")
         elif url.path in _STATIC_FILES:
             self._static(*_STATIC_FILES[url.path])
-        elif guard.is_cross_site(self.headers):
+        elif is_cross_site(self.headers):
             self._refuse(403, "this is for the page itself")
         elif url.path == "/report":
             self._answer(lambda: self.server.feed.report(query.get("experiment", "")))
@@ -122,7 +208,7 @@ class DashboardHandler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
-        if not guard.is_local_host(self.headers) or not guard.is_same_origin(self.headers):
+        if not is_local_host(self.headers) or not is_same_origin(self.headers):
             self._refuse(403, "only the page itself may do this")
         elif not self._is_known():
             self._refuse(403, "open the link that `shoal ui` printed in the terminal")
@@ -207,7 +293,7 @@ class DashboardHandler(BaseHTTPRequestHandler):
             self._refuse(400, "that is not understood")
         else:
             if isinstance(found, str):
-                policy = {"Content-Security-Policy": guard.REPORT_POLICY}
+                policy = {"Content-Security-Policy": REPORT_POLICY}
                 self._send(200, found.encode(), "text/html; charset=utf-8", policy)
             else:
                 self._send(200, json.dumps(found, separators=(",", ":")).encode(), "application/json")
@@ -221,8 +307,8 @@ class DashboardHandler(BaseHTTPRequestHandler):
 
     def _send(self, code: int, body: bytes, kind: str, extra: Mapping[str, str] | None = None) -> None:
         headers = {
-            **guard.SECURITY_HEADERS,
-            "Content-Security-Policy": guard.CONTENT_POLICY,
+            **SECURITY_HEADERS,
+            "Content-Security-Policy": CONTENT_POLICY,
             "Content-Type": kind,
             **(extra or {}),
         }

@@ -1,0 +1,378 @@
+"""The launch part of a batch script, for every launch mode, on one node or on several.
+
+torchrun, accelerate and deepspeed are one task per node and start the processes of their node; under `srun` each GPU
+has a task. srun ends all of them when one fails, and hands its exit code on.
+
+The launch part of a script for fault-tolerant replicas: a lighthouse, R replicas that come back, an honest end.
+
+It is plain bash, for people to read and for clusters without shoal. shoal's own supervisor does more: this script does
+not kill a replica that hangs, and for a lost lighthouse it requeues the whole job.
+
+The text of a batch script, as three parts that a person can read: header, set-up, launch. Pure text, no I/O.
+
+    render_script(header(options, comments), set_up(cluster), launch)
+
+The script does the same under `sbatch x.sh` and, where its geometry allows, under `bash x.sh`.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+
+from shoal.batch import refuse_line_breaks, sbatch_line, shell_command, shell_quote
+from shoal.describe import REPLICA_PLACEHOLDERS, Cluster
+from shoal.errors import InputError
+from shoal.job import LAUNCH_DEFAULTS, LAUNCH_MODES, PORT_BASE, PORT_COUNT, LaunchGeometry, compute_geometry
+from shoal.model import LaunchSettings, Request
+from shoal.plan.containers import ContainerText
+
+_PLACEHOLDER = re.compile(rf"\{{({'|'.join(REPLICA_PLACEHOLDERS)})\}}")
+
+
+def replica_lines(
+    start: Sequence[str],
+    program: Sequence[str],
+    request: Request,
+    geometry: LaunchGeometry,
+    settings: LaunchSettings,
+    box: ContainerText,
+) -> str:
+    """Shell lines; `start` is how torchrun is called and `program` what it runs, with the templates of the settings."""
+    said = {**LAUNCH_DEFAULTS, **settings.record()}
+    tries = " ".join(str(number) for number in range(1, said["restarts"] + 2))
+    least = geometry.min_replicas
+    finish = settings.finish or least
+    lighthouse = f"{_lighthouse_prefix(box)}torchft_lighthouse"
+    return f"""\
+mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+logs="logs/replicas-$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}"
+mkdir -p "$logs"
+# srun would take these from the job as options of each step, and the steps would wait for each other.
+unset SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_MEM_PER_NODE SLURM_MEM_PER_CPU SLURM_GPUS_PER_NODE
+
+# The replicas' meeting point, on a free port of the first node. {least} of {geometry.replicas} must be alive.
+{lighthouse} --min_replicas {least} --bind '[::]:0' --quorum_tick_ms {said["quorum_tick_ms"]} \\
+    --join_timeout_ms {said["join_timeout_ms"]} \\
+    --heartbeat_timeout_ms {said["heartbeat_timeout_ms"]} > "$logs/lighthouse.log" 2>&1 &
+lighthouse=$!
+until port=$(sed -n 's|.*listening on: http://[^ ]*:\\([0-9]*\\).*|\\1|p' "$logs/lighthouse.log") && [ -n "$port" ]; do
+    kill -0 "$lighthouse" || {{ cat "$logs/lighthouse.log" >&2; exit 1; }}
+    sleep 0.1
+done
+export TORCHFT_LIGHTHOUSE="http://${{hosts[0]}}:$port" NUM_REPLICA_GROUPS={geometry.replicas}
+
+# One replica: started again, each time a little later, until it ends well, its tries are used up, or one has finished.
+replica() {{
+    local replica=$1 nodes=$2 try code
+    export REPLICA_GROUP_ID=$replica
+    for try in {tries}; do
+        code=0
+        {_replica_srun(request, geometry)}{box.step} \\
+            --nodelist="$nodes" --output="$logs/replica-$replica.try-$try.log" \\
+            {box.around}{_replica_torchrun(start, geometry)} \\
+            {_replica_program(program, settings)} || code=$?
+        [ "$code" -ne 0 ] || {{ echo "replica $replica finished"; touch "$logs/finished-$replica"; return 0; }}
+        echo "replica $replica, try $try: exit code $code" >&2
+        if compgen -G "$logs/finished-*" > /dev/null; then return "$code"; fi
+        sleep "$((2 ** (try - 1)))"
+    done
+    return "$code"
+}}
+
+pids=()
+for ((i = 0; i < {geometry.replicas}; i++)); do
+    replica "$i" {_replica_nodes(geometry)} &
+    pids+=("$!")
+done
+
+# A new lighthouse among old replicas would fail them all, so a lost one starts the job again from its checkpoints.
+while kill -0 "${{pids[@]}}" 2> /dev/null; do
+    if ! kill -0 "$lighthouse" 2> /dev/null; then
+        echo "the lighthouse is gone" >&2
+        [ "${{SLURM_RESTART_COUNT:-0}}" -ge {said["run_restarts"]} ] || scontrol requeue "$SLURM_JOB_ID"
+        exit 75
+    fi
+    sleep 1
+done
+
+finished=0 first=0
+for pid in "${{pids[@]}}"; do
+    code=0
+    wait "$pid" || code=$?
+    if [ "$code" -eq 0 ]; then finished=$((finished + 1)); elif [ "$first" -eq 0 ]; then first=$code; fi
+done
+kill "$lighthouse"
+[ "$finished" -ge {finish} ] || exit "$first"
+"""
+
+
+def _lighthouse_prefix(box: ContainerText) -> str:
+    """What stands before the lighthouse: its container, and under pyxis the step that has it as a flag."""
+    step = 'srun --overlap --nodes=1 --ntasks=1 --nodelist="${hosts[0]}" --gres=none'
+    return f"{step}{box.step} \\\n    " if box.step else box.around
+
+
+def with_placeholders(words: Sequence[str]) -> list[str]:
+    """Shell words in which {replica} and the like become the replica's own values."""
+    found = []
+    for word in words:
+        parts = _PLACEHOLDER.split(word)
+        quoted = (
+            REPLICA_PLACEHOLDERS[one] if at % 2 else shell_quote(one) if one else "" for at, one in enumerate(parts)
+        )
+        found.append("".join(quoted) or "''")
+    return found
+
+
+def _replica_srun(request: Request, geometry: LaunchGeometry) -> str:
+    over, per_node = geometry.nodes_per_replica, geometry.replicas_per_node
+    words = [f"srun --exact --kill-on-bad-exit=1 --nodes={over} --ntasks={over} --ntasks-per-node=1"]
+    if geometry.cpus is not None:
+        words.append(f"--cpus-per-task={geometry.cpus // per_node}")
+    words.append(f"--gres={f'gpu:{geometry.replica_gpus}' if geometry.gpus else 'none'}")
+    if request.memory_mb is not None:
+        words.append(f"--mem={request.memory_mb // per_node}M")
+    return " ".join(words)
+
+
+def _replica_torchrun(start: Sequence[str], geometry: LaunchGeometry) -> str:
+    torchrun = shell_command(start)
+    if geometry.nodes_per_replica == 1:
+        return f"{torchrun} --standalone --nproc-per-node {geometry.replica_processes}"
+    return (
+        f"{torchrun} --nnodes {geometry.nodes_per_replica} --nproc-per-node {geometry.replica_processes} \\\n"
+        '            --rdzv-id "$SLURM_JOB_ID-$replica-$try" --rdzv-backend c10d \\\n'
+        f'            --rdzv-endpoint "${{nodes%%,*}}:$(({PORT_BASE} + SLURM_JOB_ID % {PORT_COUNT}))"'
+    )
+
+
+def _replica_program(program: Sequence[str], settings: LaunchSettings) -> str:
+    return " ".join([*(shell_quote(word) for word in program), *with_placeholders(settings.args)])
+
+
+def _replica_nodes(geometry: LaunchGeometry) -> str:
+    if geometry.nodes_per_replica == 1:
+        return f'"${{hosts[i / {geometry.replicas_per_node}]}}"'
+    over = geometry.nodes_per_replica
+    return f'"$(IFS=,; echo "${{hosts[*]:i * {over}:{over}}}")"'
+
+
+_PYTHON = re.compile(r"(?:.*/)?python(?:3(?:\.\d+)?)?", re.ASCII | re.DOTALL)
+
+
+def launch_lines(
+    launch: str,
+    command: Sequence[str],
+    request: Request,
+    settings: LaunchSettings | None = None,
+    box: ContainerText | None = None,
+) -> str:
+    """Shell that runs `command` over the nodes of `request`, contained or not; their exit code is the command's."""
+    if not command:
+        raise InputError("there is no command to launch")
+    box = box or ContainerText()
+    return box.lines + _launch_lines(launch, command, request, settings, box)
+
+
+def _launch_lines(
+    launch: str, command: Sequence[str], request: Request, settings: LaunchSettings | None, box: ContainerText
+) -> str:
+    if launch == "process":
+        return _single_process(command, request, box)
+    if launch not in LAUNCH_MODES:
+        raise InputError(f"there is no launch {launch!r}; allowed are {', '.join(LAUNCH_MODES)}")
+    said = settings or LaunchSettings()
+    geometry = compute_geometry(launch, said.record(), request.nodes or 1, request.gpus or 0, request.cpus)
+    if launch == "torchrun":
+        return _torchrun(command, request, geometry, said, box)
+    if launch == "srun":
+        return _srun_tasks(command, request, geometry, box)
+    start, program = split_torchrun(command)
+    if launch == "replicas":
+        return _require_allocation(request) + replica_lines(start, program, request, geometry, said, box)
+    return _accelerate_or_deepspeed(launch, program, request, geometry, said, box)
+
+
+def split_torchrun(command: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(how to start torchrun, what it runs). torchrun starts Python itself, so a leading `python` is taken off.
+
+    A Python given by its path keeps its own torchrun; another program runs under --no-python.
+    """
+    start, program = ["torchrun"], list(command)
+    if _PYTHON.fullmatch(program[0]):
+        if "/" in program[0]:
+            start = [program[0], "-m", "torch.distributed.run"]
+        rest = program[1:]
+        while rest[:1] == ["-u"]:
+            rest = rest[1:]
+        if rest and (rest[0] == "-m" or not rest[0].startswith("-")):
+            return start, rest
+    elif program[0].endswith(".py"):
+        return start, program
+    return start, ["--no-python", *program]
+
+
+def _single_process(command: Sequence[str], request: Request, box: ContainerText) -> str:
+    line = f"{box.around}{shell_command(command)}\n"
+    if (request.nodes or 1) == 1 and not box.step:
+        return line
+    return f"{_require_allocation(request)}{_srun_words(request, box)} \\\n    {line}"
+
+
+def _torchrun(
+    command: Sequence[str], request: Request, geometry: LaunchGeometry, settings: LaunchSettings, box: ContainerText
+) -> str:
+    start, program = split_torchrun(command)
+    restarts = f" --max-restarts {settings.max_restarts}" if settings.max_restarts else ""
+    processes, nodes = f"{geometry.processes}{restarts}", geometry.nodes
+    words = " ".join(shell_quote(word) for word in program)
+    if nodes == 1:
+        line = f"{box.around}{shell_command(start)} --standalone --nproc-per-node {processes} \\\n    {words}\n"
+        return f"{_require_allocation(request)}{_srun_words(request, box)} \\\n    {line}" if box.step else line
+    return (
+        f"{_require_allocation(request)}{_FIRST_HOST_LINES}{_srun_words(request, box)} \\\n"
+        f"    {box.around}{shell_command(start)} --nnodes {nodes} --nproc-per-node {processes} \\\n"
+        '    --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d --rdzv-endpoint "$head:$port" \\\n'
+        f"    {words}\n"
+    )
+
+
+_FIRST_HOST_LINES = f"""\
+mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+head="${{hosts[0]}}"
+port=$(({PORT_BASE} + SLURM_JOB_ID % {PORT_COUNT}))
+"""
+
+
+def _srun_tasks(command: Sequence[str], request: Request, geometry: LaunchGeometry, box: ContainerText) -> str:
+    """One task per GPU; each learns its rank from Slurm at its own start, not from the batch shell."""
+    cpus = "" if geometry.cpus_per_task is None else f" --cpus-per-task={geometry.cpus_per_task}"
+    place = "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS"
+    return (
+        f"{_require_allocation(request)}{_FIRST_HOST_LINES}"
+        'export MASTER_ADDR="$head" MASTER_PORT="$port"\n'
+        f"srun --kill-on-bad-exit=1 --ntasks-per-node={geometry.tasks}{cpus}{box.step} \\\n"
+        f"    bash -c '{place}; exec \"$@\"' rank \\\n"
+        f"    {box.around}{shell_command(command)}\n"
+    )
+
+
+def _accelerate_or_deepspeed(
+    launch: str,
+    program: Sequence[str],
+    request: Request,
+    geometry: LaunchGeometry,
+    said: LaunchSettings,
+    box: ContainerText,
+) -> str:
+    """accelerate or deepspeed on each node, told its place by Slurm; neither needs ssh."""
+    words = " ".join(shell_quote(word) for word in (*said.options, *_no_python_flag(program, launch)))
+    hosts = ""
+    if launch == "accelerate":
+        kind = " --multi_gpu" if geometry.world > 1 else ""
+        line = (
+            f"accelerate launch --num_machines {geometry.nodes} --num_processes {geometry.world}{kind} "
+            '--machine_rank "$SLURM_NODEID" --main_process_ip "$0" --main_process_port "$1" "${@:2}"'
+        )
+        given = '"$head" "$port"'
+    else:
+        hosts = (
+            f'hostfile="hosts-$SLURM_JOB_ID"\nprintf "%s slots={geometry.processes}\\n" "${{hosts[@]}}" > "$hostfile"\n'
+        )
+        line = (
+            'deepspeed --hostfile "$2" --no_ssh --node_rank "$SLURM_NODEID" '
+            '--master_addr "$0" --master_port "$1" "${@:3}"'
+        )
+        given = '"$head" "$port" "$hostfile"'
+    step = f"{_require_allocation(request)}{_FIRST_HOST_LINES}{hosts}{_srun_words(request, box)}"
+    return f"{step} \\\n    {box.around}bash -c 'exec {line}' {given} \\\n    {words}\n"
+
+
+def _no_python_flag(program: Sequence[str], launch: str) -> list[str]:
+    """torchrun's --no-python in the words of the other launchers."""
+    return [{"accelerate": "--no_python", "deepspeed": "--no_python"}[launch] if word == "--no-python" else word
+            for word in program]  # fmt: skip
+
+
+def _require_allocation(request: Request) -> str:
+    """Outside a job srun would ask for an allocation of its own."""
+    return f': "${{SLURM_JOB_ID:?this script needs {request.nodes} nodes: submit it with sbatch}}"\n'
+
+
+def _srun_words(request: Request, box: ContainerText) -> str:
+    # Since 22.05 srun does not take --cpus-per-task from the job: without it a task would get one core.
+    cpus = (
+        f"--cpus-per-task={request.cpus}"
+        if request.cpus
+        else '${SLURM_CPUS_PER_TASK:+"--cpus-per-task=$SLURM_CPUS_PER_TASK"}'
+    )
+    return f"srun --kill-on-bad-exit=1 --ntasks-per-node=1 {cpus}{box.step}"
+
+
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+#: Not `set -e`: that would also judge every command inside a sourced activation script, and those fail harmlessly.
+_EXIT_TRAP = """trap 'failed=$?; [ "${FUNCNAME[0]}" != set_up ] || { trap - ERR; return "$failed"; }' ERR"""
+
+
+def script_header(options: Sequence[tuple[str, str | None]], comments: Sequence[str] = ()) -> str:
+    """Shebang, comments, one #SBATCH line for each option; sbatch reads these only up to the first command."""
+    for comment in comments:
+        refuse_line_breaks(comment, "a comment")
+    lines = ["#!/bin/bash", *(f"# {comment}".rstrip() for comment in comments)]
+    lines += [sbatch_line(name, value) for name, value in options]
+    return "\n".join(lines) + "\n"
+
+
+def setup_function(cluster: Cluster, env: Mapping[str, str] | None = None) -> str:
+    """The function `setup`: exports of the profile, then of `env`, then the profile's own shell lines as they are.
+
+    It returns the exit code of the first of these lines that fails. Call it as a plain command: bash does not notice
+    failures inside of `if set_up` or `set_up || ...`.
+    """
+    exports = {**cluster.environment(), **(env or {})}
+    lines = [_export(name, value) for name, value in exports.items()]
+    lines += [
+        f"    export {name}={shell_quote(value)}${{{name}:+:${name}}}"
+        for name, value in cluster.prepends().items()
+        if name not in exports
+    ]
+    # Lines that only make sense together (a here-document, a quoted text over lines) must not be indented.
+    indent = "    " if all(_is_single_command(line) for line in cluster.setup) else ""
+    if cluster.setup:
+        lines += ["    # The first line that fails ends the set-up.", f"    {_EXIT_TRAP}"]
+        lines += [f"{indent}{line}" if line.strip() else "" for line in cluster.setup]
+        lines.append("    trap - ERR")
+    return "\n".join(["set_up() {", *(lines or ["    :"]), "}"]) + "\n"
+
+
+def _export(name: str, value: str) -> str:
+    """Where scratch is, a person may have said already; $NAMES in it are filled in by each node for itself."""
+    unless = '[ -n "${SHOAL_SCRATCH:-}" ] || ' if name == "SHOAL_SCRATCH" else ""
+    return f"    {unless}export {_env_name(name)}={shell_quote(value)}"
+
+
+def render_script(head: str, setup: str, launch: str) -> str:
+    """The whole script. A failing line ends it with that line's exit code; the last line's is the job's.
+
+    `set -eu` begins after the set-up part, because activation scripts of conda and modules read unset variables.
+    """
+    call = 'set_up\nstatus=$?\n[ "$status" -eq 0 ] || exit "$status"\nset -euo pipefail\n'
+    return f"{head}\n{setup}\n{call}\n{launch.rstrip()}\n"
+
+
+def _env_name(name: str) -> str:
+    if not _ENV_NAME.fullmatch(name):
+        raise InputError(f"{name!r} is not the name of an environment variable")
+    return name
+
+
+def _is_single_command(line: str) -> bool:
+    if "<<" in line or line.endswith("\\"):
+        return False
+    try:
+        shlex.split(line, comments=True)
+    except ValueError:
+        return False
+    return True

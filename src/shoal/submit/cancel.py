@@ -1,0 +1,142 @@
+"""Stop runs: the wish is written down first, then Slurm or the process is told. The agent obeys the file as well.
+
+The job of another user of a shared project is not ours to cancel, and Slurm would refuse it: its agent reads the wish.
+
+Runs of a sweep that its description no longer has: found by their specs, told always, cancelled only on request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from shoal.clusters import scancel, squeue
+from shoal.describe import SweepNames
+from shoal.errors import SchedulerError
+from shoal.job import replacements_of
+from shoal.kernel import SLURM_ENDED_STATES, is_shared, lease, processes, user_name
+from shoal.model import ACTIVE_STATES, QUEUED_STATES
+from shoal.names import new_token
+from shoal.observe import CANCEL_REQUESTED, RunReader, RunView, Start, Submission, observe, run_names, run_writer
+
+
+class CancelResult(NamedTuple):
+    """The runs that were cancelled; of these, run -> user, those whose job another user has and which ends itself."""
+
+    names: list[str]
+    end_themselves: dict[str, str]
+
+
+def active_runs(home: str, names: Sequence[str]) -> list[RunView]:
+    views = observe(home, names).views
+    return [view for view in views.values() if view.state in ACTIVE_STATES]
+
+
+def cancel_runs(
+    home: str, views: Sequence[RunView], environ: Mapping[str, str], request: str | None = None
+) -> CancelResult:
+    """Cancel these runs, and replacements that would take them over; the result names the former.
+
+    After success each has its wish on disk, which the fence and the heartbeat obey, and its job is being ended, or ends
+    itself where it is another user's. When Slurm does not answer, SchedulerError: the wish stands, and a job that
+    starts later ends itself at once.
+    """
+    names = [view.name for view in views]
+    replacements = [other for name in names for other in replacements_of(home, name) if other not in names]
+    views = [*views, *(active_runs(home, replacements) if replacements else ())]
+    reader = RunReader(home)
+    jobs: dict[str, list[int | None]] = {}
+    queues: dict[str, Submission] = {}
+    end_themselves: dict[str, str] = {}
+    wish = {"t": time.time(), "user": user_name(), "request": request or new_token()}
+    for view in views:
+        run_writer.request_cancel(home, view.name, view.generation, wish)
+        files = reader.run(view.name)
+        submission = files.origin.submission if files.origin else None
+        if files.claim is None or submission is None:
+            continue
+        if not processes.is_own_record({"uid": submission.uid}) and os.geteuid() != 0:
+            if view.state in ACTIVE_STATES - {"queued"}:
+                end_themselves[view.name] = submission.user
+        elif submission.shape is not None:
+            queues.setdefault(files.claim.token, submission)  # the engine sees the wish; the others go on
+        elif submission.backend == "slurm":
+            jobs.setdefault(files.claim.token, []).append(files.claim.index if len(submission.runs) > 1 else None)
+        elif files.start is not None and files.start.generation == files.generation:
+            _stop_local_run(files.start)
+    for token, submission in queues.items():
+        if submission.backend == "slurm" and not _still_wanted(home, submission, reader):
+            jobs[token] = [None, *range(len(submission.runs))]
+    if jobs:
+        _cancel_jobs(jobs, environ)
+    return CancelResult(names, {name: user for name, user in end_themselves.items() if name in names})
+
+
+def cancel_own_jobs(home: str, views: Sequence[RunView], environ: Mapping[str, str]) -> None:
+    """In a shared project: cancel our own jobs that wait in Slurm's queue and whose runs another user cancelled."""
+    if not is_shared(home):
+        return
+    waiting = [view for view in views if view.state in QUEUED_STATES and view.cause == CANCEL_REQUESTED]
+    if waiting:
+        with contextlib.suppress(SchedulerError):  # the wish stands
+            cancel_runs(home, waiting, environ)
+
+
+def _still_wanted(home: str, submission: Submission, reader: RunReader) -> bool:
+    """Whether a queue has a run left that is neither cancelled nor ended; without one its jobs can go."""
+    for name in submission.runs:
+        files = reader.run(name)
+        ours = files.claim is not None and files.claim.token == submission.token and not files.cancelled
+        if ours and (files.end is None or files.end.generation != files.generation):
+            return True
+    return False
+
+
+def _cancel_jobs(jobs: Mapping[str, Sequence[int | None]], environ: Mapping[str, str]) -> None:
+    """Cancel by id, but only ids that carry our token right now: ids are reused."""
+    snapshot = squeue(environ)
+    if snapshot.problem is not None:
+        raise SchedulerError(
+            f"Slurm does not answer: {snapshot.problem}", hint="the runs will end themselves as soon as they start"
+        )
+    ids = [
+        row.label
+        for token, indices in jobs.items()
+        for index in indices
+        for row in snapshot.rows.get((token, index), ())
+        if row.word not in SLURM_ENDED_STATES
+    ]
+    scancel(ids, environ)
+
+
+def _stop_local_run(start: Start) -> None:
+    """Ask a run on this machine to end; what is left of one whose guard and agent were killed is killed too."""
+    if processes.is_process_alive({"host": start.host, "pid": start.pid, "started": start.started, "uid": start.uid}):
+        os.kill(start.pid, signal.SIGTERM)
+    else:
+        lease.kill_leftovers_of(start)
+
+
+def removed_runs(
+    home: str, grown: Sequence[SweepNames], described: Collection[str], environ: Mapping[str, str]
+) -> list[RunView]:
+    """Live runs that belong to these sweeps and are not among the described ones; what has ended stays as it is."""
+    if not grown:
+        return []
+    bases = {(one.experiment, one.base) for one in grown}
+    prefixes = tuple(f"{experiment}/{base}" for experiment, base in bases)
+    known = set(described)
+    reader = RunReader(home)
+    names = []
+    for name in run_names(home):
+        if name in known or not name.startswith(prefixes):
+            continue
+        spec = reader.spec(name)
+        if spec is not None and (spec.experiment, spec.sweep) in bases:
+            names.append(name)
+    views = observe(home, names, environ=environ).views if names else {}
+    return [view for view in views.values() if view.state in ACTIVE_STATES]
