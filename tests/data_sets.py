@@ -39,7 +39,7 @@ def contents(root: Path) -> dict[bytes, bytes]:
 def make_data(folder: Path) -> Path:
     """folder/src with files, and the same as shards in folder/data."""
     make_folder(folder / "src", 200, size=5000)
-    shoal.data.pack(str(folder / "src"), str(folder / "data"), ShardSettings(shard_mb=0.1, first_mb=0.08))
+    shoal.data.shard_dataset(str(folder / "src"), str(folder / "data"), ShardSettings(shard_mb=0.1, first_mb=0.08))
     return folder / "data"
 
 

@@ -31,7 +31,7 @@ print(json.dumps(stage.close()))
 def make_shards(folder: Path) -> Path:
     """A data set of about 40 shards of 50 KB."""
     make_folder(folder / "src", 300, size=5000)
-    shoal.data.pack(str(folder / "src"), str(folder / "data"), ShardSettings(shard_mb=0.05, first_mb=0.01))
+    shoal.data.shard_dataset(str(folder / "src"), str(folder / "data"), ShardSettings(shard_mb=0.05, first_mb=0.01))
     return folder / "data"
 
 

@@ -60,16 +60,16 @@ def _admit(claim: fence.Claim, **me: Any) -> None:
 
 SINGLE = """
 import os, signal, sys, time
-from shoal.job import attempt, handover, single
-from shoal.kernel import fence, guard, layout, process
+from shoal.job import attempt, run_data, single_run
+from shoal.kernel import fence, guard, layout, processes
 from shoal.kernel.records import Allocation
 claim = fence.find_claim(sys.argv[1], sys.argv[2])._replace(output_dir=sys.argv[1], log_dir=sys.argv[1])
 policy = {"warn_s": 100, "tell": "file"}
 spec = dict(experiment="a", stem="b", step="s", tracker_id="t", cwd="/", survive=policy)
 def run(link, **more):
-    me, one = Allocation(**process.this_process()), dict(spec, **more)
-    mine = attempt.Attempt(claim, attempt.begin(claim, 1, me, one, False, os.environ), one)
-    job = single.Single(layout.home_of(claim.run_dir), mine, me, link, lambda text: None)
+    me, one = Allocation(**processes.own_identity()), dict(spec, **more)
+    mine = attempt.Attempt(claim, attempt.begin_attempt(claim, 1, me, one, False, os.environ), one)
+    job = single_run.SingleRunExecutor(layout.state_dir_of(claim.run_dir), mine, me, link, lambda text: None)
     job.loop()
     print(job.ours, job.end.success, job.end.exit_code, job.end.stopped_by, job.end.warned, job.end.signal)
     return 0
@@ -79,7 +79,7 @@ def work(link):
 
 def _single(claim: fence.Claim, work: str) -> str:
     """What a job of one run says about the end of its attempt."""
-    code = SINGLE + textwrap.indent(work, "    ") + "\nsys.exit(guard.run(work))\n"
+    code = SINGLE + textwrap.indent(work, "    ") + "\nsys.exit(guard.run_guarded(work))\n"
     argv = [sys.executable, "-c", code, claim.run_dir, claim.token]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
@@ -100,7 +100,7 @@ def bring(self):
     while self._stopped is None:
         time.sleep(0.01)
     return "the data cannot be used"
-handover.Handover.bring = bring
+run_data.AttemptData.bring = bring
 return run(link, command=["true"], data={"images": {"path": "/"}})
 """
     assert _single(claim, work) == "True False 143 SIGTERM False SIGTERM"

@@ -29,7 +29,7 @@ def write(root: Path, paths: list[str]) -> Path:
 def packed(root: Path, **options: Any) -> dict[str, str | None]:
     """Original name -> class name of every sample that was packed."""
     goal = root.with_name(f"{root.name}-packed-{len(os.listdir(root.parent))}")
-    made = shoal.data.pack(str(root), str(goal), ShardSettings(**options))
+    made = shoal.data.shard_dataset(str(root), str(goal), ShardSettings(**options))
     found: dict[str, str | None] = {}
     for sample in shoal.data.open(str(goal)):
         (name,) = (value.decode() for field, value in sample.items() if field not in ("cls", "__key__", "json"))
@@ -40,7 +40,7 @@ def packed(root: Path, **options: Any) -> dict[str, str | None]:
 
 def refusal(root: Path, **options: Any) -> tuple[str, str]:
     with pytest.raises(InputError) as caught:
-        shoal.data.pack(str(root), str(root) + "-out", ShardSettings(**options))
+        shoal.data.shard_dataset(str(root), str(root) + "-out", ShardSettings(**options))
     assert not os.path.exists(str(root) + "-out")
     return caught.value.message, str(caught.value.hint)
 
@@ -69,12 +69,12 @@ def test_splits_are_not_merged(tmp_path: Path) -> None:
     assert packed(root, label="folder") == {path: path.split("/")[0] for path in paths}
     told = {
         one.why: one.files
-        for one in shoal.data.pack(str(root), str(tmp_path / "t"), ShardSettings(split="val")).scan.skipped
+        for one in shoal.data.shard_dataset(str(root), str(tmp_path / "t"), ShardSettings(split="val")).scan.skipped
     }
     assert told == {"beside the splits": 1, "of other splits": 3}
     numbers = {}
     for split in ("train", "val"):
-        made = shoal.data.pack(str(root), str(tmp_path / split), ShardSettings(split=split))
+        made = shoal.data.shard_dataset(str(root), str(tmp_path / split), ShardSettings(split=split))
         assert made.manifest.classes == ["cat", "dog", "emu", "fox"], "a class has one number in all splits"
         numbers[split] = {s["__key__"].split("/")[0]: s["cls"] for s in shoal.data.open(str(tmp_path / split))}
     assert numbers == {"train": {"cat": 0, "dog": 1, "emu": 2}, "val": {"cat": 0, "dog": 1, "fox": 3}}
@@ -110,7 +110,7 @@ def test_a_folder_that_can_be_read_in_two_ways_is_refused_with_the_flags_that_se
         option, value = shlex.split(flag)
         name, goal = option.removeprefix("--"), tmp_path / flag[2:].replace("*", "")
         asked: dict[str, Any] = {name: (value,) if name == "include" else value}
-        made = shoal.data.pack(str(root), str(goal), ShardSettings(**asked))
+        made = shoal.data.shard_dataset(str(root), str(goal), ShardSettings(**asked))
         assert made.manifest.samples > 0, f"{flag} settles it"
 
 
@@ -133,7 +133,7 @@ def test_include_and_exclude_take_names_and_paths(tmp_path: Path) -> None:
 
 def test_samples_of_several_files_lose_only_stems_without_a_picture(tmp_path: Path) -> None:
     root = write(tmp_path / "src", ["a/1.jpg", "a/1.json", "b/2.png", "b/2.json", "README.md", "b/notes.txt"])
-    made = shoal.data.pack(str(root), str(tmp_path / "out"), ShardSettings(group="stem"))
+    made = shoal.data.shard_dataset(str(root), str(tmp_path / "out"), ShardSettings(group="stem"))
     assert made.manifest.samples == 2 and made.manifest.classes == ["a", "b"]
     assert [(one.why, one.files) for one in made.scan.skipped] == [("not images", 2)]
 
@@ -172,7 +172,7 @@ def test_a_field_may_have_several_names(tmp_path: Path) -> None:
     root = write(tmp_path / "src", [f"c{k % 3}/{k}.{('jpg', 'jpeg', 'png')[k % 2 + k % 3 // 2]}" for k in range(60)])
     for format in ("tar", "tfrecord"):
         settings = ShardSettings(shard_mb=0.01, first_mb=0.005, format=format)
-        shoal.data.pack(str(root), str(tmp_path / format), settings)
+        shoal.data.shard_dataset(str(root), str(tmp_path / format), settings)
         data = shoal.data.open(str(tmp_path / format), fields=("jpg;jpeg;png", "cls"))
         expected = Counter(path.relative_to(root).as_posix() for path in root.rglob("*.*"))
         assert Counter(image.decode() for image, _ in data.stream(seed=1, epoch=1)) == expected
@@ -188,7 +188,7 @@ def test_webdataset_reads_mixed_fields_too(tmp_path: Path) -> None:
     import webdataset
 
     root = write(tmp_path / "src", IMAGES)
-    shoal.data.pack(str(root), str(tmp_path / "out"))
+    shoal.data.shard_dataset(str(root), str(tmp_path / "out"))
     shards = [str(path) for path in (tmp_path / "out").glob("*.tar")]
     found = webdataset.WebDataset(shards, shardshuffle=False).to_tuple("jpg;png", "cls")
     assert {image.decode(): int(label) for image, label in found} == {path: path.startswith("dog") for path in IMAGES}

@@ -42,7 +42,7 @@ class Cluster:
 
     def __init__(self, base: Path) -> None:
         make_folder(base / "src", SAMPLES, classes=7, size=1500)
-        shoal.data.pack(str(base / "src"), str(base / "out"), SMALL)
+        shoal.data.shard_dataset(str(base / "src"), str(base / "out"), SMALL)
         self.base, self.source = base, base / "out"
         self.keys = {f"class{number % 7}/img_{number:05d}": number % 7 for number in range(SAMPLES)}
         self.images = {key: (base / "src" / f"{key}.jpg").read_bytes() for key in self.keys}
@@ -229,14 +229,14 @@ def test_damage_without_a_source_is_an_error_that_names_the_sample(cluster: Clus
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loop_over_the_loader_that_was_broken_off_begins_anew(cluster: Cluster, workers: int) -> None:
     """Lightning's sanity check takes two batches of the validation, which must not lack them afterwards."""
-    from shoal.data.for_torch import CheckpointableLoader
+    from shoal.data.for_torch import Loader
 
     data = shoal.data.open(str(cluster.source), fields=("__key__", "cls"))
 
     def names(batches: Any) -> list[str]:
         return [name for batch, _ in batches for name in batch]
 
-    loader = CheckpointableLoader(data, batch_size=8, workers=workers)
+    loader = Loader(data, batch_size=8, workers=workers)
     sanity = names(islice(loader, 2))
     limited = [names(islice(loader, 3)) for _ in range(3)]
     assert limited[0][:16] == sanity and limited == [limited[0]] * 3
@@ -244,7 +244,7 @@ def test_a_loop_over_the_loader_that_was_broken_off_begins_anew(cluster: Cluster
     assert sorted(whole) == sorted(cluster.keys) and whole[:24] == limited[0]
     assert loader.epoch == 1 and names(islice(loader, 3)) != limited[0]
     state = loader.state_dict()
-    resumed = CheckpointableLoader(data, batch_size=8, workers=workers)
+    resumed = Loader(data, batch_size=8, workers=workers)
     resumed.load_state_dict(state)
     rest = names(resumed)
     loader.set_epoch(1)
@@ -255,9 +255,9 @@ def test_a_loop_over_the_loader_that_was_broken_off_begins_anew(cluster: Cluster
 
 
 def _epoch_1(data: Any) -> Any:
-    from shoal.data.for_torch import CheckpointableLoader
+    from shoal.data.for_torch import Loader
 
-    loader = CheckpointableLoader(data, batch_size=8)
+    loader = Loader(data, batch_size=8)
     loader.set_epoch(1)
     return loader
 
@@ -266,7 +266,7 @@ def _epoch_1(data: Any) -> Any:
 def test_workers_that_persist_follow_the_epochs(cluster: Cluster, start: str) -> None:
     from torch.utils.data import DataLoader
 
-    from shoal.data.for_torch import CheckpointableLoader, StreamDataset
+    from shoal.data.for_torch import Loader, StreamDataset
 
     data = shoal.data.open(str(cluster.source), fields=("__key__", "cls"))
     expected = [[key for key, _ in data.stream(seed=4, epoch=epoch)] for epoch in range(3)]
@@ -276,7 +276,7 @@ def test_workers_that_persist_follow_the_epochs(cluster: Cluster, start: str) ->
     for epoch in (0, 1, 2, 1):
         stream.set_epoch(epoch)
         assert [name for names, _ in plain for name in names] == expected[epoch]
-    loader = CheckpointableLoader(data, batch_size=8, workers=2, seed=4, **options)
+    loader = Loader(data, batch_size=8, workers=2, seed=4, **options)
     next(iter(loader))
     for epoch in range(3):
         assert [name for names, _ in loader for name in names] == expected[epoch]
@@ -361,7 +361,7 @@ print(json.dumps([sum(len(image) for (image,) in stream), read() - before]))
 @pytest.mark.parametrize("format", ["tar", "tfrecord"])
 def test_a_rank_on_a_node_of_its_own_reads_its_part_of_the_bytes(tmp_path: Path, format: str) -> None:
     make_folder(tmp_path / "src", 400, size=20_000)
-    shoal.data.pack(str(tmp_path / "src"), str(tmp_path / "data"), ShardSettings(format=format, shard_mb=1))
+    shoal.data.shard_dataset(str(tmp_path / "src"), str(tmp_path / "data"), ShardSettings(format=format, shard_mb=1))
     env = {name: value for name, value in os.environ.items() if name != "LOCAL_WORLD_SIZE"}
     argv = [sys.executable, "-c", READ, str(tmp_path / "data")]
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
@@ -373,13 +373,13 @@ def test_a_rank_on_a_node_of_its_own_reads_its_part_of_the_bytes(tmp_path: Path,
 #: Brings data for a job of two nodes as the agent does, and prints what the run would find; `stage` is the helper.
 TWO_NODES = """
 import json, os, sys
-from shoal.job import handover
+from shoal.job import run_data
 
 if sys.argv[1] == "stage":
-    sys.exit(handover.main(sys.argv[2:]))
+    sys.exit(run_data.main(sys.argv[2:]))
 said = []
 spec = {"data": {"images": {"path": sys.argv[1], "wait": sys.argv[2]}}}
-brought = handover.Handover(spec, dict(os.environ), sys.argv[3], said.append)
+brought = run_data.AttemptData(spec, dict(os.environ), sys.argv[3], said.append)
 problem = brought.bring()
 print(json.dumps([problem, brought.variables().get("SHOAL_DATA_IMAGES"), said]))
 brought.close()

@@ -123,7 +123,7 @@ def test_an_index_gives_back_what_was_put_in(samples: list[tuple[bytes, list[str
 @pytest.mark.parametrize("format", ["tar", "tfrecord"])
 def test_what_was_packed_comes_back_byte_for_byte(tmp_path: Path, format: str) -> None:
     source = make_folder(tmp_path / "src")
-    packed = shoal.data.pack(str(source), str(tmp_path / "out"), SMALL._replace(format=format))
+    packed = shoal.data.shard_dataset(str(source), str(tmp_path / "out"), SMALL._replace(format=format))
     assert packed.manifest.samples == 60
     assert packed.manifest.classes == ["class0", "class1", "class2"]
     assert len(packed.manifest.shards) > 2
@@ -135,7 +135,7 @@ def test_what_was_packed_comes_back_byte_for_byte(tmp_path: Path, format: str) -
 
 def test_a_squashfs_image_is_packed_verified_and_unpacked(tmp_path: Path) -> None:
     source = make_folder(tmp_path / "src")
-    shoal.data.pack(str(source), str(tmp_path / "out"), SMALL._replace(format="squashfs"))
+    shoal.data.shard_dataset(str(source), str(tmp_path / "out"), SMALL._replace(format="squashfs"))
     assert verify_dataset(str(tmp_path / "out")).problems == []
     extract_dataset(str(tmp_path / "out"), str(tmp_path / "back"))
     assert contents(tmp_path / "back") == contents(source)
@@ -147,7 +147,7 @@ def test_gnu_tar_and_webdataset_read_our_shards(tmp_path: Path) -> None:
     import webdataset
 
     source = make_folder(tmp_path / "src")
-    packed = shoal.data.pack(str(source), str(tmp_path / "out"), SMALL)
+    packed = shoal.data.shard_dataset(str(source), str(tmp_path / "out"), SMALL)
     paths = [str(tmp_path / "out" / shard.name) for shard in packed.manifest.shards]
     names = []
     for path in paths:
@@ -165,7 +165,7 @@ def test_the_tfrecord_package_reads_our_shards(tmp_path: Path) -> None:
     from tfrecord.reader import tfrecord_loader
 
     source = make_folder(tmp_path / "src")
-    packed = shoal.data.pack(str(source), str(tmp_path / "out"), SMALL._replace(format="tfrecord"))
+    packed = shoal.data.shard_dataset(str(source), str(tmp_path / "out"), SMALL._replace(format="tfrecord"))
     found = {}
     for shard in packed.manifest.shards:
         path = str(tmp_path / "out" / shard.name)
@@ -235,7 +235,7 @@ def test_an_index_is_built_again_when_a_shard_made_elsewhere_changes(
 
 def test_a_manifest_of_a_newer_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
     source = make_folder(tmp_path / "src", 5)
-    shoal.data.pack(str(source), str(tmp_path / "out"))
+    shoal.data.shard_dataset(str(source), str(tmp_path / "out"))
     path = tmp_path / "out" / manifest.MANIFEST_NAME
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": 99, "shards": "in another way"}))
     with pytest.raises(InputError, match=r"newer shoal.*version 99") as caught:
@@ -252,7 +252,7 @@ def test_a_damaged_manifest_is_one_sentence(tmp_path: Path, text: str) -> None:
 
 def test_a_manifest_cannot_point_outside_its_folder(tmp_path: Path) -> None:
     make_folder(tmp_path / "src", 5)
-    shoal.data.pack(str(tmp_path / "src"), str(tmp_path / "out"))
+    shoal.data.shard_dataset(str(tmp_path / "src"), str(tmp_path / "out"))
     path = tmp_path / "out" / manifest.MANIFEST_NAME
     path.write_text(path.read_text().replace("shard-000000.tar", "../../etc/passwd"))
     with pytest.raises(ShoalError, match="not the name of a shard"):
@@ -267,7 +267,7 @@ def test_any_cut_or_changed_byte_of_a_shard_is_found(
     folder = tmp_path_factory.mktemp("damage")
     make_folder(folder / "src", 12, size=400)
     format = data.draw(st.sampled_from(["tar", "tfrecord"]))
-    shoal.data.pack(str(folder / "src"), str(folder / "out"), ShardSettings(format=format))
+    shoal.data.shard_dataset(str(folder / "src"), str(folder / "out"), ShardSettings(format=format))
     shard = next(path for path in (folder / "out").iterdir() if path.suffix == f".{format}")
     original = shard.read_bytes()
     place = data.draw(st.integers(0, len(original) - 1))
@@ -282,7 +282,7 @@ def test_any_cut_or_changed_byte_of_a_shard_is_found(
 
 def test_verify_names_the_samples_that_were_hit(tmp_path: Path) -> None:
     make_folder(tmp_path / "src", 12, size=400)
-    shoal.data.pack(str(tmp_path / "src"), str(tmp_path / "out"))
+    shoal.data.shard_dataset(str(tmp_path / "src"), str(tmp_path / "out"))
     data = shoal.data.open(str(tmp_path / "out"), check=True)
     member = data.shards.index(0).sample(5).members[0]
     shard = tmp_path / "out" / "shard-000000.tar"
@@ -301,7 +301,7 @@ def test_verify_names_the_samples_that_were_hit(tmp_path: Path) -> None:
 def test_a_truncated_shard_made_elsewhere_is_found_by_its_structure(tmp_path: Path) -> None:
     make_folder(tmp_path / "src", 12, size=400)
     for format in ("tar", "tfrecord"):
-        shoal.data.pack(str(tmp_path / "src"), str(tmp_path / format), ShardSettings(format=format))
+        shoal.data.shard_dataset(str(tmp_path / "src"), str(tmp_path / format), ShardSettings(format=format))
         name = f"shard-000000.{format}"
         whole = (tmp_path / format / name).read_bytes()
         (tmp_path / f"cut.{format}").write_bytes(whole[: len(whole) * 2 // 3])

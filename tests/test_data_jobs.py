@@ -113,7 +113,7 @@ def test_the_data_of_a_run_is_part_of_what_it_is(tmp_path: Path) -> None:
 def test_a_training_begins_before_staging_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from shoal.data.for_torch import CheckpointableLoader
+    from shoal.data.for_torch import Loader
     from shoal.job.staging import Stage
 
     data = make_data(tmp_path)
@@ -128,9 +128,7 @@ def test_a_training_begins_before_staging_ends(tmp_path: Path, monkeypatch: pyte
     def decode(sample: tuple[str, bytes, int]) -> tuple[str, torch.Tensor, int]:
         return sample[0], torch.frombuffer(bytearray(sample[1][:64]), dtype=torch.uint8).float() / 255, sample[2]
 
-    loader = CheckpointableLoader(
-        shoal.data.open(place, fields=("__key__", "jpg", "cls"), transform=decode), batch_size=4, seed=0
-    )
+    loader = Loader(shoal.data.open(place, fields=("__key__", "jpg", "cls"), transform=decode), batch_size=4, seed=0)
     model = torch.nn.Linear(64, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     seen: Counter[str] = Counter()
@@ -396,7 +394,7 @@ def test_advise_says_warm_or_cold_as_it_was_and_decoding_only_if_something_was_d
 
 def test_advise_sees_a_cold_cache(tmp_path: Path) -> None:
     make_folder(tmp_path / "src", 200, size=100_000)
-    shoal.data.pack(str(tmp_path / "src"), str(tmp_path / "data"))
+    shoal.data.shard_dataset(str(tmp_path / "src"), str(tmp_path / "data"))
     data = shoal.data.open(str(tmp_path / "data"), fields=("jpg",))
     drop_cache(str(tmp_path / "data"))
     if data.table.in_memory([5, 100, 150]) != [False] * 3:

@@ -58,7 +58,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("kind", ["sampler", "loader"])
 def test_two_processes_of_lightning_see_each_sample_once_per_epoch(tmp_path: Path, kind: str) -> None:
     make_folder(tmp_path / "src", SAMPLES)
-    shoal.data.pack(str(tmp_path / "src"), str(tmp_path / "data"), ShardSettings(shard_mb=0.05, first_mb=0.01))
+    shoal.data.shard_dataset(str(tmp_path / "src"), str(tmp_path / "data"), ShardSettings(shard_mb=0.05, first_mb=0.01))
     (tmp_path / "training.py").write_text(TRAINING)
     argv = [sys.executable, tmp_path / "training.py", tmp_path / "data", kind, tmp_path / "seen"]
     done = subprocess.run([str(word) for word in argv], capture_output=True, text=True, timeout=900, cwd=tmp_path)
@@ -121,7 +121,7 @@ def test_a_sanity_check_costs_the_validation_no_sample_and_a_limit_takes_the_sam
     tmp_path: Path, limit: int
 ) -> None:
     make_folder(tmp_path / "src", SAMPLES)
-    shoal.data.pack(str(tmp_path / "src"), str(tmp_path / "data"), ShardSettings(shard_mb=0.05, first_mb=0.01))
+    shoal.data.shard_dataset(str(tmp_path / "src"), str(tmp_path / "data"), ShardSettings(shard_mb=0.05, first_mb=0.01))
     (tmp_path / "training.py").write_text(VALIDATING)
     argv = [sys.executable, tmp_path / "training.py", tmp_path / "data", tmp_path / "seen", limit]
     done = subprocess.run([str(word) for word in argv], capture_output=True, text=True, timeout=900, cwd=tmp_path)

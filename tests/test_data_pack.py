@@ -37,18 +37,18 @@ def write_pixels(root: Path) -> Path:
 def test_the_same_source_and_seed_give_the_same_bytes_with_any_number_of_workers(tmp_path: Path) -> None:
     source = make_folder(tmp_path / "src")
     ids = {
-        shoal.data.pack(str(source), str(tmp_path / name), SMALL, workers=workers).manifest.id
+        shoal.data.shard_dataset(str(source), str(tmp_path / name), SMALL, workers=workers).manifest.id
         for name, workers in (("a", 1), ("b", 3))
     }
     assert len(ids) == 1
-    other = shoal.data.pack(str(source), str(tmp_path / "c"), SMALL._replace(seed=1)).manifest.id
+    other = shoal.data.shard_dataset(str(source), str(tmp_path / "c"), SMALL._replace(seed=1)).manifest.id
     assert other not in ids
 
 
 def test_the_order_is_mixed_over_classes_and_can_be_kept(tmp_path: Path) -> None:
     source = make_folder(tmp_path / "src", 90, classes=3)
-    shoal.data.pack(str(source), str(tmp_path / "mixed"), SMALL)
-    shoal.data.pack(str(source), str(tmp_path / "kept"), SMALL._replace(seed=None))
+    shoal.data.shard_dataset(str(source), str(tmp_path / "mixed"), SMALL)
+    shoal.data.shard_dataset(str(source), str(tmp_path / "kept"), SMALL._replace(seed=None))
     mixed = shoal.data.open(str(tmp_path / "mixed"), fields=("cls",))
     kept = shoal.data.open(str(tmp_path / "kept"), fields=("cls",))
     assert [label for (label,) in kept] == sorted(label for (label,) in mixed)
@@ -79,7 +79,7 @@ def test_a_csv_gives_classes_and_fields(tmp_path: Path) -> None:
         writer = csv.writer(file)
         writer.writerow(["path", "label", "split", "note"])
         writer.writerows([f"pictures/{k}.png", "cat" if k % 2 else "ant", "train", f"a,b\n{k}"] for k in range(6))
-    packed = shoal.data.pack(str(tmp_path / "list.csv"), str(tmp_path / "out"))
+    packed = shoal.data.shard_dataset(str(tmp_path / "list.csv"), str(tmp_path / "out"))
     assert packed.manifest.classes == ["ant", "cat"]
     data = shoal.data.open(str(tmp_path / "out"))
     for sample in data:
@@ -92,19 +92,19 @@ def test_jsonl_and_plain_lists_work_and_bad_ones_say_where(tmp_path: Path) -> No
     write_pixels(tmp_path)
     rows = [json.dumps({"image": f"pictures/{k}.png", "label": k * 10, "box": [k, 2]}) for k in range(6)]
     (tmp_path / "list.jsonl").write_text("\n".join(rows))
-    shoal.data.pack(str(tmp_path / "list.jsonl"), str(tmp_path / "a"))
+    shoal.data.shard_dataset(str(tmp_path / "list.jsonl"), str(tmp_path / "a"))
     assert {s["cls"]: json.loads(s["json"]) for s in shoal.data.open(str(tmp_path / "a"))} == {
         k * 10: {"box": [k, 2]} for k in range(6)
     }
     (tmp_path / "list.txt").write_text("".join(f"pictures/{k}.png\n" for k in range(6)))
-    assert shoal.data.pack(str(tmp_path / "list.txt"), str(tmp_path / "b")).manifest.samples == 6
+    assert shoal.data.shard_dataset(str(tmp_path / "list.txt"), str(tmp_path / "b")).manifest.samples == 6
     (tmp_path / "bad.csv").write_text("name,label\npictures/1.png,1\n")
     with pytest.raises(InputError, match="no column 'path'") as caught:
-        shoal.data.pack(str(tmp_path / "bad.csv"), str(tmp_path / "c"))
+        shoal.data.shard_dataset(str(tmp_path / "bad.csv"), str(tmp_path / "c"))
     assert caught.value.hint == "--path-column name"
     (tmp_path / "bad.jsonl").write_text('{"path": "x"}\n{oops\n')
     with pytest.raises(InputError, match="cannot be read as jsonl"):
-        shoal.data.pack(str(tmp_path / "bad.jsonl"), str(tmp_path / "c"))
+        shoal.data.shard_dataset(str(tmp_path / "bad.jsonl"), str(tmp_path / "c"))
     assert not (tmp_path / "c").exists()
 
 
@@ -113,7 +113,7 @@ def test_samples_of_several_files_are_grouped_by_stem(tmp_path: Path) -> None:
         for field in ("jpg", "seg.png", "json"):
             (tmp_path / "src").mkdir(exist_ok=True)
             (tmp_path / "src" / f"{number}.{field}").write_bytes(f"{number}{field}".encode())
-    packed = shoal.data.pack(str(tmp_path / "src"), str(tmp_path / "out"), ShardSettings(group="stem"))
+    packed = shoal.data.shard_dataset(str(tmp_path / "src"), str(tmp_path / "out"), ShardSettings(group="stem"))
     assert packed.manifest.samples == 4
     for sample in shoal.data.open(str(tmp_path / "out")):
         key = sample.pop("__key__")
@@ -122,7 +122,7 @@ def test_samples_of_several_files_are_grouped_by_stem(tmp_path: Path) -> None:
 
 def test_an_iterator_becomes_a_data_set(tmp_path: Path) -> None:
     samples = ({"__key__": f"s{k}", "txt": f"héllo {k}", "cls": k % 4, "json": {"k": [k]}} for k in range(50))
-    made = shoal.data.pack_samples(
+    made = shoal.data.shard_samples(
         samples, str(tmp_path / "out"), ShardSettings(shard_mb=0.02, first_mb=0.005), buffer=10
     )
     assert made.samples == 50
@@ -139,11 +139,11 @@ def test_an_iterator_that_fails_leaves_nothing(tmp_path: Path) -> None:
         raise RuntimeError("camera unplugged")
 
     with pytest.raises(RuntimeError, match="camera"):
-        shoal.data.pack_samples(broken(), str(tmp_path / "out"))
+        shoal.data.shard_samples(broken(), str(tmp_path / "out"))
     with pytest.raises(InputError, match="two samples have the key 'a'"):
-        shoal.data.pack_samples([{"__key__": "a", "x": b""}, {"__key__": "a", "x": b""}], str(tmp_path / "out"))
+        shoal.data.shard_samples([{"__key__": "a", "x": b""}, {"__key__": "a", "x": b""}], str(tmp_path / "out"))
     with pytest.raises(InputError, match="no sample"):
-        shoal.data.pack_samples([], str(tmp_path / "out"))
+        shoal.data.shard_samples([], str(tmp_path / "out"))
     assert os.listdir(tmp_path) == []
 
 
@@ -167,7 +167,7 @@ def test_any_name_that_a_disk_allows_survives_the_round_trip(
     (folder / "src").mkdir()
     for number, name in enumerate(names):
         Path(os.fsdecode(os.path.join(os.fsencode(folder / "src"), name))).write_bytes(b"%d" % number)
-    packed = shoal.data.pack(
+    packed = shoal.data.shard_dataset(
         str(folder / "src"), str(folder / "out"), ShardSettings(format=format, include=("*",)), workers=1
     )
     assert packed.manifest.samples == len(names)
@@ -182,7 +182,7 @@ def test_names_that_differ_only_in_what_a_key_drops_stay_samples_of_their_own(tm
     (tmp_path / "src").mkdir()
     for name in ("a.jpg", "a.png", "a.1.jpg", "a_1.jpg", "a", "new\nline.jpg", ".hidden", "x" * 200 + ".jpg"):
         (tmp_path / "src" / name).write_text(name)
-    packed = shoal.data.pack(str(tmp_path / "src"), str(tmp_path / "out"), ShardSettings(include=("*",)))
+    packed = shoal.data.shard_dataset(str(tmp_path / "src"), str(tmp_path / "out"), ShardSettings(include=("*",)))
     assert packed.manifest.samples == 8
     shard = str(tmp_path / "out" / "shard-000000.tar")
     found = list(webdataset.WebDataset([shard], shardshuffle=False))
@@ -196,14 +196,14 @@ def test_empty_files_are_kept_and_empty_folders_are_told(tmp_path: Path) -> None
     source = make_folder(tmp_path / "src", 6)
     (source / "class0" / "nothing.jpg").write_bytes(b"")
     (source / "bare").mkdir()
-    packed = shoal.data.pack(str(source), str(tmp_path / "out"))
+    packed = shoal.data.shard_dataset(str(source), str(tmp_path / "out"))
     assert packed.scan.notes == ["1 empty folder left out"]
     data = shoal.data.open(str(tmp_path / "out"), check=True)
     assert {s["__key__"]: s["jpg"] for s in data}["class0/nothing"] == b""
     extract_dataset(str(tmp_path / "out"), str(tmp_path / "back"))
     assert contents(tmp_path / "back") == contents(source)
     with pytest.raises(InputError, match="nothing to pack"):
-        shoal.data.pack(str(source / "bare"), str(tmp_path / "none"))
+        shoal.data.shard_dataset(str(source / "bare"), str(tmp_path / "none"))
 
 
 def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     (tmp_path / "far" / "away.jpg").write_bytes(b"far")
     (source / "class1" / "linked.jpg").symlink_to(tmp_path / "far" / "away.jpg")
-    packed = shoal.data.pack(str(source), str(tmp_path / "out"))
+    packed = shoal.data.shard_dataset(str(source), str(tmp_path / "out"))
     assert packed.manifest.samples == 7
     assert any("not followed" in note for note in packed.scan.notes)
 
@@ -226,10 +226,10 @@ def test_what_cannot_be_read_stops_the_pack_or_is_left_out_and_listed(tmp_path: 
     else:
         bad.symlink_to(bad if kind == "circle" else tmp_path / "nowhere")
     with pytest.raises(InputError, match=r"cannot pack class0/bad\.jpg") as caught:
-        shoal.data.pack(str(source), str(tmp_path / "out"))
+        shoal.data.shard_dataset(str(source), str(tmp_path / "out"))
     assert "--skip-bad" in str(caught.value.hint)
     assert not (tmp_path / "out").exists()
-    packed = shoal.data.pack(str(source), str(tmp_path / "out"), ShardSettings(skip_bad=True))
+    packed = shoal.data.shard_dataset(str(source), str(tmp_path / "out"), ShardSettings(skip_bad=True))
     assert packed.manifest.samples == 6
     assert [text.split(":")[0] for text in packed.manifest.left_out] == ["class0/bad.jpg"]
 
@@ -263,10 +263,10 @@ def test_a_file_that_changes_between_the_look_and_the_read_is_noticed(
         monkeypatch.setattr(shard_workers, "read_file", refuse)
     words = {"vanish": "vanished", "grow": "changed", "unreadable": "permission denied"}
     with pytest.raises(InputError, match=rf"class1/img_00004\.jpg: .*{words[change]}"):
-        shoal.data.pack(str(source), str(tmp_path / "out"), SMALL)
+        shoal.data.shard_dataset(str(source), str(tmp_path / "out"), SMALL)
     assert not (tmp_path / "out").exists()
     if change == "unreadable":
-        packed = shoal.data.pack(str(source), str(tmp_path / "out"), SMALL._replace(skip_bad=True))
+        packed = shoal.data.shard_dataset(str(source), str(tmp_path / "out"), SMALL._replace(skip_bad=True))
         assert packed.manifest.samples == 11
         assert packed.manifest.left_out == ["class1/img_00004.jpg: permission denied"]
         assert describe_dataset(str(tmp_path / "out"))["left_out"] == packed.manifest.left_out
@@ -277,23 +277,23 @@ def test_a_source_that_changed_since_an_unfinished_pack_is_not_mixed_into_it(tmp
     _kill_pack_in_the_middle(source, tmp_path / "out")
     (source / "class0" / "img_00000.jpg").write_bytes(b"another picture")
     with pytest.raises(InputError, match=r"changed since the pack in .* began") as caught:
-        shoal.data.pack(str(source), str(tmp_path / "out"), SMALL)
+        shoal.data.shard_dataset(str(source), str(tmp_path / "out"), SMALL)
     assert str(caught.value.hint).startswith("rm -r ")
     other = make_folder(tmp_path / "other", 5)
     with pytest.raises(InputError, match="unfinished pack of"):
-        shoal.data.pack(str(other), str(tmp_path / "out"), SMALL)
+        shoal.data.shard_dataset(str(other), str(tmp_path / "out"), SMALL)
 
 
 def test_packing_again_does_nothing_and_a_changed_source_needs_overwrite(tmp_path: Path) -> None:
     source = make_folder(tmp_path / "src", 12)
-    first = shoal.data.pack(str(source), str(tmp_path / "out"))
-    again = shoal.data.pack(str(source), str(tmp_path / "out"))
+    first = shoal.data.shard_dataset(str(source), str(tmp_path / "out"))
+    again = shoal.data.shard_dataset(str(source), str(tmp_path / "out"))
     assert again.existed and again.manifest == first.manifest
     (source / "class0" / "new.jpg").write_bytes(b"new")
     with pytest.raises(InputError, match="before the source changed"):
-        shoal.data.pack(str(source), str(tmp_path / "out"))
+        shoal.data.shard_dataset(str(source), str(tmp_path / "out"))
     assert shoal.data.open(str(tmp_path / "out")).manifest == first.manifest
-    second = shoal.data.pack(str(source), str(tmp_path / "out"), overwrite=True)
+    second = shoal.data.shard_dataset(str(source), str(tmp_path / "out"), overwrite=True)
     assert second.manifest.samples == 13
     assert sorted(os.listdir(tmp_path)) == ["out", "src"]
 
@@ -303,18 +303,18 @@ def test_a_folder_that_is_no_data_set_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
     with pytest.raises(InputError, match="is not a data set"):
-        shoal.data.pack(str(source), str(tmp_path / "mine"), overwrite=True)
+        shoal.data.shard_dataset(str(source), str(tmp_path / "mine"), overwrite=True)
     with pytest.raises(InputError, match="packed into itself"):
-        shoal.data.pack(str(source), str(source / "out"))
+        shoal.data.shard_dataset(str(source), str(source / "out"))
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
 
 
 def test_a_killed_pack_goes_on_where_it_was(tmp_path: Path) -> None:
     source = make_folder(tmp_path / "src", 60)
     kept = _kill_pack_in_the_middle(source, tmp_path / "out")
-    packed = shoal.data.pack(str(source), str(tmp_path / "out"), SMALL)
+    packed = shoal.data.shard_dataset(str(source), str(tmp_path / "out"), SMALL)
     assert packed.reused == kept > 0
-    assert packed.manifest.id == shoal.data.pack(str(source), str(tmp_path / "fresh"), SMALL).manifest.id
+    assert packed.manifest.id == shoal.data.shard_dataset(str(source), str(tmp_path / "fresh"), SMALL).manifest.id
     assert verify_dataset(str(tmp_path / "out")).problems == []
     assert not (tmp_path / "out.packing").exists()
     assert not [name for name in os.listdir(tmp_path / "out") if ".tmp-" in name]
@@ -348,7 +348,7 @@ def test_a_full_disk_is_one_sentence_and_the_pack_goes_on_when_there_is_room(tmp
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
 def test_a_full_disk_stops_unpacking_and_measuring_with_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
     source = make_folder(tmp_path / "src", 60, size=20_000)
-    shoal.data.pack(str(source), str(tmp_path / "data"))
+    shoal.data.shard_dataset(str(source), str(tmp_path / "data"))
     disk, room = tmp_path / "disk", tmp_path / "room"
     disk.mkdir()
     room.mkdir()
@@ -379,7 +379,7 @@ def _assert_hint_shows_disk(said: str, disk: Path) -> None:
 def test_a_dry_run_counts_and_writes_nothing(tmp_path: Path) -> None:
     source = make_folder(tmp_path / "src", 60)
     told = estimate_sharding(str(source), SMALL)
-    packed = shoal.data.pack(str(source), str(tmp_path / "out"), SMALL)
+    packed = shoal.data.shard_dataset(str(source), str(tmp_path / "out"), SMALL)
     assert (told.shards, told.samples, told.bytes) == (
         len(packed.manifest.shards),
         packed.manifest.samples,
@@ -400,10 +400,10 @@ def test_two_packs_of_one_source_at_once_make_one_data_set(tmp_path: Path) -> No
 
 _SLOW_PACK = """
 import sys, time
-from shoal.data import packing, writing
-from shoal.data.shard_plan import Settings
+from shoal.data import shard_files, shard_workers
+from shoal.data.shard_plan import ShardSettings
 
-plain = writing.write_one
+plain = shard_workers.write_one
 
 def slow(plan, folder, number):
     if number >= 3:
@@ -411,8 +411,8 @@ def slow(plan, folder, number):
         time.sleep(600)
     return plain(plan, folder, number)
 
-writing.write_one = slow
-packing.pack(sys.argv[1], sys.argv[2], Settings(shard_mb=0.05, first_mb=0.01), workers=2)
+shard_workers.write_one = slow
+shard_files.shard_dataset(sys.argv[1], sys.argv[2], ShardSettings(shard_mb=0.05, first_mb=0.01), workers=2)
 """
 
 

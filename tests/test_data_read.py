@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data set of 101 samples (a prime, so that nothing divides by chance) in several shards."""
     base = tmp_path_factory.mktemp("read")
     make_folder(base / "src", 101, size=1500)
-    shoal.data.pack(str(base / "src"), str(base / "out"), SMALL)
+    shoal.data.shard_dataset(str(base / "src"), str(base / "out"), SMALL)
     return base
 
 
@@ -73,7 +73,7 @@ def test_a_sample_is_a_dict_of_all_fields_or_a_tuple_of_some(folder: Path) -> No
 
 def test_samples_that_lack_a_field_give_none_in_tuples_and_no_entry_in_dicts(tmp_path: Path) -> None:
     samples = [{"__key__": str(k), "txt": "t"} | ({"json": {"k": k}} if k % 2 else {}) for k in range(6)]
-    shoal.data.pack_samples(samples, str(tmp_path / "out"), ShardSettings(seed=None))
+    shoal.data.shard_samples(samples, str(tmp_path / "out"), ShardSettings(seed=None))
     assert [s[0] for s in shoal.data.open(str(tmp_path / "out"), fields=("json",))] == [
         None, b'{"k": 1}', None, b'{"k": 3}', None, b'{"k": 5}'
     ]  # fmt: skip
@@ -152,7 +152,7 @@ def test_epochs_differ_and_are_the_same_again_from_the_same_seed(data: Dataset) 
 
 def test_a_state_of_another_data_set_is_refused(tmp_path: Path, data: Dataset) -> None:
     make_folder(tmp_path / "src", 5)
-    shoal.data.pack(str(tmp_path / "src"), str(tmp_path / "out"))
+    shoal.data.shard_dataset(str(tmp_path / "src"), str(tmp_path / "out"))
     other = shoal.data.open(str(tmp_path / "out")).stream()
     with pytest.raises(InputError, match="the state belongs to data set"):
         other.load_state_dict(data.stream().state_dict())
@@ -278,7 +278,7 @@ def open_files(folder: Path) -> list[str]:
 
 def test_a_shard_that_shrinks_while_it_is_read_is_an_error_and_not_garbage(tmp_path: Path) -> None:
     make_folder(tmp_path / "src", 20)
-    shoal.data.pack(str(tmp_path / "src"), str(tmp_path / "out"))
+    shoal.data.shard_dataset(str(tmp_path / "src"), str(tmp_path / "out"))
     data = shoal.data.open(str(tmp_path / "out"))
     assert len(data[0]["jpg"]) > 0
     os.truncate(tmp_path / "out" / "shard-000000.tar", 4000)
@@ -288,7 +288,7 @@ def test_a_shard_that_shrinks_while_it_is_read_is_an_error_and_not_garbage(tmp_p
 
 @pytest.mark.parametrize("format", ["tar", "tfrecord"])
 def test_views_are_the_same_bytes_without_a_copy(folder: Path, tmp_path: Path, format: str) -> None:
-    shoal.data.pack(str(folder / "src"), str(tmp_path / "out"), SMALL._replace(format=format))
+    shoal.data.shard_dataset(str(folder / "src"), str(tmp_path / "out"), SMALL._replace(format=format))
     copied, viewed = (shoal.data.open(str(tmp_path / "out"), fields=("jpg", "cls"), views=views) for views in (0, 1))
     assert viewed.batch(range(101)) == copied.batch(range(101))
     assert {type(image) for image, _ in viewed.stream(seed=1)} == {memoryview}
@@ -300,7 +300,7 @@ def test_views_are_the_same_bytes_without_a_copy(folder: Path, tmp_path: Path, f
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     make_folder(tmp_path / "src", 20)
-    shoal.data.pack(str(tmp_path / "src"), str(tmp_path / "out"))
+    shoal.data.shard_dataset(str(tmp_path / "src"), str(tmp_path / "out"))
     (tmp_path / "out" / "shard-000000.tar").unlink()
     with pytest.raises(ShoalError, match=r"shard-000000\.tar is missing"):
         shoal.data.open(str(tmp_path / "out"))[0]
@@ -333,12 +333,12 @@ def test_a_plain_dataloader_with_a_distributed_sampler_reads_everything_once(
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_the_loader_gives_the_same_batches_for_any_number_of_workers_and_resumes(folder: Path, workers: int) -> None:
-    from shoal.data.for_torch import CheckpointableLoader
+    from shoal.data.for_torch import Loader
 
     data = shoal.data.open(str(folder / "out"), fields=("__key__", "cls"))
-    reference = [list(names) for names, _ in CheckpointableLoader(data, batch_size=8, seed=1)]
+    reference = [list(names) for names, _ in Loader(data, batch_size=8, seed=1)]
     assert sorted(name for batch in reference for name in batch) == sorted(keys(data))
-    loader = CheckpointableLoader(data, batch_size=8, seed=1, workers=workers)
+    loader = Loader(data, batch_size=8, seed=1, workers=workers)
     assert len(loader) == len(reference) == 13
     found = []
     for number, (names, _) in enumerate(loader):
@@ -346,7 +346,7 @@ def test_the_loader_gives_the_same_batches_for_any_number_of_workers_and_resumes
         if number == 4:
             state = loader.state_dict()
             break
-    resumed = CheckpointableLoader(data, batch_size=8, workers=2 if workers == 0 else workers - 1)
+    resumed = Loader(data, batch_size=8, workers=2 if workers == 0 else workers - 1)
     resumed.load_state_dict(state)
     found += [list(names) for names, _ in resumed]
     assert found == reference
@@ -356,10 +356,10 @@ def test_the_loader_gives_the_same_batches_for_any_number_of_workers_and_resumes
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_whoever_took_the_last_batch_gets_the_next_epoch(folder: Path, drop_last: bool) -> None:
-    from shoal.data.for_torch import CheckpointableLoader
+    from shoal.data.for_torch import Loader
 
     data = shoal.data.open(str(folder / "out"), fields=("__key__", "cls"))
-    loader, other = (CheckpointableLoader(data, batch_size=8, seed=1, drop_last=drop_last) for _ in range(2))
+    loader, other = (Loader(data, batch_size=8, seed=1, drop_last=drop_last) for _ in range(2))
     whole = [[list(names) for names, _ in other] for _ in range(2)]
     assert [len(batches) for batches in whole] == [len(loader)] * 2
     assert [[list(names) for names, _ in islice(loader, len(loader))] for _ in range(2)] == whole

@@ -69,7 +69,7 @@ def test_files_larger_than_a_range_are_put_together_from_several_threads(
 ) -> None:
     monkeypatch.setattr(file_copy, "RANGE_BYTES", 1000)
     make_folder(tmp_path / "src", 30)
-    shoal.data.pack(str(tmp_path / "src"), str(tmp_path / "data"))
+    shoal.data.shard_dataset(str(tmp_path / "src"), str(tmp_path / "data"))
     place, _ = stage_all(tmp_path / "data", scratch, threads=7)
     assert contents(Path(place)) == contents(tmp_path / "data")
 

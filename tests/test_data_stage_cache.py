@@ -173,14 +173,14 @@ def test_data_that_the_group_may_not_read_is_not_shared_with_it(group_scratch: P
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may play two users of a group")
 def test_a_second_user_goes_on_with_an_unfinished_copy(group_scratch: Path) -> None:
     killed = """
-from shoal.job import copying
-copying.RANGE, plain, done = 5000, copying._Part.copy, []
+from shoal.job import file_copy
+file_copy.RANGE_BYTES, plain, done = 5000, file_copy._PartialFile.copy, []
 def copy(part, number, buffer):
     done.append(1)
     if len(done) > 50:
         os._exit(0)
     return plain(part, number, buffer)
-copying._Part.copy = copy
+file_copy._PartialFile.copy = copy
 """
     assert as_user(group_scratch, 6001, killed) == {}
     (home,) = (group_scratch / "project" / "shoal-data" / "objects").iterdir()
@@ -197,7 +197,7 @@ def test_what_nobody_uses_makes_room_and_what_is_used_stays(tmp_path: Path, scra
     sets = []
     for number in range(3):
         make_folder(tmp_path / f"src{number}", 40, seed=number)
-        shoal.data.pack(str(tmp_path / f"src{number}"), str(tmp_path / f"d{number}"))
+        shoal.data.shard_dataset(str(tmp_path / f"src{number}"), str(tmp_path / f"d{number}"))
         sets.append(tmp_path / f"d{number}")
     used = Stage("used", str(sets[0]), scratch)
     used.begin()
@@ -294,8 +294,8 @@ _AS_USER = STAGE.replace(
 )
 _HOLD = """
 import sys, time
-from shoal.job.cache import Lock
-lock = Lock(sys.argv[1])
+from shoal.job.cache import FileLock
+lock = FileLock(sys.argv[1])
 lock.take(True)
 print(1, flush=True)
 time.sleep(600)

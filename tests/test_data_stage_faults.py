@@ -135,7 +135,7 @@ def test_a_changed_data_set_is_another_data_set(tmp_path: Path, data: Path, scra
     old, _ = stage_all(data, scratch)
     before = contents(Path(old))
     (tmp_path / "src" / "class0" / "new.jpg").write_bytes(b"new")
-    shoal.data.pack(str(tmp_path / "src"), str(data), ShardSettings(shard_mb=0.05), overwrite=True)
+    shoal.data.shard_dataset(str(tmp_path / "src"), str(data), ShardSettings(shard_mb=0.05), overwrite=True)
     new, record = stage_all(data, scratch)
     assert new != old and record["how"] == "staged"
     assert contents(Path(new)) == contents(data)
@@ -187,15 +187,15 @@ def _start_slow_copier(data: Path, scratch: dict[str, str]) -> subprocess.Popen[
     """A job that copies a few shards and then hangs on one."""
     code = """
 import sys, time
-from shoal.job import copying
+from shoal.job import file_copy
 from shoal.job.staging import Stage
-plain, done = copying._Part.copy, []
+plain, done = file_copy._PartialFile.copy, []
 def copy(part, number, buffer):
     done.append(1)
     if len(done) > 8:
         time.sleep(600)
     return plain(part, number, buffer)
-copying._Part.copy = copy
+file_copy._PartialFile.copy = copy
 stage = Stage("x", sys.argv[1], {"SHOAL_SCRATCH": sys.argv[2]}, threads=1)
 stage.begin()
 stage.join()

@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_folder(base / "src", SAMPLES, size=1500)
     for format in ("tar", "tfrecord"):
         settings = ShardSettings(shard_mb=0.03, first_mb=0.008, format=format)
-        shoal.data.pack(str(base / "src"), str(base / format), settings)
+        shoal.data.shard_dataset(str(base / "src"), str(base / format), settings)
     return base
 
 
@@ -77,7 +77,9 @@ print(json.dumps([sum(len(image.numpy()) for (image,) in found), read() - before
 
 def test_each_rank_reads_its_part_of_the_bytes(tmp_path: Path) -> None:
     make_folder(tmp_path / "src", 400, size=20_000)
-    shoal.data.pack(str(tmp_path / "src"), str(tmp_path / "data"), ShardSettings(format="tfrecord", shard_mb=1))
+    shoal.data.shard_dataset(
+        str(tmp_path / "src"), str(tmp_path / "data"), ShardSettings(format="tfrecord", shard_mb=1)
+    )
     total = sum(path.stat().st_size for path in (tmp_path / "data").glob("*.tfrecord"))
     held = 0
     for rank in range(4):
@@ -112,7 +114,7 @@ def test_transforms_and_lists_of_numbers_come_as_tensors(folder: Path, tmp_path:
 def test_a_sample_without_the_field_is_an_error_that_names_it(tmp_path: Path) -> None:
     from shoal.data.for_tensorflow import dataset
 
-    shoal.data.pack_samples([{"jpg": b"a"}, {"png": b"b"}], str(tmp_path / "out"), ShardSettings(seed=None))
+    shoal.data.shard_samples([{"jpg": b"a"}, {"png": b"b"}], str(tmp_path / "out"), ShardSettings(seed=None))
     data = shoal.data.open(str(tmp_path / "out"), fields=("jpg;png",))
     assert [image.numpy() for (image,) in dataset(data, seed=None)] == [b"a", b"b"]
     with pytest.raises(Exception, match="a sample has no field 'jpg'"):

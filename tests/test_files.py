@@ -216,12 +216,12 @@ COLD = """\
 import sys, threading
 sys.setswitchinterval(1e-6)
 import msgspec
-from shoal.observe import reading
+from shoal.observe import run_files
 record = dict(experiment="e", stem="s", order=None, step="t", step_kind="t", seed=0, command=["x"], cwd="/", output="o")
 together = threading.Barrier(8)
 def work():
     together.wait()
-    assert msgspec.convert(record, reading.RunSpec).stem == "s"
+    assert msgspec.convert(record, run_files.RunSpec).stem == "s"
 threads = [threading.Thread(target=work) for _ in range(8)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()

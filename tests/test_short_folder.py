@@ -18,7 +18,9 @@ def test_a_folder_that_nobody_holds_any_more_is_removed_and_others_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_cluster, "_TEMP_ROOT", str(tmp_path))
-    code = f"from shoal.job.pack import short_folder as s; s._ROOT = {str(tmp_path)!r}; print(s.ShortFolder().path)"
+    code = (
+        f"from shoal.job.pack import ray_cluster as s; s._TEMP_ROOT = {str(tmp_path)!r}; print(s.ShortTempDir().path)"
+    )
     (tmp_path / "sr_backup_").mkdir()
     held = ShortTempDir()
     left = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()

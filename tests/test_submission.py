@@ -159,5 +159,5 @@ def test_whoever_wrote_the_intent_sends_it_without_another_file(home: str) -> No
 
 
 def test_the_kernel_needs_no_package() -> None:
-    code = "import sys; sys.modules['msgspec'] = None; import shoal.kernel.submission, shoal.kernel.submission"
+    code = "import sys; sys.modules['msgspec'] = None; import shoal.kernel.submission"
     subprocess.run([sys.executable, "-c", code], check=True)

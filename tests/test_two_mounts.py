@@ -36,20 +36,20 @@ FRESH, OLD = LEASE_S / 3, LEASE_S * 1.5
 #: What the programs below have in common. They say what they did in lines of JSON.
 COMMON = f"""
 import json, os, sys, time
-from shoal.job.pack import claims
+from shoal.job.pack import run_status
 from shoal.kernel import fence, files, layout, lease, records, submission
 run_dir, token = sys.argv[1:3]
-times = lease.timing({{lease.VARIABLE: "{LEASE_S}"}})
+times = lease.timing({{lease.LEASE_VARIABLE: "{LEASE_S}"}})
 def start(number):
     host, now = os.uname().nodename, time.time()
     return records.Start(number, 1, 1, token, host, 1, "x:1", now, "/o", "/l", beat_s=times.beat_s)
 def begin(number):
-    return lease.create(run_dir, number, start(number), times)
+    return lease.create_lease(run_dir, number, start(number), times)
 def end(number, success):
     why = None if success else "handover"
     return records.End(number, 1, 1, token, "/o", 0, success, time.time(), time.time(), 0.0, stopped_by=why)
 def names():
-    return layout.parse_names(files.names_in(run_dir))
+    return layout.parse_names(files.list_names(run_dir))
 def say(*words):
     print(json.dumps(words), flush=True)
 """
@@ -62,16 +62,16 @@ while True:
 """
 #: Waits for its turn as a job does, and says each time that it tries to close the lease of the other one.
 CLAIMANT = """
-really_close = lease.close
+really_close = lease.close_lease
 def close(*lease_name):
     closed = really_close(*lease_name)
-    say("closed" if closed else "not closed", lease.now())
+    say("closed" if closed else "not closed", lease.boot_time_s())
     return closed
-lease.close = close
-turn = fence.Turn(fence.find_claim(run_dir, token), records.Allocation(os.uname().nodename, 1, None))
+lease.close_lease = close
+turn = fence.AttemptWait(fence.find_claim(run_dir, token), records.Allocation(os.uname().nodename, 1, None))
 while True:
     names = turn.look()
-    say("looked", lease.now())
+    say("looked", lease.boot_time_s())
     if names is not None:
         break
     time.sleep(times.beat_s / 4)
@@ -131,17 +131,17 @@ def test_a_run_that_is_done_is_known_as_done_though_it_was_looked_at_in_the_mome
     run_dir = _claimed(tmp_path)
     with _interpreter(tmp_path, run_dir) as ask:
         early = "layout.parse_names(['attempt.1.live.000000'])"  # The second name of its file is not there yet.
-        assert ask(f"lease.read(run_dir, {early}, 1)") is None
+        assert ask(f"lease.read_attempt(run_dir, {early}, 1)") is None
         held = lease.create_lease(run_dir, 1, START, TIMES)
         assert held is not None and held.end(END)
-        assert ask("lease.finished(run_dir, names(), 1)") == 1
+        assert ask("lease.successful_attempt(run_dir, names(), 1)") == 1
 
 
 def test_an_attempt_that_is_being_created_is_not_free_for_another_engine(tmp_path: Path) -> None:
     run_dir = _claimed(tmp_path)
     (Path(run_dir) / layout.lease_file(1, "live", 0)).touch()
     with _interpreter(tmp_path, run_dir) as ask:
-        assert ask(f"claims.look({str(tmp_path)!r}, {RUN!r}, token)[:3:2]") == ["taken", 1]
+        assert ask(f"run_status.read_status({str(tmp_path)!r}, {RUN!r}, token)[:3:2]") == ["taken", 1]
 
 
 def test_a_submission_that_was_given_up_is_not_accepted_though_it_was_looked_for_before(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_submission_that_was_given_up_is_not_accepted_though_it_was_looked_for
     with _interpreter(tmp_path, run_dir) as ask:
         assert ask(f"submission.outcome_of({where})") is None
         submission.write_outcome(str(tmp_path), TOKEN, Outcome("void", reason="given up"))
-        assert ask(f"submission.settle({where}, records.Outcome('accepted')).kind") == "void"
+        assert ask(f"submission.write_outcome({where}, records.Outcome('accepted')).kind") == "void"
 
 
 def test_a_lease_that_is_renewed_is_not_closed_and_one_that_is_not_is_closed_in_time(tmp_path: Path) -> None:

@@ -43,10 +43,10 @@ def shoal_views(folder: str) -> Any:
 
 def shoal_stream(folder: str, window: int | None = None, **options: Any) -> Any:
     import shoal.data
-    from shoal.data.for_torch import CheckpointableLoader
+    from shoal.data.for_torch import Loader
 
     data = shoal.data.open(folder, fields=("jpg", "cls"), **options)
-    loader = CheckpointableLoader(data, batch_size=BATCH, window=window, collate=few)
+    loader = Loader(data, batch_size=BATCH, window=window, collate=few)
     loader.stream.epoch = 1
     return loader
 

@@ -19,7 +19,7 @@ import shoal.data
 from benchmarks.data.measure import FILES, HOME, folder, heading, load, note, row, run, source, warm
 from benchmarks.data.reading import shards
 from benchmarks.data.store import BUSY, SEED, missing, slow
-from shoal.data.for_torch import CheckpointableLoader
+from shoal.data.for_torch import Loader
 from shoal.job.staging import Stage
 
 #: Copying a folder takes minutes, every file as long as the next: so many are copied, and the time scaled to all.
@@ -133,7 +133,7 @@ def _epoch(place: str, scratch: str, rate: float | None) -> tuple[float, float]:
     data = shoal.data.open(path, fields=("jpg", "cls"))
     first, count, clock = 0.0, 0, time.perf_counter()
     # One worker reads ahead, as in any training: reading and computing overlap.
-    batches = iter(CheckpointableLoader(data, batch_size=64, workers=1, rank=0, world=1, collate=len))
+    batches = iter(Loader(data, batch_size=64, workers=1, rank=0, world=1, collate=len))
     asked = clock
     for size in batches:
         got = time.perf_counter()

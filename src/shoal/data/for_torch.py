@@ -1,7 +1,7 @@
 """PyTorch: map-style and iterable data sets, and a loader whose position can be saved with the model.
 
     data = shoal.data.open(path, fields=("jpg", "cls"), transform=decode)
-    loader = shoal.data.for_torch.CheckpointableLoader(data, batch_size=256, workers=8, seed=0)
+    loader = shoal.data.for_torch.Loader(data, batch_size=256, workers=8, seed=0)
     for epoch in range(loader.epoch, 90):
         for images, labels in loader: ...
     torch.save({"loader": loader.state_dict(), ...})
@@ -78,7 +78,7 @@ class StreamDataset(torch_data.IterableDataset):  # type: ignore[misc]
             yield from block.samples
 
 
-class CheckpointableLoader:
+class Loader:
     """Batches of one rank, epoch after epoch, with a position that can be saved and restored anywhere in an epoch.
 
     A loop that was broken off is begun anew by the next one, with the same samples (so a validation over a few batches

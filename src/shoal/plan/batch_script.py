@@ -325,8 +325,8 @@ def script_header(options: Sequence[tuple[str, str | None]], comments: Sequence[
     return "\n".join(lines) + "\n"
 
 
-def setup_function(cluster: Cluster, env: Mapping[str, str] | None = None) -> str:
-    """The function `setup`: exports of the profile, then of `env`, then the profile's own shell lines as they are.
+def setup_text(cluster: Cluster, env: Mapping[str, str] | None = None) -> str:
+    """The function `set_up`: exports of the profile, then of `env`, then the profile's own shell lines as they are.
 
     It returns the exit code of the first of these lines that fails. Call it as a plain command: bash does not notice
     failures inside of `if set_up` or `set_up || ...`.

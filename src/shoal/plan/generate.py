@@ -22,7 +22,7 @@ from shoal.job import (
 )
 from shoal.model import ContainerSettings, LaunchSettings, Request
 from shoal.names import make_slug
-from shoal.plan.batch_script import launch_lines, render_script, script_header, setup_function
+from shoal.plan.batch_script import launch_lines, render_script, script_header, setup_text
 from shoal.plan.containers import ContainerText, container_lines
 from shoal.plan.sbatch_options import ResolvedRequest, resolve_request
 
@@ -101,9 +101,7 @@ def generate_script(wish: GenerateOptions, project: Project, cluster: Cluster) -
     ]
     text = render_script(
         script_header(options, comments),
-        setup_function(
-            resolved.cluster, _without_placeholders(step.env, f"`env` of step {step.name!r}") if step else None
-        ),
+        setup_text(resolved.cluster, _without_placeholders(step.env, f"`env` of step {step.name!r}") if step else None),
         launch_lines(launch, command, resolved.request, settings, _container(wish, step, project, resolved)),
     )
     return GeneratedScript(

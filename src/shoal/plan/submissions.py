@@ -20,7 +20,7 @@ from shoal.errors import InputError
 from shoal.job import CONTAINER_VARIABLE, describe_geometry
 from shoal.model import Request, RunSpec
 from shoal.names import job_name
-from shoal.plan.batch_script import script_header, setup_function
+from shoal.plan.batch_script import script_header, setup_text
 from shoal.plan.containers import container_of, describe_container
 from shoal.plan.pack_queue import PackQueue
 from shoal.plan.sbatch_options import ResolvedRequest, resolve_request
@@ -183,7 +183,7 @@ def submission_script(
             f'    {words}--set-up-exit "$?"',
         )
     )
-    return f"{script_header(options, comments)}\n{setup_function(planned.resolved.cluster)}\n{launch}\n"
+    return f"{script_header(options, comments)}\n{setup_text(planned.resolved.cluster)}\n{launch}\n"
 
 
 def _check_agent_path(agent: str) -> str:
