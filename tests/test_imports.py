@@ -25,7 +25,7 @@ ORDER = (
     "units",
     "model",
     "names",
-    "secrecy",
+    "redaction",
     "batch",
     "clusters",
     "observe",
@@ -37,7 +37,6 @@ ORDER = (
     "data",
     "cleanup",
     "sandbox",
-    "demo",
     "views",
     "api",
     "cli",
@@ -52,7 +51,7 @@ _COMMAND_NAMES = [name for group in COMMANDS.values() for name in group]
 
 def _modules() -> dict[str, Path]:
     """Every module of ours by its dotted name without "shoal."; packages by their own name."""
-    paths = (path for path in SRC.rglob("*.py") if not {"project", "probe"} & set(path.relative_to(SRC).parts))
+    paths = (path for path in SRC.rglob("*.py") if not {"demo_project", "probe"} & set(path.relative_to(SRC).parts))
     return {".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
 
 

@@ -13,7 +13,7 @@ from conftest import cancel_all
 from project import Project
 from shoal.clusters import ClusterFacts
 from shoal.clusters.parse import parse_accounts, parse_qos, parse_user
-from shoal.clusters.queries import associations_of, submit_limits
+from shoal.clusters.submit_limits import associations_of, submit_limits
 from shoal.job import admission
 from shoal.sandbox import Sandbox
 from waiting import wait_until

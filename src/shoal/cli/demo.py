@@ -64,7 +64,7 @@ def copy_project(target: Path) -> None:
     if target.exists() and any(target.iterdir()):
         raise InputError(f"{target} is not empty", hint=f"shoal demo --dir {target}-2")
     ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(Path(__file__).with_name("project"), target, dirs_exist_ok=True, ignore=ignored)
+    shutil.copytree(Path(__file__).with_name("demo_project"), target, dirs_exist_ok=True, ignore=ignored)
 
 
 def run_demo(target: Path, say: Callable[[str], None]) -> None:

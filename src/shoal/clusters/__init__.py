@@ -24,12 +24,12 @@ if TYPE_CHECKING:
         by_token,
         check_with_sbatch,
         newest,
-        read_submit_limit,
         run,
         sacct,
         scancel,
         squeue,
     )
     from shoal.clusters.read import cluster_name, read_cluster
+    from shoal.clusters.submit_limits import read_submit_limit
 else:
     __getattr__ = lazy_exports(__name__)
