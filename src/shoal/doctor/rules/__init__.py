@@ -2,9 +2,7 @@
 
 from importlib import import_module
 
-RULE_MODULES = (
-    "directives", "values", "files", "cluster", "geometry", "launch", "steps", "shell", "network", "gpu_env", "signals",
-)  # fmt: skip
+RULE_MODULES = ("directives", "values", "cluster", "geometry", "launch", "shell", "network", "gpu_env", "signals")
 
 
 def load_rules() -> None:
