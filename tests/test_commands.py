@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.clusters import ProgramMissingError, TimedOutError, run
+from shoal.clusters.queries import ProgramMissingError, TimedOutError, run
 from shoal.errors import InputError, SchedulerError
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from shoal.cli import main
-from shoal.clusters import Association, ClusterFacts, NodeKind, Partition, cluster_name
+from shoal.clusters import ClusterFacts, NodeKind, Partition, cluster_name
+from shoal.clusters.facts import Association
 from shoal.describe.project import Project, find_project
 from shoal.describe.scaffold import Draft, draft_profile, toml_text
 from shoal.plan.cluster_choice import choose_cluster

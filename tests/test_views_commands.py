@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from made_up import NOW, MadeUp, picture
-from shoal.describe.project import Said
+from shoal.describe.columns import ColumnSetting
 from shoal.errors import InputError
 from shoal.kernel.causes import strip_escapes
 from shoal.model import RUN_STATES
@@ -97,7 +97,7 @@ def report_of(made: MadeUp, wanted: StatusFilter | None = None) -> status.Status
     ("name", "options"),
     [
         ("status_all.txt", {"screen": NARROW, "everything": True}),
-        ("status_columns.txt", {"screen": NARROW, "columns": [Said("run,state,gpus,exit", "--columns")]}),
+        ("status_columns.txt", {"screen": NARROW, "columns": [ColumnSetting("run,state,gpus,exit", "--columns")]}),
     ],
 )
 def test_status_looks_like_its_picture(pictured: MadeUp, name: str, options: dict[str, Any]) -> None:
@@ -296,9 +296,9 @@ def test_every_state_can_be_told_without_colour_and_no_two_look_the_same() -> No
 def test_table_columns_are_keys_of_the_json(made: MadeUp) -> None:
     record = status.status_document(report_of(made))["runs"][0]
     assert {column.key for column in COLUMNS_BY_NAME.values()} <= set(record)
-    assert [column.name for column in choose_columns([Said("+gpus,-node,-output", "--columns")])][-1] == "gpus"
+    assert [column.name for column in choose_columns([ColumnSetting("+gpus,-node,-output", "--columns")])][-1] == "gpus"
     with pytest.raises(InputError, match="no column 'colour'"):
-        choose_columns([Said("+colour", "--columns")])
+        choose_columns([ColumnSetting("+colour", "--columns")])
 
 
 def test_columns_are_kept_in_the_projects_and_in_the_persons_settings(made: MadeUp, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from shoal.describe import home_here
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from shoal.describe import Said
+    from shoal.describe import ColumnSetting
     from shoal.views import StatusFilter
 
 
@@ -93,12 +93,12 @@ def refuse_table_flags(args: argparse.Namespace) -> None:
     refuse_unused_flags(args, args.json or args.quiet, "with --json or -q", "--columns", "--plain", "--tty")
 
 
-def chosen_columns(args: argparse.Namespace) -> list[Said]:
+def chosen_columns(args: argparse.Namespace) -> list[ColumnSetting]:
     """What the settings say about columns, and then the command line."""
-    from shoal.describe import Said, find_root, saved_columns
+    from shoal.describe import ColumnSetting, find_root, saved_columns
 
     said = saved_columns(find_root(os.getcwd()), os.environ)
-    return [*said, Said(args.columns, "--columns")] if args.columns else said
+    return [*said, ColumnSetting(args.columns, "--columns")] if args.columns else said
 
 
 def status_filter(args: argparse.Namespace) -> StatusFilter:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         unused_seeds,
     )
     from shoal.describe.cluster import CLUSTER_KEYS, LOCAL, NETWORKS, UNNAMED, Cluster
+    from shoal.describe.columns import ColumnSetting, saved_columns
     from shoal.describe.command_file import command_sweep, read_command_file
     from shoal.describe.dependencies import BlockedRun, check_dependencies, order_runs, parents_of
     from shoal.describe.document import Document, Given
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
         unknown_resume_note,
         with_current_step,
     )
-    from shoal.describe.project import Project, Said, find_project, project_or_bare, saved_columns
+    from shoal.describe.project import Project, find_project, project_or_bare
     from shoal.describe.run_lookup import find_run, output_directories
     from shoal.describe.run_names import read_naming
     from shoal.describe.run_specs import (

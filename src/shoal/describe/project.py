@@ -1,9 +1,4 @@
-"""A project: the folder of shoal.toml, its steps, and the cluster profiles of the user and of the project together.
-
-[status] columns = "+gpus,-node", in shoal.toml or in the user's config: the columns that `status` begins with.
-
-`status` reads no other setting, so a file is parsed only if the word stands in it.
-"""
+"""A project: the folder of shoal.toml, its steps, and the cluster profiles of the user and of the project together."""
 
 from __future__ import annotations
 
@@ -12,7 +7,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import field
@@ -198,37 +193,4 @@ def _layers(top: Table, table: UserTable) -> dict[str, Layer]:
         except InputError as error:
             raise InputError(error.message, place=top.place("clusters", name)) from None
         found[name] = parse_cluster(top.table("clusters").table(name), checked)
-    return found
-
-
-class Said(NamedTuple):
-    """A wish for columns, and where it was said."""
-
-    text: str
-    place: str
-
-
-def saved_columns(root: str, environ: Mapping[str, str]) -> list[Said]:
-    """The project's wish, then the person's own, which comes on top of it."""
-    import os
-
-    from shoal.describe.locate import TOML_NAME, user_config_path
-
-    user = user_config_path(environ)
-    found = []
-    for path, shown in ((os.path.join(root, TOML_NAME), TOML_NAME), (user, user)):
-        try:
-            with open(path, "rb") as file:  # noqa: PTH123
-                if b"columns" not in file.read(1 << 18):
-                    continue
-        except OSError:
-            continue  # Commands that need the settings say what is wrong with the file.
-        from pathlib import Path
-
-        from shoal.describe.document import read_document
-        from shoal.describe.tables import StatusTable
-
-        table = read_document(Path(path), shown).top.table("status")
-        columns = table.read(StatusTable).columns
-        found += [Said(columns, table.place("columns"))] if columns else []
     return found

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from shoal.describe import Said
+from shoal.describe import ColumnSetting
 from shoal.errors import InputError
 from shoal.kernel import KIND_TEXTS, SELF_EXPLAINING_KINDS
 from shoal.observe import RunView
@@ -112,7 +112,7 @@ COLUMNS_BY_NAME = {column.name: column for column in COLUMNS}
 DEFAULT_COLUMNS = ("run", "state", "why", "try", "job", "node", "time", "gpu", "log", "output")
 
 
-def choose_columns(said: Sequence[Said]) -> list[StatusColumn]:
+def choose_columns(said: Sequence[ColumnSetting]) -> list[StatusColumn]:
     """`name,name` replaces the usual columns, `+name,-name` adds to and removes from them; the last word counts."""
     names = list(DEFAULT_COLUMNS)
     for one in said:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from shoal.describe import Said
+from shoal.describe import ColumnSetting
 from shoal.kernel import describe_exit_code
 from shoal.model import ACTIVE_STATES, FAILED_STATES
 from shoal.observe import AskQueue, RunView
@@ -130,7 +130,7 @@ def show_status(
     quiet: bool = False,
     everything: bool = False,
     tasks: bool = False,
-    columns: Sequence[Said] = (),
+    columns: Sequence[ColumnSetting] = (),
     screen: Screen | None = None,
 ) -> None:
     for sentence in report.sent:
@@ -150,7 +150,12 @@ def show_status(
 
 
 def status_lines(
-    report: StatusReport, shown: Sequence[RunView], screen: Screen, *, tasks: bool = False, columns: Sequence[Said] = ()
+    report: StatusReport,
+    shown: Sequence[RunView],
+    screen: Screen,
+    *,
+    tasks: bool = False,
+    columns: Sequence[ColumnSetting] = (),
 ) -> list[str]:
     """The whole picture as lines: counts, table, what is hidden, hints."""
     lines = wrap_line(headline(report, screen), screen)

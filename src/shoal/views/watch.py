@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from shoal.describe import Said
+from shoal.describe import ColumnSetting
 from shoal.kernel import layout, list_names
 from shoal.model import ACTIVE_STATES, ENDED_STATES, FAILED_STATES, SUCCESSFUL_STATES
 from shoal.observe import QueueCache, RunView, observe
@@ -178,7 +178,7 @@ class WatchOptions(NamedTuple):
     quiet: bool = False
     everything: bool = False
     tasks: bool = False
-    columns: Sequence[Said] = ()
+    columns: Sequence[ColumnSetting] = ()
     exit_status: bool = False
     bell: bool = False
 
