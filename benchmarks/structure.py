@@ -92,19 +92,20 @@ def count(root: Path) -> dict[str, int]:
     classes = Counter(
         node.name for tree in modules.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
     )
+    packages = [path for path in source.iterdir() if (path / "__init__.py").exists()]
+    exports = {path.name: _exported(modules[path / "__init__.py"]) for path in packages}
     between = whole = 0
     for path, tree in modules.items():
         for target in (name for node in ast.walk(tree) for name in _imported(node, path, source)):
             package, _, inside = target.partition(".")
             if package and (source / package).is_dir() and package != path.relative_to(source).parts[0]:
                 between += 1
-                whole += not inside
-    packages = [path for path in source.iterdir() if (path / "__init__.py").exists()]
+                whole += not inside or inside in exports.get(package, ())
     return {
         "modules": len(modules),
         "lines": sum(len(path.read_text("utf-8").splitlines()) for path in modules),
         "packages": len(packages),
-        "names that packages export": sum(len(_exported(modules[path / "__init__.py"])) for path in packages),
+        "names that packages export": sum(map(len, exports.values())),
         "imports between packages": between,
         "of these of the package itself": whole,
         "class names that occur twice": sum(1 for times in classes.values() if times > 1),
@@ -133,10 +134,11 @@ def _imported(node: ast.AST, path: Path, source: Path) -> list[str]:
 
 
 def _exported(tree: ast.Module) -> list[str]:
+    """What an `__init__` lists: the imports for type checkers (kernel/lazy.py), or `__all__`."""
     for node in tree.body:
-        if isinstance(node, ast.Assign) and any(
-            isinstance(one, ast.Name) and one.id == "__all__" for one in node.targets
-        ):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and node.orelse:
+            return [alias.name for one in node.body if isinstance(one, ast.ImportFrom) for alias in one.names]
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return [str(name) for name in ast.literal_eval(node.value)]
     return []
 

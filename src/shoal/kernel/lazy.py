@@ -47,7 +47,9 @@ def _listed(package: str) -> "Dict[str, str]":
     """For each name that a package exports the module that defines it. Read from the source, which the zip that is
     shipped into jobs has too."""
     spec = sys.modules[package].__spec__
-    source = spec.loader.get_source(package)  # type: ignore[union-attr]
+    loader, path = spec.loader, spec.origin  # type: ignore[union-attr]
+    # A file is read as it is: get_source would import tokenize to find its encoding.
+    source = loader.get_data(path) if path.endswith(".py") else loader.get_source(package)  # type: ignore[union-attr]
     homes = {}
     for statement in compile(source, package, "exec", _ONLY_AST).body:
         if getattr(getattr(statement, "test", None), "id", "") == "TYPE_CHECKING":
