@@ -5,7 +5,6 @@ The processes below one: found by their parents, stopped and killed as a whole.
 Processes by more than their number: a pid is reused; a (host, boot, pid namespace, pid, start time) is not.
 """
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -24,8 +23,7 @@ MAX_KILL_S = 30.0
 
 def become_subreaper() -> None:
     """Become the parent of whatever our descendants leave behind, so that it can be found and ended."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 class _ProcEntry(NamedTuple):
@@ -229,6 +227,8 @@ def log_message(text: str) -> None:
 
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
+        import ctypes  # a command that only looks at processes does not need it
+
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
