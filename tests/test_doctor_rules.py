@@ -1,4 +1,4 @@
-"""Each rule finds what it is for, leaves alone what is right, and says it in the house's words."""
+"""Each rule finds what it is for, leaves alone what is right, and words it as all findings are worded."""
 
 from __future__ import annotations
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 import ast
+import io
+import re
 import sys
+import tokenize
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -44,6 +48,10 @@ ORDER = (
 )
 #: What code in jobs imports inside a function, with a sentence for people who do not have it.
 OPTIONAL = {"job/pack/ray_starter.py": ("ray",), "job/file_copy.py": ("isal.isal_zlib",)}
+#: Packages whose docstring lists their modules; the list of cli is its table of commands.
+LISTED = sorted({path.parent for path in SRC.rglob("__init__.py")} - {SRC, SRC / "cli"})
+#: Files of users in examples.
+USER_FILE = re.compile(r"(a|train|evaluate|.*/?sweep|\d{3}_\w+)\.py")
 #: Exported for users and tests, not for other packages.
 PUBLIC = {"data", "sandbox"}
 _COMMAND_NAMES = [name for group in COMMANDS.values() for name in group]
@@ -201,6 +209,39 @@ def test_every_module_says_what_it_is() -> None:
         if path.read_text().strip() and ast.get_docstring(ast.parse(path.read_text("utf-8"))) is None
     ]
     assert silent == []
+
+
+def _docstrings_and_comments(path: Path) -> Iterator[str]:
+    text = path.read_text("utf-8")
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            yield ast.get_docstring(node) or ""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
+def test_files_that_docstrings_and_comments_mention_exist() -> None:
+    """`x.py` is in the same package, `package/x.py` below it or below src/shoal. Help pages show files of users."""
+    wrong = [
+        f"{path.relative_to(SRC)}: {mentioned}"
+        for name, path in MODULES.items()
+        if name.removeprefix("cli.") not in _COMMAND_NAMES
+        for text in _docstrings_and_comments(path)
+        for mentioned in re.findall(r"(?<![\w.*<>/-])[\w/]+\.py\b", text)
+        if not USER_FILE.fullmatch(mentioned)
+        and not (path.parent / mentioned).exists()
+        and not (SRC / mentioned).exists()
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("package", LISTED, ids=lambda path: str(path.relative_to(SRC)))
+def test_a_package_lists_its_modules(package: Path) -> None:
+    docstring = ast.get_docstring(ast.parse((package / "__init__.py").read_text("utf-8"))) or ""
+    modules = {path.name for path in package.glob("*.py")} - {"__init__.py"}
+    missing = {name for name in modules if not re.search(rf"(?<![\w/]){name}\b", docstring)}
+    assert missing == set(), f"name them in the docstring of {package.name}/__init__.py"
 
 
 def test_every_benchmark_runs_by_its_own_name() -> None:

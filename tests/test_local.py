@@ -1,4 +1,4 @@
-"""The bash door on this machine: train, posttrain, evaluate, resume; nothing overwritten; folders in order."""
+"""Experiment scripts on this machine: train, posttrain, evaluate, resume; nothing overwritten; folders in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pure parts of packs: books that lend nothing twice, order, simulation, expectations, GPUs, names."""
+"""The pure parts of packs: an allocator that assigns nothing twice, order, simulation, expectations, GPUs, names."""
 
 from __future__ import annotations
 

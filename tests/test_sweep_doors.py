@@ -1,4 +1,4 @@
-"""One sweep through every door: TOML, Python, the command line; names that stay; and the public list."""
+"""One sweep in every kind of experiment file: TOML, Python, the command line; names that stay; and the public list."""
 
 from __future__ import annotations
 

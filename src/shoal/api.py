@@ -1,4 +1,4 @@
-"""The Python door: describe runs in a loop, or a whole sweep at once, and submit them.
+"""The Python API: describe runs in a loop, or a whole sweep at once, and submit them.
 
 import shoal
 exp = shoal.Experiment("003_muon")
@@ -50,7 +50,7 @@ class Experiment:
         """Add the run, or the runs, of a step; a mistake is an InputError that names this line.
 
         `name` begins the names of the runs; unless given it is the file's if that is 000_STEP.py, else the step's.
-        `more` takes what a TOML page takes beside: command, args, env, container, sweep, zip, points, samples,
+        `more` takes what a sweep file takes as well: command, args, env, container, sweep, zip, points, samples,
         defaults, exclude, tables, derived, require, requests, cost, search, start_from, after.
         """
         caller = sys._getframe(1)
@@ -109,7 +109,7 @@ def _report_input_error(kind: type[BaseException], error: BaseException, trace: 
 
 
 def _plain_value(value: Any) -> Any:
-    """What the other doors write: tables with text keys, lists, and a request as a table."""
+    """What sweep files and flags give: tables with text keys, lists, and a request as a table."""
     if isinstance(value, Request):
         found_request: dict[str, Any] = msgspec.to_builtins(value)
         share = found_request.pop("gpu_share", None)

@@ -1,9 +1,9 @@
 """Every error that shoal shows, and its exit code.
 
 ShoalError                    1
-├── InputError                2   bad usage, configuration, name, script or value; carries the place where it stands
-├── RefusedError              3   the doctor will not let this be submitted
-├── RunsFailedError           4   the command worked, some runs did not
+├── InputError                2   bad usage, configuration, name, script or value; carries its place
+├── RefusedError              3   checks refuse the submission
+├── RunsFailedError           4   the command worked, some runs failed
 ├── SchedulerError            5   Slurm does not answer; nothing is known to be wrong with the run
 ├── DiskError                74   no space, no quota, read-only, I/O error
 └── InterruptError          130   Ctrl-C

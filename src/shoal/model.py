@@ -1,8 +1,8 @@
-"""The nouns that cross room borders, as frozen records.
+"""The records that cross package borders, frozen.
 
 Run:        one (experiment, step, parameters, seed); `RunSpec` is what matters about it, `digest` makes it comparable
 Request:    portable resources, in no cluster's dialect
-State:      the words of `shoal status`; what each of them means is one table, here
+State:      the states that `shoal status` shows; STATE_TABLE says what each of them means
 """
 
 from __future__ import annotations

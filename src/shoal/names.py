@@ -1,10 +1,10 @@
-"""Identity: one name for the Slurm job, the output folder, the logs, the tracker run and the state folder.
+"""One name for the Slurm job, the output directory, the logs, the tracker run and the state directory.
 
     experiments/001_example/000_pretrain1_0.sh
                 └experiment └stem: order 000, step pretrain1, seed 0
 
-A name holds only characters that Slurm, file systems and trackers leave alone. A real name with others is slugged: the
-bad characters become "-" and eight characters of its hash are added, so two real names never meet in one slug.
+A name holds only characters that Slurm, file systems and trackers accept. A real name with others is slugged: the bad
+characters become "-" and eight characters of its hash are added, so two real names never have the same slug.
 """
 
 from __future__ import annotations

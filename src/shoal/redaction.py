@@ -1,4 +1,4 @@
-"""What must not leave this machine in a script, an argument list, a record or Slurm's copy of the environment.
+"""Secrets must not leave this machine in a script, an argument list, a record or Slurm's copy of the environment.
 
 A secret is known by its name (WANDB_API_KEY, DB_PASS, SLACK_WEBHOOK) or by its value: an address with a password in it,
 a webhook, a connection string, a token with a known beginning.

@@ -1,7 +1,7 @@
-"""Durations and memory: parse the words people write, print the words Slurm takes; and numbers in names as numbers.
+"""Durations and memory: parse what people write, print what Slurm takes; and numbers in names as numbers.
 
-Two dialects on purpose. In shoal's own files a bare number is refused, because nobody agrees on its unit. In sbatch
-flags Slurm's own reading holds (`--time=24` is 24 minutes, `--mem=64` is 64 MB), because the flag belongs to Slurm.
+Two dialects on purpose. In shoal's own files a bare number is refused, because its unit is ambiguous. In sbatch flags
+Slurm's own reading holds (`--time=24` is 24 minutes, `--mem=64` is 64 MB), because the flag belongs to Slurm.
 """
 
 from __future__ import annotations

@@ -1,4 +1,11 @@
-"""Batch scripts as text: bash words and commands, #SBATCH lines, sbatch flags, and quoting."""
+"""Batch scripts as text: bash words and commands, #SBATCH lines, sbatch flags, and quoting. Nothing is executed.
+
+directives.py      the bytes of a script as lines, and its #SBATCH lines as sbatch reads them
+sbatch_flags.py    sbatch flags: the portable ones as a Request, the rest unchanged
+shell_words.py     words, operators and here-documents of a bash script
+shell_commands.py  the simple commands of a bash script, each with its context
+quoting.py         values as shell words and as #SBATCH lines
+"""
 
 from shoal.kernel import lazy_exports
 

@@ -1,9 +1,8 @@
-"""The #SBATCH lines of a script, as sbatch reads them, and those that it does not read.
+"""The lines of a batch script, its #SBATCH directives as sbatch reads them, and those that sbatch ignores.
 
-Tried on Slurm 22.05: directives count up to the first line that is neither blank nor a comment; the line must begin
-with #SBATCH (no blank before it), and what follows needs no blank either; # begins a comment, also inside a word.
-
-The bytes of a batch script as lines, in whatever encoding they come; nothing is refused here, only described.
+`read_text` accepts any encoding and line ending and describes what it found; it refuses nothing. Tested with Slurm
+22.05: directives count up to the first line that is neither blank nor a comment; the line must begin with #SBATCH (no
+blank before it), and no blank is needed after it; # begins a comment, also inside a word.
 """
 
 from __future__ import annotations

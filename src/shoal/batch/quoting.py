@@ -1,8 +1,8 @@
-"""The one place where text becomes shell words or #SBATCH lines.
+r"""The one place where text becomes shell words or #SBATCH lines.
 
-How sbatch reads a directive was tried on Slurm 22.05: blanks end a value unless it is in quotes, even after a
+How sbatch reads a directive was tested with Slurm 22.05: blanks end a value unless it is in quotes, even after a
 backslash; inside double quotes a backslash takes the next character as it is; # begins a comment unless it is in quotes
-or escaped; nothing is expanded. So a value that is not plain stands in double quotes, with \\, " and # escaped.
+or escaped; nothing is expanded. So a value that is not plain is put in double quotes, with \, " and # escaped.
 """
 
 from __future__ import annotations

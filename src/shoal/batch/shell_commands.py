@@ -1,4 +1,4 @@
-"""The simple commands of a shell script, each with its line, its neighbours and what it stands in.
+"""The simple commands of a shell script, each with its line, its neighbours and its context.
 
 Compound commands are not a tree here: a rule asks "is this in a loop, in a function, in the background?", and that is
 what a command carries. Commands inside $(...) are listed before the command that uses them, marked `nested`.

@@ -1,4 +1,9 @@
-"""What could be removed (leftovers, near copies, old outputs), and moving it away so that it can come back."""
+"""Find what a project no longer needs, and move it to a backup directory from which it can be restored.
+
+leftovers.py        what ended runs left: failed attempts, old logs and checkpoints, code snapshots, staged data
+near_duplicates.py  scripts that are nearly the same
+backup.py           move files to backup_<timestamp>/, restore them, delete a backup
+"""
 
 from shoal.kernel import lazy_exports
 

@@ -1,9 +1,9 @@
-"""Move things into backup_<timestamp>/ and back. Nothing is overwritten, nothing is deleted unless that is the command.
+"""Move files to backup_<timestamp>/ and back. Nothing is overwritten, and only the command to delete deletes.
 
 backup_<timestamp>/
-  manifest.json      what was to be moved, from where; written before the first move, so that any crash can be undone
-  files/<path>       the things, under the path that they had below the project's root
-Staged data sets stay on their own disk, set aside there.
+  manifest.json      what is moved, and from where; written before the first move, so that any crash can be undone
+  files/<path>       the files, under their path below the project's root
+Staged datasets stay on their own disk, set aside there.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""What runs have left behind and nobody needs: attempts that came to nothing, old logs, checkpoints beyond the newest.
+"""What ended runs left behind and no run needs: failed attempts, old logs, old checkpoints, snapshots, staged data.
 
-Only runs that have surely ended are looked at. What a live run writes, reads or was started from is protected, and so
-is the newest checkpoint of every run. A run whose state is not known counts as live.
+Only runs that have certainly ended are considered; a run whose state is unknown counts as active. Protected are the
+files that an active run writes, reads or was started from, and the newest checkpoint of every run.
 
-Snapshots of code that no run needs any more, temporary files of writers that were killed, and staged data on this
-machine's scratch that nobody has used lately.
-
-A snapshot stays for as long as a run that executes it may still start. Its .json and .diff, which say what the code
-was, always stay. Staged data are copies: what goes is staged again when a job asks for it.
+A code snapshot stays while a run that executes it may still start; its .json and .diff, which describe the code, always
+stay. Also listed are temporary files of writers that were killed, and staged data on this machine's scratch that was
+not used lately: these are copies, staged again when a job needs them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Scripts that are nearly the same: the variants that pile up while somebody looks for the right one."""
+"""Scripts that are nearly the same, such as variants that accumulate while a person looks for the right settings."""
 
 from __future__ import annotations
 

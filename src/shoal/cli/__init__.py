@@ -1,8 +1,9 @@
 """The command line: find the command, let its module parse and act, turn errors into two lines and an exit code.
 
-Each command is one module here, named like the command, with `configure(parser)` and `run(args) -> int | None`. The
-table below is the only list of commands, so that `shoal --help` prints without importing any of them: argparse and this
-table cost a third of what a larger command-line library costs before it starts (docs/decisions/001-argparse.md).
+Each command is one module here, named like the command, with `configure(parser)` and `run(args) -> int | None`;
+options.py has the flags that several of them share, parser.py the argument parser. A command's docstring is its help.
+The table below is the only list of commands, so that `shoal --help` prints without importing any of them: argparse and
+this table cost a third of what a larger command-line library costs before it starts (docs/decisions/001-argparse.md).
 """
 
 from __future__ import annotations

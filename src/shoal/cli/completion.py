@@ -3,8 +3,6 @@
 eval "$(shoal completion bash)"                              in ~/.bashrc
 shoal completion zsh > ~/.zfunc/_shoal                       a folder of $fpath
 shoal completion fish > ~/.config/fish/completions/shoal.fish
-
-What could come next on the command line: commands, flags, runs, states, columns. Slurm is never asked.
 """
 
 from __future__ import annotations
@@ -103,7 +101,6 @@ def _list_items(current: str, flag: str) -> list[str]:
 
 
 def _command_flags(command: str) -> list[str]:
-    import argparse
     from importlib import import_module
 
     parser = argparse.ArgumentParser(prog=command)

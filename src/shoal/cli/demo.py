@@ -2,8 +2,6 @@
 
 shoal demo                      in a new folder under the system's temporary one
 shoal demo --dir my-first       where you can look around afterwards
-
-`shoal demo`: the LEAD example in miniature, run for real on this machine; `project/` is what it copies.
 """
 
 from __future__ import annotations
@@ -25,9 +23,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    import os
-    import shutil
-    import sys
     import tempfile
 
     target = args.dir.absolute() if args.dir else Path(tempfile.mkdtemp(prefix="shoal-demo-"))

@@ -1,7 +1,4 @@
-"""Flags that several commands share, and the few steps that begin most of them.
-
-The flags of packs, for `shoal pack` and for `shoal submit --shape pack`.
-"""
+"""Flags that several commands share, those of packs (`shoal pack`, `shoal submit --shape pack`) among them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""argparse, with mistakes told as shoal tells all others: one sentence and a command that helps."""
+"""argparse with shoal's errors: one sentence and a hint."""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
-"""What a Slurm cluster has, allows and is doing: every question about it, and the records that answer.
+"""What a Slurm cluster has and allows, and the state of our jobs on it: every question to Slurm, and typed answers.
 
-facts.py          the records: partitions, kinds of node, associations, QOS, reservations
-read.py           `read_cluster(environ, "nodes", "user", ...)`: asks what is named, and nothing else
-parse.py          one parser for each question
-submit_limits.py  how many jobs this user may have submitted
-sbatch_check.py   `sbatch --test-only`: is a request accepted, and when would it start?
-queue_state.py    our jobs: one squeue, one sacct
-commands.py       kernel/slurm.py, which starts the programs, with shoal's errors and hints
+    facts.py          the records: partitions, node types, associations, QOS, reservations
+    read.py           `read_cluster(environ, "nodes", "user", ...)`: asks only the named questions
+    parse.py          one parser for each question
+    submit_limits.py  how many jobs this user may have submitted
+    queries.py        our jobs by squeue and sacct, scancel, and `sbatch --test-only`, with shoal's errors and hints
 
-Imports only kernel, errors, units and names. Profiles, which say how to use a cluster, are config's.
+Programs are started by kernel/slurm.py. Imports only kernel, errors, units and names. Cluster profiles, which say how
+to use a cluster, are in describe/cluster.py.
 """
 
 from shoal.kernel import lazy_exports

@@ -1,6 +1,6 @@
-"""The records of what a Slurm cluster has and allows; read.py fills them in, everybody else reads them.
+"""The records of what a Slurm cluster has and allows. read.py fills them in; other packages only read them.
 
-A fact that nobody asked for, or that did not answer, has its default: no limit, nothing there.
+A fact that was not asked for, or whose question got no answer, has its default: no limit, empty list.
 """
 
 from __future__ import annotations

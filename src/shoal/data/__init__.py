@@ -1,13 +1,26 @@
-"""Data next to the GPU: few big files instead of many small ones, one copy per node, reading that starts at once.
+"""Datasets for training: few large files instead of many small ones, one copy per node, reading in any order.
 
-    pack      a folder, list or iterator -> shards, an index per shard, a manifest          packing, iterating
-    format    tar in WebDataset's convention, TFRecord, squashfs: nobody is locked in        tar, tfrecord, squash
-    check     verify, info, unpack; shards made elsewhere get their index on demand         checking, foreign
-    read      random access and streams, exactly once over ranks and workers, resumable     reading, order, adapters
-    stage     node-local copies shared by all jobs of a node: job/staging, because it runs inside jobs
-    measure   bench (the storage), advise (the loader against the model)
+Write shards
+    scan.py file_selection.py  the files of a directory or a list, as samples with keys, classes and sizes
+    shard_plan.py              which sample goes into which shard, and the seeded permutations
+    shard_files.py             shard a directory or a list of files; shard_workers.py: its processes
+    shard_iterator.py          shard what a Python iterator yields
+    shard_writer.py            write one shard with its index and checksum; squashfs images
+    formats.py                 tar in WebDataset's convention, and TFRecord
+    manifest.py                the manifest of a dataset and the index of a shard
+Read
+    dataset.py                 `shoal.data.open`: random access by number, in batches
+    streaming.py               shuffled samples, each once per epoch over ranks and workers, resumable
+    shardset.py prefetch.py    the bytes of shards, from the staged copy or the source; reading ahead
+    external_shards.py         shards that other tools made: indexed on first use
+    for_torch.py for_tensorflow.py   datasets and loaders of PyTorch and TensorFlow
+Check and measure
+    verify.py                  verify, describe and unpack a dataset
+    bench.py advise.py         measure the storage; find out whether loader or model is the bottleneck
+    stage.py                   `shoal data stage`; the copying itself is in job/staging.py, because it runs inside jobs
+    optional_packages.py       import numpy, torch and others with an install hint
 
-`open` is the door for programs: `shoal.data.open(os.environ["SHOAL_DATA_IMAGENET"])`. Needs numpy (the extra "data").
+Programs use `shoal.data.open(os.environ["SHOAL_DATA_IMAGENET"])`. Needs numpy (the extra "data").
 """
 
 from shoal.kernel import lazy_exports

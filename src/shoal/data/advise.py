@@ -1,13 +1,13 @@
 """Is the loader or the model the bottleneck, and what would change it: three measured times and two formulas.
 
-wait   how long the training stands still for a batch        step   how long it works on one
+wait   how long the training waits for a batch        step   how long it computes on one
 prep   how long one worker takes to make a batch
 
 With no worker a step costs step + prep; with w workers the slower side decides: max(step, prep / w). Workers beyond
-the cores do not help where making a batch is CPU work, so the CPU time of both sides is also spread over the cores.
+the cores do not help where making a batch is CPU work, so the CPU time of both sides is also divided by the cores.
 
-Where other programs want the same cores, a batch takes longer than it costs. The kernel knows how long a thread was
-ready to run and could not; that time is taken out, so the times are those of free cores, and its share is told.
+Where other programs use the same cores, a batch takes longer than it costs. The kernel reports how long a thread was
+ready to run and could not; that time is subtracted, so the times are those of free cores, and its share is reported.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""The experiment of the storage's owner, on his own storage: folder, tar, shards; one reader and several at once.
+"""`shoal data bench`: measure a storage with a directory of files, a tar file and shards, by one reader and by several.
 
-Everything is measured by workers that start in step: each says that it is ready, and begins when told. Here they are
-processes; with `--slurm` they are the tasks of a job array, on as many nodes as Slurm gives them. Each measurement is
-repeated, and a size is estimated only from measurements that are long enough to say something about it.
-
-The readers of a bench as the tasks of a Slurm job array, so that the storage meets real nodes.
+All measurements are made by workers that start at the same moment: each reports that it is ready and waits for the
+start signal. Locally they are processes; with `--slurm` they are the tasks of a job array, on as many nodes as Slurm
+gives them. Each measurement is repeated, and a size is extrapolated only from measurements that are long enough.
 """
 
 from __future__ import annotations

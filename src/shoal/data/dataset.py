@@ -1,6 +1,4 @@
-"""Samples of several shards as one table: a number in, bytes out, with columns so that a batch is a few look-ups.
-
-`shoal.data.open`: a data set as a sequence of samples, in any order and from any place.
+"""`shoal.data.open`: a dataset as a sequence of samples, in any order and from any position.
 
 A sample is a dict of its fields and its key, or a tuple of the fields that were asked for:
 
@@ -9,7 +7,8 @@ A sample is a dict of its fields and its key, or a tuple of the fields that were
     for image, label in data.stream(seed=0, epoch=3): ...
 
 `data[i]` reads one sample; `data.batch([...])` reads many with one wait for the disk, which is what PyTorch's
-DataLoader uses. Values are the bytes that were packed; `transform` may decode them.
+DataLoader uses. Values are the bytes that were packed; `transform` may decode them. The samples of all shards form one
+table of columns, so that finding a batch is a few look-ups.
 """
 
 from __future__ import annotations

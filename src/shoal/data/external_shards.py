@@ -1,7 +1,7 @@
-"""Shards made elsewhere: which they are, and an index for each, built when it is first needed and then kept.
+"""Shards that other tools made: which they are, and an index for each, built on first use and then kept.
 
-Kept in the user's cache folder and never beside the shards, which may be somebody else's or read-only. An index is
-known by the shard's path, size and time, so one of a shard that changed is not used again.
+Indexes are in the user's cache directory and never beside the shards, which may belong to others or be read-only. An
+index is found by the shard's path, size and time, so that of a shard that changed is not used again.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Which files of a folder are samples, and of which class: decided from names alone, told, and refused where unclear.
+"""Which files of a directory are samples, and of which class: decided from names alone, refused where unclear.
 
-    images/cat/1.jpg  images/dog/a/2.jpg         the top folders are the classes, as in torchvision
+    images/cat/1.jpg  images/dog/a/2.jpg         the top directories are the classes, as in torchvision
     images/train/cat/1.jpg  images/val/...       splits: one at a time, with the classes of all of them
-    images/README.md  images/cat/.DS_Store       stray: left out and told
+    images/README.md  images/cat/.DS_Store       stray: left out and reported
 
-A folder that can be read in two ways is an error with the flags that settle it. `include` takes exactly what it names.
+An ambiguous directory is an error with the flags that settle it. `include` takes exactly what it names.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""TFRecord without TensorFlow: length, checksum, a tf.train.Example, checksum; and where the values lie in it.
+"""The two shard formats: plain tar in WebDataset's convention, and TFRecord without TensorFlow.
 
-The Example is framed by hand. What the index needs is the place of each value inside the record, so that reading one
-is a plain read of bytes, with no protocol buffer parsed.
+tar: members of one sample are consecutive and share the name up to the first dot. The writer is our own because it is
+the hot path: a header is one bytes expression, and its checksum is the sum of the few bytes that differ from an empty
+header. The reader is our own because an index needs offsets, not file objects.
 
-Plain tar in WebDataset's convention: members of one sample stand together and share the name up to the first dot.
-
-Written by hand because a shard is the hot path of packing: a header is one bytes expression, and its checksum is the
-sum of the few bytes that differ from an empty header. Read by hand because an index needs offsets, not file objects.
+TFRecord: length, checksum, a tf.train.Example, checksum. The index needs the position of each value inside the record,
+so that reading a value is a plain read of bytes, with no protocol buffer parsed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""The manifest of a data set: what is in it, shard by shard, and where it came from. No manifest, no data set.
+"""The manifest of a dataset, which lists its shards and their source, and the index of one shard.
 
-The index of one shard: where each member of each sample lies, and what its bytes add up to.
-
-A file of columns behind a short JSON header, made to be memory-mapped: any sample of any shard is one look-up and one
-read away. `first` says at which member a sample begins; keys and original paths are bytes, since names need not be
-text. A member is a range of bytes of the shard; `kind` says what is in it, because a TFRecord also holds numbers.
+A directory without a manifest is not a dataset. An index tells where each member of each sample is, with its checksum:
+a file of columns behind a short JSON header, made to be memory-mapped, so that any sample of any shard is one look-up
+and one read. `first` is the first member of a sample; keys and original paths are bytes, since file names need not be
+text. A member is a range of bytes of the shard; `kind` is its type, because a TFRecord also holds numbers.
 """
 
 from __future__ import annotations

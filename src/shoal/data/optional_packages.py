@@ -1,4 +1,4 @@
-"""Optional packages of this room, asked for in one place: a missing one is one sentence with the command."""
+"""Import optional packages (numpy, torch, ...): a missing one is an error with the install command."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What is asked of the disk before it is needed, in threads beside the program, so that it has much to do at once.
+"""Reading ahead in threads, so that the disk always has several requests.
 
-Places that are read soon are told to the kernel. Files of which everything is needed are read in sequence instead: the
-kernel then keeps them in large pieces, and bringing and copying them takes a third of the processor's time.
+Ranges that are read soon are announced to the kernel. Files that are needed completely are read in sequence instead:
+the kernel then keeps them in large pieces, and reading and copying them takes a third of the CPU time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What there is to pack: a folder, or a list of files with fields, as samples with keys, labels and known sizes.
+"""The samples of a directory, or of a list of files with fields: keys, labels and sizes, before anything is sharded.
 
-Names need not be text: they are kept as Python keeps them (lone surrogates for bytes that are not UTF-8). A key is
-made safe for every tool that reads the shards; the name as it was stays in the index, and `unpack` restores it.
+File names need not be text: they are kept as Python keeps them (lone surrogates for bytes that are not UTF-8). A key is
+made safe for every tool that reads the shards; the original name stays in the index, and `unpack` restores it.
 """
 
 from __future__ import annotations

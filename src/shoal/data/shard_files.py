@@ -1,9 +1,7 @@
-"""Pack a folder or a list into shards: parallel, in a folder beside the goal that takes its name when all is done.
+"""Shard a directory or a list of files in parallel, and estimate the result for --dry-run from a few of the files.
 
-DST.packing/ holds the shards of a pack in progress. A killed pack leaves it, and the same command goes on with the
-shards that lack; DST itself comes into being whole, by one rename, or not at all.
-
-`pack --dry-run`: how many shards there will be, and how long it takes, from reading a few of the files.
+DST.packing/ holds the shards while the command runs. A killed command leaves it, and the same command continues with
+the missing shards; DST itself appears complete, by one rename, or not at all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pack what a program produces: an iterator of samples instead of files. Atomic like `pack`, but always begun anew."""
+"""Shard the samples of a Python iterator. DST appears complete or not at all; a killed call starts over."""
 
 from __future__ import annotations
 

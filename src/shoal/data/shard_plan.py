@@ -1,13 +1,12 @@
-"""What a pack will write, decided before a byte of the source is read: order, shards, and a digest of all of it.
+"""Which sample goes into which shard, decided before the source is read; and seeded permutations that need no memory.
 
-The same source and settings give the same plan and the same bytes. So a pack that was killed goes on where it was, two
-that run at once help each other, and a source that changed meanwhile is noticed by its digest.
+The same source and settings give the same plan and the same bytes. So a killed command continues where it was, two
+concurrent commands share the work, and a source that changed meanwhile is noticed by the plan's digest.
 
-Orders that need no memory: a seeded permutation of any length whose value at any place is computed, not stored.
-
-A Feistel network over the smallest power of four that holds the range, walked until the value falls into it. So an
-epoch of a billion samples begins, and resumes anywhere, at once, and every rank and worker computes the same order.
-The order for (length, seed, epoch) is part of the format: it must never change, since resumed trainings rely on it.
+A permutation of any length is computed at any position and not stored: a Feistel network over the smallest power of
+four that holds the range, repeated until the value falls into the range. So an epoch of a billion samples begins, and
+resumes anywhere, at once, and every rank and worker computes the same order. The order for (length, seed, epoch) is
+part of the format: it must never change, since resumed trainings rely on it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The work of packing: processes that take shard after shard, read its files and write it.
+"""The processes that write shards: each takes the next shard, reads its files and writes it.
 
-Processes are forked and get only numbers of shards, so the plan is never copied or pickled, and a script that packs
-needs no `if __name__ == "__main__"`. They die with the process that started them. Where opening a file takes long, as
-on network storage, each of them reads ahead with threads.
+They are forked and receive only shard numbers, so the plan is never copied or pickled, and a script that shards needs
+no `if __name__ == "__main__"`. They end with the process that started them. Where opening a file is slow, as on network
+storage, each of them reads ahead with threads.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
-"""Writing one shard: samples in, a file and its index out. Nothing under the final name until all of it is on disk.
+"""Write one shard: samples in, a file and its index out. The final name appears when all of it is on disk.
 
-CRC-32 of a whole file from the CRCs of its pieces, without reading a byte twice.
+The CRC-32 of the file comes from the CRCs of its records without a second pass. zlib's CRC is linear:
+crc(A + B) = shift(crc(A), len(B)) xor crc(B), where shift multiplies by x^(8 len) modulo the polynomial. So the
+checksums of the records, which the index keeps, give the checksum of the shard, which the manifest keeps and every
+copy is compared with. Any Python on any node can check it.
 
-zlib's CRC is linear: crc(A + B) = shift(crc(A), len(B)) xor crc(B), where shift multiplies by x^(8 len) modulo the
-polynomial. So the checksums of a shard's records, which the index keeps, give the checksum of the shard, which the
-manifest keeps and every copy is compared with. One pass does both; any Python on any node can check it.
-
-Errors of a disk that say where: what the kernel reports when a disk is full names no file.
-
-A folder as one squashfs image, for code that insists on a folder: made, opened and checked by squashfs-tools.
+Also here: disk errors that name the file (the kernel's "no space left" names none), and a directory as one squashfs
+image, made, opened and checked by squashfs-tools, for code that needs a directory.
 """
 
 from __future__ import annotations

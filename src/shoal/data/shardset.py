@@ -1,10 +1,10 @@
-"""The bytes of a data set's shards: which file, whether it is here yet, many reads at once, and what is read soon.
+"""The bytes of a dataset's shards: which file, whether it is staged yet, and many reads at once.
 
-While staging goes on, a shard that is not here yet is asked for and waited for; if nobody copies any more, it is read
-at the source. What a copy has lost, or has with a wrong checksum, comes from the source too, and is told.
+While staging runs, a missing shard is requested and waited for; if no process copies any more, it is read at the
+source. What a copy has lost, or has with a wrong checksum, is read at the source too, with a warning.
 
 Files are opened per thread, so none is closed while another thread reads from it; a fork shares them safely, because
-every read names its place.
+every read gives its offset.
 """
 
 from __future__ import annotations

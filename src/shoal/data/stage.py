@@ -1,4 +1,4 @@
-"""`shoal data stage`: bring a data set to this node and run a command with it, or say where it is."""
+"""`shoal data stage`: copy a dataset to this node and run a command with it, or print where the copy is."""
 
 from __future__ import annotations
 

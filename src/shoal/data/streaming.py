@@ -1,13 +1,13 @@
 """Samples in a shuffled order that is the same everywhere, split over ranks and workers, from any position on.
 
-The order of an epoch is a pure function of (data set, seed, epoch): shards in a permuted order, grouped into windows,
+The order of an epoch is a pure function of (dataset, seed, epoch): shards in a permuted order, grouped into windows,
 the samples of a window permuted. Sample p of that order belongs to rank p mod world. So every sample is seen exactly
 once per epoch, a position is one number that holds for any number of ranks and workers, and nothing is replayed. Where
 the data is, and how much of it is staged, changes nothing: one rank of a job may read a copy and another the source.
 
-Epoch 0 begins with the small first shard and takes one shard at a time: it can begin when that one is there, and
-nothing is lost, since packing has shuffled them. Staging is asked for the next shards before they are needed. The
-window of later epochs mixes several shards.
+Epoch 0 begins with the small first shard and takes one shard at a time: it can begin when that one is staged, and
+nothing is lost, since sharding has shuffled the samples. The next shards are requested from staging before they are
+needed. The window of later epochs mixes several shards.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Is it all there, and what is it: verify and info, for data sets of shoal and for shards made elsewhere.
+"""Verify, describe and unpack datasets of shoal and shards that other tools made.
 
-The way back: files again, under the names and with the bytes that they had.
+`unpack` restores the files with their original names and bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,27 @@
-"""From settings and experiment files to run specs. Nothing is submitted and nothing is changed here."""
+"""From settings and experiment files to run specs. Nothing is submitted and nothing is changed here.
+
+Settings
+    locate.py project.py       where shoal.toml is; the project, its steps and cluster profiles
+    columns.py                 the columns of `status`, read without the other settings
+    document.py tables.py      TOML with line numbers; its tables as declared types
+    cluster.py steps.py        cluster profiles; steps
+    launches.py                `launch` and `container` of a step, an experiment or a cluster
+    scaffold.py                the files that `shoal init` writes
+Experiment files
+    experiment_files.py        a bash script, sweep file or Python file, with flags, as requested runs
+    script_text.py             what the text of a script tells before it is executed
+    shell_functions.py         the functions that scripts source; execute a script and collect its calls
+    command_file.py            commands of `shoal pack`
+    run_lookup.py              a run, a checkpoint or an output directory by what a person typed
+Sweeps
+    sweep_file.py parameters.py   the typed description of a sweep; its parameters and their values
+    expressions.py expand.py   derived values and conditions; all points of a sweep
+    run_names.py               names of runs that stay the same when a sweep grows
+Run specs
+    run_specs.py sweep_runs.py   a call of a step function, a recorded run, or a point of a sweep, as a RunSpec
+    dependencies.py            the order of runs that depend on each other
+    argument_checks.py program_source.py   values that the program does not read; what its source shows
+"""
 
 from shoal.kernel import lazy_exports
 

@@ -1,5 +1,4 @@
-"""Values that no program reads, or not as they are meant: a seed, a checkpoint to start from, a swept parameter that
-ends at a shell, a placeholder in a value."""
+"""Values that a program ignores or misreads: a seed, a start checkpoint, a swept parameter, placeholders."""
 
 from __future__ import annotations
 

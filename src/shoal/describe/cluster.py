@@ -1,8 +1,8 @@
-"""Cluster profiles: how a portable request becomes one cluster's words.
+"""Cluster profiles: how a portable request becomes the options of one cluster.
 
 A profile is kept as flat values, each with the place where it was written ("partition.a100" from shoal.toml:12), so
-that two files merge key by key and `shoal clusters show` can tell where everything came from. The typed fields are read
-from them once.
+that two files merge key by key and `shoal clusters show` can print where each value came from. The typed fields are
+read from them once.
 """
 
 from __future__ import annotations

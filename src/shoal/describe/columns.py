@@ -1,6 +1,6 @@
-"""[status] columns = "+gpus,-node", in shoal.toml or in the user's config: the columns that `status` begins with.
+"""`[status] columns = "+gpus,-node"`, in shoal.toml or in the user's config: the columns that `status` shows.
 
-`status` reads no other setting, so a file is parsed only if the word stands in it.
+`status` reads no other setting, so a file is parsed only if that word occurs in it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A command with {parameters}, or a file of commands, as runs: the door of `shoal pack`.
+"""The runs of `shoal pack`: a command with {parameters}, or a file of commands.
 
-A run's name says what it is and not where it stood, so that the same command asked for again is the same run, and what
-is done stays done: pack_train/train_depth4; for a line of a file, pack_jobs/python-train.py-depth-4-a1b2c3.
+A run's name says what it is and not its position, so that the same command is the same run when it is requested again,
+and completed runs stay completed: pack_train/train_depth4; for a line of a file,
+pack_jobs/python-train.py-depth-4-a1b2c3.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The graph of stages: runs that name their parents, in an order in which parents come first."""
+"""The dependency graph of runs: runs name their parents, and are ordered so that parents come first."""
 
 from __future__ import annotations
 

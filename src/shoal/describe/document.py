@@ -1,6 +1,6 @@
 """A TOML file whose values know their line.
 
-tomllib gives no positions, so a small scanner walks the same text once more. It may trust the text, because tomllib has
+tomllib gives no positions, so a small scanner reads the same text once more. It may trust the text, because tomllib has
 accepted it by then.
 """
 

@@ -1,6 +1,6 @@
-"""The doors: a bash script, a TOML page or a Python file, and the flags beside it, as runs that are asked for.
+"""Experiment files as requested runs: a bash script, a sweep file (TOML) or a Python file, with the command's flags.
 
-A Python file that describes an experiment: run it with `Experiment.submit` set to collect, and read what it adds.
+A Python file is executed with `Experiment.submit` replaced by a function that collects what it adds.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def group_sweeps(added: Iterable[BlockRecord]) -> list[Sweep]:
 
 
 def _file_name(place: str, step: str | None) -> str | None:
-    """The name of a file that is called after this step, as a page's runs have it: 000_train.py for train."""
+    """The name of a file that is called after this step, as in a sweep file: 000_train.py for train."""
     stem = Path(place.rpartition(":")[0]).stem
     order, word, seed = parse_stem(stem)
     return stem if order is not None and word == step and seed is None else None

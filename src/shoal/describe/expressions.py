@@ -1,9 +1,9 @@
 """A small safe language for derived values, conditions and rules: `min(batch // (nodes * gpus), largest[model])`.
 
-It has Python's look and none of its reach: numbers, strings, arithmetic, comparisons, `and or not`, `a if b else c`,
-`in`, a few functions, parameters by name, and tables by subscript. The text is parsed, every node is checked against a
-list, and each becomes a small function; nothing is ever handed to eval. Sizes are bounded, so that no expression can
-take the machine along.
+It has a subset of Python's syntax: numbers, strings, arithmetic, comparisons, `and or not`, `a if b else c`, `in`, a
+few functions, parameters by name, and tables by subscript. The text is parsed, every node is checked against a list,
+and each becomes a small function; nothing is ever passed to eval. Sizes are bounded, so that no expression can use up
+memory or time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where things are. Imported by every command, so it imports nothing that takes time: paths are plain strings here."""
+"""Where shoal.toml and the user's files are. Every command imports this, so it imports little; paths are strings."""
 
 from __future__ import annotations
 

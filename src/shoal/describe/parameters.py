@@ -1,11 +1,10 @@
-"""The words that stand for values: "0.1,0.01", "4:80:4", "1e-4:1e-1:x10", { log_uniform = [1e-4, 1e-1] }, seeds "0-2".
+"""The parameters of a sweep: names, constants and axes; and the parser of their values.
 
-One parser serves TOML, Python and the command line, so that a sweep has the same values through each door.
+Values: "0.1,0.01", "4:80:4", "1e-4:1e-1:x10", { log_uniform = [1e-4, 1e-1] }, seeds "0-2". One parser serves sweep
+files, Python and the command line, so that the same text has the same values in each.
 
-The parameters of a description: their names, constants, and axes, which are rows of parameters.
-
-A grid parameter is an axis of its own, zipped ones share an axis, explicit points are one, and all drawn parameters are
-one. The points of a description are the product of its axes.
+A grid parameter is an axis of its own, zipped parameters share an axis, explicit points are one, and all random
+parameters are one. The points of a sweep are the product of its axes.
 """
 
 from __future__ import annotations
@@ -257,7 +256,7 @@ def parse_constants(table: Table, prefix: str = "") -> Iterator[tuple[str, Scala
 
 
 def parse_axes(top: Table) -> tuple[Axis, ...]:
-    """All axes of a page: what is swept, drawn, zipped, and its explicit points."""
+    """All axes of a sweep file: what is swept, drawn, zipped, and its explicit points."""
     count, seed = _parse_samples(top)
     drawn: dict[str, list[Scalar]] = {}
     axes = []

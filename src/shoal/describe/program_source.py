@@ -1,9 +1,8 @@
-"""Which file of a program names a variable: the program is read, never run.
+"""What the source of a program shows, without running it: which file names a variable, and whether it resumes.
 
-Looked at are the files that a command names, what they import from the project, and the project's YAML files, where
-Hydra may read the variable.
-
-Does a program continue from its checkpoint? Known from what its step says, or seen in its source; never assumed.
+Read are the files that a command names, what they import from the project, and the project's YAML files, where Hydra
+may read a variable. That a program continues from its checkpoint is known from its step's settings or seen in its
+source, never assumed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A project: the folder of shoal.toml, its steps, and the cluster profiles of the user and of the project together."""
+"""A project: the directory of shoal.toml, its steps, and the cluster profiles of the user and of the project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The word behind `posttrain`, `evaluate` or `resume`: a checkpoint file, an output folder, or the name of a run."""
+"""The argument of `posttrain`, `evaluate` or `resume`: a checkpoint file, an output directory, or the name of a run."""
 
 from __future__ import annotations
 

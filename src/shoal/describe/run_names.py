@@ -1,16 +1,15 @@
-"""What the names of a sweep rest on, kept in the state folder: sweeps/<experiment>/<base>.<n>.json, the newest holds.
-
-Each is created once and never changed, like all of shoal's files; of two commands that grow a sweep in different ways
-at the same moment, one is told so.
-
-Points -> names that show only what varies, and stay what they are when the sweep grows.
+"""Names of a sweep's runs that show only what varies and stay the same when the sweep grows.
 
     000_train_depth4_lr0.1_0        base, the parameters that vary in alphabetical order, the seed
 
-What a name rests on is remembered (`SweepNaming`): a parameter that had one value when the sweep was first described is
-shown only where it has another; one that varied then is always shown, even when one value of it is left. A parameter
-that joins later is shown, because runs with it are other runs than those before; unless `defaults` says which of its
-values those had: with that value it is neither shown nor passed, and the run is the one that exists.
+What the names depend on is recorded (`SweepNaming`) in the state directory: sweeps/<experiment>/<base>.<n>.json, of
+which the newest counts. A file is created once and never changed; of two commands that grow a sweep in different ways
+at the same moment, one fails.
+
+A parameter that had one value when the sweep was first described is shown only where it has another; one that varied
+then is always shown, even when one value of it is left. A parameter that is added later is shown, because runs with it
+differ from those before; unless `defaults` gives the value that those had: with that value it is neither shown nor
+passed, and the run is the existing one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What the text of an experiment script tells before the script is executed.
+"""What the text of an experiment script tells before it is executed: its calls, and its #SBATCH lines as a request.
 
-Read by doctor's shell reader, so that here-documents, comments and quoted text are not taken for commands.
-
-The #SBATCH lines of an experiment script: they are its request, below the flags of its call.
+Read with the shell reader of shoal.batch, so that here-documents, comments and quoted text are not taken for commands.
+Flags of a call override the #SBATCH lines.
 """
 
 from __future__ import annotations
@@ -236,7 +235,7 @@ def script_request(script: str) -> ScriptRequest:
 
 @lru_cache(maxsize=8)  # a script is described once for each seed
 def _read_directive_flags(lines: tuple[str, ...], shown: str) -> ScriptRequest:
-    from shoal.batch import parse_shell, read_directives
+    from shoal.batch import read_directives
 
     parsed = parse_shell("\n".join(lines))
     found = read_directives(lines, parsed.heredocs)

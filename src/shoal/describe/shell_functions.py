@@ -1,11 +1,9 @@
-"""shoal.sh is what scripts source; `function_definitions` is the part of it that depends on the project.
+"""The bash functions that experiment scripts source, and which calls a script makes: it is executed to collect them.
 
-What an experiment script asks for: run it with its step functions set to collect, and read how they were called.
-
-The script is ordinary bash; only the functions from `source "$(shoal shell)"` are ours. What it exports between that
-line and the call is the experiment's configuration (`exported_settings`), and becomes part of the run. A script that
-does not source them is a batch script and is never executed here; one that does may not act on a cluster while it is
-read.
+`function_definitions` is the part of shoal.sh that depends on the project. A script is ordinary bash; only the
+functions from `source "$(shoal shell)"` are ours. What it exports between that line and the call is the experiment's
+configuration (`exported_settings`) and becomes part of the run. A script that does not source them is a batch script
+and is never executed here; one that does may not act on a cluster while it is read.
 """
 
 from __future__ import annotations

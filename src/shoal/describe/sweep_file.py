@@ -1,16 +1,15 @@
-"""One description of runs as a typed record: what a TOML page, a call of `exp.add` or flags say, checked, with places.
+"""A sweep as a typed record: what a sweep file, a call of `exp.add` or flags describe, checked, with line numbers.
 
-All doors end here. The parameters themselves are read by axes.py.
+All kinds of experiment file end here. The parameters themselves are read by parameters.py. Early stopping is requested
+by [search] in the sweep file or by --search; its rule is in job/pack/early_stopping.py:
 
-How a search is asked for: [search] on a sweep's page, or --search. The rule itself is the agent's.
-
-[search]
-metric = "loss"       # as the runs write it to metrics.jsonl
-mode = "min"          # or "max"
-first = 10            # runs are compared when they have done so much, then 3 times as much, ...
-eta = 3               # 1 of 3 goes on
-last = 200            # no comparison from here on
-resource = "step"     # what counts the work in metrics.jsonl; step or epoch unless said
+    [search]
+    metric = "loss"       # as the runs write it to metrics.jsonl
+    mode = "min"          # or "max"
+    first = 10            # compare runs after this amount of work, then after 3 times as much, ...
+    eta = 3               # 1 of 3 runs continues
+    last = 200            # no comparison from here on
+    resource = "step"     # the column of metrics.jsonl that counts the work (default: step or epoch)
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from shoal.job import HalvingRule
 from shoal.model import ContainerSettings, Request
 
 EarlyStoppingRule = HalvingRule
-#: What --search says to leave a page's [search] out.
+#: What --search says to leave a sweep file's [search] out.
 EARLY_STOPPING_OFF = "off"
 _EARLY_STOPPING_EXAMPLE = "--search metric=loss,first=10"
 

@@ -1,6 +1,6 @@
-"""Points -> RunSpecs: the step's command with its placeholders, the flags for what it does not mention, the names.
+"""Points of a sweep -> RunSpecs: the step's command with its placeholders, flags for other parameters, and the names.
 
-Placeholders that nothing fills: a misspelt name must not reach a program with its braces.
+A placeholder that no parameter fills is an error: a misspelt name must not reach a program with its braces.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _refuse_variables(where: str, words: Iterable[str], place: str | None) -> No
 
 
 class Sweep(NamedTuple):
-    """Blocks whose runs share a base name: a TOML page is one block, a Python loop is many."""
+    """Blocks whose runs share a base name: a sweep file is one block, a Python loop is many."""
 
     named: ScriptName
     blocks: tuple[SweepBlock, ...]
@@ -292,7 +292,7 @@ class _RunSpecBuilder:
 
 
 def _step_of(named: ScriptName, block: SweepBlock, project: Project) -> Step:
-    """The step of shoal.toml; a page that brings its own command needs none."""
+    """The step of shoal.toml; a sweep file that has its own command needs none."""
     name = block.step or named.step
     if name not in project.steps and block.command is not None:
         check_step_name(name, place=block.place)

@@ -1,4 +1,17 @@
-"""Checks of batch scripts and of planned runs before they cost anything: rules that yield findings."""
+"""Checks of batch scripts and of planned runs before they are submitted: rules that yield findings.
+
+check.py          check scripts: read them, ask the cluster once, apply the rules
+submit_checks.py  what `shoal submit` checks before it sends anything
+finding.py        findings, the registry of rules, and what a rule is given
+rules/            the rules
+job.py            what the rules know about one job; script.py reads it from a batch script,
+                  planned.py from a run that shoal has planned
+launches.py launchers.py   where a script starts its work; the options of each launcher
+python_file.py    what the source of the training program shows
+geometry.py       nodes, tasks, GPUs, CPUs and memory that a header asks for
+nearest.py        the nearest request that the cluster accepts
+explain.py        `--explain`: the processes that a script starts, in numbers
+"""
 
 from shoal.kernel import lazy_exports
 

@@ -1,4 +1,4 @@
-"""Examine scripts: read them, ask the cluster once, apply the rules. The door of this room for commands."""
+"""Check scripts: read them, ask the cluster once, apply the rules. `shoal doctor` calls this."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Geometry in numbers: which processes a script starts, on which devices, with which batch. Pure.
 
-explain(facts)                      from a script, saying what is not known
-construct("lightning", 2, 8, ...)   by construction: header and launch line that fit together
+explain(facts)                      from a script, with what is unknown
+construct("lightning", 2, 8, ...)   by construction: header and launch line that match
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""A finding, the rules that make findings, and what rules are given. A rule is a pure function over `CheckFacts`.
+"""Findings, the registry of rules, and `CheckFacts`, which a rule is given. A rule is a pure function over these facts.
 
-Questions that several rules ask: how many tasks does a launch start on a node, and is its program Lightning?
+Also the questions that several rules ask: how many tasks a launch starts on a node, and whether its program is
+Lightning.
 """
 
 from __future__ import annotations

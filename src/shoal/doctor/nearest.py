@@ -1,4 +1,4 @@
-"""Where a request does not fit this cluster, and the nearest one that does. Pure: the caller asks Slurm for its word.
+"""Where a request does not fit this cluster, and the nearest one that does. Pure: the caller asks Slurm to confirm.
 
 A request is nearest when the fewest options change; another partition that takes it as it is counts as one change.
 """

@@ -1,6 +1,6 @@
 """A run that shoal has planned, as the job that the rules look at: the counterpart of script.py without any text.
 
-What starts the run is said in the words that are used inside the job (job/launch/launcher_args.py), so the two
+What starts the run is built by the functions that are used inside the job (job/launch/launcher_args.py), so the two
 cannot differ.
 """
 

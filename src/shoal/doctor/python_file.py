@@ -1,4 +1,4 @@
-"""What the Python program behind a script gives away about itself: read, never imported or run."""
+"""What the source of a script's Python program shows. It is read, never imported or run."""
 
 from __future__ import annotations
 

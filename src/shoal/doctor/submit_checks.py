@@ -1,9 +1,9 @@
-"""What `shoal submit` checks before it sends anything: the doctor's rules, and what nodes of this cluster can serve.
+"""What `shoal submit` checks before it sends anything: the rules, and whether nodes can serve the request.
 
-The rules look at each run as it is planned, before there is a script, which would not tell them more: it starts the
-agent, and what that starts is known here. Errors refuse the submission, warnings are told. The nodes are asked about
-because Slurm accepts requests that never start: a time above the partition's limit, for one, is accepted and then waits
-for ever (measured on Slurm 22.05).
+The rules look at each planned run, before there is a script, which would not tell them more: the script starts the
+agent (job/main.py), and what that starts is known here. Errors refuse the submission, warnings are printed. The nodes
+are checked because Slurm accepts requests that never start: a time above the partition's limit, for one, is accepted
+and then pends forever (measured on Slurm 22.05).
 """
 
 from __future__ import annotations

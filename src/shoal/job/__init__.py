@@ -1,19 +1,28 @@
-"""What runs inside a job, on Slurm or on this machine.
+"""What runs inside a job, on Slurm or on this machine. Its main process is called the agent.
 
-main.py      a job of one run: who am I, may I run, which attempt is this, what follows its end
-single.py    the executor with a queue of one, and what only a single run has
-pack/        the executor with a queue of many
-executor.py  starts attempts, passes signals on, stops what must stop, writes down how each one ended
-attempt.py   one attempt: its start record, its phases, how it is asked to stop, its end record
-children.py  processes: started, signalled, and nothing of them left behind
-ledger.py    start and end records on their way to the disk
-data.py      data of runs, brought in threads (handover.py: on all nodes; staging.py, copying.py: how)
-usage.py     what runs use, sampled
-survival.py  what an end means, and the job that follows it
-launch/      processes of one run: torchrun, srun, replicas, containers
+    main.py             a job of one run: identify the run, check that it may start, execute it, plan what follows
+    single_run.py       the executor with a queue of one; smoke tests
+    pack/               the executor with a queue of many runs
+    executor.py         starts attempts, forwards signals, stops what must stop, records how each attempt ended
+    attempt.py          one attempt: command, start record, phases, stopping, end record
+    environment.py      environment and arguments of the user's process; its Python and packages
+    workdir.py          the working directory of an attempt with a copy of the code
+    child_processes.py  start, watch, signal and clean up the processes of a run
+    record_writer.py    write start and end records in the background
+    recovery.py         whether an attempt succeeded, why it ended, and the follow-up job
+    job_constraints.py  nodes to avoid and runs to wait for
+    replacement.py      the job that `shoal switch` submits
+    admission.py        submissions that wait for room under the project's budget
+    notifications.py    messages to a person
+    allocation.py       nodes, CPUs, GPUs, memory, time, addresses and ports of this job
+    launch/             the processes of one run: torchrun, srun, replicas, containers
+    run_data.py         data of runs, staged on all nodes before they start
+    staging.py cache.py dataset_copy.py file_copy.py   one copy of a dataset per node
+    usage.py usage_readers.py   CPU, memory and GPU use of a run
+    zipapp.py           packs this package and kernel/ into one file for jobs
 
 Standard library only and Python 3.8 or newer, because it runs with whatever Python a node has. The modules here and
-those of `kernel/` travel as one file (`shipping.py` zips them into the project's state folder).
+those of kernel/ travel as one file, which zipapp.py writes into the project's state directory.
 """
 
 from ..kernel import lazy_exports

@@ -1,21 +1,20 @@
-"""Let waiting runs in: what did not fit under the project's budget waits on disk, and whoever frees room sends it.
+"""Submit runs that wait for room under the project's budget: whoever frees room sends the next ones.
 
-    queue/<cluster>/limits.json       the budget: jobs, nodes, gpus; changeable at any time; submit: the account's;
-                                      attempts: how often a run may be tried, whatever its step says
-    queue/<cluster>/<order>.<token>.<uid>   a submission that waits, with what it needs; that user's, sent in this order
-    queue/<cluster>/turn.<n>          who is letting runs in just now; turn.<n>.end when they have finished
+    queue/<cluster>/limits.json       the budget: jobs, nodes, gpus; can be changed at any time; submit: the account's;
+                                      attempts: the maximum number of attempts of a run, whatever its step says
+    queue/<cluster>/<order>.<token>.<uid>   a waiting submission of that user, with what it needs; sent in this order
+    queue/<cluster>/turn.<n>          who submits waiting runs at the moment; turn.<n>.end when that is finished
 
-Called by a job that ends and by shoal's own commands, so that nothing has to keep running anywhere. Room is what one
-squeue leaves of the budget. When squeue does not answer, nobody may conclude that nothing runs: a job that ends then
-hands over its own room and no more.
+Called by a job that ends and by shoal's own commands, so that no service has to run. Room is the budget less what one
+squeue shows. Without an answer of squeue nothing may be assumed to have ended: a job that ends then hands over its own
+room and no more.
 
 In a shared project the budget counts the jobs of all its users, and each of them sends only their own submissions: a
 job of one would run as that user, with that user's rights.
 
-How many more jobs Slurm's accounting lets this user submit: limits of user, account and QOS, less what they hold.
-
-The controller tells both in one answer, `GrpSubmitJobs=50(4)`; other people's jobs and other projects' are in it. An
-entry that nobody has used yet is not shown there, so a limit that is known from elsewhere still has to be kept.
+Slurm's accounting may limit the submitted jobs of a user, account or QOS further. The controller prints limit and use
+together, `GrpSubmitJobs=50(4)`, which counts other people's jobs and other projects. An entry that was never used is
+not shown there, so a limit that is known from elsewhere still has to be kept.
 """
 
 import getpass

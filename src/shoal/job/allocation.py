@@ -1,12 +1,8 @@
-"""What this job really has: nodes, CPUs, memory, GPUs, as its environment and this machine tell.
+"""What this job has, as its environment and the node tell: nodes, CPUs, memory, GPUs, remaining time, addresses, ports.
 
-What this node really has for us: GPUs by index or UUID, CPUs, memory, and the time until the allocation ends.
-
-Addresses that other nodes can reach, and ports that nobody else takes.
-
-A node's own name is no address: it may resolve to 127.0.1.1, to several networks, or only to IPv6. Which address of
-this node leads to another one is the kernel's knowledge: a datagram socket that is connected there (nothing is sent)
-has it as its own.
+GPUs are known by index or UUID. A node's own name is not a usable address: it may resolve to 127.0.1.1, to several
+networks, or only to IPv6. The address of this node that leads to another one is asked of the kernel: a datagram socket
+that is connected there (nothing is sent) has it as its own.
 """
 
 import fcntl
@@ -52,7 +48,7 @@ def find_resources(geometry: LaunchGeometry, environ: Mapping[str, str], here_on
 
 
 def fold_onto_machine(geometry: LaunchGeometry, environ: Mapping[str, str]) -> LaunchGeometry:
-    """The launch folded onto one machine; Mismatch if it has GPUs, but fewer than asked for. None at all means CPUs."""
+    """The launch on one machine; AllocationMismatch if it has GPUs, but fewer than requested. No GPU means CPUs."""
     folded = fold_to_one_node(geometry)
     there = local_gpu_ids(environ)
     if not there:
@@ -73,7 +69,7 @@ def local_gpu_ids(environ: Mapping[str, str]) -> List[str]:
 
 
 def expand_nodelist(nodelist: str) -> List[str]:
-    """The nodes of n[1-4]; Mismatch if Slurm cannot be asked."""
+    """The nodes of n[1-4]; AllocationMismatch if Slurm cannot be asked."""
     names = slurm.expand_hostlist(nodelist, os.environ)
     if not names:
         raise AllocationMismatch("scontrol cannot list the nodes of %s" % nodelist)

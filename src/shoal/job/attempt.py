@@ -1,6 +1,6 @@
-"""One attempt of a run: how it begins, what it waits for, how it is asked to stop, and what its end record says.
+"""One attempt of a run: its command and environment, its start, phases and stop, and its end record.
 
-What an attempt executes: the step's command completed, the environment around it, or why it cannot be started.
+An attempt whose command cannot be prepared ends with the reason, before a process is started.
 """
 
 import functools
@@ -356,7 +356,7 @@ class Attempt:
     # -- its end -------------------------------------------------------------------------------------------------
 
     def end_record(self, me: Allocation, oom: bool) -> End:
-        """How it ended; whether that is good is for `survival.conclude` to say."""
+        """How it ended; whether that is good, `recovery.judge_end` decides."""
         code = self.child.code or 0
         return End(
             attempt=self.number,

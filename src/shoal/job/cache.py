@@ -1,14 +1,14 @@
-"""Where staged data lives on a node, and who may remove it.
+"""Where staged data is on a node, and who may remove it.
 
 ROOT/
-  objects/<id>/data/  one data set: files appear here whole, by rename; this folder is SHOAL_DATA_<NAME>
-  objects/<id>/       about.json, complete.json, problem; parts/ on their way; wants/ of readers
-  locks/<id>          flock, exclusive: who copies. It dies with its holder, so a kill leaves nothing stale
-  use/<id>            flock, shared: who reads. Its time is the last use; only what nobody holds is ever removed
-  trash/              what is being removed, so that a half removed data set is never taken for a whole one
+  objects/<id>/data/  one dataset: files appear here complete, by rename; this directory is SHOAL_DATA_<NAME>
+  objects/<id>/       about.json, complete.json, problem; parts/ being copied; wants/ of readers
+  locks/<id>          flock, exclusive: who copies. It ends with its holder, so a kill leaves nothing stale
+  use/<id>            flock, shared: who reads. Its time is the last use; only what no process holds is ever removed
+  trash/              what is being removed, so that a half removed dataset is never taken for a complete one
 
-Where a folder is writable for a group, its members share one root, and its folders are closed to all others. Data that
-the group could not read at its source is copied to a root of the user's own.
+Where a directory is writable for a group, its members share one root, and its directories are closed to all others.
+Data that the group could not read at its source is copied to a root of the user's own.
 
 On a node-local disk flock is exact; on network storage it is not, and such a root is refused.
 """

@@ -1,8 +1,8 @@
-"""A run's process: started, watched, signalled, and nothing of it left behind.
+"""The processes of a run: start, watch and signal them, and leave none behind.
 
-Each run is a session of its own and is killed by the kernel when the engine is (`setpriv --pdeathsig`, a program of
-a hundred kilobytes, costs half of what a fork of this interpreter does). What a run leaves behind when it ends, in its
-group or out of it, comes to the engine as its new parent and is ended before the run's GPU is lent again.
+Each run is a session of its own and is killed by the kernel when the executor's process ends (`setpriv --pdeathsig`, a
+program of a hundred kilobytes, costs half of what a fork of this interpreter does). Processes that a run leaves when it
+ends, in its group or outside, become children of the executor and are ended before the run's GPU is assigned again.
 """
 
 import ctypes

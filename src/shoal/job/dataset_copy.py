@@ -1,12 +1,12 @@
-"""A data set's copy on a node: its folder in the cache, what is in it, and what was noted beside it.
+"""The copy of a dataset on a node: its directory in the cache, and what its source consists of.
 
-HOME/data/          the files, each whole when it has its name, or a link to the source where there was no room
-HOME/parts/         files on their way
+HOME/data/          the files; a name appears when the file is complete, or links to the source where space is short
+HOME/parts/         files that are being copied
 HOME/wants/         names that readers wait for
 HOME/damaged/       names of files whose bytes a reader found to be wrong
-HOME/about.json     where it came from;  complete.json: all of it is there;  problem: why it never will be
+HOME/about.json     the source;  complete.json: all of it is there;  problem: why it never will be
 
-What a data set's source consists of: a manifest's shards, a folder's files, or one file; read with no dependency.
+A source is a manifest's shards, a directory's files, or one file; it is read without any dependency.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
-"""What the user's process finds in its environment, and how the step's command is completed.
+"""The environment and the complete command of the user's process; which Python a command uses, and its packages.
 
-Which Python a command uses and which packages that has, read from names of files: nothing is started for it.
+Python and packages are read from file names: no process is started for it.
 """
 
 import functools
@@ -171,7 +171,7 @@ class VariableNotSet(Exception):
 
 
 def expand_path(text: str, environ: Mapping[str, str]) -> str:
-    """A path with its $NAMES and ~ as on this node; NotSet if one has no value. A node tells its name and its user even
+    """A path with its $NAMES and ~ as on this node, or VariableNotSet. A node tells its name and its user even
     where the environment does not."""
 
     def value(match: "re.Match[str]") -> str:

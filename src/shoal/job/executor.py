@@ -1,8 +1,8 @@
-"""The executor: starts attempts, passes signals on, stops what must stop, and writes down how each one ended.
+"""The executor: starts attempts, forwards signals, stops what must stop, and records how each attempt ended.
 
 Jobs, arrays, packs, pilots and local runs all use this loop: one thread, no polling of processes. They differ in what
-is started, what a signal means and what follows an end, which subclasses say (single.py, pack/engine.py). However it
-ends, what ran is recorded and no process is left.
+is started, what a signal means and what follows an end, which the subclasses define (single_run.py, pack/engine.py).
+However the executor ends, what ran is recorded and no process is left.
 """
 
 import os

@@ -1,11 +1,10 @@
-"""Copy files in order with several threads, checked while they pass, so that each is whole when its name appears.
+"""Copy files in order with several threads; each is checked while it is copied, and complete when its name appears.
 
-A file is cut into ranges, and all threads work on the front of the queue: the link is full and yet the first file is
-there first. Each range has its CRC; together they give the file's, which must be the manifest's. A finished range is
+A file is cut into ranges, and all threads work on the front of the queue: the link is saturated, yet the first file is
+complete first. Each range has its CRC; together they give the file's, which must be the manifest's. A finished range is
 noted beside the part file, so what a killed copy leaves is checked again from the local disk and not fetched again.
-A copy has the permissions of its source.
-
-CRC-32 as zlib has it; where the package isal is installed (`pip install 'shoal[data]'`), ten times as fast.
+A copy has the permissions of its source. CRC-32 is zlib's, or ten times as fast with the package isal
+(`pip install 'shoal[data]'`).
 """
 
 import os

@@ -1,12 +1,10 @@
-"""Nodes that failed under a run: how that is known, and how its next jobs avoid them.
+"""What restricts the next job of a run: nodes that failed under it, and runs that it depends on.
 
-A node has failed when Slurm says so of the run's job, or when a job comes again whose last attempt ended in the middle
-of a word: no end record, and nobody had asked it to stop. What a job so learns stands in its start record.
+A node has failed when Slurm reports it for the run's job, or when a job is requeued whose last attempt was cut off: no
+end record, and no request to stop. What a job learns so is in its start record.
 
-Runs that build on other runs: which job to wait for, what to start from, and who has to wait for somebody else now.
-
-A run names its parents; Slurm does the waiting (afterok). What the parent left, its output folder and its newest good
-checkpoint, is looked up when the child starts, because nobody knows it before.
+A run names its parents; Slurm does the waiting (afterok). The parent's output directory and newest complete checkpoint
+are looked up when the child starts, because they are unknown before.
 """
 
 import os

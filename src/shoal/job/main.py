@@ -1,4 +1,4 @@
-"""The agent's course: who am I, may I run, which attempt is this, run it, write down how it ended.
+"""The agent, the main process of a job of one run: identify the run, check that it may start, execute it.
 
     agent SUBMISSION_DIR [--index I|all] [--set-up-exit CODE]
 
@@ -108,7 +108,7 @@ def _fail(error: Exception) -> int:
 
 
 def _admit(home: str, name: str, submission: Dict[str, Any], link: guard.GuardLink) -> Tuple[fence.Claim, Allocation]:
-    """The claim this job may work on and its identity; Fenced or StillWanted if it may not."""
+    """The claim this job may work on and its identity; FencedError or RunInUse if it may not."""
     token = fence.token_of_this_job(home, name, submission["token"], os.environ)
     if token is not None:
         local = os.environ.get("SHOAL_TOKEN") == token
@@ -265,7 +265,7 @@ def warn_if_not_resumed(attempt: Attempt, is_over: bool = False) -> None:
 
 
 def _prepare_replacement(home: str, spec: Dict[str, Any], claim: fence.Claim) -> bool:
-    """Give a replacement the run's newest checkpoint to start from; Fenced if there is nothing left to take over."""
+    """Give a replacement the run's newest checkpoint to start from; FencedError if nothing is left to take over."""
     why = replacement.why_obsolete(home, spec)
     if why is not None:
         replacement.withdraw(claim, why)

@@ -1,10 +1,10 @@
-"""Tell a person, from inside the job: the experiment is over, its first run failed, a run or its GPUs stand still.
+"""Notify a person from inside the job: the experiment has ended, its first run failed, a run or its GPUs are idle.
 
-One message per event and submission, however many jobs see it: whoever creates the notice's file first sends it, and
-then writes `.told`. Where that is missing for 600 s, the next job that ends, or command that looks, tells again: at
-least once, and twice only if the first teller was killed in between. The settings are what shoal.toml said at the last
-submission (`notify.json`); addresses of webhooks come from the environment or the user's secrets file. Failing to tell
-is said in the job's own output and never changes a run's end.
+One message per event and submission, however many jobs see it: whichever process creates the notice's file first sends
+it, and then writes `.told`. Where that is missing for 600 s, the next job that ends, or command that looks, sends it
+again: at least once, and twice only if the first sender was killed in between. The settings are those of shoal.toml at
+the last submission (`notify.json`); webhook addresses come from the environment or the user's secrets file. A failure
+to send is printed in the job's own output and never changes a run's end.
 """
 
 import json

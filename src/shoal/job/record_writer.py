@@ -1,8 +1,8 @@
-"""Records of attempts on their way to the disk, in the background: the loop goes on while the file system commits them.
+"""Write the records of attempts in the background: the executor's loop continues while the file system commits them.
 
 What a record decides is decided when its name appears, in the loop itself; only waiting for the disk is done here. A
-run counts as finished when its end is on disk, not before. Ends need no room there and are tried for as long as it
-takes: they are the results. Starts wait for room, for a while.
+run counts as finished when its end is on disk, not before. Ends need no new space there and are tried as long as it
+takes: they are the results. Starts wait for space for a limited time.
 """
 
 import functools

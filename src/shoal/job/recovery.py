@@ -1,9 +1,10 @@
-"""What becomes of a run after an attempt: was it good, why did it end, and does it go on in a follow-up job.
+"""What an end means: did the attempt succeed, why did it end, and does the run continue in a follow-up job.
 
-The step's policy (`survive` in its spec) says how often each cause may be answered by another job: a time limit by one
+The step's policy (`survive` in its spec) limits how often each cause is answered by another job: a time limit by one
 that continues from the newest checkpoint, lack of memory by one with more of it, and so on. The end record says so
 (`next`), and it is owed from then on (kernel/submission.py): an ordinary submission of the run's next generation, which
-waits for the job that ended and passes the same fence. The ending job makes it, or whoever comes next if Slurm is away.
+waits for the job that ended and passes the same fence. The ending job makes it, or the next command or job if Slurm
+does not answer.
 """
 
 import math
@@ -79,7 +80,7 @@ def _cause(end: End, log: str) -> Optional[str]:
         return "oom"
     if end.stopped_by:
         return "limit" if end.stopped_by == "time limit" else end.stopped_by
-    cause = find_cause(_read_tail(log).decode("utf-8", "replace").splitlines())  # memory.py looks at the host's memory
+    cause = find_cause(_read_tail(log).decode("utf-8", "replace").splitlines())  # host memory is `end.oom`
     if cause is not None and cause.kind == "cuda_oom":
         return "cuda_oom"
     return "bad_result" if end.check_exit else "failed"

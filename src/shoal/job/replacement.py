@@ -2,8 +2,8 @@
 
 A replacement is a run of its own, with its own directory, named after the run and its GPUs (000_train_0_8gpus). When it
 has done the training steps it was asked for, its agent claims the run's next generation for itself: one file, created
-exclusively, is the moment of the switch. Only then is the original job cancelled. A replacement that dies before that
-file changes nothing; and an original job that finds the file, but no sign of life behind it, takes its run back in the
+exclusively, is the moment of the switch. Only then is the original job cancelled. A replacement that ends before that
+file changes nothing; and an original job that finds the file, but no live lease behind it, takes its run back in the
 same way.
 """
 

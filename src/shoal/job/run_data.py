@@ -1,16 +1,14 @@
-"""Data for a run: staged before its processes start, held while they live, told in its record.
+"""Data for a run: staged before its processes start, locked while they run, described in its record.
 
-A step says `data = { imagenet = "PATH" }`; the run's processes find the folder in SHOAL_DATA_IMAGENET. On the other
-nodes of an allocation a helper does the same, started once per node with srun, and ends when the run has ended.
+A step sets `data = { imagenet = "PATH" }`; the run's processes find the directory in SHOAL_DATA_IMAGENET. On the other
+nodes of an allocation a helper does the same, started once per node with srun, and ends with the run.
 
-All processes find one path. If a node has not everything there, all nodes get the source instead: a program that lists
-the folder would else see less on that node. Who reads with shoal.data (`wait = "first"`) needs no such care: it reads
-the source where its node has no copy, in the same order.
+All processes get one path. If a node has not everything there, all nodes get the source instead: a program that lists
+the directory would otherwise see less on that node. Programs that read with shoal.data (`wait = "first"`) do not need
+this: they read the source where their node has no copy, in the same order.
 
-Data of runs that take turns in one allocation: staged when the first one asks, held until all are over.
-
-It is brought in threads. A run whose data is on the way holds its slot and waits like one that works, so that it can be
-cancelled and stopped, while runs that need other data or none go on.
+In a pack, data is staged when the first run needs it, and locked until all runs have ended. Threads do the staging: a
+run whose data is being copied has its slot and can be cancelled, while runs with other data or none continue.
 """
 
 import json
@@ -57,7 +55,7 @@ class AttemptData:
         self._stopped: Optional[str] = None
 
     def bring(self) -> Optional[str]:
-        """Bring the data, and wait until the run may start; `give_up` ends that."""
+        """Bring the data, and wait until the run may start; `cancel` ends that."""
         if not self._asked:
             return None
         try:

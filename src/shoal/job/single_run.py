@@ -1,11 +1,10 @@
 """A job of one run: the executor with a queue of one, and what only a single run has.
 
-A smoke run and a replacement job are looked at while they run, output is copied to where somebody reads it, and the end
-says what follows: another job, or that a replacement goes on as the run.
+Smoke tests and replacement jobs are observed while they run, output is copied to where a person reads it, and the end
+decides what follows: another job, or that a replacement continues as the run.
 
-A smoke run: the real program for a few steps. It passes when it has done them, or ended well by itself before.
-
-A program that only stays alive has proved nothing, since a hang looks the same: without a step in its time it fails.
+A smoke test is the real program for a few training steps. It passes when it has done them, or has succeeded before; a
+program that only stays alive fails, since a hang looks the same.
 """
 
 import os
@@ -13,16 +12,13 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable, List, Mapping, Optional
+from typing import Any, Callable, List, Mapping, Optional
 
 from ..kernel import Allocation, End, fence, files, guard, lease, progress
 from . import recovery, replacement
 from .attempt import Attempt
 from .child_processes import ColdStarter
 from .executor import MAX_JOIN_S, Executor
-
-if TYPE_CHECKING:
-    from .attempt import Attempt
 
 _RETRY_S = 1.0
 

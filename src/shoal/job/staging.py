@@ -1,11 +1,11 @@
-"""Put a data set next to the GPU: one copy per node, shared by all jobs there.
+"""Stage a dataset: one copy per node, shared by all jobs there.
 
-A run starts when all of it is there, so that any program that lists the folder sees everything. With `wait="first"` it
-starts at the first shard: for programs that read with shoal.data, which knows what is still to come and waits for it.
+A run starts when all of it is there, so that any program that lists the directory sees everything. With `wait="first"`
+it starts at the first shard: for programs that read with shoal.data, which waits for what is still being copied.
 
-One job of a node copies and the others wait for what it brings; if it ends or is killed, the next one goes on with
-what is there. Nobody writes down who is who: a lock of the kernel's is held, or it is not. Where there is no room or
-no scratch, the path handed over is the source itself, and the record says why.
+One job of a node copies and the others wait for it; if it ends or is killed, the next one continues with what is there.
+Which job copies is not written down: it is the one that holds a kernel lock. Where there is no space or no scratch, the
+path handed over is the source itself, and the record says why.
 """
 
 import errno

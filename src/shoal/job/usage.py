@@ -1,13 +1,9 @@
-"""What a run uses, sampled from inside its job: processors and memory from /proc, GPUs from NVML where there is one.
+"""What a run uses, sampled from inside its job: CPUs and memory from /proc, GPUs from NVML where it is installed.
 
-Cheap on purpose: one look every ten seconds, only at the run's own processes, and one small file that never grows past
-a few hundred points (older ones are averaged in pairs). Where something cannot be read, it says so and goes on. Each
-node of a run has its own file; on further nodes whoever starts the ranks there also samples them.
-
-A small process beside the ranks of a further node that samples what they use.
-
-srun's tasks become the user's program by exec, so nobody of ours stays on that node; torchrun's have a parent that does
-this in a thread (node.py).
+Cheap by design: one sample every ten seconds, only of the run's own processes, and one small file that never grows past
+a few hundred points (older ones are averaged in pairs). What cannot be read is noted, and sampling continues. Each node
+of a run has its own file. On further nodes torchrun's parent samples in a thread (launch/node.py); srun's tasks become
+the user's program by exec, so there a small process beside the ranks samples them.
 """
 
 import os

@@ -1,8 +1,7 @@
-"""The processes of a run on this node and what they use, from /proc.
+"""Readers of resource use on this node: processes of a run in /proc, OOM kills in its cgroup, GPUs by NVML.
 
-Did the kernel kill something of this job for lack of memory? Asked of the cgroup, so that it needs no accounting.
-
-NVIDIA's management library by ctypes: use and memory of the GPUs that a run may use. Absence is an answer.
+The cgroup is asked whether the kernel killed a process of this job for lack of memory, so that no accounting is needed.
+NVIDIA's management library is loaded by ctypes; its absence is a result and not an error.
 """
 
 import ctypes

@@ -1,13 +1,13 @@
-"""The working directory of an attempt: its code, in a place of its own.
+"""The working directory of an attempt: a copy of its code.
 
     <output_dir>/work/<repository>/...    the files of the snapshot; what the program writes by relative path stays here
-    <output_dir>/work/.cwd                leads to where the program starts: the project's folder in that repository
-    <output_dir>/work/.code               leads to that folder in the snapshot, as long as the code is here
-    <output_dir>/work/.filling            the code is being put here: a file that is younger may be half of one
+    <output_dir>/work/.cwd                link to where the program starts: the project's directory in that repository
+    <output_dir>/work/.code               link to that directory in the snapshot, as long as the code is here
+    <output_dir>/work/.filling            the code is being copied: a file that is younger may be incomplete
 
-`work` stands for the folder that the repository is in, or one further up, if the code speaks of `../../data`: what the
-code names up there is linked. Every file is a copy, because a program may write to any of them. When the attempt ends,
-what it did not change is removed, and what it wrote is left.
+`work` stands for the directory that contains the repository, or one further up if the code refers to `../../data`: what
+the code names up there is linked. Every file is a copy, because a program may write to any of them. When the attempt
+ends, what it did not change is removed, and what it wrote is left.
 """
 
 import errno
@@ -271,7 +271,7 @@ def _put_file(original: str, path: str, one: _CodeFile) -> None:
 
 
 def _copy_file(original: str, path: str, one: _CodeFile) -> None:
-    """A copy with the time that layout.is_copy knows it by; all of it, or nothing."""
+    """A copy with the time that layout.is_code_copy knows it by; all of it, or nothing."""
     with open(original, "rb") as source, open(path, "xb") as target:
         try:
             os.fchmod(target.fileno(), stat.S_IMODE(os.fstat(source.fileno()).st_mode))

@@ -1,4 +1,4 @@
-"""The agent as one file: `job/` and `kernel/` in a zip that Python runs, named after its content."""
+"""The code for jobs as one file: job/ and kernel/ in a zip that Python executes, named after its content."""
 
 from __future__ import annotations
 

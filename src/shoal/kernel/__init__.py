@@ -1,7 +1,22 @@
-"""What every part of shoal agrees on: file names, records, leases, claims, and how Slurm is called.
+"""What commands and jobs share: file names, records, leases, claims, calls of Slurm, progress and metrics.
 
-Standard library only and Python 3.8 or newer. It is shipped into jobs together with `job/` (job/zipapp.py), and
-the commands on the login node use the same modules.
+    layout.py        every file name in the state directory
+    files.py         small files that are written whole, exactly once, without locks
+    records.py       the typed records of submissions and attempts
+    submission.py    the submission transaction, and follow-ups that are owed
+    lease.py         the state of an attempt as the name of one file; leases of further nodes
+    fence.py         whether a job may work on its run
+    guard.py         the outer process of a job, and the thread that renews its leases
+    processes.py     process trees: start, find, stop and kill them as a whole
+    slurm.py slurm_text.py   call Slurm's programs; parse what they print
+    progress.py progress_lines.py metric_files.py   progress and metrics of a program, from its logs and files
+    checkpoints.py   the newest complete checkpoint; whether an attempt continued from it
+    causes.py        why a run failed, from the end of its log
+    lazy.py          exports of a package that are imported on first use
+    safe_output.py   output errors that do not end the command
+
+Standard library only and Python 3.8 or newer. It is shipped into jobs together with job/ (job/zipapp.py), and the
+commands on the login node use the same modules.
 """
 
 from .lazy import lazy_exports

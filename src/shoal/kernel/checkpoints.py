@@ -1,12 +1,11 @@
-"""Which checkpoint is the newest, and is it whole.
+"""The newest complete checkpoint of a run, and whether an attempt continued from the one it was given.
 
 Among names that differ only in their numbers, the numbers decide, because clocks and copies disagree about times. Names
-that have nothing in common (last.ckpt and epoch=3.ckpt) can only be told apart by when they were written.
+that have nothing in common (last.ckpt and epoch=3.ckpt) are compared by modification time.
 
-Did an attempt that was given a checkpoint continue from it? Its log tells: where its progress begins.
-
-A program that ignores its checkpoint begins where the first attempt began. Steps in logs and the number in a
-checkpoint's name may count different things, so logs are compared with logs first.
+Whether an attempt continued is read from its log: a program that ignores its checkpoint begins where the first attempt
+began. Steps in logs and the number in a checkpoint's name may count different things, so logs are compared with logs
+first.
 """
 
 import glob

@@ -1,14 +1,13 @@
 """May this job work on its run? Decided from files alone, before any user code runs.
 
 A job may arrive twice (a controller that crashed replays it), late (a frozen controller accepts it minutes after the
-submission was given up), although its run is done, or while an earlier job of the same run lives on a node that Slurm
-has lost contact with. Correctness does not rest on Slurm's word: the job that Slurm started last asks the older one to
-hand over, and waits until that has ended, or has been silent for longer than its guard lets it run.
-
-A person ran the saved script with plain `sbatch` or `bash`: give that job a generation of its own, if it may.
+submission was given up), although its run is completed, or while an earlier job of the same run lives on a node that
+Slurm has lost contact with. Correctness does not depend on Slurm's answer: the job that Slurm started last asks the
+older one to hand over, and waits until that has ended, or has been silent for longer than its guard lets it run.
 
 shoal's own submissions are recognised by the token in the job's name, or in SHOAL_TOKEN on this machine. Anything else
-that executes the script is a person, who means "run this again" and must get either that or a sentence why not.
+that executes the saved script, with plain `sbatch` or `bash`, is a person who wants to run it again: that job gets a
+generation of its own if it may run, and otherwise an error that says why not.
 """
 
 import os
@@ -16,7 +15,7 @@ import sys
 import time
 from typing import Any, Callable, Dict, Hashable, Mapping, NamedTuple, Optional, Tuple
 
-from . import files, layout, lease, processes, records, slurm, submission
+from . import files, layout, lease, processes, records, slurm
 from . import submission as transaction
 from .records import Allocation, Outcome, Start
 
@@ -64,7 +63,7 @@ class OlderJobBusy(Exception):
 
 
 def find_claim(run_dir: str, token: str) -> Claim:
-    """The claim of this submission on the run; Fenced if another submission won the run."""
+    """The claim of this submission on the run; FencedError if another submission won the run."""
     names = layout.parse_names(files.list_names(run_dir))
     for generation in reversed(names.submits.get("claim", [])):
         claim = read_claim(run_dir, generation)
@@ -77,13 +76,13 @@ def settle_outcome(home: str, token: str, me: Allocation) -> None:
     """Accepted or given up? This job is the best witness, and whoever writes the outcome first decides: from here on
     nobody can give the submission up while its job runs."""
     adopted = Outcome("accepted", job_id=me.array_job_id or me.job_id, adopted=True)
-    outcome = submission.outcome_of(home, token) or submission.write_outcome(home, token, adopted)
+    outcome = transaction.outcome_of(home, token) or transaction.write_outcome(home, token, adopted)
     if outcome.kind == "void":
         raise FencedError("the submission was given up: %s" % (outcome.reason or "no reason kept"))
 
 
 def check_admission(claim: Claim, names: layout.RunNames, me: Allocation) -> None:
-    """Return if a job of this claim may work on the run as far as a listing tells; raise Fenced otherwise.
+    """Return if a job of this claim may work on the run as far as a listing tells; raise FencedError otherwise.
 
     The same job that Slurm starts again may go on after any end but a good one; another one may not repeat an end that
     was not an interruption.
@@ -117,7 +116,7 @@ class AttemptWait:
         self._asked = 0
 
     def look(self) -> Optional[layout.RunNames]:
-        """A listing in which no attempt of the run may run; None: look again in a moment. Fenced: this job must not."""
+        """A listing in which no attempt of the run may run; None: look again in a moment. FencedError: it must not."""
         run_dir = self._claim.run_dir
         while True:
             names = layout.parse_names(files.list_names(run_dir))
@@ -146,7 +145,7 @@ def wait_for_older_attempts(
     claim: Claim, me: Allocation, times: lease.LeaseTiming, say: Callable[[str], None], pause: Callable[[float], None]
 ) -> layout.RunNames:
     """Return, with a listing, when no attempt of the run lives. `pause` waits for so many seconds; what it raises ends
-    the waiting. Raises Fenced if this job must not run, and StillBusy if the other one does not end."""
+    the waiting. Raises FencedError if this job must not run, and OlderJobBusy if the other one does not end."""
     turn = AttemptWait(claim, me, say)
     deadline = lease.boot_time_s() + _HANDOVER_S * times.take_s / 90.0
     while True:
@@ -227,7 +226,7 @@ def is_batch_job(submission: Mapping[str, Any], environ: Mapping[str, str]) -> b
 
 
 def claim_next_generation(home: str, name: str, submission: Dict[str, Any], token: str, me: Allocation) -> Claim:
-    """Claim the next generation of the run for this very job, recording it as accepted; StillWanted if it is in use."""
+    """Claim the next generation of the run for this very job, recording it as accepted; RunInUse if it is in use."""
     run_dir = layout.run_dir(home, name)
     names = layout.parse_names(files.list_names(run_dir))
     last = read_claim(run_dir, names.generation)

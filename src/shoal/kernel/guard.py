@@ -1,21 +1,20 @@
-"""The guard: the outer process of a job. It lets nothing run whose lease may have been given to somebody else.
+"""The guard, the outer process of a job: it lets no process run whose lease another job may have taken over.
 
-    guard                 started by the batch script; signals arrive here; touches no shared file while the agent lives
-    └── agent             holds the leases and renews them; hears of signals from the guard
+    guard                 started by the batch script; receives signals; touches no shared file while the agent lives
+    └── agent             holds the leases and renews them; is told of signals by the guard
         └── programs
 
-- A lease that was not renewed in time: everything below is stopped (SIGSTOP), not killed. When the agent renews it, it
-  goes on. So an hour without the file server, a suspended job or a closed laptop costs a pause and not a run.
-- The agent is gone: everything below is killed, then its leases are closed. The guard is gone: the agent does the same.
+- A lease that was not renewed in time: everything below is stopped (SIGSTOP), not killed, and continues when the agent
+  renews it. So an hour without the file server, a suspended job or a closed laptop costs a pause and not a run.
+- The agent has ended: everything below is killed, then its leases are closed. If the guard has ended, the agent does
+  the same.
 - On each further node of a run there is a guard as well; its agent is a small process that renews the lease of that
   node (job/launch/node_guards.py), and its programs are those that carry the mark of the attempt.
 - The agent alone decides what a signal means, in the loop in which it also sees ends: a program that ended before the
   signal was looked at has ended by itself.
 
-One thread that renews the leases of this process, and tells when a run is no longer wanted.
-
-In a thread of its own, because a file server that does not answer may hold it up for any time: the guard then stops the
-programs, and the rest of the agent goes on.
+Leases are renewed in a thread of its own, which also notices that a run was cancelled: a file server that does not
+answer may block it for any time, while the guard stops the programs and the rest of the agent continues.
 """
 
 import json
@@ -27,7 +26,6 @@ import threading
 from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequence, Set, Union
 
 from . import fence, lease, processes
-from . import lease as node_leases
 
 #: Signals for the agent; the first three ask it to end.
 FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -40,7 +38,7 @@ _SIGNAL_WINDOW_S = 0.02
 
 
 #: What an agent may hold: an attempt, or one further node of it.
-AnyLease = Union[lease.Lease, node_leases.NodeLease]
+AnyLease = Union[lease.Lease, lease.NodeLease]
 
 
 class GuardLink:
@@ -279,7 +277,7 @@ def _close(held: _HeldLease) -> None:
     """The agent may have renewed once more than it could tell."""
     for count in (held.renewals, held.renewals + 1):
         try:
-            if held.node and node_leases.close_node_lease(held.run_dir, held.number, held.node, count):
+            if held.node and lease.close_node_lease(held.run_dir, held.number, held.node, count):
                 return
             if not held.node and lease.close_lease(held.run_dir, held.number, count):
                 return

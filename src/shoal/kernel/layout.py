@@ -22,7 +22,7 @@
     slurm-*.out                     what Slurm and the set-up lines printed
   orders/<id>.json|done             an order that must not be carried out twice, and that all of it was carried out
   owed/<token>                      an end of this submission could not be followed by what it owes (submission.py)
-  queue/<cluster>/                  the budget, and the submissions that wait for room under it (admission.py)
+  queue/<cluster>/                  the budget, and the submissions that wait for room under it (job/admission.py)
   environments/<uid>/<hash>.json    an environment without secrets, as it was when something was submitted; for that
                                     person's eyes only
   snapshots/<tree>/                 the code as it was when something was submitted; .json and .diff beside it. In a
@@ -40,7 +40,7 @@
     attempt.<k>.live.<n>            the same file while it runs, renewed n times      } of these names it has
     attempt.<k>.end                 the same file: it ended, the record says how      } exactly one; every change
     attempt.<k>.lost.<n>            the same file: somebody else closed it            } is a rename (lease.py)
-    attempt.<k>.node<m>             the same file: its further node m may run processes of it (node_lease.py)
+    attempt.<k>.node<m>             the same file: its further node m may run processes of it (lease.py)
     attempt.<k>.node<m>.live.<n>    the same file: the guard of node m renewed its lease n times
     attempt.<k>.handover            Slurm has started another job for this run, which waits for this one to end
     attempt.<k>.use                 what it used: memory, processors, GPUs, over its time

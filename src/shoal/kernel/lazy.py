@@ -1,4 +1,4 @@
-"""Exports of a package that are imported when they are first used, so that importing a package costs nothing.
+"""Lazy exports of a package, so that importing a package costs nothing, and lazily compiled regular expressions.
 
 A package's `__init__` lists what others may use once, as imports that only type checkers execute:
 
@@ -8,7 +8,7 @@ A package's `__init__` lists what others may use once, as imports that only type
     else:
         __getattr__ = lazy_exports(__name__)
 
-Regular expressions that are compiled when they are first used: a command or an agent needs few of those it loads.
+A command or an agent needs few of the regular expressions that it loads, so each is compiled on first use.
 """
 
 import re

@@ -2,25 +2,24 @@
 
     attempt.<k>.live.<n>   the attempt runs; renewed n times   (created by link; renewed by its holder, n -> n+1)
     attempt.<k>.end        it ended, the record inside says how                          (renamed by its holder)
-    attempt.<k>.lost.<n>   somebody else closed it              (renamed by a taker, or by the guard of a killed agent)
+    attempt.<k>.lost.<n>   another process closed it            (renamed by a taker, or by the guard of a killed agent)
 
-Of two who want to change a state the file server lets one succeed, so a run never has two live attempts, and a recorded
-end has no rival. `end` and `lost` are final; attempt k+1 is created only by somebody who has seen one of them.
+Of two processes that want to change a state the file server lets one succeed, so a run never has two live attempts, and
+a recorded end has no rival. `end` and `lost` are final; attempt k+1 is created only after one of them was seen.
 `attempt.<k>.start` is a second, permanent name of the same file: it decides who has number k even where a listing
 missed a name that was being changed, and it is what readers open.
 
-Room for the end is written at the start, so neither renewing nor ending needs space on a full disk.
+Space for the end is allocated at the start, so neither renewing nor ending needs space on a full disk.
 
-The lease of one further node of a run: until it is gone, processes of the attempt may run on that node.
+Each further node of a run has a lease of its own; until it is removed, processes of the attempt may run on that node:
 
     attempt.<k>.node<m>            node m may run processes of attempt k   (created by the agent, before any starts)
     attempt.<k>.node<m>.live.<n>   the guard of node m has renewed its lease n times         (renamed by that guard)
 
-Both are further names of the attempt's file, so they take no room. The guard of node m removes them when nothing of the
-attempt is left there. Somebody else may remove them when no lease of the attempt was renewed for so long that every
-guard has stopped its processes. The first of the two is never renamed, so no listing misses it.
-
-A node's lease is renewed only while that of the first node is: when the first node is gone, all of them become silent.
+Both are further names of the attempt's file, so they take no space. The guard of node m removes them when nothing of
+the attempt is left there. Another process may remove them when no lease of the attempt was renewed for so long that
+every guard has stopped its processes. The first of the two is never renamed, so no listing misses it. A node's lease is
+renewed only while that of the first node is: when the first node is lost, all of them become silent.
 """
 
 import json

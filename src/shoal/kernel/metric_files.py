@@ -1,12 +1,9 @@
 """Rows of numbers that programs leave in files: metrics.json and metrics.jsonl, and what well-known trainers write.
 
-trainer_state.json, all_results.json are Hugging Face's, summary.csv is timm's, metrics.csv is Lightning's CSVLogger's.
-Files grow while they are read: what is whole in them counts.
-
-Two record formats, just far enough to read numbers from them: W&B's offline log and TensorBoard's event file.
-
-Both are files of framed protobuf messages that grow while a run writes them, so the end may be missing: whatever is
-whole is read and the rest is passed over. Neither library is needed, and neither could be imported in a second.
+trainer_state.json and all_results.json are Hugging Face's, summary.csv is timm's, metrics.csv is Lightning's
+CSVLogger's. W&B's offline log and TensorBoard's event file are framed protobuf messages, parsed just far enough to read
+numbers: neither library is needed, and importing either takes more than a second. All these files grow while they are
+read: complete rows and messages count, the rest is ignored.
 """
 
 import io

@@ -1,8 +1,7 @@
-"""Processes that end together: who dies with whom, who takes in orphans, who is deaf to which signals.
+"""Processes as groups: which end together, which receive which signals, and the tree below a process.
 
-The processes below one: found by their parents, stopped and killed as a whole.
-
-Processes by more than their number: a pid is reused; a (host, boot, pid namespace, pid, start time) is not.
+A tree is found by parents, and stopped and killed as a whole. A process is identified by more than its number: a pid is
+reused; a (host, boot, pid namespace, pid, start time) is not.
 """
 
 import os
@@ -10,10 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set
-
-if TYPE_CHECKING:
-    import subprocess
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set
 
 _PR_SET_CHILD_SUBREAPER = 36
 _WALK_PAUSE_S = 0.005

@@ -1,18 +1,12 @@
-"""What a program tells about itself: how far it has come, and its metrics. One reader for all of shoal.
+"""Progress, metrics and curves of a run, from its output directory and its logs. The only reader of these in shoal.
 
-    reader.py     an output directory and its logs -> progress, the last value of each metric, curves
-    lines.py      one line of a log, or of $SHOAL_PROGRESS
-    tables.py     metrics.json, metrics.jsonl, Hugging Face's and timm's files, Lightning's metrics.csv
-    trackers.py   TensorBoard's and W&B's record formats, read without either library
-
-Nothing is asked of the program.
-
-Progress, metrics and curves of a run, from its output directory and its logs.
+progress_lines.py parses one line of a log or of $SHOAL_PROGRESS, metric_files.py the files of metrics and trackers.
+The program needs no change for this.
 
 Progress comes from the first of these that tells how much there is to do: the file $SHOAL_PROGRESS, the logs, the files
-of trainers, TensorBoard and W&B. Metrics come from all of them, and what somebody wrote on purpose wins: metrics.json
-before metrics.jsonl, before names that a step declares and prints, before trainers' files, before trackers, before
-records in the log.
+of trainers, TensorBoard and W&B. Metrics come from all of them, and explicit ones take precedence: metrics.json before
+metrics.jsonl, before names that a step declares and prints, before trainers' files, before trackers, before records in
+the log.
 """
 
 import math

@@ -1,8 +1,8 @@
 """How far a program has come, from a line that it printed.
 
-Logs are other people's text, so a number counts only beside a word that says what it is (step, iteration, epoch) or in
-a bar as tqdm or rich draws it. Bars of validation and of downloads are passed over, and so is a bar inside another one
-and a bar that starts over: such a bar tells how far an epoch is, and not the run.
+Logs are arbitrary text, so a number counts only beside a word that says what it is (step, iteration, epoch) or in a
+progress bar of tqdm or rich. Bars of validation and of downloads are ignored, and so is a bar inside another one and a
+bar that starts over: such a bar shows the progress of an epoch, and not of the run.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Output that fails does not end what is being done: a reader that left, a terminal that hung up, a full disk.
+"""Output errors that do not end the command: a reader that closed the pipe, a terminal that hung up, a full disk.
 
 `shoal submit ... | head -1` closes our output after one line; the other runs are submitted all the same. Commands that
-only look do not use this: for them a closed output is the end.
+only print do not use this: for them a closed output is the end.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """The one caller of Slurm: argument lists, time limits, a clean environment, and retries where they are safe.
 
-    done = slurm.run(["sinfo", "-h"], 30.0, os.environ)     any program; read `done.ok`, `done.stdout`, `done.stderr`
-    answer = slurm.sbatch(options, script, environ)         submit, once; never retried
+    done = slurm.run_command(["sinfo", "-h"], 30.0, os.environ)    any program; see `CommandResult`
+    answer = slurm.sbatch(options, script, environ)                submit, once; never retried
 
 `run_command` never raises for what happens to the program: one that cannot be started, or does not answer in time, is a
 `CommandResult` with a `failure`. A program that ran and failed is an answer, because only the caller knows what that

@@ -1,7 +1,7 @@
-"""Reading what Slurm prints: its words for states, rows of squeue and sacct, and the answers of sbatch. Pure.
+"""Parse what Slurm prints: job states, rows of squeue and sacct, and the answers of sbatch. Pure.
 
-Only delimited fields are asked for; Slurm's --json changed its shape in every other release. The text is also other
-people's: what does not have the expected shape is passed over. A word that is in no list is never an end.
+Only delimited fields are asked for; Slurm's --json changed its shape in every other release. Text of an unexpected
+shape is ignored. A state that is in no list is never an end.
 """
 
 import re

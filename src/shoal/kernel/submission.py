@@ -1,25 +1,24 @@
-"""The one submission transaction: whoever dies at whatever point of it, no run is lost and none runs twice.
+"""The submission transaction: wherever a process of it is killed, no run is lost and none runs twice.
 
 1. intent: `submission.json` and `script.sh`. Nothing can be sent that is not on disk first (a full disk stops here);
-2. claim: each run's next generation, by exclusive creation. Of two who want it one wins, the other leaves it alone;
-3. `send.<i>`, by exclusive creation: from here on Slurm may know the job, and nobody else sends it;
+2. claim: each run's next generation, by exclusive creation. Of two that want it one wins, the other skips the run;
+3. `send.<i>`, by exclusive creation: from here on Slurm may know the job, and no other process sends it;
 4. sbatch, once, with the token in the job's name;
-5. `send.<i>.outcome`, by exclusive creation: the first writer decides. If somebody has given the submission up
-   meanwhile and Slurm accepted the job all the same, that job is cancelled.
+5. `send.<i>.outcome`, by exclusive creation: the first writer decides. If the submission was given up meanwhile and
+   Slurm accepted the job all the same, that job is cancelled.
 
 An unclear answer stays open: the next look at the runs finds the job by its name, or gives the submission up when it
 can no longer turn into a job. It is never sent again blindly. Commands, jobs that end, scripts that people run
-themselves, later jobs of a pack, the budget's line and runs on this machine all go through here.
+themselves, later jobs of a pack, waiting submissions of a budget and local runs all go through here.
 
-Marked points of the transaction. With SHOAL_FAILPOINT=NAME the process kills itself there, as a crash would.
+Follow-ups: an end record has `next` where the step's policy wants another job. Nothing else is stored about it: it is
+owed while no later generation is open or accepted and the run was not cancelled. The ending job tries for
+FOLLOW_UP_GRACE_S; after that any `status` or `submit` of the same user does it, and any job of theirs that ends, by the
+ordinary transaction of the next generation, whose claim only one of them wins. `owed/<token>`, left by a job that gave
+up, only spares other jobs the search; it decides nothing.
 
-What is owed: the end of an attempt says what follows it by itself, and it is owed until a submission of it stands.
-
-An end record has `next` where the step's policy wants another job. Nothing else is stored about it: it is owed while no
-later generation is open or accepted and the run was not cancelled. The ending job tries for OWED_S; after that any
-`status` or `submit` of the same user does it, and any job of theirs that ends, by the ordinary transaction of the next
-generation, whose claim only one of them wins. `owed/<token>`, left by a job that gave up, only spares other
-jobs the search; it decides nothing.
+For tests, points of the transaction are marked: with SHOAL_FAILPOINT=NAME the process kills itself there, as a crash
+would.
 """
 
 import errno

@@ -1,4 +1,15 @@
-"""The records of runs and one look at Slurm's queue, as run views: what each run is doing, and why."""
+"""The records of runs and one look at Slurm's queue, as run views: the state of each run, and the reason.
+
+run_views.py     read the directories of runs and one squeue, and derive the state of each run
+run_state.py     the state of a run from its files and Slurm's answer (pure)
+run_files.py     read the files of a run
+run_writer.py    write the files of a run; how long this host has seen a lease silent
+run_progress.py  the speed of a running run
+queue_cache.py   Slurm's last answer, shared by all who watch
+results.py       metrics over seeds (pure)
+usage.py         resource use that jobs sampled
+state_dir.py     the state directory: which runs there are, shared projects, errors of files
+"""
 
 from shoal.kernel import lazy_exports
 

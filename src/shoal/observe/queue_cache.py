@@ -1,9 +1,9 @@
-"""One question to Slurm for everybody who watches: the last answer lies in a file, and one watcher at a time renews it.
+"""One question to Slurm for all who watch: the last answer is in a file, and one watcher at a time renews it.
 
 Ten people (or ten windows) that follow the same project cost the controller what one does. The file is written whole by
-rename; whoever creates `asking` asks, the others show what is there, with its age. A controller that does not answer
-is asked ever more seldom, by all of them together. Nothing here is needed: where the file cannot be written, each asks
-for itself, at the same interval.
+rename; the process that creates `asking` asks, the others show what is there, with its age. A controller that does not
+answer is asked less and less often, by all of them together. Where the file cannot be written, each asks for itself, at
+the same interval.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Read a run's folder: one listing, then only the files that its state depends on.
+"""Read a run's directory: one listing, then only the files that its state depends on, as typed records.
 
-The small files of a run as typed records. Unknown fields are kept out of the way: a newer shoal may add some.
-
-Those of a submission are the kernel's own types, which jobs use too; here they are read with every field checked.
+Unknown fields are ignored: a newer shoal may add some. The records of a submission are the kernel's own types, which
+jobs use too; here every field is checked.
 """
 
 from __future__ import annotations

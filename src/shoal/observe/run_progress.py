@@ -1,6 +1,6 @@
-"""How fast a running run is, from how far it came in which time. `status` and `switch` count with the same pace.
+"""How fast a running run is, from its progress over time, and where its logs and metrics are.
 
-Where a run's numbers are, for the one reader of progress and metrics (kernel/progress).
+`status` and `switch` use the same speed. The files themselves are read by kernel/progress.py.
 """
 
 from __future__ import annotations

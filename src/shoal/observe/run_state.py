@@ -1,10 +1,8 @@
-"""(files of a run, what Slurm says about its job) -> what the run is doing. Pure: the same evidence, the same answer.
+"""(files of a run, what Slurm says about its job) -> the state of the run. Pure: the same evidence, the same answer.
 
-Order of belief: an end record with success; a live lease, whatever Slurm says; Slurm's row while the job is in its
-queue; the end record; Slurm's last word; and when nobody knows the job any more, how long that has been so. An unknown
-word never counts as an end.
-
-What Slurm's words about a job mean to a reader; the words themselves are in kernel/slurm_text.py.
+Evidence in order of precedence: an end record with success; a live lease, whatever Slurm says; Slurm's row while the
+job is in its queue; the end record; Slurm's last known state; and when Slurm does not know the job any more, for how
+long. An unknown Slurm state never counts as an end. The list of Slurm's states is in kernel/slurm_text.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Look at runs: their folders and one squeue, folded; what is learnt about open questions is written down.
-Nothing is begun or sent.
+"""The state of runs, derived from their directories and one squeue. Nothing is started or sent.
 
-Slurm is asked before the files of a live run are read for good: a job that has left its queue wrote its files first.
-Nothing here needs Slurm to answer, and a project whose runs have all ended asks nobody.
+What is learnt about open questions is written down. Slurm is asked before the files of an active run are finally read:
+a job that has left its queue wrote its files first. Nothing here needs Slurm to answer, and a project whose runs have
+all ended does not ask it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Write a run's files: every one is created once, by link, and whoever comes first decides.
+"""Write a run's files, each created once by link, so that the first writer decides; and remember silent leases.
 
-Submissions and claims are written by the one transaction, shoal.kernel.submission.
+Submissions and claims are written by the submission transaction (kernel/submission.py).
 
-Since when this host has seen the same thing about a run, kept from one command to the next.
-
-A lease is judged by the clock of whoever watches it: the same name for so many seconds of this host's own boot time. So
-what a command saw has to be there for the next one. The file can be deleted at any time; then watching begins anew.
+A lease is judged by the clock of the host that watches it: the same name for a number of seconds of this host's own
+boot time. So what a command saw is kept for the next one. That file can be deleted at any time; watching then begins
+anew.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""What the rest of shoal needs from shoal.kernel.files, with errors in shoal's own terms.
+"""The state directory: the runs of a project, sharing it with a group, and kernel/files.py with shoal's own errors.
 
-Open a project to the group of its folder: the modes of what is there already. New files get theirs in kernel/files.
+Runs are listed by directory names alone, with few imports, so that an empty project answers at once.
 
-A shared project is like a repository with git's core.sharedRepository: the state folder has mode 2770, and every member
-of its group can submit, look, cancel and retry. Only a file's owner can change its mode, so its owner shares a project.
-
-Which runs a project has: folder names alone, with little imported, so that an empty project answers at once.
+A shared project is like a repository with git's core.sharedRepository: the state directory has mode 2770, and every
+member of its group can submit, look, cancel and retry. Only a file's owner can change its mode, so its owner shares a
+project. Modes of new files are set by kernel/files.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,15 @@
-"""From run specs and a cluster profile to submissions: jobs, arrays and packs, their options, scripts and cost."""
+"""From run specs and a cluster profile to submissions: jobs, arrays and packs, their options, scripts and cost.
+
+cluster_choice.py  which cluster a command uses
+sbatch_options.py  request, flags and profile as the options of sbatch
+submissions.py     runs as jobs and arrays, the script of a job, the maximum cost
+packs.py pack_queue.py   runs as a pack: the submission, and the queue that travels with it
+batch_script.py    the text of a batch script for every launch mode
+containers.py      the container of a run, and its lines in a script
+generate.py        `shoal generate`
+layouts.py         job, array, pack and pilots compared for the same runs; expected durations and order
+durations.py       how long earlier attempts took
+"""
 
 from shoal.kernel import lazy_exports
 

@@ -1,18 +1,14 @@
-"""The launch part of a batch script, for every launch mode, on one node or on several.
-
-torchrun, accelerate and deepspeed are one task per node and start the processes of their node; under `srun` each GPU
-has a task. srun ends all of them when one fails, and hands its exit code on.
-
-The launch part of a script for fault-tolerant replicas: a lighthouse, R replicas that come back, an honest end.
-
-It is plain bash, for people to read and for clusters without shoal. shoal's own supervisor does more: this script does
-not kill a replica that hangs, and for a lost lighthouse it requeues the whole job.
-
-The text of a batch script, as three parts that a person can read: header, set-up, launch. Pure text, no I/O.
+"""The text of a batch script, as three parts that a person can read: header, set-up, launch. Pure text, no I/O.
 
     render_script(header(options, comments), set_up(cluster), launch)
 
 The script does the same under `sbatch x.sh` and, where its geometry allows, under `bash x.sh`.
+
+Launch parts: torchrun, accelerate and deepspeed are one task per node and start the processes of their node; under
+`srun` each GPU has a task. srun ends all of them when one fails, and exits with its code. The part for fault-tolerant
+replicas (a lighthouse, R replicas that are restarted) is plain bash, for people to read and for clusters without shoal.
+shoal's own supervisor does more: this script does not kill a replica that hangs, and for a lost lighthouse it requeues
+the whole job.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which cluster a command means: what --on says, else this machine, else the profile that fits the Slurm found here."""
+"""Which cluster a command uses: --on, else this machine, else the profile that matches this machine's Slurm."""
 
 from __future__ import annotations
 

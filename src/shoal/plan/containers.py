@@ -1,6 +1,6 @@
-"""The container of a run as planning sees it: complete or refused, and told in one line.
+"""The container of a run for planning: its settings complete or refused, one line of text, and its part of a script.
 
-A container in a generated script: its words once, as the bash array `container`, and where they stand.
+In a generated script the container is the bash array `container`, used where the launch mode needs it.
 """
 
 from __future__ import annotations

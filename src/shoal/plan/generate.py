@@ -1,4 +1,4 @@
-"""`shoal generate`, decided: flags of a training launch in, the text of a batch script out. Nothing is written here."""
+"""`shoal generate`: from the flags of a training launch to the text of a batch script. Nothing is written here."""
 
 from __future__ import annotations
 

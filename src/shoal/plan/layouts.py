@@ -1,19 +1,14 @@
-"""Job each, array, packs and pilots compared for the same runs: hours asked for, used and idle, makespan, time limit.
+"""Compare job, array, packs and pilots for the same runs: hours requested, used and idle, makespan, time limit. Pure.
 
-Pure. What is compared is what the request costs once it runs; how long each shape waits in Slurm's queue depends on the
-cluster, and is asked there (`starts`) where it answers. An allocation that ends early gives its GPUs back at once: what
-counts as idle is time in which they were held and nothing ran.
+Compared is what the request costs once it runs; how long each layout waits in Slurm's queue depends on the cluster, and
+is asked there (`starts`) where it answers. An allocation that ends early returns its GPUs at once: idle is time in
+which they were allocated and no run used them.
 
-Expected durations, and the order that wastes least. Pure.
-
-List scheduling ends within (2 - 1/m) of the best possible on m slots whatever the order; longest first within
-(4/3 - 1/(3m)), and guesses that are wrong by half still bring nearly all of that (Graham 1969; measured again in
-docs/pack.md). Runs that take more GPUs go first: they need several to be free at the same moment.
-
-The engine's own decisions, played through without processes. Pure.
-
-The same books and the same queue as in the allocation decide, so what is simulated is what will happen, as far as the
-durations are right.
+A pack is simulated with the allocator and queue of job/pack, so it does what the simulation shows as far as the
+durations are right. Expected durations also give the order of its runs. List scheduling ends within (2 - 1/m) of the
+optimum on m slots whatever the order; longest first within (4/3 - 1/(3m)), and guesses that are wrong by half still
+achieve nearly all of that (Graham 1969; measured again in docs/pack.md). Runs that take more GPUs go first: they need
+several to be free at the same moment.
 """
 
 from __future__ import annotations

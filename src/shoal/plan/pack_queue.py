@@ -1,7 +1,4 @@
-"""Runs and options -> the queue that travels with the submission (`pack.json`), in the order in which it starts.
-
-How a pack is asked for: how many runs at a time, what each takes, how long, and what happens at the edges.
-"""
+"""The options of a pack, and the queue that travels with its submission (`pack.json`), in start order."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ class PackOptions(NamedTuple):
     limit left over; `warn_s` before the end running runs are asked to stop, `grace_s` after that they are killed.
     `probe_s` starts runs of unknown length once for so long, to put the longest first.
     `shrink` gives nodes back that have nothing left to do; `dashboard` is Ray's.
-    `search` stops losing runs early: as --search spells it, "off", or None for what the sweep's page says.
+    `search` stops losing runs early: as --search spells it, "off", or None for what the sweep file says.
     """
 
     slots: int | None = None
@@ -216,7 +213,7 @@ def build_queue(
 
 
 def _early_stopping(specs: Sequence[RunSpec], options: PackOptions) -> dict[str, Any]:
-    """How losers are stopped: as the command line says, or else as the page of the runs does."""
+    """How losers are stopped: as the command line says, or else as the sweep file of the runs does."""
     if options.search is not None:
         rule = parse_early_stop_flag(options.search)
         return rule._asdict() if rule else {}

@@ -1,7 +1,7 @@
-"""Request, flags and cluster profile become the options that sbatch gets. Nothing is read and nothing is asked here.
+"""Request, flags and cluster profile become the options of sbatch. Nothing is read and nothing is asked here.
 
-What wins, from the weakest: the profile, what it says under the chosen QOS, the step's request, the flags that a person
-wrote. A flag that is passed on word for word also silences what the profile would add beside it: after --mem-per-cpu
+Precedence, from the weakest: the profile, its values for the chosen QOS, the step's request, the flags that a person
+wrote. A flag that is passed on unchanged also suppresses what the profile would add beside it: after --mem-per-cpu
 there is no --mem.
 """
 

@@ -1,6 +1,6 @@
-"""Runs laid over jobs: one each, or one array for many equal runs; and the text of the script that a job executes.
+"""Runs as submissions: one job each, or one array for many equal runs; the script of a job; and the maximum cost.
 
-The most that planned submissions can cost: GPU-hours, and the time from the first start to the last end.
+The cost is in GPU-hours, with the time from the first start to the last end.
 """
 
 from __future__ import annotations

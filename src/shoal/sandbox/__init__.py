@@ -1,11 +1,14 @@
 """A real Slurm cluster on this machine, for trying shoal out and for tests.
 
-spec      what it should look like          layout    where its files are, and its record
-conf      the text of its configuration     machine   what this machine has and allows
-process   find and signal exactly its processes
-daemons   munged, slurmctld, slurmd ...     accounting   MariaDB and slurmdbd    hosts   nodes with an address
-status    what it does now
-bringup   start                             cluster   `Sandbox`: start, use, stop and clean up
+spec.py     what it should look like: the record, its command-line form, what is refused
+sandbox.py  `Sandbox`: start, use, damage, stop and clean up
+start.py    the steps of starting it
+daemons.py  munged, slurmctld, slurmd, MariaDB and slurmdbd; what the sandbox is doing now
+conf.py     the text of its configuration files, and the accounts and QOS of its accounting
+hosts.py    nodes with an address of their own
+machine.py  what this machine has and allows
+paths.py    where its files are, and its record
+process.py  find and signal exactly its processes
 """
 
 from shoal.kernel import lazy_exports

@@ -1,9 +1,9 @@
-"""The text of every configuration file, as pure functions of the spec and the state.
+"""The text of every configuration file, and the accounting database, as functions of the spec and the state.
 
 Choices that matter to tests: scheduling passes every second, three seconds between SIGTERM and SIGKILL, finished jobs
 forgotten after ten, a dead node noticed after twenty, and requeued jobs eligible again after about ten seconds.
 
-The accounting half: a private MariaDB behind slurmdbd, with accounts, QOS and limits worth testing against.
+Accounting is a private MariaDB behind slurmdbd, with accounts, QOS and limits to test against:
 
 account lab        the default, no limits
 account small      at most 5 jobs of a user queued or running (MaxSubmitJobs)

@@ -1,7 +1,4 @@
-"""The daemons of one sandbox: how each is started, when it is ready, and which process it is.
-
-What a sandbox is doing now, as one record for the table and for --json.
-"""
+"""The daemons of one sandbox: how each is started, when it is ready, which process it is; the sandbox's status."""
 
 from __future__ import annotations
 

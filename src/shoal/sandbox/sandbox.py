@@ -1,4 +1,4 @@
-"""A sandbox as an object: up, down, look, and hurt it on purpose.
+"""A sandbox as an object: start it, use it, stop it, and cause failures on purpose.
 
 `with Sandbox(SandboxSpec(name="mine")) as sandbox: sandbox.run("srun", "-N2", "hostname")`
 """

@@ -1,4 +1,4 @@
-"""Starting a sandbox, step by step; each step leaves what `tear_down` needs to undo it."""
+"""Start a sandbox, step by step; each step records what `Sandbox.down` needs to undo it."""
 
 from __future__ import annotations
 

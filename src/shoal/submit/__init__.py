@@ -1,9 +1,17 @@
-"""Submission is a transaction: claim on disk, send with a token in the job's name, write down the answer.
+"""Submit runs: decide what to start, write it down, send it to Slurm or run it locally, and cancel or retry it.
 
-decide.py       (what is asked for, what is there) -> start, leave alone, or refuse; pure
-redaction.py      what must not leave this machine in a script, an argument or a record
-transaction.py  what a command adds to the one transaction (shoal.kernel.submission): specs, folders, scripts
-here.py         the same for this machine: the run is a process, started and followed to its end
+submit.py          `shoal submit` and `shoal pack`: from files or commands to results
+prepare.py         requested runs, checked and laid out as an order; changes nothing
+decide.py          (requested run, existing run) -> start, skip or refuse (pure); resuming; smoke tests
+execute.py         carry an order out, on Slurm or on this machine
+transaction.py     what a command adds to the submission transaction (kernel/submission.py)
+idempotency.py     a repeated command continues its first execution
+budget.py          the project's limit of jobs, nodes and GPUs on a cluster
+snapshot.py        the code at submission; missing_files.py: files that runs will not see
+compare_layouts.py `shoal plan --shapes`
+retry.py           failed runs, to be started again
+cancel.py          stop runs; runs that a sweep no longer has
+pending_follow_ups.py   send what earlier jobs could not send
 """
 
 from shoal.kernel import lazy_exports

@@ -1,7 +1,7 @@
 """The budget of a project on a cluster: how many jobs, nodes and GPUs its runs may hold or wait for at once.
 
-What fits is sent; the rest is claimed like every other run, then waits on disk (state queued) until a job that ends, or
-the next command, finds room for it (job/admission.py).
+What fits is sent; the rest is claimed like every other run, then waits on disk until a job that ends, or the next
+command, finds room for it (job/admission.py).
 """
 
 from __future__ import annotations

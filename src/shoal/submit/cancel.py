@@ -1,8 +1,7 @@
-"""Stop runs: the wish is written down first, then Slurm or the process is told. The agent obeys the file as well.
+"""Stop runs: the request is written down first, then Slurm or the process is told. The agent obeys the file as well.
 
-The job of another user of a shared project is not ours to cancel, and Slurm would refuse it: its agent reads the wish.
-
-Runs of a sweep that its description no longer has: found by their specs, told always, cancelled only on request.
+Slurm refuses to cancel the job of another user of a shared project: its agent reads the request. Runs of a sweep that
+its file no longer describes are found by their specs, always reported, and cancelled only on request.
 """
 
 from __future__ import annotations

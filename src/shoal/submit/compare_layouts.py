@@ -1,6 +1,6 @@
-"""`shoal plan --shapes`: the same runs in every shape, with what is known about how long they take.
+"""`shoal plan --shapes`: the same runs in every layout, with known durations, and when Slurm would start each.
 
-When Slurm would start each shape: one `sbatch --test-only` for each different request. Nothing is submitted.
+Start times come from one `sbatch --test-only` for each different request. Nothing is submitted.
 """
 
 from __future__ import annotations

@@ -1,17 +1,14 @@
-"""(the run asked for, the run that is there) -> start it, leave it alone, or refuse. Pure.
+"""(requested run, existing run) -> start it, skip it, or refuse. Pure.
 
-Runs under which a node failed ask for other nodes when they are started again; job/job_constraints.py knows which.
+Nodes that failed under a run are excluded when it is started again; job/job_constraints.py knows which.
 
-A run that ended before it was done and left a checkpoint: does it continue from there, or start over?
+A run that ended early and left a checkpoint continues from it if its program is known to do that, and otherwise starts
+over in a new directory: neither can lose results, because the old directory stays. A person may choose (--resume,
+--fresh); a resume that the program may ignore needs confirmation, or is refused.
 
-Without a word from a person it continues if its program is known to do that, and else starts over in a new folder:
-neither can lose what was computed, because the old folder stays. A person may choose (--resume, --fresh); a resume that
-the program may ignore is asked about, or refused.
-
-Smoke first: for each file or sweep one short run, its first, that must pass before the real ones start.
-
-A smoke run is a run like any other, called NAME_smoke, with a folder and a log of its own. The real ones wait for it as
-stages wait for each other: `needs`, which is afterok in Slurm.
+Smoke tests: for each file or sweep one short run, its first, that must pass before the real ones start. It is a run
+like any other, called NAME_smoke, with its own directory and log. The real ones depend on it: `needs`, which is afterok
+in Slurm.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Carry an order out: submit it to Slurm, or run it on this machine, and tell what becomes of each run.
+"""Carry an order out, on Slurm or on this machine, and report on each run.
 
-This machine as an allocation: a run, or the engine of a pack, is a process that executes the same script.
+On this machine a run, or the engine of a pack, is a process that executes the same script as a job would.
 """
 
 from __future__ import annotations

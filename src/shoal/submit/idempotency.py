@@ -1,9 +1,8 @@
-"""An order given again continues, and repeats nothing: for --again, retry, resume and switch, which would start runs
-once more each time.
+"""A command that is repeated continues its first execution: --again, retry, resume and switch.
 
 Before its first claim such an order is written down (orders/<id>.json): what it means, and for each run the generation
 that was there. Its claims carry the id. When all of it was carried out, orders/<id>.done says so. The same order of the
-same person while one is not done is that one, given again: what it has claimed stays, the rest is done.
+same person while one is not finished is that one: what it has claimed stays, the rest is done.
 """
 
 from __future__ import annotations

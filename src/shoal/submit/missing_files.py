@@ -1,5 +1,7 @@
-"""What the project has and its runs will not see: files that git ignores and that look like outputs, of which each run
-has its own (snapshot.py). Weights are always told; of anything else, what the code or a command names."""
+"""Files of the project that its runs will not see: files that git ignores and that look like outputs.
+
+Each run has its own outputs (snapshot.py). Weights are always reported; other files if code or a command names them.
+"""
 
 from __future__ import annotations
 

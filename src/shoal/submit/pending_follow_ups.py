@@ -1,8 +1,8 @@
-"""Finish what was ordered before: retries and follow-ups that their jobs could not send, notices that were not sent.
+"""Send what earlier jobs could not send: retries, follow-up jobs, notifications.
 
-`status`, the views that wait for runs, and `submit` do it, and say what they sent; plans and reports only look. Slurm
-has just answered, so a send is worth trying. Of several who try, the claim of the next generation lets one do it; a
-send that does not arrive is void, and the run owes it again (kernel/submission.py).
+`status`, the views that wait for runs, and `submit` do it, and print what they sent; plans and reports do not. Slurm
+has just answered, so a send is worth trying. Of several processes that try, the claim of the next generation lets one
+do it; a send that does not arrive is void, and the follow-up stays owed (kernel/submission.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From "these runs are asked for" to an order: what each needs, checked and laid out. Changes nothing."""
+"""From requested runs to an order: what each needs, checked and laid out. Changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that ended badly, to be started again: which ones, with what changed, and from which checkpoint."""
+"""Failed runs, to be started again: which ones, with what changed, and from which checkpoint."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""The code as it is now, kept for jobs that start later: a queued run executes what was there when it was submitted.
+"""A copy of the code at submission, for jobs that start later: a queued run executes the code that was submitted.
 
 Tracked files with their changes, and untracked ones that are not ignored, are written to snapshots/<tree> under the
-state folder, once for each state of the code. What git ignores (data, environments, compiled extensions) is linked, so
-that paths still lead there, and so are untracked files that hold secrets (.env); except folders that look like outputs:
-each run has its own (job/workdir.py), and unseen.py tells of them. Submodules and other repositories inside are kept
-in the same way. State folders (.shoal) and outputs are left out, also of other projects in the repository. The commit
-and the difference to it stand beside it. A project outside of git is treated as if it had just been put there: a list
-of usual names and its .shoalignore say what is not code.
+state directory, once for each state of the code. What git ignores (data, environments, compiled extensions) is linked,
+so that paths still lead there, and so are untracked files that hold secrets (.env); except directories that look like
+outputs: each run has its own (job/workdir.py), and missing_files.py reports them. Submodules and other repositories
+inside are kept in the same way. State directories (.shoal) and outputs are left out, also of other projects in the
+repository. The commit and the difference to it are beside it. A project outside of git is treated as if it had just
+been added to git: a list of usual names and its .shoalignore say what is not code.
 """
 
 from __future__ import annotations

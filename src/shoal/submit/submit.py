@@ -1,7 +1,4 @@
-"""Experiment scripts in, results out: which files, evaluated when, submitted in which order.
-
-`shoal pack`: commands in, a queue worked through, and what came of it.
-"""
+"""`shoal submit` and `shoal pack`: which files or commands, evaluated when, in which order, and the results."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a command adds to the transaction (shoal.kernel.submission): specs, output folders, scripts, and a report.
+"""What a command adds to the submission transaction (kernel/submission.py): specs, directories, scripts, a report.
 
-A pack on this machine is accepted before its runs are claimed: its engine starts meanwhile, and takes each once it is.
+A pack on this machine is accepted before its runs are claimed: its engine starts meanwhile, and takes each claimed run.
 """
 
 from __future__ import annotations

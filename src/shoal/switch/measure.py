@@ -1,4 +1,4 @@
-"""What the running job has: how far it is, how fast it goes; and from runs like it, how well more GPUs do."""
+"""What the running job has: its progress and speed; and, from similar runs, how well more GPUs scale."""
 
 from __future__ import annotations
 

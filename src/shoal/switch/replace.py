@@ -1,4 +1,4 @@
-"""Compare a running job with its replacement, and submit that one.
+"""Compare a running job with its replacement, and submit the replacement.
 
 The replacement is a run of its own (job/replacement.py), so that the two never write in one directory. It takes the
 run over by itself, from inside its job, when it is healthy; nothing waits here.

@@ -1,4 +1,16 @@
-"""What people look at: text, tables, the terminal view, the page and the report. Each is made of run views only."""
+"""What people look at: text, tables, the terminal view, the page and the report. Each is made of run views only.
+
+terminal.py render.py   where output goes, questions, safe text; tables, JSON and progress lines
+select.py actions.py    which runs a person means; cancel and retry from a view
+status.py columns.py run_groups.py   `shoal status`: its columns, grouped rows, time to completion
+details.py         progress, GPU use, events and failure of a run
+watch.py tui/      follow runs: redrawn text, or the full-screen view
+why.py explanation.py pending.py   `shoal why`: the reason of a state, a failure or a wait
+logs.py log_files.py error_groups.py   `shoal logs`: log files, and errors grouped over runs
+submit.py plan.py switch.py pack.py clean.py doctor.py data.py results.py   output of these commands
+timeline.py timeline_picture.py   which attempt ran where and when, as text and as a picture
+report/ web/       `shoal report`; `shoal ui`
+"""
 
 from shoal.kernel import lazy_exports
 

@@ -1,4 +1,4 @@
-"""What a view may do to runs when the person says so: cancel, and start again. The same code as the commands."""
+"""What a view may do to runs after confirmation: cancel, and start again. The same code as the commands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cancel_active(home: str, names: Sequence[str]) -> str:
 
 
 def retry_runs(home: str, names: Sequence[str], more: str | None = None, root: str | None = None) -> str:
-    """`shoal retry` these runs, from a checkpoint where there is one; `more` is a key of MORE. Runs on Slurm only."""
+    """`shoal retry` these runs, from a checkpoint if there is one; `more` is a key of RETRY_INCREASES. Slurm only."""
     states = {view.state for view in observe(home, names).views.values()}
     words = ["retry", *names, "--state", ",".join(sorted(states)), *(RETRY_INCREASES[more] if more else ())]
     reader = RunReader(home)

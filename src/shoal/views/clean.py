@@ -1,4 +1,4 @@
-"""What can go, what went, and where it is now."""
+"""Output of `shoal clean`: what can be removed, what was moved, and where it is now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The columns of `shoal status`: which there are, what stands in them, and which give way on a narrow terminal."""
+"""The columns of `shoal status`: which there are, what they show, and which are dropped on a narrow terminal."""
 
 from __future__ import annotations
 

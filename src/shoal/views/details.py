@@ -1,6 +1,6 @@
-"""What a view shows beyond the state: progress, GPU use, age of the log, and the log's own words about a failure.
+"""What a view shows about a run beyond its state: progress, GPU use, age of the log, the logged error, and events.
 
-What happened to a run, from the times of the small files in its folder.
+Events come from the times of the small files in the run's directory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Findings and geometry, as people read them and as machines do."""
+"""Findings and geometry, as text and as JSON."""
 
 from __future__ import annotations
 

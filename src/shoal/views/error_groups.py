@@ -1,4 +1,4 @@
-"""`shoal logs --errors`: what went wrong, once for all runs that died of the same, with the lines that show it."""
+"""`shoal logs --errors`: each error once for all runs that have it, with the lines that show it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""What `shoal why` tells about a run, whatever its state, and the words that all states need.
+"""What `shoal why` says about a run in any state, and why a failed run failed.
 
-Who waited for whom when a collective operation of several ranks timed out: a dead rank, a missing one, ranks that
-are out of step, or the network. Read from what NCCL's watchdog prints in the logs of the ranks.
-
-What a run that did not end well died of: the verdict, its end record and the end of its log, read together.
+A failure is explained from Slurm's state, the end record and the end of the log together. When a collective operation
+of several ranks timed out, the output of NCCL's watchdog in the logs of the ranks tells the cause: a rank that exited,
+one that never arrived, ranks that are out of step, or the network.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Read logs that may be 10 GB, hold NULs, broken UTF-8 or a bar of a million `\\r`: from the end, in pieces.
+r"""Read logs that may be 10 GB, hold NULs, broken UTF-8 or a bar of a million `\r`: from the end, in pieces.
 
-Which files of an attempt hold the output of which rank and replica, by the names that job/launch gives them.
+Which file of an attempt holds the output of which rank and replica is known by the names that job/launch gives them.
 """
 
 from __future__ import annotations

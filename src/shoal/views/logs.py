@@ -1,7 +1,7 @@
 """`shoal logs`: the end of a file without reading the file; several runs or ranks with prefixes.
 
-In a pipe bytes stay bytes (only progress bars are collapsed, unless --raw); on a terminal nothing in a
-log can act on it.
+In a pipe bytes stay bytes (only progress bars are collapsed, unless --raw); on a terminal the control sequences of a
+log have no effect.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What became of a pack: the runs, the slots against time, and in numbers what was used and what was idle."""
+"""Output of `shoal pack`: the runs, the slots against time, and what was used and idle."""
 
 from __future__ import annotations
 

@@ -1,11 +1,8 @@
-"""Slurm's reason words, in sentences: what a pending job waits for, and what its owner can do. Data, and one look-up.
+"""Why a job is pending, and what its owner can do: Slurm's reasons in sentences, and questions about one job.
 
-Words are from the man page of squeue (JOB REASON CODES); a word that is not here is shown as it is.
-
-Ask Slurm, on demand, about one pending job: its place in the queue, its expected start, and what would be sooner.
-
-At most six questions, only when a person asks `why`. `sbatch --test-only` asks the scheduler when a job like this one
-would start, and submits nothing.
+Reasons are from the man page of squeue (JOB REASON CODES); an unknown one is shown as it is. `shoal why` also asks
+Slurm about the job: its place in the queue, its expected start, and what would start sooner. At most six questions;
+`sbatch --test-only` asks the scheduler when a similar job would start, and submits nothing.
 """
 
 from __future__ import annotations

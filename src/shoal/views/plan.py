@@ -1,7 +1,4 @@
-"""`shoal plan`: what would be submitted, with the scripts as they would be sent.
-
-`shoal plan --shapes`: what each shape asks for, uses and leaves idle.
-"""
+"""`shoal plan`: what would be submitted, with the scripts; with --shapes, the cost of each layout."""
 
 from __future__ import annotations
 

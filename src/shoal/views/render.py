@@ -1,9 +1,7 @@
 """How results are printed: aligned on a terminal, tab-separated and complete off it, one JSON document with --json.
 
-How far long work is: one line on standard error that rich draws over itself, and that is gone at the end.
-
-On a terminal only. SHOAL_NO_PROGRESS=1 and -q switch it off; for people whose screen is read to them (ACCESSIBLE=1)
-there is a plain line every half minute instead.
+Progress of long work is one line on standard error that rich redraws and removes at the end, on a terminal only.
+SHOAL_NO_PROGRESS=1 and -q switch it off; with ACCESSIBLE=1 (screen readers) it is a plain line every half minute.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""When will it all be over? From the pace of what runs, the durations of what is done, and nothing else. Pure.
+"""Many similar runs as one row (an array, a sweep, the seeds of a script), and when all runs will have ended. Pure.
 
-Many runs of one kind as one row: an array, a sweep, the seeds of a script. Pure.
+The estimate uses the speed of running runs and the durations of completed ones, and nothing else.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RunGroup(NamedTuple):
 
 
 def count_states(views: Sequence[RunView]) -> dict[str, int]:
-    """State -> how many, in the order of STATES."""
+    """State -> how many, in the order of RUN_STATES."""
     counts = Counter(view.state for view in views)
     return {state: counts[state] for state in RUN_STATES if counts[state]}
 

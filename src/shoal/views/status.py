@@ -1,4 +1,4 @@
-"""`shoal status`: counts first, then what is unfinished or failed; honest about a Slurm that does not answer."""
+"""`shoal status`: counts first, then what is unfinished or failed, and a note when Slurm does not answer."""
 
 from __future__ import annotations
 

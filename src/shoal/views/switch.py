@@ -1,4 +1,4 @@
-"""Keep or switch, on the terminal and as JSON: what was measured, both ways with their numbers, and the advice."""
+"""Output of `shoal switch`, as text and as JSON: what was measured, both options with their numbers, and the advice."""
 
 from __future__ import annotations
 

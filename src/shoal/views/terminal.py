@@ -1,10 +1,8 @@
-"""Where output goes, decided once: a terminal or not, how wide, with colour or without, for eyes or for a reader.
+"""Where output goes, decided once: a terminal or not, its width, colour, screen reader; questions; and safe log text.
 
-NO_COLOR, FORCE_COLOR, TERM=dumb, COLUMNS and ACCESSIBLE=1 are obeyed; --plain and --tty overrule what is detected.
-
-A question, before something is done that cannot be undone: yes or no, or one of several words.
-
-Bytes of a log made harmless for a terminal: colours stay, everything that moves, renames, asks or beeps goes.
+NO_COLOR, FORCE_COLOR, TERM=dumb, COLUMNS and ACCESSIBLE=1 are obeyed; --plain and --tty override what is detected. A
+question (yes or no, or one of several words) comes before anything that cannot be undone. Bytes of a log are made safe
+for a terminal: colours stay, sequences that move, rename, query or beep are removed.
 """
 
 from __future__ import annotations

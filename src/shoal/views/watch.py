@@ -1,9 +1,8 @@
-"""Follow runs to their end: redraw on a terminal, one line per change off it, JSON lines with --json.
+"""Follow runs to their end, for `shoal watch` and `shoal logs -f`: redrawn on a terminal, one line per change off it.
 
-Slurm is asked through one shared answer (polling.py); the run folders themselves are looked at more often, because that
-costs the controller nothing. Ctrl-C ends the watching, never a run.
-
-`shoal logs -f`: what runs print, as they print it, over attempts, until they end.
+With --json it prints JSON lines. Slurm is asked through the answer that all watchers share (observe/queue_cache.py);
+the run directories are read more often, because that costs the controller nothing. `shoal logs -f` prints what runs
+write, over all attempts. Ctrl-C ends the watching, never a run.
 """
 
 from __future__ import annotations

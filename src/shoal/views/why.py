@@ -1,4 +1,4 @@
-"""`shoal why RUN`: of one that waits the reason, evidence and estimate; of one that ended the post-mortem."""
+"""`shoal why RUN`: for a waiting run the reason, evidence and estimate; for one that ended, why it ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""D, G: the request against the cluster that answers here. Without a cluster these rules say nothing."""
+"""D, G: the request against the cluster of this machine. Without a cluster these rules find nothing."""
 
 from __future__ import annotations
 

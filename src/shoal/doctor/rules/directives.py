@@ -1,4 +1,4 @@
-"""D: is each #SBATCH line read by sbatch at all, and does it say what it seems to say?"""
+"""D: does sbatch read each #SBATCH line, and does it mean what it seems to mean?"""
 
 from __future__ import annotations
 

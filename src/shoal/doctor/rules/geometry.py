@@ -1,4 +1,4 @@
-"""G: do nodes, tasks, GPUs and CPUs of the header fit each other, and what srun makes of them?"""
+"""G: do nodes, tasks, GPUs and CPUs of the header match, and what does srun make of them?"""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""G: is each launcher told the same nodes and processes that the header asks for, and does anything start it there?
-
-S, G, R: how srun is called, once or several times.
-"""
+"""S, G, R: launchers that do not match the nodes and processes of the header, or do not start there; calls of srun."""
 
 from __future__ import annotations
 

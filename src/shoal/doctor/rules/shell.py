@@ -1,7 +1,4 @@
-"""S: what the shell does around the training: exit codes, environments, folders.
-
-D, S: what the file system beside the script tells: log folders, scripts that call scripts.
-"""
+"""D, S: exit codes, environments and directories in the script; log directories and scripts next to it."""
 
 from __future__ import annotations
 

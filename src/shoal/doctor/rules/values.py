@@ -1,4 +1,4 @@
-"""D: values in the header that Slurm reads otherwise than people mean."""
+"""D: values in the header that Slurm reads differently than people mean."""
 
 from __future__ import annotations
 

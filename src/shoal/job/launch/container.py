@@ -1,10 +1,9 @@
-"""A container around a run's processes: its settings, the words that start it, what it sees of this machine.
+"""A container around a run's processes: its settings, its command line and binds, and what a node lacks to start it.
 
-Every runtime but one is a prefix: its words stand before the program, or before the launcher of a node's ranks, so that
+Every runtime but one is a prefix: its words come before the program, or before the launcher of a node's ranks, so that
 torchrun and its ranks share one container on each node. pyxis is a plugin of srun: its words are flags of the step, and
-whatever the step starts is inside from the beginning.
-
-What a container needs on a node, looked at before anything starts there: its program, its image, what it binds.
+whatever the step starts is inside from the beginning. Program, image and binds are checked on the node before anything
+starts there.
 """
 
 import json

@@ -1,7 +1,6 @@
-"""The agent's side of a launch: write down what is to be started, and name the launcher that starts it.
+"""The agent's side of a launch: write the launch spec to a file, and give the command of the launcher that reads it.
 
-The plan is a file beside the attempt's logs. It says nothing that is secret: the environment reaches the launcher as
-any process's does.
+The file is beside the attempt's logs. It holds no secrets: the environment reaches the launcher like any process's.
 """
 
 import os

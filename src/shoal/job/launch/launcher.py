@@ -1,7 +1,7 @@
-"""The launcher, one per job: `agent launch PLAN`. Its exit code is that of the rank that failed first.
+"""The launcher, one per job: `agent launch SPEC`. Its exit code is that of the rank that failed first.
 
-Which rank failed first, and with what code. torchrun itself ends with 1 whatever its ranks did, and srun with the
-highest code, which is that of a task which it ended itself because of the first, if the signal killed that one.
+torchrun itself exits with 1 whatever its ranks did, and srun with the highest code, which may be that of a task that
+srun ended because of the first failure. So which rank failed first, and its code, are read from what the ranks record.
 """
 
 import glob

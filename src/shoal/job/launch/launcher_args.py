@@ -1,4 +1,4 @@
-"""Argument lists, as pure functions: what is typed for each launcher."""
+"""The argument lists of each launcher, as pure functions."""
 
 import os
 import re

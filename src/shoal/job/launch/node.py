@@ -1,4 +1,4 @@
-"""One node of a unit: start the launcher of its ranks, hand signals to the ranks, leave nothing behind.
+"""One node of a rank group: start the launcher of its ranks, forward signals to the ranks, leave no process behind.
 
 On Slurm this is the step's task on that node; on one machine it runs inside the launcher itself.
 """

@@ -1,13 +1,13 @@
-"""A guard on each further node of a run: it lets nothing of the attempt run there that is not covered by a lease.
+"""A guard on each further node of a run: it lets no process of the attempt run there that is not covered by a lease.
 
-    agent            on the first node; names the nodes (kernel/lease.py), starts one step of srun beside the ranks
-    └── srun         carries words: to the guards on their input, from them on their output
+    agent            on the first node; names the nodes (kernel/lease.py), starts one srun step beside the ranks
+    └── srun         carries messages: to the guards on their input, from them on their output
         └── guard    one on each further node (kernel/guard.py), and below it
             └── a process that renews the lease of its node
 
 It is a step of its own, and not part of the ranks: it covers every launch mode, a program that calls srun itself and
-replicas that are started again. What it stops and kills are the processes on its node that carry the mark of the
-attempt in their environment, and all below them.
+replicas that are restarted. What it stops and kills are the processes on its node that carry the mark of the attempt in
+their environment, and all below them.
 """
 
 import json

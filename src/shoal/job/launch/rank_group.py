@@ -1,15 +1,14 @@
-"""A unit: one group of ranks that is started together, as a small file that each of its nodes and ranks reads.
+"""A rank group: ranks that are started together, as a small file that each of their nodes and ranks reads.
 
-A run is one unit; with replicas, every try of every replica is one. The file holds no environment of the user: that
-comes through the processes themselves, so that nothing secret is written down.
+A run is one group; with replicas, every attempt of every replica is one. The file does not hold the user's environment:
+that is inherited by the processes, so that no secret is written down.
 
-Do the ranks train together? Ranks that start well may still train alone, each the whole run on its own GPU.
-
-A script that never reads its rank, Lightning with `devices=1`, a process group of one: N copies of a training, and one
-GPU's worth of progress. Nothing outside the program can tell this from ranks that need not talk (an evaluation in
-parts), but torch can: `shoal_watch.py` counts the steps of its optimizers, and after ten of them asks for the size of
-the process group. It comes in by torch's own door for extensions (an entry point that `import torch` calls, 2.5 and
-later), found in a folder at the end of PYTHONPATH; where that door is closed nobody watches, and nothing else happens.
+Also here: do the ranks train together? A script that never reads its rank, Lightning with `devices=1`, a process group
+of one: N copies of a training, and the progress of one GPU. Nothing outside the program can tell this from ranks that
+need not communicate (an evaluation in parts), but torch can: shoal_watch.py counts the steps of its optimizers, and
+after ten of them asks for the size of the process group. It is loaded by torch's own mechanism for extensions (an entry
+point that `import torch` calls, 2.5 and later), found in a directory at the end of PYTHONPATH; without that mechanism
+nothing is watched.
 """
 
 import json
@@ -26,7 +25,7 @@ class RankGroup(NamedTuple):
     `port` 0 means that the ranks of one node find each other without help, -1 that the unit's first node chooses one
     and tells the others through a file. `peers` are the job's nodes if it has several. `slurm`: it runs as a Slurm
     step. `use` begins the name of the file in which a node says what it uses. `watched`: ranks that train alone are
-    stopped (watch.py).
+    stopped (`DdpCheck`).
     A container is words `around` the node's launcher (or each task of srun), or `step_flags` of srun; `inner` calls our
     wrapper of a rank in it, and without the paths `needs` it cannot be started.
     """
@@ -145,7 +144,7 @@ class RanksTrainAlone(Exception):
 
 
 class DdpCheck:
-    """The launcher's eye on a unit; to be called now and then while it runs, raises Apart when that is certain."""
+    """Whether the ranks of a group train alone: called repeatedly while they run, raises RanksTrainAlone."""
 
     def __init__(self, unit: RankGroup) -> None:
         self.unit = unit

@@ -1,8 +1,8 @@
-"""What becomes of replicas, decided from what happened to them. Pure: times come in, nothing is started here.
+"""What to do with failed replicas: restart, wait or give up. Pure: times are arguments, nothing is started here.
 
-A dead replica is started again while nobody has finished: after that its peers are gone, and it would train the whole
-run alone from the start (measured with torchft 0.2.0). It may come back a few times, each time a little later; one that
-has lived for an hour has earned its tries back.
+A failed replica is restarted while no other has finished: after that its peers are gone, and it would train the whole
+run alone from the start (measured with torchft 0.2.0). The number of restarts is limited, each waits a little longer,
+and a replica that has run for an hour gets its full number of restarts back.
 """
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Set

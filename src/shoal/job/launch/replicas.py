@@ -1,12 +1,10 @@
-"""The supervisor of fault-tolerant replicas: one lighthouse, R units, and what to do when one of them dies.
+"""The supervisor of fault-tolerant replicas: one torchft lighthouse, R rank groups, and restarts of those that fail.
 
-A lighthouse that dies ends the round: a new one would count its quorums from zero among replicas that remember others,
-and all would fail (measured). So the run starts over from its checkpoints, as after a requeue.
-
-torchft's lighthouse: one for each run, on a port of its own, ready before anybody needs it.
-
-It has no notion of jobs: two runs at one lighthouse average each other's weights (measured). So it is bound to port 0,
-and its address is what it says itself. It runs as a child of the supervisor, on the job's first node.
+The lighthouse has no notion of jobs: two runs at one lighthouse average each other's weights (measured). So each run
+has its own, bound to port 0, with the address that it prints, as a child of the supervisor on the job's first node; it
+is ready before the replicas start. A lighthouse that dies ends the attempt: a new one would count its quorums from zero
+among replicas that remember others, and all would fail (measured). The run then starts again from its checkpoints, as
+after a requeue.
 """
 
 import glob
@@ -38,7 +36,7 @@ class LighthouseNotReady(Exception):
 
 
 def lighthouse_program(command: List[str], environ: Mapping[str, str]) -> str:
-    """The lighthouse that belongs to the command's Python, or the one on the search path; NotReady if there is none."""
+    """The lighthouse of the command's Python, or the one on the search path; LighthouseNotReady without one."""
     beside = lighthouse_path(command)
     if "/" in beside and os.access(beside, os.X_OK):
         return beside

@@ -1,6 +1,6 @@
-"""Inside the user's program: a rank that trains without the others says so in a file. See watch.py.
+"""Inside the user's program: a rank that trains without the others reports it in a file. See rank_group.py.
 
-torch calls `begin` at the end of its own import. A healthy program is left as it is: nothing is patched, nothing is
+torch calls `begin` at the end of its own import. A healthy program is not affected: nothing is patched, nothing is
 raised, and no file is written.
 """
 

@@ -1,9 +1,8 @@
-"""Starting a unit's processes and reaching them: as a Slurm step, or as ranks on this machine.
+"""Start and signal the processes of a rank group, as a Slurm step or as ranks on this machine; and preemption.
 
-Preemption with a grace time: Slurm tells the steps of a job at once, and the batch script only when the time is up.
-
-So ranks and engines that srun started save and leave while the batch script has heard nothing (measured with Slurm
-22.05). What they did is a stop and not an end, and the job comes again only if it is Slurm that ends it.
+At a preemption with a grace time Slurm signals the steps of a job at once, and the batch script only when the time is
+over. So ranks and engines that srun started save and exit while the batch script has no signal (measured with Slurm
+22.05). Their exit counts as stopped and not as completed, and the job is requeued only if Slurm ends it.
 """
 
 import glob

@@ -1,25 +1,17 @@
-"""The queue inside an allocation: one engine per node works through the runs of a submission.
+"""The queue of runs inside an allocation: one engine per node works through the runs of a submission.
 
-engine.py    the executor (../executor.py) with a queue: start what fits, leave to others what they have, tell a person
-entry.py     `agent pack SUBMISSION_DIR`: puts these together; several engines may share one queue
-queue.py     the runs in order, and which of them to start next (pure)
-books.py     who holds which slot, GPU share and CPUs (pure)
-running.py   an attempt, its place in the queue, and what it holds
-claims.py    how a run of the queue stands, by its files
-turns.py     may this engine take a run, and is one that ended tried again?
-others.py    runs that other engines have, and runs that others build on
-node.py      what one engine works with, and what surrounds a run there
-machine.py   what this node really has: GPUs by index or UUID, CPUs, the time until the allocation ends
-sharing.py   runs that share a GPU: their part of its memory, and MPS
-warm.py      a parent that has imported the heavy modules once; runs are forked from it (warm_server.py)
-ray_*.py     Ray over the nodes of an allocation, and a worker of it for each slot that starts runs there
-probe.py     short starts that tell how long a run would take
-search.py    losing runs that are stopped early
-spread.py    a job of several nodes: an engine on each, and nodes that are given back
-tally.py     how many runs ended how
-follow.py    a follow-up job for what the time limit left over
+    main.py            `agent pack SUBMISSION_DIR`: sets an engine up; in a job of several nodes one on each node
+    engine.py          the executor (job/executor.py) with a queue: starts what fits; probes runs of unknown length
+    queue.py           the runs in order, and which of them to start next (pure)
+    allocator.py       which run has which slot, GPU share and CPUs (pure)
+    attempts.py        whether this engine may take a run, whether a run is tried again; a run that has a slot
+    run_status.py      the state of queued runs by their files, runs of other engines, dependencies, the summary
+    node.py            what one engine works with on its node; sharing a GPU, with MPS where installed
+    warm_starter.py    start runs by forking a process that has imported heavy modules; warm_server.py is that process
+    ray_cluster.py ray_starter.py   Ray over the nodes of an allocation, and one of its workers per slot
+    early_stopping.py  stop losing runs early
+    follow_up.py       a follow-up job for what the time limit left
 
-No interpreter is started for a run that is not its own. Several engines (the nodes of a job, the tasks of an array)
-pull from one queue without talking to each other; who works on a run is decided by who creates the start record of its
-next attempt.
+No interpreter is started for a run besides its own. Several engines (the nodes of a job, the tasks of an array) take
+runs from one queue without communicating; whichever creates the start record of a run's next attempt works on that run.
 """

@@ -1,4 +1,4 @@
-"""Who holds which slot, GPU share and CPUs. Pure: no run is started here, and nothing is ever lent twice."""
+"""Which run has which slot, GPU share and CPUs. Pure: no run is started here, and nothing is assigned twice."""
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -49,7 +49,7 @@ def even_share(slots: int, gpus: int) -> int:
 
 
 class Allocator:
-    """The books of one node, or of several that are alike: on each at most `slots` runs at a time, `gpus` devices and
+    """The resources of one node, or of several equal ones: on each at most `slots` runs at a time, `gpus` devices and
     these CPUs. The slots are counted through, so that slot // per_node is the node.
 
     `keep_whole` puts shares onto GPUs that are shared already, because runs that need whole ones are waiting; without

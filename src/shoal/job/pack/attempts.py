@@ -1,8 +1,6 @@
-"""Whose turn it is: may this engine take a run's next attempt, and does a run that ended get another turn?
+"""Whether this engine may take a run's next attempt, whether an ended run is tried again; a run that has a slot.
 
-Decided from the records on disk alone, so that several engines of one queue, and one that comes later, decide alike.
-
-A run of a pack that has a slot: an attempt, its place in the queue, and what it holds of the node.
+Decided from the records on disk alone, so that several engines of one queue, and one that starts later, decide alike.
 """
 
 import math

@@ -1,9 +1,9 @@
-"""Early stopping by successive halving, without waiting for anybody: a run that reaches a rung is compared with all
-that have reached it so far, and goes on if it is among the best part of them.
+"""Early stopping by asynchronous successive halving: a run that reaches a rung continues if it is among the best there.
 
-Rungs are amounts of work (first, first * eta, first * eta², ...), and 1/eta of the runs passes each. What a run
-reports are the lines of metrics.jsonl in its output folder. What it had at a rung is noted in a file of its engine, so
-that engines on other nodes and in other jobs see it: one writer for each file, no lock, no socket.
+It is compared with the runs that have reached the rung so far, and waits for no other. Rungs are amounts of work
+(first, first * eta, first * eta², ...), and 1/eta of the runs passes each. Metrics are the lines of metrics.jsonl in a
+run's output directory. The value of a run at a rung is noted in a file of its engine, so that engines on other nodes
+and in other jobs see it: one writer for each file, no lock, no socket.
 """
 
 import json

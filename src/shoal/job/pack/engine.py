@@ -1,13 +1,11 @@
-"""One engine: works through a queue, as many runs at a time as the node has slots for.
+"""One engine: works through a queue, with as many runs at a time as the node has slots for.
 
-Signals: the first Ctrl-C lets running runs finish and starts no more; a second one, SIGTERM or SIGHUP asks them to
-stop, gives them the grace time, and then kills. SIGUSR1 and SIGUSR2 are passed on. However it ends, what waited still
-waits.
+Signals: the first Ctrl-C lets running runs finish and starts no more; a second one, SIGTERM or SIGHUP stops them with
+the grace time, then kills. SIGUSR1 and SIGUSR2 are forwarded. However it ends, waiting runs stay waiting.
 
-Runs of unknown length start once for a few seconds, tell by their progress how long they would take, and wait again.
-
-What they had done is kept like that of any run that was interrupted: with a checkpoint it goes on from there. A run
-that ends meanwhile has simply ended; one that tells no progress comes after those that are known to be long.
+Runs of unknown length are probed: started once for a few seconds, their duration estimated from their progress, and
+queued again. Their work is kept like that of any interrupted run: with a checkpoint they continue from it. A run that
+ends during its probe has ended; one without progress comes after those that are known to be long.
 """
 
 import os

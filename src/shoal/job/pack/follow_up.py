@@ -1,7 +1,8 @@
-"""What the time limit left over continues in a follow-up job: the same script, the same queue, a bounded number.
+"""The follow-up job of a pack for what the time limit left: the same script, the same queue, a limited number of jobs.
 
-The engine's end record says that a job is to follow (`next`), and from then on it is owed: the engine sends it, or
-whoever looks at the pack next if Slurm was away. It is send.<i> of the same submission, so only one of them does.
+The engine's end record says that a job is to follow (`next`), and from then on it is owed: the engine sends it, or the
+next command that looks at the pack if Slurm did not answer. It is send.<i> of the same submission, so that only one of
+them sends it.
 """
 
 import os

@@ -1,10 +1,9 @@
-"""One engine, put together: which runs, on what, for how long. Called by the batch script as its last command.
+"""Set up one engine: which runs, on which resources, for how long. Called by the batch script as its last command.
 
     agent pack SUBMISSION_DIR [--set-up-exit CODE] [--node yes]
 
-In a job of several nodes the first call starts one engine on each node (spread.py) and waits for them.
-
-A job of several nodes: one engine on each, a step of srun of its own, and nodes that are given back when idle.
+In a job of several nodes the first call starts one engine on each node, each in an srun step of its own, waits for
+them, and returns idle nodes to Slurm.
 """
 
 import os

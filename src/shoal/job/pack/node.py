@@ -1,10 +1,9 @@
-"""What one engine works with: where the records are, who it is, what the node has, what surrounds it.
+"""What one engine works with: its records, its identity, the node's resources; and runs that share a GPU.
 
-Runs that share a GPU: each gets its part of the memory and, where NVIDIA's MPS is installed, its part of the GPU.
-
-A share is a promise that programs have to keep: variables tell them (and JAX, TensorFlow and warm torch, by themselves)
-how much memory is theirs. Under MPS the driver holds everybody to it, and kernels of several runs run side by side
-instead of taking turns. MPS is one daemon for each node of an engine, in folders of its own: nobody meets it.
+A run that shares a GPU gets a part of its memory and, where NVIDIA's MPS is installed, a part of its compute. Programs
+have to keep to their share: variables tell them (JAX, TensorFlow and warm-started torch obey by themselves). Under MPS
+the driver enforces it, and kernels of several runs execute concurrently instead of in turns. Each node of an engine has
+its own MPS daemon, in private directories, so that other jobs do not see it.
 """
 
 import os

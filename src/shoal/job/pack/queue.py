@@ -1,4 +1,4 @@
-"""The runs in the order in which they should start, and which of them starts next. Pure: clock and books come in."""
+"""The runs in the order in which they should start, and which of them starts next. Pure: the clock is an argument."""
 
 from typing import Any, Container, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 

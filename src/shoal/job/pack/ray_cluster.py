@@ -1,11 +1,10 @@
-"""Ray inside one allocation, started and stopped by us: its own token, folder, ports and sizes, for this job alone.
+"""Ray inside one allocation, started and stopped by us: its own token, directory, ports and sizes, for this job alone.
 
-What Ray does by itself is wrong on a shared cluster, each of it measured (docs/pack.md): it counts the machine and not
-the allocation, listens without a password, meets the Ray of another job or user on the same node, runs programs at
-nice 15, and `ray stop` ends everybody's. So: token authentication with a 0600 file, a short private folder, free ports,
-no dashboard, explicit sizes, and an end by our own processes.
-
-A private folder with a short path, removed by its maker or, if that one was killed, by the next who makes one.
+Ray's defaults are wrong on a shared cluster, each of them measured (docs/pack.md): it counts the machine and not the
+allocation, listens without a password, joins the Ray of another job or user on the same node, runs programs at nice 15,
+and `ray stop` ends everybody's. So: token authentication with a 0600 file, a short private directory, free ports, no
+dashboard, explicit sizes, and an end by our own processes. The private directory is removed by its creator or, if that
+process was killed, by the next one that creates such a directory.
 """
 
 import glob

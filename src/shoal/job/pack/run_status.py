@@ -1,8 +1,6 @@
-"""What a queue depends on outside of its engine: runs that other engines have, and runs that others build on.
+"""The state of a queue's runs by their files: runs that other engines have, runs that wait for others, the summary.
 
-How a run of a queue stands, and who this engine is, for the records.
-
-How many runs ended how, and one line for each that does.
+`PackSummary` counts how the runs ended and prints one line for each.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The warm parent: imports modules, then forks a process for each order that comes in. See warm.py."""
+"""The process that imports heavy modules once and forks a process for each requested run. See warm_starter.py."""
 
 import atexit
 import ctypes

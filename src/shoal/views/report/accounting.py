@@ -1,8 +1,7 @@
-"""How much of what was asked for was used, over all runs, and the exact flag to ask for less or more. Pure.
+"""The attempts of all runs and what they cost: hours requested, allocated, used, idle and wasted; queue wait; failures.
 
-Everything that a run's folder remembers: each attempt, what it asked for, how long it held that, how it ended.
-
-Hours: asked for, held, used, idle, lost; queue wait; failures by cause. Pure sums over attempts.
+A run's directory records each attempt: its request, its duration and its end. Sums over attempts are pure functions, as
+is the comparison of requested and used resources, which gives the flag to request less or more.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A pack as it ran, beside what the same runs would have cost in other shapes: every length is a measured one. Pure.
+"""Parts of a report: a pack against other layouts, the use of each node, and staged data. Pure.
 
-What each node was used for, from the samples of all attempts on it: a slow or idle node stands out.
-
-Data that attempts staged: how much was copied, how much was shared with others on the node, how long they waited.
+A pack is compared with what the same runs, with their measured durations, would have cost in other layouts. Nodes are
+compared by the samples of all attempts on them, so that a slow or idle node is visible. Staged data: how much was
+copied, how much was shared with other runs of the node, how long runs waited.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A report for a terminal: numbers first, bars next to them, advice as flags that can be pasted.
-
-A report as Markdown for a pull request, and its runs as CSV for a spreadsheet.
-"""
+"""A report for a terminal (numbers, bars, and flags that can be pasted), as Markdown, and its runs as CSV."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The full-screen view of `shoal watch` (extra `tui`): a list, a detail with tabs, a filter, and two actions."""
+"""The full-screen view of `shoal watch` (extra `tui`): a list, a detail with tabs, a filter, and two actions.
+
+app.py    the application
+panes.py  the list of runs, and what the tabs show about one run
+"""
 
 from __future__ import annotations
 

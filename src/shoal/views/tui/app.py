@@ -1,4 +1,4 @@
-"""The application: a headline, the list, the detail with its tabs, a filter, confirmation before anything is done."""
+"""The application: a headline, the list, the detail with its tabs, a filter, confirmation before any action."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class WatchApp(App[int]):
         self.call_from_thread(self.put, report)
 
     def put(self, report: StatusReport) -> None:
-        """Show what was found; also the door for tests."""
+        """Show what was found; tests call it too."""
         self.report = report
         plain_screen = Screen(tty=True, width=self.size.width)
         text = status.headline(report, plain_screen)

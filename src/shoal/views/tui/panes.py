@@ -1,6 +1,7 @@
-"""What the right half shows about a run: log, errors, metrics, script, events. Text only; reads the ends of files.
+"""The list of runs, and the tabs about one run: log, errors, metrics, script, events.
 
-The list of runs as a widget that draws only the lines on the screen, so that 5,000 runs answer a key at once.
+The list draws only the lines on the screen, so that it responds at once with 5,000 runs. The tabs are text only, and
+read the ends of files.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the page shows, as JSON: runs (only those that changed since the page last asked), logs, metrics, reports.
 
-Nothing is read while nobody asks, and never more often than every two seconds, however many pages are open; Slurm's
+Nothing is read while no page asks, and never more often than every two seconds, however many pages are open; Slurm's
 part comes from the answer that all watchers share. A run is named by a short hash, so no URL holds a path.
 """
 
@@ -78,7 +78,7 @@ class DashboardData:
             return {**self._head, "version": self._version, "complete": since == 0, "runs": changed, "gone": gone}
 
     def name_of(self, run: str) -> str:
-        """The name behind a page's id; NotFound for anything else."""
+        """The name behind a page's id; ApiNotFound for anything else."""
         if run not in self._names:
             self.runs()
         if run not in self._names:

@@ -1,9 +1,8 @@
-"""`shoal ui --export FOLDER`: the page as it is now, as files that open without a server: in a mail, on a file share.
+"""Start the server of `shoal ui`, print how to reach it, stop on Ctrl-C; and `--export FOLDER`.
 
-index.html holds style, scripts and data, and may load nothing else; the reports lie beside it. Of runs beyond the
-first thousand (failed ones come first) the copy knows what the table shows, and no logs.
-
-Start the server, tell the person how to reach it, and stop on Ctrl-C.
+An export is the current page as files that open without a server: in a mail, on a file share. index.html holds style,
+scripts and data, and may load nothing else; the reports are beside it. Of runs beyond the first thousand (failed ones
+come first) it has what the table shows, and no logs.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""HTTP for `shoal ui`: loopback, one thread per request, time limits, and nothing without the cookie.
+"""HTTP for `shoal ui`: loopback only, one thread per request, time limits, and no access without the cookie.
 
-Who may ask. On a login node every user reaches loopback, so the address alone protects nothing. Pure.
-
-A link with a token that works once gives the browser a cookie; every other request needs that cookie. The Host header
-must name this machine as the browser sees it (a foreign name that resolves here is refused), and whatever changes
-something must come from the page itself.
+On a login node every user reaches loopback, so the address alone protects nothing. A link with a token that works once
+gives the browser a cookie; every other request needs that cookie. The Host header must name this machine as the browser
+sees it (a foreign name that resolves here is refused), and requests that change something must come from the page
+itself.
 """
 
 from __future__ import annotations
