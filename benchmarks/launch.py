@@ -101,7 +101,8 @@ class Times(NamedTuple):
 
 
 def typical(times: Sequence[Times], field: str) -> float:
-    return statistics.median(getattr(one, field) for one in times)
+    values: list[float] = [getattr(one, field) for one in times]
+    return statistics.median(values)
 
 
 def make_project(root: Path, mode: str, nodes: int = 2) -> None:

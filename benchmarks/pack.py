@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 import os
 import resource
 import shutil
@@ -22,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 SHOAL = str(Path(sys.executable).with_name("shoal"))
 UNIT_S, COUNT, SLOTS = 0.085, 20, 4
@@ -190,11 +192,11 @@ def sleeps_by_tune() -> str:
         ray.shutdown()
 
 
-def _ray():  # type: ignore[no-untyped-def]
+def _ray() -> Any:
     import ray
 
     os.environ.setdefault("RAY_worker_niceness", "0")
-    ray.init(num_cpus=SLOTS, num_gpus=SLOTS, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(num_cpus=SLOTS, num_gpus=SLOTS, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     return ray
 
 

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from benchmarks.pack_gpu import TRAIN, gpu_here, run, timed
@@ -46,10 +47,11 @@ def main() -> None:
         (folder / "train.py").write_text(TRAIN)
         (folder / "share.py").write_text(SHARE)
         print("\n| 20 models, 8 at a time | wall |\n|---|---|")
-        for more in ((*WARM, *NO_MPS), WARM):
-            print(f"| {' '.join(more)} | {timed(lambda more=more: train(folder, more)):.1f} s |", flush=True)
+        ways: list[tuple[str, ...]] = [(*WARM, *NO_MPS), WARM]
+        for more in ways:
+            print(f"| {' '.join(more)} | {timed(partial(train, folder, more)):.1f} s |", flush=True)
         print("\n| 4 at a time | half fits | twice fits | told |\n|---|---|---|---|")
-        for more in ((), WARM, NO_MPS, (*WARM, *NO_MPS)):
+        for more in [(), WARM, NO_MPS, (*WARM, *NO_MPS)]:
             told = share(folder, more)
             half, double = told.pop("half"), told.pop("double")
             print(f"| {' '.join(more) or 'cold'} | {half} | {double} | {json.dumps(told)} |", flush=True)

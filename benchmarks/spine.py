@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from shoal.kernel import files
@@ -46,7 +47,7 @@ def start_up(folder: Path) -> None:
     (folder / "shoal.toml").write_text(PROJECT)
     bare = median(lambda: run([sys.executable, "-c", "pass"], folder), 40)
     for words in (["--help"], ["status"]):
-        took = median(lambda words=words: run([str(SHOAL), *words], folder), 40)
+        took = median(partial(run, [str(SHOAL), *words], folder), 40)
         row(f"`shoal {' '.join(words)}`, empty project", took, "`python -c pass`", bare, "3")
 
 

@@ -150,7 +150,7 @@ def trace(root: Path, folder: Path, sandbox: Sandbox) -> dict[str, int]:
     (folder / "shoal.toml").write_text(PROJECT)
     binaries = root / ".venv" / "bin"
     env = sandbox.env({**os.environ, "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}"})
-    argv = [binaries / "python", "-c", TRACE, "submit", script]
+    argv: list[str | Path] = [binaries / "python", "-c", TRACE, "submit", script]
     done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, check=False)
     passed = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"code": done.returncode}
     if passed["code"] not in (0, None):

@@ -15,6 +15,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -33,7 +34,7 @@ def main() -> None:
             made.many(count)
             for words in (["status"], ["status", "--json"]):
                 before = resource.getrusage(resource.RUSAGE_CHILDREN)
-                took = median(lambda words=words, made=made: run(words, made.root), 7)
+                took = median(partial(run, words, made.root), 7)
                 after = resource.getrusage(resource.RUSAGE_CHILDREN)
                 spent = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / 8
                 row(
@@ -64,7 +65,7 @@ def page(made: MadeUp) -> None:
     def ask(path: str) -> bytes:
         request = urllib.request.Request(link + path, headers={"Cookie": cookie, "Accept-Encoding": "gzip"})
         with urllib.request.urlopen(request) as answer:
-            return answer.read()
+            return bytes(answer.read())
 
     bare = median(lambda: ask("/style.css"), 20)
     first = once(lambda: ask("/api/runs"))
