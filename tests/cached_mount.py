@@ -169,7 +169,10 @@ class CachedFolder:
         os.lchown(self._real(path), uid, gid)
 
     def utimens(self, path: str, times: tuple[int, int] | None = None) -> None:
-        os.utime(self._real(path), ns=times, follow_symlinks=False)
+        if times is None:
+            os.utime(self._real(path), follow_symlinks=False)
+        else:
+            os.utime(self._real(path), ns=times, follow_symlinks=False)
 
     # --- names ---
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from shoal.clusters import Association, ClusterFacts, NodeKind, Partition, Qos, Reservation
+from shoal.clusters.facts import Association, ClusterFacts, NodeKind, Partition, Qos, Reservation
 
 GPU = "--gres=gpu:4\n--cpus-per-task=32\n--mem=100G\n--time=1-00:00:00\n--nodes=1"
 LIGHTNING = "import lightning as L\ntrainer = L.Trainer(devices=4, num_nodes=1, strategy='ddp')\n"

@@ -21,8 +21,8 @@ BINDS = ("/usr", sys.base_prefix, sys.prefix)
 
 def make_image(folder: Path, *mount_points: Path | str) -> Path:
     """The image `folder`, in which BINDS and `mount_points` can be bound at their own paths."""
-    for path in ("dev", "proc", "sys", "tmp", "run", "etc"):
-        (folder / path).mkdir(parents=True)
+    for name in ("dev", "proc", "sys", "tmp", "run", "etc"):
+        (folder / name).mkdir(parents=True)
     for path in (*BINDS, *mount_points):
         (folder / str(path).lstrip("/")).mkdir(parents=True, exist_ok=True)
     for name in ("bin", "lib", "lib64", "sbin"):

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from shoal.kernel import records
@@ -139,12 +140,19 @@ class Project:
         body = "\n".join(lines or ("train --time=5 --mem=50",))
         return self.write(f"experiments/{path}", f'source "$(shoal shell)"\n{body}\n')
 
-    def shoal(self, *words: object, code: int | None = 0, timeout_s: float = 300, **env: str) -> Done:
+    def shoal(
+        self,
+        *words: object,
+        code: int | None = 0,
+        timeout_s: float = 300,
+        environ: Mapping[str, str] = MappingProxyType({}),
+        **env: str,
+    ) -> Done:
         """Run `shoal WORDS` in the root; `code` is the exit code it must have, None for any."""
-        return self.run([SHOAL, *words], code=code, timeout_s=timeout_s, **env)
+        return self.run([SHOAL, *words], code=code, timeout_s=timeout_s, environ={**environ, **env})
 
     def bash(self, *words: object, code: int | None = 0, timeout_s: float = 300, **env: str) -> Done:
-        return self.run(["bash", *words], code=code, timeout_s=timeout_s, **env)
+        return self.run(["bash", *words], code=code, timeout_s=timeout_s, environ=env)
 
     def run(
         self,
@@ -153,12 +161,14 @@ class Project:
         code: int | None = 0,
         timeout_s: float = 300,
         cwd: Path | None = None,
+        environ: Mapping[str, str] = MappingProxyType({}),
         **env: str,
     ) -> Done:
+        """Run a command; `environ` and `env` are added to the project's environment."""
         done = subprocess.run(
             [os.fspath(word) if isinstance(word, os.PathLike) else str(word) for word in argv],
             cwd=cwd or self.root,
-            env={**self.env, **env},
+            env={**self.env, **environ, **env},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=timeout_s,

@@ -12,7 +12,7 @@ T = TypeVar("T")
 PATIENCE = 5
 
 
-def wait_until(condition: Callable[[], T], deadline_s: float, what: str, *, poll_s: float = 0.1) -> T:
+def wait_until(condition: Callable[[], T | None], deadline_s: float, what: str, *, poll_s: float = 0.1) -> T:
     """Call `condition` until it returns something true, and return that; fail with `what` well after the deadline.
 
     It is called once more after the deadline, so that a slow machine does not fail a test whose condition holds.

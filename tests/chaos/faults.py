@@ -40,9 +40,9 @@ def inject_all(world: World, launcher: Launcher, faults: list[Fault], duration_s
                 undo()
         elif waiting and waiting[0].at_s <= now:
             fault = waiting.pop(0)
-            undo = inject(world, launcher, fault)
-            if undo is not None:
-                heapq.heappush(undos, (now + fault.hold_s, len(waiting), undo))
+            healing = inject(world, launcher, fault)
+            if healing is not None:
+                heapq.heappush(undos, (now + fault.hold_s, len(waiting), healing))
         elif now > duration_s + MAX_OVERTIME_S:
             return
         else:

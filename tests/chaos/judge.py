@@ -152,7 +152,8 @@ def _runs_on(one: Execution, since: float) -> float:
 
 def overlaps(executions: list[Execution]) -> tuple[float, float]:
     """Seconds in which two or more processes of a run were running; those right after a thaw apart."""
-    plain, thawed = [], []
+    plain: list[tuple[float, float]] = []
+    thawed: list[tuple[float, float]] = []
     for one, other in combinations(executions, 2):
         for first in one.running():
             for second in other.running():

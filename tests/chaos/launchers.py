@@ -48,7 +48,10 @@ class Launcher(Protocol):
     agent_word: str
     """A word in the command line of the processes that stand between Slurm and the program."""
     state_dir: Path
-    env: Mapping[str, str]
+    root: Path
+
+    @property
+    def env(self) -> Mapping[str, str]: ...
 
     def argv(self, kind: str, pick: int) -> list[str]: ...
 

@@ -95,7 +95,7 @@ class People:
         clock.write_text(str(order.pick % 7200 - 3600))
         return self.world.clock_env(clock)
 
-    def _hurt(self, command: subprocess.Popen[str], order: Command) -> None:
+    def _hurt(self, command: subprocess.Popen[bytes], order: Command) -> None:
         try:
             command.wait(order.harm_after_s)
             return  # it was faster
@@ -108,11 +108,11 @@ class People:
         self.world.over.wait(order.harm_for_s)
         command.send_signal(signal.SIGCONT)
 
-    def _wait(self, command: subprocess.Popen[str]) -> None:
+    def _wait(self, command: subprocess.Popen[bytes]) -> None:
         end = time.monotonic() + PATIENCE_S
         while command.poll() is None:
             if time.monotonic() > end:
                 command.kill()
-                self.crashes.append(f"no end after {PATIENCE_S:g} s: {command.args}")
+                self.crashes.append(f"no end after {PATIENCE_S:g} s: {command.args!r}")
             with contextlib.suppress(subprocess.TimeoutExpired):
                 command.wait(0.5)
