@@ -26,7 +26,7 @@ NASTY = [
 ]  # fmt: skip
 #: Bytes that are no UTF-8, as Python hands them around; no NUL, which no program can receive.
 _BYTES = st.binary(max_size=12).filter(lambda data: b"\0" not in data).map(os.fsdecode)
-_TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=12)
+_TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 _WORD = st.one_of(_TEXT, _BYTES, st.sampled_from(NASTY), st.tuples(_TEXT, st.sampled_from(NASTY)).map("".join))
 ARGUMENTS = st.lists(_WORD, max_size=8)
 

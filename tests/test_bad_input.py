@@ -258,14 +258,14 @@ def test_one_damaged_record_hides_no_other_run(project: Project, tmp_path: Path)
         home = tmp_path / f"damaged{kind}"
         shutil.copytree(project.home, home)
         project.env["SHOAL_HOME"] = str(home)
-        for number, name in damaged.items():
-            (home / f"runs/001_a/{number}_train_0" / name).write_text(text)
+        for digits, name in damaged.items():
+            (home / f"runs/001_a/{digits}_train_0" / name).write_text(text)
         runs = project.status()
         assert len(runs) == 12
-        for number in ("002", "006", "008", "010"):
-            assert runs[f"001_a/{number}_train_0"]["state"] == "done"
-        for number in ("000", "001"):
-            run = runs[f"001_a/{number}_train_0"]
+        for digits in ("002", "006", "008", "010"):
+            assert runs[f"001_a/{digits}_train_0"]["state"] == "done"
+        for digits in ("000", "001"):
+            run = runs[f"001_a/{digits}_train_0"]
             assert run["state"] == "unknown" and "attempt.1.start" in run["cause"]
         for words in (
             ["submit", "experiments/001_a/009_train_0.sh"],

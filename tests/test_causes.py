@@ -313,8 +313,8 @@ def test_an_exception_that_was_handled_is_not_the_cause() -> None:
         cause = find_cause(["begin", *HANDLED], exit_code=code)
         assert cause is not None and cause.line == "ValueError: bad sample 7", "printed before sys.exit"
     assert find_cause([*HANDLED, *STEPS, last], exit_code=1) is None
-    for code in (None, 1, 134):
-        cause = find_cause([*HANDLED, "second line of its message"], exit_code=code)
+    for exit_code in (None, 1, 134):
+        cause = find_cause([*HANDLED, "second line of its message"], exit_code=exit_code)
         assert cause is not None and cause.line == "ValueError: bad sample 7"
     full = [*HANDLED[:-1], "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "ended"]
     cause = find_cause(full, exit_code=3)

@@ -67,11 +67,11 @@ def test_splits_are_not_merged(tmp_path: Path) -> None:
     assert packed(root, split="val") == {path: path.split("/")[1] for path in paths if path.startswith("val")}
     assert packed(root, split="all") == {path: path.split("/")[1] for path in paths}
     assert packed(root, label="folder") == {path: path.split("/")[0] for path in paths}
-    told = {
+    skipped = {
         one.why: one.files
         for one in shoal.data.shard_dataset(str(root), str(tmp_path / "t"), ShardSettings(split="val")).scan.skipped
     }
-    assert told == {"beside the splits": 1, "of other splits": 3}
+    assert skipped == {"beside the splits": 1, "of other splits": 3}
     numbers = {}
     for split in ("train", "val"):
         made = shoal.data.shard_dataset(str(root), str(tmp_path / split), ShardSettings(split=split))

@@ -272,7 +272,7 @@ def test_workers_that_persist_follow_the_epochs(cluster: Cluster, start: str) ->
     expected = [[key for key, _ in data.stream(seed=4, epoch=epoch)] for epoch in range(3)]
     options: dict[str, Any] = {"persistent_workers": True, "multiprocessing_context": start}
     stream = copy.deepcopy(StreamDataset(data.stream(seed=4), 8))
-    plain = DataLoader(stream, 8, num_workers=2, **options)
+    plain: DataLoader[Any] = DataLoader(stream, 8, num_workers=2, **options)
     for epoch in (0, 1, 2, 1):
         stream.set_epoch(epoch)
         assert [name for names, _ in plain for name in names] == expected[epoch]

@@ -136,7 +136,7 @@ def test_a_training_begins_before_staging_ends(tmp_path: Path, monkeypatch: pyte
     for names, images, labels in loader:
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(images), labels)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch says nothing
         optimizer.step()
         seen.update(names)
         if here_at_first is None:
@@ -213,7 +213,7 @@ def test_scratch_that_a_person_exported_reaches_the_job_before_that_of_the_profi
     ):
         name = f"001_a/{number}_train_0"
         script = project.script(f"{name}.sh", "train --time=5 --mem=100")
-        project.shoal("submit", script, **scratch)
+        project.shoal("submit", script, environ=scratch)
         project.wait(name, "done")
         log = project.shoal("logs", name, "--slurm").out
         if not scratch:
@@ -426,7 +426,7 @@ def test_advise_knows_what_a_loader_of_shoal_reads(tmp_path: Path, kind: str) ->
     if kind == "staged":
         words = [*SHOAL, "data", "stage", data, "-q", "--", *words]
     env = {"SHOAL_SCRATCH": str(tmp_path / "scratch"), "SHOAL_DATA": str(data)}
-    advice = project.shoal("data", "advise", "--batches", 8, "--json", "--", *words, **env).json
+    advice = project.shoal("data", "advise", "--batches", 8, "--json", "--", *words, environ=env).json
     assert advice["times"]["data"] == kind
 
 

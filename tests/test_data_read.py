@@ -289,7 +289,9 @@ def test_a_shard_that_shrinks_while_it_is_read_is_an_error_and_not_garbage(tmp_p
 @pytest.mark.parametrize("format", ["tar", "tfrecord"])
 def test_views_are_the_same_bytes_without_a_copy(folder: Path, tmp_path: Path, format: str) -> None:
     shoal.data.shard_dataset(str(folder / "src"), str(tmp_path / "out"), SMALL._replace(format=format))
-    copied, viewed = (shoal.data.open(str(tmp_path / "out"), fields=("jpg", "cls"), views=views) for views in (0, 1))
+    copied, viewed = (
+        shoal.data.open(str(tmp_path / "out"), fields=("jpg", "cls"), views=views) for views in (False, True)
+    )
     assert viewed.batch(range(101)) == copied.batch(range(101))
     assert {type(image) for image, _ in viewed.stream(seed=1)} == {memoryview}
     assert pickle.loads(pickle.dumps(viewed))[7] == copied[7]
@@ -324,7 +326,9 @@ def test_a_plain_dataloader_with_a_distributed_sampler_reads_everything_once(
     data = MapDataset(shoal.data.open(str(folder / "out"), fields=("__key__", "cls")))
     seen: Counter[str] = Counter()
     for rank in range(2):
-        sampler = DistributedSampler(data, num_replicas=2, rank=rank, shuffle=True, drop_last=False)
+        sampler: DistributedSampler[Any] = DistributedSampler(
+            data, num_replicas=2, rank=rank, shuffle=True, drop_last=False
+        )
         context = start if workers else None
         for names, _ in DataLoader(data, 16, sampler=sampler, num_workers=workers, multiprocessing_context=context):
             seen.update(names)

@@ -123,12 +123,14 @@ def _copier_of_files(
         (folder / name).mkdir()
     for name in names:
         (folder / "source" / name).write_bytes(os.urandom(8500))
-    places = [str(folder / name) for name in ("source", "goal", "parts")]
-    return file_copy.Copier(*places, threads, lambda item: None), [file_copy.CopyItem(name, 8500) for name in names]
+    source, goal, parts = (str(folder / name) for name in ("source", "goal", "parts"))
+    return file_copy.Copier(source, goal, parts, threads, lambda item: None), [
+        file_copy.CopyItem(name, 8500) for name in names
+    ]
 
 
 def test_the_first_shard_comes_first_and_nodes_begin_in_different_places() -> None:
-    units = [(f"s{number}",) for number in range(20)]
+    units: list[tuple[str, ...]] = [(f"s{number}",) for number in range(20)]
     orders = {
         node: dataset_copy.node_order(units, dataset_copy.node_rotation({"SLURMD_NODENAME": node}, "host"))
         for node in ("n1", "n2", "n3", "n4", "n5")

@@ -14,6 +14,7 @@ from launching import Launching
 from made_up import MadeUp, put_attempt
 from project import Project
 from shoal.clusters import QueueState
+from shoal.observe.run_state import RunView
 from shoal.observe.run_views import observe
 from shoal.units import shorten_list
 from shoal.views import explanation, status, why
@@ -115,13 +116,15 @@ for number in range(200):
 def test_output_and_errors_come_in_the_order_in_which_they_were_written(how: str, tmp_path: Path) -> None:
     expected = [f"{word} {number}" for number in range(200) for word in ("out", "err", "raw")]
     if how in ("srun", "torchrun"):
-        project: Project = Launching(tmp_path, fit=f'launch = {{ mode = "{how}", processes = 2 }}')
-        project.write("fit.py", ALTERNATE)
-        name = project.submit("000_fit_0", "fit")  # type: ignore[attr-defined]
-        ranks = ("0", "1")
+        launching = Launching(tmp_path, fit=f'launch = {{ mode = "{how}", processes = 2 }}')
+        launching.write("fit.py", ALTERNATE)
+        project: Project = launching
+        name = launching.submit("000_fit_0", "fit")
+        ranks = ["0", "1"]
     else:
-        project, ranks = project_of(tmp_path, ALTERNATE), ("0",)
+        project = project_of(tmp_path, ALTERNATE)
         name = RUN
+        ranks = ["0"]
         if how == "run":
             project.shoal("submit", "experiments", "--on", "local")
         else:
@@ -249,7 +252,7 @@ def test_a_rank_that_died_is_the_cause_and_not_the_others_that_waited_for_it(tmp
     assert told.log_path is not None and told.log_path.endswith("rank-2.out")
 
 
-def with_ranks(folder: Path, logs: dict[int, bytes]) -> tuple[MadeUp, str, status.RunView]:
+def with_ranks(folder: Path, logs: dict[int, bytes]) -> tuple[MadeUp, str, RunView]:
     made = MadeUp(folder / "project")
     output = made.run(RUN, "failed", out=logs[0])
     ranks = output / "attempt-1.launch"

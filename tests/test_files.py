@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -133,7 +134,7 @@ def test_a_file_system_without_unnamed_files_gets_temporary_names(
 def test_without_proc_there_are_temporary_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.link
 
-    def link(source: str, target: str, **named: int) -> None:
+    def link(source: str, target: str, **named: Any) -> None:
         real(source.replace("/proc/", "/none/"), target, **named)
 
     monkeypatch.setattr(os, "link", link)

@@ -192,7 +192,7 @@ def test_a_job_that_slurm_could_not_start_again_was_not_cancelled(
 
 @pytest.mark.parametrize(("renewals", "state"), [(179, "timeout"), (182, "timeout"), (175, "lost"), (3, "lost")])
 def test_an_attempt_that_was_lost_was_at_its_time_limit_if_its_last_renewal_was(renewals: int, state: str) -> None:
-    changed = {
+    changed: dict[str, dict[str, object]] = {
         f"submissions/{TOKEN}/submission.json": {"time_limit_s": 3600},
         f"runs/{NAME}/attempt.1.start": {"t": NOW - 9000, "beat_s": 20.0},
     }

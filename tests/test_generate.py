@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -176,7 +177,7 @@ def test_flags_of_replicas_say_nothing_beside_use_ddp(here: Path, capsys: pytest
         ({"config_file": "c\0", "job_name": "x"}, "NUL"),
     ],
 )
-def test_a_bad_flag_is_named(wish: dict[str, str], sentence: str) -> None:
+def test_a_bad_flag_is_named(wish: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError) as caught:
         script(**wish)
     assert sentence in caught.value.message

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ class Running:
         self.script = self.project.script("001_a/000_train_0.sh", "train")
         self.command = self.project.start("submit", self.script)
         for name in ("program", "orphan"):
-            wait_until(lambda name=name: self.ticks(name), 60, f"the {name} ticks")
+            wait_until(partial(self.ticks, name), 60, f"the {name} ticks")
         self.start = self.project.records(RUN, "attempt.1.start")[0]
         self.guard, self.agent = self.start["pid"], self.start["agent_pid"]
         self.pids = [int((self.project.root / "ticks" / name).read_text().split()[0]) for name in ("program", "orphan")]

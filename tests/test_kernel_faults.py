@@ -129,7 +129,7 @@ def test_an_order_on_this_machine_is_carried_out_although_nobody_reads_its_outpu
         here.script(f"{name}.sh", "train")
     read_end, write_end = os.pipe()
     os.close(read_end)
-    argv = [SHOAL, "submit", "experiments/001_a"]
+    argv: list[str | Path] = [SHOAL, "submit", "experiments/001_a"]
     command = subprocess.Popen(
         argv, cwd=here.root, env=here.env, stdin=subprocess.DEVNULL, stdout=write_end, stderr=write_end
     )
@@ -147,7 +147,7 @@ def wait_over(project: Project, ledger: Ledger, state: str) -> None:
     """Wait for this state of the run; that any end is told while its program runs is a lie."""
 
     def look() -> bool:
-        told = project.status()[RUN]["state"]
+        told = str(project.status()[RUN]["state"])
         assert told not in ENDED or not ledger.alive(RUN), f"{told} was told while the program runs"
         assert told == state or told not in ENDED, f"{told} instead of {state}"
         return told == state

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -117,7 +118,7 @@ def test_sigkill_of_any_process_leaves_no_orphan(tmp_path: Path, victim: str) ->
     try:
         notes = project.wait_notes("001_a/000_show_0", 2, running=running)
         agent = read_record(next((project.home / "runs/001_a/000_show_0").glob("attempt.1.start")))["pid"]
-        victims = {
+        victims: dict[str, Callable[[], int]] = {
             "agent": lambda: agent,
             "launcher": lambda: find_process(project.root, ".pyz", "launch", "plan.json"),
             "torchrun": lambda: find_process(project.root, "torch.distributed.run"),

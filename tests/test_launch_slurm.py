@@ -45,7 +45,7 @@ def test_output_and_errors_of_ranks_keep_their_order_and_a_failed_rank_is_quoted
         "time.sleep(600)\n"
     )
     project = Launching(tmp_path, host_cluster, tasks=SRUN, elastic=TORCHRUN)
-    names = []
+    names: list[str] = []
     for mode in ("tasks", "elastic"):
         project.write(f"{mode}.py", program)
         names.append(project.submit(f"00{len(names)}_{mode}_0", mode))

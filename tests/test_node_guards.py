@@ -172,7 +172,10 @@ def test_processes_of_a_node_are_stopped_while_the_first_one_is_silent_and_go_on
 ) -> None:
     wait_until(node.is_stopped, 30, "program and child are stopped")
     watch = fence.LeaseWatch()
-    is_silent = lambda: watch.is_silent(1, names_in(node.folder).lease_names(1), held.start)  # noqa: E731
+
+    def is_silent() -> bool:
+        return watch.is_silent(1, names_in(node.folder).lease_names(1), held.start)
+
     wait_until(lambda: is_silent() and node.is_stopped(), 10, "it is silent too: somebody may close the attempt")
     renew_until(held, node.is_running)
 

@@ -155,10 +155,13 @@ def test_ranks_of_a_further_node_stop_when_agent_and_guard_of_the_first_are_kill
         for pid in (guard, agent):
             os.kill(pid, number)
     killed_at = _uptime_s()
-    marks = lambda: next(one.marks for one in ledger.executions(RUN) if one.host == second.host)  # noqa: E731
-    wait_until(lambda: _uptime_s() - marks()[-1] > 3, 60, "the rank on the other node stands still")
+
+    def last_mark() -> float:
+        return next(one.marks for one in ledger.executions(RUN) if one.host == second.host)[-1]
+
+    wait_until(lambda: _uptime_s() - last_mark() > 3, 60, "the rank on the other node stands still")
     # HOLD after the guard there saw the last renewal, which is at most one beat after it; SHOAL_LEASE_S is 9.
-    assert marks()[-1] - killed_at < 6 + 2 * 2.2 + 1
+    assert last_mark() - killed_at < 6 + 2 * 2.2 + 1
     run_dir, watch = str(project.home / "runs" / RUN), fence.LeaseWatch()
     found = lease.read_attempt(run_dir, layout.parse_names(names(project)), 1)
     start = found and found.start

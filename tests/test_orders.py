@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -36,8 +37,12 @@ def starts(project: Project) -> list[int]:
 
 def wait_ended(project: Project, times: int) -> None:
     """Every run has ended that often, and nothing is on its way."""
+
+    def has_ended(name: str) -> bool:
+        return len(project.marks(name, "end")) >= times
+
     for name in project.status():
-        wait_until(lambda name=name: len(project.marks(name, "end")) >= times, 90, f"{name} ended {times} times")
+        wait_until(partial(has_ended, name), 90, f"{name} ended {times} times")
         project.wait(name)
 
 

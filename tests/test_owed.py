@@ -12,6 +12,7 @@ import pytest
 from conftest import MakeSandbox
 from project import Project
 from shoal.kernel import submission
+from shoal.kernel.records import FollowUp
 from shoal.kernel.slurm import after_current_job
 from shoal.sandbox import Sandbox
 from waiting import wait_until
@@ -154,7 +155,7 @@ def test_a_pack_whose_time_was_up_without_a_controller_is_continued_by_the_next_
 def test_an_end_is_owed_what_follows_until_a_later_generation_stands(
     standing: int, refused: bool, cancels: tuple[int, ...], still: bool
 ) -> None:
-    assert submission.is_follow_up_pending({"cause": "oom"}, 2, standing, refused, (1, 2, 3), cancels) is still
+    assert submission.is_follow_up_pending(FollowUp("oom"), 2, standing, refused, (1, 2, 3), cancels) is still
     assert not submission.is_follow_up_pending(None, 2, standing, refused, (1, 2, 3), cancels)
 
 

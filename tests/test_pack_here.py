@@ -33,7 +33,7 @@ def project(tmp_path: Path) -> Iterator[Project]:
 
 
 def pack(project: Project, *words: object, code: int | None = 0, **env: str) -> Done:
-    return project.shoal("pack", *words, code=code, **env)
+    return project.shoal("pack", *words, code=code, environ=env)
 
 
 def processes_of(project: Project) -> list[int]:
@@ -395,8 +395,11 @@ def test_an_engine_that_begins_before_all_runs_are_claimed_waits_for_the_next_in
     pack(project, *words, code=-9, SHOAL_FAILPOINT="after-claims")
     wait_for_no_process(project)
     (folder,) = project.submissions()
+
     # It may have begun or not, and it may have heard of the command's end before it could write down its own.
-    engines = lambda: [json.loads(path.read_text()) for path in folder.glob("engine.*.json")]  # noqa: E731
+    def engines() -> list[dict[str, Any]]:
+        return [json.loads(path.read_text()) for path in folder.glob("engine.*.json")]
+
     wait_until(lambda: not any(map(processes.is_process_alive, engines())), 60, "the first engine has ended")
     before = good_ends(project)
     (project.home / "runs/pack_train/train_k1/submit.1.claim").rename(project.root / "claim")

@@ -31,7 +31,8 @@ def test_a_png_has_a_bar_where_something_ran_and_hatching_where_nothing_did() ->
     def colour_at(lane: int, seconds: float) -> tuple[int, int, int]:
         found = image.getpixel((round((left_of(TIMELINE) + seconds * WIDTH / 100) * 2), (TOP + 26 * lane + 17) * 2))
         assert isinstance(found, tuple)
-        return found
+        red, green, blue = found
+        return red, green, blue
 
     assert colour_at(0, 50) == ImageColor.getrgb(colour_of(BARS[0], 0))
     assert colour_at(1, 90) == ImageColor.getrgb(colour_of(BARS[1], 0))

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from data_sets import make_data, with_data
 from made_up import END
 from project import Done, Project, project_here
 from shoal.job import cache, dataset_copy
 from shoal.job.pack.attempts import PackRetry, plan_retry
 from shoal.job.pack.queue import PackSettings
 from shoal.job.pack.run_status import QueuedRunStatus
-from test_data_jobs import make_data, with_data
 from waiting import wait_until
 
 PROGRAM = """\

@@ -52,7 +52,10 @@ def test_what_left_politely_in_the_grace_time_goes_on_when_the_job_comes_again(
         lambda: len(list((project.root / "marks").iterdir())) == 8, 120, "ranks, replicas and packed runs have begun"
     )
     project.slurm("sbatch", "--partition=high", "--nodes=4", "--exclusive", "-o", "/dev/null", "--wrap=true")
-    ends = lambda: list((project.home / "runs").glob("*/*/attempt.1.end"))  # noqa: E731
+
+    def ends() -> list[Path]:
+        return list((project.home / "runs").glob("*/*/attempt.1.end"))
+
     wait_until(lambda: len(ends()) == 5, 60, "all have left")
     left = [read_record(path) for path in ends()]
     assert [(end["exit_code"], end["stopped_by"], end["success"]) for end in left] == [(0, "SIGTERM", False)] * 5

@@ -121,7 +121,7 @@ def test_groups_over_seeds_have_mean_deviation_count_and_name_the_missing() -> N
     best, other = table.groups
     assert (best.name, best.metrics["acc"].std) == ("e/000_train_lr0.2", None)
     one = other.metrics["acc"]
-    assert (one.size, one.mean) == (2, pytest.approx(0.6)) and one.std == pytest.approx(statistics.stdev([0.5, 0.7]))
+    assert one.size == 2 and one.mean == pytest.approx(0.6) and one.std == pytest.approx(statistics.stdev([0.5, 0.7]))
     assert [(run.seed, run.state) for run in other.missing] == [(2, "failed")]
 
 
@@ -145,8 +145,7 @@ def test_large_numbers_do_not_break_the_table(size: float) -> None:
 
 
 def test_rows_without_a_number_come_last_however_they_are_sorted() -> None:
-    runs = [result(lr, 0, **numbers) for lr, numbers in ((0.1, {"acc": math.nan}), (0.2, {"acc": 1.0}), (0.3, {}))]
-    runs.append(result(0.4, 0, acc=2.0))
+    runs = [result(0.1, 0, acc=math.nan), result(0.2, 0, acc=1.0), result(0.3, 0), result(0.4, 0, acc=2.0)]
     for descending, order in ((False, [0.2, 0.4, 0.1, 0.3]), (True, [0.4, 0.2, 0.1, 0.3])):
         table = tabulate(runs, sort="acc", descending=descending)
         assert [group.params["lr"] for group in table.groups] == order

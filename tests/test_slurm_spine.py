@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -130,7 +131,7 @@ def test_the_saved_script_of_an_array_runs_all_of_it_by_hand(tmp_path: Path, clu
     (folder,) = project.submissions()
     array = project.slurm("sbatch", "--parsable", "-o", "/dev/null", str(folder / "script.sh")).strip()
     for index, name in enumerate(names):
-        run = wait_until(lambda name=name: _at(project, 2, "failed", name), 60, f"{name} failed again")  # type: ignore[misc]
+        run = wait_until(partial(_at, project, 2, "failed", name), 60, f"{name} failed again")
         assert run["job_id"] == f"{array}_{index}"
     assert project.bash(folder / "script.sh", code=3)
     assert [len(project.marks(name)) for name in names] == [3, 3, 3]

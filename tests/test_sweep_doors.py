@@ -254,10 +254,10 @@ def test_a_python_file_that_fails_or_adds_nothing_is_told(project: Project) -> N
         "experiments/003_x/s.py",
         "import shoal\nexp = shoal.Experiment('003_x')\nexp.add('train', zip={'a': [1], 'b': [1, 2]})\n",
     )
-    done = subprocess.run(
+    by_hand = subprocess.run(
         [sys.executable, bad], cwd=project.root, env=project.env, capture_output=True, text=True, check=False
     )
-    assert "s.py:3: zipped lists must be equally long" in done.stderr
+    assert "s.py:3: zipped lists must be equally long" in by_hand.stderr
 
 
 def test_a_python_file_run_by_hand_submits_and_a_loop_is_named_like_a_grid(project: Project) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shoal.describe.document import Document
 from shoal.describe.expand import SweepPoint, count_points, expand_points
 from shoal.describe.expressions import EvaluationError, parse_expression
-from shoal.describe.parameters import MAX_RUNS, parse_seeds, parse_values
+from shoal.describe.parameters import MAX_RUNS, Params, parse_seeds, parse_values
 from shoal.describe.sweep_file import SweepBlock, parse_sweep, with_flags
 from shoal.errors import InputError
 
@@ -22,7 +22,7 @@ def points(text: str) -> list[SweepPoint]:
     return expand_points(block(text))
 
 
-def params(text: str) -> list[dict[str, object]]:
+def params(text: str) -> list[Params]:
     return [point.values for point in points(text)]
 
 
@@ -86,7 +86,8 @@ def test_seeds_are_ranges_lists_or_one_number() -> None:
     assert parse_seeds([3, 1]) == [3, 1]
     assert parse_seeds(range(3)) == [0, 1, 2]
     assert parse_seeds(5) == [5]
-    for wrong in ("2-0", "a", "", [1, 1], [-1], ["0"], [True], {}, []):
+    wrong_ones: tuple[object, ...] = ("2-0", "a", "", [1, 1], [-1], ["0"], [True], {}, [])
+    for wrong in wrong_ones:
         with pytest.raises(InputError):
             parse_seeds(wrong)
 
@@ -242,7 +243,7 @@ def test_flags_replace_what_the_file_says() -> None:
             with_flags(block(""), wrong)
 
 
-VALUES = {"a": 6, "b": 4, "s": "muon", "t": True}
+VALUES: Params = {"a": 6, "b": 4, "s": "muon", "t": True}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import os
 import signal
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ NAME, REPLACEMENT = "001_navsim/000_train_0", "001_navsim/000_train_0_8gpus"
 def seed_story(**changes: Any) -> RunningJob:
     """Seed 004: 24 hours on one GPU, 30 % done, a checkpoint of an hour ago, 3 days of time."""
     facts = {"gpus": 1, "fraction": 0.3, "measured_s": 24 * HOUR, "checkpoint_age_s": HOUR, "time_left_s": 60 * HOUR}
-    return RunningJob(**{**facts, **changes})  # type: ignore[arg-type]
+    return RunningJob(**{**facts, **changes})
 
 
 def test_the_seeds_question_is_answered_with_numbers() -> None:
@@ -323,7 +324,8 @@ def test_how_well_it_scales_is_measured_from_runs_that_did_the_same_on_so_many_g
     assert (nobody["efficiency_from"], nobody["efficiency"]) == ("assumed", 0.8)
 
 
-def _answer(done: Done) -> Done | None:
+def _answer(project: Project, words: Sequence[str]) -> Done | None:
+    done = project.shoal(*words, code=None)
     return done if done.code == 0 else None
 
 
@@ -338,9 +340,7 @@ def test_steps_are_read_from_what_the_real_trackers_write_while_they_run(tmp_pat
     project.shoal("submit", "experiments/001_navsim")
     for number, (word, source) in enumerate(sources.items()):
         ask = ("switch", f"001_navsim/00{number}_{word}_0", "--gpus", "8", "--json", "--", "--mem=2G")
-        told = wait_until(
-            lambda ask=ask: _answer(project.shoal(*ask, code=None)), 90, f"{source} tells", poll_s=0.5
-        ).json
+        told = wait_until(partial(_answer, project, ask), 90, f"{source} tells", poll_s=0.5).json
         seen = told["progress"]
         assert told["alternative"]["request"]["memory"] == "2G"
         assert seen["from"] == source and seen["total"] == 100000 and seen["step"] >= 1, seen

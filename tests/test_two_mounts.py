@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +158,12 @@ def test_a_lease_that_is_renewed_is_not_closed_and_one_that_is_not_is_closed_in_
     with ExitStack() as stack:
         rivals = [Rivals(stack, tmp_path / name, age_s) for name, age_s in (("fresh", FRESH), ("old", OLD))]
         enough = max(len(one.renewals) for one in rivals) + TIMES.take_s / TIMES.beat_s + 1
+
+        def is_renewed(one: Rivals) -> bool:
+            return len(one.renewals) > enough
+
         for one in rivals:
-            wait_until(lambda one=one: len(one.renewals) > enough, 30, "it was renewed for longer than a lease")
+            wait_until(partial(is_renewed, one), 30, "it was renewed for longer than a lease")
             assert {found for found, *_ in one.renewals} == {"held"} and one.times("closed") == []
             end_process(one.holder)
         for one in rivals:
@@ -292,8 +297,8 @@ def test_a_run_of_a_frozen_node_goes_on_elsewhere_and_does_not_overlap_when_it_t
         assert first.wait(60) != 0
         pair.ledger.release()
         assert second.wait(60) == 0
-        for where in (beta, alpha):
-            wait_until(lambda where=where: pair.state(where) == "done", 30, f"{where.name} sees that it is done")
+        wait_until(lambda: pair.state(beta) == "done", 30, f"{beta.name} sees that it is done")
+        wait_until(lambda: pair.state(alpha) == "done", 30, f"{alpha.name} sees that it is done")
     first_run, second_run = pair.ledger.executions(RUN)
     after_thaw = [mark for mark in first_run.marks if mark > second_run.marks[0]]
     assert not after_thaw or after_thaw[-1] - after_thaw[0] < 1, "the guard stops it within a second of the thaw"

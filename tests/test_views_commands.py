@@ -142,8 +142,8 @@ def _errors(made: MadeUp, screen: Screen, **how: bool) -> None:
     error_groups.show_errors(error_groups.group_errors(made.home, selecting.select_runs(made.home, [])), screen, **how)
 
 
-def _status(made: MadeUp, screen: Screen, **how: bool) -> None:
-    status.show_status(report_of(made), screen=screen, **how)
+def _status(made: MadeUp, screen: Screen, *, as_json: bool, quiet: bool) -> None:
+    status.show_status(report_of(made), screen=screen, as_json=as_json, quiet=quiet)
 
 
 def _report(made: MadeUp, screen: Screen, *, as_json: bool, quiet: bool) -> None:
@@ -332,7 +332,8 @@ def test_runs_are_selected_by_the_words_people_use(made: MadeUp) -> None:
     assert names("last") == names("001_lr") and len(names("last:2")) == 2
     with pytest.raises(InputError, match="did you mean"):
         names("001_lr/000_trian_1")
-    assert selecting.parse_states("bad,running") >= {"failed", "oom", "running"}
+    states = selecting.parse_states("bad,running")
+    assert states is not None and states >= {"failed", "oom", "running"}
     with pytest.raises(InputError, match="not a state"):
         selecting.parse_states("broken")
 
@@ -534,7 +535,7 @@ def test_a_watch_of_what_is_over_ends_at_once_and_its_exit_code_tells(made: Made
 
 @pytest.fixture
 def watched(made: MadeUp) -> Iterator[subprocess.Popen[str]]:
-    words = [SHOAL, "watch", "001_lr", "--exit-status"]
+    words: list[str | Path] = [SHOAL, "watch", "001_lr", "--exit-status"]
     env = {**os.environ, "SHOAL_LOOK_S": "0.1"}
     process = subprocess.Popen(words, cwd=made.root, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     yield process

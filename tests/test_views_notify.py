@@ -93,7 +93,12 @@ def test_a_quiet_run_is_told_once(tmp_path: Path) -> None:
     log = tmp_path / "told"
     project = Project(tmp_path, toml=COMMAND.format(told=log) + 'quiet_after = "1s"\n')
     project.script("001_tell/000_train_0.sh", "train -- wait=go")
-    go = threading.Thread(target=lambda: (wait_until(lambda: told(log), 60, "told"), (project.root / "go").touch()))
+
+    def let_go() -> None:
+        wait_until(lambda: told(log), 60, "told")
+        project.write("go", "")
+
+    go = threading.Thread(target=let_go)
     go.start()
     project.shoal("submit", "experiments/001_tell", SHOAL_SAMPLE_S="0.3")
     go.join(60)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("textual")
 
+from textual.strip import Strip
 from textual.widgets import Input, RichLog, Static
 
 from made_up import MadeUp, picture
@@ -124,7 +125,12 @@ def test_done_runs_are_hidden_until_asked_for(made: MadeUp) -> None:
 
 def test_cancel_asks_names_the_run_and_only_a_yes_cancels(made: MadeUp, monkeypatch: pytest.MonkeyPatch) -> None:
     acted: list[list[str]] = []
-    monkeypatch.setattr(actions, "cancel_active", lambda home, names: acted.append(list(names)) or "cancelled")
+
+    def cancel(home: str, names: Sequence[str]) -> str:
+        acted.append(list(names))
+        return "cancelled"
+
+    monkeypatch.setattr(actions, "cancel_active", cancel)
 
     async def story(app: WatchApp, pilot: Any) -> None:
         await pilot.press("slash", *"state:running", "enter", "c")
@@ -149,7 +155,12 @@ def test_cancel_asks_names_the_run_and_only_a_yes_cancels(made: MadeUp, monkeypa
 
 def test_a_retry_may_ask_for_more_memory_or_time(made: MadeUp, monkeypatch: pytest.MonkeyPatch) -> None:
     acted: list[tuple[list[str], str | None]] = []
-    monkeypatch.setattr(actions, "retry_runs", lambda home, names, more: acted.append((list(names), more)) or "started")
+
+    def retry(home: str, names: Sequence[str], more: str | None) -> str:
+        acted.append((list(names), more))
+        return "started"
+
+    monkeypatch.setattr(actions, "retry_runs", retry)
 
     async def story(app: WatchApp, pilot: Any) -> None:
         await pilot.press("slash", *"state:oom", "enter")
@@ -213,7 +224,12 @@ def test_five_thousand_runs_draw_no_more_lines_than_the_screen_has(tmp_path: Pat
         real = runs.render_line
         await pilot.press("enter")
         await until(pilot, lambda: len(runs.lines) == 5001)
-        runs.render_line = lambda y: drawn.append(y) or real(y)  # type: ignore[method-assign]
+
+        def draw(y: int) -> Strip:
+            drawn.append(y)
+            return real(y)
+
+        runs.render_line = draw  # type: ignore[method-assign]
         await pilot.press("G")
         await pilot.pause()
         assert runs.cursor == 5000 and len(drawn) < 120

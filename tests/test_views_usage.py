@@ -88,7 +88,7 @@ def test_gpus_are_read_through_nvml_and_shown_in_report_and_record(tmp_path: Pat
 
     go = beside(project, enough)
     env = gpu_env(fake_nvml, tmp_path / "busy", 63)
-    project.shoal("submit", "experiments/001_use", SHOAL_SAMPLE_S="0.2", **env)
+    project.shoal("submit", "experiments/001_use", SHOAL_SAMPLE_S="0.2", environ=env)
     go.join(60)
     (record,) = project.records("001_use/000_burn_0", "attempt.1.use")
     assert [(gpu["name"], round(gpu["mean_percent"])) for gpu in record["gpus"]] == [("Paper GPU", 63)] * 2
@@ -105,7 +105,7 @@ def test_idle_gpus_are_told_once_and_pointed_out(tmp_path: Path, fake_nvml: Path
     project.script("001_idle/000_burn_0.sh", "burn --gres=gpu:2")
     go = beside(project, lambda: told.exists() and told.read_text())
     env = gpu_env(fake_nvml, tmp_path / "busy", 0)
-    project.shoal("submit", "experiments/001_idle", SHOAL_SAMPLE_S="0.2", **env)
+    project.shoal("submit", "experiments/001_idle", SHOAL_SAMPLE_S="0.2", environ=env)
     go.join(60)
     assert told.read_text().count("has left its GPUs on") == 1
     assert told.read_text().startswith("001_idle: 001_idle/000_burn_0 has left its GPUs on ")
@@ -202,7 +202,7 @@ def test_runs_of_a_pack_are_sampled(tmp_path: Path, fake_nvml: Path) -> None:
     go = beside(project, lambda: len(list((project.home / "runs").glob("*/*/attempt.1.use"))) == 2)
     env = gpu_env(fake_nvml, tmp_path / "busy", 40)
     words = ("--set", "k=1,2", "--slots", "2", "--on", "local", "--", sys.executable, "-S", "burn.py", "{k}")
-    project.shoal("pack", *words, SHOAL_SAMPLE_S="0.2", **env)
+    project.shoal("pack", *words, SHOAL_SAMPLE_S="0.2", environ=env)
     go.join(60)
     found = [read_record(path) for path in (project.home / "runs").glob("*/*/attempt.1.use")]
     assert len(found) == len(names)

@@ -124,7 +124,12 @@ def test_the_host_rule_knows_our_own_names() -> None:
 
 def test_another_site_can_neither_read_nor_act_through_this_browser(made: MadeUp) -> None:
     acted: list[list[str]] = []
-    server = start(made, actions={"cancel": lambda names, more: acted.append(names) or "ok"})
+
+    def act(names: list[str], more: str | None) -> str:
+        acted.append(names)
+        return "ok"
+
+    server = start(made, actions={"cancel": act})
     try:
         cookie, host = log_in(server), f"127.0.0.1:{server.server_address[1]}"
         assert ask(server, "/api/runs", cookie=cookie, Sec_Fetch_Site="cross-site").code == 403
@@ -244,12 +249,12 @@ def test_a_run_its_metrics_and_reasons_can_be_asked_for(made: MadeUp, server: Da
 
 def test_slow_and_silent_clients_do_not_keep_others_waiting(server: DashboardServer) -> None:
     cookie = log_in(server)
-    slow = [socket.create_connection(server.server_address[:2], timeout=20) for _ in range(20)]
+    slow = [socket.create_connection(("127.0.0.1", server.server_port), timeout=20) for _ in range(20)]
     try:
         for one in slow:
             one.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ")
         assert ask(server, "/api/runs", cookie=cookie).code == 200
-        more = [socket.create_connection(server.server_address[:2], timeout=20) for _ in range(30)]
+        more = [socket.create_connection(("127.0.0.1", server.server_port), timeout=20) for _ in range(30)]
         slow += more
         for one in more:
             one.sendall(b"G")
@@ -356,7 +361,7 @@ def test_a_copy_of_the_page_opens_without_a_server(made: MadeUp, browser: Browse
     hostile = b"</script><script>document.title='owned'</script>\n"
     made.run("001_lr/000_train_6", "running", out=hostile, progress="82/200", began=-1200)
     shoal = Path(sys.executable).with_name("shoal")
-    words = [shoal, "ui", "--export", tmp_path / "copy", "--json"]
+    words: list[str | Path] = [shoal, "ui", "--export", tmp_path / "copy", "--json"]
     done = subprocess.run(words, cwd=made.root, capture_output=True, text=True, timeout=120, check=True)
     page = Path(json.loads(done.stdout)["page"])
     assert sorted(path.name for path in page.parent.iterdir()) == [
@@ -395,10 +400,13 @@ def test_five_thousand_runs_keep_the_page_small_and_quick(tmp_path: Path, browse
 
 
 def test_actions_ask_first_and_name_the_run(made: MadeUp, browser: Browser) -> None:
-    acted: list[list[str]] = []
-    server = start(
-        made, actions={name: lambda names, more: acted.append([*names, more]) or "ok" for name in ("cancel", "retry")}
-    )
+    acted: list[list[str | None]] = []
+
+    def act(names: list[str], more: str | None) -> str:
+        acted.append([*names, more])
+        return "ok"
+
+    server = start(made, actions={"cancel": act, "retry": act})
     try:
         browser.open(server.link)
         wait_until(lambda: browser.js("document.querySelectorAll('.row').length") == 12, 20, "rows")
