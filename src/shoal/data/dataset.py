@@ -134,7 +134,7 @@ class SampleTable:
             return self._with_gaps(wanted, field, rows)
         shards, offsets, sizes = self._places(wanted, rows)
         found: list[Any] = self.shards.read(shards, offsets, sizes)
-        if self.shards.validate:
+        if self.shards.checked:
             self._check(found, wanted, rows, shards, offsets)
         kinds = {self.kinds[name] for name in self.alternatives(field)}
         if len(kinds) > 1:
@@ -275,5 +275,5 @@ def open(
     are read. Opening reads the manifest only.
     """
     shards = find_shards(path)
-    shards.mapped, shards.validate = views, check
+    shards.mapped, shards.checked = views, check
     return Dataset(shards, fields=fields, transform=transform)

@@ -55,7 +55,7 @@ class ShardSet:
         checked: bool = True,
     ) -> None:
         self.mapped = mapped
-        self.validate = checked
+        self.checked = checked
         self.folder = folder
         self.manifest = manifest
         self.staged = staged
@@ -104,7 +104,7 @@ class ShardSet:
                 continue
             except ShoalError as error:
                 index, damage = None, error
-            if index is not None and self.validate and told.index_crc32 not in ("", f"{crc32(index.data):08x}"):
+            if index is not None and self.checked and told.index_crc32 not in ("", f"{crc32(index.data):08x}"):
                 index, damage = None, ShoalError(f"{path} is damaged: it has a wrong checksum")
             if index is not None:
                 if damage is not None:
