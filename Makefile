@@ -34,7 +34,7 @@ slurm: $(VENV)/.installed-test packages
 	$(BIN)/pytest -q $(PARALLEL) -m slurm
 
 tensorflow: $(VENV)-tensorflow/.installed
-	$(VENV)-tensorflow/bin/pytest -q -p no:cacheprovider tests/test_data_tensorflow.py
+	$(VENV)-tensorflow/bin/pytest -q -p no:cacheprovider tests/data/test_data_tensorflow.py
 
 SEEDS ?= 20
 LAUNCHER ?= shoal

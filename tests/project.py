@@ -298,3 +298,9 @@ def processes_with(*words: str) -> list[int]:
         if int(name) != os.getpid() and all(word.encode() in environ for word in words):
             found.append(int(name))
     return found
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "init.defaultBranch=main"]
+    done = subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()

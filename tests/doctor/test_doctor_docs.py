@@ -9,7 +9,7 @@ from shoal.doctor import rules
 from shoal.doctor.finding import RULES
 
 rules.load_rules()
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {"D": "directives", "G": "geometry", "S": "shell", "N": "network", "X": "gpu-env", "R": "signals"}
 _SECTION = re.compile(r"^## ([A-Z]\d\d) (.+?)\n\n\*(\w+)\*\n\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 

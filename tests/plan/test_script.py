@@ -1,6 +1,6 @@
 """The text of a batch script, against golden files; and that bash runs it as written.
 
-After a wanted change:  SHOAL_ACCEPT_GOLDEN=1 python -m pytest tests/test_script.py
+After a wanted change:  SHOAL_ACCEPT_GOLDEN=1 python -m pytest tests/plan/test_script.py
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shoal.errors import InputError
 from shoal.model import Request
 from shoal.plan.batch_script import launch_lines, render_script, script_header, setup_text, split_torchrun
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 CLUSTER = Cluster(
     name="galvani",
     env={"NCCL_SOCKET_IFNAME": "ib0", "ODD": "it's $HOME\nand a line"},

@@ -264,7 +264,7 @@ def test_detect_and_test_ask_the_real_slurm(
     assert show(capsys, "test", "slurm").splitlines()[1].split("\t")[1] == "ok"
 
 
-PAGE = (Path(__file__).parents[1] / "docs/clusters.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/clusters.md").read_text()
 
 
 def test_the_page_about_clusters_names_every_key_and_its_profiles_load(tmp_path: Path) -> None:

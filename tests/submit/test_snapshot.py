@@ -14,18 +14,12 @@ from pathlib import Path
 import pytest
 
 from conftest import cancel_all
-from project import Project
+from project import Project, git
 from shoal.job import environment
 from shoal.sandbox import Sandbox
 from shoal.submit.missing_files import find_missing_files
 from shoal.submit.snapshot import SnapshotError, take_snapshot
 from waiting import wait_until
-
-
-def git(folder: Path, *words: str) -> str:
-    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "init.defaultBranch=main"]
-    done = subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True)
-    return done.stdout.strip()
 
 
 @pytest.fixture

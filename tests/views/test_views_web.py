@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from test_results import event_file, wandb_file
 
 from browsing import END, ENTER, ESCAPE, Browser, chromium
 from made_up import MadeUp, picture
@@ -25,7 +26,6 @@ from shoal.views.web import server as web_server
 from shoal.views.web.api import DashboardData, run_id
 from shoal.views.web.serve import open_browser
 from shoal.views.web.server import DashboardServer
-from test_results import event_file, wandb_file
 from waiting import wait_until
 
 

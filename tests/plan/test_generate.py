@@ -272,7 +272,7 @@ def test_the_page_about_generate_names_every_flag_and_its_example_works(
 
     from shoal.cli import generate as command
 
-    page = (Path(__file__).parents[1] / "docs/generate.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/generate.md").read_text()
     parser = argparse.ArgumentParser()
     command.configure(parser)
     for action in parser._actions:

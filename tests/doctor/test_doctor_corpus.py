@@ -1,6 +1,6 @@
 """Realistic scripts, good and bad, each with exactly the findings that stand in tests/corpus/expected.toml.
 
-A deliberate change of the rules is accepted with: SHOAL_ACCEPT=1 pytest tests/test_doctor_corpus.py
+A deliberate change of the rules is accepted with: SHOAL_ACCEPT=1 pytest tests/doctor/test_doctor_corpus.py
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shoal.batch.directives import read_text
 from shoal.doctor.check import DiskFiles, check_script, find_files
 from shoal.doctor.finding import Finding
 
-CORPUS = Path(__file__).parent / "corpus"
+CORPUS = Path(__file__).parents[1] / "corpus"
 EXPECTED = CORPUS / "expected.toml"
 
 

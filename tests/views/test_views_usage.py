@@ -49,7 +49,7 @@ def fake_nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = shutil.which("tcc") or shutil.which("cc")
     if compiler is None:
         pytest.fail("this needs a C compiler: apt-get install tcc", pytrace=False)
-    source = Path(__file__).with_name("nvml.c")
+    source = Path(__file__).parents[1] / "nvml.c"
     subprocess.run(
         [compiler, "-shared", "-nostdlib", "-o", folder / "libnvidia-ml.so.1", source], check=True, timeout=60
     )

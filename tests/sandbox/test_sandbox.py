@@ -369,7 +369,7 @@ def test_clients_do_not_carry_the_mark_of_the_daemons(cluster: Sandbox) -> None:
 
 
 def test_the_python_example_in_the_page_works() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "sandbox.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "sandbox.md").read_text()
     example = page.partition("```python\n")[2].partition("```")[0].replace("mine", sandbox_name("docs"))
     exec(compile(example, "docs/sandbox.md", "exec"), {})
     assert sandbox_name("docs") not in sandbox_names()

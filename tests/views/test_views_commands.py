@@ -1,6 +1,6 @@
 """Each looking command on a terminal, in a pipe, with --json, -q, NO_COLOR and at 80 columns; against golden pictures.
 
-After a wanted change:  SHOAL_ACCEPT_GOLDEN=1 python -m pytest tests/test_views_commands.py
+After a wanted change:  SHOAL_ACCEPT_GOLDEN=1 python -m pytest tests/views/test_views_commands.py
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_results import event_file
 
 from made_up import NOW, MadeUp, picture
 from shoal.describe.columns import ColumnSetting
@@ -38,10 +39,9 @@ from shoal.views.status import StatusFilter
 from shoal.views.terminal import Screen, confirm, detect_screen
 from shoal.views.watch import WatchOptions, watch_runs
 from terminal import run_in_terminal
-from test_results import event_file
 from waiting import wait_until
 
-GOLDEN = Path(__file__).parent / "golden" / "views"
+GOLDEN = Path(__file__).parents[1] / "golden" / "views"
 SHOAL = Path(sys.executable).with_name("shoal")
 PLAIN = Screen(tty=False, width=80)
 TERMINAL = Screen(tty=True, width=120, colour=True)

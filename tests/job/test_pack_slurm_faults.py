@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_pack_slurm import good_ends, held, job_of, sweep, wait_all
 
 from conftest import cancel_all
 from made_up import ME
-from project import Project, read_record
+from project import Project, git, read_record
 from shoal.job.pack import follow_up
 from shoal.sandbox import Sandbox
-from test_pack_slurm import good_ends, held, job_of, sweep, wait_all
-from test_snapshot import git
 from waiting import wait_until
 
 pytestmark = pytest.mark.slurm

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_agent import _python38 as find_python38
 
 from project import SHOAL, Done, Project, assert_clear_error, end_process, processes_with, project_here, read_record
 from shoal.kernel import processes
-from test_agent import _python38 as find_python38
 from waiting import wait_until
 
 QUICK = [sys.executable, "-S", "train.py"]
