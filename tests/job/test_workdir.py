@@ -439,7 +439,7 @@ def test_a_path_to_link_must_be_inside_the_project(tmp_path: Path) -> None:
     for path in ("/data", "../data", ".", ""):
         project = make(tmp_path / f"case{len(path)}", None, more=f"link = [{json.dumps(path)}]")
         done = project.shoal("plan", "experiments/001_a", "--on", "local", code=2)
-        assert "link must name paths inside" in done.err and "shoal.toml:1" in done.err and "hint:" in done.err
+        assert "expected a path inside the project" in done.err and "shoal.toml:1" in done.err and "hint:" in done.err
 
 
 def test_data_that_came_after_the_code_was_kept_is_seen(tmp_path: Path) -> None:

@@ -96,7 +96,10 @@ def test_arguments_of_a_resume_are_given_to_it_alone_and_may_be_added_after_the_
 def test_resume_args_need_a_checkpoint_pattern(tmp_path: Path) -> None:
     project = Project(tmp_path, toml='[steps.bare]\ncommand = "python x.py"\nresume_args = []\n')
     assert_clear_error(
-        project.shoal("plan", "experiments", code=None), 2, "resume_args, but no checkpoint", "checkpoint ="
+        project.shoal("plan", "experiments", code=None),
+        2,
+        "resume_args: the step has no checkpoint pattern",
+        "checkpoint =",
     )
 
 

@@ -107,7 +107,9 @@ def _values(cluster: Cluster) -> dict[str, dict[str, Any]]:
             for name, sourced in cluster.layer.values.items()
             if name == key or name.startswith(f"{key}.")
         }
-        default = getattr(cluster, key, None) or None
+        default = (
+            None if key == "match" else getattr(cluster, key, None) or None
+        )  # a table: its keys are written or not
         found.update(written or {key: {"value": default, "origin": "default"}})
     if cluster.network:
         preset = NETWORKS[cluster.network]

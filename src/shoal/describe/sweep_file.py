@@ -66,7 +66,7 @@ class SearchTable(SettingsTable, frozen=True):
     metric: Annotated[Text, Meta(examples=['metric = "loss"'])]
     first: Annotated[Amount, Meta(examples=["first = 10"])]
     mode: Literal["min", "max"] = "min"
-    eta: Annotated[int, Meta(ge=2)] = 3
+    eta: Annotated[int, Meta(ge=2, description="a whole number of at least 2")] = 3
     last: Amount | None = None
     resource: Text | None = None
 

@@ -81,8 +81,8 @@ def exclude_nodes(argv: List[str], bad: List[str], ask: AskSlurm) -> Tuple[List[
     told = ""
     for some in [new, new[-1:]] if len(new) > 1 else [new]:
         changed = [*kept, "--exclude=%s" % ",".join([*([own] if own else []), *some])]
-        kept = [word for word in changed if not word.startswith(ours)]
-        possible, told = ask(["sbatch", "--test-only", *kept, "--wrap=true"])
+        tested = [word for word in changed if not word.startswith(ours)]
+        possible, told = ask(["sbatch", "--test-only", *tested, "--wrap=true"])
         if possible:
             return changed, "avoids %s, which failed" % ", ".join(some)
     return argv, "cannot avoid %s, which failed: without it Slurm has no place (%s)" % (", ".join(new), told)
