@@ -244,18 +244,6 @@ def test_a_package_lists_its_modules(package: Path) -> None:
     assert missing == set(), f"name them in the docstring of {package.name}/__init__.py"
 
 
-def test_every_benchmark_runs_by_its_own_name() -> None:
-    """`python -m benchmarks.data.reading` printed nothing: it had a main that nobody called."""
-    silent = [
-        str(path)
-        for path in (SRC.parents[1] / "benchmarks").rglob("*.py")
-        if path.name != "__init__.py"
-        and "\ndef main(" in path.read_text("utf-8")
-        and 'if __name__ == "__main__":' not in path.read_text("utf-8")
-    ]
-    assert silent == []
-
-
 def test_nothing_runs_text_through_a_shell_or_trusts_pickles() -> None:
     banned = {"os.system", "pickle.load", "pickle.loads", "yaml.load", "tempfile.mktemp", "eval", "os.popen"}
     found = []

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import secrets
 import unicodedata
 from pathlib import Path
 from typing import NamedTuple
@@ -121,16 +120,6 @@ def check_length(experiment: str, stem: str) -> None:
             f"{experiment}/{stem} has {len(experiment) + 1 + len(stem)} characters; {MAX_NAME} are the limit",
             hint="shorten the experiment's folder name or the script's name",
         )
-
-
-def new_token() -> str:
-    """A submission's token: random, short, and made of letters that nobody confuses."""
-    return "".join(secrets.choice(TOKEN_LETTERS) for _ in range(TOKEN_LENGTH))
-
-
-def job_name(experiment: str, stem: str, token: str) -> str:
-    """The Slurm job name; the token at its end is how a job is recognised, because Slurm reuses job ids."""
-    return f"{experiment}.{stem}.{token}"
 
 
 def token_of_job(name: str) -> str | None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from shoal import names
 from shoal.errors import InputError
+from shoal.kernel import submission
 
 ROOT = Path("/project")
 _REAL = st.text(max_size=60)
@@ -54,14 +55,14 @@ def test_two_names_that_had_to_be_changed_stay_two(first: str, second: str) -> N
 
 @given(st.from_regex(r"\A[0-9]{3}_[a-z]{1,10}\Z"), st.from_regex(r"\A[0-9]{3}_[a-z]{1,10}_[0-9]\Z"))
 def test_the_token_is_found_at_the_end_of_a_job_name(experiment: str, stem: str) -> None:
-    token = names.new_token()
-    name = names.job_name(experiment, stem, token)
+    token = submission.new_token()
+    name = submission.job_name(f"{experiment}/{stem}", token)
     assert names.token_of_job(name) == token and len(name) < 255
     assert names.token_of_job(f"{experiment}.{stem}") is None
 
 
 def test_tokens_differ() -> None:
-    assert len({names.new_token() for _ in range(1000)}) == 1000
+    assert len({submission.new_token() for _ in range(1000)}) == 1000
 
 
 def test_a_tracker_id_differs_by_project_name_and_revision_and_only_by_those() -> None:

@@ -20,8 +20,8 @@ from shoal.kernel import fence, layout, lease
 from shoal.kernel import submission as transaction
 from shoal.kernel.records import Allocation
 from shoal.kernel.slurm_text import JobRow
+from shoal.kernel.submission import job_name, new_token
 from shoal.model import ACTIVE_STATES, RunSpec
-from shoal.names import job_name, new_token
 from shoal.observe import run_writer
 from shoal.observe.run_files import ClaimRecord, Outcome, SendRecord, Submission
 from shoal.observe.run_state import RunView
@@ -64,7 +64,7 @@ class Job:
 
     @property
     def row(self) -> JobRow:
-        return JobRow(str(self.number), self.word, job_name("001_a", "000_x_0", self.token))
+        return JobRow(str(self.number), self.word, job_name("001_a/000_x_0", self.token))
 
 
 class Protocol(RuleBasedStateMachine):

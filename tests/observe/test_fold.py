@@ -14,8 +14,8 @@ from made_up import put_attempt
 from shoal.clusters import QueueState
 from shoal.kernel import files
 from shoal.kernel.slurm_text import SLURM_ACTIVE_STATES, SLURM_ENDED_STATES, JobRow, parse_sacct, parse_squeue
+from shoal.kernel.submission import job_name
 from shoal.model import ACTIVE_STATES, ENDED_STATES, RUN_STATES
-from shoal.names import job_name
 from shoal.observe.run_files import RunReader
 from shoal.observe.run_state import Evidence, RunView, derive_attempt_state, derive_state
 
@@ -74,7 +74,7 @@ def _view(paths: list[str], row: JobRow | None = None, asked: bool = True) -> Ru
 _ROWS = st.one_of(
     st.none(),
     st.builds(
-        lambda word: JobRow("9", word, job_name("001_a", "000_x_0", TOKEN)),
+        lambda word: JobRow("9", word, job_name("001_a/000_x_0", TOKEN)),
         st.sampled_from([*SLURM_ENDED_STATES, *SLURM_ACTIVE_STATES, "NEW_WORD_OF_SLURM"]),
     ),
 )
@@ -121,7 +121,7 @@ def test_any_evidence_gives_a_known_state(some: set[str], row: JobRow | None, as
 def test_a_job_that_is_in_slurms_hands_or_has_a_new_word_has_not_ended(word: str) -> None:
     begun = [path for path in RECORDS if TOKEN in path or ".1." in path]
     begun = [path for path in begun if not path.endswith((".end", "verdict1"))]
-    row = JobRow("1", word, job_name("001_a", "000_x_0", TOKEN))
+    row = JobRow("1", word, job_name("001_a/000_x_0", TOKEN))
     assert _view(begun, row).state == "running", "its lease is live"
     view = _view([path for path in begun if "attempt" not in path], row)
     assert view.state in ACTIVE_STATES, view
@@ -132,7 +132,7 @@ def test_a_job_that_is_in_slurms_hands_or_has_a_new_word_has_not_ended(word: str
 @pytest.mark.parametrize("word", SLURM_ENDED_STATES)
 def test_slurms_last_word_ends_a_job_whose_run_never_began_and_no_other(word: str) -> None:
     begun = [path for path in RECORDS if (TOKEN in path or ".1." in path) and not path.endswith((".end", "verdict1"))]
-    row = JobRow("1", word, job_name("001_a", "000_x_0", TOKEN))
+    row = JobRow("1", word, job_name("001_a/000_x_0", TOKEN))
     assert _view(begun, row).state == "running", "a live lease counts more than what Slurm says"
     state = _view([path for path in begun if "attempt" not in path], row).state
     assert state in ENDED_STATES and state != "done", "without an end record nothing is done"
@@ -150,7 +150,7 @@ def test_no_text_breaks_the_parsers(text: str) -> None:
 
 
 def test_captured_lines_of_squeue_and_sacct_are_read() -> None:
-    name = job_name("001_a", "000_x", TOKEN)
+    name = job_name("001_a/000_x", TOKEN)
     one, two = parse_squeue(
         f"12|12|N/A|RUNNING|n1|lab|7|None|{name}\n14|13|3|PENDING||lab|7|(launch failed|held)|{name}\nrubbish\n"
     )

@@ -51,11 +51,11 @@ COMMANDS: dict[str, dict[str, str]] = {
 }
 
 
-#: Commands that change something and then tell of it. `submit`, `resume`, `retry` and `run` see to it themselves: they
-#: tell while they do it, and `run` follows the runs afterwards, which ends when nobody listens.
-PROJECT_COMMANDS = frozenset({"cancel", "clean", "clusters", "data", "generate", "init", "pack", "switch"})
-#: Commands that begin, end or move something unless --dry-run is among their words.
-SUBMITTING_COMMANDS = frozenset(
+#: Commands that finish their work even if their output cannot be written. `submit`, `resume`, `retry` and `run` do so
+#: themselves: they print while they work, and `run` ends when its output is closed.
+FAILSAFE_COMMANDS = frozenset({"cancel", "clean", "clusters", "data", "generate", "init", "pack", "switch"})
+#: Commands that change something unless --dry-run is given; refused in a script that is only read.
+ACTING_COMMANDS = frozenset(
     {"cancel", "clean", "demo", "init", "pack", "resume", "retry", "run", "sandbox", "submit", "switch"}
 )
 
@@ -99,7 +99,7 @@ def _dispatch(words: list[str]) -> int:
         from shoal.errors import InputError
 
         raise InputError(f"there is no command {name!r}{_nearest_command(name)}", hint="shoal --help")
-    if name in SUBMITTING_COMMANDS and os.environ.get("SHOAL_COLLECT") and "--dry-run" not in words:
+    if name in ACTING_COMMANDS and os.environ.get("SHOAL_COLLECT") and "--dry-run" not in words:
         from shoal.describe import refuse_while_collecting
 
         refuse_while_collecting(f"shoal {name}", os.environ)
@@ -109,7 +109,7 @@ def _dispatch(words: list[str]) -> int:
     parser = CommandParser(f"shoal {name}", module.__doc__)
     module.configure(parser)
     args = parser.parse_args(words[1:])
-    if name not in PROJECT_COMMANDS:
+    if name not in FAILSAFE_COMMANDS:
         return module.run(args) or 0
     from shoal.kernel import failsafe_output
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from shoal.batch import ShellCommand, parse_shell
 from shoal.doctor.launchers import CONTAINERS, LauncherCall, base_name, read_launcher, read_srun, unwrap
+from shoal.job import TORCH_LAUNCHERS
 
 _WHOLE_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?:\[[@*]\])?\}|([A-Za-z_]\w*))\Z", re.ASCII)
 _ANY_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?:\[[@*]\])?\}|([A-Za-z_]\w*))", re.ASCII)
@@ -22,7 +23,6 @@ _UTILITY_MODULES = frozenset(
 )
 _MAX_DEPTH = 4
 #: Launchers that start the processes of a node.
-DISTRIBUTED = ("torchrun", "accelerate", "deepspeed")
 
 
 class ScriptLaunch(NamedTuple):
@@ -45,7 +45,7 @@ class ScriptLaunch(NamedTuple):
 
     @property
     def is_distributed(self) -> bool:
-        return self.launcher in DISTRIBUTED
+        return self.launcher in TORCH_LAUNCHERS
 
     @property
     def in_container(self) -> bool:

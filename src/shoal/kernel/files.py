@@ -271,6 +271,14 @@ def to_json(record: Dict[str, Any]) -> bytes:
     return json.dumps(record, ensure_ascii=True, sort_keys=True).encode("ascii") + b"\n"
 
 
+def size_of(path: str) -> int:
+    """Size of a file in bytes; 0 if there is none."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
 def list_names(folder: str) -> List[str]:
     """The names in a folder, empty if it is not there. A listing sees what a cached stat() on NFS may still deny."""
     try:

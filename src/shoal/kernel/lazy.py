@@ -4,7 +4,7 @@ A package's `__init__` lists what others may use once, as imports that only type
 
     TYPE_CHECKING = False
     if TYPE_CHECKING:
-        from shoal.plan.submissions import lay_out
+        from shoal.plan.submissions import plan_submissions
     else:
         __getattr__ = lazy_exports(__name__)
 

@@ -10,7 +10,7 @@ import os
 import msgspec
 
 from shoal.job import fill_all, format_value
-from shoal.kernel import Progress, RunOutput, checkpoints, layout, list_names, totals_of_command
+from shoal.kernel import Progress, RunOutput, checkpoints, files, layout, list_names, totals_of_command
 from shoal.model import RunSpec
 from shoal.observe.run_files import DamagedRecord, RunReader
 from shoal.observe.run_state import RunView
@@ -108,14 +108,7 @@ def _log_files(view: RunView) -> list[str]:
     if not view.log_dir or not view.attempt:
         return []
     own = layout.log_file(view.log_dir, view.attempt)
-    if _file_size(own):
+    if files.size_of(own):
         return [own]
     folder = os.path.join(view.log_dir, f"attempt-{view.attempt}.launch")
     return [os.path.join(folder, name) for name in list_names(folder) if name.startswith("replica-")] or [own]
-
-
-def _file_size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0

@@ -188,7 +188,9 @@ def _launch_lines(
     start, program = split_torchrun(command)
     if launch == "replicas":
         return _require_allocation(request) + replica_lines(start, program, request, geometry, said, box)
-    return _accelerate_or_deepspeed(launch, program, request, geometry, said, box)
+    if launch in ("accelerate", "deepspeed"):
+        return _accelerate_or_deepspeed(launch, program, request, geometry, said, box)
+    raise InputError(f"generate cannot write a script for launch mode {launch!r}")
 
 
 def split_torchrun(command: Sequence[str]) -> tuple[list[str], list[str]]:

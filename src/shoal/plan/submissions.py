@@ -18,8 +18,8 @@ from shoal.batch import escape_percent, parse_flags, shell_quote
 from shoal.describe import Cluster, PlannedRun, Project
 from shoal.errors import InputError
 from shoal.job import CONTAINER_VARIABLE, describe_geometry
+from shoal.kernel import submission
 from shoal.model import Request, RunSpec
-from shoal.names import job_name
 from shoal.plan.batch_script import script_header, setup_text
 from shoal.plan.containers import container_of, describe_container
 from shoal.plan.pack_queue import PackQueue
@@ -119,7 +119,7 @@ def _request_key(spec: RunSpec) -> object:
 def slurm_job_name(planned: PlannedSubmission, token: str) -> str:
     """The Slurm job name; an array is named after its first run."""
     first = planned.runs[0].spec
-    return job_name(first.experiment, first.stem, token)
+    return submission.job_name(first.name, token)
 
 
 def shoal_options(

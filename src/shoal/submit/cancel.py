@@ -17,9 +17,8 @@ from shoal.clusters import scancel, squeue
 from shoal.describe import SweepNames
 from shoal.errors import SchedulerError
 from shoal.job import replacements_of
-from shoal.kernel import SLURM_ENDED_STATES, is_shared, lease, processes, user_name
+from shoal.kernel import SLURM_ENDED_STATES, is_shared, lease, new_token, processes, user_name
 from shoal.model import ACTIVE_STATES, QUEUED_STATES
-from shoal.names import new_token
 from shoal.observe import CANCEL_REQUESTED, RunReader, RunView, Start, Submission, observe, run_names, run_writer
 
 

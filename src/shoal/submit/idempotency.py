@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 
 from shoal.describe import RequestedRun
 from shoal.errors import InputError
-from shoal.kernel import OrderRecord, files, layout, processes
+from shoal.kernel import OrderRecord, files, layout, new_token, processes
 from shoal.kernel import records as kernel
 from shoal.model import INTERRUPTED_STATES
-from shoal.names import new_token
 from shoal.observe import ClaimRecord, RunReader, RunView, observe, run_files
 from shoal.submit.prepare import SubmitResult
 

@@ -21,7 +21,7 @@ from shoal.describe import PlannedRun, Project
 from shoal.job import admission, environment, job_constraints, write_agent_zip
 from shoal.kernel import Provenance, clean_environ, failpoint, files, list_names, processes, records, submission
 from shoal.model import RunSpec
-from shoal.names import make_slug, new_token, tracker_id
+from shoal.names import make_slug, tracker_id
 from shoal.observe import ClaimRecord, Outcome, RequestedResources, RunView, Submission, run_writer
 from shoal.plan import PlannedSubmission, log_root, shoal_options, slurm_job_name, submission_script
 from shoal.submit.snapshot import CodeSnapshot
@@ -73,7 +73,7 @@ def claim_runs(
     """
     root, home = str(project.root), run_writer.open_state_dir(project.home, project.shared_by)
     specs = [run.spec for run in planned.runs]
-    token, agent = new_token(), write_agent_zip(home)
+    token, agent = submission.new_token(), write_agent_zip(home)
     folder = os.path.join(home, "submissions", token)
     intent = _submission_intent(planned, [spec.name for spec in specs], token, backend, environ, clock, code)
     if backend == "slurm":

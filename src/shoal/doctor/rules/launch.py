@@ -21,8 +21,9 @@ from shoal.doctor.finding import (
     uses_lightning,
 )
 from shoal.doctor.launchers import base_name, read_launcher, unwrap
-from shoal.doctor.launches import DISTRIBUTED, ScriptLaunch, as_number
+from shoal.doctor.launches import ScriptLaunch, as_number
 from shoal.doctor.script import BatchScript
+from shoal.job import TORCH_LAUNCHERS
 from shoal.units import plural
 
 
@@ -57,7 +58,7 @@ def _inner_launcher(launch: ScriptLaunch) -> str | None:
     if words and base_name(words[0]) in ("srun", "bash", "sh") and calls_srun(words):
         return "srun" if launch.srun is None else None
     call = read_launcher(words)
-    starts_all = call is not None and call.program in DISTRIBUTED and call.options.get("nproc-per-node") != "1"
+    starts_all = call is not None and call.program in TORCH_LAUNCHERS and call.options.get("nproc-per-node") != "1"
     return call.program if call is not None and starts_all else None
 
 

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from shoal.batch import known_options, short_names
 from shoal.doctor.finding import CheckFacts, RuleHit, ScriptEdit, calls_srun, rule, text_rule
 from shoal.doctor.launchers import read_launcher
-from shoal.doctor.launches import DISTRIBUTED, ScriptLaunch
+from shoal.doctor.launches import ScriptLaunch
 from shoal.doctor.script import BatchScript
+from shoal.job import TORCH_LAUNCHERS
 
 _STATUS_NEUTRAL_COMMANDS = frozenset({"wait", "exit", "trap", "set", "unset", "}", "return", "exec"})
 _STATUS = re.compile(r"\$\{?(?:\?|PIPESTATUS|rc\b|ret\b|status\b|exit_code\b|code\b|EXIT)", re.IGNORECASE)
@@ -322,7 +323,7 @@ def nested_srun(facts: CheckFacts) -> Iterator[RuleHit]:
         words = " ".join(step.rest)
         inner = "overlap" not in step.options and "--overlap" not in words and calls_srun(step.rest)
         launcher = read_launcher(step.rest)
-        started = launcher.rest if launcher is not None and launcher.program in DISTRIBUTED else step.rest
+        started = launcher.rest if launcher is not None and launcher.program in TORCH_LAUNCHERS else step.rest
         script = next((word for word in started[:3] if word.endswith((".sh", ".bash")) and "$" not in word), None)
         text = facts.files.text(script) if script else None
         reads = text is not None and bool(_SRUN.search(text)) and "--overlap" not in text

@@ -12,7 +12,7 @@ import signal
 import sys
 from typing import Any, Dict, List, NamedTuple, Optional
 
-from ...kernel import find_cause, processes
+from ...kernel import files, find_cause, processes
 from .. import allocation, environment
 from . import container, launcher_args, rank_group, srun_steps
 from .geometry import TORCH_LAUNCHERS, LaunchGeometry
@@ -153,7 +153,7 @@ def run_group(plan: Dict[str, Any]) -> int:
     port, mark = allocation.reserve_port(int(plan["job"])) if needs_port else (0, None)
     argv = environment.run_argv(plan, plan["values"])
     one = make_rank_group(plan, geometry, argv, plan["nodes"], port, os.path.join(plan["folder"], ""))
-    begin = _file_size(plan["log"])
+    begin = files.size_of(plan["log"])
     one.save()
     look = rank_group.DdpCheck(one)
     if one.watched:
@@ -254,10 +254,3 @@ def _run_locally(one: RankGroup, look: rank_group.DdpCheck) -> int:
     finally:
         signal.pthread_sigmask(signal.SIG_BLOCK, processes.FORWARDED_SIGNALS)
         processes.kill_descendants()
-
-
-def _file_size(path: str) -> int:
-    try:
-        return os.path.getsize(path)
-    except OSError:
-        return 0

@@ -123,7 +123,7 @@ class RayCluster:
             # Ray looks at this port also when it starts no dashboard, and its own choice may be somebody else's.
             argv += ["--include-dashboard=%s" % str(self.dashboard).lower(), "--dashboard-port=%d" % page]
             argv += ["--node-ip-address=%s" % _own_address(), "--temp-dir=%s" % _session_dir(self.temp), *own]
-            said = _file_size(self.log)
+            said = files.size_of(self.log)
             head = self._start(argv)
             if self._is_up(head, said):
                 self.head = head
@@ -335,10 +335,6 @@ def _kill_session(process: Any) -> None:
     except (ProcessLookupError, PermissionError):
         pass
     process.wait()
-
-
-def _file_size(path: str) -> int:
-    return os.path.getsize(path) if os.path.exists(path) else 0
 
 
 def _last_line(path: str) -> Optional[str]:
