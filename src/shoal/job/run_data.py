@@ -24,7 +24,9 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple
 
 from ..kernel import files, processes, slurm
 from .child_processes import Child
-from .staging import Stage, StageError
+
+if TYPE_CHECKING:
+    from .staging import Stage
 
 _POLL_S = 0.05
 #: How long helpers may take to notice the end of the run before they are ended.
@@ -50,7 +52,7 @@ class AttemptData:
         self._env = env
         self._folder = folder
         self._say = say
-        self.stages: List[Stage] = []
+        self.stages: List["Stage"] = []
         self._helpers: "Optional[subprocess.Popen[bytes]]" = None
         self._stopped: Optional[str] = None
 
@@ -58,6 +60,8 @@ class AttemptData:
         """Bring the data, and wait until the run may start; `cancel` ends that."""
         if not self._asked:
             return None
+        from .staging import Stage, StageError  # late: most runs stage nothing, and jobs may have little memory
+
         try:
             self._start_helpers()
             for name, one in self._asked.items():
@@ -99,7 +103,9 @@ class AttemptData:
         """What the run's processes find."""
         return {key: value for key, value in self._env.items() if key.startswith("SHOAL_DATA_")}
 
-    def _wait(self, stage: Stage) -> str:
+    def _wait(self, stage: "Stage") -> str:
+        from .staging import StageError
+
         while True:
             self._check()
             try:
@@ -110,6 +116,8 @@ class AttemptData:
 
     def _check(self) -> None:
         if self._stopped is not None:
+            from .staging import StageError
+
             raise StageError("%s while its data was on the way" % self._stopped)
 
     def _start_helpers(self) -> None:
@@ -136,8 +144,10 @@ class AttemptData:
                 return
             time.sleep(_POLL_S)
 
-    def _common_path(self, stage: Stage) -> str:
+    def _common_path(self, stage: "Stage") -> str:
         """The path that all nodes can use; StageError if one of them cannot read the data at all."""
+        from .staging import StageError
+
         if self._nodes < 2:
             return stage.path
         told = self._told()
@@ -165,6 +175,8 @@ class AttemptData:
 
 def main(argv: List[str]) -> int:
     """`agent stage FOLDER`: on one node of a job, stage what is asked for and hold it until the run is over."""
+    from .staging import Stage, StageError
+
     folder = argv[0]
     asked = (files.read_json(os.path.join(folder, "asked.json")) or {})["data"]
     node = processes.node_name()
